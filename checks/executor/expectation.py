@@ -6,73 +6,43 @@ texts alone, by searches that look at one path at a time.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from copy import deepcopy
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from ...core.algorithm.algorithm import Drafter, SpecAlgorithm
-from ...core.contract.step import Step, StepResult
+from ...properties.accept.expected import best_nodes
 from ...properties.reference import HashDraft
 from ...properties.reference.language_model import extend_hash, namespace_salt, prefix_hashes
+from .judge import Served, Wrong
 
 Path = tuple[int, ...]
 MAX_MATCH, MAX_EXAMINED = 8, 32
 """Of look-up drafting: the longest suffix that is looked for, and how many occurrences are looked at for each branch."""
 
 
-class Expectation:
-    """Follows the rows of one executor. `collect` compares each result with what must be."""
+class ToyJudge:
+    """Judges the runs of an executor whose draft and target are the suite's, as `Judge` does for a model of the executor's own."""
 
     def __init__(self, algorithm: SpecAlgorithm, draft: HashDraft) -> None:
         self.algorithm = algorithm
         self.draft = draft
-        self.texts: dict[int, list[int]] = {}  # by row: prompt and output, the last token without KV
         self._hashes: dict[Path, int] = {}
-        self._steps: deque[Step] = deque()
 
-    def launch(self, step: Step) -> None:
-        """Keep a step as it was launched, because the executor may write into its arrays."""
-        self._steps.append(replace(step, prefill=deepcopy(step.prefill), decode=deepcopy(step.decode)))
+    def first_token(self, row: Served, token: int, shown: Mapping[str, Any], what: str) -> None:
+        should = self.target(tuple(row.text))
+        if token != should:
+            raise Wrong(f"{what} is {token}", f"{should}: what the target says")
 
-    def collect(self, result: StepResult, ended: set[int]) -> tuple[str, str] | None:
-        """Return what the result of the oldest step says and what it should, None if it is right. `ended` are the rows that had ended."""
-        step = self._steps.popleft()
-        for join in step.joins:
-            self.texts[join.row] = [] if join.cached_tokens is None else join.cached_tokens.tolist()
-        failed = {row for row, _ in result.failures}
-        if step.prefill is not None:
-            self._prefill(step, result)
-        part, decoded = step.decode, result.decode
-        if part is not None:
-            bounds = zip(part.rows.tolist(), part.seq_lens.tolist(), part.max_seq_lens.tolist(), strict=True)
-            for row, least, most in bounds:
-                length = len(self.texts[row]) - 1
-                if row not in ended and row not in failed and not least <= length <= most:
-                    return f"the step begins row {row} at {least} … {most}", f"at {length}: so many positions have KV"
-        for number in range(decoded.rounds if part is not None else 0):
-            for column, row in enumerate(part.rows.tolist()):
-                if row in ended or row in failed:
-                    continue
-                run = decoded.tokens[number, column, : decoded.accept_lens[number, column]].tolist()
-                text = self.texts[row]
-                should = self.run(tuple(text), part.steps, part.topk, part.num_draft_tokens)
-                if run != should:
-                    was = f"row {row} emits {run} in round {number + 1}, with S = {part.steps}, k = {part.topk}"
-                    return was, f"{should}: what the draft proposes and the target says"
-                text += run
-        return None
-
-    def _prefill(self, step: Step, result: StepResult) -> None:
-        part, at = step.prefill, 0
-        columns = (part.rows.tolist(), part.lens.tolist(), part.is_last.tolist(), result.prefill.tokens.tolist())
-        for row, length, is_last, token in zip(*columns, strict=True):
-            self.texts[row] += part.tokens[at : at + length].tolist()
-            at += length
-            if is_last:
-                self.texts[row].append(token)
+    def round(
+        self, row: Served, run: Sequence[int], tree: tuple[int, int, int], shown: Mapping[str, Any], what: str
+    ) -> None:
+        """Compare what a round with a tree of these steps, top-k and nodes emitted behind the row's text."""
+        should = self.run(tuple(row.text), *tree)
+        if run != should:
+            was = f"{what} emits {run}, with S = {tree[0]}, k = {tree[1]}"
+            raise Wrong(was, f"{should}: what the draft proposes and the target says")
 
     # -- one round ----------------------------------------------------------------------------------------------------
 
@@ -107,22 +77,15 @@ class Expectation:
         return int(logits[0].argmax())
 
     def drafted(self, text: Path, steps: int, topk: int, num_nodes: int) -> set[Path]:
-        """Return the best nodes of a beam search: k per step are followed, the best of all steps are kept."""
-        beam: list[tuple[np.float32, Path]] = [(np.float32(1.0), ())]
-        candidates: list[tuple[np.float32, Path]] = []
-        for level in range(steps):
-            head = level if self.algorithm.drafter is Drafter.HEADS else 0
-            found: list[tuple[np.float32, Path]] = []
-            for score, path in beam:
-                whole = text + path
-                hashes = np.array([self.hash(whole)], np.uint64)
-                tokens, shares = self.draft.top_k(hashes, np.array(whole[-1:]), topk, head)
-                found += [
-                    (score * share, (*path, int(token))) for token, share in zip(tokens[0], shares[0], strict=True)
-                ]
-            candidates += found
-            beam = sorted(found, key=lambda item: -item[0])[:topk]
-        return {path for _, path in sorted(candidates, key=lambda item: -item[0])[: num_nodes - 1]}
+        """Return the nodes of the draft's tree behind a text."""
+
+        def after(level: int, path: Path) -> list[tuple[int, np.float32]]:
+            whole, head = text + path, level if self.algorithm.drafter is Drafter.HEADS else 0
+            hashes = np.array([self.hash(whole)], np.uint64)
+            tokens, shares = self.draft.top_k(hashes, np.array(whole[-1:]), topk, head)
+            return list(zip(tokens[0].tolist(), shares[0], strict=True))
+
+        return best_nodes(after, steps, topk, num_nodes)
 
 
 def looked_up(text: Sequence[int], num_nodes: int, num_branches: int) -> set[Path]:

@@ -15,6 +15,7 @@ from ...core.algorithm.algorithm import SpecAlgorithm
 from ...core.contract.step import NO_TOKEN, BlockEnd, Step, StepResult
 from .arrays import FoundArray
 from .contract import HIDDEN_STATES, ExecutorCapabilities, ExecutorConfig
+from .expectation import ToyJudge
 from .judge import Judge, Wrong
 
 
@@ -72,6 +73,7 @@ class InFlight:
     rows: list[int] | None
     width: int = 0  # the most tokens of a round
     tree: tuple[int, int, int] = (0, 1, 1)  # steps, top-k and nodes of its rounds
+    lengths: tuple[tuple[int, int], ...] = ()  # per row: the least and the most positions with KV at which it may begin
     max_rounds: int = 1
     limit: int = 1  # rounds that it may still be answered with
     advanced: int = 0
@@ -81,7 +83,7 @@ class InFlight:
 class DeviceModel:
     """Hold rows by number. `launch` and `collect` take steps and results in their order. `judge` looks at tokens and outputs."""
 
-    def __init__(self, config: ExecutorConfig, algorithm: SpecAlgorithm, judge: Judge | None = None) -> None:
+    def __init__(self, config: ExecutorConfig, algorithm: SpecAlgorithm, judge: Judge | ToyJudge | None) -> None:
         self.judge = judge
         self.config = config
         self.algorithm = algorithm
@@ -92,23 +94,10 @@ class DeviceModel:
     def launch(self, step: Step) -> None:
         joins = []
         for join in step.joins:
-            request = join.request
-            left = join.max_tokens - join.num_emitted
+            request, left = join.request, join.max_tokens - join.num_emitted
             text = [] if join.cached_tokens is None else join.cached_tokens.tolist()
-            joins.append(
-                (
-                    join.row,
-                    Row(
-                        request.request_id,
-                        join.epoch,
-                        left,
-                        request.stop_tokens,
-                        request.outputs,
-                        request.sampling,
-                        text,
-                    ),
-                )
-            )
+            known = request.stop_tokens, request.outputs, request.sampling
+            joins.append((join.row, Row(request.request_id, join.epoch, left, *known, text)))
         chunks = rows = None
         width = 0
         if step.prefill is not None:
@@ -126,6 +115,7 @@ class DeviceModel:
         flight = InFlight(step.step_id, joins, list(step.released), chunks, rows, width)
         if step.decode is not None:
             flight.tree = (part.steps, part.topk if part.steps else 1, part.num_draft_tokens)
+            flight.lengths = tuple(zip(part.seq_lens.tolist(), part.max_seq_lens.tolist(), strict=True))
         flight.max_rounds = flight.limit = step.max_rounds
         self.in_flight.append(flight)
 
@@ -220,6 +210,10 @@ class DeviceModel:
         if part.stop_index is not None:
             stops = column(part.stop_index, (rounds, bs), "i", "decode.stop_index")
         tokens = self._tokens(part, rounds, bs)
+        for row, (least, most) in zip(flight.rows, flight.lengths, strict=True) if self.config.tokens else ():
+            length = len(self.rows[row].text) - 1
+            if not (self.rows[row].over or row in failed or least <= length <= most):
+                raise Wrong(f"the step begins row {row} at {least} … {most}", f"at {length}: so many positions have KV")
         expected = [False] * bs
         for row in dict.fromkeys(flight.rows):
             for number in range(rounds):

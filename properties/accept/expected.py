@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import exp, inf, isfinite, isnan
 
@@ -104,18 +104,26 @@ class Drafter:
         )
 
     def best(self, row: int, steps: int, num_nodes: int) -> set[Path]:
-        """Return the best nodes of a beam search over this draft: k per step are followed, the best of all steps are kept."""
-        beam: list[tuple[np.float32, Path]] = [(np.float32(1.0), ())]
-        candidates: list[tuple[np.float32, Path]] = []
-        for _ in range(steps):
-            level = [
-                (np.float32(score * share), (*path, token))
-                for score, path in beam
-                for token, share in self.after(row, path)
-            ]
-            candidates += level
-            beam = sorted(level, key=lambda item: -item[0])[: self.topk]
-        return {path for _, path in sorted(candidates, key=lambda item: -item[0])[: num_nodes - 1]}
+        """Return the best nodes of a beam search over this draft."""
+        return best_nodes(lambda _, path: self.after(row, path), steps, self.topk, num_nodes)
+
+
+def best_nodes(
+    after: Callable[[int, Path], list[tuple[int, np.float32]]], steps: int, topk: int, num_nodes: int
+) -> set[Path]:
+    """Return the nodes that a beam search keeps: k per step are followed, the best of all steps are kept.
+
+    `after(step, path)` are the k tokens that the draft gives after a path, with their probabilities.
+    """
+    beam: list[tuple[np.float32, Path]] = [(np.float32(1.0), ())]
+    candidates: list[tuple[np.float32, Path]] = []
+    for step in range(steps):
+        level = [
+            (np.float32(score * share), (*path, token)) for score, path in beam for token, share in after(step, path)
+        ]
+        candidates += level
+        beam = sorted(level, key=lambda item: -item[0])[:topk]
+    return {path for _, path in sorted(candidates, key=lambda item: -item[0])[: num_nodes - 1]}
 
 
 # -- what a node sees, and where the walk goes on -----------------------------------------------------------------------

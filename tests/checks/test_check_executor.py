@@ -8,7 +8,7 @@ import pytest
 from foretoken.checks.conformance import check_executor
 from foretoken.checks.executor.arrays import hidden_arrays
 from foretoken.checks.executor.contract import MANY, ExecutorCapabilities, ExecutorConfig
-from foretoken.checks.executor.expectation import Expectation, looked_up
+from foretoken.checks.executor.expectation import ToyJudge, looked_up
 from foretoken.checks.executor.record import RecordedCore, first_unequal
 from foretoken.checks.executor.reference_subject import ReferenceAdapter
 from foretoken.checks.executor.reference_subject import make as make_reference
@@ -410,16 +410,16 @@ def test_what_is_looked_up_by_hand():
 
 def test_a_run_ends_where_the_target_leaves_the_tree():
     draft = make_reference(PLAIN).toy_draft()
-    expectation = Expectation(PLAIN.make_engine().algorithm, draft)
+    judge = ToyJudge(PLAIN.make_engine().algorithm, draft)
     text = (3, 1, 4)
     truth = []
     for _ in range(6):
-        truth.append(expectation.target(text + tuple(truth)))
-    assert expectation.run(text, 0, 1, 1) == truth[:1], "nothing is drafted"
+        truth.append(judge.target(text + tuple(truth)))
+    assert judge.run(text, 0, 1, 1) == truth[:1], "nothing is drafted"
     for steps in range(1, 5):
-        nodes, run = expectation.drafted(text, steps, 1, steps + 1), expectation.run(text, steps, 1, steps + 1)
+        nodes, run = judge.drafted(text, steps, 1, steps + 1), judge.run(text, steps, 1, steps + 1)
         assert len(nodes) == steps and run == truth[: len(run)] and tuple(run) not in nodes
-    assert expectation.drafted(text, 2, 3, 13) >= expectation.drafted(text, 2, 3, 5), "the best of more candidates"
+    assert judge.drafted(text, 2, 3, 13) >= judge.drafted(text, 2, 3, 5), "the best of more candidates"
 
 
 # -- sampled tokens -----------------------------------------------------------------------------------------------------------
