@@ -48,10 +48,6 @@ ScattersBeforeItGathers (ACCEPT-16): Lanes are copied one after the other, the l
 MovesOneLayer (ACCEPT-06, ACCEPT-16): Keys follow the accepted path, values stay where they are.
     TreeAccept.move = np.concatenate([good(self, round, pools.copy())[:1], pools[1:]])
 
-MovesNothing (ACCEPT-06): The accepted path of a tree is taken for contiguous, as that of a chain is.
-    TreeAccept.moves = [], []
-    TreeAccept.move = pools
-
 LooksTheWindowsUpLater (ACCEPT-16): The slots to move are those of the newest launch, not of the round's own.
     TreeAccept.launch:
         round = good(self, batch)
@@ -70,24 +66,12 @@ CompactsByTheLiveNodes (ACCEPT-18): Outputs are compacted with as many nodes per
         size = round.tree.batch_size * self.shape[2]
         return {name: np.resize(values, (size, *values.shape[1:])) for name, values in good(self, round, outputs).items()}
 
-CompactsInPlace (ACCEPT-06): An output's lanes are written from the last to the first, in place.
-    TreeAccept.compact:
-        found = {name: values.copy() for name, values in outputs.items()}
-        for row, lanes in enumerate(round.verified.accept_index):
-            for lane in reversed(range(round.verified.accept_lens[row])):
-                for values in found.values():
-                    values[row * round.tree.num_draft_tokens + lane] = values[lanes[lane]]
-        return found
-
 NumbersPositions (ACCEPT-07): A node's position is the root's plus its number, which is right for chains only.
     TreeAccept.tree:
         tokens, parents, positions = good(self, round)
         nodes = round.tree.num_draft_tokens
         roots = positions.reshape(-1, nodes)[:, :1]
         return tokens, parents, np.where(parents < 0, positions, (roots + np.arange(nodes)).ravel())
-
-CountsPositionsFromTheBonus (ACCEPT-07): The root is taken for a token that has KV already: all positions are one too far.
-    TreeAccept.launch = good(self, batch._replace(seq_lens=batch.seq_lens + 1))
 
 RunsPastTheContext (ACCEPT-07): Positions behind the end of the context are not clamped.
     TreeAccept.launch = good(self, batch._replace(max_position=1 << 20))
@@ -157,11 +141,6 @@ TossesOneCoin (ACCEPT-04): The coin that rejects a draft also draws the token in
         - Coins(accept_coins, bonus_coins)
         + Coins(accept_coins, accept_coins)
 
-AcceptsTheLikely (ACCEPT-04): Drafts are accepted if the target's probability passes a threshold, whatever the coin.
-    TreeAccept.verify_sampling
-        - Coins(accept_coins,
-        + Coins(np.full_like(accept_coins, 0.3),
-
 FlattensTheTarget (ACCEPT-04): A tiny constant against division by zero gives every token a little mass.
     TreeAccept.verify_sampling
         - round.tree, probs,
@@ -171,14 +150,6 @@ ShowsAFailedTarget (ACCEPT-04, ACCEPT-02): Where the target gives no numbers, wh
     TreeAccept.verdict
         - verified.predict,
         + np.maximum(verified.predict, 0),
-
-TossesItsOwnCoins (ACCEPT-13): Every rank has a generator of its own.
-    TreeAccept.__init__:
-        good(self, config)
-        self.rank = config.rank
-    TreeAccept.verify_sampling
-        - Coins(accept_coins,
-        + Coins((accept_coins + 0.37 * self.rank) % 1.0,
 
 BreaksTiesByHistory (ACCEPT-13): Equal scores are told apart by how many components the process has made, as an address or a clock would.
     TreeAccept.__init__:
@@ -292,12 +263,6 @@ MovesDeadLanes (ACCEPT-16): Lanes past the end of the path are moved too: -1 is 
         flat = [slot for window in round.windows for slot in window]
         return [flat[node] for node in self.index(round)], flat
 
-ForgetsTheRowsOffset (ACCEPT-16): A node's number inside its row is used as its number in the batch.
-    PlainAccept.moves:
-        flat = [slot for window in round.windows for slot in window]
-        targets = [window[: len(path)] for window, path in zip(round.windows, round.paths, strict=True)]
-        return [flat[node] for path in round.paths for node in path], [slot for row in targets for slot in row]
-
 MovesWholePages (ACCEPT-16): KV is moved by pages of four slots, though paths branch inside them.
     PlainAccept.move:
         for source, target in zip(*self.moves(round), strict=True):
@@ -310,20 +275,6 @@ MovesOneSlotTooMany (ACCEPT-16): A row's move ends one lane late, behind its win
     PlainAccept.moves:
         sources, targets = good(self, round)
         return [*sources, *sources[-1:]], [*targets, *(target + 1 for target in targets[-1:])]
-
-MovesRowsOfTheRoundBefore (ACCEPT-16): A batch is padded to four rows in a buffer of its own; where it has fewer, the windows of an
-earlier round are left there.
-    PlainAccept.__init__:
-        good(self, config)
-        self.buffer = []
-    PlainAccept.launch:
-        round = good(self, batch)
-        self.buffer[: len(round.windows)] = round.windows
-        return round
-    PlainAccept.moves:
-        sources, targets = good(self, round)
-        stale = [window for window in self.buffer[len(round.windows) : 4] if len(window) > 1]
-        return [*sources, *(window[1] for window in stale)], [*targets, *(window[0] for window in stale)]
 """
 """Of grammars, known draft distributions and ordered moves."""
 

@@ -100,20 +100,6 @@ GrowsPastTheRow (ALLOC-07): A target is not compared with the row's width.
     PlainAllocator.grow
         - num_tokens > self.row_width or
 
-RecordsTheUnaligned (ALLOC-07, ALLOC-08): The row says how many slots were asked for, not how many it has.
-    PlainAllocator.open:
-        self.asked = getattr(self, "asked", {}) | {request: 0}
-        return good(self, request)
-    PlainAllocator.grow
-        - return True
-        + self.asked[request] = max(num_tokens, self.asked[request])
-        + return True
-    PlainAllocator.trim
-        - keep =
-        + self.asked[request] = min(num_tokens, self.asked[request])
-        + keep =
-    PlainAllocator.slots_of = good(self, request)[: self.asked[request]]
-
 CountsFreePagesApart (ALLOC-02): The counter of free pages misses those that are evicted.
     PlainAllocator.evict:
         before = len(self.free_list)
@@ -185,18 +171,8 @@ EvictsForEver (HANGS): The eviction loop waits for room that cannot be made.
             self.evict(1)
         return good(self, num_pages)
 
-PromisesTheCache (ALLOC-14): can_allocate counts what could be evicted, alloc does not evict.
-    PlainAllocator.take
-        - len(self.free_list) + len(self.cache)
-        + len(self.free_list)
-
 KeepsOneCached (ALLOC-15): A flush leaves the youngest page in the cache.
     PlainAllocator.evict = good(self, len(self.cache) - 1 if num_pages >= self.num_pages > len(self.cache) else num_pages)
-
-ForgetsOneFence (ALLOC-01, ALLOC-05): Of the pages that wait for one step, only the first lot comes back.
-    PlainAllocator.complete
-        - in due:
-        + in due[:1]:
 
 ReleasesTheFencedEarly (ALLOC-03): A step's completion frees what waits for the next one, too.
     PlainAllocator.complete = good(self, step + 1)

@@ -208,11 +208,6 @@ StreamsWhatTheDeviceSays (RELAY-04): The tokens of a step go to the request of t
                 events.append(("tokens", request, answer.runs[0][column]))
         return events
 
-StartsOneTooFar (ACCEPT-03, RADIX-09): The positions of a round begin one behind the last token.
-    CoreEngine.view
-        - length, None, key(row)
-        + length + 1, None, key(row)
-
 KeepsItsCopies (ACCEPT-03, RELAY-01): Pages that the prefix cache had already are freed, and the row goes on reading its own copies.
     KVStore.share_prefix:
         before = self.table.slots[row].copy()
@@ -263,9 +258,6 @@ GivesPagesBackwards (RELAY-06): The slots of a page are handed out from the last
 """
 
 WAITING = """
-PromisesHalf (ACCEPT-11): Every request gets half of the tokens that it asks for.
-    Admission.max_tokens = -(-good(self, request) // 2)
-
 TakesARoundOffTheContext (ACCEPT-11): The nodes of a round are taken off the context that prompt and output may fill.
     Admission.max_tokens = min(good(self, request), max(self.config.context_len - self.sizes.alloc_len - request.prompt.length, 1))
 
@@ -362,14 +354,6 @@ HandsOverAPlaceholder (RELAY-05): The input of the first round after a prompt is
         if view is not None:
             first = {row.name for row in self.rows or () if len(row.output) == 1}
             view["decode"] = [(name, at, -1 if name in first else root, key) for name, at, root, key in view["decode"]]
-        return view
-
-QueuesThePreemptedLast (ENGINE-16): A preempted request waits behind all others.
-    PlainEngine.plan:
-        running = set(self.batch)
-        view = good(self)
-        returned = [entry for entry in self.queue if entry in running]
-        self.queue = [entry for entry in self.queue if entry not in running] + returned
         return view
 
 GoesByTheProcess (ENGINE-19): Free pages are taken from either end, in turns over all engines that the process has made.

@@ -46,11 +46,6 @@ CapturesInVerify (ACCEPT-17): The verify pass keeps its hidden states until the 
         self.captured = hidden_of(hashes.ravel())
         return good(self, states, request, drafted, hashes, windows)
 
-CapturesInPrefill (ACCEPT-17): The capture mode of a prefill is FULL for all.
-    ReferenceExecutor._first_token:
-        self.last_hidden = hidden_of(prefix.hashes[-1:])
-        return good(self, state, prefix)
-
 ShowsHiddenStatesToAll (ACCEPT-17): A result carries hidden states that no request asked for.
     ReferenceExecutor._result:
         result = good(self, running)
@@ -65,9 +60,6 @@ MergesNoneAsZeros (ACCEPT-17): A batch without hidden states is filled up with z
     ReferenceAdapter.merge:
         zeros = None if first is second is None else [[0.0] * HIDDEN_SIZE]
         return good(self, zeros if first is None else first, zeros if second is None else second)
-
-MergesWhatThereIs (ACCEPT-17): Of two batches the one that has hidden states is taken for both.
-    ReferenceAdapter.merge = good(self, first, second) if first is not None and second is not None else first or second
 
 MergesNothingToAnEmptyArray (ACCEPT-17): Two batches without hidden states make one with an empty array.
     ReferenceAdapter.merge:

@@ -55,11 +55,6 @@ UnlocksWhatIsFree (RADIX-02): An unlock does not check that its node was locked.
             node.locks -= 1
             node = node.parent
 
-ForgetsTheAncestors (RADIX-06): An unlock stops below the root's children.
-    RadixCache.unlock
-        - node = node.parent
-        + node = node.parent if leaf.parent is self._root else None
-
 SplitsWithoutTheLock (RADIX-02, RADIX-04, RADIX-06): Of a locked node that is split, the upper half is not locked.
     RadixCache._split
         - upper.locks = lower.locks
@@ -140,11 +135,6 @@ KeepsTheCallersPages (RADIX-10): After an insertion the caller is told to go on 
     RadixCache.insert
         - canonical, duplicates)
         + slots[:aligned], duplicates)
-
-FreesTheCanonical (RADIX-10): What an insertion finds cached is freed, and not the caller's copy.
-    RadixCache.insert
-        - canonical, duplicates)
-        + canonical, cached[: len(duplicates)])
 """
 
 STORE = """

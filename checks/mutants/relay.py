@@ -39,16 +39,6 @@ KeepsWhatIsReleased (RELAY-02): The cell of a released row keeps its unread valu
     FutureMap.drop
         - self._written[rows] = 0
 
-DropsTheWholeTable (RELAY-02): A release empties the cells of all rows.
-    FutureMap.drop
-        - self._written[rows] = 0
-        + self._written[:] = 0
-
-ReadsAnyEpoch (RELAY-03): The generation is stored and never compared when a cell is read.
-    FutureMap.resolve
-        - if foreign.any():
-        + if False:
-
 ComparesTheLowBits (RELAY-03): Generations are compared in 32 bits.
     FutureMap._enter = good(self, rows, np.asarray(epochs) & 0xFFFFFFFF)
 
@@ -71,11 +61,6 @@ SharesThePaddingRow (RELAY-02): The padding lanes of a batch write into row 0, a
         if padding.any():
             self._buffers["lengths"][0] = np.asarray(lengths)[padding][-1]
     FutureMap.check = None
-
-ShiftsPastThePadding (RELAY-02): Behind a padding lane every row gets its neighbour's values: they are taken from the front of the batch.
-    NumpyStorage.scatter
-        - values[sources]
-        + values[: len(sources)]
 
 StoresByLane (RELAY-02): A value is stored under the number of its lane in the batch, and read under its row.
     NumpyStorage.scatter
@@ -107,13 +92,6 @@ FillsWhatIsMissing (RELAY-02): A declared field that is not given is filled with
         missing = [(name, field) for name, field in self.fields.items() if values.get(name) is None]
         zeros = {name: np.zeros((len(rows), *field.shape_suffix)) for name, field in missing}
         good(self, rows, generations, {**values, **zeros})
-
-ReadsOneReadLate (RELAY-02, RELAY-03): Lengths come one read late: a read of a row brings what the read before it should have brought.
-    FutureMapAdapter.resolve:
-        lengths, fields = good(self, rows, generations)
-        last, found = getattr(self, "last", {}), dict(zip(rows, lengths.tolist(), strict=True))
-        self.last = last | found
-        return np.array([last.get(row, found[row]) if row else 0 for row in rows], np.int64), fields
 """
 
 SORTING = """

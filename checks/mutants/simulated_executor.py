@@ -17,15 +17,6 @@ SimulatesTheRelay (ACCEPT-17): The device keeps a hidden state per row, to have 
         good(self, config)
         self.device.relayed = np.zeros((config.max_running + 1, self.assembly.target.hidden), np.float16)
 
-AnswersWithAPlaceholder (ACCEPT-17): A result has zeros where a real one would have hidden states.
-    SimulatedExecutor.collect:
-        result = good(self)
-        if result.decode is None:
-            return result
-        shape = (*result.decode.accept_lens.shape[1:], 1, self.assembly.target.hidden)
-        outputs = ({"hidden_states": np.zeros(shape, np.float16)},) * result.decode.rounds
-        return replace(result, decode=replace(result.decode, outputs=outputs))
-
 DrawsOneRoundMore (ANSWER): A block is drawn one round longer than it was certified.
     SimulatedExecutor.collect:
         step = self._queue[0]

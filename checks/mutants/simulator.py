@@ -43,12 +43,6 @@ HasAClockPerReplica (SIM-02): Every replica counts from its own first event.
 TakesTheFirstPlan (SIM-03): The first token is said to come when its request was first scheduled.
     CheckedSimulator.outcome = good(self, row | {"first_token_ns": row["first_scheduled_ns"]}, history)
 
-TakesTheSecondToken (SIM-03): The first token is that of the first verify round, not that of the prompt.
-    CheckedSimulator.outcome:
-        outcome = good(self, row, history)
-        second = outcome["emissions"][1:2]
-        return outcome | {"first_token_ns": second[0][0]} if second else outcome
-
 EndsAtTheClient (SIM-03): A request ends when its client receives the end, but its tokens are timed at the engine.
     CheckedSimulator.outcome:
         outcome = good(self, row, history)

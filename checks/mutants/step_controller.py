@@ -84,15 +84,6 @@ CountsNothingAsZero (STEPS-10): The mean of no rows is 0, and is averaged.
             self.policy.observe((1,), 0, 1, batch_size, executed_steps)
         good(self, correct_drafts, batch_size, executed_steps)
 
-ResetsBeforeItReads (STEPS-09): A new table begins with a fresh state, made before the table is read.
-    ControllerAdapter.attach:
-        self.captured = captured
-        good(self, build, captured)
-    ControllerAdapter.reload:
-        self.policy.__init__(None, self.policy.config)
-        self.policy.set_cuda_graph_bs(getattr(self, "captured", None))
-        good(self, text)
-
 ReadsHalfOfATable (STEPS-09): Of a table with a problem, the knobs that can be read are taken.
     ControllerAdapter.reload:
         try:
@@ -109,16 +100,6 @@ CapturesEverything (STEPS-11): Every step count gets graphs for every captured s
             for size in captured or ():
                 if (steps, steps + 1, size) not in self.graphs._graphs:
                     build(steps, steps + 1, size)
-
-BuildsWhatIsMissing (STEPS-11): A graph is built when a round first looks for it, while requests wait.
-    ControllerAdapter.attach:
-        self.build = build
-        self.controller.init_states(captured)
-    ControllerAdapter.graph:
-        try:
-            return good(self, steps, batch_size)
-        except MissingGraph:
-            return self.build(steps, steps + 1, batch_size)
 
 RebuildsAtFeedback (STEPS-12): A result that changes the choice builds the graphs again, under the rounds that are in flight.
     ControllerAdapter.attach:

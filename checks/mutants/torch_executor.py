@@ -2,33 +2,12 @@
 
 from dataclasses import replace
 
-from ...core.contract.future_map import FutureMap, RelayField
 from ...gpu.executor import sampling
 from ...gpu.executor.round import DecodeRound
 from ..executor.torch_subject import CheckedExecutor
 from .planting import defects, lookup
 
 REAL = """
-RelaysHiddenStatesAlways (ACCEPT-17): The relay has a hidden state for every algorithm; where there is none it relays zeros.
-    CheckedExecutor.__init__:
-        good(self, config)
-        executor = self.executor
-        given = [field for field in executor.future_map.fields if field.name != "hidden_states"]
-        fields = [*given, RelayField("hidden_states", (HIDDEN,), "float32")]
-        executor.future_map = FutureMap(config.max_running, fields, executor.relay_storage, debug_poison=True)
-        publish = executor._publish
-        executor._publish = lambda rows, epochs, lengths, relay: publish(
-            rows, epochs, lengths, {"hidden_states": torch.zeros(len(rows), HIDDEN), **relay}
-        )
-
-AllocatesForTheWidestAlgorithm (ACCEPT-17): The inputs of a captured round are allocated once, for any algorithm.
-    CheckedExecutor.__init__:
-        good(self, config)
-        self.executor.graph_inputs = {
-            "rows": torch.zeros(config.max_running),
-            "hidden_states": torch.zeros(config.max_running, HIDDEN),
-        }
-
 KeepsTheVerifyPass (ACCEPT-17): The verify pass's hidden states live until the next one: a closure holds them.
     CheckedExecutor.__init__:
         good(self, config)
@@ -48,11 +27,6 @@ ShowsHiddenStatesToAll (ACCEPT-17): Hidden states are computed, compacted and co
         rows = self.executor._rows
         wanted = rows.wanted
         rows.wanted = lambda numbers: wanted(numbers) | {"hidden_states"}
-
-MergesNoneAsZeros (ACCEPT-17): A batch without hidden states is filled up with zeros where it meets one that has some.
-    CheckedExecutor.merge:
-        zeros = None if first is second is None else [[0.0] * HIDDEN]
-        return good(self, zeros if first is None else first, zeros if second is None else second)
 
 StopsLate (ANSWER): A stop takes effect one round later than asked.
     CheckedExecutor.request_stop:
@@ -112,6 +86,6 @@ HidesTheRoot (ANSWER): Nodes of the second level and below do not see the root o
         decode_round._verify_forward = without_root
 """
 
-_PLACES = [CheckedExecutor, DecodeRound, FutureMap, RelayField, replace, sampling]
+_PLACES = [CheckedExecutor, DecodeRound, replace, sampling]
 MUTANTS = defects("executor", CheckedExecutor, _PLACES, REAL, prefix="gpu:")
 __getattr__ = lookup(MUTANTS)

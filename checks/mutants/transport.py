@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...core.handoff import DecodeSide, HandoffTiming, PageSeal, PrefillSide, TransferState
+from ...core.handoff import DecodeSide, PageSeal, PrefillSide, TransferState
 from ...core.handoff.actions import Send
 from ...core.handoff.life import TransferCounts
 from ...core.handoff.messages import Ack, CancelAck, TransferKey
-from ...core.handoff.records import Trace
 from ...core.scheduler.transfers import Transfers
 from ..transport.handoff_subject import CountingWorker, HandoffTransport
 from .planting import defects, lookup
@@ -32,9 +31,6 @@ FreesWhatIsCancelled (HANDOFF-02): A cancelled request gives its pages back at o
     PrefillSide._give_up:
         good(self, transfer, end, why, now_ns)
         self._finish(transfer, end, now_ns)
-
-NeedsNoFence (HANDOFF-02): When the other worker is gone, pages are free at once, though copies of them may be under way.
-    PrefillSide._fence = self._finish(transfer, transfer.end, now_ns)
 
 WaitsForEver (HANDOFF-03, ANSWER): There is a lease, and it is never read.
     PrefillSide.tick = None
@@ -80,18 +76,8 @@ TriesOnceMore (HANDOFF-03): There is one attempt more than allowed.
 TriesOnce (ANSWER, HANDOFF-03): The first attempt is the last.
     PrefillSide.__init__ = good(self, engine, page_format, generation, replace(timing, max_attempts=1))
 
-WaitsAHold (HANDOFF-03): The prefill side waits for an answer as long as the decode side holds pages.
-    PrefillSide.__init__:
-        times = HandoffTiming(timing.hold_ns, timing.hold_ns + 1, timing.fence_ns, timing.max_attempts)
-        good(self, engine, page_format, generation, times)
-
 FenceOneShort (HANDOFF-02): A fence ends one nanosecond before its time.
     PrefillSide._fence = good(self, transfer, now_ns - 1)
-
-CountsFailedAsCancelled (HANDOFF-05): Every end but a completion is counted as a cancelled transfer.
-    PrefillSide._finish:
-        transfer.state = TransferState.FENCED
-        good(self, transfer, TransferState.CANCELLED if end is TransferState.FAILED else end, now_ns)
 
 KeepsWhatIsAcknowledged (HANDOFF-03): Pages wait for a fence after an acknowledgement, too.
     PrefillSide._release_when_read:
@@ -147,13 +133,6 @@ another's.
 ReservesForEver (HANDOFF-03): Reserved pages have no deadline: a lost message leaks them.
     DecodeSide.tick:
         pass
-
-StartsEveryOffer (HANDOFF-04, ANSWER): An offer that comes twice, or late, begins a transfer of its own.
-    DecodeSide._offered:
-        name = (peer, offer.key.request_id)
-        if name in self._traces:
-            self._traces[name] = Trace(offer.key._replace(attempt=-1), False)
-        return good(self, peer, offer, now_ns)
 
 CachesWhatIsReserved (HANDOFF-09): The prompt is in the prefix cache as soon as it has pages; nothing has arrived in them.
     DecodeSide._reserve_waiting:
@@ -250,24 +229,6 @@ DraftIdsIn32Bits (HANDOFF-07): Token ids are sent in 32 bits.
         ids = payload.values["topk_ids"].astype(np.int32).astype(np.int64)
         return DraftPayload({**payload.values, "topk_ids": ids}, payload.hidden_states, payload.needs_hidden_states)
 
-HiddenStatesOfTheLast (HANDOFF-07): The draft input is the one of the request before: a buffer that is filled once per step.
-    HandoffTransport._payload:
-        payload = good(self, name)
-        last, self.last = getattr(self, "last", payload), payload
-        return last
-
-WritesByIndex (HANDOFF-07): Pages are written where their numbers say, as if a prompt always began at the pool's first page.
-    HandoffTransport._write_page = self.write(1 + action.page.index, (action.page.target, action.page.draft))
-
-AcksCountPages (HANDOFF-07): The link counts pages and gives them out in the order in which they arrive.
-    HandoffTransport._write_page:
-        counts, key = self.__dict__.setdefault("counts", {}), (action.row, action.epoch)
-        at = counts[key] = counts.get(key, -1) + 1
-        size, store = self.config.page_size, self._workers["decode"].engine.store
-        held = int(store.allocated[action.row])
-        page = int(store.table.gather(action.row, 0, held)[min(at * size, held - 1)]) // size
-        self.write(page, (action.page.target, action.page.draft))
-
 CountsNothing (HANDOFF-05): The counters are constant, and add up.
     HandoffTransport.counters = 3, 2, 1, 0, 0
 
@@ -288,7 +249,7 @@ DecodesOneMore (HANDOFF-05): The token that came with the KV is not counted: an 
 
 _PLACES = [
     *(PrefillSide, DecodeSide, TransferCounts, Transfers, HandoffTransport, CountingWorker),
-    *(replace, HandoffTiming, PageSeal, TransferState, Ack, CancelAck, Send, TransferKey, Trace),
+    *(replace, PageSeal, TransferState, Ack, CancelAck, Send, TransferKey),
 ]
 MUTANTS = (
     *defects("transport", HandoffTransport, _PLACES, PREFILL_SIDE),
