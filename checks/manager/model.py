@@ -37,7 +37,6 @@ class Moment:
     expected: int | None = None  # the length that must be found at least
     fits: bool | None = None  # whether what was asked for fits into the free pages
     refusal: str | None = None
-    must_refuse: bool = False
     written: tuple[int, ...] = ()  # slots that the operation's request writes
     before: tuple[int, dict[str, tuple[int, ...]]] = (0, {})  # free pages, slots by request
     after: tuple[int, dict[str, tuple[int, ...]]] = (0, {})

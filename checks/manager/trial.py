@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...properties.harness.operation import Handles, Operation, operation
-from ...properties.harness.trial import Refused, Trial
+from ...properties.harness.trial import Trial
 from . import invariants as invariants  # registers the checkers
 from .contract import METHODS, BlockManager, ManagerCapabilities, ManagerConfig
 from .model import Cell, Moment, Running
@@ -96,8 +96,7 @@ class ManagerTrial(Trial):
         most = min((len(tokens) - 1) // size * size + num_tokens, len(tokens))
         m.fits = -(-most // size) <= m.before[0]
         answer = self.ask(self.subject.admit, request, list(tokens), namespace, asked)
-        if answer is None or answer is False or isinstance(answer, Refused):
-            m.refusal = answer.reason if isinstance(answer, Refused) else str(answer)
+        if self.refused(answer, None, False):
             return None
         length = self.integer(answer, "admit()")
         running = m.running[request] = Running(namespace, tokens, len(tokens))
@@ -137,8 +136,7 @@ class ManagerTrial(Trial):
         m.request = request
         m.fits = -(-(running.computed + asked) // size) - len(running.slots) // size <= m.before[0]
         answer = self.ask(self.subject.grow, request, list(running.tokens), asked)
-        if answer is None or answer is False or isinstance(answer, Refused):
-            m.refusal = answer.reason if isinstance(answer, Refused) else str(answer)
+        if self.refused(answer, None, False):
             if left <= 0:
                 running.tokens.pop()  # it is sampled once more
             return None
@@ -159,15 +157,11 @@ class ManagerTrial(Trial):
     def release_stray(self, request: str) -> None:
         """Release a request that is not there. Must be refused, or do nothing."""
         self.ask(self.subject.release, request)
-        self.moment.must_refuse = True
 
     @operation(needs="misuse", weight=1, when=_is_running, request=REQUESTS)
     def admit_again(self, request: str) -> None:
         """Admit a request under the name of one that runs. Must be refused."""
-        m = self.moment
-        m.must_refuse = True
-        answer = self.ask(self.subject.admit, request, self.text((1,), 1), "", 1)
-        m.refusal = "refused" if answer is None or answer is False or isinstance(answer, Refused) else None
+        self.refused(self.ask(self.subject.admit, request, self.text((1,), 1), "", 1), None, False)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

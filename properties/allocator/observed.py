@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..harness.operation import Operation
-from ..harness.trial import Refused, Trial
+from ..harness.trial import Trial
 from ..reference.canary import ShadowMemory
 from .contract import METHODS, Allocator, AllocatorCapabilities, AllocatorConfig
 from .model import AllocatorModel, Holder, Moment, Observation
@@ -119,22 +119,6 @@ class ObservedAllocator(Trial):
                 if wrong is not None:
                     return f"{kind} {name}", *wrong
         return None
-
-    def _may_be_refused(self, method, *arguments: object) -> bool:
-        """Call a method that returns nothing, or False for no. Return whether it was carried out."""
-        answer = self.ask(method, *arguments)
-        if isinstance(answer, Refused):
-            self.moment.refusal = answer.reason
-        elif answer is False:
-            self.moment.refusal = "False"
-        return self.moment.refusal is None
-
-    def _carries_out(self, method, *arguments: object) -> None:
-        """Call what the contract gives no reason to refuse here."""
-        if not self._may_be_refused(method, *arguments):
-            raise self.misbehaviour(
-                "RAISES", f"{self.operation} was refused: {self.moment.refusal}", "it is carried out"
-            )
 
     def _expect(self, num_slots: int, *, possible: bool) -> None:
         """Note whether a request for so many slots must be granted or refused."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..harness.operation import Handles, operation
-from ..harness.trial import Refused
 from ..reference.canary import contents
 from .contract import AllocatorCapabilities, AllocatorConfig
 from .observed import ObservedAllocator
@@ -92,8 +91,7 @@ class AllocatorTrial(ObservedAllocator):
         m.allowed = bool(self.must(self.subject.can_allocate, num_slots))
         self._expect(num_slots, possible=num_slots >= 0)
         answer = self.ask(self.subject.alloc, num_slots)
-        if answer is None or isinstance(answer, Refused):
-            m.refusal = "None" if answer is None else answer.reason
+        if self.refused(answer, None):
             return
         slots = m.answer = self.integers(answer, f"alloc({num_slots})")
         if slots:
@@ -107,12 +105,12 @@ class AllocatorTrial(ObservedAllocator):
     @operation(weight=7, when=_can_give, holder=HOLDERS, num_pages=lambda c, has: (1, 1, 2, c.num_pages))
     def free(self, holder: str, num_pages: int) -> None:
         """`holder` gives back its last `num_pages` pages, or all that it has."""
-        self._carries_out(self.subject.free, self.model.cut(holder, num_pages).slots)
+        self.carry_out(self.subject.free, self.model.cut(holder, num_pages).slots)
 
     @operation(weight=2, needs="misuse", probes="ALLOC-10", when=_one_is_stray, pages=_strays)
     def free_stray(self, pages: tuple[int, ...]) -> None:
         """Pages are freed of which at least one is not held. Must be refused."""
-        self._may_be_refused(self.subject.free, self.model.slots_of(pages))
+        self.refused(self.ask(self.subject.free, self.model.slots_of(pages)))
 
     @operation(weight=1, needs="misuse", probes="ALLOC-10", when=_has_pages, holder=HOLDERS)
     def free_twice(self, holder: str) -> None:
@@ -120,7 +118,7 @@ class AllocatorTrial(ObservedAllocator):
         giver = self.model.holders[holder]
         self.moment.twice = giver.pages[-1]
         slots = giver.slots[-self.config.page_size :]
-        if self._may_be_refused(self.subject.free, slots + slots):
+        if not self.refused(self.ask(self.subject.free, slots + slots)):
             self.model.cut(holder, 1)
 
     @operation(needs="snapshots", weight=1, name=SNAPSHOTS)
@@ -130,7 +128,7 @@ class AllocatorTrial(ObservedAllocator):
     @operation(needs="snapshots", weight=1, when=lambda t, name: name in t.saved, name=SNAPSHOTS)
     def restore(self, name: str) -> None:
         snapshot, model, _ = self.saved[name]
-        self._carries_out(self.subject.restore, snapshot)
+        self.carry_out(self.subject.restore, snapshot)
         # Owners stay numbered onwards: the memory is not rolled back, so those who come now must not write what others wrote.
         owners = self.model._owners
         self.model = self.moment.model = model.copy()
@@ -146,7 +144,7 @@ class AllocatorTrial(ObservedAllocator):
         source = self.model.holders[holder]
         count = min(num_pages, len(source.pages))
         num_slots = count * self.config.page_size
-        self._carries_out(self.subject.share, source.slots[:num_slots])
+        self.carry_out(self.subject.share, source.slots[:num_slots])
         twin = self.model.holder(new)
         twin.pages, twin.slots, twin.cells = source.pages[:count], source.slots[:num_slots], source.cells[:num_slots]
 
@@ -154,7 +152,7 @@ class AllocatorTrial(ObservedAllocator):
     def retire(self, holder: str, num_pages: int) -> None:
         """`holder` gives back its last `num_pages` pages, whose content may be kept."""
         gone = self.model.cut(holder, num_pages)
-        self._carries_out(self.subject.retire, gone.slots)
+        self.carry_out(self.subject.retire, gone.slots)
         size, held, waiting = self.config.page_size, self.model.held(), self.model.waiting()
         for number, page in enumerate(gone.pages):
             if page not in held and page not in waiting:
@@ -165,7 +163,7 @@ class AllocatorTrial(ObservedAllocator):
         """`holder` takes the `num_pages` cached pages with the lowest ids."""
         pages = sorted(self.model.cached)[:num_pages]
         slots = self.model.slots_of(pages)
-        self._carries_out(self.subject.reuse, slots)
+        self.carry_out(self.subject.reuse, slots)
         taker = self.model.holder(holder)
         taker.pages += pages
         taker.slots += slots
@@ -176,7 +174,7 @@ class AllocatorTrial(ObservedAllocator):
     def evict(self, num_pages: int) -> None:
         """Free `num_pages` cached pages, or all that are cached."""
         num_cached = len(self.model.cached)
-        self._carries_out(self.subject.evict, num_pages)
+        self.carry_out(self.subject.evict, num_pages)
         # A flush that leaves something is ALLOC-15, when all is drained.
         if num_pages < self.config.num_pages:
             num_left = len(self.integers(self.must(self.subject.cached_pages), "cached_pages()"))
@@ -212,8 +210,7 @@ class AllocatorTrial(ObservedAllocator):
             answer = self.ask(self.subject.alloc_decode, lengths, last)
         else:
             answer = self.ask(self.subject.alloc_extend, before, lengths, last)
-        if answer is None or isinstance(answer, Refused):
-            m.refusal = "None" if answer is None else answer.reason
+        if self.refused(answer, None):
             return
         slots = self.integers(answer, "the slots of a batch")
         if len(slots) != sum(num_tokens):
@@ -235,7 +232,7 @@ class AllocatorTrial(ObservedAllocator):
     @operation(needs="batches", weight=3, when=lambda t, number: f"b{number}" in t.model.parts, number=(1, 2, 3))
     def give_back(self, number: int) -> None:
         """A request of the batches leaves, with all its slots; its last page need not be full."""
-        self._carries_out(self.subject.free, self.model.parts.pop(f"b{number}").slots)
+        self.carry_out(self.subject.free, self.model.parts.pop(f"b{number}").slots)
 
     # -- steps in flight ----------------------------------------------------------------------------------------------
 
@@ -250,13 +247,13 @@ class AllocatorTrial(ObservedAllocator):
     def complete(self) -> None:
         """The oldest step has been processed."""
         self.model.complete()
-        self._carries_out(self.subject.complete, self.model.completed)
+        self.carry_out(self.subject.complete, self.model.completed)
 
     @operation(needs="deferred_free", weight=3, when=_can_defer, holder=HOLDERS)
     def free_after(self, holder: str) -> None:
         """`holder` gives back all that it has while the newest step may still touch it."""
         giver = self.model.holders.pop(holder)
-        self._carries_out(self.subject.free_after, giver.slots, self.model.launched)
+        self.carry_out(self.subject.free_after, giver.slots, self.model.launched)
         self.model.deferred.append((self.model.launched, giver, False))
 
     # -- rows -----------------------------------------------------------------------------------------------------------
@@ -266,7 +263,7 @@ class AllocatorTrial(ObservedAllocator):
         """A request gets a row."""
         m = self.moment
         m.row_was_free = self.model.num_rows_taken < self.config.num_rows
-        m.row_granted = self._may_be_refused(self.subject.open, request)
+        m.row_granted = not self.refused(self.ask(self.subject.open, request))
         if m.row_granted:
             self.model.rows[request] = self.model.new_holder()
 
@@ -280,7 +277,7 @@ class AllocatorTrial(ObservedAllocator):
         if fits and m.asked:
             m.allowed = bool(self.must(self.subject.can_allocate, m.asked))
         self._expect(m.asked, possible=fits)
-        if self._may_be_refused(self.subject.grow, request, target):
+        if not self.refused(self.ask(self.subject.grow, request, target)):
             row.wanted = max(row.wanted, target)
 
     @operation(needs="table", weight=4, when=_can_commit, request=REQUESTS, num_tokens=_few_tokens)
@@ -301,7 +298,7 @@ class AllocatorTrial(ObservedAllocator):
         """Only `num_tokens` past what is committed are still needed."""
         row = self.model.rows[request]
         target = row.committed + num_tokens
-        self._carries_out(self.subject.trim, request, target)
+        self.carry_out(self.subject.trim, request, target)
         row.wanted = min(row.wanted, target)
 
     @operation(needs="table", weight=2, when=_has_row, request=REQUESTS)
@@ -309,10 +306,10 @@ class AllocatorTrial(ObservedAllocator):
         """The request leaves; its row may be in use by the newest step, if there is one."""
         row = self.model.rows.pop(request)
         if self.capabilities.deferred_close and self.model.num_in_flight:
-            self._carries_out(self.subject.close, request, self.model.launched)
+            self.carry_out(self.subject.close, request, self.model.launched)
             self.model.deferred.append((self.model.launched, row, True))
         else:
-            self._carries_out(self.subject.close, request)
+            self.carry_out(self.subject.close, request)
 
     # -- the end ----------------------------------------------------------------------------------------------------------
 

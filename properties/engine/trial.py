@@ -210,9 +210,7 @@ class EngineTrial(Trial):
         m.limits = limits_of(self.config, wish, len(model.waiting()))
         model.num_attempts += 1
         answer = self.ask(self.subject.submit, wish)
-        if answer is None or answer is False or isinstance(answer, Refused):
-            m.refusal = answer.reason if isinstance(answer, Refused) else ""
-        else:
+        if not self.refused(answer, None, False):
             m.promise = self.integer(answer, "submit()")
             if wish.request not in model.lives:
                 model.accept(wish, m.promise)
@@ -335,9 +333,7 @@ class EngineTrial(Trial):
 
     def _commit_wrong(self, answer: Answer) -> None:
         events = self.ask(self.subject.commit, answer)
-        if events is None or isinstance(events, Refused):
-            self.moment.refusal = events.reason if isinstance(events, Refused) else "None"
-        else:
+        if not self.refused(events, None):
             read_events(self, events)
 
     @operation(weight=6, when=lambda t, cycles: cycles > 0, cycles=(1, 2, 3, 6))

@@ -83,6 +83,7 @@ class Trial:
     quick: ClassVar[int]  # operations that are enough to find every planted defect
     run_length: ClassVar[int] = 200  # operations of one run
     limit_s: ClassVar[float | None] = None  # how long a run may take, if not as long as most
+    refuses_by_violation: ClassVar[bool] = False  # whether an InvariantViolation of the component is a refusal, too
 
     declared: ClassVar[tuple[Declared, ...]] = ()
     operations: ClassVar[tuple[type[Operation], ...]] = ()
@@ -192,11 +193,26 @@ class Trial:
         try:
             return self.call(method, *arguments)
         except REFUSALS as error:
-            if isinstance(error, NotImplementedError | RecursionError | InvariantViolation):
+            is_refusal = self.refuses_by_violation or not isinstance(error, InvariantViolation)
+            if isinstance(error, NotImplementedError | RecursionError) or not is_refusal:
                 raise self._accident(method, error) from error
             return Refused(f"{type(error).__name__}: {error}")
         except Exception as error:
             raise self._accident(method, error) from error
+
+    def refused(self, answer: object, *no: object) -> bool:
+        """Whether an answer is a refusal, and if so note it in the moment: what `ask` has caught, or one of `no` (if not given: False)."""
+        if any(answer is item for item in no or (False,)):
+            answer = Refused(str(answer))
+        if isinstance(answer, Refused):
+            self.moment.refusal = answer.reason
+        return isinstance(answer, Refused)
+
+    def carry_out(self, method: Callable[..., Any], *arguments: object) -> None:
+        """Call the component for what the contract gives no reason to refuse here."""
+        if self.refused(self.ask(method, *arguments)):
+            was = f"{self.operation} was refused: {self.moment.refusal}"
+            raise self.misbehaviour("RAISES", was, "it is carried out")
 
     def must(self, method: Callable[..., Any], *arguments: object) -> Any:
         """Call the component where it has nothing to refuse."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ...core.errors import InvariantViolation
 from ..harness.operation import Operation
-from ..harness.trial import Refused, Trial
+from ..harness.trial import Trial
 from .contract import METHODS, PrefixCache, PrefixCacheCapabilities, PrefixCacheConfig
 from .model import Evicted, Moment, Node, Observation, PrefixCacheModel, Running
 from .texts import Text, text_of
@@ -22,6 +21,7 @@ class ObservedCache(Trial):
     methods = METHODS
     looks = ("num_evictable", "num_protected", "free_slots", "nodes", "slots_of")
     quick = 40_000
+    refuses_by_violation = True
 
     subject: PrefixCache
     config: PrefixCacheConfig
@@ -85,27 +85,6 @@ class ObservedCache(Trial):
         if not isinstance(answer, tuple | list) or len(answer) != count:
             raise self.misbehaviour("TYPE", f"{what} is {answer!r}", should)
         return answer
-
-    def refuses(self, method: Callable[..., Any], *arguments: object) -> bool:
-        """Call the subject and return whether it refused; an InvariantViolation of its own is a refusal, too."""
-        try:
-            answer = self.ask(method, *arguments)
-        except Exception as error:
-            if not isinstance(error.__cause__, InvariantViolation):
-                raise
-            self.failed = False
-            answer = Refused(str(error.__cause__))
-        if isinstance(answer, Refused):
-            self.moment.refusal = answer.reason
-        elif answer is False:
-            self.moment.refusal = "False"
-        return isinstance(answer, Refused) or answer is False
-
-    def carry_out(self, method: Callable[..., Any], *arguments: object) -> None:
-        """Call what the contract gives no reason to refuse here."""
-        if self.refuses(method, *arguments):
-            was = f"{method.__name__} was refused: {self.moment.refusal}"
-            raise self.misbehaviour("RAISES", was, "it is carried out")
 
     # -- the pool -----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from itertools import product
 
 from ..harness.operation import Handles, operation
-from ..harness.trial import Refused
 from .contract import PrefixCacheCapabilities, PrefixCacheConfig
 from .model import Inserted, Matched, Path, Remembered, Running
 from .observed import ObservedCache
@@ -137,7 +136,7 @@ class PrefixCacheTrial(ObservedCache):
         m.locked = match.path
         m.stale = self.model.is_stale(match.path)
         if m.stale:
-            self.refuses(self.subject.lock, match.handle)
+            self.refused(self.ask(self.subject.lock, match.handle))
         else:
             self.carry_out(self.subject.lock, match.handle)
             match.locks += 1
@@ -152,7 +151,7 @@ class PrefixCacheTrial(ObservedCache):
     @operation(weight=2, needs="misuse", when=_is_stray, probes="RADIX-02", name=NAMES)
     def unlock_stray(self, name: str) -> None:
         """Unlock the match `name`, which is not locked. Must be refused."""
-        self.refuses(self.subject.unlock, self.model.matches[name].handle)
+        self.refused(self.ask(self.subject.unlock, self.model.matches[name].handle))
 
     # -- insertion and eviction ---------------------------------------------------------------------------------------
 
@@ -296,9 +295,8 @@ class PrefixCacheTrial(ObservedCache):
     def _admit_by_subject(self, request: str, text: Text) -> None:
         m, size = self.moment, self.config.page_size
         answer = self.ask(self.subject.admit, request, list(text.tokens), text.namespace)
-        if answer is None or answer is False or isinstance(answer, Refused):
+        if self.refused(answer, None, False):
             self.model.use(self.model.path_of(text, len(text.tokens) - 1), hit=True)
-            m.refusal = answer.reason if isinstance(answer, Refused) else str(answer)
             return
         length = self.integer(answer, "admit()")
         slots = self.integers(self.must(self.subject.slots_of, request), f"slots_of({request!r})")

@@ -29,6 +29,7 @@ from ...core.scheduler.engine import Engine
 from ...core.tree.build import VerifyTree
 from ...core.tree.finalize import Finalized, finalize
 from ...core.tree.outputs import NodeOutputs
+from . import sampling
 from .drafting import Drafted, DraftRequest, ReferenceDrafter
 from .language_model import (
     HIDDEN_SIZE,
@@ -41,7 +42,6 @@ from .language_model import (
     node_outputs,
     prefix_hashes,
 )
-from .sampling import SamplingRule, TargetSampler
 from .shadow import PrefixRead, ShadowKV, stay_of
 
 # Per-node outputs that the next round starts from; users do not see them.
@@ -91,7 +91,6 @@ class ReferenceExecutor:
         topk: int,
         algorithm: SpecAlgorithm,
         draft: HashDraft,
-        sampling_rule: SamplingRule = SamplingRule.TREE,
         acceptance: AcceptanceProcess | None = None,
         fail_at: Mapping[str, int] | None = None,
     ) -> None:
@@ -106,7 +105,6 @@ class ReferenceExecutor:
         shape = AlgorithmShape(max_steps, topk, HIDDEN_SIZE, target_vocab_size=draft.target.vocab_size)
         self.future_map = FutureMap(num_rows, algorithm.relay_fields(shape), debug_poison=True)
         self.drafter = ReferenceDrafter(algorithm, draft, self.kv, page_size, shape, context_len - 1)
-        self.sampler = TargetSampler(sampling_rule)
         self.max_position = context_len - 1
         self.num_rounds = 0
         self.num_drafted = 0  # draft nodes verified
@@ -360,7 +358,7 @@ class ReferenceExecutor:
         logits = self.model.logits(prefix.hashes[-1:], prefix.tokens[-1:])
         if self.fail_at.get(state.request.request_id) == len(prefix.tokens) - state.request.prompt.length:
             logits[:] = np.nan
-        token = self.sampler.sample([state.request.sampling], [state.key], np.array([len(prefix.tokens) - 1]), logits)
+        token = sampling.sample([state.request.sampling], [state.key], np.array([len(prefix.tokens) - 1]), logits)
         return int(token[0]), node_outputs(prefix.hashes[-1:], logits, token, state.request.outputs)
 
     def _draft_hidden(self, hashes: np.ndarray) -> np.ndarray | None:
@@ -478,10 +476,8 @@ class ReferenceExecutor:
         logits = self.model.logits(hashes.ravel(), tree.tokens)
         depths = self.kv.target.positions[windows] - request.lengths[:, None]
         self._inject_failures(states, request, depths, logits)
-        keys = [state.key for state in states]
-        verified = self.sampler.verify(
-            [state.request.sampling for state in states], keys, request.lengths, tree, depths, logits
-        )
+        params, keys = [state.request.sampling for state in states], [state.key for state in states]
+        verified = sampling.verify(params, keys, request.lengths, tree, logits)
         wanted = {name for state in states for name in state.request.outputs}
         outputs = node_outputs(hashes.ravel(), logits, verified.predict, wanted)
         outputs[DRAFT_HIDDEN] = self._draft_hidden(hashes.ravel())

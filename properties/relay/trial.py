@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
 from typing import Any
 
-from ...core.errors import InvariantViolation
 from ..harness.operation import Operation, operation
-from ..harness.trial import Refused, Trial
+from ..harness.trial import Trial
 from .contract import HIDDEN, METHODS, Relay, RelayCapabilities, RelayConfig
 from .model import PADDING, Moment, Owner, RelayModel, Wrong, length_of, stamp_of
 
@@ -67,6 +65,7 @@ class RelayTrial(Trial):
     methods = METHODS
     looks = ("num_unread",)
     quick = 40_000
+    refuses_by_violation = True
 
     subject: Relay
     config: RelayConfig
@@ -221,23 +220,10 @@ class RelayTrial(Trial):
         return real
 
     def _call(self, name: str, *arguments: object) -> object | None:
-        """Return the subject's answer, or None with its refusal in the moment. An InvariantViolation is a refusal here."""
-        m = self.moment
-        m.call = name
-        method = getattr(self.subject, name)
-
-        @wraps(method)
-        def guarded(*arguments: object) -> Any:
-            try:
-                return method(*arguments)
-            except InvariantViolation as error:
-                return Refused(f"{type(error).__name__}: {error}")
-
-        answer = self.ask(guarded, *arguments)
-        if isinstance(answer, Refused) or answer is False:
-            m.refusal = answer.reason if isinstance(answer, Refused) else "False"
-            return None
-        return answer if answer is not None else True
+        """Return the subject's answer, True for None; None if it refused."""
+        self.moment.call = name
+        answer = self.ask(getattr(self.subject, name), *arguments)
+        return None if self.refused(answer) else True if answer is None else answer
 
     def _write_half(self, half: str, lanes: Sequence[Owner], batch: Sequence[int] = (), odd: str = "") -> bool:
         """Publish or stash for these lanes; the model follows if it is accepted. Return False if none is left of the batch."""

@@ -233,8 +233,8 @@ class SimulatorTrial(Trial):
         m = self.moment
         m.is_possible = self._is_possible(service)
         answer = self.ask(method, service, *arguments)
-        m.refusal = "None" if answer is None else answer.reason if isinstance(answer, Refused) else None
-        if m.refusal is not None:
+        m.refusal = None
+        if self.refused(answer, None):
             return None
         found = read_answer(self, answer, service)
         self._check_whole(found)
@@ -350,9 +350,7 @@ class SimulatorTrial(Trial):
             values = {"prompt_lens": (self.service.pages * self.config.page_size + 1,)}
         m.impossible = how
         plain = {"faults": None, "clients": 0}
-        answer = self.ask(self.subject.run, replace(self.service, **{**plain, **values}))
-        if answer is None or isinstance(answer, Refused):
-            m.refusal = "None" if answer is None else answer.reason
+        self.refused(self.ask(self.subject.run, replace(self.service, **{**plain, **values})), None)
 
     @operation(weight=2, when=_is_server, services=("constant", "exponential"), seed=range(1, 9))
     def queue(self, services: str, seed: int) -> None:

@@ -237,16 +237,9 @@ class StepControllerTrial(Trial):
         self._compare(batch_size, steps)
         return steps
 
-    def _is_taken(self, method: Callable[..., object], *arguments: object) -> bool:
-        """Call a method that may refuse, and note how it did."""
-        answer = self.ask(method, *arguments)
-        refusal = answer.reason if isinstance(answer, Refused) else "False" if answer is False else None
-        self.moment.refusal = refusal
-        return refusal is None
-
     def _tell(self, correct: Sequence[float], batch_size: int, executed: int) -> bool:
         """Tell one result; whether it was taken. What is counted is added up in the moment."""
-        if not self._is_taken(self.subject.observe, correct, batch_size, executed):
+        if self.refused(self.ask(self.subject.observe, correct, batch_size, executed)):
             return False
         m = self.moment
         if self.rule is not None and m.garbage is None:
@@ -393,7 +386,7 @@ class StepControllerTrial(Trial):
             m = self.moment
             build.built.clear()
             build.builds_to_failure = fail_at if fails else 0
-            self._is_taken(self.subject.attach, build, list(captured) or None)
+            self.refused(self.ask(self.subject.attach, build, list(captured) or None))
             build.builds_to_failure = 0
             m.attached = "failing" if fails else "whole"
             if not fails:
@@ -414,13 +407,13 @@ class StepControllerTrial(Trial):
         all)."""
         table = reloaded(read_table(self.config.table), dropped, update_interval)
         self.rule = None  # which ranges keep their state is the controller's own choice
-        if self._is_taken(self.subject.reload, table.text()):
+        if not self.refused(self.ask(self.subject.reload, table.text())):
             self._route(table, self.captured)
 
     @operation(needs="reload", weight=4, probes="STEPS-09", when=lambda t, how: how in DAMAGES, how=DAMAGES)
     def reload_broken(self, how: str) -> None:
         """Load the table, damaged."""
-        self._is_taken(self.subject.reload, damages(read_table(self.config.table))[how])
+        self.refused(self.ask(self.subject.reload, damages(read_table(self.config.table))[how]))
 
     # -- the end --------------------------------------------------------------------------------------------------------
 
