@@ -57,7 +57,6 @@ class UnitClock(Driver):
         self._operations = sorted(operations, key=lambda operation: operation.time)
         self._time = 0
         self._steps: list[Step] = []
-        self._planned_retractions: list[tuple[int, tuple[str, ...]]] = []
         self._step_retractions: dict[int, tuple[str, ...]] = {}
         engine._events = self._on_event
 

@@ -64,7 +64,6 @@ class HostileDriver(Driver):
         requests: list[Request],
         dice: Dice,
         disturbance: Disturbance = CALM,
-        on_commit: Callable[[Step, StepResult], None] | None = None,
     ) -> None:
         super().__init__(engine, executor)
         self.dice = dice
@@ -75,7 +74,6 @@ class HostileDriver(Driver):
         self._coming = list(reversed(requests))
         self._live: list[str] = []
         self._aborted: list[str] = []
-        self._on_commit = on_commit
         self._steps: list[Step] = []
 
     def run(self, max_steps: int = 20_000) -> dict[str, FinishedRequest]:
@@ -112,19 +110,17 @@ class HostileDriver(Driver):
     def collect(self) -> StepResult:
         while self.dice.chance(50) and not self.executor.advance(1):
             self._meddle()
-        self._result = super().collect()
+        result = super().collect()
         self._meddle()
-        return self._result
+        return result
 
     def _commit_oldest(self) -> None:
         outcome = self.commit()
-        step = self._steps.pop(0)
+        self._steps.pop(0)
         for finished in outcome.finished:
             self._finish(finished)
         self.engine.check()
         self._check_reserves()
-        if self._on_commit is not None:
-            self._on_commit(step, self._result)
 
     def _meddle(self) -> None:
         """Perhaps submit, abort or retract something now."""

@@ -300,7 +300,7 @@ def build_cell(cell: Cell, events=None) -> tuple[Engine, ReferenceExecutor, Hash
     acceptance = GaussianAcceptance((0.8,) * 8, seed=cell.seed) if cell.drafts == "simulated" else None
     fail_at = {"r1": cell.seed % 7, "r4": 0} if cell.faults == "target" else None
     draft = HashDraft(model, cell.agreement)
-    executor = ReferenceExecutor.for_engine(engine, draft, acceptance=acceptance, fail_at=fail_at)
+    executor = ReferenceExecutor(engine, draft, acceptance=acceptance, fail_at=fail_at)
     return engine, executor, model
 
 

@@ -21,15 +21,10 @@ _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 class ControllerAdapter:
     """A controller with the table of graphs that an executor has."""
 
-    def __init__(
-        self,
-        policy: StepPolicy,
-        controller: type[AdaptiveController] = AdaptiveController,
-        graphs: type[GraphTable[object]] = GraphTable,
-    ) -> None:
+    def __init__(self, policy: StepPolicy) -> None:
         self.policy = policy
-        self.graphs = graphs()
-        self.controller = controller(policy)
+        self.graphs: GraphTable[object] = GraphTable()
+        self.controller = AdaptiveController(policy)
 
     def steps_for(self, batch_size: int, kv_tokens: int) -> int:
         return self.controller.activate_step_by_batch(batch_size, kv_tokens)

@@ -35,7 +35,7 @@ class ReferenceAdapter:
         regularity = 0.8 if config.algorithm == "NGRAM" else 0.0
         model = HashLanguageModel(seed=1, vocab_size=config.vocab_size, regularity=regularity)
         self.draft = HashDraft(model, AGREEMENT)
-        self.executor = ReferenceExecutor.for_engine(config.make_engine(), self.draft)
+        self.executor = ReferenceExecutor(config.make_engine(), self.draft)
 
     def launch(self, step: Step) -> None:
         self.executor.launch(step)

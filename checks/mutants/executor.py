@@ -27,10 +27,10 @@ if find_spec("torch") is not None:
 REFERENCE = """
 RelaysHiddenStatesAlways (ACCEPT-17): The relay has a hidden state for every algorithm; where there is none it relays zeros.
     ReferenceExecutor.__init__:
-        good(**locals())
+        good(self, engine, draft, acceptance=acceptance, fail_at=fail_at)
         fields = [field for field in self.future_map.fields if field.name != "hidden_states"]
         fields.append(RelayField("hidden_states", (HIDDEN_SIZE,), "float32"))
-        self.future_map = FutureMap(num_rows, fields, debug_poison=True)
+        self.future_map = FutureMap(engine.config.max_running, fields, debug_poison=True)
     ReferenceExecutor._relay:
         if hidden is None:
             own = {**own, "hidden_states": np.zeros((len(rows), HIDDEN_SIZE), np.float32)}
@@ -38,8 +38,8 @@ RelaysHiddenStatesAlways (ACCEPT-17): The relay has a hidden state for every alg
 
 AllocatesForTheWidestAlgorithm (ACCEPT-17): The draft's input buffers are allocated once, for any algorithm.
     ReferenceExecutor.__init__:
-        good(**locals())
-        self.draft_inputs = {"hidden": np.zeros((num_rows + 1, HIDDEN_SIZE), np.float32)}
+        good(self, engine, draft, acceptance=acceptance, fail_at=fail_at)
+        self.draft_inputs = {"hidden": np.zeros((engine.config.max_running + 1, HIDDEN_SIZE), np.float32)}
 
 CapturesInVerify (ACCEPT-17): The verify pass keeps its hidden states until the next one, for every algorithm.
     ReferenceExecutor._verify:

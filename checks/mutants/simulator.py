@@ -157,7 +157,7 @@ HoldsItsPeak (SIM-13): The mean use of the KV pools is their greatest.
         summary = good(self, metrics, duration_ns, slo)
         return summary | {"kv_occupancy_mean": summary["kv_occupancy_max"]}
 
-ForgetsTheGapOfARetraction (SIM-13): The time that a request waits after a retraction is in no inter-token latency.
+ForgetsTheGapOfARetraction (SIM-07): The time that a request waits after a retraction is in no inter-token latency.
     CheckedSimulator.make:
         simulation = good(self, scenario, metrics, history, faults)
         lives, retracted = metrics.lives, metrics.lives._retracted

@@ -211,7 +211,7 @@ class Trial:
     def carry_out(self, method: Callable[..., Any], *arguments: object) -> None:
         """Call the component for what the contract gives no reason to refuse here."""
         if self.refused(self.ask(method, *arguments)):
-            was = f"{self.operation} was refused: {self.moment.refusal}"
+            was = f"{getattr(method, '__name__', self.operation)} was refused: {self.moment.refusal}"
             raise self.misbehaviour("RAISES", was, "it is carried out")
 
     def must(self, method: Callable[..., Any], *arguments: object) -> Any:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...core.acceptance.process import AcceptanceProcess
-from ...core.algorithm.algorithm import AlgorithmShape, DraftKV, SpecAlgorithm
+from ...core.algorithm.algorithm import AlgorithmShape, DraftKV
 from ...core.algorithm.arrival import fill_cells
 from ...core.contract.future_map import FutureMap
 from ...core.contract.hidden import ForwardPhase, check_hidden
@@ -76,36 +76,36 @@ class Running:
 
 
 class ReferenceExecutor:
-    """Executes steps of one engine. See `for_engine`; `fail_at` maps request ids to the output index whose logits are NaN."""
+    """Executes the steps of one engine, whose configuration must track tokens.
+
+    `acceptance` decides how many drafts are right, if not the draft's own agreement; `fail_at` maps request ids to the output index
+    whose logits are NaN.
+    """
 
     def __init__(
         self,
-        *,
-        num_rows: int,
-        row_width: int,
-        num_pages: int,
-        page_size: int,
-        context_len: int,
-        alloc_len: int,
-        max_steps: int,
-        topk: int,
-        algorithm: SpecAlgorithm,
+        engine: Engine,
         draft: HashDraft,
+        *,
         acceptance: AcceptanceProcess | None = None,
         fail_at: Mapping[str, int] | None = None,
     ) -> None:
+        config, sizes, algorithm = engine.config, engine.sizes, engine.algorithm
+        assert config.track_tokens, "the reference executor needs EngineConfig.track_tokens"
         self.algorithm = algorithm
         self.model: HashLanguageModel = draft.target
-        self.page_size = page_size
-        self.alloc_len = alloc_len
+        self.page_size = config.page_size
+        self.alloc_len = sizes.alloc_len
         self.acceptance = acceptance
         self.fail_at = dict(fail_at or {})
-        num_slots = (num_pages + 1) * page_size
-        self.kv = ShadowKV(num_rows, row_width, num_slots, algorithm.draft_kv.value)
-        shape = AlgorithmShape(max_steps, topk, HIDDEN_SIZE, target_vocab_size=draft.target.vocab_size)
+        num_rows, num_slots = config.max_running, (config.num_pages + 1) * config.page_size
+        self.kv = ShadowKV(num_rows, sizes.row_width, num_slots, algorithm.draft_kv.value)
+        shape = AlgorithmShape(
+            sizes.max_steps, engine.controller.topk, HIDDEN_SIZE, target_vocab_size=draft.target.vocab_size
+        )
         self.future_map = FutureMap(num_rows, algorithm.relay_fields(shape), debug_poison=True)
-        self.drafter = ReferenceDrafter(algorithm, draft, self.kv, page_size, shape, context_len - 1)
-        self.max_position = context_len - 1
+        self.max_position = config.context_len - 1
+        self.drafter = ReferenceDrafter(algorithm, draft, self.kv, config.page_size, shape, self.max_position)
         self.num_rounds = 0
         self.num_drafted = 0  # draft nodes verified
         self.num_correct_drafts = 0
@@ -114,26 +114,7 @@ class ReferenceExecutor:
         self._running: Running | None = None
         self._last_step_id = 0
         self._stop_through = 0
-        self.launched_table = np.zeros((num_rows + 1, row_width), dtype=np.int32)
-
-    @classmethod
-    def for_engine(cls, engine: Engine, draft: HashDraft, **options) -> ReferenceExecutor:
-        """An executor with the sizes of `engine`; its configuration must track tokens."""
-        config, sizes = engine.config, engine.sizes
-        assert config.track_tokens, "the reference executor needs EngineConfig.track_tokens"
-        return cls(
-            num_rows=config.max_running,
-            row_width=sizes.row_width,
-            num_pages=config.num_pages,
-            page_size=config.page_size,
-            context_len=config.context_len,
-            alloc_len=sizes.alloc_len,
-            max_steps=sizes.max_steps,
-            topk=engine.controller.topk,
-            algorithm=engine.algorithm,
-            draft=draft,
-            **options,
-        )
+        self.launched_table = np.zeros((num_rows + 1, sizes.row_width), dtype=np.int32)
 
     # -- the port -------------------------------------------------------------------------------------------------
 

@@ -1,18 +1,20 @@
-"""The numbers of a report, computed once more from the ledger of its run: plain sums over requests, steps and states (SIM-13)."""
+"""The numbers of a report, computed once more from the ledger of its run: plain sums over requests, steps and states (SIM-13).
+
+What is completed, its throughput and its latencies are recounted from the requests themselves (SIM-07), whose tokens and times are those
+of the ledger (SIM-16).
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
-from math import ceil, floor, fsum, sqrt
+from math import fsum
 from typing import Any, NamedTuple
 
 from .ledger import Ledger
 
 EXACT = 1e-9
-QUANTILE = 0.002
-"""How far a quantile of gaps may be off: there are too many gaps to keep each."""
 
 
 class Wrong(NamedTuple):
@@ -51,16 +53,10 @@ class Books:
             value = self.summary.get(name)
             if not _near(value, should):
                 yield Wrong(name, value, should)
-        for name, values in self._gap_quantiles():
-            low, high = values
-            value = self.summary[name]
-            if value is None or not low * (1 - QUANTILE) <= value <= high * (1 + QUANTILE):
-                yield Wrong(name, value, f"{low:g} … {high:g}")
         yield from self._shares()
 
     def _expected(self) -> Iterator[tuple[str, Any]]:
         yield from self._counts()
-        yield from self._latencies()
         yield from self._speculation()
         yield from self._resources()
         if self.is_plain and not self.has_faults:
@@ -72,16 +68,11 @@ class Books:
         ledger, completed = self.ledger, self.ledger.completed
         inputs, outputs = sum(life.prompt for life in completed), sum(life.tokens for life in completed)
         seconds = self.duration_ns / 1e9
-        yield "completed", len(completed)
         yield "refused", len(ledger.refused)
-        yield "retractions", ledger.retractions
         yield "total_input_tokens", inputs
-        yield "total_output_tokens", outputs
         yield "delivered_tokens", sum(life.tokens for life in ledger.lives.values())
         yield "truncated", sum(life.end == "length" and life.tokens < life.max_tokens for life in completed)
         if seconds:
-            yield "request_throughput", len(completed) / seconds
-            yield "output_throughput", outputs / seconds
             yield "total_token_throughput", (inputs + outputs) / seconds
         if self.is_plain:
             ends = Counter(life.end for life in ledger.lives.values())
@@ -89,31 +80,6 @@ class Books:
             yield "aborted", ends["abort"]
             yield "failed", ends["error"]
             yield "unfinished", ends[""]
-
-    def _latencies(self) -> Iterator[tuple[str, Any]]:
-        completed = self.ledger.completed
-        first = [(life.emissions[0][0] - life.arrival_ns) / 1e6 for life in completed]
-        last = [(life.emissions[-1][0] - life.arrival_ns) / 1e6 for life in completed]
-        several = zip(completed, first, last, strict=True)
-        per_token = [(end - begin) / (life.tokens - 1) for life, begin, end in several if life.tokens > 1]
-        for name, values in (("ttft", first), ("e2el", last), ("tpot", per_token)):
-            for statistic, value in _statistics(values).items():
-                yield f"{statistic}_{name}_ms", value
-        gaps = self._gaps()
-        yield "mean_itl_ms", _mean(gaps)
-        yield "std_itl_ms", _deviation(gaps)
-
-    def _gaps(self) -> list[float]:
-        """Return the times between two emissions of a request, over all requests, in milliseconds."""
-        lives = self.ledger.lives.values()
-        return [(after - before) / 1e6 for life in lives for (before, _), (after, _) in pairwise(life.emissions)]
-
-    def _gap_quantiles(self) -> Iterator[tuple[str, tuple[float, float]]]:
-        gaps = sorted(self._gaps())
-        for name, share in (("median", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99)):
-            if gaps:
-                place = share * (len(gaps) - 1)
-                yield f"{name}_itl_ms", (gaps[floor(place)], gaps[ceil(place)])
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -225,23 +191,3 @@ def _near(value: Any, should: Any) -> bool:
 
 def _mean(values: list[float]) -> float | None:
     return fsum(values) / len(values) if values else None
-
-
-def _deviation(values: list[float]) -> float | None:
-    """Return the standard deviation of the whole population, in integers of nanoseconds."""
-    if not values:
-        return None
-    count, ns = len(values), [round(value * 1e6) for value in values]
-    return sqrt(count * sum(n * n for n in ns) - sum(ns) ** 2) / count / 1e6
-
-
-def _statistics(values: list[float]) -> dict[str, float | None]:
-    ordered, last = sorted(values), len(values) - 1
-    found: dict[str, float | None] = {"mean": _mean(values)}
-    for name, share in (("median", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99)):
-        found[name] = None
-        if ordered:
-            below = floor(share * last)
-            above = ordered[min(below + 1, last)]
-            found[name] = ordered[below] + (share * last - below) * (above - ordered[below])
-    return found

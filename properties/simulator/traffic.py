@@ -225,5 +225,9 @@ class Traffic:
                 yield f"{name} has {numbers.count(number)} ends", "one end for each request that was sent"
         for request in self.answer.requests:
             life = self.ledger.lives.get(f"r{request.number}")
-            if life is not None and request.reason != "refused" and request.num_output != life.tokens:
+            if life is None or request.reason == "refused":
+                continue
+            if request.num_output != life.tokens:
                 yield f"{life.id} has {request.num_output} tokens", f"{life.tokens}, each counted once"
+            if request.emissions != tuple(life.emissions):
+                yield f"{life.id} got (ns, tokens) {request.emissions}", f"{tuple(life.emissions)}, by the log"

@@ -128,7 +128,7 @@ def serve_disaggregated(model, requests, **config):
             algorithm,
             fixed_controller(3, topk=2, num_draft_tokens=6, depth_limited=False),
         )
-        return engine, ReferenceExecutor.for_engine(engine, HashDraft(model, 0.7))
+        return engine, ReferenceExecutor(engine, HashDraft(model, 0.7))
 
     pair = HandoffPair(worker("prefill"), worker("decode"))
     for request in requests:

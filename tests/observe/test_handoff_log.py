@@ -53,7 +53,7 @@ def recorded(tmp_path, seed, sinks=()):
         for replica, role in enumerate(ROLES):
             engine = make_engine(role, sink_of(replica))
             draft = HashDraft(HashLanguageModel(seed=3, vocab_size=24), 0.7)
-            workers.append((engine, ReferenceExecutor.for_engine(engine, draft)))
+            workers.append((engine, ReferenceExecutor(engine, draft)))
         calls = iter(range(10**6))
 
         def lose(messages):

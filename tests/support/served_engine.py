@@ -24,7 +24,7 @@ def make(
         events=events,
         text_decoder=text_decoder,
     )
-    return engine, ReferenceExecutor.for_engine(engine, HashDraft(MODEL, agreement), fail_at=fail_at)
+    return engine, ReferenceExecutor(engine, HashDraft(MODEL, agreement), fail_at=fail_at)
 
 
 def ask(name, prompt_len=5, max_tokens=12, start=0, **fields):

@@ -112,7 +112,7 @@ def worker(role, model, overlap):
         get_algorithm("SUFFIX_AUTOMATON"),
         fixed_controller(3, topk=2, num_draft_tokens=6, depth_limited=False),
     )
-    return engine, ReferenceExecutor.for_engine(engine, HashDraft(model, 0.0))
+    return engine, ReferenceExecutor(engine, HashDraft(model, 0.0))
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -37,7 +37,7 @@ class FailingDriver:
         engine.check()
         restart = cause in (FailureCause.HUNG, FailureCause.WORKER_LOST)
         if restart:
-            fresh = ReferenceExecutor.for_engine(engine, HashDraft(MODEL, 0.7))
+            fresh = ReferenceExecutor(engine, HashDraft(MODEL, 0.7))
             fresh._last_step_id = engine.last_step_id
             self.executor = fresh
             self.restarted += 1
@@ -151,7 +151,7 @@ def test_less_is_asked_of_a_device_out_of_memory_and_then_more_again():
         controller,
         events=events.append,
     )
-    executor = ReferenceExecutor.for_engine(engine, HashDraft(MODEL, 0.9))
+    executor = ReferenceExecutor(engine, HashDraft(MODEL, 0.9))
     asked = requests(8, max_tokens=180)
     for request in asked:
         engine.submit(request, 0)
@@ -222,7 +222,7 @@ def test_a_restart_empties_the_cache_and_loses_no_request():
     engine.check()
     assert engine.recovery.num_restarts == 1 and engine.store.allocator.num_held_slots == 0
     assert events[-1] == Resumed(0, True, ("b",))
-    executor = ReferenceExecutor.for_engine(engine, HashDraft(MODEL, 0.7))
+    executor = ReferenceExecutor(engine, HashDraft(MODEL, 0.7))
     executor._last_step_id = engine.last_step_id
     joins = engine.plan(0).joins
     assert [(join.request.request_id, join.num_cached) for join in joins] == [("b", 0)]

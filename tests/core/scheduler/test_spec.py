@@ -47,7 +47,7 @@ def ask(number: int, **fields) -> Request:
 
 def plain_outputs() -> dict[str, np.ndarray]:
     engine = described().make_engine()
-    driver = Driver(engine, ReferenceExecutor.for_engine(engine, HashDraft(MODEL)))
+    driver = Driver(engine, ReferenceExecutor(engine, HashDraft(MODEL)))
     for number in range(6):
         driver.submit(ask(number))
     return {name: end.tokens for name, end in driver.run_until_idle().items()}
@@ -59,7 +59,7 @@ def record(
     """Serve `requests` with a log at `path`; how each of them ended."""
     with EventLog(path, {"engine": description.to_json()}) as log:
         engine = description.make_engine(log.sink(0), Letters())
-        driver = Driver(engine, ReferenceExecutor.for_engine(engine, HashDraft(MODEL, agreement)))
+        driver = Driver(engine, ReferenceExecutor(engine, HashDraft(MODEL, agreement)))
         for request in requests:
             driver.submit(request)
         return {name: end.reason for name, end in driver.run_until_idle().items()}

@@ -29,7 +29,7 @@ def make(**config) -> DecodeLoop:
         fixed_controller(3),
         events=all_of([deliveries]),
     )
-    return DecodeLoop(engine, ReferenceExecutor.for_engine(engine, HashDraft(MODEL)), deliveries)
+    return DecodeLoop(engine, ReferenceExecutor(engine, HashDraft(MODEL)), deliveries)
 
 
 def ask(number: int, max_tokens: int = 20, **fields) -> Request:

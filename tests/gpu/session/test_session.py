@@ -409,7 +409,7 @@ def test_the_cost_table_is_the_time_of_rounds(models):
     )
     plan = plan_session(options)
     draft = HashDraft(HashLanguageModel(seed=1, vocab_size=24))
-    table = cost_table(plan.spec, lambda engine: Timed.for_engine(engine, draft), lambda: now[0], positions=CONTEXT)
+    table = cost_table(plan.spec, lambda engine: Timed(engine, draft), lambda: now[0], positions=CONTEXT)
     assert table.steps == (0, 2) and table.batch_sizes == batch_sizes(plan.spec) == (1, 2, 4, 5)
     for steps, row, token_ps in zip(table.steps, table.round_ns, table.kv_token_ps, strict=True):
         for size, time_ns in zip(table.batch_sizes, row, strict=True):

@@ -120,7 +120,7 @@ def pair(tmp_path_factory):
             )
             engine = Engine(config, get_algorithm("EAGLE"), fixed_controller(3), events=log.sink(replica))
             draft = HashDraft(HashLanguageModel(seed=3, vocab_size=24), 0.7)
-            workers.append((engine, ReferenceExecutor.for_engine(engine, draft)))
+            workers.append((engine, ReferenceExecutor(engine, draft)))
         calls = iter(range(10**6))
 
         def lose(messages):

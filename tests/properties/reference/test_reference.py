@@ -33,7 +33,7 @@ def serve(algorithm="EAGLE", controller=None, requests=(), acceptance=None, agre
         controller or fixed_controller(3),
         events=events.append,
     )
-    executor = ReferenceExecutor.for_engine(engine, HashDraft(MODEL, agreement), acceptance=acceptance)
+    executor = ReferenceExecutor(engine, HashDraft(MODEL, agreement), acceptance=acceptance)
     driver = Driver(engine, executor)
     if on_commit is not None:
         driver.collect = lambda: on_commit(engine, result := executor.collect()) or result
@@ -128,7 +128,7 @@ def block_in_flight(**config):
         get_algorithm("NONE"),
         fixed_controller(0),
     )
-    executor = ReferenceExecutor.for_engine(engine, HashDraft(MODEL))
+    executor = ReferenceExecutor(engine, HashDraft(MODEL))
     engine.submit(ask("a", [1, 2, 3], max_tokens=60), 0)
     while True:
         while (step := engine.plan(0)) is not None:

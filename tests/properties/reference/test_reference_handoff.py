@@ -43,7 +43,7 @@ def worker(role, algorithm, steps=3, topk=1, events=None, **config):
         fixed_controller(0 if algorithm == "NONE" else steps, **shape),
         events=events,
     )
-    return engine, ReferenceExecutor.for_engine(engine, HashDraft(MODEL, 0.7))
+    return engine, ReferenceExecutor(engine, HashDraft(MODEL, 0.7))
 
 
 def pair(algorithm="STANDALONE", meddle=None, timing=None, prefill=None, decode=None, **config):
