@@ -193,6 +193,9 @@ class Prompt:
         return (self.length, self.hash_ids, self.block_size, self.segment_lens)
 
 
+NO_TOKENS = Prompt.of_length(0)
+
+
 def _integer(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"expected an integer, found {value!r}")

@@ -52,7 +52,7 @@ from ..core.contract.request import GREEDY, FinishedRequest, FinishReason, Reque
 from ..core.contract.step import BlockEnd, DecodeResult, PrefillResult, Step, StepResult
 from ..core.contract.table_writes import TableWrites
 from ..core.errors import ForetokenError
-from ..core.prompt import Prompt
+from ..core.prompt import NO_TOKENS, Prompt
 
 DIGITS = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _DIGITS = np.frombuffer(DIGITS, dtype=np.uint8)
@@ -253,6 +253,8 @@ def _request_parts(request: Request) -> list[str]:
         value = getattr(request, name)
         if value:
             parts.append(f'"{name}":{_dumps(list(value))}')
+    if request.shown.length:
+        parts.append(f'"shown":{_dumps(request.shown.to_json())}')
     return parts
 
 
@@ -325,6 +327,7 @@ def decode_request(record: Mapping[str, Any]) -> Request:
             stop_tokens=tuple(record.get("stop_tokens", ())),
             stop_strings=tuple(record.get("stop_strings", ())),
             outputs=tuple(record.get("outputs", ())),
+            shown=Prompt.from_json(record["shown"]) if "shown" in record else NO_TOKENS,
         )
     except _UNREADABLE as error:
         raise MalformedRecord(f"a request that cannot be read: {error!r}") from error

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ..errors import InvalidRequest
-from ..prompt import Prompt
+from ..prompt import NO_TOKENS, Prompt
 
 
 class FinishReason(IntEnum):
@@ -139,6 +139,9 @@ class Request:
 
     `max_tokens` bounds the output; the length that the model really produces is known to the executor alone.
     `outputs` names per-node outputs to return ("logprobs", "hidden_states", …). `namespace` separates prefix caches.
+    `shown` is the output that the client has already, from a worker that was lost. The request goes on behind it as if nothing had
+    happened: its last token is the one that the next decode round starts from, as it would have been. `max_tokens` and the number of
+    tokens that is reported at the end count it; what is delivered, and the outputs, begin behind it.
     """
 
     request_id: str
@@ -150,6 +153,7 @@ class Request:
     stop_tokens: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    shown: Prompt = NO_TOKENS  # only its length is known where the executor has no tokens
 
     def __post_init__(self) -> None:
         if self.prompt.length < 1:
@@ -166,6 +170,21 @@ class Request:
             raise InvalidRequest(f"request {self.request_id!r}: max_tokens must be >= 1, got {self.max_tokens}")
         if any(not text for text in self.stop_strings):
             raise InvalidRequest(f"request {self.request_id!r}: a stop string is empty")
+        if self.shown.length >= self.max_tokens:
+            raise InvalidRequest(
+                f"request {self.request_id!r}: {self.shown.length} tokens were shown, and max_tokens is {self.max_tokens}"
+            )
+
+    @property
+    def prefill_len(self) -> int:
+        """The tokens that are computed before decode rounds: the prompt, and what was shown but its last token."""
+        return self.prompt.length + max(self.shown.length - 1, 0)
+
+    def context(self) -> np.ndarray | None:
+        """Return prompt and shown tokens, int64 [n]; only the prompt where no more is known, None if that is not."""
+        tokens = self.prompt.materialize()
+        shown = self.shown.materialize()
+        return tokens if tokens is None or shown is None or not len(shown) else np.concatenate([tokens, shown])
 
 
 @dataclass(slots=True)

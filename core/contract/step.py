@@ -60,7 +60,7 @@ class PrefillStep:
     lens: np.ndarray  # int64 [n], ≥ 1
     is_last: np.ndarray  # bool [n]: the chunk ends the prompt: it emits the row's first token and first relay cell
     tokens: np.ndarray | None  # int64 [sum(lens)], row after row; None where the executor does not ask for them
-    tail_tokens: np.ndarray  # int64 [n]: the prompt token after a middle chunk; −1 after a last one (it is the sample)
+    tail_tokens: np.ndarray  # int64 [n]: the context's token after a chunk; −1: there is none, a first token is drawn
 
 
 @dataclass(slots=True)

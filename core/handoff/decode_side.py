@@ -418,7 +418,7 @@ class DecodeSide(HandoffSide):
         transfer.state = DECODE_TRANSITIONS[transfer.state][event]
 
     def _num_pages(self, transfer: Incoming) -> int:
-        return self.page_format.num_pages(transfer.offer.request.prompt.length)
+        return self.page_format.num_pages(transfer.offer.request.prefill_len)
 
 
 def _is_newer(key: TransferKey, other: TransferKey) -> bool:

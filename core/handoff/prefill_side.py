@@ -215,7 +215,7 @@ class PrefillSide(HandoffSide):
     def _accepted(self, transfer: Outgoing, message: Accept, now_ns: int) -> bool:
         if not self._move(transfer, TransferEvent.ACCEPT):
             return False
-        num_pages = self.page_format.num_pages(transfer.request.prompt.length)
+        num_pages = self.page_format.num_pages(transfer.request.prefill_len)
         transfer.peer_epoch = message.epoch
         transfer.first_page = transfer.next_page = min(max(message.first_page, 0), num_pages)
         transfer.renewal_ns = max(1, message.hold_ns // 3)
@@ -326,7 +326,7 @@ class PrefillSide(HandoffSide):
 
     def _send_manifest(self, transfer: Outgoing, now_ns: int) -> None:
         """Say what must have arrived, when everything is computed and read out."""
-        num_pages = self.page_format.num_pages(transfer.request.prompt.length)
+        num_pages = self.page_format.num_pages(transfer.request.prefill_len)
         wanted = range(transfer.first_page, num_pages)
         if len(transfer.seals) < len(wanted):
             return

@@ -42,7 +42,7 @@ from .messages import (
 )
 
 MAGIC = b"FTKH"
-VERSION = 1
+VERSION = 2
 MAX_HEADER_BYTES = 1 << 28  # a prompt of 2**24 tokens is about 2**27 bytes
 _FRAME = struct.Struct("<4sHIQI")
 _KINDS = {kind.__name__: kind for kind in (Offer, Accept, Reject, Page, Manifest, Ack, Nack, Renew, Cancel, CancelAck)}
@@ -138,6 +138,7 @@ def request_to_json(request: Request) -> dict[str, Any]:
         "stop_tokens": list(request.stop_tokens),
         "stop_strings": list(request.stop_strings),
         "outputs": list(request.outputs),
+        "shown": request.shown.to_json(),
     }
 
 
@@ -156,6 +157,7 @@ def request_from_json(value: Mapping[str, Any]) -> Request:
         tuple(map(_integer, value["stop_tokens"])),
         tuple(map(_text, value["stop_strings"])),
         tuple(map(_text, value["outputs"])),
+        Prompt.from_json(value["shown"]),
     )
 
 

@@ -49,16 +49,17 @@ class Admission:
         max_tokens = self.max_tokens(request)
         if self.role is EngineRole.DECODE:
             return "this engine only decodes: requests come to it by handoff"
-        if max_tokens < 1:
+        if max_tokens <= request.shown.length:
             limit = request.prompt.length + max_tokens
-            return f"too long: a prompt of {request.prompt.length} tokens and 1 of output, at most {limit} fit"
+            return f"too long: a prompt of {request.prefill_len} tokens and 1 of output, at most {limit} fit"
         if self.config.max_queue is not None and len(self.requests.waiting) >= self.config.max_queue:
             return f"queue full: {self.config.max_queue} requests wait"
         return ""
 
     def max_tokens(self, request: Request) -> int:
-        """Return the output length that context and pool allow this request; below 1 it can never run."""
-        return self.sizes.max_tokens(self.config, request.prompt.length, request.max_tokens, self.role)
+        """Return the output length that context and pool allow this request. What was shown counts; without one more it can never run."""
+        asked = request.max_tokens
+        return self.sizes.max_tokens(self.config, request.prompt.length, asked, self.role, request.prefill_len)
 
     def could_enter(self, record: RequestRecord) -> bool:
         """Return whether a plan could admit this newcomer before any commit. May be wrongly True: memory is not looked at, because
@@ -198,10 +199,12 @@ class Admission:
         if self.store.cache is None:
             return None
         if record.context is None:
-            record.context = record.request.prompt.materialize()
+            record.context = record.request.context()
             if record.context is None:
                 return None
-        return self.store.match(record.context, record.request.namespace)
+        # Not the token behind the prefill: the last one before it is computed in any case.
+        known = record.context[: record.prompt_len + record.emitted_before]
+        return self.store.match(known, record.request.namespace)
 
     def _enter(self, prefix: PrefixMatch | None) -> RequestRecord:
         self._blocked = None
@@ -232,6 +235,10 @@ class Admission:
         )
 
 
+def _token_at(context: np.ndarray, position: int) -> int:
+    return int(context[position]) if position < len(context) else NO_TOKEN
+
+
 def prefill_step(chunks: list[Chunk], with_tokens: bool) -> PrefillStep:
     """Return the prefill part of a step, one row per chunk; with the tokens for an executor that computes on them."""
     lens = [chunk.length for chunk in chunks]
@@ -240,7 +247,7 @@ def prefill_step(chunks: list[Chunk], with_tokens: bool) -> PrefillStep:
     if with_tokens:
         parts = [c.record.context[c.start : c.start + c.length] for c in chunks]
         tokens = np.concatenate(parts, dtype=np.int64)
-        tails = [NO_TOKEN if c.is_last else int(c.record.context[c.start + c.length]) for c in chunks]
+        tails = [_token_at(c.record.context, c.start + c.length) for c in chunks]
     return PrefillStep(
         rows=np.array([chunk.record.row for chunk in chunks], dtype=np.int32),
         epochs=np.array([chunk.record.epoch for chunk in chunks], dtype=np.int64),

@@ -135,12 +135,23 @@ class EngineSizes:
         row_width = request_table_width(config.context_len, reserve, config.page_size)
         return cls(max_steps, max_nd, alloc_len, reserve, row_width)
 
-    def max_tokens(self, config: EngineConfig, prompt_len: int, asked: int, role: EngineRole = EngineRole.BOTH) -> int:
-        """Return the output length that context and pool allow a request alone, at most `asked`; below 1 it can never run."""
+    def max_tokens(
+        self,
+        config: EngineConfig,
+        prompt_len: int,
+        asked: int,
+        role: EngineRole = EngineRole.BOTH,
+        prefill_len: int = 0,
+    ) -> int:
+        """Return the output length that context and pool allow a request alone, at most `asked`; below 1 it can never run.
+
+        `prefill_len`: the tokens of prompt and output that a prefill worker computes, if they are more than the prompt.
+        """
         pool = config.num_pages * config.page_size
         if role is EngineRole.PREFILL:
             # The decode worker checks whether the output fits; here it takes no slots.
-            return min(asked, config.context_len - prompt_len) if prompt_len <= pool else pool - prompt_len
+            missing = max(prompt_len, prefill_len) - pool
+            return min(asked, config.context_len - prompt_len) if missing <= 0 else -missing
         return min(asked, config.context_len - prompt_len, self.pool_limit(config) - prompt_len)
 
     def pool_limit(self, config: EngineConfig) -> int:

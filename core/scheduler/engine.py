@@ -225,7 +225,7 @@ class Engine:
             self.requests.share_prefix(record)
             if not chunk.is_last:
                 continue
-            first_tokens.append(record.request.request_id)
+            first_tokens += [] if record.has_first_token else [record.request.request_id]
             stopped = result.stopped is not None and bool(result.stopped[i])
             stopped = self.output.first_token(record, result, i) or stopped
             if self.role is EngineRole.PREFILL:

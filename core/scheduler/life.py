@@ -179,13 +179,19 @@ class RequestRecord:
     num_cached: int = 0  # KV tokens taken from the prefix cache at the last admission
     emitted_before: int = 0  # tokens emitted before the last admission
     overtaken: int = 0  # admissions of later arrivals while this one waited
-    context: np.ndarray | None = None  # int64 [prompt_len + emitted_before]; None if the content is unknown
+    # int64 [prompt_len + emitted_before], and the first token if the request goes on behind it; None if the content is unknown
+    context: np.ndarray | None = None
     outputs: dict[str, list] = field(default_factory=dict)  # per-token user outputs, one entry per emitted token
     ending: tuple[FinishReason, str] | None = None  # reason and message of an end that was demanded
 
     @property
     def prompt_len(self) -> int:
         return self.request.prompt.length
+
+    @property
+    def has_first_token(self) -> bool:
+        """Whether its client has been shown the token that ends the prefill, by a worker that was lost."""
+        return self.emitted_before < self.request.shown.length
 
     @property
     def end_len(self) -> int:

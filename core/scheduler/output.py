@@ -49,13 +49,14 @@ class OutputLog:
         if not self.tracks_tokens:
             return
         if record.context is None:
-            record.context = record.request.prompt.materialize()
-        assert record.context is not None, "an executor with tokens needs prompts with tokens"
+            record.context = record.request.context()
+        is_known = record.context is not None and len(record.context) == record.prefill_len + record.has_first_token
+        assert is_known, "an executor with tokens needs prompts with tokens"
         self._tokens[record.row, : len(record.context)] = record.context
 
     def first_token(self, record: RequestRecord, result: PrefillResult, i: int) -> bool:
         """Keep the token that ends the prefill. Returns whether it completes a stop string."""
-        if not self.tracks_tokens:
+        if not self.tracks_tokens or record.has_first_token:
             return False
         self._tokens[record.row, record.prefill_len] = result.tokens[i]
         for name in record.request.outputs:
@@ -73,7 +74,7 @@ class OutputLog:
         if arrival.first_token is not None:
             self._tokens[record.row, record.prefill_len] = arrival.first_token
         for name in record.request.outputs:
-            record.outputs.setdefault(name, []).append(arrival.outputs[name])
+            record.outputs[name] = [arrival.outputs[name]] if name in arrival.outputs else []
 
     def stop_string_cuts(
         self, rows: np.ndarray, counted: CountedRounds, decode: DecodeResult, record_in: RecordIn
@@ -111,18 +112,18 @@ class OutputLog:
 
     def num_delivered(self, record: RequestRecord) -> int:
         """Count the output tokens so far, over all admissions of the request."""
-        if record.state in _AFTER_PREFILL and record.has_whole_prompt:
+        if _is_prefilled(record):
             return int(self._kv_len[record.row]) - record.prompt_len + 1
-        return record.emitted_before
+        return max(record.emitted_before, record.request.shown.length)
 
     def delivered(self, record: RequestRecord) -> tuple[int, np.ndarray | None]:
         """Return the number of output tokens, and the tokens int64 themselves where they are known."""
         count = self.num_delivered(record)
         if not self.tracks_tokens:
             return count, None
-        source = record.context if not record.row else self._tokens[record.row]
+        source = self._tokens[record.row] if record.row else record.context
         if source is None:
-            return count, np.empty(0, dtype=np.int64)
+            source = record.request.context()
         return count, source[record.prompt_len : record.prompt_len + count].astype(np.int64)
 
     def context_of(self, record: RequestRecord) -> np.ndarray | None:
@@ -134,12 +135,17 @@ class OutputLog:
 
     def close(self, record: RequestRecord) -> None:
         """Note in a record that leaves its row the context with which the request would enter again."""
-        emitted = self.num_delivered(record)
+        if not _is_prefilled(record):
+            return  # it enters as before
         if self.tracks_tokens:
             record.context = self.context_of(record)
-        elif emitted > 0:
+        else:
             record.context = None  # the output's tokens are unknown
-        record.emitted_before = emitted
+        record.emitted_before = self.num_delivered(record)
+
+
+def _is_prefilled(record: RequestRecord) -> bool:
+    return record.state in _AFTER_PREFILL and record.has_whole_prompt
 
 
 def _columns(counted: CountedRounds) -> list[int]:

@@ -115,7 +115,7 @@ class Requests:
     def reserve(self, request: Request, max_tokens: int, row: int) -> RequestRecord:
         """Decode side: give a row to a request whose KV is still to arrive."""
         record = self._new(request, max_tokens)
-        self._take_row(record, row, record.prompt_len)
+        self._take_row(record, row, request.prefill_len)
         self._advance(record, RequestEvent.RESERVE)
         record.num_cached = self.store.num_adopted(row)
         return record
@@ -138,7 +138,9 @@ class Requests:
         return self.running.get(row) or self.leaving[row]
 
     def _new(self, request: Request, max_tokens: int) -> RequestRecord:
-        record = self.live[request.request_id] = RequestRecord(request, self._num_arrived, max_tokens)
+        record = RequestRecord(request, self._num_arrived, max_tokens)
+        record.emitted_before = request.prefill_len - request.prompt.length
+        self.live[request.request_id] = record
         self._num_arrived += 1
         return record
 

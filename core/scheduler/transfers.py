@@ -98,7 +98,7 @@ class Transfers:
         assert record.state is RequestState.TRANSFERRING, f"{request_id!r} has no first token to hand over"
         _, tokens = self.output.delivered(record)
         outputs = {name: values[0] for name, values in record.outputs.items()}
-        return Arrival(None if tokens is None else int(tokens[0]), None, outputs)
+        return Arrival(None if tokens is None else int(tokens[-1]), None, outputs)
 
     def hold(self, request_id: str, now_ns: int) -> int:
         """Keep the row of a request until `release_hold`, also when the request leaves it. Returns the row."""
@@ -150,8 +150,8 @@ class Transfers:
         if self.admission.role is EngineRole.PREFILL:
             return "this engine only computes prompts"
         refusal = self.requests.refusal(request)
-        if not refusal and self.admission.max_tokens(request) < 2:
-            refusal = f"too long: {request.prompt.length} tokens and 2 of output do not fit"
+        if not refusal and self.admission.max_tokens(request) < max(request.shown.length, 1) + 1:
+            refusal = f"too long: {request.prefill_len} tokens and 2 of output do not fit"
         return refusal or self.output.refusal(request)
 
     def _row_for(self, request: Request) -> int | None:
@@ -160,11 +160,12 @@ class Transfers:
             return None
         if requests.steps_are_lost or requests.is_admission_paused:
             return None
-        needed = ceil_to_page(request.prompt.length + self.admission.sizes.reserve, self.config.page_size)
+        needed = ceil_to_page(request.prefill_len + self.admission.sizes.reserve, self.config.page_size)
         headroom = self.admission.headroom(len(requests.rounds.rows))
         if needed + headroom > self.store.available_slots or not self.admission.has_row:
             return None
-        tokens = request.prompt.materialize() if self.store.cache is not None else None
+        tokens = request.context() if self.store.cache is not None else None
+        tokens = tokens if tokens is None else tokens[: request.prefill_len]
         return self.store.reserve_row(tokens, request.namespace, needed)
 
     def join(self, request_id: str, arrival: Arrival, now_ns: int) -> JoinOutcome:
@@ -190,7 +191,7 @@ class Transfers:
         """Hand the received prompt to the prefix cache, and note how much of it the cache had already."""
         row, length = record.row, record.prefill_len
         if record.context is None:
-            record.context = record.request.prompt.materialize()
+            record.context = record.request.context()
         if record.context is None:
             return
         own = self.store.table.gather(row, 0, length)
@@ -218,7 +219,7 @@ class Transfers:
             record.epoch,
             record.request,
             record.max_tokens,
-            num_emitted=1,
+            num_emitted=record.emitted_before + 1,
             num_cached=record.num_cached,
             cached_tokens=record.context[: record.prefill_len] if self.config.track_tokens else None,
             num_received=record.prefill_len,

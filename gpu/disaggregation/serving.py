@@ -66,13 +66,16 @@ class News:
         self._ended: list[list[Any]] = []
         self._num_told: dict[str, int] = {}
 
-    def joined(self, request_id: str) -> None:
-        self._joined.append(request_id)
-        self._num_told[request_id] = 1  # the first token was told by the prefill worker
+    def submitted(self, request: Request) -> None:
+        self._num_told[request.request_id] = request.shown.length
+
+    def joined(self, request: Request) -> None:
+        self._joined.append(request.request_id)
+        self._num_told[request.request_id] = max(request.shown.length, 1)  # the prefill worker has told the first one
 
     def tokens(self, request_id: str, tokens: Iterable[np.ndarray], outputs: Mapping[str, Iterable[Any]]) -> None:
         values = np.concatenate(list(tokens)).tolist()
-        told = self._num_told.get(request_id, 0)
+        told = self._num_told[request_id]
         self._num_told[request_id] = told + len(values)
         shown = {name: [np.asarray(entry).tolist() for entry in entries] for name, entries in outputs.items()}
         self._tokens.append([request_id, told, values, shown])
@@ -136,6 +139,8 @@ class Serving:
         if outcome.refusal:
             self.news.refused(request.request_id, outcome.refusal)
             self.news.flush()
+        else:
+            self.news.submitted(request)
         self.driver.interrupt(outcome.replan)
 
     def turn(self, poll: Callable[[], None]) -> bool:
@@ -224,7 +229,7 @@ class Serving:
     def watch(self, event: Event) -> None:
         """Tell the parent of requests that join; an event sink."""
         if isinstance(event, HandoffMoved) and event.move is HandoffMove.JOIN and not event.finished:
-            self.news.joined(event.request_id)
+            self.news.joined(self.engine.requests.live[event.request_id].request)
 
     # -- what the driver calls (`core.handoff.Transport`) ---------------------------------------------------------------
     #

@@ -15,7 +15,9 @@ from typing import Any
 from ...core.contract.request import FinishReason, Request
 from ...core.errors import ForetokenError
 from ...core.handoff import HandoffTiming
+from ...core.handoff.placement import LeastLoaded, Placement, Placements, Verdict
 from ...core.handoff.wire import request_to_json
+from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineRole
 from ...core.scheduler.spec import EngineSpec
 from ...observe.engine_lines import active_level
@@ -33,7 +35,6 @@ from ..session.session import (
 )
 from ..session.text import StreamDecoder, Tokenizer
 from .processes import WorkerProcess, Workers
-from .router import Placement, Router, Verdict
 from .worker_session import SessionOrder, spec_for
 
 SECOND_NS = 1_000_000_000
@@ -67,7 +68,11 @@ class DisaggregatedSession:
         self.tokenizer = tokenizer
         self._session = workers.num_sessions
         by_role = {role: [w.name for w in workers.living() if w.place.role is role] for role in EngineRole}
-        self._router = Router(by_role[EngineRole.PREFILL], by_role[EngineRole.DECODE])
+        self._placements = Placements(
+            LeastLoaded(by_role[EngineRole.PREFILL], lambda request: request.prefill_len),
+            LeastLoaded(by_role[EngineRole.DECODE], lambda request: 1),
+            lambda request_id: Prompt.of_tokens(self._answers[request_id].tokens),
+        )
         self._answers: dict[str, _Answer] = {}
         self._reports: dict[str, dict[str, Any]] = {}
         self._seconds = 0.0
@@ -163,8 +168,8 @@ class DisaggregatedSession:
 
     def abort(self, request_id: str) -> None:
         """Give a request up, wherever it is; an id that is not live changes nothing."""
-        if request_id in self._router:
-            placement = self._router[request_id]
+        if request_id in self._placements:
+            placement = self._placements.abort(request_id)
             for name in (placement.prefill, placement.decode):
                 self.workers[name].say({"do": "abort", "request_id": request_id})
 
@@ -235,7 +240,7 @@ class DisaggregatedSession:
         if request_id in self._answers:
             refusal = "duplicate id: a live request has it"
         else:
-            placement = self._router.place(request)
+            placement = self._placements.place(request)
             if placement is None:
                 refusal = "no worker is left"
         if refusal:
@@ -251,7 +256,7 @@ class DisaggregatedSession:
         self.workers[placement.prefill].say({"do": "submit", "request": request, "peer": placement.decode})
 
     def _abort_all(self) -> None:
-        for request_id in self._router.request_ids:
+        for request_id in self._placements.request_ids:
             self.abort(request_id)
 
     def _hear(self, wait_s: float) -> list[TextDelta]:
@@ -265,7 +270,7 @@ class DisaggregatedSession:
             elif said["say"] == "news":
                 deltas += self._news(worker, said)
             elif said["say"] == "lost":
-                deltas += self._judged(self._router.let_go(worker.name, said["peer"]))
+                deltas += self._judged(self._placements.let_go(worker.name, said["peer"]))
             elif said["say"] == "link broken":
                 # One of the two is dead or dying. Should it be alive, it can serve no more.
                 self.workers[said["peer"]].kill()
@@ -274,78 +279,71 @@ class DisaggregatedSession:
         return deltas
 
     def _lost(self, worker: WorkerProcess) -> list[TextDelta]:
-        asked, verdicts = self._router.lose(worker.name, f"worker {worker.name} {worker.death}")
-        for name in asked:
-            self.workers[name].say({"do": "lose", "peer": worker.name})
-        return self._judged(verdicts)
+        for other in self.workers.living():
+            if other.place.role is not worker.place.role:
+                other.say({"do": "lose", "peer": worker.name})
+        return self._judged(self._placements.lose(worker.name, f"worker {worker.name} {worker.death}"))
 
     def _judged(self, verdicts: Sequence[Verdict]) -> list[TextDelta]:
         deltas = []
         for verdict in verdicts:
             if verdict.placement is not None:
+                self._answers[verdict.request_id].early.clear()  # from behind a gap: they are computed again
                 self._dispatch(verdict.placement)
             else:
-                deltas.append(self._end(verdict.request_id, FINISH[FinishReason.ERROR], verdict.failure))
+                reason = FinishReason.ERROR if verdict.failure else FinishReason.ABORT
+                deltas.append(self._end(verdict.request_id, FINISH[reason], verdict.failure))
         return deltas
 
     def _news(self, worker: WorkerProcess, news: Mapping[str, Any]) -> list[TextDelta]:
         deltas: list[TextDelta] = []
         for request_id in news["joined"]:
-            if request_id in self._router:
-                self._router.joined(request_id)
+            if request_id in self._placements:
+                self._placements.joined(request_id)
         for request_id, offset, tokens, outputs in news["tokens"]:
-            if request_id in self._router:
+            if request_id in self._placements:
                 deltas += self._tokens(request_id, offset, tokens, outputs)
         for request_id, reason, num_output, message in news["ended"]:
-            if request_id in self._router:
+            if request_id in self._placements:
                 deltas += self._ended(worker, request_id, reason, num_output, message)
         return deltas
 
     def _tokens(
         self, request_id: str, offset: int, tokens: list[int], outputs: dict[str, list[Any]]
     ) -> list[TextDelta]:
-        """Two workers tell of one request, and a second try tells what was told: what is new goes on, in order."""
+        """Take tokens from `offset` of a request's output on. Two workers tell of one request; its tokens go on in order."""
         answer = self._answers[request_id]
         answer.early[offset] = (tokens, outputs)
         deltas = []
-        while (begin := min(answer.early, default=len(answer.tokens) + 1)) <= len(answer.tokens):
-            tokens, outputs = answer.early.pop(begin)
-            known = len(answer.tokens) - begin
-            if tokens[:known] != answer.tokens[begin : begin + len(tokens)][:known]:
-                message = f"another try gave {tokens[:known]} where {answer.tokens[begin:]} had been shown"
-                self.abort(request_id)
-                return [*deltas, self._end(request_id, FINISH[FinishReason.ERROR], message)]
-            new = tokens[known:]
-            if not new:
-                continue
-            answer.tokens += new
-            self._output_tokens += len(new)
-            self._latencies.delivered(request_id, len(new))
-            logprobs = tuple(outputs.get("logprobs", ())[known:])
-            deltas.append(TextDelta(request_id, answer.decoder.push(new), tuple(new), logprobs))
+        while (found := answer.early.pop(len(answer.tokens), None)) is not None:
+            tokens, outputs = found
+            answer.tokens += tokens
+            self._output_tokens += len(tokens)
+            self._latencies.delivered(request_id, len(tokens))
+            logprobs = tuple(outputs.get("logprobs", ()))
+            deltas.append(TextDelta(request_id, answer.decoder.push(tokens), tuple(tokens), logprobs))
         return deltas
 
     def _ended(
         self, worker: WorkerProcess, request_id: str, reason: str, num_output: int, message: str
     ) -> list[TextDelta]:
-        placement = self._router[request_id]
         if reason == FinishReason.TRANSFERRED.value:
-            self._router.handed_over(request_id)
+            self._placements.handed_over(request_id)
             return []
-        if placement.lost and worker.name != placement.decode:
-            return []  # it lets go because the other one died: what that means is for the router to say
-        if reason == REFUSED:
-            return [self._end(request_id, REFUSED, message)]
-        finished = FinishReason(reason)
+        if self._placements.drops(worker.name, request_id):
+            return []
         told = len(self._answers[request_id].tokens)
+        if reason == REFUSED:
+            return [self._end(request_id, REFUSED if not told else FINISH[FinishReason.ERROR], message)]
+        finished = FinishReason(reason)
         if finished in (FinishReason.STOP, FinishReason.LENGTH) and told != num_output:
             message = f"worker {worker.name} delivered {num_output} tokens, {told} of them were told"
             finished = FinishReason.ERROR
         return [self._end(request_id, FINISH[finished], message)]
 
     def _end(self, request_id: str, finish: str, message: str) -> TextDelta:
-        if request_id in self._router:
-            self._router.end(request_id)
+        if request_id in self._placements:
+            self._placements.end(request_id)
         answer = self._answers.pop(request_id)
         self._latencies.ended(request_id, finish in COMPLETED)
         return TextDelta(request_id, answer.decoder.finish(), (), (), finish, message)

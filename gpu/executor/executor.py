@@ -272,14 +272,14 @@ class TorchExecutor:
             outputs: dict[str, Tensor] = {}
             produced = {name: producer.prompt(chunks) for name, producer in self._producers.items()}
             if len(last):
-                places = chunks.last_places()
-                at_end = at_places(forward, places)
+                at_end = at_places(forward, chunks.last_places())
                 logits = self.target.logits(at_end.hidden)
                 positions = torch.from_numpy(part.starts[last] + part.lens[last] - 1).to(self.device, non_blocking=True)
                 shaped = logits
                 if self._shaping.covers(part.rows[last]):
                     shaped = self._shaping.after_prompts(part.rows[last], logits)
-                sampled = first_tokens(self._ops, shaped, self._rows.sampling(part.rows[last]), positions)
+                sampling = self._rows.sampling(part.rows[last])
+                sampled = first_tokens(self._ops, shaped, sampling, positions, part.tail_tokens[last])
                 found = node_outputs(at_end, logits, sampled, wanted)
                 outputs = {name: value for name, value in found.items() if value is not None}
                 outputs |= {name: value for name, value in produced.items() if name in wanted}

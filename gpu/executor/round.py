@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -221,13 +222,23 @@ def best_tokens(logits: Tensor) -> Tensor:
     return torch.where(best.isfinite(), tokens, -1)
 
 
-def first_tokens(ops: Ops, logits: Tensor, sampling: SamplingInputs | None, positions: Tensor) -> Tensor:
-    """Return the token after each prompt whose last token is at `positions` int64 [n]; −1 where the target failed."""
+def first_tokens(
+    ops: Ops, logits: Tensor, sampling: SamplingInputs | None, positions: Tensor, known: np.ndarray
+) -> Tensor:
+    """Return the token after each prompt whose last token is at `positions` int64 [n]; −1 where the target failed.
+
+    `known` int64 [n]: the token that a row's client has been shown there already, −1 where it is to be drawn.
+    """
     if sampling is None:
-        return best_tokens(logits)
-    probs = target_probs(logits, sampling.temperature, sampling.top_p, sampling.top_k, sampling.filtered)
-    coins = ops.coins(sampling.keys, positions[:, None], sampling.seed, Purpose.BONUS_COIN)
-    return sample_torch(probs, coins[:, 0])
+        drawn = best_tokens(logits)
+    else:
+        probs = target_probs(logits, sampling.temperature, sampling.top_p, sampling.top_k, sampling.filtered)
+        coins = ops.coins(sampling.keys, positions[:, None], sampling.seed, Purpose.BONUS_COIN)
+        drawn = sample_torch(probs, coins[:, 0])
+    if (known < 0).all():
+        return drawn
+    given = torch.from_numpy(known).to(drawn.device, non_blocking=True)
+    return torch.where((given >= 0) & (drawn >= 0), given, drawn)
 
 
 def accept_forced(tree: DeviceTree, target_ids: Tensor, runs: Tensor) -> DeviceVerified:

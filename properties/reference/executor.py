@@ -293,6 +293,8 @@ class ReferenceExecutor:
             if token < 0:
                 self._fail(state, row, running)
                 token = 0
+            if part.tail_tokens[i] >= 0:
+                token = int(part.tail_tokens[i])
             self._draft_prefill(row, start, prefix, token)
             tokens[i] = token
             stopped[i] = first_stop_token(np.array([token]), state.request.stop_tokens) >= 0

@@ -123,6 +123,33 @@ def test_requests_join_a_running_batch_without_a_forward_pass(algorithm):
     assert any(len(step.decode.rows) > len(step.joins) for step in joined), "no request joined a batch that ran already"
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_requests_of_a_lost_decode_worker_go_on_behind_the_tokens_that_it_had_shown(algorithm):
+    requests = [ask(f"r{i}", 4 + 8 * i, 14, start=i, outputs=("logprobs",)) for i in range(5)]
+    lost = pair(algorithm, page_size=4, num_pages=80)
+    for request in requests:
+        lost.prefill.submit(request, 0)
+    while len(lost.decode.finished) < 2:
+        lost.turn()
+    engine = lost.decode.engine
+    shown = {name: end.tokens for name, end in lost.decode.finished.items()}
+    shown |= {name: engine.output.delivered(record)[1] for name, record in engine.requests.live.items()}
+    assert any(1 < len(tokens) < 14 for tokens in shown.values()), "none was in the middle"
+
+    others = pair(algorithm, page_size=4, num_pages=120)
+    serve(others, [replace(request, request_id=f"warm {request.request_id}") for request in requests])
+    left = [request for request in requests if request.request_id not in lost.decode.finished]
+    for request in left[-2:]:
+        shown[request.request_id] = plain_greedy(MODEL, request, 1)  # as many tokens as the prefix caches have
+    ends = serve(others, [replace(r, shown=Prompt.of_tokens(shown.get(r.request_id, []))) for r in left])
+    check_ends(left, ends)
+    for request in left:
+        end, before = ends[request.request_id], len(shown.get(request.request_id, ()))
+        expected = expected_outputs(MODEL, request, end.tokens)["logprobs"][before:]
+        assert np.allclose(end.outputs["logprobs"], expected), "what was asked to be seen of the others"
+    check_drained(others)
+
+
 def test_chunks_are_sent_while_the_prompt_is_still_being_computed():
     by_turn = []
     handoff = pair(

@@ -1,11 +1,11 @@
-"""Who serves what, and what a death means for whom: the router alone, without processes."""
+"""Which workers serve a request, and what the loss of one means for it: without engines or processes."""
 
 from __future__ import annotations
 
 import pytest
 from foretoken.core.contract.request import Request
+from foretoken.core.handoff.placement import LeastLoaded, Placements
 from foretoken.core.prompt import Prompt
-from foretoken.gpu.disaggregation.router import Router
 
 
 def ask(name, length=10):
@@ -17,9 +17,20 @@ def placed(router, name, length=10):
     return placement.prefill, placement.decode
 
 
+SHOWN = {"shown": [7, 8, 9]}
+
+
+def router_of(prefill, decode):
+    return Placements(
+        LeastLoaded(prefill, lambda request: request.prefill_len),
+        LeastLoaded(decode, lambda request: 1),
+        lambda name: Prompt.of_tokens(SHOWN.get(name, [])),
+    )
+
+
 @pytest.fixture
 def router():
-    return Router(["p0", "p1"], ["d0", "d1"])
+    return router_of(["p0", "p1"], ["d0", "d1"])
 
 
 def test_the_workers_with_the_least_to_do_get_the_next_request(router):
@@ -42,14 +53,13 @@ def test_a_lost_prefill_worker_costs_only_what_it_had_not_handed_over(router):
         router.place(ask(name))
     router.joined("joined")
     assert router["on its way"].prefill == "p0" and router["on its way"].decode == "d0"
-    asked, verdicts = router.lose("p0", "p0 died")
-    assert asked == ["d0", "d1"] and verdicts == []
+    assert router.lose("p0", "p0 died") == []
     assert router.let_go("d1", "p0") == []
     assert router.let_go("d0", "p1") == []  # an answer to another loss
     (verdict,) = router.let_go("d0", "p0")
     assert verdict.request_id == "on its way" and not verdict.failure
     assert (verdict.placement.prefill, verdict.placement.tries) == ("p1", 2)
-    assert router["joined"].is_handed_over and not router["joined"].lost
+    assert router["joined"].is_handed_over and router["joined"].lost is None
     assert router["on p1"].tries == 1 and router.let_go("d0", "p0") == []
 
 
@@ -62,21 +72,22 @@ def test_a_request_that_joins_before_the_answer_goes_on(router):
     assert router.request_ids == ()
 
 
-def test_a_lost_decode_worker_takes_what_it_had_shown(router):
-    router.place(ask("shown"))
-    router.place(ask("elsewhere"))
-    router.place(ask("not yet"))
+def test_requests_of_a_lost_decode_worker_go_on_behind_what_was_shown(router):
+    for name in ("shown", "elsewhere", "not yet", "d1 too", "given up"):
+        router.place(ask(name))
     router.handed_over("shown")
     router.joined("shown")
-    asked, verdicts = router.lose("d0", "d0 died")
-    assert asked == ["p0", "p1"] and verdicts == []
-    verdicts = router.let_go("p0", "d0")
-    assert {v.request_id: (v.failure, v.placement is None) for v in verdicts} == {
-        "shown": ("d0 died; what it had decoded of the request is lost", True),
-        "not yet": ("", False),
-    }
-    assert router["not yet"].decode == "d1"
-    assert "shown" not in router and router["elsewhere"].decode == "d1"
+    router.abort("given up")
+    assert router.lose("d0", "d0 died") == []
+    assert router.drops("p0", "not yet") and not router.drops("p1", "elsewhere")
+    verdicts = {verdict.request_id: verdict for verdict in router.let_go("p0", "d0")}
+    assert verdicts.keys() == {"shown", "not yet", "given up"}
+    assert verdicts["given up"].placement is None and verdicts["given up"].failure == ""
+    again = verdicts["shown"].placement
+    assert (again.decode, again.tries, again.has_joined, again.is_handed_over) == ("d1", 2, False, False)
+    assert again.request.shown.materialize().tolist() == SHOWN["shown"] and again.request.prefill_len == 12
+    assert router["not yet"].request.shown.length == 0
+    assert "given up" not in router and router["elsewhere"].decode == "d1"
 
 
 def test_a_request_is_tried_twice(router):
@@ -90,7 +101,7 @@ def test_a_request_is_tried_twice(router):
 
 
 def test_without_another_worker_the_request_fails():
-    router = Router(["p0"], ["d0"])
+    router = router_of(["p0"], ["d0"])
     router.place(ask("a"))
     router.place(ask("b"))
     router.joined("a")
@@ -105,10 +116,9 @@ def test_without_another_worker_the_request_fails():
 def test_who_is_to_let_go_may_die_too(router):
     router.place(ask("a"))
     router.lose("p0", "p0 died")
-    asked, (verdict,) = router.lose("d0", "d0 died")
-    assert asked == ["p1"]
+    (verdict,) = router.lose("d0", "d0 died")
     assert (verdict.placement.prefill, verdict.placement.decode) == ("p1", "d1")
     # Both at once, with the only worker of its kind left.
     router.lose("p1", "p1 died")
-    assert router.lose("d1", "d1 died")[1][0].failure.endswith("the request was tried 2 times")
+    assert router.lose("d1", "d1 died")[0].failure.endswith("the request was tried 2 times")
     assert router.request_ids == ()

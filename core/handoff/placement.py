@@ -1,0 +1,198 @@
+"""Which workers serve a request, and how it goes on when one of them is lost. No I/O: the parent of real workers and the simulated
+cluster are its drivers.
+
+A request is placed on a prefill and a decode worker. When a worker is lost, the other one of each request that it had is asked to drop
+it. Once it has, the old attempt can have no further effect, and the verdict is given:
+
+    the request had joined a decode worker that lives    it goes on there
+    else                                                 it begins again on living workers, behind the tokens that its client has
+                                                         been shown (`Request.shown`): once; then it fails
+
+Draws are keyed by position, so the output is the one that the client would have had without the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from ..contract.request import Request
+from ..prompt import Prompt
+
+MAX_TRIES = 2
+"""A request that has lost so many workers may be what ends them."""
+
+
+Name = str | int
+
+
+class WorkerPool(Protocol):
+    """The workers of one role: it chooses among the living ones, and counts what each has to do."""
+
+    def __contains__(self, name: object) -> bool:
+        """Whether the worker has this role and lives."""
+
+    def assign(self, request: Request) -> Name | None:
+        """Choose a worker for a request, and count the request there. Returns None if none is left."""
+
+    def done(self, name: Name, request: Request) -> None:
+        """Count a request that `name` is done with, or was lost with."""
+
+    def lose(self, name: Name) -> None:
+        """Take a worker for dead; one of another role changes nothing."""
+
+
+class LeastLoaded:
+    """A pool whose requests go to the worker with the least to do. `load_of` says how much a request is."""
+
+    def __init__(self, names: Iterable[str], load_of: Callable[[Request], int]) -> None:
+        self._loads = dict.fromkeys(names, 0)
+        self._load_of = load_of
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._loads
+
+    def assign(self, request: Request) -> str | None:
+        if not self._loads:
+            return None
+        name = min(self._loads, key=self._loads.__getitem__)
+        self._loads[name] += self._load_of(request)
+        return name
+
+    def done(self, name: str, request: Request) -> None:
+        if name in self._loads:
+            self._loads[name] -= self._load_of(request)
+
+    def lose(self, name: str) -> None:
+        self._loads.pop(name, None)
+
+
+@dataclass(slots=True)
+class Placement:
+    """Where a request is."""
+
+    request: Request
+    prefill: Name
+    decode: Name
+    tries: int = 1
+    is_handed_over: bool = False  # the prefill worker has nothing of it any more
+    has_joined: bool = False  # the decode worker decodes it
+    is_aborted: bool = False  # its client has given it up
+    waits_for: Name | None = None  # the worker that must drop the request before it can begin again
+    lost: Name | None = None  # the worker that was lost
+    loss: str = ""  # how
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a loss means for a request: a new placement, or its end. Without a `failure` its client had given it up."""
+
+    request_id: str
+    placement: Placement | None
+    failure: str = ""
+
+
+class Placements:
+    """Places requests on the workers of two pools. `shown_of` returns the output that the client of a request has by now."""
+
+    def __init__(self, prefill: WorkerPool, decode: WorkerPool, shown_of: Callable[[str], Prompt]) -> None:
+        self._prefill = prefill
+        self._decode = decode
+        self._shown_of = shown_of
+        self._placements: dict[str, Placement] = {}
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._placements
+
+    def __getitem__(self, request_id: str) -> Placement:
+        return self._placements[request_id]
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        return tuple(self._placements)
+
+    def place(self, request: Request, tries: int = 1) -> Placement | None:
+        """Choose the workers of a request; returns None if there is none of one role."""
+        prefill = self._prefill.assign(request)
+        if prefill is None:
+            return None
+        decode = self._decode.assign(request)
+        if decode is None:
+            self._prefill.done(prefill, request)
+            return None
+        placement = self._placements[request.request_id] = Placement(request, prefill, decode, tries)
+        return placement
+
+    def handed_over(self, request_id: str) -> None:
+        """Note that the prefill worker is done with a request."""
+        placement = self._placements[request_id]
+        if not placement.is_handed_over:
+            self._prefill.done(placement.prefill, placement.request)
+            placement.is_handed_over = True
+
+    def joined(self, request_id: str) -> None:
+        """Note that the decode worker decodes a request."""
+        self._placements[request_id].has_joined = True
+
+    def abort(self, request_id: str) -> Placement:
+        """Note that a request's client gives it up: whatever is lost, it does not begin again."""
+        placement = self._placements[request_id]
+        placement.is_aborted = True
+        return placement
+
+    def end(self, request_id: str) -> None:
+        """Forget a request that is over."""
+        placement = self._placements.pop(request_id)
+        if not placement.is_handed_over:
+            self._prefill.done(placement.prefill, placement.request)
+        self._decode.done(placement.decode, placement.request)
+
+    def drops(self, name: Name, request_id: str) -> bool:
+        """Whether an end that the worker `name` reports is none: it drops the request, since the other one was lost."""
+        placement = self._placements[request_id]
+        return placement.lost is not None and name != placement.decode
+
+    def lose(self, name: Name, why: str) -> list[Verdict]:
+        """Take a worker for dead. Returns the verdicts that need no answer of another worker; `let_go` has the others."""
+        self._prefill.lose(name)
+        self._decode.lose(name)
+        clear = []
+        for placement in self._placements.values():
+            if placement.waits_for == name:
+                placement.waits_for = None
+                clear.append(placement)
+            elif name == placement.decode or (name == placement.prefill and not placement.is_handed_over):
+                placement.lost, placement.loss = name, why
+                other = placement.decode if name == placement.prefill else placement.prefill
+                if other in self._prefill or other in self._decode:
+                    placement.waits_for = other
+                else:
+                    clear.append(placement)
+        return self._judge_all(clear)
+
+    def let_go(self, name: Name, lost: Name) -> list[Verdict]:
+        """Note that `name` has dropped all that it shared with `lost`, and return the verdicts."""
+        waiting = [p for p in self._placements.values() if (p.waits_for, p.lost) == (name, lost)]
+        for placement in waiting:
+            placement.waits_for = None
+        return self._judge_all(waiting)
+
+    def _judge_all(self, placements: list[Placement]) -> list[Verdict]:
+        return [verdict for placement in placements if (verdict := self._judge(placement)) is not None]
+
+    def _judge(self, placement: Placement) -> Verdict | None:
+        request_id, loss = placement.request.request_id, placement.loss
+        if placement.has_joined and placement.decode in self._decode:
+            self.handed_over(request_id)
+            placement.lost, placement.loss = None, ""
+            return None
+        self.end(request_id)
+        if placement.is_aborted:
+            return Verdict(request_id, None)
+        if placement.tries >= MAX_TRIES:
+            return Verdict(request_id, None, f"{loss}; the request was tried {placement.tries} times")
+        request = replace(placement.request, shown=self._shown_of(request_id))
+        again = self.place(request, placement.tries + 1)
+        failure = "" if again is not None else f"{loss}; there is no other worker for the request"
+        return Verdict(request_id, again, failure)
