@@ -31,32 +31,34 @@ from .routing import RangeRouter
 from .slot import NEVER
 
 MIN_DWELL_ROUNDS = 64
-MIN_GAIN = 0.005
-"""Relative gain below which a change of steps is not worth its disturbance."""
+MIN_GAIN = 0.005  # relative gain below which a change of steps is not worth its disturbance
 
+# First looks, and how sure a choice must be. Deviations are standard deviations of the gain.
 _LAST_LOOK_ROUND = 320
-_LOOK_SPACING = 2
+_LOOK_SPACING = 2  # a look is this many times as late as the one before
 _SWITCHES_KEPT = 5  # of the ten in a window, for what comes after the first looks
-_DEVIATIONS = 1.0
-_MAX_SPACING_ROUNDS = 64
-_PROBE_GAIN = 0.02
-_PROBE_ACCEPTANCE = 0.95
-_PROBE_ROWS = 64
+_DEVIATIONS = 1.0  # to leave a choice
+_CERTAIN_DEVIATIONS = 3.0  # to leave it for fewer steps without a doubled dwell
+_BENEFIT_DEVIATIONS = 0.5  # added to the acceptance of positions beyond the steps in use
+_BENEFIT_ROWS = 4.0  # independent rows that a position without any counts as having
+_MAX_SPACING_ROUNDS = 64  # from one fold of the estimate to the next, once settled
+
+# When a probe begins, how long it lasts, and when the next one may be.
+_PROBE_GAIN = 0.02  # that the deeper draft must promise
+_PROBE_ACCEPTANCE = 0.95  # hoped for at positions that were not tried lately
+_PROBE_ROWS = 64  # it ends after so many rows or rounds ...
 _PROBE_ROUNDS = 64
-_MAX_PROBE_ROUNDS = 192
+_MAX_PROBE_ROUNDS = 192  # ... or later, while it is neither clearly better nor clearly worse ...
+_MAX_PROBE_LOSS_ROUNDS = 32.0  # ... but at once when it has lost so many rounds of the steps before it
+_PROBE_TIMEOUT_ROUNDS = 512  # where rounds of its batch size stay away
+_PROBE_DEVIATIONS = 0.5  # to keep its steps
 _PROBE_SWITCHES = 4  # there, back, and two to spare for a correction
-_PROBE_DEVIATIONS = 0.5
-_BENEFIT_DEVIATIONS = 0.5
-_BENEFIT_ROWS = 4.0
-_CERTAIN_DEVIATIONS = 3.0
-_PROBE_TIMEOUT_ROUNDS = 512
-_PROBE_INTERVAL_ROUNDS = 512
+_PROBE_INTERVAL_ROUNDS = 512  # to the next probe; times the growth after each that failed, up to the cap
 _PROBE_INTERVAL_GROWTH = 4
 _PROBE_INTERVAL_CAP_ROUNDS = 4096
-_AMNESTY_ROUNDS = 1000
-_PROBE_COST = 0.005
-_MAX_PROBE_LOSS_ROUNDS = 32.0
+_PROBE_COST = 0.005  # share of the time that probes may lose
 _LONGEST_PROBE_WAIT_ROUNDS = 10_000
+_AMNESTY_ROUNDS = 1000  # from one forgiving of switches, when acceptance has changed, to the next
 _MAX_CACHED_BATCH_SIZES = 1 << 14
 
 
@@ -339,7 +341,7 @@ class GoodputPolicy:
         return abs(gain) > doubt
 
     def _probe_gain(self, probe: _Probe, times: Sequence[int]) -> tuple[float, float]:
-        """Relative gain of the probe's steps over the incumbent's, and its standard deviation."""
+        """Return the relative gain of the probe's steps over the incumbent's, and its standard deviation."""
         rates = self._rates(probe.cell, times)
         doubt = self._doubt(probe.cell, probe.steps, probe.incumbent, probe.steps)
         return rates[probe.steps] / rates[probe.incumbent] - 1, doubt

@@ -123,7 +123,7 @@ class Engine:
             chunks, joins, planned = self._decide()
             if chunks or planned is not None or in_flight or self.store.num_denied == denied_before:
                 break
-            # Only an injected denial stands in the way, and no commit will come after which to plan again. Each attempt uses one up.
+            # An injected denial left nothing to launch, and no commit will lead to another plan: try again. Each attempt uses a denial up.
         step = self._launch(chunks, joins, planned) if chunks or planned is not None else None
         retracted = self.requests.take_retracted()
         if self._events is not None and (step is not None or retracted or self.store.num_denied):
