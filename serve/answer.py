@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -69,18 +70,20 @@ class Answer(Response):
         if now() >= self._reply.deadline:
             after = f"{self._frontend.limits.deadline_s:g} s"
             self._reply.fail(ApiError(504, f"not finished after {after}", code="deadline_exceeded"))
-        return bool(done) or (self._send_began is not None and now() - self._send_began > stall_s)
+        return bool(done) or (self._send_began is not None and time.monotonic() - self._send_began > stall_s)
 
-    async def _news(self) -> AsyncIterator[list[tuple[Choice, Delta]]]:
-        while deltas := await self._reply.take():
-            # A stop string has ended these; the body goes on until it is told.
-            self._frontend.abort(choice for choice, delta in deltas if delta.finish is not None)
-            yield deltas
+    async def _news(self) -> list[tuple[Choice, Delta]]:
+        """Return what has come, an empty list at the end."""
+        deltas = await self._reply.take()
+        for choice, delta in deltas:
+            if delta.finish is not None:  # a stop string has ended it; the body goes on until it is told
+                self._frontend.abort((choice,))
+        return deltas
 
     async def _send_whole(self, send: Send) -> None:
         parts: list[list[Delta]] = [[] for _ in self._reply.choices]
         try:
-            async for deltas in self._news():
+            while deltas := await self._news():
                 for choice, delta in deltas:
                     parts[choice.index].append(delta)
         except ApiError as error:
@@ -93,13 +96,11 @@ class Answer(Response):
         """Send events as they come. The status waits for the first news, so that a refusal is no stream."""
         start: Message | None = _start(200, "text/event-stream", {"Cache-Control": "no-cache"})
         try:
-            async for deltas in self._news():
+            while deltas := await self._news():
                 events = self._form.first() if start is not None else []
-                events += [
-                    self._form.delta(choice, delta)
-                    for choice, delta in deltas
-                    if delta.text or delta.finish or delta.tokens
-                ]
+                for choice, delta in deltas:
+                    if delta.text or delta.finish or delta.tokens:
+                        events.append(self._form.delta(choice, delta))
                 await self._send(send, start, b"".join(events), False)
                 start = None
                 self._frontend.sent(deltas)
@@ -112,7 +113,7 @@ class Answer(Response):
 
     async def _send(self, send: Send, start: Message | None, body: bytes, is_last: bool) -> None:
         """Send a part of the body, with its head in front of the first."""
-        self._send_began = asyncio.get_running_loop().time()
+        self._send_began = time.monotonic()
         if start is not None:
             await send(start)
         await send({"type": "http.response.body", "body": body, "more_body": not is_last})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cached_property
+from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ class CompletionForm:
     def delta(self, choice: Choice, delta: Delta) -> bytes:
         if delta.finish is None and delta.text and self.num_logprobs is None and self._usage != "each":
             head, tail = self._around_text[choice.index]
-            return head + json.dumps(delta.text).encode() + tail
+            return head + quote(delta.text).encode() + tail
         return event(self._event([self._choice(choice.index, delta.text, self._logprobs(choice, delta), delta.finish)]))
 
     @cached_property

@@ -26,7 +26,7 @@ SPARE_COMMANDS = 8
 """Calls that may wait for the scheduler beside an order and an abort for each output."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delta:
     """What a choice has gained since the last look."""
 
@@ -58,11 +58,11 @@ class Choice:
         pieces, self._pieces = self._pieces, []
         if not pieces or self.finish is not None or self.error:
             return None
-        tokens = [token for piece in pieces for token in piece.tokens]
-        outputs: dict[str, list[np.ndarray]] = {}
-        for piece in pieces:
-            for name, values in piece.outputs.items():
-                outputs.setdefault(name, []).extend(values)
+        tokens, outputs = pieces[0].tokens, pieces[0].outputs
+        if len(pieces) > 1:
+            tokens = [token for piece in pieces for token in piece.tokens]
+            names = dict.fromkeys(name for piece in pieces for name in piece.outputs)
+            outputs = {name: [value for piece in pieces for value in piece.outputs.get(name, ())] for name in names}
         text, end = self._decoder.push(tokens), pieces[-1].finished
         self.num_tokens += len(tokens)
         if self._decoder.stop is not None:
@@ -83,7 +83,8 @@ class Reply:
         self.choices = choices
         self.num_prompt_tokens = num_prompt_tokens
         self.created = int(time.time())
-        self.news = asyncio.Event()
+        self._has_news = False
+        self._waiter: asyncio.Future | None = None
         self._failure: ApiError | None = None
         self.deadline = asyncio.get_running_loop().time() + deadline_s
 
@@ -98,17 +99,27 @@ class Reply:
     def fail(self, error: ApiError) -> None:
         """Let `take` raise `error`."""
         self._failure = error
-        self.news.set()
+        self.tell()
+
+    def tell(self) -> None:
+        """Let `take` look for news."""
+        self._has_news = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def take(self) -> list[tuple[Choice, Delta]]:
         """Wait for news and return them; an empty list once all choices are over. Raises ApiError if one failed, or the reply did."""
         while not self.is_over:
-            await self.news.wait()
-            self.news.clear()
+            if not self._has_news:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+            self._has_news = False
             if self._failure is not None:
                 raise self._failure
-            deltas = [(choice, delta) for choice in self.choices if (delta := choice.take()) is not None]
+            deltas = []
             for choice in self.choices:
+                if (delta := choice.take()) is not None:
+                    deltas.append((choice, delta))
                 if choice.error:
                     raise refused(choice.error, 1)
             if deltas:
@@ -204,9 +215,9 @@ class Frontend:
 
     def sent(self, deltas: Iterable[tuple[Choice, Delta]]) -> None:
         """Note that the socket has taken these."""
-        now_ns = self.body.at_ns(time.monotonic())
+        now_ns, add = self.body.at_ns(time.monotonic()), self.metrics.histograms["delay"].add
         for _, delta in deltas:
-            self.metrics.histograms["delay"].add((now_ns - delta.at_ns) / self._ns_per_s)
+            add((now_ns - delta.at_ns) / self._ns_per_s)
 
     def find(self, reply_id: str) -> Reply | None:
         """Return the reply of this id that is being served."""
@@ -214,18 +225,19 @@ class Frontend:
 
     # -- from the scheduler's thread ----------------------------------------------------------------------------------
 
-    def _deliver(self, pieces: list[Piece]) -> None:
+    def _deliver(self, pieces: list[Piece], sent: Callable[[], None]) -> None:
         self.metrics.deliver(pieces)
-        self._loop.call_soon_threadsafe(self._dispatch, pieces)
+        self._loop.call_soon_threadsafe(self._dispatch, pieces, sent)
 
-    def _dispatch(self, pieces: list[Piece]) -> None:
+    def _dispatch(self, pieces: list[Piece], sent: Callable[[], None]) -> None:
         for piece in pieces:
             reply, choice = self._choices[piece.request_id]
             choice.add(piece)
             if piece.finished is not None:
                 choice.is_live = False
                 del self._choices[piece.request_id]
-            reply.news.set()
+            reply.tell()
+        self._loop.call_soon(sent)  # behind the tasks that wait for this news
 
     def _body_failed(self, error: BaseException) -> None:
         self.tell(f"the scheduler has stopped, every request fails: {error!r}")

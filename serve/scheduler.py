@@ -4,7 +4,8 @@
 asyncio ── commands: at most `max_commands` ─►  take ─► submit, abort ─► turn ─► pieces ─► deliver ── call_soon_threadsafe ─► asyncio
 ```
 
-Pieces are handed over once per turn, for all requests together. What a slow client has not read waits as its token ids on the asyncio
+Pieces are handed over once per turn, for all requests together. A body whose time is simulated lets the loop send them before it goes on
+(`hand_over_s`, for the loop alone: it waits for no client either). What a slow client has not read waits as its token ids on the asyncio
 side, at most the tokens that its request may have.
 """
 
@@ -34,13 +35,14 @@ class _Call:
 class SchedulerThread:
     """Runs `body` between `start` and `stop`.
 
-    On this thread it calls `deliver` with the pieces of each turn, and `on_failure` with an error of the body, which ends it.
+    On this thread it calls `deliver` with the pieces of each turn and what is to be called once they are sent, and `on_failure` with an
+    error of the body, which ends it.
     """
 
     def __init__(
         self,
         body: Body,
-        deliver: Callable[[list[Piece]], None],
+        deliver: Callable[[list[Piece], Callable[[], None]], None],
         on_failure: Callable[[BaseException], None],
         max_commands: int,
     ) -> None:
@@ -52,6 +54,7 @@ class SchedulerThread:
         self._commands: deque[Order | _Abort | _Call] = deque()
         self._changed = threading.Condition()
         self._stopping = False
+        self._sent = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
 
     @property
@@ -95,7 +98,10 @@ class SchedulerThread:
             while not self._stopping:
                 self._take_commands()
                 if pieces := self.body.turn():
-                    self._deliver(pieces)
+                    self._sent.clear()
+                    self._deliver(pieces, self._sent.set)
+                    if self.body.hand_over_s:
+                        self._sent.wait(self.body.hand_over_s)
         except BaseException as error:
             self.error = error
             self._on_failure(error)
@@ -119,7 +125,7 @@ class SchedulerThread:
             else:
                 _carry_out(command)
         if refused:
-            self._deliver(refused)
+            self._deliver(refused, self._sent.set)
 
 
 def _carry_out(call: _Call) -> None:

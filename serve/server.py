@@ -7,6 +7,7 @@ SIGHUP               the adaptive table is read again; one that is invalid chang
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
 import sys
@@ -151,6 +152,8 @@ class Server(uvicorn.Server):
         if self.should_exit:
             return
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        gc.collect()
+        gc.freeze()  # what stands at the start is not looked through again and again
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -83,6 +83,7 @@ class Body(Protocol):
     vocab_size: int  # token ids below it are prompts
     context_len: int  # tokens of a prompt with its output, at least 1
     unsupported: Mapping[str, str]
+    hand_over_s: float  # how long its next turn may wait until the loop has sent what the last one brought
     engines: Sequence[Engine]
 
     def at_ns(self, at_s: float) -> int:

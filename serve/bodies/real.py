@@ -20,6 +20,7 @@ class RealBody:
     """Decodes with `session`; `name` is the model's. Steps that fail are tried again as `core/scheduler/recovery.py` has it."""
 
     unsupported: Mapping[str, str] = {}
+    hand_over_s = 0.0  # a device would idle
 
     def __init__(self, session: DecodeSession, name: str) -> None:
         self.name = name

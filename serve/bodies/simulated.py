@@ -40,6 +40,7 @@ class SimulatedBody:
         ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_p", "response_format"),
         "a simulated server has no model whose tokens this could change",
     )
+    hand_over_s = 0.02  # planning takes no simulated time, and would share the interpreter with the sending
 
     def __init__(
         self,
