@@ -1,13 +1,18 @@
 """Fits what the device waits for under each server to published measurements, as `sim/cost/server.py` has it, and prints the errors.
 
-    python benchmarks/fit_servers.py [SERVER …] [--write]          (needs the extra measured; some minutes)
+    python benchmarks/fit_servers.py [--write]          (needs the extra measured; some minutes)
 
+    python benchmarks/fit_servers.py --spread
+
+`--spread` prints how well spreads of the lengths meet the published times to the first token, from which plain.csv has its own.
 `--write` keeps the times that were fitted without a model or a draft shape in `benchmarks/left_out.csv`, for accuracy.py.
 
 First the waits of serving without speculation: per pass, per request of a step, per collective, and, but for vLLM, per kernel of a
 pass that is not captured. Least squares on the logarithm of the time per output token (of a whole request where clients keep step), with
-a loss that outliers do not draw; simulations of published points correct an estimate, which gives the slopes. Errors are of
-points whose model was left out of the fit where there are two models, else whose tensor parallelism was.
+a loss that outliers do not draw; simulations of published points correct an estimate, which gives the slopes. Each server is fitted by
+itself, and then once more around the mean of the servers, in units of their deviation, so that what its points do not tell is as the
+others have it. What a database's kernels of a model are off by is no wait: each model has a factor on its kernels, which is fitted
+with the waits and then forgotten. Errors are of points whose model was left out of all servers, and without any factor.
 
 Then speculative rounds of one request. A published row gives the time of one round: accept length × time per output token. What kernels and
 the first fit do not explain of it is
@@ -22,10 +27,14 @@ Least squares on relative errors, parameters not below 0. The error is that of r
 from __future__ import annotations
 
 import csv
+import math
+import statistics
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +46,7 @@ from foretoken.sim.cost.launch import FULL_GRAPH, LaunchCost
 from foretoken.sim.cost.measured import measured_tables
 from foretoken.sim.cost.round import GREEDY, RoundCost
 from foretoken.sim.cost.server import PROFILES
-from points import Estimate, Point, estimate, plain_points, profile_with, round_points
+from points import DEVICE, Estimate, Point, estimate, plain_points, profile_with, round_points
 from scipy.optimize import least_squares, nnls
 
 WAITS: dict[str, tuple[str, ...]] = {
@@ -46,25 +55,21 @@ WAITS: dict[str, tuple[str, ...]] = {
     "trtllm-1.x": ("graph_gap_ns", "row_gap_ns", "collective_gap_ns", "eager_kernel_ns"),
 }
 """The servers of plain.csv, and what is fitted of each."""
-SCALES = {
-    "graph_gap_ns": 300e3,
-    "row_gap_ns": 10e3,
-    "collective_gap_ns": 3e3,
-    "eager_kernel_ns": 20e3,
-}
-"""How large each is about: where a fit starts from 0, and its steps."""
+SCALES = {"graph_gap_ns": 300e3, "row_gap_ns": 10e3, "collective_gap_ns": 3e3, "eager_kernel_ns": 60e3}
+"""How large each is about: where a search starts, and its steps."""
+KERNELS = 0.015
+"""How far the kernels of a model are from the database's, as a deviation: of 0.015, 0.02 and 0.03 that with the least error of models that
+are left out."""
+TOLD = 1e-6  # slope of the errors over SCALES below which points say nothing of a wait
 OUTLIER = 0.05
 """Errors beyond it count as their size, not as its square: some published times are twice those beside them."""
-ROUNDS_OF_FIT = 2
-USUAL_COLLECTIVE_NS = 2e3, 0.5e3
-"""What collectives wait, with a deviation, before a server's points are seen. Assumption: it is the ranks' skew, not the server's, and
-few points tell it from a gap per pass. Without it SGLang's points say 2.0 … 2.6 us, vLLM's 1.4 … 2.0, and TensorRT-LLM's 0."""
-EVERY = {"sglang-0.5": 1, "vllm-0.18": 3, "trtllm-1.x": 5}
 MOST_CLIENTS, LONGEST_TTFT_MS = 352, 5_000
-"""Each third point, say, of plain.csv is fitted (1: all), of those whose requests do not queue for memory (which takes many
-seconds)."""
+"""Fitted are the points of plain.csv whose requests do not queue for memory (which takes many seconds)."""
 SHORT_PROMPT = 1024
-"""The most prompt tokens of gpt-oss: prompts of 8,192 take twice what the database's kernels take, and no wait explains that."""
+"""The most prompt tokens of gpt-oss: prompts of 8,192 take more than the database's kernels take, and no wait explains that."""
+
+SPREADS, SPREAD_POINTS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2), 15
+"""What `spread` of plain.csv is chosen from, by this many points of a data set."""
 
 LEFT_OUT = Path(__file__).parent / "left_out.csv"
 
@@ -87,8 +92,7 @@ def fitted_points(server: str) -> list[Point]:
         and point.ttft_ms < LONGEST_TTFT_MS
         and not ("gpt-oss" in point.model and (server == "trtllm-1.x" or point.prompt > SHORT_PROMPT))
     ]
-    alone = [point for point in round_points() if point.server == server and not point.steps]
-    return usable[:: EVERY[server]] + alone
+    return usable + [point for point in round_points() if point.server == server and not point.steps]
 
 
 def fitted_ms(point: Point, token_ms: float, first_token_ms: float | None) -> float:
@@ -101,79 +105,106 @@ def fitted_ms(point: Point, token_ms: float, first_token_ms: float | None) -> fl
     return token_ms + (first_token_ms / point.output if together else 0.0)
 
 
-def fit_to(estimates: Sequence[Estimate], ratios: np.ndarray, names: Sequence[str], start: np.ndarray) -> np.ndarray:
-    """Return the waits called `names` [p] that meet the published times best, if simulations are `ratios` times the estimates.
-
-    What the points do not tell stays as a launch without a fit has it, wherever the search starts.
-    """
-    published = np.array([fitted_ms(item.point, item.point.published_ms, item.point.ttft_ms) for item in estimates])
-    sizes = np.array([SCALES[name] for name in names])
-
-    def errors(x: np.ndarray) -> np.ndarray:
-        waits = dict(zip(names, x * sizes, strict=True))
-        usual, deviation = USUAL_COLLECTIVE_NS
-        prior = OUTLIER * (waits["collective_gap_ns"] - usual) / deviation
-        return np.append(
-            np.log(ratios * np.array([item.token_ns(waits) for item in estimates]) / 1e6 / published), prior
-        )
-
-    unknown = np.array([getattr(FULL_GRAPH, name) for name in names])
-    found = [
-        least_squares(errors, x / sizes, bounds=(0.0, np.inf), loss="soft_l1", f_scale=OUTLIER)
-        for x in (unknown, start, sizes)
-    ]
-    return min(found, key=lambda fit: round(fit.cost, 6)).x * sizes
+def model_of(point: Point) -> str:
+    return point.model.split("/")[-1].lower()
 
 
-def fit_waits(server: str) -> tuple[dict[str, np.ndarray], list[Point], np.ndarray, np.ndarray]:
-    """Fit WAITS of `server`. Returns the values by what was left out ("": nothing), the points, and the errors with and without.
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """The points of a server, the estimates of their times, and how many times the estimates the simulations are."""
 
-    Simulations say how far the estimates are from them, at the solution so far; then the estimates are fitted, and simulated again.
-    """
-    names, estimates = WAITS[server], [estimate(point) for point in fitted_points(server)]
-    points = [item.point for item in estimates]
-    published = np.array([fitted_ms(point, point.published_ms, point.ttft_ms) for point in points])
-    x = np.array([getattr(PROFILES[server].launch, name) for name in names])
-    for _ in range(ROUNDS_OF_FIT):
-        waits = dict(zip(names, map(float, x), strict=True))
-        with profile_with(server, **waits):
-            measured = [point.measured(simulate(point.scenario("measured"))) for point in points]
-        simulated = np.array([fitted_ms(point, *item) for point, item in zip(points, measured, strict=True)])
-        print(f"    {server}: {len(points)} simulations with {waits}", file=sys.stderr)
-        ratios = simulated * 1e6 / [item.token_ns(waits) for item in estimates]
-        x = fit_to(estimates, ratios, names, x)
-    groups = groups_of(points)
-    values, left_out = {"": x}, np.empty(len(points))
-    for group in dict.fromkeys(groups):
-        kept = [i for i, other in enumerate(groups) if other != group]
-        values[group] = fit_to([estimates[i] for i in kept], ratios[kept], names, x)
-        without = dict(zip(names, values[group], strict=True))
-        for i, other in enumerate(groups):
-            if other == group:
-                left_out[i] = ratios[i] * estimates[i].token_ns(without) / 1e6 / published[i] - 1
-    with_all = dict(zip(names, x, strict=True))
-    errors = ratios * [item.token_ns(with_all) for item in estimates] / 1e6 / published - 1
-    return values, points, errors, left_out
+    server: str
+    estimates: tuple[Estimate, ...]
+    ratios: np.ndarray
+
+    def without(self, model: str) -> Measured:
+        """Return the points of other models; self if there is none of this."""
+        kept = [i for i, item in enumerate(self.estimates) if model_of(item.point) != model]
+        if len(kept) == len(self.estimates):
+            return self
+        return Measured(self.server, tuple(self.estimates[i] for i in kept), self.ratios[kept])
+
+    @cached_property
+    def published(self) -> np.ndarray:
+        points = [item.point for item in self.estimates]
+        return np.array([fitted_ms(point, point.published_ms, point.ttft_ms) for point in points])
+
+    @cached_property
+    def fit_alone(self) -> dict[str, float]:
+        return self.fit({})
+
+    def errors(self, waits: Mapping[str, float], factors: Mapping[str, float] = MappingProxyType({})) -> np.ndarray:
+        """Return predicted / published − 1 of each point. `factors`: on the kernels, by model."""
+        times = [item.token_ns({**waits, DEVICE: factors.get(model_of(item.point), 1.0)}) for item in self.estimates]
+        return self.ratios * times / 1e6 / self.published - 1
+
+    def fit(self, usual: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+        """Return the waits that meet the published times best, but for those of which the points say nothing. `usual`: what they are under
+        all servers, and the deviation of that."""
+        names = WAITS[self.server]
+        sizes, count = np.array([SCALES[name] for name in names]), len(names)
+        models = list(dict.fromkeys(model_of(item.point) for item in self.estimates))
+
+        def residuals(x: np.ndarray) -> np.ndarray:
+            waits = dict(zip(names, x[:count] * sizes, strict=True))
+            found = np.log1p(self.errors(waits, dict(zip(models, np.exp(x[count:]), strict=True))))
+            priors = [(waits[name] - mean) / deviation for name, (mean, deviation) in usual.items() if name in waits]
+            return np.concatenate([found, OUTLIER / KERNELS * x[count:], OUTLIER * np.array(priors)])
+
+        unknown = np.array([getattr(FULL_GRAPH, name) for name in names]) / sizes
+        least = np.repeat([0.0, -np.inf], [count, len(models)])
+        found = [
+            least_squares(residuals, [*x, *np.zeros(len(models))], bounds=(least, np.inf), loss="soft_l1", f_scale=OUTLIER)
+            for x in (unknown, np.ones(count))
+        ]  # fmt: skip
+        best = min(found, key=lambda fit: round(fit.cost, 6))
+        told = np.abs(best.jac[:, :count]).max(axis=0) > TOLD
+        return {name: float(best.x[i] * sizes[i]) for i, name in enumerate(names) if told[i]}
 
 
-def groups_of(points: Sequence[Point]) -> list[str]:
-    """Return what is left out of the fit at a time, for each point: its model, or its tensor parallelism where there is one model."""
-    models = [point.model.split("/")[-1].lower() for point in points]
-    return models if len(set(models)) > 1 else [f"tensor parallel {point.tensor_parallel}" for point in points]
+def fit_all(every: Sequence[Measured]) -> dict[str, dict[str, float]]:
+    """Return the waits of all servers: of each alone, and then around the mean of these."""
+    alone = [item.fit_alone for item in every]
+    usual = {}
+    for name in SCALES:
+        values = [waits[name] for waits in alone if name in waits]
+        mean = statistics.fmean(values)
+        usual[name] = mean, max(statistics.stdev(values) if len(values) > 1 else mean, SCALES[name] / 1000)
+    return {item.server: item.fit(usual) for item in every}
 
 
-def print_waits(server: str) -> dict[str, dict[str, float]]:
-    """Print the fit. Returns the times that were fitted without each group."""
-    values, points, errors, left_out = fit_waits(server)
-    print(f"{server} without speculation ({len(points)} points)")
-    for group, found in values.items():
-        words = ", ".join(f"{name} {value:.4g}" for name, value in zip(WAITS[server], found, strict=True))
-        print(f"    without {group}: {words}" if group else f"    {words}")
-    for words, each in (("mean error", errors), ("of what was left out", left_out)):
-        print(
-            f"    {words} {100 * np.abs(each).mean():.1f} %, bias {100 * each.mean():+.1f} %, largest {100 * np.abs(each).max():.1f} %"
-        )
-    return {group: dict(zip(WAITS[server], map(float, found), strict=True)) for group, found in values.items()}
+def measured(server: str) -> Measured:
+    """Simulate the points of a server, with its profile as it is: fit again when that has changed much."""
+    estimates = tuple(estimate(point) for point in fitted_points(server))
+    print(f"    {server}: {len(estimates)} simulations", file=sys.stderr, flush=True)
+    times = [fitted_ms(item.point, *simulated(item.point)) for item in estimates]
+    return Measured(server, estimates, np.array(times) * 1e6 / [item.token_ns({}) for item in estimates])
+
+
+def simulated(point: Point) -> tuple[float, float]:
+    """Return the times per token and to the first token, in ms."""
+    return point.measured(simulate(point.scenario("measured")))
+
+
+def print_waits() -> tuple[dict[str, dict[str, float]], dict[str, dict[str, dict[str, float]]]]:
+    """Fit the waits of all servers, print them and their errors. Returns the values, and by server those without each of its models."""
+    every = [measured(server) for server in WAITS]
+    waits = fit_all(every)
+    models = dict.fromkeys(model_of(estimate.point) for item in every for estimate in item.estimates)
+    without = {model: fit_all([item.without(model) for item in every]) for model in models}
+    groups: dict[str, dict[str, dict[str, float]]] = {}
+    for item in every:
+        names = [model_of(estimate.point) for estimate in item.estimates]
+        own = groups[item.server] = {model: without[model][item.server] for model in dict.fromkeys(names)}
+        by_model = {model: item.errors(times) for model, times in own.items()}
+        left_out = np.array([by_model[name][i] for i, name in enumerate(names)])
+        print(f"{item.server} without speculation ({len(names)} points)")
+        for model, found in {"": waits[item.server], **own}.items():
+            words = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
+            print(f"    without {model}: {words}" if model else f"    {words}")
+        for words, each in (("mean error", item.errors(waits[item.server])), ("of what was left out", left_out)):
+            print(f"    {words} {abs(each).mean():.1%}, bias {each.mean():+.1%}, largest {abs(each).max():.1%}")
+    return waits, groups
 
 
 # -- speculative rounds -----------------------------------------------------------------------------------------------
@@ -280,7 +311,7 @@ def print_rounds(server: str) -> dict[str, dict[str, float]]:
 
 def write_left_out(found: dict[str, dict[str, dict[str, float]]]) -> None:
     """Write the times that were fitted without each group of a server; rows of other servers stay."""
-    names = ("server", "left_out", *WAITS["trtllm-1.x"], *SHARES, "eagle3_step_ns")
+    names = ("server", "left_out", *SCALES, *SHARES, "eagle3_step_ns")
     with LEFT_OUT.open(newline="", encoding="utf-8") as file:
         rows = [{name: row.get(name) for name in names} for row in csv.DictReader(file) if row["server"] not in found]
     for server, groups in found.items():
@@ -294,20 +325,29 @@ def write_left_out(found: dict[str, dict[str, dict[str, float]]]) -> None:
         writer.writerows(sorted(rows, key=lambda row: (row["server"], row["left_out"])))
 
 
-def main() -> None:
-    servers = [name for name in sys.argv[1:] if name != "--write"] or list(dict.fromkeys([*WAITS, *ROUNDS]))
-    found = {server: {} for server in servers}
-    for server in servers:
-        fitted: dict[str, float] = {}
-        if server in WAITS:
-            found[server] |= print_waits(server)
-            fitted = found[server].pop("")
-        if server in ROUNDS:
-            with profile_with(server, **fitted):
-                found[server] |= print_rounds(server)
+def print_spreads() -> None:
+    """Print, of some points of each data set, the mean error of the time to the first token by how far lengths are apart."""
+    usable = [point for server in WAITS for point in fitted_points(server) if point.ttft_ms]
+    for dataset in dict.fromkeys(point.dataset for point in usable):
+        chosen = [point for point in usable if point.dataset == dataset]
+        print(dataset)
+        for spread in SPREADS:
+            errors = []
+            for point in chosen[:: math.ceil(len(chosen) / SPREAD_POINTS)]:
+                point = replace(point, spread=spread)
+                errors.append(point.measured(simulate(point.scenario("measured"))).first_token_ms / point.ttft_ms - 1)
+            print(f"    {spread:5.0%}  mean error {np.abs(errors).mean():.0%}, bias {np.mean(errors):+.0%}", flush=True)
+
+
+def print_fits() -> None:
+    """Print both fits of all servers."""
+    waits, found = print_waits()
+    for server in ROUNDS:
+        with profile_with(server, **waits.get(server, {})):
+            found[server] = found.get(server, {}) | print_rounds(server)
     if "--write" in sys.argv:
         write_left_out(found)
 
 
 if __name__ == "__main__":
-    main()
+    print_spreads() if "--spread" in sys.argv else print_fits()

@@ -4,8 +4,8 @@
     rounds.csv    SGLang and vLLM with EAGLE drafts, and the same without: output tokens per second at a number of clients
 
 In both each client sends its next request when the last has ended. `prompt` and `output` are mean lengths. `spread` is our reading of the
-data: 0 where the published times to first token show that the clients stay in step, as with equal lengths; 0.2 (lengths are uniform
-within ±20 %) where they show the opposite. Speculative points give the mean accept length, which the simulation takes as it is.
+data: lengths are uniform within so much, as meets the published times to the first token best (fit_servers.py --spread), for requests
+that are equally long come in waves. Speculative points give the mean accept length, which the simulation takes as it is.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ PUBLISHED = Path(__file__).parent / "published"
 TURNS = 3  # requests per client that are simulated: the first wave of prompts, the last, which ends with fewer clients, and one between
 TURNS_MEASURED = 10
 """Requests per client of a benchmark. Assumption: as the example scripts of NVIDIA's benchmark tools ask for; it was not published."""
+HELD_ROW = "1.0.0rc3"
+"""A version of TensorRT-LLM that gave a row of the batch to the request that pads captured batches (its pull 7998 added one). Assumption:
+the server allowed as many rows as there were clients. In its points requests wait as if one client less were served: for 1/8 of a request's
+time with 8 clients, 1/16 with 16, 1/32 with 32."""
 CHECKPOINT = "mxfp4"  # a format that its checkpoints are published in: nothing is set
 LENGTHS = {"gsm8k": (300, 140), "humaneval": (200, 400), "math500": (200, 700), "MT-Bench": (300, 400)}
 """Mean prompt and output of benchmarks whose lengths were not published. Assumption: usual lengths of these texts; 300 tokens more or fewer
@@ -74,6 +78,7 @@ class Point:
     tokens_per_s: float | None = None
     tpot_ms: float | None = None
     ttft_ms: float | None = None
+    held_rows: int = 0  # rows of the batch that no client's request can have
 
     @property
     def shape(self) -> str:
@@ -104,7 +109,7 @@ class Point:
             "model": model,
             "hardware": hardware,
             "speculation": speculation,
-            "engine": {"max_running": self.concurrency},
+            "engine": {"max_running": self.concurrency - self.held_rows},
             "workload": {
                 "concurrency": self.concurrency,
                 "num_requests": TURNS * max(self.concurrency, 4),
@@ -177,6 +182,7 @@ def plain_points() -> list[Point]:
             spread=float(row["spread"]),
             tpot_ms=float(row["tpot_ms"]),
             ttft_ms=float(row["ttft_ms"]),
+            held_rows=int(row["server_version"] == HELD_ROW),
         )
         for row in read_rows("plain.csv")
     ]

@@ -249,7 +249,8 @@ def _spec(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape) -> E
         sizes = default_graph_sizes(engine.max_running)
     server = server_profile(hardware.server)
     given = engine.model_dump(exclude={"mode", "kv_slots"})  # fields of the table that the engine does not have
-    given |= {key: getattr(server, key) for key in ("mixed", "chunk_size") if given[key] is None}
+    defaults = {"mixed": server.mixed, "chunk_size": server.chunk_size(lookup_gpu(hardware.gpu))}
+    given |= {key: value for key, value in defaults.items() if given[key] is None}
     spec = resolve_spec(
         EngineConfig(
             num_pages=UNSIZED_POOL,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...sim.cost.hardware import lookup_gpu
+from ...sim.cost.server import server_profile
 from .command import FLAG, LIST, VALUE, Given, Server, known_arguments, read_formats
 
 PROFILE = "sglang-0.5"
@@ -45,7 +46,6 @@ OTHER_NAMES = {
 ALGORITHMS = {"EAGLE": "EAGLE", "NEXTN": "EAGLE", "EAGLE3": "EAGLE3", "STANDALONE": "STANDALONE", "NGRAM": "NGRAM"}
 RUNNING_WITH_SPECULATION = 48
 RUNNING_AT_LEAST = 2048
-CHUNKS = ((20, 2048), (60, 4096), (160, 8192), (float("inf"), 16_384))  # GiB of the device below which it is so large
 WEIGHTS = {
     "fp8": "fp8", "w8a8_fp8": "fp8", "modelopt_fp8": "fp8", "w8a8_int8": "int8", "awq": "int4", "awq_marlin": "int4", "gptq": "int4",
     "gptq_marlin": "int4", "modelopt_fp4": "nvfp4", "mxfp4": "mxfp4",
@@ -125,8 +125,7 @@ def _engine(given: Given, settings: dict[str, Any], left: dict[str, str], assume
     settings["engine.max_running"] = max(1, running // groups)
     chunk = given.integer("chunked-prefill-size", -1)
     if chunk is None:
-        memory = lookup_gpu(gpu).memory_bytes / 2**30
-        chunk = next(size for limit, size in CHUNKS if memory < limit)
+        chunk = server_profile(PROFILE).chunk_size(lookup_gpu(gpu))
         assumed.append(f"chunked-prefill-size is {chunk}, its default on {gpu}")
     if chunk > 0:
         settings["engine.chunk_size"] = max(1, chunk // groups)

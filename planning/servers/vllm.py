@@ -10,6 +10,7 @@ from ...core.adaptive.interchange import VLLM_SCHEDULE, import_table, to_json
 from ...core.errors import ConfigError
 from ...core.parsing import parse_json
 from ...sim.cost.hardware import lookup_gpu
+from ...sim.cost.server import server_profile
 from .command import FLAG, LIST, VALUE, Given, Server, known_arguments, read_formats
 from .sglang import sizes_up_to
 
@@ -51,7 +52,7 @@ WEIGHTS = {
 KV = {"fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16", "float16": "fp16"}
 BLOCK_SIZE = 16
 UTILIZATION = 0.92
-SMALL_DEVICE, LARGE_DEVICE = 70 * 2**30, 160 * 2**30
+SMALL_CHUNK = 2048  # devices with no more for a step run fewer requests
 PARALLEL_BESIDE = ("pipeline-parallel-size", "decode-context-parallel-size", "prefill-context-parallel-size")
 OF_SPECULATION = {
     *("method", "model", "num_speculative_tokens", VLLM_SCHEDULE),
@@ -120,15 +121,14 @@ def _formats(given: Given, settings: dict[str, Any], left: dict[str, str]) -> No
 
 
 def _engine(given: Given, settings: dict[str, Any], left: dict[str, str], assumed: list[str], gpu: str) -> None:
-    memory = lookup_gpu(gpu).memory_bytes
-    large = memory >= SMALL_DEVICE and not gpu.upper().startswith("A100")
+    chunk = server_profile(PROFILE).chunk_size(lookup_gpu(gpu))
     running = given.integer("max-num-seqs")
     if running is None:
-        running = 1024 if large else 256
+        running = 1024 if chunk > SMALL_CHUNK else 256
         assumed.append(f"max-num-seqs is {running}, its default on {gpu}")
     tokens = given.integer("max-num-batched-tokens")
     if tokens is None:
-        tokens = 16_384 if memory >= LARGE_DEVICE else 8192 if large else 2048
+        tokens = chunk
         assumed.append(f"max-num-batched-tokens is {tokens}, its default on {gpu}")
     tokens = max(tokens, running)
     block = given.integer("block-size") or BLOCK_SIZE

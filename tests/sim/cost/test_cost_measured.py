@@ -345,6 +345,19 @@ class TestServers:
         assert config("hardware.server=sglang-0.5", "engine.mixed=true", "engine.chunk_size=2048").mixed
         assert config("hardware.server=sglang-0.5", "engine.chunk_size=2048").chunk_size == 2048
 
+    @pytest.mark.parametrize(
+        ("server", "sizes"),
+        [
+            ("foretoken", [8192, 8192, 8192, 8192]),
+            ("sglang-0.5", [4096, 8192, 8192, 16_384]),
+            ("vllm-0.18", [2048, 2048, 8192, 16_384]),
+            ("trtllm-1.x", [8192, 8192, 8192, 8192]),
+        ],
+    )
+    def test_chunks_are_as_long_as_the_server_has_them_on_the_device(self, server, sizes):
+        gpus = ("L40S", "A100", "H100", "B200")
+        assert [server_profile(server).chunk_size(lookup_gpu(gpu)) for gpu in gpus] == sizes
+
     def test_fp8_checkpoints_keep_their_kv_as_their_server_does(self):
         def kv_dtype(*settings: str) -> str:
             return assemble(load_scenario(None, ["model.weight_dtype=fp8", *settings])[0]).target.kv_dtype
