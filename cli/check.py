@@ -43,19 +43,10 @@ Cases = option(Path, "--cases", "Directory for the cases of failures.")
 
 
 def check(
-    contract: Contract = None,
-    subject: Subject = None,
-    budget: Budget = None,
-    seed: Seed = DEFAULT_SEED,
-    capability: Capability = None,
-    expect: Expect = None,
-    without: Without = None,
-    show_list: ShowList = False,
-    mutants: Mutants = False,
-    replay: Replay = None,
-    json_file: JsonFile = None,
-    cases: Cases = DEFAULT_CASES,
-) -> None:
+    contract: Contract = None, subject: Subject = None, budget: Budget = None, seed: Seed = DEFAULT_SEED,
+    capability: Capability = None, expect: Expect = None, without: Without = None, show_list: ShowList = False,
+    mutants: Mutants = False, replay: Replay = None, json_file: JsonFile = None, cases: Cases = DEFAULT_CASES,
+) -> None:  # fmt: skip
     """Check a component against its invariants.
 
     Runs random operations on the component and on a plain model of it, and checks

@@ -13,33 +13,15 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..logs import DEFAULT_FORMAT, LogFormat, LogLevel, start_logging
-from ..options import refuse_without_effect
+from ..options import output_option, refuse_without_effect
 from ..terminal import EXIT_BROKEN_PIPE, discard_output
 from .options import (
-    Chat,
-    Disaggregate,
-    FrequencyPenalty,
-    IgnoreEos,
-    Json,
-    JsonSchema,
-    LarkGrammar,
-    Logprobs,
-    MaxTokens,
-    MinP,
-    Model,
-    Out,
-    PresencePenalty,
-    PromptFile,
-    PromptText,
     Quiet,
-    RepetitionPenalty,
-    Seed,
-    Stats,
-    Stop,
-    Temperature,
-    TopK,
-    TopP,
+    engine_option,
+    model_option,
     problems_name_options,
+    prompt_option,
+    sampling_option,
     session_values,
     with_session_options,
 )
@@ -52,6 +34,33 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 STDIN = "-"
+
+# fmt: off
+Model = model_option(Path, "--model", "Hugging Face checkpoint: a directory, or its name on the hub.", "DIR|ORG/NAME")
+PromptText = prompt_option(str | None, "--prompt", "One prompt; its output is streamed. By default standard input.", "TEXT")
+PromptFile = prompt_option(Path | None, "--prompts",
+    'JSONL, each line {"prompt"|"messages"|"tokens": …, "id", "max_tokens", …}; - is standard input.', "FILE")
+Chat = prompt_option(bool, "--chat/--no-chat", "Put a text prompt into the model's chat template, as a message of the user.")
+MaxTokens = sampling_option(int, "--max-tokens", "Maximal tokens of an output.")
+Temperature = sampling_option(float, "--temperature", "0 is greedy.")
+TopP = sampling_option(float, "--top-p", "Sample from the most likely tokens that make up this probability.")
+MinP = sampling_option(float, "--min-p", "Leave out tokens less likely than this share of the most likely one.")
+PresencePenalty = sampling_option(float, "--presence-penalty", "Subtracted from logits of tokens in the output.")
+FrequencyPenalty = sampling_option(float, "--frequency-penalty", "The same, as often as they are in it.")
+RepetitionPenalty = sampling_option(float, "--repetition-penalty", "Divides logits of tokens in prompt or output; 1 is off.")
+JsonSchema = sampling_option(Path | None, "--json-schema", "The output is JSON that this schema allows.", "FILE")
+LarkGrammar = sampling_option(Path | None, "--grammar", "The output is a text of this grammar in Lark's notation.", "FILE")
+TopK = sampling_option(int, "--top-k", "Sample from that many most likely tokens; 0: from all.")
+Seed = sampling_option(int, "--seed", "Seed of every draw; equal seeds give equal outputs.")
+Stop = sampling_option(list[str] | None, "--stop", "Text that ends an output and is left out of it; repeatable.", "TEXT")
+IgnoreEos = sampling_option(bool, "--ignore-eos", "Continue after the end of text, up to --max-tokens.")
+Disaggregate = engine_option(str | None, "--disaggregate",
+    "Prefill and decode in N and M processes, each on its own GPU if there are any; KV goes from pool to pool.", "prefill=N,decode=M")
+Logprobs = output_option(bool, "--logprobs", "Log-probability of each token; the output is JSON.")
+Json = output_option(bool, "--json", "Print a line of JSON per prompt, as for --prompts.")
+Stats = output_option(bool, "--stats", "Print accept length, tokens/s and time by phase on standard error.")
+Out = output_option(Path | None, "--out", "Write events.jsonl, outputs.jsonl and summary.json to this directory.", "DIR")
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The options of `foretoken generate`, in the groups that its help shows; those of a session are also `foretoken serve`'s."""
+"""The options of a decoding session, which several commands have, in the panels that their help shows."""
 
 from __future__ import annotations
 
@@ -59,7 +59,6 @@ def tree_nodes(text: str | None) -> int | dict[str, int] | None:
 
 
 # fmt: off
-Model = model_option(Path, "--model", "Hugging Face checkpoint: a directory, or its name on the hub.", "DIR|ORG/NAME")
 Draft = model_option(Path | None, "--draft", "Draft checkpoint: a small model, or a head made for the model.", "DIR|ORG/NAME")
 Dtype = model_option(str, "--dtype",
     "float64, float32, float16, bfloat16. auto: the checkpoint's; on a CPU float32 for 16 bits, unless it has native bfloat16.")
@@ -74,26 +73,7 @@ Adaptive = speculation_option(str | None, "--adaptive",
     "Adapt the draft steps: default, with-zero, zero-to-seven, or a JSON file of candidates.", "PRESET|FILE")
 Policy = speculation_option(str | None, "--policy",
     "How steps are chosen: ema (by acceptance), goodput (by acceptance and measured cost).", "ema|goodput")
-PromptText = prompt_option(str | None, "--prompt", "One prompt; its output is streamed. By default standard input.", "TEXT")
-PromptFile = prompt_option(Path | None, "--prompts",
-    'JSONL, each line {"prompt"|"messages"|"tokens": …, "id", "max_tokens", …}; - is standard input.', "FILE")
-Chat = prompt_option(bool, "--chat/--no-chat", "Put a text prompt into the model's chat template, as a message of the user.")
-MaxTokens = sampling_option(int, "--max-tokens", "Maximal tokens of an output.")
-Temperature = sampling_option(float, "--temperature", "0 is greedy.")
-TopP = sampling_option(float, "--top-p", "Sample from the most likely tokens that make up this probability.")
-MinP = sampling_option(float, "--min-p", "Leave out tokens less likely than this share of the most likely one.")
-PresencePenalty = sampling_option(float, "--presence-penalty", "Subtracted from logits of tokens in the output.")
-FrequencyPenalty = sampling_option(float, "--frequency-penalty", "The same, as often as they are in it.")
-RepetitionPenalty = sampling_option(float, "--repetition-penalty", "Divides logits of tokens in prompt or output; 1 is off.")
-JsonSchema = sampling_option(Path | None, "--json-schema", "The output is JSON that this schema allows.", "FILE")
-LarkGrammar = sampling_option(Path | None, "--grammar", "The output is a text of this grammar in Lark's notation.", "FILE")
-TopK = sampling_option(int, "--top-k", "Sample from that many most likely tokens; 0: from all.")
-Seed = sampling_option(int, "--seed", "Seed of every draw; equal seeds give equal outputs.")
-Stop = sampling_option(list[str] | None, "--stop", "Text that ends an output and is left out of it; repeatable.", "TEXT")
-IgnoreEos = sampling_option(bool, "--ignore-eos", "Continue after the end of text, up to --max-tokens.")
 Device = engine_option(str, "--device", "cpu, cuda, cuda:1. auto: a GPU if there is one.")
-Disaggregate = engine_option(str | None, "--disaggregate",
-    "Prefill and decode in N and M processes, each on its own GPU if there are any; KV goes from pool to pool.", "prefill=N,decode=M")
 Threads = engine_option(int | None, "--threads", "Threads on a CPU; by default one for small models, else all cores.", min=1)
 Overlap = engine_option(bool | None, "--overlap/--synchronous", "Plan a step while the previous one runs; the default on a GPU.")
 PageSize = engine_option(int, "--page-size", "Tokens of a KV page.")
@@ -101,10 +81,6 @@ MaxRunning = engine_option(int, "--max-running", "Requests decoded together.")
 ContextLen = engine_option(int | None, "--context-len", "Tokens of a prompt with its output; by default what the prompts need.")
 KvTokens = engine_option(int | None, "--kv-tokens", "KV slots of the pool; by default what the running requests need.")
 Debug = engine_option(bool, "--debug", "Check every index that moves or writes KV; slow.")
-Logprobs = output_option(bool, "--logprobs", "Log-probability of each token; the output is JSON.")
-Json = output_option(bool, "--json", "Print a line of JSON per prompt, as for --prompts.")
-Stats = output_option(bool, "--stats", "Print accept length, tokens/s and time by phase on standard error.")
-Out = output_option(Path | None, "--out", "Write events.jsonl, outputs.jsonl and summary.json to this directory.", "DIR")
 Quiet = output_option(bool, "--quiet -q", "No progress on standard error.")
 # fmt: on
 

@@ -28,13 +28,9 @@ TimeBudget = option(float | None, "--time-budget-s",
 
 
 def tiny(
-    directory: Directory = None,
-    size: Size = "tiny",
-    seed: Seed = 0,
-    device: Device = "cpu",
-    time_budget_s: TimeBudget = None,
+    directory: Directory = None, size: Size = "tiny", seed: Seed = 0, device: Device = "cpu", time_budget_s: TimeBudget = None,
     quiet: Quiet = False,
-) -> None:
+) -> None:  # fmt: skip
     """Train a small language model and three drafts for it.
 
     They learn from the source of Python's standard library, and are saved as

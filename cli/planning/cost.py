@@ -23,15 +23,9 @@ Steps = option(str, "--steps", "Draft steps, as values of --grid; 0 is plain dec
 
 
 def cost(
-    scenario: ScenarioFile = None,
-    from_sglang: FromSglang = None,
-    from_vllm: FromVllm = None,
-    from_trtllm: FromTrtllm = None,
-    settings: Settings = None,
-    batch: Batch = "1,8,64",
-    context: Context = 1024,
-    steps: Steps = "0..7",
-) -> None:
+    scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
+    settings: Settings = None, batch: Batch = "1,8,64", context: Context = 1024, steps: Steps = "0..7",
+) -> None:  # fmt: skip
     """Print what one decode round takes, part by part, and how many tokens it must give.
 
     A column per number of draft steps. Microseconds on the device by part, the

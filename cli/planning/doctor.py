@@ -24,14 +24,9 @@ Requests = option(int, "--requests", "Requests that are simulated, with and with
 
 
 def doctor(
-    scenario: ScenarioFile = None,
-    from_sglang: FromSglang = None,
-    from_vllm: FromVllm = None,
-    from_trtllm: FromTrtllm = None,
-    settings: Settings = None,
-    trace: TraceFile = None,
-    requests: Requests = 200,
-) -> None:
+    scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
+    settings: Settings = None, trace: TraceFile = None, requests: Requests = 200,
+) -> None:  # fmt: skip
     """Say whether speculation pays in a deployment: up to which batch, at which load, and what it does to the tail.
 
     Three tables. The best number of draft steps with its gain over plain

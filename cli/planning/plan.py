@@ -41,26 +41,11 @@ ModelError = option(float | None, "--model-error", "Error of comparisons, percen
 
 
 def plan(
-    scenario: ScenarioFile = None,
-    from_sglang: FromSglang = None,
-    from_vllm: FromVllm = None,
-    from_trtllm: FromTrtllm = None,
-    slo: Slo = "ttft_p99<1s,tpot_p99<50ms",
-    rate: Rate = None,
-    gpus: Gpus = None,
-    tried: Tried = None,
-    price: Price = None,
-    settings: Settings = None,
-    trace: TraceFile = None,
-    seeds: Seeds = 4,
-    requests: Requests = None,
-    model_error: ModelError = None,
-    seed: Seed = None,
-    out: OutDirectory = None,
-    workers: NumWorkers = None,
-    cluster: Cluster = None,
-    quiet: Quiet = False,
-) -> None:
+    scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
+    slo: Slo = "ttft_p99<1s,tpot_p99<50ms", rate: Rate = None, gpus: Gpus = None, tried: Tried = None, price: Price = None,
+    settings: Settings = None, trace: TraceFile = None, seeds: Seeds = 4, requests: Requests = None, model_error: ModelError = None,
+    seed: Seed = None, out: OutDirectory = None, workers: NumWorkers = None, cluster: Cluster = None, quiet: Quiet = False,
+) -> None:  # fmt: skip
     """Find the configuration that serves most within latency limits, or the load on the least GPUs.
 
     With --rate (or a trace and --rate 1) it looks for the least GPUs that hold

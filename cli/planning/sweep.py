@@ -35,20 +35,10 @@ Seeds = option(int, "--seeds", "Runs of each combination, with seeds of their ow
 
 
 def sweep(
-    scenario: ScenarioFile = None,
-    from_sglang: FromSglang = None,
-    from_vllm: FromVllm = None,
-    from_trtllm: FromTrtllm = None,
-    grid: Grid = [],  # noqa: B006  (typer makes a new list for each run)
-    settings: Settings = None,
-    trace: TraceFile = None,
-    seeds: Seeds = 3,
-    seed: Seed = None,
-    out: OutDirectory = None,
-    workers: NumWorkers = None,
-    cluster: Cluster = None,
-    quiet: Quiet = False,
-) -> None:
+    scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
+    grid: Grid = [], settings: Settings = None, trace: TraceFile = None, seeds: Seeds = 3, seed: Seed = None,  # noqa: B006
+    out: OutDirectory = None, workers: NumWorkers = None, cluster: Cluster = None, quiet: Quiet = False,
+) -> None:  # fmt: skip
     """Simulate every combination of some settings, each with several seeds.
 
     Values: 0..7 is every integer, 0.5..2:4 four numbers evenly spaced,

@@ -36,23 +36,11 @@ AsJson = option(bool, "--json", "Print one JSON object instead of tables.")
 
 
 def tune(
-    scenario: ScenarioFile = None,
-    from_sglang: FromSglang = None,
-    from_vllm: FromVllm = None,
-    from_trtllm: FromTrtllm = None,
-    settings: Settings = None,
-    trace: TraceFile = None,
-    trials: Trials = 32,
-    search_seeds: SearchSeeds = 3,
-    seeds: Seeds = 5,
-    requests: Requests = 100,
-    seed: Seed = None,
-    as_json: AsJson = False,
-    out: OutDirectory = None,
-    workers: NumWorkers = None,
-    cluster: Cluster = None,
-    quiet: Quiet = False,
-) -> None:
+    scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
+    settings: Settings = None, trace: TraceFile = None, trials: Trials = 32, search_seeds: SearchSeeds = 3, seeds: Seeds = 5,
+    requests: Requests = 100, seed: Seed = None, as_json: AsJson = False, out: OutDirectory = None, workers: NumWorkers = None,
+    cluster: Cluster = None, quiet: Quiet = False,
+) -> None:  # fmt: skip
     """Search the table of draft steps, and the controller's parameters, that serve a workload fastest.
 
     A table is judged in phases: a light load, the knee and saturation, and the

@@ -31,12 +31,8 @@ Out = option(Path | None, "--out", "Write the acceptance table of a scenario to 
 
 
 def acceptance(
-    files: Files,
-    steps: Steps = None,
-    preset: Preset = "chat",
-    allow_truncated: AllowTruncated = False,
-    out: Out = None,
-) -> None:
+    files: Files, steps: Steps = None, preset: Preset = "chat", allow_truncated: AllowTruncated = False, out: Out = None,
+) -> None:  # fmt: skip
     """Fit the acceptance process to measurements, and print what a scenario takes.
 
     Recognises, from the most telling to the least: events.jsonl of a run;

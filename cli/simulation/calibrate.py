@@ -48,24 +48,11 @@ Out = option(Path, "--out", "Write the profile to this file.")
 
 
 def calibrate(
-    first: First = None,
-    more: More = None,
-    scenario: Scenario = None,
-    settings: Settings = None,
-    model: Model = None,
-    draft: Draft = None,
-    steps: Steps = None,
-    topk: Topk = 1,
-    num_draft_tokens: NumDraftTokens = None,
-    max_running: MaxRunning = 8,
-    context_len: ContextLen = 512,
-    repeat: Repeat = 7,
-    clock: Clock = "wall",
-    device: Device = "auto",
-    threads: Threads = None,
-    out: Out = Path("profile.json"),
-    quiet: Quiet = False,
-) -> None:
+    first: First = None, more: More = None, scenario: Scenario = None, settings: Settings = None, model: Model = None,
+    draft: Draft = None, steps: Steps = None, topk: Topk = 1, num_draft_tokens: NumDraftTokens = None, max_running: MaxRunning = 8,
+    context_len: ContextLen = 512, repeat: Repeat = 7, clock: Clock = "wall", device: Device = "auto", threads: Threads = None,
+    out: Out = Path("profile.json"), quiet: Quiet = False,
+) -> None:  # fmt: skip
     """Fit the simulator's timing to your own measurements, and write a profile.
 
     Takes what `vllm bench serve --save-result`, SGLang's bench_serving

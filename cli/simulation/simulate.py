@@ -34,22 +34,11 @@ Faults = option(str | None, "--faults",
 
 
 def simulate(
-    scenario: ScenarioFile = None,
-    from_sglang: FromSglang = None,
-    from_vllm: FromVllm = None,
-    from_trtllm: FromTrtllm = None,
-    settings: Settings = None,
-    trace: TraceFile = None,
-    seed: Seed = None,
-    out: OutDirectory = None,
-    explain: Explain = False,
-    no_events: NoEvents = False,
-    no_perfetto: NoPerfetto = False,
-    faults: Faults = None,
-    quiet: Quiet = False,
-    log_level: LogLevel = None,
-    log_format: LogFormat = DEFAULT_FORMAT,
-) -> None:
+    scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
+    settings: Settings = None, trace: TraceFile = None, seed: Seed = None, out: OutDirectory = None, explain: Explain = False,
+    no_events: NoEvents = False, no_perfetto: NoPerfetto = False, faults: Faults = None, quiet: Quiet = False,
+    log_level: LogLevel = None, log_format: LogFormat = DEFAULT_FORMAT,
+) -> None:  # fmt: skip
     """Simulate a deployment: throughput, latency, acceptance and memory of a scenario.
 
     Without arguments: Llama-3.1-8B on one H100, EAGLE-3 with adaptive steps, overlap scheduling, a thousand chat requests.

@@ -43,15 +43,9 @@ JsonFile = option(Path | None, "--json", "Write every number to this file.", "FI
 
 
 def trace(
-    file: File,
-    scenario: ScenarioFile = None,
-    settings: Settings = None,
-    cache_tokens: CacheTokens = None,
-    out: Out = None,
-    check: Check = False,
-    json_file: JsonFile = None,
-    quiet: Quiet = False,
-) -> None:
+    file: File, scenario: ScenarioFile = None, settings: Settings = None, cache_tokens: CacheTokens = None, out: Out = None,
+    check: Check = False, json_file: JsonFile = None, quiet: Quiet = False,
+) -> None:  # fmt: skip
     """Describe a trace: rates, lengths, burstiness, prefix reuse; fit a synthetic workload to it.
 
     The hit rate is that of prompts alone, in a cache that forgets nothing, in
