@@ -131,6 +131,11 @@ class FutureMap:
         return {f.name: f.bytes_per_row for f in (LENGTH_FIELD, *self.fields)}
 
     @property
+    def buffers(self) -> Mapping[str, Any]:
+        """The cells of all rows by field, [num_rows + 1, *shape_suffix], lengths included."""
+        return self._buffers
+
+    @property
     def num_unread(self) -> int:
         """Cells that are written and not read yet."""
         return int(np.count_nonzero(self._written))
@@ -162,21 +167,23 @@ class FutureMap:
 
     def resolve(self, rows: np.ndarray, epochs: np.ndarray) -> tuple[Any, dict[str, Any]]:
         """Read and consume: lengths int64 [bs] and every field [bs, *shape_suffix]; zeros for row 0."""
-        rows, real, epochs, _ = self._enter(rows, epochs)
-        written = self._written[real]
-        foreign = self._epochs[real] != epochs
-        if foreign.any():
-            self._refuse(foreign, written != 0, real, epochs)
-        missing = written != self._complete
-        if missing.any():
-            row = int(real[missing.argmax()])
-            raise InvariantViolation("RELAY-02", f"row {row} is read, but its cell is not (or not wholly) written")
+        rows, real = self._readable(rows, epochs)
         found = {name: self.storage.gather(buffer, rows) for name, buffer in self._buffers.items()}
         if self.debug_poison:
             self._refuse_poison(rows, found)
             self._poison(real)
         self._written[real] = 0
         return found.pop(LENGTH_FIELD.name), found
+
+    def pass_through(self, rows: np.ndarray, epochs: np.ndarray) -> None:
+        """Let the device read the cells of `rows` and write them anew for the same requests: `resolve`, `publish` and `stash` in one.
+
+        A captured round does both on `buffers`, where the host sees no value.
+        """
+        rows, _ = self._readable(rows, epochs)
+        if self.debug_poison:
+            found = {name: self.storage.gather(buffer, rows) for name, buffer in self._buffers.items()}
+            self._refuse_poison(rows, found)
 
     def drop(self, rows: np.ndarray) -> None:
         """Empty the cells of released rows, read or unread. Nothing written before can be read afterwards."""
@@ -193,6 +200,19 @@ class FutureMap:
         dirty = [name for name, buffer in self._buffers.items() if (self.storage.gather(buffer, padding) != 0).any()]
         if self._written[0] or self._epochs[0] or dirty:
             raise InvariantViolation("RELAY-02", f"the padding row was written: {dirty or 'its flags'}")
+
+    def _readable(self, rows: np.ndarray, epochs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """All rows, and those without padding, whose cells are written by these epochs."""
+        rows, real, epochs, _ = self._enter(rows, epochs)
+        written = self._written[real]
+        foreign = self._epochs[real] != epochs
+        if foreign.any():
+            self._refuse(foreign, written != 0, real, epochs)
+        missing = written != self._complete
+        if missing.any():
+            row = int(real[missing.argmax()])
+            raise InvariantViolation("RELAY-02", f"row {row} is read, but its cell is not (or not wholly) written")
+        return rows, real
 
     def _writable(
         self, rows: np.ndarray, epochs: np.ndarray, flag: np.uint8

@@ -12,6 +12,7 @@ from ...core.contract.step import PrefillStep
 from ..ops.port import ExtendBatch, Ops
 from .paged import PagedAttention
 from .pools import KVPool
+from .uploads import upload, uploads_to
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +41,21 @@ class Chunks:
         ends = np.cumsum(lens)
         offsets = np.arange(ends[-1]) - np.repeat(ends - lens, lens)
         positions = np.repeat(part.starts, lens) + offsets
-        rows = torch.from_numpy(part.rows.astype(np.int64))
-        on_device = {
-            "rows": rows,
-            "prefix_lens": torch.from_numpy(part.starts),
-            "starts": torch.from_numpy(np.concatenate([[0], ends])),
-            "positions": torch.from_numpy(np.minimum(positions, max_position)),
-        }
-        on_device = {name: value.to(device, non_blocking=True) for name, value in on_device.items()}
         # Tokens whose KV is not kept may lie past the row's end.
         columns = np.minimum(positions, table.shape[1] - 1)
-        cells = torch.from_numpy(np.repeat(part.rows.astype(np.int64), lens) * table.shape[1] + columns)
-        slots = table.view(-1)[cells.to(device, non_blocking=True)].long()
+        arrays = {
+            "rows": part.rows.astype(np.int64),
+            "prefix_lens": part.starts,
+            "starts": np.concatenate([[0], ends]),
+            "positions": np.minimum(positions, max_position),
+            "cells": np.repeat(part.rows.astype(np.int64), lens) * table.shape[1] + columns,
+        }
         if extra:
-            kept = torch.from_numpy(offsets < np.repeat(part.lens, lens))
-            slots = slots * kept.to(device, non_blocking=True)
+            arrays["kept"] = offsets < np.repeat(part.lens, lens)
+        on_device = dict(zip(arrays, uploads_to(device).send(*arrays.values()), strict=True))
+        slots = table.view(-1)[on_device.pop("cells")].long()
+        if extra:
+            slots = slots * on_device.pop("kept")
         return cls(
             part=part,
             table=table,
@@ -82,7 +83,7 @@ class Chunks:
 
     def last_places(self) -> Tensor:
         """Return where each prompt's last token stands among the t: int64 [m] on the device."""
-        return torch.from_numpy(self.ends[self.last] - 1).to(self.table.device, non_blocking=True)
+        return upload(self.table.device, self.ends[self.last] - 1)
 
     def any_token(self, flags: Tensor) -> Tensor:
         """Return whether any of a chunk's tokens has its flag, bool [t] → [n]."""

@@ -16,21 +16,17 @@ from ...core.kv.sizing import ceil_to_page
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, resolve_spec
 from ..session.hub import local_checkpoint
+from ..session.memory import NotEnoughMemory, bytes_per_token, checkpoint_bytes, free_bytes, heads_of
 from ..session.plan import (
     ARGUMENTS,
     AUTO,
-    NotEnoughMemory,
     SessionOptions,
     algorithm_name,
-    bytes_per_token,
     check_algorithm,
     check_choices,
     check_directories,
     check_steps,
-    checkpoint_bytes,
     draft_config,
-    free_bytes,
-    heads_of,
     refuse_without_effect,
     resolve_device,
     resolve_dtype,

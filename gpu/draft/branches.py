@@ -21,6 +21,7 @@ from ..batch.chunks import Chunks
 from ..batch.paged import PagedAttention
 from ..batch.pools import KVPool
 from ..batch.tree import DeviceTree
+from ..batch.uploads import upload
 from ..kernels.constants import numbers
 from ..ops.port import DecodeBatch, Ops
 from .beam import DeviceBeam, first_level, next_level, tree_of
@@ -63,7 +64,7 @@ class BranchDraft(Draft):
             host = np.zeros(layout.num_tokens, np.int64)
             inserted = (layout.ends - layout.lens) - (chunks.ends - chunks.lens)  # samples before each chunk's begin
             host[np.arange(chunks.num_tokens) + np.repeat(inserted, chunks.lens)] = chunks.part.tokens
-        tokens = torch.from_numpy(host).to(device, non_blocking=True)
+        tokens = upload(device, host)
         if len(chunks.last):
             tokens = tokens.index_copy(0, layout.last_places(), sampled)
         return tokens, layout

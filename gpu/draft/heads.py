@@ -24,6 +24,7 @@ from ...core.algorithm.builtin import carried_hidden_size
 from ..batch.chunks import Chunks
 from ..batch.pools import KVPool
 from ..batch.tree import DeviceTree
+from ..batch.uploads import upload
 from ..kernels.constants import numbers
 from ..models.eagle import MultiLayerEagle
 from ..ops.port import Ops
@@ -59,7 +60,7 @@ class HeadsDraft(Draft):
         host_tokens = chunks.shifted_tokens()
         hidden = self._heads.prepare_hidden(captured)
         carried = self._carry[chunks.rows].unflatten(1, (-1, self._heads.hidden_size))
-        ends = torch.from_numpy(chunks.ends - 1).to(device, non_blocking=True)
+        ends = upload(device, chunks.ends - 1)
         guesses: list[Tensor] = [sampled]
         relayed: list[tuple[Tensor, Tensor]] = []
         outputs: list[Tensor] = []
@@ -71,14 +72,14 @@ class HeadsDraft(Draft):
             places = np.arange(chunks.num_tokens) + np.repeat(own, chunks.lens)
             host = np.zeros(layout.num_tokens, np.int64)
             host[places] = host_tokens
-            tokens = torch.from_numpy(host).to(device, non_blocking=True)
+            tokens = upload(device, host)
             for i, guess in enumerate(guesses):
-                at = torch.from_numpy((layout.ends - 1)[last] - head + i).to(device, non_blocking=True)
+                at = upload(device, (layout.ends - 1)[last] - head + i)
                 tokens = tokens.index_copy(0, at, guess)
             attention = layout.attention(self._ops, self._pool)
             out = self._heads.forward(tokens, hidden, attention, head)
             hidden = out.hidden
-            kept = ends + torch.from_numpy(own).to(device, non_blocking=True)
+            kept = ends + upload(device, own)
             outputs.append(hidden[kept])
             ids, probabilities = self._candidates(out.logits_hidden[layout.last_places()])
             relayed.append((ids, probabilities))
@@ -87,7 +88,7 @@ class HeadsDraft(Draft):
         self._carry[chunks.rows] = carry
         if not len(last):
             return {}
-        return self._relay(relayed, carry[torch.from_numpy(last).to(device, non_blocking=True)])
+        return self._relay(relayed, carry[upload(device, last)])
 
     # -- rounds ---------------------------------------------------------------------------------------------------
 
@@ -167,4 +168,4 @@ def _after_carry(carried: Tensor, hidden: Tensor, chunks: Chunks, head: int) -> 
     begins = n + np.cumsum(before) - before  # in [carries, hidden states]
     offsets = np.arange(after.sum()) - np.repeat(np.cumsum(after) - after, after)
     source = np.where(offsets == 0, np.repeat(np.arange(n), after), np.repeat(begins, after) + offsets - 1)
-    return torch.cat([carried, hidden])[torch.from_numpy(source).to(hidden.device, non_blocking=True)]
+    return torch.cat([carried, hidden])[upload(hidden.device, source)]

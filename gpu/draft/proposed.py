@@ -12,6 +12,7 @@ from ...core.algorithm.host_drafts import HostDrafts
 from ...core.tree.build import build_proposed_tree
 from ..batch.chunks import Chunks
 from ..batch.tree import DeviceTree
+from ..batch.uploads import uploads_to
 from ..ops.port import Ops
 from .port import Accepted, Draft, Relayed, RoundBatch, root_only
 
@@ -65,7 +66,4 @@ class ProposedDraft(Draft):
 
 
 def _on_device(arrays: Mapping[str, np.ndarray], device: torch.device) -> Relayed:
-    return {
-        name: torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
-        for name, array in arrays.items()
-    }
+    return dict(zip(arrays, uploads_to(device).send(*arrays.values()), strict=True))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,21 +24,23 @@ from ...core.algorithm.arrival import fill_cells
 from ...core.contract.future_map import FutureMap
 from ...core.contract.hidden import ForwardPhase, check_hidden
 from ...core.contract.step import Arrivals, DecodeStep, Join, PrefillResult, PrefillStep, Step, StepResult
-from ...core.draws import request_key
 from ...core.errors import InvariantViolation, nearest
 from ...core.scheduler.engine import Engine
 from ...core.scheduler.spec import default_graph_sizes
 from ..batch.chunks import Chunks
 from ..batch.pools import KVPool
+from ..batch.tree import DeviceTree
+from ..batch.uploads import upload
 from ..draft.port import Draft, RoundBatch
 from ..models.decoder import Decoder
 from ..ops.port import Ops
 from .clock import EventPhaseClock, PhaseClock
-from .graphs import RoundCapture, RoundGraphs, RoundKind
+from .forced import ForcedRuns
+from .graphs import RelayCells, RoundCapture, RoundGraphs, RoundKind
 from .outputs import USER_OUTPUTS, NodeProducer, at_places, node_outputs
 from .relay import TorchStorage
-from .round import DecodeRound, capture_for, draft_hidden, first_tokens
-from .rows import Rows
+from .round import DecodeRound, RoundResult, capture_for, draft_hidden, first_tokens
+from .rows import HostSampling, Rows
 from .running import PendingRound, RunningStep, arrived, result_of, to_host
 from .shaping import MakeMatcher, Shaping
 
@@ -91,10 +93,9 @@ class TorchExecutor:
         self.relayed = relayed
         self.counters = ExecutorCounters()
         self.clock = EventPhaseClock() if device.type == "cuda" else PhaseClock()
-        self._ops = ops
-        self._debug = debug
+        self._ops, self._debug = ops, debug
         self._eager = device.type == "cuda" if eager is None else eager
-        self._acceptance = acceptance
+        self._forced = ForcedRuns(acceptance, config.max_running)
         self._max_position = config.context_len - 1
         self._alloc_len = sizes.alloc_len
         # The greatest length at which a round begins: in overlap mode a row that has filled the context runs once more.
@@ -113,8 +114,8 @@ class TorchExecutor:
         self.graphs = RoundGraphs(
             RoundCapture(
                 self._round,
+                RelayCells(ops, self.future_map.buffers),
                 self._rows.table,
-                self.future_map.fields,
                 self.algorithm.accept_width,
                 frozenset(self._outputs),
                 topk=engine.controller.topk,
@@ -128,7 +129,6 @@ class TorchExecutor:
         self._queue: deque[RunningStep] = deque()
         self._last_step_id = 0
         self._stop_through = 0
-        self._simulated_lengths = np.zeros(config.max_running + 1, np.int64)
         self.launched_table = np.zeros((config.max_running + 1, sizes.row_width), np.int32) if debug else None
 
     # -- the port -------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class TorchExecutor:
         self._queue.clear()
         self._rows.forget()
         self._shaping.forget()
-        self.future_map.drop(np.arange(1, len(self._simulated_lengths)))
+        self.future_map.drop(np.arange(1, self.future_map.num_rows + 1))
 
     @property
     def num_in_flight(self) -> int:
@@ -241,7 +241,7 @@ class TorchExecutor:
         failures = fill_cells(self.algorithm, arrivals, self.future_map)
         self._rows.ended[[row for row, _ in failures]] = True
         running.failures += failures
-        self._simulated_lengths[batch.rows] = batch.seq_lens
+        self._forced.begin(batch.rows, batch.seq_lens)
 
     def _open_produced(self, join: Join) -> None:
         for producer in self._producers.values():
@@ -264,7 +264,7 @@ class TorchExecutor:
             attention = chunks.attention(self._ops, self.pool)
             last = chunks.last
             wanted = self._rows.wanted(part.rows[last])
-            tokens = torch.from_numpy(part.tokens.astype(np.int64, copy=False)).to(self.device, non_blocking=True)
+            tokens = upload(self.device, part.tokens.astype(np.int64, copy=False))
             forward = self.target.forward(tokens, attention, capture_for(self.draft, wanted))
             captured = draft_hidden(self.draft, forward)
             check_hidden(captured, self.algorithm.capture_hidden_mode(ForwardPhase.PREFILL), "capture")
@@ -274,21 +274,20 @@ class TorchExecutor:
             if len(last):
                 at_end = at_places(forward, chunks.last_places())
                 logits = self.target.logits(at_end.hidden)
-                positions = torch.from_numpy(part.starts[last] + part.lens[last] - 1).to(self.device, non_blocking=True)
+                lengths = upload(self.device, part.starts[last] + part.lens[last])
                 shaped = logits
                 if self._shaping.covers(part.rows[last]):
                     shaped = self._shaping.after_prompts(part.rows[last], logits)
-                sampling = self._rows.sampling(part.rows[last])
-                sampled = first_tokens(self._ops, shaped, sampling, positions, part.tail_tokens[last])
+                sampling = self._rows.on_device(self._rows.sampling(part.rows[last]))
+                sampled = first_tokens(self._ops, shaped, sampling, lengths - 1, part.tail_tokens[last])
                 found = node_outputs(at_end, logits, sampled, wanted)
                 outputs = {name: value for name, value in found.items() if value is not None}
                 outputs |= {name: value for name, value in produced.items() if name in wanted}
             relay = self.draft.prefill(chunks, captured, sampled.clamp(min=0))
             if len(last):
                 rows, epochs = part.rows[last], part.epochs[last]
-                lengths = torch.from_numpy(part.starts[last] + part.lens[last]).to(self.device, non_blocking=True)
                 self._publish(rows, epochs, lengths, {"bonus_tokens": sampled.clamp(min=0), **relay})
-                self._simulated_lengths[rows] = part.starts[last] + part.lens[last]
+                self._forced.begin(rows, part.starts[last] + part.lens[last])
         self.counters.prefilled += chunks.num_tokens
         running.prefill_tokens = to_host(sampled, chunks.any_token(~forward.hidden.isfinite().all(1)), sampled, outputs)
 
@@ -324,35 +323,49 @@ class TorchExecutor:
 
     def _enqueue_round(self, running: RunningStep) -> PendingRound:
         part = running.step.decode
-        with self.clock.phase("relay"):
-            lengths, relayed = self.future_map.resolve(part.rows, part.epochs)
-            check_hidden(relayed.get("hidden_states"), self.algorithm.capture_hidden_mode(ForwardPhase.DRAFT), "relay")
-            batch = self._batch(part, running.decoded.rounds, lengths, relayed["bonus_tokens"])
-            sampling = self._rows.sampling(part.rows)
-        forced = self._forced_runs(part)
+        width = min(self.algorithm.accept_width(part.steps, part.num_draft_tokens), part.num_draft_tokens)
+        forced = self._forced.draw(part.rows, self._rows.requests_of(part.rows), width)
+        sampling = self._rows.sampling(part.rows)
         wanted = self._rows.wanted(part.rows)
-        kind = RoundKind.of(sampling)
-        shape = None
+        shape = captured = None
         if forced is None and self._shaping.covers(part.rows):
             shape = partial(self._shaping.at_nodes, part.rows)  # on the host, which no graph can hold
-        captured = None
-        if shape is None:
-            captured = self.graphs.find(part.steps, part.num_draft_tokens, len(part.rows), kind, bool(wanted))
+        else:
+            variant = RoundKind.of(sampling), bool(wanted)
+            captured = self.graphs.find(part.steps, part.num_draft_tokens, len(part.rows), *variant)
         if self.graphs.on_round is not None and self.graphs.are_on:
             self.graphs.on_round(captured is not None, len(part.rows))
         if captured is not None:
+            self.future_map.pass_through(part.rows, part.epochs)
+            if self._debug:
+                self._check_lengths(part, running.decoded.rounds, self.future_map.buffers["lengths"][part.rows])
             with self.clock.phase("graph"):
-                result = captured.run(batch, relayed, sampling, forced, wanted)
+                result = captured.run(part.rows, sampling, forced, wanted)
         else:
-            on_host = self.device.type == "cpu"
-            longest = None if on_host else self.algorithm.accept_width(part.steps, part.num_draft_tokens)
-            result = self._round.run(batch, relayed, sampling, wanted, forced, longest, self.clock, shape)
+            result = self._run_uncaptured(running, sampling, forced, wanted, shape)
         with self.clock.phase("relay"):
-            check_hidden(
-                result.relay.get("hidden_states"), self.algorithm.capture_hidden_mode(ForwardPhase.DRAFT), "stash"
-            )
-            self._publish(part.rows, part.epochs, result.lengths, result.relay)
             return to_host(result.accept_lens, result.failed, result.emitted, result.outputs)
+
+    def _run_uncaptured(
+        self,
+        running: RunningStep,
+        sampling: HostSampling | None,
+        forced: np.ndarray | None,
+        wanted: frozenset[str],
+        shape: Callable[[DeviceTree, Tensor], Tensor] | None,
+    ) -> RoundResult:
+        part, capture_mode = running.step.decode, self.algorithm.capture_hidden_mode(ForwardPhase.DRAFT)
+        with self.clock.phase("relay"):
+            lengths, relayed = self.future_map.resolve(part.rows, part.epochs)
+            check_hidden(relayed.get("hidden_states"), capture_mode, "relay")
+            batch = self._batch(part, running.decoded.rounds, lengths, relayed["bonus_tokens"])
+            inputs, runs = self._rows.on_device(sampling), None if forced is None else upload(self.device, forced)
+        longest = None if self.device.type == "cpu" else self.algorithm.accept_width(part.steps, part.num_draft_tokens)
+        result = self._round.run(batch, relayed, inputs, wanted, runs, longest, self.clock, shape)
+        with self.clock.phase("relay"):
+            check_hidden(result.relay.get("hidden_states"), capture_mode, "stash")
+            self._publish(part.rows, part.epochs, result.lengths, result.relay)
+        return result
 
     def _observe(self, row: int, tokens: np.ndarray) -> None:
         """Tell what works on the host the next tokens of a row's text."""
@@ -367,13 +380,13 @@ class TorchExecutor:
         if self.device.type == "cpu":
             max_len = int(lengths.max())
             if self._debug:
-                self._check_lengths(part, rounds_done, lengths.numpy())
+                self._check_lengths(part, rounds_done, lengths)
         else:
             # As in a captured round, whose kernels split the KV length for every length that there may be.
             max_len = self._max_len
         return RoundBatch(
             row_numbers=part.rows,
-            rows=torch.from_numpy(part.rows.astype(np.int64)).to(self.device, non_blocking=True),
+            rows=upload(self.device, part.rows.astype(np.int64)),
             lengths=lengths,
             roots=roots,
             table=self._rows.table,
@@ -386,27 +399,13 @@ class TorchExecutor:
             max_position=self._max_position,
         )
 
-    def _check_lengths(self, part: DecodeStep, rounds_done: int, lengths: np.ndarray) -> None:
+    def _check_lengths(self, part: DecodeStep, rounds_done: int, on_device: Tensor) -> None:
+        lengths = on_device.cpu().numpy()
         most = part.max_seq_lens + rounds_done * self._alloc_len
         if (lengths < part.seq_lens + rounds_done).any() or (lengths > most).any():
             raise InvariantViolation(
                 "RELAY-06", f"lengths {lengths.tolist()} are outside {part.seq_lens.tolist()} … {most.tolist()}"
             )
-
-    def _forced_runs(self, part: DecodeStep) -> Tensor | None:
-        """Draw how many drafts of each row are accepted (simulated acceptance), so the host knows every length."""
-        if self._acceptance is None:
-            return None
-        rows = part.rows
-        requests = self._rows.requests_of(rows)
-        keys = np.array([request_key(request.request_id) for request in requests], dtype=np.uint64)
-        prompts = np.array([request.prompt.length for request in requests])
-        lengths = self._simulated_lengths[rows]
-        width = self.algorithm.accept_width(part.steps, part.num_draft_tokens)
-        most = min(width, part.num_draft_tokens) - 1
-        runs = np.minimum(self._acceptance.longest_run(keys, lengths - prompts), most).astype(np.int64)
-        self._simulated_lengths[rows] = lengths + runs + 1
-        return torch.from_numpy(runs).to(self.device, non_blocking=True)
 
     def _publish(self, rows: np.ndarray, epochs: np.ndarray, lengths: Tensor, relay: dict[str, Tensor]) -> None:
         self.future_map.publish(rows, epochs, lengths)

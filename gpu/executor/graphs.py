@@ -3,7 +3,8 @@ with user outputs and without. Each is captured when the first round needs it, s
 
 A graph reads and writes the same memory every time, so a round's inputs are copied to their places, the rows beyond the batch are padding
 (row 0, length 0: they read nothing and write to the sink), and what comes out is valid until the graph runs again. That is enough: the
-stream passes the results on before the next round begins. Without a GPU a "graph" runs its function anew over the same memory, so that
+stream passes the results on before the next round begins. Relay cells are read and written inside, by row: a round is one copy to the
+device, one launch, and the copies of its results. Without a GPU a "graph" runs its function anew over the same memory, so that
 everything but the capture itself is the same code.
 """
 
@@ -13,16 +14,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...core.adaptive.graph_plan import GraphKey, GraphTable
-from ...core.contract.future_map import RelayField
+from ...core.contract.future_map import LENGTH_FIELD
+from ..batch.uploads import layout, uploads_to, views
 from ..draft.port import RoundBatch
+from ..ops.port import Ops
 from .round import DecodeRound, NoClock, RoundResult, SamplingInputs
+from .rows import HostSampling
 
 WARM_UP_RUNS = 2  # kernels are compiled and libraries initialised before anything is captured
 
@@ -35,7 +39,7 @@ class RoundKind(StrEnum):
     FILTERED = "filtered"  # some row has top-p or top-k
 
     @classmethod
-    def of(cls, sampling: SamplingInputs | None) -> RoundKind:
+    def of(cls, sampling: HostSampling | None) -> RoundKind:
         if sampling is None:
             return cls.GREEDY
         return cls.FILTERED if sampling.filtered else cls.SAMPLED
@@ -55,7 +59,8 @@ class CaptureReport:
 
 
 class CapturedRound:
-    """One graph: `size` rows of one shape. `kind` and `forced` say which inputs beside the relayed values it has.
+    """One graph: `size` rows of one shape, from their relay cells to their relay cells. The host sends one copy: which rows, how they are
+    sampled, and how many drafts are accepted if that is simulated.
 
     `outputs` are the user outputs that it computes, all of them for all rows; a round takes those that some row has asked for.
     """
@@ -63,8 +68,8 @@ class CapturedRound:
     def __init__(
         self,
         decode_round: DecodeRound,
+        cells: RelayCells,
         shape: RoundBatch,
-        fields: tuple[RelayField, ...],
         width: int,
         kind: RoundKind,
         forced: bool,
@@ -73,61 +78,71 @@ class CapturedRound:
         outputs: frozenset[str] = frozenset(),
     ) -> None:
         size, device = len(shape.row_numbers), shape.table.device
-        zeros = torch.zeros(size, dtype=torch.int64, device=device)
-        self._rows, self._lengths = zeros, zeros.clone()
-        self._relayed = {
-            field.name: torch.zeros((size, *field.shape_suffix), dtype=getattr(torch, field.dtype), device=device)
-            for field in fields
-        }
-        self._sampling = None
+        self._host = {"rows": np.zeros(size, np.int64)}
         if kind is not RoundKind.GREEDY:
-            reals = torch.zeros(size, dtype=torch.float64, device=device)
-            self._sampling = SamplingInputs(
-                reals, reals + 1.0, zeros.clone(), zeros.clone(), kind is RoundKind.FILTERED, seed
-            )
-        self._runs = zeros.clone() if forced else None
-        batch = replace(shape, rows=self._rows, lengths=self._lengths, roots=self._relayed["bonus_tokens"])
+            self._host |= {name: np.zeros(size, dtype) for name, dtype in HostSampling.DTYPES.items()}
+        if forced:
+            self._host["runs"] = np.zeros(size, np.int64)
+        begins, end = layout([*self._host.values()])
+        self._place = torch.zeros(end, dtype=torch.uint8, device=device)
+        self._uploads = uploads_to(device)
+        inputs = dict(zip(self._host, views(self._place, [*self._host.values()], begins), strict=True))
+        rows, runs, sampling = inputs.pop("rows"), inputs.pop("runs", None), None
+        if inputs:
+            sampling = SamplingInputs(**inputs, filtered=kind is RoundKind.FILTERED, seed=seed)
 
-        # It must not hold `self`: a cycle would keep the pools alive.
-        run = partial(decode_round.run, batch, self._relayed, self._sampling, outputs, self._runs, width, NoClock())
+        def run() -> RoundResult:  # without `self`, which would be a cycle that keeps the pools
+            lengths, relayed = cells.gather(rows)
+            batch = replace(shape, rows=rows, lengths=lengths, roots=relayed["bonus_tokens"])
+            result = decode_round.run(batch, relayed, sampling, outputs, runs, width, NoClock())
+            cells.scatter(rows, result)
+            return result
 
         self._replay = _capture(run, memory_pool, device) if device.type == "cuda" else run
 
     def run(
         self,
-        batch: RoundBatch,
-        relayed: Mapping[str, Tensor],
-        sampling: SamplingInputs | None,
-        forced_runs: Tensor | None,
+        rows: np.ndarray,
+        sampling: HostSampling | None,
+        forced_runs: np.ndarray | None,
         wanted: frozenset[str] = frozenset(),
     ) -> RoundResult:
-        """Return the round of `batch`, at most as many rows as the graph has, with the `wanted` outputs."""
-        bs = len(batch.row_numbers)
-        _fill(self._rows, batch.rows)
-        _fill(self._lengths, batch.lengths)
-        for name, place in self._relayed.items():
-            _fill(place, relayed[name])
-        if self._sampling is not None and sampling is not None:
-            for name in ("temperature", "top_p", "top_k", "keys"):
-                _fill(getattr(self._sampling, name), getattr(sampling, name))
-        if self._runs is not None:
-            _fill(self._runs, forced_runs)
+        """Return the round of `rows` int64 [bs], at most as many as the graph has, with the `wanted` outputs. What it relays is in the
+        cells."""
+        bs = len(rows)
+        given = {"rows": rows} | ({} if sampling is None else sampling.arrays)
+        if forced_runs is not None:
+            given["runs"] = forced_runs
+        for name, array in self._host.items():
+            array[:bs] = given[name]
+            array[bs:] = 0  # padding
+        self._uploads.fill(self._place, [*self._host.values()])
         result = self._replay()
         return RoundResult(
             accept_lens=result.accept_lens[:bs],
             failed=result.failed[:bs],
             emitted=result.emitted[:bs],
             lengths=result.lengths[:bs],
-            relay={name: values[:bs] for name, values in result.relay.items()},
+            relay={},
             outputs={name: result.outputs[name][:bs] for name in sorted(wanted)},
         )
 
 
-def _fill(place: Tensor, values: Tensor) -> None:
-    """Write `values` in front and padding (zeros) behind them."""
-    place[: len(values)].copy_(values)
-    if len(values) < len(place):
-        place[len(values) :].zero_()
+@dataclass(frozen=True, slots=True)
+class RelayCells:
+    """The relay's cells in device memory: what a round begins with, and where it leaves what the next one needs."""
+
+    ops: Ops
+    buffers: Mapping[str, Tensor]  # by field, [num_rows + 1, …]; row 0 is padding
+
+    def gather(self, rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the rows' lengths and the other fields."""
+        found = {name: self.ops.relay_gather(buffer, rows) for name, buffer in self.buffers.items()}
+        return found.pop(LENGTH_FIELD.name), found
+
+    def scatter(self, rows: Tensor, result: RoundResult) -> None:
+        for name, values in {LENGTH_FIELD.name: result.lengths, **result.relay}.items():
+            self.ops.relay_scatter_(self.buffers[name], rows, values)
 
 
 @cache
@@ -161,8 +176,8 @@ class RoundCapture:
     """Captures rounds of one executor. Limits are those of all rounds: a graph holds for every length."""
 
     decode_round: DecodeRound
+    cells: RelayCells
     table: Tensor  # int32 [num_rows + 1, row width]
-    fields: tuple[RelayField, ...]
     accept_width: Callable[[int, int], int]  # of steps and nodes
     outputs: frozenset[str]
     topk: int
@@ -178,7 +193,7 @@ class RoundCapture:
         outputs = self.outputs if with_outputs else frozenset()
         with torch.no_grad():
             return CapturedRound(
-                self.decode_round, shape, self.fields, width, kind, self.forced, self.seed, memory_pool, outputs
+                self.decode_round, self.cells, shape, width, kind, self.forced, self.seed, memory_pool, outputs
             )
 
 

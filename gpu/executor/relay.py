@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ...core.contract.future_map import RelayField
+from ..batch.uploads import upload
 from ..ops.port import Ops
 
 _POISON_BYTE = 0xA5
@@ -36,9 +37,9 @@ class TorchStorage:
     ) -> None:
         """What another worker sent comes as an array of the host."""
         if isinstance(values, np.ndarray):
-            values = torch.from_numpy(np.ascontiguousarray(values)).to(self._device, non_blocking=True)
+            values = upload(self._device, values)
         if sources is not None:
-            values = values[torch.from_numpy(sources).to(self._device, non_blocking=True)]
+            values = values[upload(self._device, sources)]
         self._ops.relay_scatter_(buffer, self._rows(rows), values.to(buffer.dtype))
 
     def poison(self, buffer: Tensor, rows: np.ndarray) -> None:
@@ -58,6 +59,6 @@ class TorchStorage:
     def _rows(self, rows: np.ndarray) -> Tensor:
         """Return the rows on the device; every field of one call has the same ones, so they travel once."""
         if rows is not self._host_rows:
-            self._device_rows = torch.from_numpy(rows).to(self._device, non_blocking=True)
+            self._device_rows = upload(self._device, rows)
             self._host_rows = rows
         return self._device_rows

@@ -20,6 +20,7 @@ from ...core.tree.outputs import NodeOutputs
 from ..batch.paged import PagedAttention
 from ..batch.pools import KVPool
 from ..batch.tree import DeviceTree, DeviceVerified
+from ..batch.uploads import upload
 from ..draft.port import Accepted, Draft, Relayed, RoundBatch
 from ..draft.window import at_column, window_slots
 from ..kernels.constants import numbers
@@ -237,7 +238,7 @@ def first_tokens(
         drawn = sample_torch(probs, coins[:, 0])
     if (known < 0).all():
         return drawn
-    given = torch.from_numpy(known).to(drawn.device, non_blocking=True)
+    given = upload(drawn.device, known)
     return torch.where((given >= 0) & (drawn >= 0), given, drawn)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import numpy as np
 import torch
 
@@ -9,9 +12,27 @@ from ...core.contract.request import Request, cut_runs
 from ...core.contract.step import Join, TableWrites
 from ...core.draws import request_key
 from ...core.errors import InvariantViolation
+from ..batch.uploads import uploads_to
 from .round import SamplingInputs
 
 NO_STOP = -2  # fills a row's list of stop tokens; no token, and no placeholder either
+
+
+@dataclass(frozen=True, slots=True)
+class HostSampling:
+    """How each of n rows turns logits into tokens, as `SamplingInputs` on the host."""
+
+    DTYPES: ClassVar = {"temperature": np.float64, "top_p": np.float64, "top_k": np.int64, "keys": np.int64}
+
+    temperature: np.ndarray
+    top_p: np.ndarray
+    top_k: np.ndarray
+    keys: np.ndarray
+    filtered: bool
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {name: getattr(self, name) for name in self.DTYPES}
 
 
 class Rows:
@@ -98,20 +119,25 @@ class Rows:
         self.ended[rows] |= ended
         return stops, ended
 
-    def sampling(self, rows: np.ndarray) -> SamplingInputs | None:
-        """Return the rows' sampling parameters on the device, None if all of them are greedy."""
+    def sampling(self, rows: np.ndarray) -> HostSampling | None:
+        """Return the rows' sampling parameters, None if all of them are greedy."""
         temperature = self._temperature[rows]
         if not temperature.any():
             return None
         top_p, top_k = self._top_p[rows], self._top_k[rows]
         filtered = bool((top_p < 1.0).any() or (top_k > 0).any())
-        values = (temperature, top_p, top_k, self._keys[rows].view(np.int64))
-        on_device = (torch.from_numpy(value).to(self._device, non_blocking=True) for value in values)
-        return SamplingInputs(*on_device, filtered, self.seed)
+        return HostSampling(temperature, top_p, top_k, self._keys[rows].view(np.int64), filtered)
+
+    def on_device(self, sampling: HostSampling | None) -> SamplingInputs | None:
+        """Return what `sampling` gave as tensors."""
+        if sampling is None:
+            return None
+        tensors = uploads_to(self._device).send(*sampling.arrays.values())
+        return SamplingInputs(*tensors, sampling.filtered, self.seed)
 
     def write_table(self, writes: TableWrites) -> None:
         if not len(writes.slots):
             return
         cells = writes.rows.astype(np.int64) * self.table.shape[1] + writes.columns
-        slots = torch.from_numpy(np.ascontiguousarray(writes.slots)).to(self._device, non_blocking=True)
-        self.table.view(-1)[torch.from_numpy(cells).to(self._device, non_blocking=True)] = slots
+        cells, slots = uploads_to(self._device).send(cells, writes.slots)
+        self.table.view(-1)[cells] = slots

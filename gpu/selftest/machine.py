@@ -14,7 +14,7 @@ import torch
 from ..bench.copy_bandwidth import copy_bandwidth
 from ..bench.report import versions
 from ..bench.run import device_name
-from ..session.plan import free_bytes
+from ..session.memory import free_bytes
 from .context import Context
 from .forward import worst_of
 from .steps import Finding, Step

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import gc
-import math
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...core.algorithm.algorithm import AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
+from ...core.algorithm.algorithm import AlgorithmShape, Drafter, SpecAlgorithm
 from ...core.algorithm.registry import get_algorithm
-from ...core.errors import ConfigError, ForetokenError, Problem, nearest, nearest_name
-from ...core.kv.sizing import ceil_to_page
+from ...core.errors import ConfigError, Problem, nearest, nearest_name
 from ...core.scheduler.config import EngineConfig, EngineSizes
 from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
 from ...core.tree.build import MAX_TREE_NODES
 from ...observe.input_files import read_text
+from .memory import bytes_per_token, checkpoint_bytes, heads_of, size_pool, working_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -26,12 +23,7 @@ if TYPE_CHECKING:
 
 ARGUMENTS = "<arguments>"
 AUTO = "auto"
-DEFAULT_CACHE_SHARE = 0.25  # share of slots beyond what running requests need, for prefixes that return
 POLICIES = ("ema", "goodput")
-
-
-class NotEnoughMemory(ForetokenError):
-    """The device cannot hold the weights and the KV of one request. The message says how much each of them needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +132,9 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     check_algorithm(options, algorithm, spec.max_steps, target, draft)
     spec = replace(spec.with_config(context_len=_context_len(options, target, longest_request)), decodes_text=True)
     weight_bytes = checkpoint_bytes(options, target, dtype)
-    num_pages, kv_bytes = _pool(options, bytes_per_token(target, draft, algorithm, dtype), device, spec, weight_bytes)
+    working = working_bytes(target, draft, spec, dtype) if device != "cpu" else 0
+    slot_bytes = bytes_per_token(target, draft, algorithm, dtype)
+    num_pages, kv_bytes = size_pool(options, slot_bytes, device, spec, weight_bytes, working)
     spec = spec.with_config(num_pages=num_pages)
     spec.resolve_sizes()  # refuses a pool that is too small for any request
     return SessionPlan(options, target, draft, algorithm, dtype, device, spec, weight_bytes, kv_bytes)
@@ -267,11 +261,6 @@ def draft_config(
     return ModelConfig.from_directory(options.draft)
 
 
-def heads_of(draft: ModelConfig | HeadConfig | None, algorithm: SpecAlgorithm) -> int | None:
-    """Return the heads of a draft that has one per step, None for others."""
-    return draft.num_heads if algorithm.drafter is Drafter.HEADS else None
-
-
 def check_algorithm(
     options: SessionOptions,
     algorithm: SpecAlgorithm,
@@ -347,7 +336,7 @@ def _graph_sizes(options: SessionOptions, algorithm: SpecAlgorithm, device: str)
     return default_graph_sizes(options.max_running)
 
 
-# -- memory -----------------------------------------------------------------------------------------------------------
+# -- lengths ----------------------------------------------------------------------------------------------------------
 
 
 def _context_len(options: SessionOptions, target: ModelConfig, longest_request: int | None) -> int:
@@ -360,74 +349,3 @@ def _context_len(options: SessionOptions, target: ModelConfig, longest_request: 
     if longest_request is None:
         return most
     return min(most, max(2, longest_request))
-
-
-def checkpoint_bytes(options: SessionOptions, target: ModelConfig, dtype: torch.dtype) -> int:
-    """Return the bytes of the target's and the draft's weights as they are loaded."""
-    from ..models.checkpoint import PREDICTION, required_bytes
-    from ..models.eagle import unprefixed
-    from ..models.tensor_files import list_tensors
-
-    draft = 0
-    if options.draft is not None:
-        tensors = list_tensors(options.draft)
-        # Of a model that drafts for itself the prediction layer is all that is loaded again.
-        own = {name: tensor for name, tensor in tensors.items() if unprefixed(name).startswith(PREDICTION)}
-        draft = sum(math.prod(tensor.shape) * dtype.itemsize for tensor in (own or tensors).values())
-    return sum(required_bytes(target, dtype).values()) + draft
-
-
-def bytes_per_token(
-    target: ModelConfig, draft: ModelConfig | HeadConfig | None, algorithm: SpecAlgorithm, dtype: torch.dtype
-) -> int:
-    from ..batch.pools import bytes_per_slot
-
-    total = bytes_per_slot(target.num_layers, target.num_kv_heads, target.head_dim, dtype)
-    if algorithm.draft_kv is DraftKV.NONE:
-        return total
-    shape = draft if algorithm.drafter is Drafter.MODEL else draft.model
-    layers = shape.num_layers * (heads_of(draft, algorithm) or 1)
-    return total + bytes_per_slot(layers, shape.num_kv_heads, shape.head_dim, dtype)
-
-
-def _pool(
-    options: SessionOptions, slot_bytes: int, device: str, spec: EngineSpec, weight_bytes: int
-) -> tuple[int, int]:
-    """Return the pages of the KV pool, and their bytes in all pools. Raises NotEnoughMemory if the device cannot hold one request."""
-    sizes, page_size = spec.resolve_sizes(), options.page_size
-    one_request = ceil_to_page(sizes.row_width, page_size) + page_size
-    wanted = options.kv_tokens
-    least = wanted
-    if wanted is None:
-        cache = DEFAULT_CACHE_SHARE if options.prefix_cache else 0.01
-        wanted = int(options.max_running * one_request * (1 + cache))
-        least = one_request
-    free = free_bytes(device)
-    budget = int(free * options.memory_fraction) - weight_bytes
-    if budget < (least + page_size) * slot_bytes:
-        gib = 1 << 30
-        raise NotEnoughMemory(
-            f"not enough memory on {device}: the weights need {weight_bytes / gib:.2f} GiB, KV of {least} tokens "
-            f"{least * slot_bytes / gib:.2f} GiB ({slot_bytes} bytes each); {options.memory_fraction:.0%} of the free "
-            f"{free / gib:.2f} GiB are {free * options.memory_fraction / gib:.2f} GiB. A smaller context_len, kv_tokens or dtype helps"
-        )
-    pages = min(wanted, budget // slot_bytes - page_size) // page_size
-    return pages, (pages + 1) * page_size * slot_bytes
-
-
-def free_bytes(device: str) -> int:
-    """Return the memory that is free on `device` now."""
-    import torch
-
-    if device != "cpu":
-        # What a closed session had is not free before its last cycles are collected and torch has given it back.
-        gc.collect()
-        torch.cuda.empty_cache()
-        return torch.cuda.mem_get_info(torch.device(device))[0]
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass  # another system than Linux
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -20,7 +20,8 @@ from ...observe.engine_lines import engine_lines
 from .grammar import grammars_of
 from .latencies import LatencyMeter
 from .loop import DecodeLoop, Deliveries, Delta, all_of
-from .plan import NotEnoughMemory, SessionOptions, SessionPlan, plan_session
+from .memory import NotEnoughMemory
+from .plan import SessionOptions, SessionPlan, plan_session
 from .text import StreamDecoder, Tokenizer
 
 if TYPE_CHECKING:

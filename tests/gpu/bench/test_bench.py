@@ -25,7 +25,7 @@ from foretoken.gpu.bench.run import Bench, Machine
 from foretoken.gpu.bench.shapes import random_draft, random_target, shape_of
 from foretoken.gpu.executor.graphs import CaptureReport, RoundKind
 from foretoken.gpu.session.devices import ops_for
-from foretoken.gpu.session.plan import NotEnoughMemory
+from foretoken.gpu.session.memory import NotEnoughMemory
 from foretoken.gpu.session.text import Tokenizer
 from small_checkpoint import write_head, write_standalone, write_target
 

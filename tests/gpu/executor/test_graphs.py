@@ -17,10 +17,11 @@ from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.config import EngineConfig
 from foretoken.core.scheduler.driver import Driver
 from foretoken.core.scheduler.engine import Engine
+from foretoken.gpu.batch.uploads import Uploads
 from foretoken.gpu.draft import window
 from foretoken.gpu.executor import round as gpu_round
 from foretoken.gpu.executor.build import build_executor
-from foretoken.gpu.executor.graphs import RoundCapture, RoundGraphs, RoundKind
+from foretoken.gpu.executor.graphs import CapturedRound, RoundCapture, RoundGraphs, RoundKind
 from foretoken.gpu.executor.outputs import USER_OUTPUTS
 from foretoken.gpu.ops.port import VerifyBatch
 from foretoken.gpu.session.plan import SessionOptions
@@ -53,12 +54,12 @@ def test_padded_captured_rounds_and_eager_launching_change_no_token(algorithm, e
     assert any(used) == (algorithm != "NGRAM"), "a look-up draft works on the host and has no graphs"
 
 
-def serve(draft_name: str, *, graph_sizes, table, requests, seed=3, whole=False):
+def serve(draft_name: str, *, graph_sizes, table, requests, seed=3, whole=False, debug=True):
     controller = build_controller("ema", table)
     config = EngineConfig(num_pages=400, context_len=96, max_running=4, track_tokens=True, overlap=False)
     engine = Engine(config, get_algorithm(draft_name), controller)
     draft = noisy_copy(0, 0.05) if draft_name == "STANDALONE" else small_head(0, draft_name)
-    executor = build_executor(engine, small_model(0), draft, OPS, graph_sizes=graph_sizes, seed=seed, debug=True)
+    executor = build_executor(engine, small_model(0), draft, OPS, graph_sizes=graph_sizes, seed=seed, debug=debug)
     driver = Driver(engine, executor)
     for request in requests:
         driver.submit(request)
@@ -96,6 +97,21 @@ def test_a_graph_is_captured_once_when_the_first_round_needs_it():
     assert [(report.kind, report.batch_size) for report in told] == [("filtered", 2)]
     with pytest.raises(MissingGraph):
         executor.graphs.find(3, 4, 4, RoundKind.GREEDY)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_p": 0.9}])
+def test_a_captured_round_is_one_copy_to_the_device(sampling, monkeypatch):
+    """Rows, sampling and all; what is relayed never leaves the cells."""
+    sent: list[str] = []
+    for name in ("send", "fill"):
+        method = getattr(Uploads, name)
+        monkeypatch.setattr(Uploads, name, lambda self, *a, n=name, m=method: sent.append(n) or m(self, *a))
+    run = CapturedRound.run
+    monkeypatch.setattr(CapturedRound, "run", lambda *a: sent.append("round") or run(*a))
+    serve("EAGLE3", graph_sizes=(4,), table=TABLE, requests=prompts(1, **sampling), debug=False)
+    rounds = [part.strip() for part in " ".join(sent).split("round")[2:]]
+    # The slots of the next round's nodes are the other copy, and in overlap mode come with the step before.
+    assert len(rounds) > 5 and set(rounds) <= {"fill", "fill send"}, sent
 
 
 def test_a_graph_that_does_not_fit_is_not_tried_again(monkeypatch):

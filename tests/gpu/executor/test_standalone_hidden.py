@@ -186,7 +186,7 @@ def test_the_same_walk_finds_the_hidden_states_of_heads():
         found.update(tensors_under(vars(executor)))
 
     serve(Way("EAGLE", head, {"steps": 2}), requests(), before=look)
-    relayed = [path for path, tensor in found.items() if tensor.shape == (5, 16) and "future_map" in path]
+    relayed = [path for path, tensor in found.items() if tensor.shape == (5, 16) and "buffers" in path]
     assert len(relayed) == 1
 
 

@@ -14,10 +14,10 @@ from foretoken.core.scheduler.spec import EngineSpec
 from foretoken.gpu.executor.build import build_executor
 from foretoken.gpu.models.checkpoint import load_target, random_head, save_draft
 from foretoken.gpu.models.head_config import HeadConfig
-from foretoken.gpu.session import plan as session_plan
 from foretoken.gpu.session import round_cost
 from foretoken.gpu.session.devices import ops_for
-from foretoken.gpu.session.plan import NotEnoughMemory, plan_session, recognise_draft
+from foretoken.gpu.session.memory import NotEnoughMemory
+from foretoken.gpu.session.plan import plan_session, recognise_draft
 from foretoken.gpu.session.prompts import RequestDefaults, make_requests, read_prompts
 from foretoken.gpu.session.round_cost import batch_sizes, cost_table
 from foretoken.gpu.session.session import DecodeSession, SessionOptions, check_lengths, check_vocabulary
@@ -247,7 +247,9 @@ def test_the_pool_is_as_large_as_the_requests_or_the_memory(models, monkeypatch)
     slot_bytes = 2 * 4 * (SHAPE.num_layers * 2 * 8 + 1 * 2 * 4)
     assert roomy.kv_bytes == (slots + 4) * slot_bytes
     assert plan(kv_tokens=100).spec.config.num_pages == 100
-    monkeypatch.setattr(session_plan, "free_bytes", lambda device: 2 * (roomy.weight_bytes + 100 * slot_bytes))
+    monkeypatch.setattr(
+        "foretoken.gpu.session.memory.free_bytes", lambda device: 2 * (roomy.weight_bytes + 100 * slot_bytes)
+    )
     assert plan(memory_fraction=0.5).spec.config.num_pages == 99
     with pytest.raises(NotEnoughMemory, match=r"weights need .* KV of \d+ tokens"):
         plan(memory_fraction=0.4)

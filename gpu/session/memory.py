@@ -1,0 +1,143 @@
+"""The memory of a session before a weight is read: weights, KV pools, and what passes need for a while."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...core.algorithm.algorithm import Drafter, DraftKV, SpecAlgorithm
+from ...core.errors import ForetokenError
+from ...core.kv.sizing import ceil_to_page
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...core.scheduler.spec import EngineSpec
+    from ..models.config import ModelConfig
+    from ..models.head_config import HeadConfig
+    from .plan import SessionOptions
+
+DEFAULT_CACHE_SHARE = 0.25  # share of slots beyond what running requests need, for prefixes that return
+MIB = 1 << 20
+WORKSPACE_BYTES = 32 * MIB  # of cuBLAS on a Hopper, for each stream: torch's documentation of CUBLAS_WORKSPACE_CONFIG
+STREAMS = 2  # the one that everything runs on, and the one that graphs are captured on
+GRAPH_BYTES = 25 * MIB  # of one captured round of an 8B model, as in sim/cost/memory.py
+FILTER_BYTES = 33
+"""Of a logit while `target_probs` filters by top-p and top-k, the logit's own four among them; a test counts them."""
+SAMPLING_BYTES = FILTER_BYTES + 12  # a sort on a GPU writes keys and indices, 4 and 8 bytes, to a second place
+
+
+class NotEnoughMemory(ForetokenError):
+    """The device cannot hold the weights and the KV of one request. The message says how much each of them needs."""
+
+
+def checkpoint_bytes(options: SessionOptions, target: ModelConfig, dtype: torch.dtype) -> int:
+    """Return the bytes of the target's and the draft's weights as they are loaded."""
+    from ..models.checkpoint import PREDICTION, required_bytes
+    from ..models.eagle import unprefixed
+    from ..models.tensor_files import list_tensors
+
+    draft = 0
+    if options.draft is not None:
+        tensors = list_tensors(options.draft)
+        # Of a model that drafts for itself the prediction layer is all that is loaded again.
+        own = {name: tensor for name, tensor in tensors.items() if unprefixed(name).startswith(PREDICTION)}
+        draft = sum(math.prod(tensor.shape) * dtype.itemsize for tensor in (own or tensors).values())
+    return sum(required_bytes(target, dtype).values()) + draft
+
+
+def bytes_per_token(
+    target: ModelConfig, draft: ModelConfig | HeadConfig | None, algorithm: SpecAlgorithm, dtype: torch.dtype
+) -> int:
+    from ..batch.pools import bytes_per_slot
+
+    total = bytes_per_slot(target.num_layers, target.num_kv_heads, target.head_dim, dtype)
+    if algorithm.draft_kv is DraftKV.NONE:
+        return total
+    shape = draft if algorithm.drafter is Drafter.MODEL else draft.model
+    layers = shape.num_layers * (heads_of(draft, algorithm) or 1)
+    return total + bytes_per_slot(layers, shape.num_kv_heads, shape.head_dim, dtype)
+
+
+def heads_of(draft: ModelConfig | HeadConfig | None, algorithm: SpecAlgorithm) -> int | None:
+    """Return the heads of a draft that has one per step, None for others."""
+    return draft.num_heads if algorithm.drafter is Drafter.HEADS else None
+
+
+def working_bytes(
+    target: ModelConfig, draft: ModelConfig | HeadConfig | None, spec: EngineSpec, dtype: torch.dtype
+) -> int:
+    """Return bytes that the largest passes need on a GPU beside weights and KV: activations, logits with their sorts, graphs, workspaces.
+
+    Prompts and captured rounds do not share their memory; captured rounds share theirs with each other.
+    """
+    config = spec.config
+    models = [target] if draft is None else [target, getattr(draft, "model", draft)]
+    per_token = (
+        max(_activations(model) for model in models) + 3 * target.hidden_size
+    )  # hidden states that a head is given
+    nodes = config.max_running * spec.max_num_draft_tokens
+    prompt = config.chunk_size * per_token * dtype.itemsize + config.max_running * target.vocab_size * SAMPLING_BYTES
+    rounds = nodes * (per_token * dtype.itemsize + target.vocab_size * (SAMPLING_BYTES + dtype.itemsize))
+    num_graphs = len(spec.draft_shape.graph_keys()) if spec.graph_sizes else 0
+    return prompt + rounds + num_graphs * GRAPH_BYTES + STREAMS * WORKSPACE_BYTES
+
+
+def _activations(model: ModelConfig) -> int:
+    """Return the values per token that a layer makes: residual and norms, projections, rotated heads, the MLP's two halves and their
+    product."""
+    heads = (2 * model.num_heads + 3 * model.num_kv_heads) * model.head_dim
+    mlp = 3 * model.intermediate_size
+    if model.moe is not None:
+        mlp = max(mlp, 3 * model.moe.intermediate_size * model.moe.top_k)
+    return 4 * model.hidden_size + heads + mlp
+
+
+def size_pool(
+    options: SessionOptions, slot_bytes: int, device: str, spec: EngineSpec, weight_bytes: int, working: int
+) -> tuple[int, int]:
+    """Return the pages of the KV pool, and their bytes in all pools, beside weights and `working` bytes of what passes need.
+
+    Raises NotEnoughMemory if the device cannot hold one request.
+    """
+    sizes, page_size = spec.resolve_sizes(), options.page_size
+    one_request = ceil_to_page(sizes.row_width, page_size) + page_size
+    wanted = options.kv_tokens
+    least = wanted
+    if wanted is None:
+        cache = DEFAULT_CACHE_SHARE if options.prefix_cache else 0.01
+        wanted = int(options.max_running * one_request * (1 + cache))
+        least = one_request
+    free = free_bytes(device)
+    budget = int(free * options.memory_fraction) - weight_bytes - working
+    if budget < (least + page_size) * slot_bytes:
+        gib = 1 << 30
+        passes = f"activations, logits and graphs {working / gib:.2f} GiB, " if working else ""
+        raise NotEnoughMemory(
+            f"not enough memory on {device}: the weights need {weight_bytes / gib:.2f} GiB, {passes}KV of {least} tokens "
+            f"{least * slot_bytes / gib:.2f} GiB ({slot_bytes} bytes each); {options.memory_fraction:.0%} of the free "
+            f"{free / gib:.2f} GiB are {free * options.memory_fraction / gib:.2f} GiB. A smaller context_len, kv_tokens or dtype helps"
+        )
+    pages = min(wanted, budget // slot_bytes - page_size) // page_size
+    return pages, (pages + 1) * page_size * slot_bytes
+
+
+def free_bytes(device: str) -> int:
+    """Return the memory that is free on `device` now."""
+    import torch
+
+    if device != "cpu":
+        # What a closed session had is not free before its last cycles are collected and torch has given it back.
+        gc.collect()
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(torch.device(device))[0]
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # another system than Linux
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

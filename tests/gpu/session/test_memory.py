@@ -1,0 +1,92 @@
+"""What passes need beside weights and KV is counted: by what torch really holds, and in the pool's size on a GPU."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+from foretoken.core.algorithm.registry import get_algorithm
+from foretoken.core.model_shape import built_in_config
+from foretoken.core.scheduler.config import EngineConfig
+from foretoken.core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
+from foretoken.gpu.bench.shapes import draft_shape
+from foretoken.gpu.executor.sampling import target_probs
+from foretoken.gpu.models.config import ModelConfig
+from foretoken.gpu.session.memory import (
+    FILTER_BYTES,
+    GRAPH_BYTES,
+    MIB,
+    SAMPLING_BYTES,
+    NotEnoughMemory,
+    size_pool,
+    working_bytes,
+)
+from foretoken.gpu.session.plan import SessionOptions
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Held(TorchDispatchMode):
+    """Counts the bytes of tensors that are alive, and the most there were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                self._count(tensor.untyped_storage())
+        return out
+
+    def _count(self, storage) -> None:
+        place = storage.data_ptr()
+        if place in self._known or not storage.nbytes():
+            return
+        self._known.add(place)
+        self.now += (size := storage.nbytes())
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._freed, place, size)
+
+    def _freed(self, place: int, size: int) -> None:
+        self._known.discard(place)
+        self.now -= size
+
+
+def test_the_bytes_of_a_logit_while_it_is_sampled():
+    rows, vocab = 3, 4096
+    logits = torch.randn(rows, vocab)
+    ones, top_k = torch.ones(rows, dtype=torch.float64), torch.full((rows,), 5)
+    with Held() as held:
+        target_probs(logits, ones, ones * 0.9, top_k)
+    found = held.most / logits.numel() + logits.element_size()
+    assert FILTER_BYTES - 1 < found <= FILTER_BYTES
+
+
+def spec_of(max_running: int = 32, graphs: bool = True) -> EngineSpec:
+    config = EngineConfig(num_pages=UNSIZED_POOL, context_len=8192, max_running=max_running, track_tokens=True)
+    sizes = default_graph_sizes(max_running) if graphs else None
+    return resolve_spec(
+        config, get_algorithm("EAGLE3"), policy="fixed", steps=3, graph_sizes=sizes, backend="triton", source="test"
+    )
+
+
+def test_more_rows_and_graphs_need_more_and_the_pool_shrinks(monkeypatch):
+    target = ModelConfig.from_dict(built_in_config("llama-3.1-8b")[1], "llama-3.1-8b")
+    draft = draft_shape(target, get_algorithm("EAGLE3"), 3)
+    full = working_bytes(target, draft, spec_of(), torch.bfloat16)
+    fewer = working_bytes(target, draft, spec_of(8), torch.bfloat16)
+    eager = working_bytes(target, draft, spec_of(graphs=False), torch.bfloat16)
+    assert full - eager == len(default_graph_sizes(32)) * GRAPH_BYTES
+    # 32 rows of 4 nodes: logits in 16 and 32 bits, and the sort of each
+    assert full - fewer > 24 * 4 * target.vocab_size * SAMPLING_BYTES
+    assert 64 * MIB < fewer < full < 4096 * MIB
+    monkeypatch.setattr("foretoken.gpu.session.memory.free_bytes", lambda device: 24 << 30)
+    options = SessionOptions("model", memory_fraction=0.85)
+    pages = [size_pool(options, 131072, "cuda", spec_of(), 16 << 30, working)[0] for working in (0, full)]
+    assert pages[0] - pages[1] == pytest.approx(full / 131072, abs=2)
+    with pytest.raises(NotEnoughMemory, match=r"activations, logits and graphs 4\.00 GiB"):
+        size_pool(replace(options, kv_tokens=10_000), 131072, "cuda", spec_of(), 16 << 30, 4 << 30)
