@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +13,20 @@ except ImportError:  # Triton has wheels for Linux only
     triton = None
     tl = None
 
+COUNTS = frozenset({"columns", "max_position", "n", "nodes", "num_nodes", "num_rows", "splits", "steps", "width"})
+"""Names of kernel parameters that count tokens, rows or nodes of a batch; strides and sizes of a model are none of them."""
+
 
 def jit(function: Callable[..., Any]) -> Any:
-    """`triton.jit`, or the function itself where there is no Triton."""
-    return function if triton is None else triton.jit(function)
+    """`triton.jit`, or the function itself where there is no Triton.
+
+    Integers whose value changes from launch to launch are not specialised: Triton would compile the kernel anew for 1 and for multiples of
+    16, in the middle of serving, and rounds of other step counts would run other machine code.
+    """
+    if triton is None:
+        return function
+    names = inspect.signature(function).parameters
+    return triton.jit(function, do_not_specialize=[name for name in names if name in COUNTS])
 
 
 def cdiv(a: int, b: int) -> int:

@@ -11,6 +11,7 @@ from ..aot import AotCase
 from ..jit import jit, tl
 from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots, window_slots
 from .flash import (
+    HEAD_LAYOUTS,
     LOG2_E,
     SplitOutput,
     attend_keys,
@@ -83,12 +84,13 @@ def decode_attention_kernel(
     v_head_stride,
     table_stride,
     scale_log2,
+    splits,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -107,7 +109,7 @@ def decode_attention_kernel(
     base, jump = tl.load(bases + query), tl.load(tails + query)
     length = tl.load(lens + query).to(tl.int32)
     begin = tl.maximum(length - WINDOW, 0) if WINDOW else 0
-    first, end = split_range(begin, length, split, SPLITS, BLOCK_N)
+    first, end = split_range(begin, length, split, splits, BLOCK_N)
     acc, peak, total = begin_softmax(sinks, head, live, split, BLOCK_M, BLOCK_D, SINKS)
     for start in range(first, end, BLOCK_N):
         position = start + lane
@@ -121,7 +123,7 @@ def decode_attention_kernel(
             tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION, SOFTCAP
         )
     index = query * (tl.num_programs(1) * GROUP) + head
-    store_tile(out, partial, lse, acc, peak, total, index, live, split, HEAD_DIM, BLOCK_D, SPLITS)
+    store_tile(out, partial, lse, acc, peak, total, index, live, split, splits, HEAD_DIM, BLOCK_D, SPLIT)
 
 
 def decode_attention_triton(
@@ -162,11 +164,12 @@ def decode_attention_triton(
         *v_pool.stride()[:2],
         batch.table.stride(0),
         softmax.scale_of(q) * LOG2_E,
+        splits,
         GROUP=group,
         HEAD_DIM=d,
         **size.constants(),
         **softmax_constants(softmax),
-        SPLITS=splits,
+        SPLIT=splits > 1,
         **size.options(),
     )
     return result.join()
@@ -192,14 +195,14 @@ def _aot_case(
             "*fp32": "partial lse" if splits > 1 else "",
             "*i64": "rows bases tails lens",
             "*i32": "table",
-            "i32": f"{STRIDES} table_stride",
+            "i32": f"{STRIDES} table_stride splits",
             "fp32": "scale_log2",
         },
         {
             "GROUP": heads // kv_heads,
             "HEAD_DIM": d,
             **size.constants(),
-            "SPLITS": splits,
+            "SPLIT": splits > 1,
             "WINDOW": window,
             "SOFTCAP": softcap,
             "SINKS": window > 0 and not softcap,
@@ -219,3 +222,4 @@ AOT_CASES += [
     for window, cap in ((128, 0.0), (4096, 72.0))
     for capability in (8, 9, 10)
 ]
+AOT_CASES += [_aot_case(8 * group, 8, d, 32, capability) for group, d in HEAD_LAYOUTS for capability in (8, 9, 10)]

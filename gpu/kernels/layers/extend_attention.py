@@ -14,6 +14,7 @@ from ..aot import AotCase
 from ..jit import cdiv, jit, tl
 from ..padded import bias_of, counting, gather, prefix_slots, window_slots
 from .flash import (
+    HEAD_LAYOUTS,
     LOG2_E,
     STRIDES,
     attend_keys,
@@ -215,7 +216,7 @@ def extend_attention_kernel(
                 tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION, SOFTCAP
             )
         index = (origin + token) * (tl.num_programs(1) * GROUP) + head
-        store_tile(out, out, out, acc, peak, total, index, live, 0, HEAD_DIM, BLOCK_D, 1)
+        store_tile(out, out, out, acc, peak, total, index, live, 0, 1, HEAD_DIM, BLOCK_D, False)
 
 
 def extend_attention_triton(
@@ -264,11 +265,19 @@ def extend_attention_triton(
     return out
 
 
-def _aot_case(new_len: int, capability: int, wide: bool = False, window: int = 0, softcap: float = 0.0) -> AotCase:
+def _aot_case(
+    new_len: int,
+    capability: int,
+    wide: bool = False,
+    window: int = 0,
+    softcap: float = 0.0,
+    group: int = 4,
+    d: int = 128,
+) -> AotCase:
     dtype, pointer = (torch.float32, "*fp32") if wide else (torch.bfloat16, "*bf16")
-    size = computing_tiles(new_len * 4, 128, dtype, capability)
+    size = computing_tiles(new_len * group, d, dtype, capability)
     return AotCase(
-        f"extend_attention 32/8 heads of 128, {new_len} tokens{', float32' * wide}{kind_of(window, softcap)}",
+        f"extend_attention {8 * group}/8 heads of {d}, {new_len} tokens{', float32' * wide}{kind_of(window, softcap)}",
         extend_attention_kernel,
         {
             pointer: "q k v k_pool v_pool sinks out",
@@ -278,8 +287,8 @@ def _aot_case(new_len: int, capability: int, wide: bool = False, window: int = 0
             "fp32": "scale_log2",
         },
         {
-            "GROUP": 4,
-            "HEAD_DIM": 128,
+            "GROUP": group,
+            "HEAD_DIM": d,
             **size.constants(),
             "WINDOW": window,
             "SOFTCAP": softcap,
@@ -299,3 +308,10 @@ AOT_CASES += [
     for window, cap in ((128, 0.0), (4096, 72.0))
     for capability in (8, 9, 10)
 ]
+AOT_CASES += [
+    _aot_case(new_len, capability, group=group, d=d)
+    for group, d in HEAD_LAYOUTS
+    for new_len in (4, 2048)
+    for capability in (8, 9, 10)
+]
+AOT_CASES += [_aot_case(2048, capability, wide=True, group=1, d=256) for capability in (8, 9, 10)]

@@ -19,6 +19,7 @@ from ..jit import cdiv, jit, next_power_of_2, tl
 
 LOG2_E = 1.4426950408889634
 MAX_SPLITS = 128
+JOINED_PARTS = 16  # at once
 MIN_KEYS_PER_SPLIT = 128
 PROGRAMS_PER_PROCESSOR = 3  # as many as shared memory holds: the loads of one run behind the sums of the others
 HOPPER = 9
@@ -87,7 +88,8 @@ def reading_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int) ->
     # Before Hopper a 64-row tile does not fit the registers; in float32, where no tensor core serves, 16 rows are what fits.
     wide = dtype.itemsize > 2
     block_m, *rest = _block(num_rows, d, dtype, max_block_m=16 if wide else 64 if capability >= HOPPER else 32)
-    num_warps = 8 if wide or (block_m == 64 and d > 128) else 4
+    # Four warps spill a tile of 32 rows, and one of 64 whose heads are wide.
+    num_warps = 8 if wide or block_m == 32 or (block_m == 64 and d > 128) else 4
     return Tiles(block_m, *rest, num_warps=num_warps, num_stages=2 if wide else 5)
 
 
@@ -151,9 +153,9 @@ def attend_keys(
 
 
 @jit
-def split_range(begin, end, split, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
+def split_range(begin, end, split, splits, BLOCK_N: tl.constexpr):
     """[first, last) of one part of the keys [begin, end); whole blocks, so that short rows use few parts."""
-    part = tl.cdiv(tl.cdiv(end - begin, BLOCK_N), SPLITS) * BLOCK_N
+    part = tl.cdiv(tl.cdiv(end - begin, BLOCK_N), splits) * BLOCK_N
     first = tl.minimum(begin + split * part, end)
     return first, tl.minimum(first + part, end)
 
@@ -182,39 +184,51 @@ def store_tile(
     index,
     live,
     split,
+    splits,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):
-    """The softmax of a tile to out [·, d], or as one of SPLITS parts; index [M] counts query heads, 0 where nothing was seen."""
+    """The softmax of a tile to out [·, d], or (SPLIT) as one of `splits` parts; index [M] counts query heads, 0 where nothing was seen."""
     channel = tl.arange(0, BLOCK_D)
     mask = live[:, None] & (channel < HEAD_DIM)[None, :]
     seen = total > 0
     divisor = tl.where(seen, total, 1.0)
     acc = acc / divisor[:, None]
-    if SPLITS == 1:
-        tl.store(out + index[:, None] * HEAD_DIM + channel[None, :], acc.to(out.dtype.element_ty), mask=mask)
-    else:
-        place = index * SPLITS + split
+    if SPLIT:
+        place = index * splits + split
         tl.store(partial + place[:, None] * HEAD_DIM + channel[None, :], acc, mask=mask & seen[:, None])
         tl.store(lse + place, tl.where(seen, peak + tl.log2(divisor), float("-inf")), mask=live)
+    else:
+        tl.store(out + index[:, None] * HEAD_DIM + channel[None, :], acc.to(out.dtype.element_ty), mask=mask)
 
 
 @jit
-def join_splits_kernel(partial, lse, out, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr):
-    """One program per query head: the parts' results, weighted with their shares of the softmax's sum."""
+def join_splits_kernel(
+    partial, lse, out, splits, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MOST: tl.constexpr, PARTS: tl.constexpr
+):
+    """One program per query head: the results of its at most MOST parts, PARTS at a time, weighted with their shares of the sum."""
     index = tl.program_id(0).to(tl.int64)
-    split, channel = tl.arange(0, SPLITS), tl.arange(0, BLOCK_D)
-    parts = tl.load(lse + index * SPLITS + split)
+    split, channel = tl.arange(0, MOST), tl.arange(0, BLOCK_D)
+    parts = tl.load(lse + index * splits + split, mask=split < splits, other=float("-inf"))
     peak = tl.max(parts, 0)
-    weights = tl.exp2(parts - tl.where(peak == float("-inf"), 0.0, peak))
-    total = tl.sum(weights, 0)
+    peak = tl.where(peak == float("-inf"), 0.0, peak)
+    total = tl.sum(tl.exp2(parts - peak), 0)
     inside = channel < HEAD_DIM
-    # What saw nothing left its part unwritten.
-    mask = (parts > float("-inf"))[:, None] & inside[None, :]
-    values = tl.load(partial + (index * SPLITS + split)[:, None] * HEAD_DIM + channel[None, :], mask=mask, other=0.0)
-    joined = tl.sum(values * weights[:, None], 0) / tl.where(total > 0, total, 1.0)
+    joined = tl.zeros((BLOCK_D,), dtype=tl.float32)
+    for start in range(0, splits, PARTS):
+        part = start + tl.arange(0, PARTS)
+        weights = tl.exp2(tl.load(lse + index * splits + part, mask=part < splits, other=float("-inf")) - peak)
+        # What saw nothing left its part unwritten.
+        mask = (weights > 0.0)[:, None] & inside[None, :]
+        place = (index * splits + part)[:, None] * HEAD_DIM + channel[None, :]
+        joined += tl.sum(tl.load(partial + place, mask=mask, other=0.0) * weights[:, None], 0)
+    joined = joined / tl.where(total > 0, total, 1.0)
     tl.store(out + index * HEAD_DIM + channel, joined.to(out.dtype.element_ty), mask=inside)
+
+
+HEAD_LAYOUTS = ((1, 64), (8, 64), (5, 80), (7, 128), (8, 128), (1, 256), (4, 256))
+"""Query heads per key head, and channels: the corners of what models have, for compiled cases beside the usual 4 of 128."""
 
 
 def softmax_constants(softmax: Softmax) -> dict[str, int | float | bool]:
@@ -249,25 +263,17 @@ class SplitOutput:
         """Return the joined result; a second launch if there is more than one part."""
         if self.splits > 1:
             n, heads, d = self.out.shape
-            join_splits_kernel[(n * heads,)](
-                self.partial,
-                self.lse,
-                self.out,
-                HEAD_DIM=d,
-                BLOCK_D=next_power_of_2(d),
-                SPLITS=self.splits,
-                num_warps=4 if self.splits <= 32 else 8,
-            )
+            constants = {"HEAD_DIM": d, "BLOCK_D": next_power_of_2(d), "MOST": MAX_SPLITS, "PARTS": JOINED_PARTS}
+            join_splits_kernel[(n * heads,)](self.partial, self.lse, self.out, self.splits, **constants, num_warps=4)
         return self.out
 
 
 AOT_CASES = [
     AotCase(
-        f"join_splits {splits}",
+        f"join_splits, heads of {d}",
         join_splits_kernel,
-        {"*fp32": "partial lse", "*bf16": "out"},
-        {"HEAD_DIM": 128, "BLOCK_D": 128, "SPLITS": splits},
-        num_warps=4 if splits <= 32 else 8,
+        {"*fp32": "partial lse", "*bf16": "out", "i32": "splits"},
+        {"HEAD_DIM": d, "BLOCK_D": next_power_of_2(d), "MOST": MAX_SPLITS, "PARTS": JOINED_PARTS},
     )
-    for splits in (2, 32, MAX_SPLITS)
+    for d in (80, 128, 256)
 ]

@@ -50,7 +50,7 @@ def rms_norm_kernel(
     total_out,
     num_rows,
     heads,
-    width,
+    channels,
     token_stride,
     head_stride,
     eps,
@@ -61,10 +61,10 @@ def rms_norm_kernel(
     """ROWS rows per program. Row i is head i % heads of token i // heads of x; residual, out and total_out are contiguous."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, BLOCK)
-    inside = channel < width
+    inside = channel < channels
     mask = (row < num_rows)[:, None] & inside[None, :]
     source = (row // heads) * token_stride + (row % heads) * head_stride
-    place = row[:, None] * width + channel[None, :]
+    place = row[:, None] * channels + channel[None, :]
     value = tl.load(x + source[:, None] + channel[None, :], mask=mask, other=0.0).to(tl.float32)
     if ADD:
         value += tl.load(residual + place, mask=mask, other=0.0).to(tl.float32)
@@ -72,7 +72,7 @@ def rms_norm_kernel(
         rounded = value.to(total_out.dtype.element_ty)
         tl.store(total_out + place, rounded, mask=mask)
         value = rounded.to(tl.float32)
-    scale = 1.0 / tl.sqrt(tl.sum(value * value, 1) / width + eps)
+    scale = 1.0 / tl.sqrt(tl.sum(value * value, 1) / channels + eps)
     factor = tl.load(weight + channel, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + place, (value * scale[:, None] * factor[None, :]).to(out.dtype.element_ty), mask=mask)
 
@@ -128,11 +128,11 @@ AOT_CASES = [
         rms_norm_kernel,
         {
             "*bf16": "x residual weight out total_out",
-            "i32": "num_rows heads width token_stride head_stride",
+            "i32": "num_rows heads channels token_stride head_stride",
             "fp32": "eps",
         },
         {"ROWS": max(1, ELEMENTS_PER_PROGRAM // width), "BLOCK": width, "ADD": add},
-        divisible_by_16="width token_stride head_stride",
+        divisible_by_16="channels token_stride head_stride",
         num_warps=min(16, max(1, width * max(1, ELEMENTS_PER_PROGRAM // width) // 512)),
     )
     for width, add in ((128, False), (4096, False), (4096, True), (8192, True))

@@ -167,16 +167,18 @@ STRIDES = (
 )
 AOT_CASES = [
     AotCase(
-        "rope_write 32/8 heads",
+        f"rope_write 32/{kv_heads} heads",
         rope_write_kernel,
         {
             "*bf16": "q k v q_out k_out k_pool v_pool",
             "*fp32": "cos_sin",
             "*i64": "positions slots",
-            "i32": f"heads kv_heads {STRIDES}",
+            "i32": f"heads {'kv_heads ' if kv_heads > 1 else ''}{STRIDES}",
         },
-        {"HALF": 64, "BLOCK_HALF": 64, "HEADS": HEADS_PER_PROGRAM},
+        # Triton makes a constant of an integer that is 1.
+        {"HALF": 64, "BLOCK_HALF": 64, "HEADS": HEADS_PER_PROGRAM, **({} if kv_heads > 1 else {"kv_heads": 1})},
         divisible_by_16=STRIDES,
         num_warps=2,
     )
+    for kv_heads in (8, 1)
 ]

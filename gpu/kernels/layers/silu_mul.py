@@ -25,19 +25,19 @@ def gelu_mul_torch(gate_up: Tensor) -> Tensor:
 
 
 @jit
-def silu_mul_kernel(gate_up, out, width, row_stride, BLOCK: tl.constexpr, GELU: tl.constexpr):
+def silu_mul_kernel(gate_up, out, channels, row_stride, BLOCK: tl.constexpr, GELU: tl.constexpr):
     """One program per row and block of its columns."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < width
+    inside = column < channels
     gate = tl.load(gate_up + row * row_stride + column, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * row_stride + width + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * row_stride + channels + column, mask=inside, other=0.0).to(tl.float32)
     if GELU:
         # (1 + tanh(x)) / 2 = sigmoid(2x), with x = √(2 / π) (gate + 0.044715 gate³)
         share = tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
     else:
         share = tl.sigmoid(gate)
-    tl.store(out + row * width + column, (gate * share * up).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * channels + column, (gate * share * up).to(out.dtype.element_ty), mask=inside)
 
 
 def silu_mul_triton(gate_up: Tensor, gelu: bool = False) -> Tensor:
@@ -58,9 +58,9 @@ AOT_CASES = [
     AotCase(
         f"{'gelu' if gelu else 'silu'}_mul 14336",
         silu_mul_kernel,
-        {"*bf16": "gate_up out", "i32": "width row_stride"},
+        {"*bf16": "gate_up out", "i32": "channels row_stride"},
         {"BLOCK": BLOCK, "GELU": gelu},
-        divisible_by_16="width row_stride",
+        divisible_by_16="channels row_stride",
     )
     for gelu in (False, True)
 ]

@@ -11,6 +11,7 @@ from ..aot import AotCase
 from ..jit import cdiv, jit, next_power_of_2, tl
 from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots, window_slots
 from .flash import (
+    HEAD_LAYOUTS,
     LOG2_E,
     STRIDES,
     SplitOutput,
@@ -112,13 +113,14 @@ def verify_attention_kernel(
     table_stride,
     scale_log2,
     num_nodes,
+    splits,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     NEW_BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -150,7 +152,7 @@ def verify_attention_kernel(
         # A node stands as many positions behind the prefix as it has ancestors.
         depth = count_bits(bits) - 1
         begin = tl.maximum(length - (WINDOW - 1), 0)
-    first, end = split_range(begin, length, split, SPLITS, BLOCK_N)
+    first, end = split_range(begin, length, split, splits, BLOCK_N)
     for start in range(first, end, BLOCK_N):
         loaded = start + lane < end
         slot = tl.load(columns + start + lane, mask=loaded, other=0).to(tl.int64)
@@ -178,7 +180,7 @@ def verify_attention_kernel(
             tile, keys, values, loaded, is_ancestor, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION, SOFTCAP
         )
     index = (root + node) * (tl.num_programs(1) * GROUP) + head
-    store_tile(out, partial, lse, acc, peak, total, index, live, split, HEAD_DIM, BLOCK_D, SPLITS)
+    store_tile(out, partial, lse, acc, peak, total, index, live, split, splits, HEAD_DIM, BLOCK_D, SPLIT)
 
 
 def verify_attention_triton(
@@ -229,12 +231,13 @@ def verify_attention_triton(
         batch.table.stride(0),
         softmax.scale_of(q) * LOG2_E,
         num_nodes,
+        splits,
         GROUP=group,
         HEAD_DIM=d,
         **size.constants(),
         **softmax_constants(softmax),
         NEW_BLOCK=max(16, next_power_of_2(planned_nodes)),
-        SPLITS=splits,
+        SPLIT=splits > 1,
         **size.options(),
     )
     return result.join()
@@ -249,29 +252,36 @@ def verify_attention_bytes(
 
 
 def _aot_case(
-    num_nodes: int, splits: int, capability: int, wide: bool = False, window: int = 0, softcap: float = 0.0
+    num_nodes: int,
+    splits: int,
+    capability: int,
+    wide: bool = False,
+    window: int = 0,
+    softcap: float = 0.0,
+    group: int = 4,
+    d: int = 128,
 ) -> AotCase:
     dtype, pointer = (torch.float32, "*fp32") if wide else (torch.bfloat16, "*bf16")
-    size = reading_tiles(num_nodes * 4, 128, dtype, capability)
+    size = reading_tiles(num_nodes * group, d, dtype, capability)
     tensors, parts = "q k v k_pool v_pool sinks out", "partial lse"  # parts are summed in float32
     floats = {pointer: f"{tensors} {parts}"} if wide or splits == 1 else {pointer: tensors, "*fp32": parts}
     return AotCase(
-        f"verify_attention 32/8 heads of 128, {num_nodes} nodes, {splits} parts{', float32' * wide}"
+        f"verify_attention {8 * group}/8 heads of {d}, {num_nodes} nodes, {splits} parts{', float32' * wide}"
         f"{kind_of(window, softcap)}",
         verify_attention_kernel,
         {
             **floats,
             "*i64": "rows prefix_lens ancestor_bits",
             "*i32": "table",
-            "i32": f"{STRIDES} table_stride num_nodes",
+            "i32": f"{STRIDES} table_stride num_nodes splits",
             "fp32": "scale_log2",
         },
         {
-            "GROUP": 4,
-            "HEAD_DIM": 128,
+            "GROUP": group,
+            "HEAD_DIM": d,
             **size.constants(),
-            "NEW_BLOCK": max(16, num_nodes),
-            "SPLITS": splits,
+            "NEW_BLOCK": max(16, next_power_of_2(num_nodes)),
+            "SPLIT": splits > 1,
             "WINDOW": window,
             "SOFTCAP": softcap,
             "SINKS": window > 0 and not softcap,
@@ -294,3 +304,11 @@ AOT_CASES += [
     for window, cap in ((128, 0.0), (4096, 72.0))
     for capability in (8, 9, 10)
 ]
+# 4 nodes make tiles of 16 and 32 rows, 16 nodes of 16 and 64.
+AOT_CASES += [
+    _aot_case(num_nodes, 32, capability, group=group, d=d)
+    for group, d in HEAD_LAYOUTS
+    for num_nodes in (4, 16)
+    for capability in (8, 9, 10)
+]
+AOT_CASES += [_aot_case(16, 32, capability, wide=True, group=1, d=256) for capability in (8, 9, 10)]

@@ -22,21 +22,21 @@ def relay_scatter_torch_(buffer: Tensor, rows: Tensor, values: Tensor) -> None:
 
 
 @jit
-def _gather_kernel(buffer, rows, out, width, BLOCK: tl.constexpr):
+def _gather_kernel(buffer, rows, out, row_words, BLOCK: tl.constexpr):
     entry = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(rows + entry)
-    value = tl.load(buffer + row * width + column, mask=column < width)
-    tl.store(out + entry * width + column, value, mask=column < width)
+    value = tl.load(buffer + row * row_words + column, mask=column < row_words)
+    tl.store(out + entry * row_words + column, value, mask=column < row_words)
 
 
 @jit
-def _scatter_kernel(buffer, rows, values, width, BLOCK: tl.constexpr):
+def _scatter_kernel(buffer, rows, values, row_words, BLOCK: tl.constexpr):
     entry = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(rows + entry)
-    live = column < tl.where(row == 0, 0, width)
-    tl.store(buffer + row * width + column, tl.load(values + entry * width + column, mask=live), mask=live)
+    live = column < tl.where(row == 0, 0, row_words)
+    tl.store(buffer + row * row_words + column, tl.load(values + entry * row_words + column, mask=live), mask=live)
 
 
 def relay_gather_triton(buffer: Tensor, rows: Tensor) -> Tensor:
@@ -56,6 +56,6 @@ def relay_scatter_triton_(buffer: Tensor, rows: Tensor, values: Tensor) -> None:
 
 
 AOT_CASES = (
-    AotCase("relay_gather", _gather_kernel, {"*i64": "buffer rows out", "i32": "width"}, {"BLOCK": BLOCK}),
-    AotCase("relay_scatter", _scatter_kernel, {"*i64": "buffer rows values", "i32": "width"}, {"BLOCK": BLOCK}),
+    AotCase("relay_gather", _gather_kernel, {"*i64": "buffer rows out", "i32": "row_words"}, {"BLOCK": BLOCK}),
+    AotCase("relay_scatter", _scatter_kernel, {"*i64": "buffer rows values", "i32": "row_words"}, {"BLOCK": BLOCK}),
 )
