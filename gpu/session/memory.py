@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ...core.scheduler.spec import EngineSpec
     from ..models.config import ModelConfig
     from ..models.head_config import HeadConfig
-    from .plan import SessionOptions
 
 DEFAULT_CACHE_SHARE = 0.25  # share of slots beyond what running requests need, for prefixes that return
 MIB = 1 << 20
@@ -34,15 +33,15 @@ class NotEnoughMemory(ForetokenError):
     """The device cannot hold the weights and the KV of one request. The message says how much each of them needs."""
 
 
-def checkpoint_bytes(options: SessionOptions, target: ModelConfig, dtype: torch.dtype) -> int:
+def checkpoint_bytes(draft_directory: Path | None, target: ModelConfig, dtype: torch.dtype) -> int:
     """Return the bytes of the target's and the draft's weights as they are loaded."""
     from ..models.checkpoint import PREDICTION, required_bytes
     from ..models.eagle import unprefixed
     from ..models.tensor_files import list_tensors
 
     draft = 0
-    if options.draft is not None:
-        tensors = list_tensors(options.draft)
+    if draft_directory is not None:
+        tensors = list_tensors(draft_directory)
         # Of a model that drafts for itself the prediction layer is all that is loaded again.
         own = {name: tensor for name, tensor in tensors.items() if unprefixed(name).startswith(PREDICTION)}
         draft = sum(math.prod(tensor.shape) * dtype.itemsize for tensor in (own or tensors).values())
@@ -97,29 +96,36 @@ def _activations(model: ModelConfig) -> int:
 
 
 def size_pool(
-    options: SessionOptions, slot_bytes: int, device: str, spec: EngineSpec, weight_bytes: int, working: int
+    kv_tokens: int | None,
+    memory_fraction: float,
+    slot_bytes: int,
+    device: str,
+    spec: EngineSpec,
+    weight_bytes: int,
+    working: int,
 ) -> tuple[int, int]:
     """Return the pages of the KV pool, and their bytes in all pools, beside weights and `working` bytes of what passes need.
 
-    Raises NotEnoughMemory if the device cannot hold one request.
+    `kv_tokens` None: what running requests need, if `memory_fraction` of the free memory suffices. Raises NotEnoughMemory if the device
+    cannot hold one request.
     """
-    sizes, page_size = spec.resolve_sizes(), options.page_size
+    config, sizes = spec.config, spec.resolve_sizes()
+    page_size = config.page_size
     one_request = ceil_to_page(sizes.row_width, page_size) + page_size
-    wanted = options.kv_tokens
-    least = wanted
+    wanted = least = kv_tokens
     if wanted is None:
-        cache = DEFAULT_CACHE_SHARE if options.prefix_cache else 0.01
-        wanted = int(options.max_running * one_request * (1 + cache))
+        cache = DEFAULT_CACHE_SHARE if config.prefix_cache else 0.01
+        wanted = int(config.max_running * one_request * (1 + cache))
         least = one_request
     free = free_bytes(device)
-    budget = int(free * options.memory_fraction) - weight_bytes - working
+    budget = int(free * memory_fraction) - weight_bytes - working
     if budget < (least + page_size) * slot_bytes:
         gib = 1 << 30
         passes = f"activations, logits and graphs {working / gib:.2f} GiB, " if working else ""
         raise NotEnoughMemory(
             f"not enough memory on {device}: the weights need {weight_bytes / gib:.2f} GiB, {passes}KV of {least} tokens "
-            f"{least * slot_bytes / gib:.2f} GiB ({slot_bytes} bytes each); {options.memory_fraction:.0%} of the free "
-            f"{free / gib:.2f} GiB are {free * options.memory_fraction / gib:.2f} GiB. A smaller context_len, kv_tokens or dtype helps"
+            f"{least * slot_bytes / gib:.2f} GiB ({slot_bytes} bytes each); {memory_fraction:.0%} of the free "
+            f"{free / gib:.2f} GiB are {free * memory_fraction / gib:.2f} GiB. A smaller context_len, kv_tokens or dtype helps"
         )
     pages = min(wanted, budget // slot_bytes - page_size) // page_size
     return pages, (pages + 1) * page_size * slot_bytes

@@ -131,10 +131,12 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     check_steps(spec)
     check_algorithm(options, algorithm, spec.max_steps, target, draft)
     spec = replace(spec.with_config(context_len=_context_len(options, target, longest_request)), decodes_text=True)
-    weight_bytes = checkpoint_bytes(options, target, dtype)
+    weight_bytes = checkpoint_bytes(options.draft, target, dtype)
     working = working_bytes(target, draft, spec, dtype) if device != "cpu" else 0
     slot_bytes = bytes_per_token(target, draft, algorithm, dtype)
-    num_pages, kv_bytes = size_pool(options, slot_bytes, device, spec, weight_bytes, working)
+    num_pages, kv_bytes = size_pool(
+        options.kv_tokens, options.memory_fraction, slot_bytes, device, spec, weight_bytes, working
+    )
     spec = spec.with_config(num_pages=num_pages)
     spec.resolve_sizes()  # refuses a pool that is too small for any request
     return SessionPlan(options, target, draft, algorithm, dtype, device, spec, weight_bytes, kv_bytes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import replace
 
 import pytest
 import torch
@@ -23,7 +22,6 @@ from foretoken.gpu.session.memory import (
     size_pool,
     working_bytes,
 )
-from foretoken.gpu.session.plan import SessionOptions
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -85,8 +83,7 @@ def test_more_rows_and_graphs_need_more_and_the_pool_shrinks(monkeypatch):
     assert full - fewer > 24 * 4 * target.vocab_size * SAMPLING_BYTES
     assert 64 * MIB < fewer < full < 4096 * MIB
     monkeypatch.setattr("foretoken.gpu.session.memory.free_bytes", lambda device: 24 << 30)
-    options = SessionOptions("model", memory_fraction=0.85)
-    pages = [size_pool(options, 131072, "cuda", spec_of(), 16 << 30, working)[0] for working in (0, full)]
+    pages = [size_pool(None, 0.85, 131072, "cuda", spec_of(), 16 << 30, working)[0] for working in (0, full)]
     assert pages[0] - pages[1] == pytest.approx(full / 131072, abs=2)
     with pytest.raises(NotEnoughMemory, match=r"activations, logits and graphs 4\.00 GiB"):
-        size_pool(replace(options, kv_tokens=10_000), 131072, "cuda", spec_of(), 16 << 30, 4 << 30)
+        size_pool(10_000, 0.85, 131072, "cuda", spec_of(), 16 << 30, 4 << 30)
