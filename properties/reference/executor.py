@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...core.acceptance.process import AcceptanceProcess
-from ...core.algorithm.algorithm import AlgorithmShape, DraftKV
+from ...core.algorithm.algorithm import AlgorithmShape
 from ...core.algorithm.arrival import fill_cells
 from ...core.contract.future_map import FutureMap
 from ...core.contract.hidden import ForwardPhase, check_hidden
@@ -40,13 +40,10 @@ from .language_model import (
     hidden_of,
     namespace_salt,
     node_outputs,
-    prefix_hashes,
 )
-from .shadow import PrefixRead, ShadowKV, stay_of
-
-# Per-node outputs that the next round starts from; users do not see them.
-DRAFT_HIDDEN = "draft_hidden_states"
-NEXT_RELAY = "next_relay."  # and the field's name
+from .launched import check_launch
+from .outputs import DRAFT_HIDDEN, NEXT_RELAY, as_columns, by_name
+from .shadow import PrefixRead, ShadowKV
 
 ROUND_NS = 1000
 """What a round is said to take: the reference has no clock, but its results are stamped."""
@@ -123,7 +120,8 @@ class ReferenceExecutor:
         if step.step_id != self._last_step_id + 1:
             raise InvariantViolation("RELAY-07", f"step {step.step_id} is launched after step {self._last_step_id}")
         self._last_step_id = step.step_id
-        self._check_against_steps_in_flight(step)
+        earlier = [(other, self._rounds_left(other)) for other in self._queue]
+        check_launch(step, earlier, self.kv, self.launched_table, self.alloc_len)
         writes = step.table_writes
         self.launched_table[writes.rows, writes.columns] = writes.slots
         self._queue.append(step)
@@ -164,28 +162,7 @@ class ReferenceExecutor:
     def num_in_flight(self) -> int:
         return len(self._queue)
 
-    # -- launching ------------------------------------------------------------------------------------------------
-
-    def _check_against_steps_in_flight(self, step: Step) -> None:
-        if step.prefill is None and step.decode is None:
-            raise InvariantViolation("ENGINE-11", f"step {step.step_id} has nothing to do")
-        if step.decode is not None and step.prefill is not None and step.decode.max_rounds != 1:
-            raise InvariantViolation("SIM-12", f"step {step.step_id} mixes a prefill with a block of rounds")
-        joining = {join.row for join in step.joins} | {row for row, _ in step.released}
-        rounds_ahead = 0
-        for earlier in self._queue:
-            if earlier.max_rounds > 1 and step.max_rounds > 1:
-                raise InvariantViolation("SIM-12", f"steps {earlier.step_id} and {step.step_id} are both blocks")
-            rounds_ahead += self._rounds_left(earlier)
-            for row, slots in self._write_windows(earlier, rounds_ahead):
-                if row in joining:
-                    raise InvariantViolation("RELAY-01", f"row {row} changes owner under step {earlier.step_id}")
-                disturbed = np.isin(step.table_writes.slots, slots)
-                if disturbed.any():
-                    slot = step.table_writes.slots[disturbed.argmax()]
-                    raise InvariantViolation(
-                        "RELAY-01", f"slot {slot} is handed out while step {earlier.step_id} may write it for row {row}"
-                    )
+    # -- running --------------------------------------------------------------------------------------------------
 
     def _rounds_left(self, step: Step) -> int:
         """Decode rounds that a launched step may still run."""
@@ -194,23 +171,6 @@ class ReferenceExecutor:
         if self._running is not None and self._running.step is step:
             return self._running.limit - self._running.decoded.rounds
         return 1 if step.step_id <= self._stop_through or self._has_ended_row(step) else step.max_rounds
-
-    def _write_windows(self, step: Step, rounds: int):
-        """(row, slots) that a launched step may write, if `rounds` rounds may run until it ends."""
-        if step.prefill is not None:
-            part = step.prefill
-            for row, start, length in zip(part.rows.tolist(), part.starts.tolist(), part.lens.tolist(), strict=True):
-                yield row, self.launched_table[row, start : start + length]
-        if step.decode is not None:
-            part = step.decode
-            stays = stay_of(part.rows, part.epochs)
-            for row, stay, start in zip(part.rows.tolist(), stays.tolist(), part.seq_lens.tolist(), strict=True):
-                # A row that has run is at its own length; one whose prefill is still to come begins where the plan says.
-                known = self.kv.stays[row] == stay
-                length = max(start, int(self.kv.kv_lens[row])) if known else start
-                yield row, self.launched_table[row, start : length + rounds * self.alloc_len]
-
-    # -- running --------------------------------------------------------------------------------------------------
 
     def _start(self, step: Step) -> Running:
         for row, epoch in step.released:
@@ -285,7 +245,7 @@ class ReferenceExecutor:
             state = self._state(row, int(part.epochs[i]))
             chunk = part.tokens[offset : offset + length]
             offset += length
-            prefix = self._chunk_forward(row, start, chunk)
+            prefix = self.kv.compute(row, start, chunk)
             if not part.is_last[i]:
                 self._draft_prefill(row, start, prefix, int(part.tail_tokens[i]))
                 continue
@@ -304,22 +264,7 @@ class ReferenceExecutor:
             one = slice(i, i + 1)
             own = self.drafter.first_relay(row, prefix)
             self._relay(part.rows[one], part.epochs[one], prefix.hashes[-1:], np.array([token]), hidden, own)
-        return PrefillResult(tokens, stopped if stopped.any() else None, _by_name(outputs))
-
-    def _chunk_forward(self, row: int, start: int, chunk: np.ndarray) -> PrefixRead:
-        """Write the chunk's target KV; returns the whole prefix up to its end."""
-        if start != self.kv.kv_lens[row]:
-            raise InvariantViolation(
-                "ENGINE-14", f"row {row} computes from {start}, its KV ends at {self.kv.kv_lens[row]}"
-            )
-        before = self.kv.read_target(row, start)
-        salt = int(before.hashes[-1]) if start else int(self.kv.salts[row])
-        hashes = prefix_hashes(salt, chunk.tolist())
-        slots = self.kv.window(row, start, len(chunk))
-        positions = np.arange(start, start + len(chunk))
-        self.kv.target.write(slots, np.full(len(chunk), self.kv.stays[row]), positions, chunk, hashes)
-        self.kv.kv_lens[row] = start + len(chunk)
-        return PrefixRead(np.concatenate([before.tokens, chunk]), np.concatenate([before.hashes, hashes]))
+        return PrefillResult(tokens, stopped if stopped.any() else None, by_name(outputs))
 
     def _draft_prefill(self, row: int, start: int, prefix: PrefixRead, next_token: int) -> None:
         """The draft's own pass over the chunk; `next_token` is the one after it: the prompt's, or the sample."""
@@ -327,15 +272,7 @@ class ReferenceExecutor:
             return
         head = PrefixRead(prefix.tokens[:start], prefix.hashes[:start])
         self.kv.read_draft(row, head, int(prefix.tokens[start]))
-        self._write_draft(row, start, prefix.tokens[start:], prefix.hashes[start:], next_token)
-
-    def _write_draft(self, row: int, start: int, tokens: np.ndarray, hashes: np.ndarray, next_token: int) -> None:
-        if self.algorithm.draft_kv is DraftKV.SHIFTED:
-            tokens = np.append(tokens[1:], next_token)
-            hashes = extend_hash(hashes, tokens)
-        slots = self.kv.window(row, start, len(tokens))
-        positions = np.arange(start, start + len(tokens))
-        self.kv.draft.write(slots, np.full(len(tokens), self.kv.stays[row]), positions, tokens, hashes)
+        self.kv.write_draft(row, start, prefix.tokens[start:], prefix.hashes[start:], next_token)
 
     def _first_token(self, state: RowState, prefix: PrefixRead) -> tuple[int, dict[str, np.ndarray]]:
         logits = self.model.logits(prefix.hashes[-1:], prefix.tokens[-1:])
@@ -374,7 +311,7 @@ class ReferenceExecutor:
                 for r, n in zip(part.rows.tolist(), lengths.tolist(), strict=True)
             ]
         )
-        hashes = self._verify_forward(request, tree, windows)
+        hashes = self.kv.write_tree(request.rows, request.lengths, request.root_hashes, tree, windows)
         final, accept_lens, failed = self._verify(states, request, drafted, hashes, windows)
         self._catch_up(request, final, accept_lens, tree.num_draft_tokens)
         for i in np.flatnonzero(failed & ~was_over).tolist():
@@ -436,21 +373,6 @@ class ReferenceExecutor:
         if tree.positions.size and tree.positions.max() > self.max_position:
             raise InvariantViolation("STEPS-01", f"position {tree.positions.max()} is past the context")
 
-    def _verify_forward(self, request: DraftRequest, tree: VerifyTree, windows: np.ndarray) -> np.ndarray:
-        """Write the nodes' target KV side by side; returns the prefix hash of every node, uint64 [bs, nd]."""
-        bs, nodes = tree.parents.shape
-        tokens = tree.tokens.reshape(bs, nodes).astype(np.int64)
-        hashes = np.zeros((bs, nodes), dtype=np.uint64)
-        depths = np.zeros((bs, nodes), dtype=np.int64)
-        hashes[:, 0] = request.root_hashes
-        for node in range(1, nodes):
-            parent = np.maximum(tree.parents[:, node], 0)  # padding nodes hang below the root, unreachable
-            hashes[:, node] = extend_hash(hashes[np.arange(bs), parent], tokens[:, node])
-            depths[:, node] = depths[np.arange(bs), parent] + 1
-        stays = np.repeat(self.kv.stays[request.rows][:, None], nodes, axis=1)
-        self.kv.target.write(windows, stays, request.lengths[:, None] + depths, tokens, hashes)
-        return hashes
-
     def _verify(
         self, states: list[RowState], request: DraftRequest, drafted: Drafted, hashes: np.ndarray, windows: np.ndarray
     ) -> tuple[Finalized, np.ndarray, np.ndarray]:
@@ -491,7 +413,7 @@ class ReferenceExecutor:
             last_hashes[i] = prefix.hashes[-1]
             if self.kv.draft is not None:
                 bonus = int(final.bonus_tokens[i])
-                self._write_draft(row, length, prefix.tokens[length:], prefix.hashes[length:], bonus)
+                self.kv.write_draft(row, length, prefix.tokens[length:], prefix.hashes[length:], bonus)
                 self.kv.read_draft(row, prefix, bonus)
         last_nodes = np.arange(len(accept_lens)) * nodes + accept_lens - 1
         hidden = final.outputs[DRAFT_HIDDEN]
@@ -545,7 +467,7 @@ class ReferenceExecutor:
             state.remaining -= kept
             ended[i] = state.ended or state.remaining == 0 or (stops[i] >= 0 and kept == cut)
             state.ended = bool(ended[i])
-        outputs = _as_columns(final.outputs, emitted.shape)
+        outputs = as_columns(final.outputs, emitted.shape)
         running.decoded.add(accept_lens.astype(np.int32), stops, emitted.astype(np.int64), outputs, ended)
 
     # -- answering ------------------------------------------------------------------------------------------------
@@ -555,35 +477,3 @@ class ReferenceExecutor:
         decode = None if step.decode is None else running.decoded.result(step.max_rounds)
         ends = (self.num_rounds - rounds + 1 + np.arange(rounds)) * ROUND_NS
         return StepResult(step.step_id, running.prefill, decode, ends.astype(np.int64), tuple(running.failures))
-
-
-def _as_columns(outputs: NodeOutputs, shape: tuple[int, int]) -> dict[str, np.ndarray]:
-    """User outputs [bs, width, …] from compacted node outputs of stride nd; where the width exceeds nd the rest is zeros."""
-    bs, width = shape
-    columns = {}
-    for name in outputs:
-        array = outputs[name]
-        if name == DRAFT_HIDDEN or name.startswith(NEXT_RELAY) or array is None:
-            continue
-        nodes = array.shape[0] // bs
-        by_row = array.reshape(bs, nodes, *array.shape[1:])
-        padded = np.zeros((bs, width, *array.shape[1:]), dtype=array.dtype)
-        padded[:, : min(width, nodes)] = by_row[:, :width]
-        columns[name] = padded
-    return columns
-
-
-def _by_name(outputs: list[dict[str, np.ndarray] | None]) -> dict[str, np.ndarray] | None:
-    """Per-chunk outputs [1, …] joined to [n, …] per name; zeros for chunks that have none of it."""
-    found = {name: array for entry in outputs if entry is not None for name, array in entry.items()}
-    if not found:
-        return None
-    return {
-        name: np.concatenate(
-            [np.zeros_like(array) if entry is None else entry.get(name, np.zeros_like(array)) for entry in outputs]
-        )
-        for name, array in found.items()
-    }
-
-
-__all__ = ["ROUND_NS", "ReferenceExecutor", "RowState", "stay_of"]

@@ -15,7 +15,8 @@ import numpy as np
 
 from ...core.errors import InvariantViolation
 from ...core.kv.moves import KVMovePlan, apply_moves
-from .language_model import extend_hash
+from ...core.tree.build import VerifyTree
+from .language_model import extend_hash, prefix_hashes
 
 NO_STAY = 0
 
@@ -126,6 +127,44 @@ class ShadowKV:
                 "RELAY-06", f"row {row} writes positions {start} … {start + length - 1}, of which it has no slots"
             )
         return slots.copy()
+
+    def compute(self, row: int, start: int, tokens: np.ndarray) -> PrefixRead:
+        """Write the target KV of a prompt's chunk. Returns the whole prefix up to its end."""
+        if start != self.kv_lens[row]:
+            raise InvariantViolation(
+                "ENGINE-14", f"row {row} computes from {start}, its KV ends at {self.kv_lens[row]}"
+            )
+        before = self.read_target(row, start)
+        salt = int(before.hashes[-1]) if start else int(self.salts[row])
+        hashes = prefix_hashes(salt, tokens.tolist())
+        slots, positions = self.window(row, start, len(tokens)), np.arange(start, start + len(tokens))
+        self.target.write(slots, np.full(len(tokens), self.stays[row]), positions, tokens, hashes)
+        self.kv_lens[row] = start + len(tokens)
+        return PrefixRead(np.concatenate([before.tokens, tokens]), np.concatenate([before.hashes, hashes]))
+
+    def write_draft(self, row: int, start: int, tokens: np.ndarray, hashes: np.ndarray, next_token: int) -> None:
+        """Write the draft KV of positions from `start` on; `next_token` follows them (shifted drafts hold it)."""
+        if self.draft_kv == "shifted":
+            tokens = np.append(tokens[1:], next_token)
+            hashes = extend_hash(hashes, tokens)
+        slots, positions = self.window(row, start, len(tokens)), np.arange(start, start + len(tokens))
+        self.draft.write(slots, np.full(len(tokens), self.stays[row]), positions, tokens, hashes)
+
+    def write_tree(
+        self, rows: np.ndarray, lengths: np.ndarray, root_hashes: np.ndarray, tree: VerifyTree, windows: np.ndarray
+    ) -> np.ndarray:
+        """Write the target KV of verify trees side by side. Returns the prefix hash of every node, uint64 [bs, nd]."""
+        bs, nodes = tree.parents.shape
+        tokens = tree.tokens.reshape(bs, nodes).astype(np.int64)
+        hashes, depths = np.zeros((bs, nodes), dtype=np.uint64), np.zeros((bs, nodes), dtype=np.int64)
+        hashes[:, 0] = root_hashes
+        for node in range(1, nodes):
+            parent = np.maximum(tree.parents[:, node], 0)  # padding nodes hang below the root, unreachable
+            hashes[:, node] = extend_hash(hashes[np.arange(bs), parent], tokens[:, node])
+            depths[:, node] = depths[np.arange(bs), parent] + 1
+        stays = np.repeat(self.stays[rows][:, None], nodes, axis=1)
+        self.target.write(windows, stays, lengths[:, None] + depths, tokens, hashes)
+        return hashes
 
     def read_target(self, row: int, length: int) -> PrefixRead:
         """Attend to positions [0, length): every cell must be this row's and continue the prefix before it."""

@@ -112,7 +112,7 @@ MovesScatteredBeforeGathered (MATRIX): A source has been overwritten when it is 
             pool[dst] = pool[src]
 
 NoCatchUpWhenAllIsAccepted (MATRIX): The draft's KV of a last draft that is accepted is not written.
-    ReferenceExecutor._write_draft:
+    ShadowKV.write_draft:
         end = -1 if len(tokens) > 2 else None
         good(self, row, start, tokens[:end], hashes[:end], next_token)
 
@@ -165,7 +165,7 @@ TheControllerIsNotAskedHowLong (MATRIX): A block goes on where the step count ma
 
 PLACES = [
     *(config, rounds, shadow, finalize, AdaptiveController, Admission, DecodeRounds, Eagle, Engine, FutureMap, KVStore),
-    *(NodeOutputs, OutputLog, ReferenceExecutor, Requests, shadow.ShadowPool, drafting._Branches),
+    *(NodeOutputs, OutputLog, ReferenceExecutor, Requests, shadow.ShadowKV, shadow.ShadowPool, drafting._Branches),
     *(language_model.hidden_of, least_entitled, replace),
 ]
 
