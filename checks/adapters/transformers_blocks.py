@@ -30,6 +30,14 @@ class TransformersMissing(ForetokenError):
     """transformers, or the part of it that is wrapped here, is not installed."""
 
 
+def require(missing: str) -> None:
+    """Raise `TransformersMissing` if an import has failed, with its message."""
+    if missing:
+        raise TransformersMissing(
+            f"transformers' continuous batching is needed ({missing}): pip install transformers torch"
+        )
+
+
 class TransformersBlocks:
     """One block per sector: the pool's free sectors and free blocks together are the free pages, ids from 1."""
 
@@ -98,10 +106,7 @@ class TransformersBlocks:
 
 def make(config: AllocatorConfig) -> TransformersBlocks:
     """A fresh pool of `num_pages` blocks. Raises `TransformersMissing`."""
-    if MISSING:
-        raise TransformersMissing(
-            f"transformers' continuous batching is needed ({MISSING}): pip install transformers torch"
-        )
+    require(MISSING)
     pool = _POOLS.CachePool(config.num_pages, 1, num_reserved_sectors=1)
     pool.set_blocks_per_sector(0, 1)
     return TransformersBlocks(pool, _LEDGERS.BlockLedger())

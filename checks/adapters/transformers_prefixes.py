@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...properties.prefix_cache.contract import PrefixCacheCapabilities, PrefixCacheConfig
-from .transformers_blocks import TransformersMissing
+from .transformers_blocks import require
 
 _MODULE = "transformers.generation.continuous_batching.cache_allocators.cache_allocator"
 
@@ -102,10 +102,7 @@ class TransformersPrefixes:
 
 def make(config: PrefixCacheConfig) -> TransformersPrefixes:
     """A fresh ledger. Raises `TransformersMissing`."""
-    if MISSING:
-        raise TransformersMissing(
-            f"transformers' continuous batching is needed ({MISSING}): pip install transformers torch"
-        )
+    require(MISSING)
     return TransformersPrefixes(_LEDGERS.BlockLedger(), config.page_size)
 
 

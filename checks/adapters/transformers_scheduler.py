@@ -18,7 +18,7 @@ import queue
 from collections.abc import Iterable, Sequence
 
 from ...properties.engine.contract import Answer, EngineCapabilities, Event, ServingConfig, Wish
-from .transformers_blocks import TransformersMissing
+from .transformers_blocks import require
 
 _PACKAGE = "transformers.generation.continuous_batching"
 HEAD_DIM = 16  # with one layer and one head, a page is a whole number of 128 bytes: every sector is one block
@@ -231,10 +231,7 @@ class TransformersEngine:
 
 def make(config: ServingConfig) -> TransformersEngine:
     """A fresh scheduler over an empty cache. Raises `TransformersMissing`."""
-    if MISSING:
-        raise TransformersMissing(
-            f"transformers' continuous batching is needed ({MISSING}): pip install transformers torch"
-        )
+    require(MISSING)
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
     return TransformersEngine(config)
 

@@ -10,15 +10,11 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
 from ...core.algorithm.algorithm import Drafter
 from ...core.algorithm.registry import get_algorithm
-from ...core.contract.handoff_batch import DraftInput, HandoffBatch
-from ...core.contract.hidden import merge_hidden
-from ...core.contract.step import Step, StepResult
 from ...core.model_shape import MoeConfig
 from ...gpu.executor.build import DraftModel, build_executor
 from ...gpu.executor.executor import TorchExecutor
@@ -32,6 +28,7 @@ from ...gpu.ops.host_ops import HostOps
 from .dense_drafting import DenseHead, DenseModel, Shape, dense_tree, looked_up
 from .oracle import After
 from .plain_texts import PlainTexts
+from .reference_subject import WrappedExecutor
 
 # Widths that nothing else in these models has: projections are 16 + 2 · 8 and 2 · 24 wide.
 HIDDEN = 44
@@ -43,9 +40,10 @@ TOKEN, CONTEXT = 4.0, 0.25  # what the last token and what layers add weigh, so 
 OPS = HostOps()
 
 
-class CheckedExecutor:
+class CheckedExecutor(WrappedExecutor):
     """Run steps on a `TorchExecutor` in debug mode."""
 
+    hidden_size = HIDDEN
     capabilities = (
         *("tokens", "trees", "hidden_states", "relay", "inspection", "rounds", "merging", "handoff"),
         *("plain", "drafts"),
@@ -62,37 +60,12 @@ class CheckedExecutor:
         self.executor: TorchExecutor = build_executor(config.make_engine(), target, draft, OPS, debug=True)
         self.texts = PlainTexts(target)
 
-    def launch(self, step: Step) -> None:
-        self.executor.launch(step)
-
-    def collect(self) -> StepResult:
-        return self.executor.collect()
-
-    def request_stop(self, last_step_id: int) -> None:
-        self.executor.request_stop(last_step_id)
-
-    def advance(self, rounds: int) -> bool:
-        return self.executor.advance(rounds)
-
-    def relay_fields(self) -> list[tuple[str, tuple[int, ...]]]:
-        return [(field.name, field.shape_suffix) for field in self.executor.future_map.fields]
-
     def hidden_sizes(self) -> tuple[int, ...]:
         return (HIDDEN, DRAFT_HIDDEN)
-
-    def roots(self) -> tuple[object, ...]:
-        return (self.executor,)
 
     def weights(self) -> tuple[object, ...]:
         modules = [module for model in self.models if model is not None for module in model.modules()]
         return (*modules, OPS)
-
-    def merge(self, first: list[list[float]] | None, second: list[list[float]] | None) -> Any:
-        batches = [None if rows is None else np.array(rows, np.float32).reshape(-1, HIDDEN) for rows in (first, second)]
-        return merge_hidden(*batches)
-
-    def draft_input(self, batch: HandoffBatch, last_tokens: np.ndarray) -> DraftInput | None:
-        return self.executor.algorithm.build_disagg_draft_input(batch, last_tokens, None)
 
     def shown(self) -> tuple[str, ...]:
         return USER_OUTPUTS

@@ -177,8 +177,6 @@ class ManagerTrial(Trial):
 
     def describe(self) -> str:
         m = self.moment
-        if m.refusal is not None:
-            return f"refused ({m.refusal})"
         if m.match is not None:
             return f"-> {m.match[0]} cached, writes {list(m.written)}"
         return f"-> writes {list(m.written)}" if m.written else "done"

@@ -351,8 +351,6 @@ class AllocatorTrial(ObservedAllocator):
 
     def describe(self) -> str:
         m = self.moment
-        if m.refusal is not None:
-            return f"refused ({m.refusal})"
         return f"-> {_short(m.answer)}" if m.answer is not None else "done"
 
 

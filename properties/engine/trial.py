@@ -350,13 +350,9 @@ class EngineTrial(Trial):
 
     def _inner(self, operation: Operation) -> None:
         """Carry out an operation inside another one."""
-        kind = type(operation)
         self.begin(operation)
-        kind.body(self, *operation.arguments)
-        self.end()
-        self.num_operations += 1
-        self.executed[kind] = self.executed.get(kind, 0) + 1
-        self.check()
+        type(operation).body(self, *operation.arguments)
+        self.count(type(operation))
 
     # -- what disturbs ------------------------------------------------------------------------------------------------
 
@@ -427,8 +423,6 @@ class EngineTrial(Trial):
 
     def describe(self) -> str:
         m = self.moment
-        if m.refusal is not None:
-            return f"refused ({m.refusal})"
         if m.promise is not None:
             return f"accepted, {m.promise} tokens at most"
         if m.asked:

@@ -90,7 +90,7 @@ class Case:
         calls: list[tuple[str, ...]] = []
 
         def note(operation: Operation, trial: Trial) -> None:
-            history.append(f"{operation}  {trial.describe()}")
+            history.append(f"{operation}  {trial.told()}")
             calls.append(tuple(trial.calls[-MAX_CALLS:]))
             trial.calls.clear()
 

@@ -138,11 +138,15 @@ class Trial:
         if kind.body(self, *operation.arguments) is False:
             self.trace.pop()
             return False
+        self.count(kind)
+        return True
+
+    def count(self, kind: type[Operation]) -> None:
+        """Observe and check what an operation that was carried out has changed."""
         self.end()
         self.num_operations += 1
         self.executed[kind] = self.executed.get(kind, 0) + 1
         self.check()
-        return True
 
     def begin(self, operation: Operation | str) -> None:
         """Make the moment ready for the next operation."""
@@ -178,8 +182,13 @@ class Trial:
         """Faults off: give everything back, and check that everything is there."""
         raise NotImplementedError
 
+    def told(self) -> str:
+        """Return what a report says of the last operation: how it was refused, or what the component answered."""
+        refusal = getattr(self.moment, "refusal", None)
+        return self.describe() if refusal is None else f"refused ({refusal})"
+
     def describe(self) -> str:
-        """What a report says of the last operation: what the component answered."""
+        """Return what the component answered to the last operation, which it did not refuse."""
         raise NotImplementedError
 
     def state(self) -> object:

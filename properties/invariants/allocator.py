@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..allocator.model import Moment
-from .registry import Finding, Outcome, checks
+from .registry import Finding, Outcome, checks, unchanged
 
 if TYPE_CHECKING:
     from ..harness.trial import Trial
@@ -206,7 +206,7 @@ def as_many_pages_as_needed(m: Moment) -> Outcome:
 def a_refusal_changes_nothing(m: Moment) -> Outcome:
     if m.refusal is None:
         return None
-    return _unchanged(m, "the caller goes on as if it had never asked")
+    return unchanged(m, "the caller goes on as if it had never asked")
 
 
 @checks("ALLOC-10", CONTRACT, "misuse", on=("free-stray", "free-twice"))
@@ -218,10 +218,10 @@ def only_what_is_held_can_be_freed(m: Moment) -> Outcome:
                 "a typed error: not all of them are held",
                 "a page freed twice is handed out twice",
             )
-        return _unchanged(m, "a refused free gives nothing back")
+        return unchanged(m, "a refused free gives nothing back")
     if m.operation.tag == "free-twice":
         if m.refusal is not None:
-            return _unchanged(m, "a refused free gives nothing back")
+            return unchanged(m, "a refused free gives nothing back")
         still = m.held.get(m.twice, 0) + m.waiting.get(m.twice, 0)
         dropped = m.after.references is not None and m.after.references[m.twice - m.first_page] != still
         if dropped or m.after.num_free - m.before.num_free > m.config.page_size:
@@ -378,14 +378,3 @@ def edges_of_the_pool(m: Moment) -> Outcome:
             "there is no such room",
         )
     return True if m.must_refuse else None
-
-
-def _unchanged(m: Moment, why: str) -> Outcome:
-    if m.after == m.before:
-        return True
-    name = next(name for name in m.after._fields if getattr(m.after, name) != getattr(m.before, name))
-    return Finding(
-        f"refused ({m.refusal}), but {name} went from {getattr(m.before, name)} to {getattr(m.after, name)}",
-        "nothing has changed",
-        why,
-    )

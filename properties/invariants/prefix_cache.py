@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..prefix_cache.model import Matched, Moment, Node
-from .registry import Finding, Outcome, checks
+from .registry import Finding, Outcome, checks, unchanged
 
 CONTRACT = "prefix-cache"
 
@@ -94,7 +94,7 @@ def a_lock_covers_the_path(m: Moment) -> Outcome:
                 "a refusal: match again",
                 "the caller goes on with slots that belong to another",
             )
-        return _unchanged(m)
+        return unchanged(m, "the caller goes on as before")
     pages = [cached.page for cached in m.locked]
     if m.after.nodes is None:
         if m.after.num_protected < len(pages) * m.config.page_size:
@@ -387,14 +387,3 @@ def _node_of(m: Moment) -> dict[int, Node]:
     """The first slot of a page -> the node that it is in."""
     size = m.config.page_size
     return {slot: node for node in m.after.nodes for slot in node.slots[::size]}
-
-
-def _unchanged(m: Moment) -> Outcome:
-    if m.after == m.before:
-        return True
-    name = next(name for name in m.after._fields if getattr(m.after, name) != getattr(m.before, name))
-    return Finding(
-        f"refused ({m.refusal}), but {name} went from {getattr(m.before, name)} to {getattr(m.after, name)}",
-        "nothing has changed",
-        "the caller goes on as before",
-    )

@@ -28,6 +28,16 @@ Outcome = Finding | bool | None
 
 Checker = Callable[[Any], Outcome]
 
+
+def unchanged(m: Any, why: str) -> Outcome:
+    """Whether all that a component shows is as it was before the operation that it refused; `before` and `after` are named tuples."""
+    if m.after == m.before:
+        return True
+    name = next(name for name in m.after._fields if getattr(m.after, name) != getattr(m.before, name))
+    was = f"refused ({m.refusal}), but {name} went from {getattr(m.before, name)} to {getattr(m.after, name)}"
+    return Finding(was, "nothing has changed", why)
+
+
 WHEN = {
     "E": "after every operation",
     "S": "at each scheduler step",

@@ -336,8 +336,6 @@ class PrefixCacheTrial(ObservedCache):
 
     def describe(self) -> str:
         m = self.moment
-        if m.refusal is not None:
-            return f"refused ({m.refusal})"
         said = [f"-> {_short(match.slots) if match.slots is not None else match.length}" for match in m.matches]
         if m.evicted is not None:
             said.append(f"evicts {_short(m.evicted.slots)}")

@@ -348,8 +348,6 @@ class RelayTrial(Trial):
 
     def describe(self) -> str:
         m = self.moment
-        if m.refusal is not None:
-            return f"refused ({m.refusal})"
         return f"-> lengths {list(m.answer)}" if m.answer is not None else "done"
 
 

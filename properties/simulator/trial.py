@@ -140,10 +140,7 @@ class SimulatorTrial(Trial):
         """Do nothing: every run is over when it is answered."""
 
     def describe(self) -> str:
-        m = self.moment
-        if m.refusal is not None:
-            return f"refused ({m.refusal})"
-        return "; ".join(map(str, m.runs))
+        return "; ".join(map(str, self.moment.runs))
 
     # -- the service --------------------------------------------------------------------------------------------------
 

@@ -430,8 +430,6 @@ class StepControllerTrial(Trial):
 
     def describe(self) -> str:
         m = self.moment
-        if m.refusal is not None:
-            return f"refused ({m.refusal})"
         if m.offered is not None:
             return f"-> drafts after {m.offered.rounds} rounds"
         if m.stretch is not None:

@@ -342,4 +342,4 @@ def test_a_violation_knows_how_far_it_came():
     with pytest.raises(Violation) as caught:
         SUITE.execute(RunsTheNewestFirst, SMALL, has, SUITE.invariants(has), operations)
     assert caught.value.id == "ENGINE-16" and caught.value.trial.trace == operations
-    assert "step 1: b computes" in caught.value.trial.describe()
+    assert "step 1: b computes" in caught.value.trial.told()

@@ -161,7 +161,7 @@ def test_a_stale_handle_is_refused_also_when_its_text_is_back_elsewhere(make):
         capabilities,
         SUITE.invariants(capabilities),
         history,
-        watch=lambda operation, trial: told.append(trial.describe()),
+        watch=lambda operation, trial: told.append(trial.told()),
     )
     assert ["refused" in what for what in told] == [False] * 5 + [True, True]
 
