@@ -16,70 +16,50 @@ ACCEPTANCE = register(Suite.of(ProcessTrial, ("foretoken.checks.acceptance.core_
 MANAGER = register(Suite.of(ManagerTrial, ("foretoken.checks.manager.plain:make",)))
 TRANSPORT = register(Suite.of(TransportTrial, ("foretoken.checks.transport.handoff_subject:make",)))
 
-SUBJECTS: dict[str, tuple[str, ...]] = {
-    "allocator": (
-        "foretoken.checks.adapters.kv_allocator:make",
-        "foretoken.checks.adapters.kv_store:make",
-        "foretoken.properties.allocator.plain:make",
-    ),
-    "prefix-cache": (
-        "foretoken.checks.adapters.radix_cache:make",
-        "foretoken.checks.adapters.prefix_store:make",
-        "foretoken.properties.prefix_cache.plain:make",
-    ),
-    "relay": (
-        "foretoken.checks.adapters.future_map:make",
-        "foretoken.checks.adapters.future_map:make_poisoned",
-    ),
-    "accept": (
-        "foretoken.checks.adapters.tree_accept:make",
-        "foretoken.properties.accept.plain:make",
-        "foretoken.checks.adapters.torch_accept:make",
-    ),
-    "acceptance-process": ("foretoken.checks.acceptance.core_subject:make",),
-    "step-controller": (
-        "foretoken.checks.adapters.step_controller:make_fixed",
-        "foretoken.checks.adapters.step_controller:make_ema",
-        "foretoken.checks.adapters.step_controller:make_goodput",
-    ),
-    "engine": ("foretoken.checks.adapters.core_engine:make", "foretoken.properties.engine.plain:make"),
-    "executor": (
-        "foretoken.checks.executor.reference_subject:make",
-        "foretoken.checks.executor.simulated_subject:make",
-        "foretoken.checks.executor.torch_subject:make",
-    ),
-    "block-manager": ("foretoken.checks.manager.plain:make",),
-    "transport": ("foretoken.checks.transport.handoff_subject:make",),
-    "simulator": ("foretoken.checks.adapters.simulator:make",),
+OURS: dict[str, dict[str, int]] = {
+    "allocator": {
+        "foretoken.checks.adapters.kv_allocator:make": 60_000,
+        "foretoken.checks.adapters.kv_store:make": 60_000,
+        "foretoken.properties.allocator.plain:make": 20_000,
+    },
+    "prefix-cache": {
+        "foretoken.checks.adapters.radix_cache:make": 40_000,
+        "foretoken.checks.adapters.prefix_store:make": 40_000,
+        "foretoken.properties.prefix_cache.plain:make": 10_000,
+    },
+    "relay": {
+        "foretoken.checks.adapters.future_map:make": 40_000,
+        "foretoken.checks.adapters.future_map:make_poisoned": 20_000,
+    },
+    "accept": {
+        "foretoken.checks.adapters.tree_accept:make": 8_000,
+        "foretoken.properties.accept.plain:make": 1_200,
+        "foretoken.checks.adapters.torch_accept:make": 3_000,
+    },
+    "acceptance-process": {"foretoken.checks.acceptance.core_subject:make": 800},
+    "step-controller": {
+        "foretoken.checks.adapters.step_controller:make_fixed": 20_000,
+        "foretoken.checks.adapters.step_controller:make_ema": 15_000,
+        "foretoken.checks.adapters.step_controller:make_goodput": 2_000,
+    },
+    "engine": {
+        "foretoken.checks.adapters.core_engine:make": 80_000,
+        "foretoken.properties.engine.plain:make": 15_000,
+    },
+    "executor": {
+        "foretoken.checks.executor.reference_subject:make": 5_000,
+        "foretoken.checks.executor.simulated_subject:make": 5_000,
+        "foretoken.checks.executor.torch_subject:make": 1_600,
+    },
+    "block-manager": {"foretoken.checks.manager.plain:make": 15_000},
+    "transport": {"foretoken.checks.transport.handoff_subject:make": 8_000},
+    "simulator": {"foretoken.checks.adapters.simulator:make": 300},
 }
-"""Contract -> our components, under the names that reports and cases have. Each can be loaded if what it needs is installed."""
+"""Contract -> our components, under the names that reports and cases have. Each can be loaded if what it needs is installed, and has the
+operations of a check without a budget: the more, the more states there are to come to, about a minute in all."""
 
-OPERATIONS: dict[str, int] = {
-    "foretoken.checks.adapters.kv_allocator:make": 60_000,
-    "foretoken.checks.adapters.kv_store:make": 60_000,
-    "foretoken.properties.allocator.plain:make": 20_000,
-    "foretoken.checks.adapters.radix_cache:make": 40_000,
-    "foretoken.checks.adapters.prefix_store:make": 40_000,
-    "foretoken.properties.prefix_cache.plain:make": 10_000,
-    "foretoken.checks.adapters.future_map:make": 40_000,
-    "foretoken.checks.adapters.future_map:make_poisoned": 20_000,
-    "foretoken.checks.adapters.tree_accept:make": 8_000,
-    "foretoken.properties.accept.plain:make": 1_200,
-    "foretoken.checks.adapters.torch_accept:make": 3_000,
-    "foretoken.checks.acceptance.core_subject:make": 800,
-    "foretoken.checks.adapters.step_controller:make_fixed": 20_000,
-    "foretoken.checks.adapters.step_controller:make_ema": 15_000,
-    "foretoken.checks.adapters.step_controller:make_goodput": 2_000,
-    "foretoken.checks.adapters.core_engine:make": 80_000,
-    "foretoken.properties.engine.plain:make": 15_000,
-    "foretoken.checks.executor.reference_subject:make": 5_000,
-    "foretoken.checks.executor.simulated_subject:make": 5_000,
-    "foretoken.checks.executor.torch_subject:make": 1_600,
-    "foretoken.checks.manager.plain:make": 15_000,
-    "foretoken.checks.transport.handoff_subject:make": 8_000,
-    "foretoken.checks.adapters.simulator:make": 300,
-}
-"""Our component -> the operations of a check without a budget: the more, the more states there are to come to. About a minute in all."""
+SUBJECTS: dict[str, tuple[str, ...]] = {contract: tuple(ours) for contract, ours in OURS.items()}
+OPERATIONS: dict[str, int] = {name: number for ours in OURS.values() for name, number in ours.items()}
 
 
 def contracts() -> tuple[str, ...]:

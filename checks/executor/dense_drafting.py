@@ -23,7 +23,7 @@ from ...core.tree.build import (
     first_candidates,
 )
 from ...gpu.models.decoder import Capture, Decoder
-from ...gpu.models.eagle import DraftHead, MultiLayerEagle
+from ...gpu.models.eagle import DraftHead
 from ...gpu.tiny.dense import DenseAttention
 
 
@@ -147,43 +147,6 @@ def dense_tree(drafter, text: Sequence[int], shape: Shape, relayed_topk: int) ->
     if k == 1:
         drafts = np.concatenate([level.tokens for level in levels], 1)
         return Proposal(relay, levels, build_chain(root, drafts, lengths, shape.max_position))
-    return Proposal(relay, levels, build_tree(root, levels, lengths, shape.num_draft_tokens, shape.max_position))
-
-
-def dense_heads(
-    heads: MultiLayerEagle, target: Decoder, text: Sequence[int], begins: np.ndarray, relayed_topk: int
-) -> Relay:
-    """Multi-layer EAGLE, head after head. `begins` bool [n]: nothing was known of the slot before, as at the start of a text."""
-    hidden = heads.prepare_hidden(captured_states(target, text[:-1], heads.aux_layers))
-    tokens = torch.tensor(text[1:])
-    n = len(tokens)
-    found, carried = [], []
-    for head in range(heads.num_heads):
-        if head:
-            hidden = torch.cat([torch.zeros_like(hidden[:1]), hidden])
-            hidden[:n][torch.from_numpy(begins)] = 0
-            tokens = torch.cat([tokens, torch.tensor(found[-1][0][:1])])
-        out = heads.forward(tokens, hidden, DenseAttention([len(tokens)]), head)
-        hidden = out.hidden
-        carried.append(hidden[n - 1])
-        found.append(best(heads.logits(out.logits_hidden[-1]), relayed_topk))
-    carry = torch.cat(carried[:-1]).numpy() if len(carried) > 1 else np.zeros(heads.hidden_size)
-    return Relay(np.concatenate([ids for ids, _ in found]), np.concatenate([p for _, p in found]), carry)
-
-
-def heads_tree(relay: Relay, text: Sequence[int], shape: Shape, relayed_topk: int) -> Proposal:
-    """A head knows no branch: all branches of a step go on with the same candidates."""
-    root, lengths, k = np.array(text[-1:]), np.array([len(text) - 1]), shape.topk
-    ids = relay.topk_ids.reshape(-1, relayed_topk)[: shape.steps, :k]
-    probabilities = relay.topk_probabilities.reshape(-1, relayed_topk)[: shape.steps, :k]
-    if shape.steps == 0 or k == 1:
-        return Proposal(relay, [], build_chain(root, ids[:, :1].T, lengths, shape.max_position))
-    level, beam = first_candidates(ids[:1], probabilities[:1])
-    levels = [level]
-    for step in range(1, shape.steps):
-        again = (np.broadcast_to(x[step], (1, k, k)) for x in (ids, probabilities))
-        level, beam = expand_topk(beam, *again)
-        levels.append(level)
     return Proposal(relay, levels, build_tree(root, levels, lengths, shape.num_draft_tokens, shape.max_position))
 
 

@@ -16,11 +16,12 @@ from foretoken.checks.driver import Dice, Disturbance, HostileDriver
 from foretoken.checks.executor.dense_drafting import (
     DenseHead,
     DenseModel,
+    Proposal,
     Relay,
     Shape,
-    dense_heads,
+    best,
+    captured_states,
     dense_tree,
-    heads_tree,
     looked_up,
 )
 from foretoken.checks.matrix import Cell, config_of, controller_of, requests_of
@@ -28,12 +29,14 @@ from foretoken.core.acceptance.process import GaussianAcceptance
 from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.core.contract.request import SamplingParams
 from foretoken.core.scheduler.engine import Engine
-from foretoken.core.tree.build import Candidates, VerifyTree
+from foretoken.core.tree.build import Candidates, VerifyTree, build_chain, build_tree, expand_topk, first_candidates
 from foretoken.gpu.batch.tree import DeviceTree
 from foretoken.gpu.draft.window import window_slots
 from foretoken.gpu.executor.build import DraftModel, build_executor
+from foretoken.gpu.models.decoder import Decoder
 from foretoken.gpu.models.eagle import MultiLayerEagle
 from foretoken.gpu.ops.torch_ops import TorchOps
+from foretoken.gpu.tiny.dense import DenseAttention
 from matrix_cells import count_retractions, draft_of, small_head, small_model
 from torch import Tensor
 
@@ -48,6 +51,43 @@ def exactly_relayed(name: str):
             return tuple(replace(f, dtype="float64") if f.name == "hidden_states" else f for f in fields)
 
     return Exact()
+
+
+def dense_heads(
+    heads: MultiLayerEagle, target: Decoder, text: list[int], begins: np.ndarray, relayed_topk: int
+) -> Relay:
+    """Multi-layer EAGLE, head after head. `begins` bool [n]: nothing was known of the slot before, as at the start of a text."""
+    hidden = heads.prepare_hidden(captured_states(target, text[:-1], heads.aux_layers))
+    tokens = torch.tensor(text[1:])
+    n = len(tokens)
+    found, carried = [], []
+    for head in range(heads.num_heads):
+        if head:
+            hidden = torch.cat([torch.zeros_like(hidden[:1]), hidden])
+            hidden[:n][torch.from_numpy(begins)] = 0
+            tokens = torch.cat([tokens, torch.tensor(found[-1][0][:1])])
+        out = heads.forward(tokens, hidden, DenseAttention([len(tokens)]), head)
+        hidden = out.hidden
+        carried.append(hidden[n - 1])
+        found.append(best(heads.logits(out.logits_hidden[-1]), relayed_topk))
+    carry = torch.cat(carried[:-1]).numpy() if len(carried) > 1 else np.zeros(heads.hidden_size)
+    return Relay(np.concatenate([ids for ids, _ in found]), np.concatenate([p for _, p in found]), carry)
+
+
+def heads_tree(relay: Relay, text: list[int], shape: Shape, relayed_topk: int) -> Proposal:
+    """A head knows no branch: all branches of a step go on with the same candidates."""
+    root, lengths, k = np.array(text[-1:]), np.array([len(text) - 1]), shape.topk
+    ids = relay.topk_ids.reshape(-1, relayed_topk)[: shape.steps, :k]
+    probabilities = relay.topk_probabilities.reshape(-1, relayed_topk)[: shape.steps, :k]
+    if shape.steps == 0 or k == 1:
+        return Proposal(relay, [], build_chain(root, ids[:, :1].T, lengths, shape.max_position))
+    level, beam = first_candidates(ids[:1], probabilities[:1])
+    levels = [level]
+    for step in range(1, shape.steps):
+        again = (np.broadcast_to(x[step], (1, k, k)) for x in (ids, probabilities))
+        level, beam = expand_topk(beam, *again)
+        levels.append(level)
+    return Proposal(relay, levels, build_tree(root, levels, lengths, shape.num_draft_tokens, shape.max_position))
 
 
 class RecordingOps(TorchOps):
