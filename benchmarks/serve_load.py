@@ -2,6 +2,7 @@
 
     python benchmarks/serve_load.py --streams 256 --seconds 60
     python benchmarks/serve_load.py --scenario examples/chat_on_h100.toml --set hardware.gpu=A100
+    python benchmarks/serve_load.py --write        # and puts the table into docs/serve.md
 
 Starts `foretoken serve --simulate` and keeps so many streams open, each the next request of a client whose last one has ended. Prints the
 table of docs/serve.md: requests that were lost (a stream without its end, or with another number of tokens than it asked for), tokens per
@@ -27,6 +28,8 @@ LARGE = (
     "model.target='llama-3.1-70b'",
     "hardware.tensor_parallel=4",
 )  # some thousand tokens per second for 256 streams
+DOCS = ROOT / "docs/serve.md"
+BEGIN, END = "<!-- measured -->\n", "<!-- end -->\n"
 LAST = b"data: [DONE]\n\n"
 BUCKET = 'foretoken:response_delay_seconds_bucket{le="'
 
@@ -118,6 +121,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=None, metavar="KEY=VALUE")
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--write", action="store_true", help="put the table into docs/serve.md")
     asked = parser.parse_args()
     settings = [part for item in asked.set or LARGE for part in ("--set", item)]
     command = [sys.executable, "-m", "foretoken.cli", "serve", "--simulate", asked.scenario, *settings, "--port", "0"]
@@ -144,9 +148,13 @@ def main() -> None:
         "processor of the server": f"{used_s / took:.0%} of one core, {1e6 * used_s / num_events:.0f} µs per event",
         "memory after a third, at the end": f"{settled[0] / 2**20:,.0f}, {settled[-1] / 2**20:,.0f} MiB",
     }
-    print("| measured | value |\n| --- | --- |")
-    for name, value in rows.items():
-        print(f"| {name} | {value} |")
+    table = "".join(f"| {name} | {value} |\n" for name, value in {"measured": "value", "---": "---", **rows}.items())
+    print(table, end="")
+    if asked.write:
+        before, begin, rest = DOCS.read_text(encoding="utf-8").partition(BEGIN)
+        _, end, after = rest.partition(END)
+        assert begin and end, "docs/serve.md has no place for the table"
+        DOCS.write_text(before + begin + table + end + after, encoding="utf-8")
     sys.exit(bool(counts.lost))
 
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 MAX_CHECKED = 256  # grammars that are known to be good
 
+WHITESPACE = r"\n?[ \t]{0,16}"
+"""Between the parts of JSON, unless the schema has `x-guidance` of its own: indented if a model likes, but no run without an end."""
+
 HINT = "needs llguidance: pip install 'foretoken[grammar]'"
 
 
@@ -74,9 +77,11 @@ class Grammars:
 
     def _compiled(self, grammar: Grammar) -> str:
         make = self._library.LLMatcher
-        return (make.grammar_from_json_schema if grammar.kind == "json_schema" else make.grammar_from_lark)(
-            grammar.text
-        )
+        if grammar.kind == "json_schema":
+            has_options = '"x-guidance"' in grammar.text  # a pattern would win over its whitespace_flexible
+            defaults = None if has_options else {"whitespace_pattern": WHITESPACE}
+            return make.grammar_from_json_schema(grammar.text, defaults=defaults)
+        return make.grammar_from_lark(grammar.text)
 
 
 class LibraryMatcher:

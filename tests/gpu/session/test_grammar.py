@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from foretoken.core.errors import ConfigError
+from foretoken.gpu.session.grammar import Grammars, json_schema
 from foretoken.gpu.session.plan import SessionOptions
 from foretoken.gpu.session.prompts import RequestDefaults, make_requests, read_prompts
 from foretoken.gpu.session.session import DecodeSession
@@ -63,6 +64,19 @@ def test_outputs_are_of_their_grammar_and_those_of_plain_decoding(models):
         drafted = texts_of(models, **way)
         assert drafted[:3] == plain[:3], way
         assert json.loads(drafted[3])["name"] in ("Ada", "Grace"), "sampled: equal in distribution"
+
+
+def test_space_between_parts_is_bounded(models):
+    tokenizer = Tokenizer.load(models["target"])
+    matcher = Grammars(tokenizer, VOCAB_SIZE).make(json_schema({"type": "object", "properties": {"a": {}}}))
+    space, newline = (tokenizer.encode(text, add_special_tokens=False).tolist() for text in (" ", "\n"))
+    for count in (1, 16):
+        assert (
+            matcher.allowed([*tokenizer.encode("{", add_special_tokens=False).tolist(), *newline, *space * count])
+            is not None
+        )
+    beyond = [*tokenizer.encode("{", add_special_tokens=False).tolist(), *newline, *space * 17]
+    assert matcher.allowed(beyond) is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,49 @@
+"""Benchmark clients as they are published, unmodified, against a simulated server. Each runs if its command is on PATH (docs/serve.md)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from foretoken.serve.metrics import ServerMetrics
+from http_server import serving, simulated_body
+
+REQUESTS, TOKENS = 16, 12
+COMMANDS = {
+    "aiperf": "profile --model served --tokenizer {tokenizer} --url {url} --endpoint-type chat --streaming --concurrency 4"
+    " --request-count {requests} --synthetic-input-tokens-mean 40 --output-tokens-mean {tokens} --extra-inputs ignore_eos:true"
+    " --use-server-token-count --ui none",
+    "guidellm": "run --backend kind=openai_http,target={url} --profile kind=concurrent,streams=4"
+    " --constraint kind=max_requests,count={requests} --tokenizer kind=hf_auto,model={tokenizer}"
+    " --data kind=synthetic_text,prompt_tokens=40,output_tokens={tokens} --disable-progress",
+    "vllm": "bench serve --base-url {url} --model served --tokenizer {tokenizer} --dataset-name random --random-input-len 40"
+    " --random-output-len {tokens} --num-prompts {requests} --max-concurrency 4 --ignore-eos",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("client", COMMANDS)
+def test_a_benchmark_client_gets_all_that_it_asks_for(
+    client: str, small_checkpoints: tuple[Path, Path], tmp_path: Path
+):
+    command = shutil.which(client)
+    if command is None:
+        pytest.skip(f"{client} is not installed")
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    shutil.copy(small_checkpoints[0] / "tokenizer.json", tokenizer)
+    (tokenizer / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    metrics = ServerMetrics()
+    with serving(simulated_body(metrics=metrics, speed=20.0), metrics=metrics, model="served") as served:
+        words = COMMANDS[client].format(url=served.url, tokenizer=tokenizer, requests=REQUESTS, tokens=TOKENS).split()
+        environment = {**os.environ, "PYTHONPATH": ""}
+        done = subprocess.run(
+            [command, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        served.wait_until_idle()
+    assert metrics.ended["length"] >= REQUESTS and metrics.ended["error"] == 0, metrics.ended
+    assert metrics.totals["output_tokens"] >= REQUESTS * TOKENS
