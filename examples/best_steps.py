@@ -1,42 +1,66 @@
-"""Which number of draft steps is best at which load? Reads a sweep of both.
+"""Which number of draft steps is best at which load, and what does a policy gain that chooses? Reads sweeps of both.
 
-    foretoken sweep SCENARIO.toml --trace FILE --grid speculation.steps=0..7 --grid workload.rate_scale=0.5..4:log --out DIR
-    python examples/best_steps.py DIR
+    foretoken sweep SCENARIO.toml --trace FILE --grid speculation.steps=0..7 --grid workload.rate_scale=0.5..4:log --out STEPS
+    foretoken sweep SCENARIO.toml --trace FILE --grid speculation.policy=goodput --grid workload.rate_scale=0.5..4:log --out POLICIES
+    python examples/best_steps.py STEPS [POLICIES]
 
-A row per load: the mean end-to-end latency of each number of steps, the best one, and how much shorter it is than without drafts, with the
-95 % interval of that ratio over the seeds. Seeds are compared with themselves, as all runs of one seed see the same requests.
+A row per load: the mean end-to-end latency of each number of steps, the best one, and how much shorter it is than without drafts; then how
+much shorter than with the best number that of each policy is. Both with the 95 % interval of the ratio over the seeds. Seeds are compared
+with themselves, as all runs of one seed see the same requests.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as parquet
 from scipy import stats
 
-STEPS, LATENCY = "speculation.steps", "mean_e2el_ms"
+STEPS, POLICY, LATENCY = "speculation.steps", "speculation.policy", "mean_e2el_ms"
 LOADS = ("workload.rate_scale", "workload.rate", "workload.concurrency")
 
 
-def main() -> None:
-    table = parquet.read_table(Path(sys.argv[1]) / "trials.parquet").to_pydict()
+def latencies(place: str, varied: str) -> tuple[str, dict[tuple[float, Any], np.ndarray]]:
+    """Return the key of the load, and by load and value of `varied` the mean latency of each seed, float64 [seeds]."""
+    table = parquet.read_table(Path(place) / "trials.parquet").to_pydict()
     load_key = next(key for key in LOADS if key in table)
-    done = [i for i, status in enumerate(table["status"]) if status == "done"]
-    latency = {(table[load_key][i], table[STEPS][i], table["seed"][i]): table[LATENCY][i] for i in done}
-    loads, steps, seeds = (sorted({key[axis] for key in latency}) for axis in range(3))
+    runs = sorted(
+        (table[load_key][i], table[varied][i], table["seed"][i], table[LATENCY][i])
+        for i, status in enumerate(table["status"])
+        if status == "done"
+    )
+    found: dict[tuple[float, Any], list[float]] = {}
+    for load, value, _, latency in runs:
+        found.setdefault((load, value), []).append(latency)
+    return load_key, {key: np.array(values) for key, values in found.items()}
+
+
+def compared(slower: np.ndarray, faster: np.ndarray) -> str:
+    """Return how many times as long the first latencies are as the second, both float64 [seeds], with the interval."""
+    ratios = slower / faster
+    half = stats.sem(ratios) * stats.t.ppf(0.975, len(ratios) - 1) if len(ratios) > 1 and np.ptp(ratios) else 0.0
+    return f"{ratios.mean():.2f} × ± {half:.2f}"
+
+
+def main() -> None:
+    load_key, fixed = latencies(sys.argv[1], STEPS)
+    chosen = latencies(sys.argv[2], POLICY)[1] if len(sys.argv) > 2 else {}
+    loads, steps = (sorted({key[axis] for key in fixed}) for axis in range(2))
+    policies = sorted({policy for _, policy in chosen})
     print("mean end-to-end latency, ms, by draft steps")
-    print(
+    head = (
         f"{load_key.rpartition('.')[2]:>12}" + "".join(f"{count:>8}" for count in steps) + "   best   against 0 steps"
     )
+    print(head + "".join(f"   {policy} against best" for policy in policies))
     for load in loads:
-        runs = np.array([[latency[load, count, seed] for seed in seeds] for count in steps])  # steps × seeds
-        best = int(runs.mean(axis=1).argmin())
-        ratios = runs[0] / runs[best]
-        half = stats.sem(ratios) * stats.t.ppf(0.975, len(seeds) - 1) if best else 0.0
-        cells = "".join(f"{mean:>8,.0f}" for mean in runs.mean(axis=1))
-        print(f"{load:>12g}{cells}{steps[best]:>7}   {ratios.mean():.2f} × ± {half:.2f}")
+        best = min(steps, key=lambda count, load=load: fixed[load, count].mean())
+        cells = "".join(f"{fixed[load, count].mean():>8,.0f}" for count in steps)
+        row = f"{load:>12g}{cells}{best:>7}   {compared(fixed[load, steps[0]], fixed[load, best]):<15}"
+        gains = (f"   {compared(fixed[load, best], chosen[load, policy])}" for policy in policies)
+        print((row + "".join(gains)).rstrip())
 
 
 if __name__ == "__main__":

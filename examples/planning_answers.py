@@ -19,6 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "planning.md"
 ANSWER = re.compile(r"(<!-- answer (?P<name>[\w-]+) -->\n```console\n)(?P<block>.*?)(?=```\n)", re.DOTALL)
+MISSING = "not on this page yet"
+"""Has the sentence above an answer whose output is still to be put in; it goes with that."""
 TRACE = "AzureLLMInferenceTrace_conv.csv"
 """The name that the document's commands give the trace."""
 
@@ -68,6 +70,7 @@ def main() -> None:
                 lambda found, name=name, block=block: found[1] + (block if found["name"] == name else found["block"]),
                 text,
             )
+            text = re.sub(rf"[^\n]*{MISSING}[^\n]*\n\n(?=<!-- answer {name} -->)", "", text)
             DOCUMENT.write_text(text, encoding="utf-8")
 
 

@@ -23,14 +23,14 @@ def launched(
 
     `scenario`, `settings`: what else is given; the GPU, which a command does not name, is taken from there.
     """
-    from ...core.errors import ConfigError, Problem
-    from ...planning.servers.launch import read_launch
-    from ...sim.scenario_file import load_scenario
-
     commands = {"sglang": sglang, "vllm": vllm, "trtllm": trtllm}
     given = [server for server, command in commands.items() if command is not None]
     if not given:
         return {}
+    from ...core.errors import ConfigError, Problem
+    from ...planning.servers.launch import read_launch
+    from ...sim.scenario_file import load_scenario
+
     if len(given) > 1:
         message = f"contradicts --from-{given[0]}: give one of them"
         raise ConfigError("<arguments>", [Problem(f"--from-{given[1]}", message)])
