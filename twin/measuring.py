@@ -1,6 +1,6 @@
 """Measures an executor's own steps: every cell of a grid several times, in a random order, so that none profits from the one before.
 
-Device times come from `gpu.bench.step_timer`, host times from requests that are served in earnest. Medians count.
+Device times come from `gpu.bench.step_timer`, host times from served requests. Medians count.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OnProgress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class MeasuringPlan:
-    """How finely is measured. `contexts` None: three, up to the arms' context."""
+    """Say how finely to measure. `contexts` None: three, up to the arms' context."""
 
     repeats: int = 7
     rows: tuple[int, ...] | None = None

@@ -1,4 +1,4 @@
-"""The twin: every way to serve, at every load, simulated from a profile and served in earnest, side by side.
+"""The twin: every way to serve, at every load, simulated from a profile and served by the real executor, side by side.
 
 profile, acceptance of calibration prompts ─► loads ─► simulate (several draws of acceptance) ─┐
                                                 └────► serve (several times, ways taking turns) ─┴─► compare

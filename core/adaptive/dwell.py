@@ -76,7 +76,7 @@ class SwitchGate:
         """Return the dwell with its doublings; one that begins beyond the bound stays as it is."""
         return max(self._min_dwell, min(self._min_dwell << self._doublings, _LONGEST_DWELL))
 
-    def forgive(self) -> None:
+    def forget_switches(self) -> None:
         """Forget earlier switches: acceptance has changed."""
         self._doublings = 0
         self._direction = 0

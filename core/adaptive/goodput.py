@@ -31,7 +31,7 @@ from .routing import RangeRouter
 from .slot import NEVER
 
 MIN_DWELL_ROUNDS = 64
-MIN_GAIN = 0.005  # relative gain below which a change of steps is not worth its disturbance
+MIN_GAIN = 0.005  # relative gain below which steps are not changed
 
 # First looks, and how sure a choice must be. Deviations are standard deviations of the gain.
 _LAST_LOOK_ROUND = 320
@@ -45,7 +45,7 @@ _MAX_SPACING_ROUNDS = 64  # from one fold of the estimate to the next, once sett
 
 # When a probe begins, how long it lasts, and when the next one may be.
 _PROBE_GAIN = 0.02  # that the deeper draft must promise
-_PROBE_ACCEPTANCE = 0.95  # hoped for at positions that were not tried lately
+_PROBE_ACCEPTANCE = 0.95  # assumed at positions that were not tried lately
 _PROBE_ROWS = 64  # it ends after so many rows or rounds ...
 _PROBE_ROUNDS = 64
 _MAX_PROBE_ROUNDS = 192  # ... or later, while it is neither clearly better nor clearly worse ...
@@ -58,7 +58,7 @@ _PROBE_INTERVAL_GROWTH = 4
 _PROBE_INTERVAL_CAP_ROUNDS = 4096
 _PROBE_COST = 0.005  # share of the time that probes may lose
 _LONGEST_PROBE_WAIT_ROUNDS = 10_000
-_AMNESTY_ROUNDS = 1000  # from one forgiving of switches, when acceptance has changed, to the next
+_RESTART_ROUNDS = 1000  # at least, from one change of acceptance that forgets earlier switches to the next
 _MAX_CACHED_BATCH_SIZES = 1 << 14
 
 
@@ -131,7 +131,7 @@ class GoodputPolicy:
         self._first_look = self._next_look = max(1, self._warmup, self._update_interval)
         self._is_look = False
         self._next_probe = 0
-        self._next_amnesty = 0
+        self._next_restart = 0
         self._probe_interval = _PROBE_INTERVAL_ROUNDS
         self._switches_at_fold = 0
         self.switches = 0
@@ -183,22 +183,22 @@ class GoodputPolicy:
         if changed:
             self._probe_interval = _PROBE_INTERVAL_ROUNDS
             self._next_probe = min(self._next_probe, self._round)
-            if self._round >= self._next_amnesty:
+            if self._round >= self._next_restart:
                 # Another process has begun, with ten switches and first looks of its own.
-                self._next_amnesty = self._round + _AMNESTY_ROUNDS
+                self._next_restart = self._round + _RESTART_ROUNDS
                 self._stretch_start, self._next_look = self._round, self._first_look
                 for cell in self._cells.values():
-                    cell.gate.forgive()
+                    cell.gate.forget_switches()
         elapsed = self._round - self._stretch_start
         is_looking = self._next_look <= _LAST_LOOK_ROUND
         self._is_look = is_looking and self._next_look <= elapsed
         if self._is_look:
             self._next_look = _LOOK_SPACING * elapsed
-        restless = changed or is_looking or self._probe is not None or self.switches != self._switches_at_fold
+        is_unsettled = changed or is_looking or self._probe is not None or self.switches != self._switches_at_fold
         self._switches_at_fold = self.switches
         if self._probe is None and self._round >= self._next_probe:
-            restless = True
-        self._spacing = self._update_interval if restless else min(self._spacing * 2, _MAX_SPACING_ROUNDS)
+            is_unsettled = True
+        self._spacing = self._update_interval if is_unsettled else min(self._spacing * 2, _MAX_SPACING_ROUNDS)
         self._spacing = max(self._spacing - self._spacing % self._update_interval, self._update_interval)
         self._countdown = self._spacing
 
@@ -249,8 +249,8 @@ class GoodputPolicy:
         if self._next_look <= _LAST_LOOK_ROUND or self._is_look:
             return
         best, certain = self._better(cell, cell.steps, times)
-        if best > cell.steps and self._is_hope(cell, best, times):
-            # Only hope speaks for it: try it as a probe, whose way back need not wait for the dwell.
+        if best > cell.steps and self._is_unproven(cell, best, times):
+            # No measurement is in favour of it: try it as a probe, whose way back need not wait for the dwell.
             if (
                 self._probe is None
                 and now >= self._next_probe
@@ -261,9 +261,9 @@ class GoodputPolicy:
             if cell.gate.earliest(now, certain=certain) <= now:
                 self._switch(cell, best)
         elif now >= self._next_probe and self._probe is None:
-            hopeful = self._worth_probing(cell, times)
-            if hopeful is not None and cell.gate.earliest(now, switches=_PROBE_SWITCHES) <= now:
-                self._begin_probe(cell, hopeful)
+            deeper = self._worth_probing(cell, times)
+            if deeper is not None and cell.gate.earliest(now, switches=_PROBE_SWITCHES) <= now:
+                self._begin_probe(cell, deeper)
             else:
                 self._next_probe = now + _MAX_SPACING_ROUNDS
 
@@ -282,7 +282,7 @@ class GoodputPolicy:
 
         Positions beyond `current` get the benefit of the doubt: going deeper measures them, staying never does.
         """
-        p = self._hopeful(current, _BENEFIT_DEVIATIONS)
+        p = self._optimistic(current, _BENEFIT_DEVIATIONS)
         rates = self._rates(cell, times, p)
         best = max(rates, key=rates.get)
         if best == current:
@@ -293,12 +293,12 @@ class GoodputPolicy:
             return current, False
         return best, best < current and gain > MIN_GAIN + _CERTAIN_DEVIATIONS * doubt
 
-    def _is_hope(self, cell: _Cell, deeper: int, times: Sequence[int]) -> bool:
-        """Return whether nothing measured speaks for a deeper candidate: its positions are not tried, or it is no better so far."""
+    def _is_unproven(self, cell: _Cell, deeper: int, times: Sequence[int]) -> bool:
+        """Return whether a deeper candidate has no measurement in its favour: its positions are not tried, or it is no better so far."""
         rates = self._rates(cell, times)
         return self.estimate.trials(cell.steps + 1) < _PROBE_ROWS / 2 or rates[deeper] <= rates[cell.steps]
 
-    def _hopeful(self, first: int, deviations: float) -> list[float]:
+    def _optimistic(self, first: int, deviations: float) -> list[float]:
         """Return the acceptance by position, from `first` on with the benefit of the doubt."""
         p = list(self.estimate.probabilities)
         for j in range(first, len(p)):
@@ -328,8 +328,8 @@ class GoodputPolicy:
     def _has_shown_enough(self, probe: _Probe, times: Sequence[int]) -> bool:
         """Return True once there are rows enough and, within bounds, the probe's steps are clearly better or worse.
 
-        While they are neither, going on costs little: that is what not clearly worse means. Steps that are much dearer may
-        be worse by far before that is certain, so the loss has a bound of its own.
+        Steps that are not clearly worse cost little. But steps that are much dearer may lose much before that is certain, so the loss
+        has a bound of its own.
         """
         if self._lost_rounds(probe, times) > _MAX_PROBE_LOSS_ROUNDS:
             return True
@@ -363,13 +363,13 @@ class GoodputPolicy:
         if not deeper:
             return None
         now = self._fold_round
-        hopeful = list(self.estimate.probabilities)
-        for j in range(cell.steps, len(hopeful)):
+        optimistic = list(self.estimate.probabilities)
+        for j in range(cell.steps, len(optimistic)):
             tried = self.estimate.last_tried(j + 1)
             age = now - tried if tried >= 0 else NEVER
             if age >= self._probe_interval // 2:
-                hopeful[j] = max(hopeful[j], _PROBE_ACCEPTANCE)
-        rates = self._rates(cell, times, hopeful)
+                optimistic[j] = max(optimistic[j], _PROBE_ACCEPTANCE)
+        rates = self._rates(cell, times, optimistic)
         gains = {s: rates[s] * math.exp(self.estimate.unknown(cell.shapes[s])) / rates[cell.steps] - 1 for s in deeper}
         enough = max(_PROBE_GAIN, max(gains.values()) / 2)
         return next((s for s in deeper if gains[s] >= enough), None)

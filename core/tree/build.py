@@ -255,15 +255,15 @@ def build_proposed_tree(
     seq_lens: np.ndarray,
     max_position: int | None = None,
 ) -> VerifyTree:
-    """Build trees as they were proposed: node j + 1 is `draft_tokens` int [bs, nd − 1] below node `draft_parents`, 0 is the root, −1 none.
+    """Build trees as they were proposed: node j + 1 is `draft_tokens` below `draft_parents`, int [bs, nd − 1]; 0 is the root, −1 none.
 
-    A parent is a node before its children; what hangs below nothing is nothing. Any depth below nd is possible, so width = nd.
+    A parent is a node before its children; a node below a missing one is missing, too. Any depth below nd is possible, so width = nd.
     """
     batch_size, nodes = draft_tokens.shape[0], draft_tokens.shape[1] + 1
     assert roots.shape == (batch_size,), "one tree per root"
     check_tree_shape(1, MAX_TREE_NODES, nodes)
     node_bits = np.uint64(1) << np.arange(nodes, dtype=np.uint64)
-    # A last column that stays 0 is what parent −1 looks up: below it nothing is but nothing.
+    # Parent −1 looks up the last column, which stays 0: nodes below a missing one are missing.
     bits = np.zeros((batch_size, nodes + 1), np.uint64)
     bits[:, 0] = 1
     depths = np.zeros((batch_size, nodes + 1), np.int64)

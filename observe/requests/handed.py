@@ -5,7 +5,7 @@ prefill    submit ─── first token ───────── transferred
 decode                     reserve ─── join ─────────────── end        one slot of the open requests, from submit to the last end
 ```
 
-The end that counts is the first that is none of a handover; the slot is closed when both engines are done with it, because until then
+The end that counts is the first one that is not a handover; the slot is closed when both engines are done with it, because until then
 rounds may still deliver to it.
 """
 
