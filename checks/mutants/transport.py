@@ -8,6 +8,7 @@ from ...core.handoff import DecodeSide, PageSeal, PrefillSide, TransferState
 from ...core.handoff.actions import Send
 from ...core.handoff.life import TransferCounts
 from ...core.handoff.messages import Ack, CancelAck, TransferKey
+from ...core.scheduler.output import OutputLog
 from ...core.scheduler.transfers import Transfers
 from ..transport.handoff_subject import CountingWorker, HandoffTransport
 from .planting import defects, lookup
@@ -245,10 +246,18 @@ DecodesOneMore (HANDOFF-05): The token that came with the KV is not counted: an 
     CountingWorker.run:
         joins = tuple(replace(join, num_emitted=0) if join.num_received else join for join in step.joins)
         return good(self, replace(step, joins=joins), first_tokens)
+
+DrawsWhatWasShown (HANDOFF-07): The token that a request goes on from is drawn again, instead of the one that its client was shown.
+    OutputLog.first_token:
+        self._tokens[record.row, record.prefill_len] = result.tokens[i]
+        return good(self, record, result, i)
+
+ForgetsWhatWasShown (HANDOFF-05): A request that goes on behind its lost worker has as many tokens left as at its begin.
+    Transfers._join_of = replace(good(self, record), num_emitted=1)
 """
 
 _PLACES = [
-    *(PrefillSide, DecodeSide, TransferCounts, Transfers, HandoffTransport, CountingWorker),
+    *(PrefillSide, DecodeSide, TransferCounts, Transfers, OutputLog, HandoffTransport, CountingWorker),
     *(replace, PageSeal, TransferState, Ack, CancelAck, Send, TransferKey),
 ]
 MUTANTS = (

@@ -110,6 +110,9 @@ class TransportCapabilities(Capabilities):
     device_loss: bool = False
     """`lose_kv(side, now_ns)`"""
 
+    going_on: bool = False
+    """`go_on(request, tokens, first_token, draft, num_shown, now_ns)`"""
+
     FOUNDATIONS: ClassVar = {}
 
 
@@ -213,6 +216,20 @@ class Transport(Protocol):
         """This worker's device is replaced: its KV is gone, its host goes on as another incarnation, its transfers fail. Requests
         without a transfer stay, those that had joined are computed again."""
 
+    # going_on
+    def go_on(
+        self,
+        request: int,
+        tokens: Sequence[int],
+        first_token: int,
+        draft: Sequence[int],
+        num_shown: int,
+        now_ns: int,
+    ) -> object:
+        """Give the prefill worker a request that a decode worker was lost with; False if refused. `tokens` end with the output that its
+        client has been shown, but for the last of these `num_shown` tokens: that is `first_token`, which no model is asked for again. The
+        whole output still has `num_output` tokens."""
+
 
 METHODS: dict[str, tuple[str, ...]] = {
     "": (
@@ -221,5 +238,6 @@ METHODS: dict[str, tuple[str, ...]] = {
     ),
     "roles": ("change_role",),
     "device_loss": ("lose_kv",),
+    "going_on": ("go_on",),
 }
 """Capability -> the methods that it promises; "" is what every transport has."""

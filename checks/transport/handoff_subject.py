@@ -96,7 +96,7 @@ class CountingWorker:
 class HandoffTransport:
     """Both sides."""
 
-    capabilities = TransportCapabilities(roles=True, device_loss=True)
+    capabilities = TransportCapabilities(roles=True, device_loss=True, going_on=True)
 
     def __init__(self, config: TransportConfig) -> None:
         self.config = config
@@ -144,13 +144,28 @@ class HandoffTransport:
         self.read, self.write = read, write
 
     def submit(self, request: int, tokens: Sequence[int], first_token: int, draft: Sequence[int], now_ns: int) -> bool:
-        name = str(request)
-        worker = self._workers[PREFILL]
-        outcome = worker.side.submit(Request(name, Prompt.of_tokens(tokens), self.config.num_output), DECODE, now_ns)
-        if not outcome.refusal:
-            self._first_tokens[name] = first_token
-            self._drafts[name] = tuple(draft)
-        return not outcome.refusal
+        self._first_tokens[str(request)] = first_token
+        return self._submit(Request(str(request), Prompt.of_tokens(tokens), self.config.num_output), draft, now_ns)
+
+    def go_on(
+        self,
+        request: int,
+        tokens: Sequence[int],
+        first_token: int,
+        draft: Sequence[int],
+        num_shown: int,
+        now_ns: int,
+    ) -> bool:
+        text = (*tokens, first_token)
+        prompt, shown = Prompt.of_tokens(text[:-num_shown]), Prompt.of_tokens(text[-num_shown:])
+        self._first_tokens[str(request)] = OUTPUT_TOKEN  # what the executor would draw
+        return self._submit(Request(str(request), prompt, self.config.num_output, shown=shown), draft, now_ns)
+
+    def _submit(self, request: Request, draft: Sequence[int], now_ns: int) -> bool:
+        refusal = self._workers[PREFILL].side.submit(request, DECODE, now_ns).refusal
+        if not refusal:
+            self._drafts[request.request_id] = tuple(draft)
+        return not refusal
 
     def compute(self, now_ns: int) -> list[tuple[int, int, int]]:
         worker = self._workers[PREFILL]
@@ -317,7 +332,7 @@ class HandoffTransport:
         progress = engine.transfers.progress_of(str(request))
         if progress is None:
             return np.empty(0, np.int32)
-        count = self.page_format.num_pages(progress.request.prompt.length)
+        count = self.page_format.num_pages(progress.request.prefill_len)
         held = min(count * size, int(engine.store.allocated[progress.row]))
         return engine.store.table.gather(progress.row, 0, held)[::size] // size
 

@@ -92,6 +92,22 @@ class TransportTrial(TransportWatch):
         self._submit(request, family, num_tokens)
         return True
 
+    @operation(
+        weight=3,
+        needs="going_on",
+        when=_can_start,
+        request=REQUESTS,
+        family=(0, 1),
+        num_tokens=(3, 1, 5, 8, 20),
+        num_shown=(1, 2, 4),
+    )
+    def go_on(self, request: int, family: int, num_tokens: int, num_shown: int) -> bool:
+        """A request comes that a decode worker was lost with, when its client had been shown `num_shown` tokens."""
+        if not 1 <= num_shown <= min(num_tokens, self.config.num_output - 1):
+            return False
+        self._submit(request, family, num_tokens, num_shown)
+        return True
+
     @operation(weight=10, when=lambda t: _is_alive(t, PREFILL))
     def compute(self) -> None:
         """The prefill worker computes a chunk."""

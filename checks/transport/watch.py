@@ -76,12 +76,16 @@ class TransportWatch(Trial):
 
     # -- work ---------------------------------------------------------------------------------------------------------
 
-    def _submit(self, request: int, family: int, num_tokens: int) -> Run | None:
-        """Give a request to the prefill worker; None if it refuses."""
+    def _submit(self, request: int, family: int, num_tokens: int, num_shown: int = 0) -> Run | None:
+        """Give a request to the prefill worker; None if it refuses. With `num_shown` its output goes on behind so many tokens."""
         tokens, serial = tokens_of(family, num_tokens), self._num_runs
         self._num_runs += 1
         draft = draft_of(tokens, serial, self.config.hidden)
-        accepted = self.ask(self.subject.submit, request, tokens, first_token_of(tokens), draft, self.now_ns)
+        first_token = first_token_of(tokens)
+        if num_shown:
+            accepted = self.ask(self.subject.go_on, request, tokens, first_token, draft, num_shown, self.now_ns)
+        else:
+            accepted = self.ask(self.subject.submit, request, tokens, first_token, draft, self.now_ns)
         if accepted is not True and accepted is not None:
             return None
         num_pages = -(-num_tokens // self.config.page_size)

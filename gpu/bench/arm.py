@@ -180,8 +180,7 @@ class Arm:
         kept, accept_lens = np.concatenate(rounds.kept), np.concatenate(rounds.accept_lens)
         num_rounds, batch_size = kept.shape
         # The KV of a round's rows: their prompts and what the rounds before delivered.
-        before = np.cumsum(kept.sum(axis=1)) - kept.sum(axis=1)
-        kv_tokens = num_rounds * batch_size * prompt_len + int(before.sum())
+        kv_lens = prompt_len + np.cumsum(kept, axis=0) - kept
         return Timing(
             prefill_s=(rounds.prefill_end_ns - begin_ns) / 1e9,
             prefill_tokens=batch_size * prompt_len,
@@ -189,7 +188,7 @@ class Arm:
             rounds=num_rounds,
             tokens=int(kept.sum()),
             accept_length=float(accept_lens.mean()),
-            bytes_read=self._bytes.total(num_rounds, kv_tokens),
+            bytes_read=self._bytes.total(kv_lens),
             shared_s=(end.now_ns - begin.now_ns) / 1e9,
             phase_s={n: end.phase_s[n] - begin.phase_s.get(n, 0.0) for n in ROUND_PHASES if n in end.phase_s},
             host_s=(end.host_ns - begin.host_ns) / 1e9,

@@ -2,12 +2,16 @@
 
     round = target weights once + every draft pass's weights + each row's KV, once per pass of its model
 
+Of a layer with a window only the KV inside it is read, although the pool keeps the whole row.
+
 Activations, logits and what is written are left out: they are small beside these, and kernels could keep them on the chip.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import numpy as np
 
 from ...core.algorithm.algorithm import Drafter
 from ..batch.pools import bytes_per_slot
@@ -21,11 +25,12 @@ class RoundBytes:
     """The bytes that rounds of one shape read."""
 
     weights: int  # per round, target and draft
-    per_kv_token: int  # per round and token in a row's KV
+    kv: tuple[tuple[int, int], ...]  # (window, bytes): per round and token in a row's KV, of which window 0 reads all
 
-    def total(self, rounds: int, kv_tokens: int) -> int:
-        """Return bytes of `rounds` rounds in which rows had `kv_tokens` tokens, summed over rows and rounds."""
-        return rounds * self.weights + kv_tokens * self.per_kv_token
+    def total(self, kv_lens: np.ndarray) -> int:
+        """Return the bytes of rounds in which rows had KV of these lengths, int [rounds, bs]."""
+        seen = [(np.minimum(kv_lens, window) if window else kv_lens, size) for window, size in self.kv]
+        return len(kv_lens) * self.weights + sum(int(lens.sum()) * size for lens, size in seen)
 
 
 def round_bytes(
@@ -33,19 +38,27 @@ def round_bytes(
 ) -> RoundBytes:
     """`verified_tokens` are the nodes of the whole batch: they decide how many experts of a mixture are read."""
     weights = decoder_pass_bytes(target, verified_tokens)
-    per_token = bytes_per_slot(target.num_layers, target.num_kv_heads, target.head_dim, target.dtype)
+    kv = decoder_kv_bytes(target)
     if draft is None or steps == 0 or drafter in (Drafter.NONE, Drafter.LOOKUP):
-        return RoundBytes(weights, per_token)
+        return RoundBytes(weights, kv)
+    # S − 1 passes propose, one catches up.
+    if isinstance(draft, Decoder):
+        of_draft = tuple((window, steps * size) for window, size in decoder_kv_bytes(draft))
+        return RoundBytes(weights + steps * decoder_pass_bytes(draft, verified_tokens), kv + of_draft)
     slot = bytes_per_slot(draft.num_layers, draft.num_kv_heads, draft.head_dim, target.dtype)
     if isinstance(draft, MultiLayerEagle):
         # All heads run once, in the catch-up; each brings its own layer of the pool.
-        return RoundBytes(weights + head_pass_bytes(draft, target), per_token + slot)
-    # S − 1 passes propose, one catches up.
-    if isinstance(draft, Decoder):
-        return RoundBytes(weights + steps * decoder_pass_bytes(draft, verified_tokens), per_token + steps * slot)
+        return RoundBytes(weights + head_pass_bytes(draft, target), (*kv, (0, slot)))
     fusion = draft.fc_weight.nbytes if isinstance(draft, Eagle3Head) else 0  # in the catch-up only
     a_pass = head_pass_bytes(draft, target) - fusion
-    return RoundBytes(weights + steps * a_pass + fusion, per_token + steps * slot)
+    return RoundBytes(weights + steps * a_pass + fusion, (*kv, (0, steps * slot)))
+
+
+def decoder_kv_bytes(model: Decoder) -> tuple[tuple[int, int], ...]:
+    """Return (window, bytes of a token's KV) of a model's layers with and without a window; window 0: they see all tokens."""
+    layer = bytes_per_slot(1, model.num_kv_heads, model.head_dim, model.dtype)
+    windowed = len(model.config.windowed_layers)
+    return (0, (model.num_layers - windowed) * layer), (model.config.window, windowed * layer)
 
 
 def decoder_pass_bytes(model: Decoder, num_tokens: int) -> int:

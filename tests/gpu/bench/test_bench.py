@@ -319,6 +319,17 @@ def test_of_a_mixture_the_experts_that_tokens_choose_count(tmp_path):
     assert round_bytes(target, None, Drafter.NONE, 0, 1000).weights == everything
 
 
+def test_in_layers_with_a_window_the_tokens_inside_it_count(tmp_path):
+    path = tmp_path / "moe.json"
+    path.write_text(json.dumps(MOE))
+    target = random_target(shape_of(str(path)), ops_for("cpu"), "cpu", torch.float32, 0)
+    layer, lens = 2 * target.num_kv_heads * target.head_dim * 4, np.array([[4, 20], [7, 21]])
+    whole = round_bytes(target, None, Drafter.NONE, 0, 2)
+    assert whole.total(lens) == 2 * whole.weights + 52 * layer * target.num_layers
+    target.config = replace(target.config, window=8, windowed_layers=(0,))
+    assert whole.total(lens) - round_bytes(target, None, Drafter.NONE, 0, 2).total(lens) == (12 + 13) * layer
+
+
 def test_a_copy_reads_and_writes(monkeypatch):
     assert bandwidth_module.copy_bandwidth("cpu", 1 << 20) > 0
     seconds = iter([99.0, *([0.5] * 4), *([2.0] * 5)])  # the first is a warm-up, the median the fifth of nine
