@@ -58,16 +58,6 @@ class AcceptanceEstimate:
     `last_tried[j]` is the round in which position j + 1 was last tried, −1 for never.
     """
 
-    __slots__ = (
-        "_fast_accepts",
-        "_fast_trials",
-        "_pending",
-        "_slow_accepts",
-        "_slow_trials",
-        "depth",
-        "last_tried",
-    )
-
     def __init__(self, depth: int) -> None:
         self.depth = depth
         self.last_tried = [-1] * depth

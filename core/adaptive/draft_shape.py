@@ -23,8 +23,6 @@ class DraftTreeShape:
     steps always mean one node. Raises `InfeasibleDraftShape`.
     """
 
-    __slots__ = ("_config", "_follows_steps", "_nodes", "_router", "depth_limited", "topk")
-
     def __init__(
         self,
         config: AdaptiveConfig,

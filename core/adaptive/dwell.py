@@ -21,8 +21,6 @@ class SwitchGate:
     Rounds are the caller's counter and must not go back. A gate with `min_dwell` 0 allows everything.
     """
 
-    __slots__ = ("_direction", "_doublings", "_last", "_min_dwell", "_recent")
-
     def __init__(self, min_dwell: int) -> None:
         assert min_dwell >= 0, min_dwell
         self._min_dwell = min_dwell

@@ -34,8 +34,6 @@ class AdaptiveMetrics:
 class AdaptiveCounters:
     """Accumulates verify results of rows whose requests are still alive."""
 
-    __slots__ = ("_calls", "_correct", "_histogram", "_proposed", "_rows", "_window_start")
-
     def __init__(self, max_num_draft_tokens: int) -> None:
         self._histogram = [0] * max_num_draft_tokens
         self._calls = 0

@@ -16,8 +16,6 @@ class InvalidGraphSizes(ForetokenError):
 class RangeRouter:
     """Routes batch sizes to the ranges of one table. `sizes` are the captured batch sizes; None or none without graphs."""
 
-    __slots__ = ("_config", "sizes")
-
     def __init__(self, config: AdaptiveConfig, sizes: Iterable[int] | None = None) -> None:
         self._config = config
         self.sizes: tuple[int, ...] = ()  # ascending

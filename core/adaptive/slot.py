@@ -30,22 +30,6 @@ class AdaptiveStepSlot:
     hystereses; since up >= down, a constant input settles and stays.
     """
 
-    __slots__ = (
-        "_count",
-        "_failed_probes",
-        "_gate",
-        "_index",
-        "_probing",
-        "_until_recompute",
-        "_wait",
-        "candidate_steps",
-        "config",
-        "current_steps",
-        "ema_accept_len",
-        "is_measured",
-        "switches",
-    )
-
     def __init__(self, initial_steps: int | None, cfg: SlotConfig | Mapping[str, Any]) -> None:
         self.config = slot_config(cfg)
         self.candidate_steps = self.config.candidate_steps

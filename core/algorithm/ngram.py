@@ -24,8 +24,6 @@ class NgramIndex:
     in step with it, and memory is at most twice the window.
     """
 
-    __slots__ = ("_buffer", "_end", "_start", "max_tokens")
-
     def __init__(self, max_tokens: int = 1 << 17) -> None:
         assert max_tokens >= 2, f"max_tokens is {max_tokens}, expected at least 2"
         self.max_tokens = max_tokens

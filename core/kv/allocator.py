@@ -51,15 +51,6 @@ class KVAllocator:
     of calls alone. The pool that it describes has `(num_pages + 1) * page_size` slots, the dummy page included.
     """
 
-    __slots__ = (
-        "_held",
-        "_num_free_pages",
-        "_offsets",
-        "_stack",
-        "num_pages",
-        "page_size",
-    )
-
     def __init__(self, num_pages: int, page_size: int = 1) -> None:
         assert num_pages >= 0, f"num_pages is {num_pages}, expected at least 0"
         assert page_size >= 1, f"page_size is {page_size}, expected at least 1"

@@ -53,8 +53,6 @@ def unknown_policy(policy: str) -> Problem | None:
 class EvictionQueue:
     """The leaves that may go, least priority first. A node has at most one entry (`node.in_heap`)."""
 
-    __slots__ = ("_heap", "_priority", "policy")
-
     def __init__(self, policy: str) -> None:
         self.policy = policy
         self._priority = EVICTION_POLICIES[policy]

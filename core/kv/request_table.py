@@ -30,18 +30,6 @@ class RequestTable:
     written. `epochs`  int64 [num_rows + 1], counted up when a row changes owner: (row, epoch) names one stay of one request.
     """
 
-    __slots__ = (
-        "_counting",
-        "_flat",
-        "_free_rows",
-        "_held",
-        "_row_width",
-        "epochs",
-        "num_rows",
-        "slots",
-        "width",
-    )
-
     def __init__(self, num_rows: int, width: int) -> None:
         assert num_rows >= 0, f"num_rows is {num_rows}, expected at least 0"
         assert width >= 0, f"width is {width}, expected at least 0"

@@ -17,8 +17,6 @@ Closing = tuple[int, int, int, int]  # slot, reason, time or −1, output or −
 
 
 class _Shared:
-    __slots__ = ("name", "verdict", "workers")
-
     def __init__(self, name: str, worker: int) -> None:
         self.name = name
         self.workers = [worker]
