@@ -30,6 +30,8 @@ LARGE = (
 )  # some thousand tokens per second for 256 streams
 DOCS = ROOT / "docs/serve.md"
 BEGIN, END = "<!-- measured -->\n", "<!-- end -->\n"
+RAMP_S = 5.0
+"""Over which streams begin, one by one; delays are counted from its end on."""
 LAST = b"data: [DONE]\n\n"
 BUCKET = 'foretoken:response_delay_seconds_bucket{le="'
 
@@ -47,6 +49,7 @@ class Counts:
 async def client(port: int, number: int, until: float, counts: Counts) -> None:
     """Send one request after another on one connection."""
     dice = random.Random(number)
+    await asyncio.sleep(dice.random() * RAMP_S)
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
     while time.monotonic() < until:
         asked = dice.randrange(50, 250)
@@ -91,11 +94,18 @@ async def watch_memory(pid: int, until: float) -> list[int]:
     return found
 
 
-async def load(port: int, pid: int, streams: int, seconds: float) -> tuple[Counts, list[int]]:
-    counts, until = Counts(), time.monotonic() + seconds
+async def load(port: int, pid: int, streams: int, seconds: float) -> tuple[Counts, list[int], list[float]]:
+    """Hold streams; return what clients saw, the memory, and the counts of delays (see `delay_counts`) at the end of the ramp."""
+    counts, until = Counts(), time.monotonic() + RAMP_S + seconds
     memory = asyncio.create_task(watch_memory(pid, until))
+
+    async def at_the_top() -> list[float]:
+        await asyncio.sleep(RAMP_S)
+        return await asyncio.to_thread(lambda: delay_counts(port)[1])
+
+    top = asyncio.create_task(at_the_top())
     await asyncio.gather(*(client(port, number, until, counts) for number in range(streams)))
-    return counts, await memory
+    return counts, await memory, await top
 
 
 def cpu_s(pid: int) -> float:
@@ -104,15 +114,19 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def delays(address: str) -> tuple[dict[int, float], int]:
-    """Return quantiles of the delay, each the upper edge of the bucket that holds it, in ms, and how many there were."""
-    text = urllib.request.urlopen(f"{address}/metrics").read().decode()
-    edges = [
-        (line.split('"')[1], float(line.rpartition(" ")[2])) for line in text.splitlines() if line.startswith(BUCKET)
-    ]
-    total = edges[-1][1]
-    found = {q: 1000 * float(next(edge for edge, count in edges if count >= q / 100 * total)) for q in (50, 90, 99)}
-    return found, int(total)
+def delay_counts(port: int) -> tuple[list[float], list[float]]:
+    """Return the edges of the buckets of the delay, in seconds, and how many delays were at most so long."""
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+    lines = [line for line in text.splitlines() if line.startswith(BUCKET)]
+    return [float(line.split('"')[1]) for line in lines], [float(line.rpartition(" ")[2]) for line in lines]
+
+
+def quantiles(port: int, before: list[float]) -> tuple[list[float], float]:
+    """Return p50, p90 and p99 of the delays since `before`, each the upper edge of its bucket, in ms, and how many there were in all."""
+    edges, counts = delay_counts(port)
+    since = [now - then for now, then in zip(counts, before, strict=True)]
+    found = [1000 * next(e for e, n in zip(edges, since, strict=True) if n >= q * since[-1]) for q in (0.5, 0.9, 0.99)]
+    return found, counts[-1]
 
 
 def main() -> None:
@@ -134,9 +148,9 @@ def main() -> None:
             sys.exit(2)
         port = int(address.rpartition(":")[2])
         begin, cpu_before = time.monotonic(), cpu_s(server.pid)
-        counts, memory = asyncio.run(load(port, server.pid, asked.streams, asked.seconds))
+        counts, memory, before = asyncio.run(load(port, server.pid, asked.streams, asked.seconds))
         took, used_s = time.monotonic() - begin, cpu_s(server.pid) - cpu_before
-        late, num_events = delays(address)
+        late, num_events = quantiles(port, before)
         server.terminate()
     settled = memory[len(memory) // 3 :] or memory
     rows = {
@@ -144,7 +158,7 @@ def main() -> None:
         "requests completed": f"{counts.completed:,}",
         "requests lost": f"{counts.lost:,}",
         "output tokens per second": f"{counts.tokens / took:,.0f}",
-        "added latency p50, p90, p99": ", ".join(f"≤ {value:g}" for value in late.values()) + " ms",
+        "added latency p50, p90, p99": ", ".join(f"≤ {value:g}" for value in late) + " ms",
         "processor of the server": f"{used_s / took:.0%} of one core, {1e6 * used_s / num_events:.0f} µs per event",
         "memory after a third, at the end": f"{settled[0] / 2**20:,.0f}, {settled[-1] / 2**20:,.0f} MiB",
     }

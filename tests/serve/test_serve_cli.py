@@ -127,6 +127,22 @@ def test_a_checkpoint_is_served_as_generate_decodes_it(tmp_path: Path, small_che
     assert done.returncode == 0 and "decisions identical" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.slow
+def test_an_executor_that_fails_by_a_plan(tmp_path: Path):
+    plan, record = tmp_path / "plan.toml", tmp_path / "record"
+    plan.write_text("[device.poison]\nprobability = 0.3\n\n[device.raises]\nprobability = 0.05\n")
+    options = ["--faults", str(plan), "--record", str(record), "--speed", "5"]
+    with serve(tmp_path, *options) as (process, address, _):
+        asked = {"prompt": "Why?", "max_tokens": 40, "ignore_eos": True}
+        statuses = [httpx.post(f"{address}/v1/completions", json=asked).status_code for _ in range(30)]
+        assert set(statuses) == {200, 503} and statuses.count(503) < 20
+        assert httpx.get(f"{address}/health").status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, "every promise was kept"
+    done = CliRunner().invoke(app, ["replay", str(record)])
+    assert done.exit_code == 0 and "decisions identical" in done.output, done.output
+
+
 def test_a_record_is_not_replaced(tmp_path: Path):
     (tmp_path / "events.jsonl").write_text("kept\n")
     result = CliRunner().invoke(app, ["serve", "--simulate", "x.toml", "--port", "0", "--record", str(tmp_path)])
