@@ -112,7 +112,9 @@ def _torch_dtype(dtype: np.dtype) -> torch.dtype:
 
 @cache
 def uploads_to(device: torch.device) -> Uploads:
-    """Return the owner of all copies to the device in this process."""
+    """Return the owner of all copies to the device in this process, one for "cuda" and for the number that it stands for."""
+    if device.type == "cuda" and device.index is None:
+        return uploads_to(torch.device("cuda", torch.cuda.current_device()))
     return Uploads(device)
 
 

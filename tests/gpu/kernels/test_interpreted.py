@@ -36,7 +36,7 @@ def test_kernels_under_the_interpreter(markers: str, record_property):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1200,  # of the slow ones on a busy machine
     )
     last = run.stdout.strip().splitlines()[-1] if run.stdout.strip() else ""
     assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
