@@ -38,6 +38,7 @@ class RoundBatch:
     padded_rows: int  # bs of the captured batch that holds these rows, captured or not
     max_nodes: int  # the most nodes, and accepted nodes, of any round that the engine may plan
     max_position: int  # last position of the context
+    proposed: Mapping[str, Tensor] | None = None  # what `propose_on_host` gave, in a captured round
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Draft:
     aux_layers: tuple[int, ...] = ()
     wants_hidden: bool = False
     on_host: bool = False  # proposals need the tokens of earlier rounds on the host, so rounds wait for each other
+    is_captured: bool = True  # whether rounds may be; those of a draft on the host from what `propose_on_host` gives
 
     def open_row(self, row: int, cached: np.ndarray) -> None:
         """Begin a request in `row`; `cached` int64 [n] is the part of its text that is not prefilled again."""
@@ -67,6 +69,12 @@ class Draft:
 
     def prefill(self, chunks: Chunks, captured: Tensor | None, sampled: Tensor) -> Relayed:
         """The draft's pass over the chunks; `captured` [t, C] like the target's tokens, `sampled` int64 [m] for the m last chunks."""
+        return {}
+
+    def propose_on_host(
+        self, rows: np.ndarray, steps: int, topk: int, num_draft_tokens: int, size: int
+    ) -> dict[str, np.ndarray]:
+        """Return the trees of `rows` and of padding up to `size` rows, as the fields of `DeviceTree` that the host knows, [size, nd]."""
         return {}
 
     def propose(self, batch: RoundBatch, relayed: Mapping[str, Tensor]) -> DeviceTree:

@@ -89,8 +89,7 @@ def build_executor(
         make_matcher=make_matcher,
     )
     if graph_sizes is not None:
-        # No graph can hold a draft that works on the host.
-        sizes = None if draft.on_host else graph_sizes
+        sizes = graph_sizes if draft.is_captured else None
         engine.controller.init_states(sizes, lambda keys: executor.graphs.allow(keys, graph_sampling, graph_outputs))
     return executor
 

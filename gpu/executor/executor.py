@@ -322,8 +322,8 @@ class TorchExecutor:
     # -- rounds ---------------------------------------------------------------------------------------------------
 
     def _enqueue_round(self, running: RunningStep) -> PendingRound:
-        part = running.step.decode
-        width = min(self.algorithm.accept_width(part.steps, part.num_draft_tokens), part.num_draft_tokens)
+        part, nodes = running.step.decode, running.step.decode.num_draft_tokens
+        width = min(self.algorithm.accept_width(part.steps, nodes), nodes)
         forced = self._forced.draw(part.rows, self._rows.requests_of(part.rows), width)
         sampling = self._rows.sampling(part.rows)
         wanted = self._rows.wanted(part.rows)
@@ -332,7 +332,7 @@ class TorchExecutor:
             shape = partial(self._shaping.at_nodes, part.rows)  # on the host, which no graph can hold
         else:
             variant = RoundKind.of(sampling), bool(wanted)
-            captured = self.graphs.find(part.steps, part.num_draft_tokens, len(part.rows), *variant)
+            captured = self.graphs.find(part.steps, nodes, len(part.rows), *variant)
         if self.graphs.on_round is not None and self.graphs.are_on:
             self.graphs.on_round(captured is not None, len(part.rows))
         if captured is not None:
@@ -340,7 +340,8 @@ class TorchExecutor:
             if self._debug:
                 self._check_lengths(part, running.decoded.rounds, self.future_map.buffers["lengths"][part.rows])
             with self.clock.phase("graph"):
-                result = captured.run(part.rows, sampling, forced, wanted)
+                trees = self.draft.propose_on_host(part.rows, part.steps, part.topk, nodes, captured.size)
+                result = captured.run(part.rows, sampling, forced, wanted, trees)
         else:
             result = self._run_uncaptured(running, sampling, forced, wanted, shape)
         with self.clock.phase("relay"):

@@ -76,24 +76,32 @@ class CapturedRound:
         seed: int,
         memory_pool: object | None,
         outputs: frozenset[str] = frozenset(),
+        proposed: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        size, device = len(shape.row_numbers), shape.table.device
+        """`proposed`: trees of padding, where trees come from the host (`Draft.propose_on_host`)."""
+        self.size = size = len(shape.row_numbers)
+        device = shape.table.device
         self._host = {"rows": np.zeros(size, np.int64)}
         if kind is not RoundKind.GREEDY:
             self._host |= {name: np.zeros(size, dtype) for name, dtype in HostSampling.DTYPES.items()}
         if forced:
             self._host["runs"] = np.zeros(size, np.int64)
+        names = tuple(proposed or ())
+        self._host |= {name: np.ascontiguousarray(array) for name, array in (proposed or {}).items()}
         begins, end = layout([*self._host.values()])
         self._place = torch.zeros(end, dtype=torch.uint8, device=device)
         self._uploads = uploads_to(device)
         inputs = dict(zip(self._host, views(self._place, [*self._host.values()], begins), strict=True))
+        trees = {name: inputs.pop(name) for name in names} or None
+        if trees is not None:
+            self._uploads.fill(self._place, [*self._host.values()])  # zeros would be no trees
         rows, runs, sampling = inputs.pop("rows"), inputs.pop("runs", None), None
         if inputs:
             sampling = SamplingInputs(**inputs, filtered=kind is RoundKind.FILTERED, seed=seed)
 
         def run() -> RoundResult:  # without `self`, which would be a cycle that keeps the pools
             lengths, relayed = cells.gather(rows)
-            batch = replace(shape, rows=rows, lengths=lengths, roots=relayed["bonus_tokens"])
+            batch = replace(shape, rows=rows, lengths=lengths, roots=relayed["bonus_tokens"], proposed=trees)
             result = decode_round.run(batch, relayed, sampling, outputs, runs, width, NoClock())
             cells.scatter(rows, result)
             return result
@@ -106,16 +114,21 @@ class CapturedRound:
         sampling: HostSampling | None,
         forced_runs: np.ndarray | None,
         wanted: frozenset[str] = frozenset(),
+        proposed: Mapping[str, np.ndarray] | None = None,
     ) -> RoundResult:
         """Return the round of `rows` int64 [bs], at most as many as the graph has, with the `wanted` outputs. What it relays is in the
         cells."""
         bs = len(rows)
+        trees = proposed or {}
         given = {"rows": rows} | ({} if sampling is None else sampling.arrays)
         if forced_runs is not None:
             given["runs"] = forced_runs
         for name, array in self._host.items():
-            array[:bs] = given[name]
-            array[bs:] = 0  # padding
+            if name in trees:
+                array[:] = trees[name]
+            else:
+                array[:bs] = given[name]
+                array[bs:] = 0  # padding
         self._uploads.fill(self._place, [*self._host.values()])
         result = self._replay()
         return RoundResult(
@@ -192,9 +205,9 @@ class RoundCapture:
         width = self.accept_width(key.steps, key.num_draft_tokens)
         outputs = self.outputs if with_outputs else frozenset()
         with torch.no_grad():
-            return CapturedRound(
-                self.decode_round, self.cells, shape, width, kind, self.forced, self.seed, memory_pool, outputs
-            )
+            trees = self.decode_round.draft.propose_on_host(shape.row_numbers[:0], key.steps, shape.topk, *key[1:])
+            fixed = (width, kind, self.forced, self.seed, memory_pool, outputs, trees)
+            return CapturedRound(self.decode_round, self.cells, shape, *fixed)
 
 
 Variant = tuple[RoundKind, bool]

@@ -86,7 +86,7 @@ class DecodeRound:
         self._ops = ops
         self._target = target
         self._pool = pool
-        self._draft = draft
+        self.draft = draft
 
     def run(
         self,
@@ -105,7 +105,7 @@ class DecodeRound:
         before a token is chosen; outputs are of the logits as they were.
         """
         with clock.phase("draft"):
-            tree = self._draft.propose(batch, relayed)
+            tree = self.draft.propose(batch, relayed)
         with clock.phase("verify"):
             slots = window_slots(batch, tree.num_nodes)
             forward = self._verify_forward(batch, tree, slots, wanted)
@@ -120,7 +120,7 @@ class DecodeRound:
             self._keep_produced(batch, outputs, verified, wanted)
             next_relay = self._of_last_accepted(outputs, verified)
             accepted = Accepted(emitted, verified.accept_lens, captured, longest, next_relay)
-            relay = self._draft.catch_up(batch, accepted, relayed)
+            relay = self.draft.catch_up(batch, accepted, relayed)
         return RoundResult(
             accept_lens=verified.accept_lens,
             failed=verified.failed,
@@ -143,7 +143,7 @@ class DecodeRound:
             planned_nodes=batch.max_nodes,
         )
         attention = PagedAttention(self._ops, self._pool, nodes, tree.positions.view(-1), slots.view(-1))
-        return self._target.forward(tree.tokens.view(-1), attention, capture_for(self._draft, wanted))
+        return self._target.forward(tree.tokens.view(-1), attention, capture_for(self.draft, wanted))
 
     def _accept(
         self,
@@ -175,11 +175,11 @@ class DecodeRound:
     ) -> dict[str, Tensor]:
         """Every per-node output as [bs, nd, …] with the accepted path in front; the target's KV likewise."""
         entries = node_outputs(forward, logits, verified.predict, wanted)
-        entries[DRAFT_HIDDEN] = draft_hidden(self._draft, forward)
+        entries[DRAFT_HIDDEN] = draft_hidden(self.draft, forward)
         entries |= {name: producer.nodes(batch, tree) for name, producer in self._producers.items()}
         entries |= {NEXT_RELAY + name: values.flatten(0, 1) for name, values in tree.next_relay.items()}
         outputs = NodeOutputs(entries)
-        if batch.topk > 1 or self._draft.on_host:
+        if batch.topk > 1 or self.draft.on_host:
             # On a chain the accepted path stands in front already.
             self._ops.move_accepted_(self._pool.all_layers, slots, verified.accept_index, verified.accept_lens)
             outputs = outputs.map(lambda values: self._ops.compact(values, verified.accept_index, tree.num_nodes))

@@ -67,6 +67,7 @@ def session_steps(context: Context) -> Iterator[Step]:
     for way in CAPTURED:
         yield Step("modes", f"graphs = eager, {way}", partial(same_tokens, context, way, "graphs"))
         yield Step("modes", f"overlap = synchronous, {way}", partial(same_tokens, context, way, "overlap"))
+    yield Step("modes", "graphs = eager, NGRAM", partial(same_tokens, context, "NGRAM", "graphs"))
     yield Step("modes", "sampled draws, graphs = eager", partial(same_tokens, context, "EAGLE3 tree", "graphs", 0.8))
     for way in CAPTURED:
         run = partial(launches_without_waiting, context, way)

@@ -124,7 +124,7 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
         policy=options.policy,
         steps=options.steps,
         adaptive=options.adaptive,
-        graph_sizes=_graph_sizes(options, algorithm, device),
+        graph_sizes=_graph_sizes(options, device),
         num_heads=heads_of(draft, algorithm),
         **spec_settings(options, device),
     )
@@ -191,7 +191,6 @@ def check_choices(options: SessionOptions) -> None:
 def without_effect(options: SessionOptions, algorithm: SpecAlgorithm, device: str) -> list[Problem]:
     """Return every option that this algorithm or device makes no use of, with the reason."""
     drafts_nothing = f"{algorithm.name} drafts nothing; give a draft, or an algorithm that needs none (NGRAM)"
-    on_host = f"{algorithm.name} drafts on the host, which a graph cannot contain"
     no_overlap = f"algorithm {algorithm.name} does not support overlap mode"
     rules = (  # option, whether it was given, whether it does nothing, why
         ("steps", bool(options.steps), not algorithm.is_speculative, drafts_nothing),
@@ -199,7 +198,6 @@ def without_effect(options: SessionOptions, algorithm: SpecAlgorithm, device: st
         ("adaptive", options.adaptive is not None, not algorithm.is_speculative, drafts_nothing),
         ("policy", options.policy is not None, not algorithm.is_speculative, drafts_nothing),
         ("overlap", bool(options.overlap), not algorithm.supports_overlap, no_overlap),
-        ("graphs", bool(options.graphs), algorithm.drafter is Drafter.LOOKUP, on_host),
         ("threads", options.threads is not None, device != "cpu", f"{device} computes, not the CPU"),
     )
     return [Problem(name, f"has no effect: {why}") for name, given, unused, why in rules if given and unused]
@@ -226,7 +224,7 @@ def algorithm_name(options: SessionOptions) -> str:
 
 def with_look_up(options: SessionOptions) -> SessionOptions:
     """Return `options` with look-up drafts (NGRAM) where neither draft nor algorithm is named, on a CPU: what it proposes costs next to
-    nothing and changes no token. On a GPU a draft from the host would take the round from its graph. `steps` 0 stays plain decoding."""
+    nothing and changes no token. On a GPU rounds with drafts from the host wait for each other. `steps` 0 stays plain decoding."""
     plain = options.draft is not None or options.algorithm.lower() != AUTO or options.steps == 0 or options.overlap
     device = resolve_device(AUTO) if options.device == AUTO else options.device
     if plain or device != "cpu":
@@ -330,12 +328,10 @@ def _stays_narrow(target: ModelConfig) -> bool:
     return is_native(target.dtype) and layer_bytes >= ONE_CORE_LAYER_BYTES
 
 
-def _graph_sizes(options: SessionOptions, algorithm: SpecAlgorithm, device: str) -> tuple[int, ...] | None:
-    """Return the batch sizes to capture, or None for no graphs: a round that drafts on the host cannot be captured."""
+def _graph_sizes(options: SessionOptions, device: str) -> tuple[int, ...] | None:
+    """Return the batch sizes to capture, or None for no graphs."""
     wanted = device != "cpu" and not options.debug if options.graphs is None else options.graphs
-    if not wanted or algorithm.drafter is Drafter.LOOKUP:
-        return None
-    return default_graph_sizes(options.max_running)
+    return default_graph_sizes(options.max_running) if wanted else None
 
 
 # -- lengths ----------------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def test_padded_captured_rounds_and_eager_launching_change_no_token(algorithm, e
             fixed |= {"topk": 1 + 3 * (number % 2), "steps": 3}
         rounds += run_real_cell(random_cell(dice, number, fixed), graph_sizes=(1, 3, 8), eager=eager).rounds
     assert rounds > 20
-    assert any(used) == (algorithm != "NGRAM"), "a look-up draft works on the host and has no graphs"
+    assert any(used)
 
 
 def serve(draft_name: str, *, graph_sizes, table, requests, seed=3, whole=False, debug=True):
