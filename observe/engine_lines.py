@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from ..core.contract.events import EngineStarted, Event, Planned, Resumed, StepsLost
 from ..core.errors import ConfigError, Problem, nearest
+from ..core.scheduler.engine import Engine
 
 IsCaptured = Callable[[int, int], bool]
 
@@ -22,14 +23,6 @@ LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
 _ROOT = logging.getLogger("foretoken")
 _ROOT.addHandler(logging.NullHandler())
-
-
-class _Limits(Protocol):
-    """What a step may ask of the device, as `core.scheduler.recovery.StepLimits` has it."""
-
-    fewer_steps: bool
-    row_limit: int | None
-    prefill_budget: int
 
 
 class _Capture(Protocol):
@@ -42,14 +35,6 @@ class _Capture(Protocol):
     with_outputs: bool
 
 
-class _Recovery(Protocol):
-    limits: _Limits
-
-
-class _Engine(Protocol):
-    recovery: _Recovery
-
-
 class EngineLines:
     """Writes the lines of one engine. Set `engine` once it is made.
 
@@ -59,7 +44,7 @@ class EngineLines:
 
     def __init__(self, name: str, *, is_captured: IsCaptured | None = None, from_zero: bool = False) -> None:
         self.name = name
-        self.engine: _Engine | None = None
+        self.engine: Engine | None = None
         self._is_captured = is_captured
         self._origin_ns = 0 if from_zero else None
         self._now_ns = 0

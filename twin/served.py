@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,26 +22,17 @@ from .arms import Arm
 WALL, CPU = "wall", "cpu"
 
 
-class Clock(Protocol):
-    """The time of a run, in nanoseconds from `start`."""
+class Clock:
+    """Real time, in nanoseconds from `start`."""
 
-    def start(self) -> None: ...
-
-    def now_ns(self) -> int: ...
-
-    def sleep_until(self, at_ns: int) -> None: ...
-
-
-class WallClock:
-    """Real time."""
-
+    read_ns = staticmethod(time.perf_counter_ns)
     _start_ns = 0
 
     def start(self) -> None:
-        self._start_ns = time.perf_counter_ns()
+        self._start_ns = self.read_ns()
 
     def now_ns(self) -> int:
-        return time.perf_counter_ns() - self._start_ns
+        return self.read_ns() - self._start_ns
 
     def sleep_until(self, at_ns: int) -> None:
         left_ns = at_ns - self.now_ns()
@@ -50,16 +40,10 @@ class WallClock:
             time.sleep(left_ns / 1e9)
 
 
-class CpuClock:
+class CpuClock(Clock):
     """The processor time of this thread; waiting takes none, it moves the clock on. For a busy machine: other processes do not count."""
 
-    _start_ns = 0
-
-    def start(self) -> None:
-        self._start_ns = time.thread_time_ns()
-
-    def now_ns(self) -> int:
-        return time.thread_time_ns() - self._start_ns
+    read_ns = staticmethod(time.thread_time_ns)
 
     def sleep_until(self, at_ns: int) -> None:
         self._start_ns -= max(at_ns - self.now_ns(), 0)
@@ -70,7 +54,7 @@ def make_clock(name: str, device: str) -> Clock:
     if name not in (WALL, CPU):
         raise ConfigError("<arguments>", [Problem("clock", f"{name!r} is neither {WALL} nor {CPU}")])
     if name == WALL:
-        return WallClock()
+        return Clock()
     if device != "cpu" or torch.get_num_threads() > 1:
         threads = (
             "another device does the work" if device != "cpu" else f"{torch.get_num_threads()} threads share the work"
@@ -183,7 +167,7 @@ def serve(
     gc.collect()
     gc.freeze()  # what was made up to here is not looked at again while steps are timed
     try:
-        return _Serving(_TimedDriver(engine, executor), clock or WallClock(), events, concurrency).run(asked)
+        return _Serving(_TimedDriver(engine, executor), clock or Clock(), events, concurrency).run(asked)
     finally:
         gc.unfreeze()
 

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ...core.contract.request import Request
+    from ...gpu.disaggregation.session import DisaggregatedSession
     from ...gpu.session.plan import SessionOptions
-    from ...gpu.session.session import SessionPlan, SessionStats, TextDelta
+    from ...gpu.session.session import DecodeSession, SessionPlan
     from ...gpu.session.text import Tokenizer
     from .record import GenerationRecord
-
-
-class Session(Protocol):
-    """The interface of both kinds of session."""
-
-    plan: SessionPlan
-
-    def stream(
-        self, requests: Iterable[Request], interrupted: Callable[[], bool] = lambda: False
-    ) -> Iterator[TextDelta]: ...
-
-    def stats(self) -> SessionStats: ...
-
-    def close(self, complete: bool = False) -> None: ...
 
 
 class SessionMaker:
@@ -53,7 +39,9 @@ class SessionMaker:
         return plan_disaggregated(self._options, self._topology, longest_request)
 
     @contextmanager
-    def open(self, plan: SessionPlan, tokenizer: Tokenizer, record: GenerationRecord) -> Iterator[Session]:
+    def open(
+        self, plan: SessionPlan, tokenizer: Tokenizer, record: GenerationRecord
+    ) -> Iterator[DecodeSession | DisaggregatedSession]:
         """Open a session, and close it with its processes at the end."""
         if self._topology is None:
             from ...gpu.session.session import DecodeSession
