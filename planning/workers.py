@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -210,7 +211,7 @@ class RayWorkers:
     def _connect(self, count: int | None) -> None:
         options = {"log_to_driver": False, "logging_level": "ERROR"}
         if self._is_client:
-            with self._errors_named():
+            with self._errors_named(), warnings.catch_warnings(action="ignore"):  # of what is then an error
                 self._ray.init(self._address, **options)
             return
         try:

@@ -170,7 +170,7 @@ def _print(whole: Plan, ranked: list[Ranked], prices: dict[str, float], source: 
     limits = ", ".join(map(str, asked.objectives))
     trace = scenario.workload.trace
     if asked.load is None:
-        what = f"greatest {'load' if trace else 'rate'} on {asked.gpus or 'the GPUs of one engine'}{' GPUs' if asked.gpus else ''}"
+        what = f"greatest {'load' if trace else 'rate'} on {_devices(asked.gpus) if asked.gpus else 'the GPUs of one engine'}"
     else:
         what = f"least GPUs for {asked.load:g} {'× the trace' if trace else 'requests/s'}"
     sentences = [f"{scenario.name}: {what} within {limits}"]
@@ -203,11 +203,15 @@ def _print(whole: Plan, ranked: list[Ranked], prices: dict[str, float], source: 
     return sentences
 
 
+def _devices(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count:,} GPUs"
+
+
 def _best(whole: Plan, best: Ranked) -> str:
     from ...planning.plan import tokens_per_s
 
     unit = "times the trace" if whole.scenario.workload.trace is not None else "requests/s"
-    gpus = "1 GPU" if best.gpus == 1 else f"{best.gpus} GPUs"
+    gpus = _devices(best.gpus)
     return f"{best.candidate.name} holds {best.load:.3g} {unit} on {gpus}, {tokens_per_s(whole, best):,.0f} output tokens/s."
 
 
@@ -216,17 +220,15 @@ def _nothing_holds(whole: Plan, nearest: Ranked) -> str:
     needed = {index: whole.needed(index) for index in whole.rough} if whole.question.load is not None else {}
     least = min((index for index in needed if needed[index]), key=lambda index: needed[index], default=None)
     if least is not None:
-        there = f"the {gpus} GPUs" if gpus else "the engines that are tried"
-        return (
-            f"Nothing holds on {there}. {whole.candidates[least].name} needs the least: about {needed[least]:,} GPUs."
-        )
+        there = f"the {_devices(gpus)}" if gpus else "the engines that are tried"
+        return f"Nothing holds on {there}. {whole.candidates[least].name} needs the least: about {_devices(needed[least])}."
     at = found.summary.get("request_throughput")
     if found.excess == float("inf"):
         within = "it is an overloaded run"
     else:
         value = found.excess * found.tightest.limit_ms
         within = f"{found.tightest.name} is {value:.3g} ms, {found.excess:.3g} times the limit of {found.tightest.limit_ms:g} ms"
-    devices = f" on {gpus} GPUs" if gpus else ""
+    devices = f" on {_devices(gpus)}" if gpus else ""
     return f"Nothing holds{devices}. Nearest is {nearest.candidate.name}: at {at:.3g} requests/s {within}."
 
 
