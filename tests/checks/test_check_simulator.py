@@ -19,7 +19,7 @@ from foretoken.properties.suites import suite_of
 SIMULATOR = suite_of("simulator")
 STORED = Path(__file__).parents[1] / "support" / "cases" / "simulator"
 CAPABILITIES = SIMULATOR.capabilities.of(make.capabilities)
-OPERATIONS = 120
+OPERATIONS = 60
 PLAIN = SimulatorConfig()
 Elsewhere = next(kind for kind in SIMULATOR.operations if kind.tag == "elsewhere")
 

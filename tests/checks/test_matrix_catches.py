@@ -1,6 +1,7 @@
 """Planted defects, in the engine and in the executor: the pairwise cover must notice each of them."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -26,12 +27,16 @@ from foretoken.properties.reference.executor import ReferenceExecutor
 # Prompts that begin alike and are computed in one step: both requests hold the prefix until the cache has taken one copy. Most defects
 # show in one of these; they come first.
 ALIKE = {"prefixes": "shared", "cache": True, "chunk_size": 64, "arrivals": "at once", "pool": "tight"}
-CELLS = [*(random_cell(Dice(seed), seed, ALIKE) for seed in range(100, 112)), *pairwise_cells(seed=2, attempts=6)]
+
+
+@cache
+def cells() -> list[Cell]:
+    return [*(random_cell(Dice(seed), seed, ALIKE) for seed in range(100, 112)), *pairwise_cells(seed=2, attempts=6)]
 
 
 def noticed(run=run_cell) -> bool:
     """Whether some cell of the cover fails."""
-    return any(noticed_in(cell, run) for cell in CELLS)
+    return any(noticed_in(cell, run) for cell in cells())
 
 
 def noticed_in(cell: Cell, run=run_cell) -> bool:
@@ -188,4 +193,4 @@ def test_a_planted_difference_between_blocks_and_rounds_is_noticed(make):
 
 
 def test_without_a_defect_nothing_is_noticed():
-    assert not any(noticed_in(cell) for cell in CELLS[:10])
+    assert not any(noticed_in(cell) for cell in cells()[:10])

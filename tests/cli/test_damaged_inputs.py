@@ -31,7 +31,7 @@ def damages(sounds, tmp_path, seeds):
 
 
 def test_damaged_inputs(sounds, tmp_path):
-    assert damages(sounds, tmp_path, range(80)) == []
+    assert damages(sounds, tmp_path, range(50)) == []
 
 
 @pytest.mark.slow

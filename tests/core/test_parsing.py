@@ -7,7 +7,7 @@ import pytest
 from foretoken.core.errors import ConfigError
 from foretoken.core.parsing import MAX_DEPTH, MAX_INTEGER, ParseError, parse_json, parse_toml, refuse_repeated_keys
 from foretoken.observe.input_files import read_lines, read_text, read_toml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 values = st.recursive(
@@ -20,6 +20,7 @@ values = st.recursive(
 )
 
 
+@settings(max_examples=30)
 @given(values, st.sampled_from([None, 2]), st.booleans())
 def test_what_json_writes_is_read_back(value, indent, ascii_only):
     assert parse_json(json.dumps(value, indent=indent, ensure_ascii=ascii_only)) == value

@@ -1,8 +1,10 @@
 """`foretoken calibrate --model` and `foretoken twin`: from checkpoints to a profile, to both sides of a run; what does not fit is named."""
 
 import json
+from functools import partial
 
 import pytest
+from foretoken.twin import run
 from small_checkpoint import write_head, write_target
 
 SCENARIO = """
@@ -34,7 +36,12 @@ def scenario(tmp_path_factory):
     return path
 
 
-def test_a_profile_is_measured_and_both_sides_are_printed(command, tmp_path, models, scenario):
+def test_a_profile_is_measured_and_both_sides_are_printed(command, tmp_path, models, scenario, monkeypatch):
+    few = partial(
+        run.TwinPlan, calibration_requests_per_s=1.0, calibration_output=24
+    )  # tell the acceptance well enough
+    monkeypatch.setattr(run, "TwinPlan", few)
+    monkeypatch.setattr("foretoken.gpu.bench.prompts.CORPUS_BYTES", 400_000)
     target, draft = models
     profile, numbers = tmp_path / "profile.json", tmp_path / "twin.json"
     size = ("--max-running", 2, "--context-len", 64, "--threads", 1, "--clock", "cpu", "-q")

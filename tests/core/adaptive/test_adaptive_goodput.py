@@ -241,8 +241,15 @@ def tree_runs(first_choice: tuple[float, ...], rank_ratio: float, topk: int, nod
     return runs
 
 
+@pytest.mark.fast(
+    *("4-own nodes-steady-0.0", "32-5 nodes-steady-0.6", "32-own nodes-steady-1.0", "32-5 nodes-poor-0.0"),
+    *("4-own nodes-poor-0.6", "4-5 nodes-poor-1.0", "32-own nodes-falling-0.0", "4-5 nodes-falling-0.6"),
+    "4-5 nodes-falling-1.0",
+)  # every pair of choices
 @pytest.mark.parametrize("rank_ratio", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("first_choice", [(0.6, 0.65, 0.7), (0.35, 0.3), (0.85, 0.2)])
+@pytest.mark.parametrize(
+    "first_choice", [(0.6, 0.65, 0.7), (0.35, 0.3), (0.85, 0.2)], ids=["steady", "poor", "falling"]
+)
 @pytest.mark.parametrize("nodes", [TREES, dict.fromkeys(TREES, 5)], ids=["own nodes", "5 nodes"])
 @pytest.mark.parametrize("batch_size", [4, 32])
 def test_trees_reach_what_the_best_fixed_tree_does(rank_ratio, first_choice, nodes, batch_size):

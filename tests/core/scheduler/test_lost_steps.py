@@ -93,9 +93,17 @@ def at_random(share, *causes):
     return fails
 
 
+@pytest.mark.fast(
+    *("plain-NONE-True", "plain-STANDALONE-False", "plain-EAGLE-True", "pages-NONE-False", "pages-STANDALONE-True"),
+    *("pages-EAGLE-False", "blocks-NONE-True", "blocks-STANDALONE-True", "blocks-EAGLE-False"),
+)  # every pair of choices
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("algorithm", ["NONE", "STANDALONE", "EAGLE"])
-@pytest.mark.parametrize("config", [{}, {"page_size": 4, "prefix_cache": False}, {"mixed": False, "block_rounds": 8}])
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"page_size": 4, "prefix_cache": False}, {"mixed": False, "block_rounds": 8}],
+    ids=["plain", "pages", "blocks"],
+)
 def test_what_is_delivered_is_what_would_have_been(algorithm, overlap, config):
     """A tenth of all steps are lost, the worker among the reasons; every token is the one that plain decoding gives."""
     asked = requests(7)

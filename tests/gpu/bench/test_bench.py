@@ -15,6 +15,7 @@ from foretoken.core.model_shape import known_models, lookup_model
 from foretoken.core.scheduler.engine import Engine
 from foretoken.gpu.bench import copy_bandwidth as bandwidth_module
 from foretoken.gpu.bench import processes
+from foretoken.gpu.bench import prompts as prompts_module
 from foretoken.gpu.bench.arm import Arm, common_outputs
 from foretoken.gpu.bench.floor import round_bytes
 from foretoken.gpu.bench.plan import BenchOptions, acceptance_of_arm, plan_bench
@@ -49,9 +50,10 @@ MOE = SMALL | {
 
 
 @pytest.fixture(autouse=True)
-def copies_of_a_mebibyte(monkeypatch):
-    """A copy far beyond the caches takes as long as the rest of a test."""
+def small_inputs(monkeypatch):
+    """A copy far beyond the caches, or reading much text, takes as long as the rest of a test."""
     monkeypatch.setattr(bandwidth_module, "CPU_BYTES", 1 << 20)
+    monkeypatch.setattr(prompts_module, "CORPUS_BYTES", 400_000)
 
 
 @pytest.fixture
@@ -169,6 +171,7 @@ def run(options: BenchOptions):
     return plan, bench, [result for cell in bench.cells() for result in cell]
 
 
+@pytest.mark.fast("2 3 4 True", "3 STANDALONE", "2 MULTI_LAYER_EAGLE True", "3 NGRAM")
 @pytest.mark.parametrize(
     "changes",
     [
@@ -244,7 +247,7 @@ def test_probabilities_hold_for_a_chain_and_grow_for_a_tree(small):
 def test_a_checkpoint_decodes_its_own_tokens(tmp_path, write_draft):
     target = write_target(tmp_path / "target")
     options = BenchOptions(
-        model=target, batch_sizes="1,3", context_lengths="10", output_tokens=20, repeat=1, device="cpu", steps="2"
+        model=target, batch_sizes="1,3", context_lengths="10", output_tokens=10, repeat=1, device="cpu", steps="2"
     )
     plan, _, results = run(replace(options, draft=str(write_draft(tmp_path / "draft")), dtype="float64"))
     assert plan.acceptance is None and plan.acceptance_name == "measured"

@@ -138,6 +138,11 @@ CELLS = {
 }
 
 
+# Each algorithm, and each kind of field that it sends; the rest runs at night.
+@pytest.mark.fast(
+    *("NONE, overlap, one chunk per prompt", "STANDALONE tree, overlap", "EAGLE3, pages", "NGRAM"),
+    "MULTI_LAYER_EAGLE, fewer steps than heads",
+)
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_pair_gives_what_one_process_gives(workers, nano_pair, plain, cell, six):
     draft, options = CELLS[cell]

@@ -54,6 +54,9 @@ def expected() -> dict[str, list[int]]:
     return texts
 
 
+@pytest.mark.fast(
+    "plain-False", "chain-True", "chain, overlap-False", "tree-True", "EAGLE-3 tree-False", "look-up-True"
+)
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("name", WAYS)
 def test_greedy_text_is_that_of_plain_decoding(name, eager, expected):

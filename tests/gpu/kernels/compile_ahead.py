@@ -88,7 +88,10 @@ def compile_case(case: AotCase, architecture: int) -> Compiled:
         usage = subprocess.run(
             [tool("cuobjdump"), "-res-usage", cubin.name], capture_output=True, text=True, check=True
         ).stdout
-        code = subprocess.run([tool("nvdisasm"), "-c", cubin.name], capture_output=True, text=True, check=True).stdout
+        code = ""
+        if case.tensor_cores:  # only then are the instructions looked at, and disassembling takes most of the time
+            disassemble = [tool("nvdisasm"), "-c", cubin.name]
+            code = subprocess.run(disassemble, capture_output=True, text=True, check=True).stdout
     # The line also tells of an empty fatbinary section; the kernel's own has REG.
     registers, stack, local = (
         max(int(value) for value in re.findall(rf"\b{word}:(\d+)", usage)) for word in ("REG", "STACK", "LOCAL")
