@@ -145,12 +145,21 @@ def test_replay_refuses_what_is_no_log(command, tmp_path, run):
 # -- interruption ---------------------------------------------------------------------------------------------------------
 
 
+OFTEN_WRITTEN = """
+from foretoken.cli.__main__ import main
+from foretoken.observe import log
+log._BUFFER_CHARACTERS = 1 << 16
+main()
+"""
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
 )
 def test_an_interrupted_run_leaves_what_it_had(number, code, process, command, tmp_path):
     run = tmp_path / "run"
-    running = process("simulate", "--set", "workload.num_requests=50000", "--out", run, "--no-perfetto")
+    many = ("--set", "workload.num_requests=50000")
+    running = process("simulate", *many, "--out", run, "--no-perfetto", code=OFTEN_WRITTEN)
     log = run / "events.jsonl"
     deadline = time.monotonic() + 60
     # The log is written in pieces; by the second one the run is well under way.

@@ -117,7 +117,7 @@ main()
     ids=["all", "log", "tables"],
 )
 def test_a_disk_that_is_full_is_said_and_nothing_claims_to_be_complete(options, process, tmp_path):
-    settings = ["--set", "workload.num_requests=1500", "--set", "workload.rate=1000", "--quiet"]
+    settings = ["--set", "workload.num_requests=400", "--set", "workload.rate=1000", "--quiet"]
     running = process("simulate", *settings, "--out", tmp_path, *options, code=FULL_DISK)
     out, err = running.communicate(timeout=60)
     assert running.returncode == 2, err

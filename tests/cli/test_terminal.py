@@ -12,6 +12,7 @@ SMALL = ("--set", "workload.num_requests=40", "--set", "workload.rate=40", "--qu
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 
 
+@pytest.mark.fast("C locale")
 @pytest.mark.parametrize(
     "env",
     [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
@@ -63,8 +64,11 @@ def test_the_report_uses_the_words_of_the_keys(command):
         assert re.search(rf"^{key}, {meaning}", out, re.MULTILINE)
 
 
+@pytest.mark.fast("a run", "help")
 @pytest.mark.parametrize(
-    "arguments", [("simulate", *SMALL), ("schema",), ("simulate", "--help"), ("check", "--list")], ids=str
+    "arguments",
+    [("simulate", *SMALL), ("schema",), ("simulate", "--help"), ("check", "--list")],
+    ids=["a run", "schema", "help", "list"],
 )
 def test_a_reader_that_stops_is_no_failure_of_the_command(process, arguments):
     reader = subprocess.Popen(["true"], stdin=subprocess.PIPE)

@@ -69,7 +69,7 @@ def short_sighted_model() -> Decoder:
     return model
 
 
-@pytest.mark.fast("plain", "chain", "EAGLE-3 tree", "look-up")
+@pytest.mark.fast("chain", "EAGLE-3 tree")
 @pytest.mark.parametrize("name", WAYS)
 def test_who_has_no_answer_fails_alone(name):
     """Requests fail at their first token, or later, in any batch; the others are served, also from slots used again."""
@@ -238,7 +238,7 @@ def test_a_stop_at_the_length_cap_is_a_stop(name):
         assert end.tokens.tolist() == plain_tokens(request)
 
 
-@pytest.mark.fast("plain-4", "chain-1", "tree-4", "EAGLE-3 tree-1", "heads-4", "look-up-1")
+@pytest.mark.fast("plain-4", "tree-4", "EAGLE-3 tree-1", "heads-4")
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("name", ["plain", "chain", "tree", "EAGLE-3 tree", "heads", "look-up"])
 def test_texts_up_to_the_end_of_the_context(name, page_size):

@@ -57,6 +57,7 @@ def logs(tmp_path_factory):
 # -- what is true passes ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fast("synchronous", "retraction", "unmixed", "two engines", "many cancel", "queue", "NGRAM", "EAGLE")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_simulations_do_not_contradict_themselves(logs, variant):
     audit = audit_log(logs(variant))

@@ -1,6 +1,7 @@
 """The suite of acceptance on our components, on a foreign one and on nonsense answers; and its own inputs."""
 
 import time
+from functools import cache
 
 import numpy as np
 import pytest
@@ -8,8 +9,8 @@ from foretoken.checks.adapters import tree_accept
 from foretoken.checks.registry import SUBJECTS
 from foretoken.core.errors import ConfigError
 from foretoken.properties.accept import inputs, plain
-from foretoken.properties.accept.contract import AcceptCapabilities, AcceptConfig, Batch, capacity
-from foretoken.properties.accept.expected import Coins, Drafter, distribution, kept_scores, links_of
+from foretoken.properties.accept.contract import AcceptCapabilities, AcceptConfig, capacity
+from foretoken.properties.accept.expected import Coins, Drafter, distribution
 from foretoken.properties.accept.model import LAYERS, AcceptModel, code_of
 from foretoken.properties.conformance import AcceptConformance, check, check_accept
 from foretoken.properties.harness.importing import NotInstalled, load_make
@@ -23,15 +24,21 @@ ACCEPT = suite_of("accept")
 EVERYTHING = plain.make.capabilities
 
 
+@cache
+def checked(make):
+    """The report, and operations per second of processor time."""
+    begin = time.process_time()
+    report = check(ACCEPT, make, budget=1_000)
+    return report, report.num_operations / (time.process_time() - begin)
+
+
 @pytest.mark.parametrize("name", SUBJECTS["accept"])
 def test_ours_hold(name, record_property):
     try:
         make = load_make(name)
     except NotInstalled as error:
         pytest.skip(str(error))
-    begin = time.process_time()
-    report = check(ACCEPT, make, budget=1_000)
-    rate = report.num_operations / (time.process_time() - begin)
+    report, rate = checked(make)
     assert report.ok, report.text()
     record_property(
         "note", f"{name}: {rate:,.0f} operations per second of processor time, everything recounted after each"
@@ -39,32 +46,12 @@ def test_ours_hold(name, record_property):
 
 
 def test_the_contract_checks_what_it_says():
-    reports = [check(ACCEPT, make, budget=800, seed=2) for make in (plain.make, tree_accept.make)]
-    assert all(report.ok for report in reports)
+    reports = [checked(make)[0] for make in (plain.make, tree_accept.make)]
     evaluated = {id for report in reports for id in report.evaluations}
     assert evaluated == {item.id for item in of_contract("accept")}, "the two have every capability between them"
 
 
 # -- what must be -----------------------------------------------------------------------------------------------------
-
-
-def _batch(tokens, scores, parents) -> Batch:
-    rows = (np.array([tokens]), np.array([scores], np.float32), np.array([parents]))
-    return Batch(np.array([0]), np.array([1]), 9, np.zeros((1, 3), np.int64), *rows)
-
-
-def test_the_best_candidates_are_known():
-    batch = _batch([1, 2, 3, 4], [0.5, 0.25, 0.375, 0.75], [-1, -1, 0, 1])
-    assert kept_scores(batch, 0, [0, 1, 3], [-1, 0, 1]) == ([0.5, 0.375], [0.5, 0.375])
-    kept, best = kept_scores(batch, 0, [0, 2, 4], [-1, 0, 1])
-    assert (kept, best) == ([0.25, 0.25], [0.5, 0.375]), "no child counts as better than its parent"
-    assert kept_scores(batch, 0, [0, 9], [-1, 0]) is None, "token 9 is no candidate"
-
-
-def test_links_of_a_small_tree():
-    first, sibling, seen = links_of([-1, 0, 0, 1, 0, -1])
-    assert first == [1, 3, -1, -1, -1, -1] and sibling == [-1, 2, 4, -1, -1, -1]
-    assert seen[3] == [1, 1, 0, 1, 0, 0] and seen[4] == [1, 0, 0, 0, 1, 0]
 
 
 def test_a_beam_search_over_the_draft():

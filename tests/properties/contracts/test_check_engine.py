@@ -8,17 +8,16 @@ import pytest
 from foretoken.checks.adapters import core_engine
 from foretoken.checks.registry import SUBJECTS
 from foretoken.core.errors import ConfigError
-from foretoken.properties.conformance import EngineConformance, check, check_engine
+from foretoken.properties.conformance import EngineConformance, check
 from foretoken.properties.engine import plain
 from foretoken.properties.engine.contract import SHAPES, EngineCapabilities, ServingConfig, Wish
 from foretoken.properties.engine.device import Device
-from foretoken.properties.engine.language import GARBAGE, NOTHING, STOP, num_correct, prompt_of, stream_of, text
+from foretoken.properties.engine.language import GARBAGE, NOTHING, num_correct, prompt_of, stream_of
 from foretoken.properties.engine.model import Chunk, EngineModel, Flight, Life, RoundRow
 from foretoken.properties.engine.rules import extent, limits_of, promises, verdict
 from foretoken.properties.engine.trial import EngineTrial as Do
 from foretoken.properties.harness.importing import load_make
 from foretoken.properties.harness.letters import Choices, simpler_choices
-from foretoken.properties.harness.report import PropertiesBroken
 from foretoken.properties.harness.swarm import Swarm
 from foretoken.properties.harness.trial import Violation
 from foretoken.properties.invariants import of_contract
@@ -68,15 +67,6 @@ class RunsTheNewestFirst(plain.PlainEngine):
         most = super().submit(wish)
         self.queue.insert(0, self.queue.pop())
         return most
-
-
-def test_a_failure_is_raised_with_its_story():
-    with pytest.raises(PropertiesBroken) as caught:
-        check_engine(RunsTheNewestFirst, capabilities=["slots"], budget=4_000)
-    (failure,) = caught.value.report.failures
-    text = str(caught.value)
-    assert failure.id == "ENGINE-16" and len(failure.case.operations) <= 4
-    assert failure.sentence in text and "enters before" in text and "1. submit " in text
 
 
 @pytest.mark.parametrize(
@@ -193,27 +183,6 @@ def _life(max_tokens=10, stops=(), prompt=4) -> tuple[EngineModel, Life]:
     wish = Wish("a", prompt_of(0, prompt, 0), max_tokens, stop_tokens=stops)
     life = model.lives["a"] = Life(wish, 1, max_tokens, stream_of(wish.prompt, 0, 0))
     return model, life
-
-
-def test_a_run_is_cut_at_the_first_stop_and_at_the_cap():
-    _, life = _life(5, (STOP,))
-    assert life.cut([], [10, 11]) == ([10, 11], "")
-    assert life.cut([1, 2, 3], [10, 11, 12]) == ([10, 11], "length")
-    assert life.cut([1, 2, 3], [10, STOP, 12]) == ([10, STOP], "stop"), "a stop at the cap is a stop"
-    assert life.cut([], [STOP, STOP]) == ([STOP], "stop")
-    _, life = _life(5)
-    assert life.cut([], [STOP, 11]) == ([STOP, 11], ""), "no stops were asked for"
-
-
-def test_a_stop_string_may_begin_in_what_was_delivered():
-    _, life = _life(9)
-    life.wish = life.wish._replace(stop_strings=("ab",))
-    by_letter = {text([token]): token for token in range(200_000, 200_400)}
-    a, b, half = by_letter["a"], by_letter["b"], by_letter[""]
-    assert life.cut([], [a, b, a]) == ([a, b], "stop")
-    assert life.cut([b, a], [b, a]) == ([b], "stop")
-    assert life.cut([half], [a, b, b]) == ([a, b, b], ""), "the first half of a letter takes the next token"
-    assert life.cut([half, b], [a, b]) == ([a, b], "stop")
 
 
 def test_what_must_be_promised():

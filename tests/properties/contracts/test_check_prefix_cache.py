@@ -1,35 +1,27 @@
 """The prefix cache's suite on our own caches, what its operations reach, and what the suite tells a foreign cache."""
 
-from unittest import SkipTest
-
 import pytest
 from foretoken.checks.adapters import prefix_store, radix_cache
 from foretoken.checks.registry import SUBJECTS, mutants_of
 from foretoken.core.errors import ConfigError
-from foretoken.properties.conformance import PrefixCacheConformance, check, check_prefix_cache
+from foretoken.properties.conformance import check, check_prefix_cache
 from foretoken.properties.harness.exhaustive import Scope, explore
 from foretoken.properties.harness.importing import load_make
 from foretoken.properties.harness.letters import Choices
-from foretoken.properties.harness.machines import machine
 from foretoken.properties.harness.mutants import kill
 from foretoken.properties.harness.operation import simpler
-from foretoken.properties.harness.report import PropertiesBroken
 from foretoken.properties.harness.swarm import Swarm
-from foretoken.properties.harness.trial import Violation
-from foretoken.properties.invariants import all_invariants, of_contract
+from foretoken.properties.invariants import of_contract
 from foretoken.properties.prefix_cache import plain
-from foretoken.properties.prefix_cache.contract import PrefixCacheCapabilities, PrefixCacheConfig
+from foretoken.properties.prefix_cache.contract import PrefixCacheConfig
 from foretoken.properties.prefix_cache.model import PrefixCacheModel
 from foretoken.properties.prefix_cache.plain import EVERYTHING, PlainPrefixCache
 from foretoken.properties.prefix_cache.texts import HUGE_TOKEN, LARGE_TOKEN, page_of, text_of
 from foretoken.properties.prefix_cache.trial import PrefixCacheTrial as Do
 from foretoken.properties.suites import suite_of
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
 
 SUITE = suite_of("prefix-cache")
 OURS = [f"RADIX-{number:02}" for number in (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 14, 15)]
-BARE = PrefixCacheCapabilities()
 
 
 @pytest.mark.parametrize("name", SUBJECTS["prefix-cache"])
@@ -44,14 +36,6 @@ def test_a_cache_that_can_do_nothing_more_than_it_must_is_checked_too():
     report = check_prefix_cache(lambda config: PlainPrefixCache(config), capabilities=(), budget=8_000)
     assert report.ok and report.skipped == {"RADIX-07": "needs inspection", "RADIX-11": "needs namespaces"}
     assert min(count for id, count in report.evaluations.items()) > 20
-
-
-def test_a_failure_is_raised_with_its_story():
-    mutant = next(m for m in mutants_of("prefix-cache") if m.name == "SplitsWithoutTheLock")
-    with pytest.raises(PropertiesBroken, match="RADIX-04") as caught:
-        check_prefix_cache(mutant.make, budget=20_000)
-    text = str(caught.value)
-    assert "a split keeps the lock on both halves" in text and "operations, 3 after shrinking" in text
 
 
 def test_capabilities_have_foundations():
@@ -242,7 +226,7 @@ def test_equal_failures_have_equal_cases():
 # -- the other drivers ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.fast("RadixCacheAdapter")
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [radix_cache.make, plain.make])
 def test_nothing_breaks_within_the_scope(make):
     coverage = explore("prefix-cache", make, scope=Scope(2, 2, 4))
@@ -253,43 +237,6 @@ def test_what_is_broken_breaks_within_the_scope():
     mutant = next(m for m in mutants_of("prefix-cache") if m.name == "SplitsWithoutTheLock")
     coverage = explore("prefix-cache", mutant.make, scope=Scope(2, 1, 3))
     assert coverage.failure is not None and len(coverage.failure.case.operations) <= 3
-
-
-QUIET = settings(
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    database=None,
-    derandomize=True,
-    max_examples=25,
-    stateful_step_count=25,
-)
-
-
-def test_hypothesis_finds_a_defect():
-    mutant = next(m for m in mutants_of("prefix-cache") if m.name == "EvictsForNothing")
-    with pytest.raises(Violation, match="RADIX-14"):
-        run_state_machine_as_test(
-            machine("prefix-cache", mutant.make), settings=settings(QUIET, max_examples=300, phases=[Phase.generate])
-        )
-
-
-class Mine(PrefixCacheConformance):
-    capabilities = BARE
-    budget = 4_000
-
-    def make(self, config):
-        return PlainPrefixCache(config)
-
-
-def test_there_is_one_test_per_invariant():
-    tests = Mine()
-    tests.test_radix_01()
-    tests.test_radix_14()
-    tests.test_behaves()
-    with pytest.raises(SkipTest, match="needs inspection"):
-        tests.test_radix_07()
-    checked = {item.id for item in all_invariants() if item.contract == "prefix-cache"}
-    assert {f"test_{id.lower().replace('-', '_')}" for id in checked} <= set(dir(tests))
 
 
 def test_no_name_is_shortened_to_the_empty_one():

@@ -25,7 +25,7 @@ CONFIG = StepsConfig(ZERO_ONE_THREE.text(), captured=(2, 8))
 
 @pytest.mark.parametrize(
     ("make", "operations"),
-    [(make_fixed, 8_000), (make_ema, 4_000), (make_goodput, 500)],
+    [(make_fixed, 4_000), (make_ema, 2_500), (make_goodput, 300)],
     ids=("fixed", "ema", "goodput"),
 )
 def test_ours_hold(make, operations):

@@ -9,7 +9,6 @@ from foretoken.core.algorithm.builtin import Standalone
 from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.core.contract.events import HandoffMoved, Planned
 from foretoken.core.contract.request import FinishReason, Request
-from foretoken.core.draws import Purpose, uniform
 from foretoken.core.errors import ForetokenError, InvariantViolation
 from foretoken.core.handoff import HandoffTiming
 from foretoken.core.handoff.messages import Manifest, Page
@@ -294,91 +293,6 @@ def test_an_algorithm_rebuilds_the_draft_input_of_a_request_once_and_may_refuse_
 
 
 # -- a bad link ---------------------------------------------------------------------------------------------------------------------
-
-
-def chance(seed, lane, serial):
-    return float(uniform(seed, Purpose.MODEL, lane, serial))
-
-
-class BadLink:
-    """Loses, doubles, delays, reorders, and damages messages, each as often as it is told."""
-
-    def __init__(self, seed, lose=0.0, double=0.0, delay=0.0, damage=0.0, reorder=0.0):
-        self.seed, self.rates = (
-            seed,
-            {"lose": lose, "double": double, "delay": delay, "damage": damage, "reorder": reorder},
-        )
-        self.serial = 0
-        self.late = []
-        self.done = dict.fromkeys(self.rates, 0)
-
-    def hits(self, kind):
-        self.serial += 1
-        hit = chance(self.seed, list(self.rates).index(kind), self.serial) < self.rates[kind]
-        self.done[kind] += hit
-        return hit
-
-    def __call__(self, messages):
-        arriving, self.late = self.late, []
-        for message in messages:
-            if self.hits("lose"):
-                continue
-            if self.hits("damage") and isinstance(message, Page):
-                message = self.damaged(message)
-            copies = [message, message] if self.hits("double") else [message]
-            (self.late if self.hits("delay") else arriving).extend(copies)
-        if self.hits("reorder"):
-            arriving.reverse()
-        return arriving
-
-    @staticmethod
-    def damaged(page):
-        changed = bytes([page.target[0] ^ 1]) + page.target[1:]
-        return replace(page, target=changed if page.index % 2 else page.target[:-8])
-
-
-@pytest.mark.fast("EAGLE-*", "STANDALONE-all")
-@pytest.mark.parametrize("fault", ["lose", "double", "delay", "damage", "reorder", "all"])
-@pytest.mark.parametrize("algorithm", ["EAGLE", "STANDALONE"])
-def test_a_bad_link_costs_time_or_the_request_but_never_a_wrong_token(fault, algorithm):
-    num_ok = num_failed = num_hits = 0
-    for seed in range(5):
-        rates = (
-            {fault: 0.15} if fault != "all" else dict.fromkeys(("lose", "double", "delay", "damage", "reorder"), 0.08)
-        )
-        link = BadLink(seed, **rates)
-        handoff = pair(algorithm, link, overlap=bool(seed % 2), page_size=2, num_pages=150)
-        # Messages of the two directions share the link object, so late ones must not cross over.
-        handoff.meddle = OneWay(handoff, link)
-        requests = [ask(f"r{i}", 7 + 4 * i, 8, start=i) for i in range(4)]
-        ends = serve(handoff, requests)
-        served = [request for request in requests if ends[request.request_id].reason is not FinishReason.ERROR]
-        aborted = [r for r in served if ends[r.request_id].reason is FinishReason.ABORT]
-        check_ends([r for r in served if r not in aborted], ends)
-        assert len(ends) == 4 and not aborted
-        check_drained(handoff)
-        num_ok += len(served)
-        num_failed += 4 - len(served)
-        num_hits += sum(link.done.values())
-    assert num_hits and num_ok, (num_ok, num_failed, num_hits)
-    if fault in ("double", "delay", "reorder"):
-        assert not num_failed, "nothing was lost, and still requests failed"
-
-
-class OneWay:
-    """Keeps what a bad link delays apart by direction: prefill to decode and back are called in turn."""
-
-    def __init__(self, handoff, link):
-        self.link = link
-        self.late = {True: [], False: []}
-        self.forth = True
-
-    def __call__(self, messages):
-        self.link.late = self.late[self.forth]
-        arriving = self.link(messages)
-        self.late[self.forth], self.link.late = self.link.late, []
-        self.forth = not self.forth
-        return arriving
 
 
 def test_a_changed_cell_is_found_before_its_request_runs(monkeypatch):

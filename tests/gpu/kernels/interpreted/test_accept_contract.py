@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from foretoken.properties.harness.swarm import Budget, Swarm
 from foretoken.properties.harness.trial import Violation
 from foretoken.properties.suites import suite_of
 
-SUITE = suite_of("accept")
+SUITE = replace(suite_of("accept"), limit_s=120.0)  # of a machine with much else to do
 
 
 def make(config):
