@@ -44,7 +44,7 @@ KeepsTheMarksOfTheWholeRun (ENGINE-04): Per-token outputs are kept for every acc
 
 LetsEverythingIn (ENGINE-08): The prompt is not compared with the context and the pool at submission.
     Admission.refusal
-        - if max_tokens < 1:
+        - if max_tokens <= request.shown.length:
         + if False:
 
 ReplacesTheOther (ENGINE-12): A second request of the same name takes the first one's place.

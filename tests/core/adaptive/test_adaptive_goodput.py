@@ -244,7 +244,7 @@ def tree_runs(first_choice: tuple[float, ...], rank_ratio: float, topk: int, nod
 @pytest.mark.fast(
     *("4-own nodes-steady-0.0", "32-5 nodes-steady-0.6", "32-own nodes-steady-1.0", "32-5 nodes-poor-0.0"),
     *("4-own nodes-poor-0.6", "4-5 nodes-poor-1.0", "32-own nodes-falling-0.0", "4-5 nodes-falling-0.6"),
-    "4-5 nodes-falling-1.0",
+    *("4-5 nodes-falling-1.0", "4-5 nodes-steady-0.0"),
 )  # every pair of choices
 @pytest.mark.parametrize("rank_ratio", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize(
