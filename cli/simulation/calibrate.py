@@ -24,6 +24,7 @@ LABELS = {
     "row_gap_ns": "device's wait per row (us)",
     "collective_gap_ns": "collective (us)",
     "draft_step_ns": "draft step (us)",
+    "eagle3_step_ns": "EAGLE-3 step, more (us)",
     "tree_ns": "draft tree (us)",
 }
 UNITS = {"mean_tpot_ms": "TPOT ms", "mean_ttft_ms": "TTFT ms", "output_tokens_per_s": "tokens/s"}

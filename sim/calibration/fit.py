@@ -171,7 +171,7 @@ def spreads() -> dict[str, float]:
             [item.launch.step_ns(EAGLE3) for item in profiles]
         ),  # of the head that is not captured everywhere
     }
-    # The profiles' own waits of collectives were fitted around one value, so that their scatter says nothing.
+    # Few servers have been fitted, and to one kind of interconnect: their scatter is less than what others may have.
     found["collective_gap_ns"] = np.mean([item.launch.collective_gap_ns for item in profiles])
     return {DEVICE: DEVICE_SPREAD, **{name: float(value) for name, value in found.items()}}
 
@@ -179,7 +179,8 @@ def spreads() -> dict[str, float]:
 def _parameters(predictors: Sequence[Predictor]) -> tuple[Parameter, ...]:
     """Return the parameters that any of the points depends on, around what the scenario's server has.
 
-    Points of one tensor parallelism cannot tell what several devices add to a pass: it stays as it is.
+    Points of one tensor parallelism cannot tell what several devices add to a pass, nor points of one kind of head what another takes:
+    that stays as it is.
     """
     run, wide = predictors[0].assembly, spreads()
     values = {
@@ -191,6 +192,8 @@ def _parameters(predictors: Sequence[Predictor]) -> tuple[Parameter, ...]:
     used = {name for predictor in predictors for name in predictor.parameters()}
     if len({predictor.assembly.cost.tp for predictor in predictors}) == 1:
         used.discard("collective_gap_ns")
+    if all(predictor.point.algorithm == EAGLE3 for predictor in predictors if predictor.point.is_speculative):
+        used.discard("eagle3_step_ns")  # is told as a part of the draft step
     low = {DEVICE: 0.2}
     return tuple(
         Parameter(name, "" if name == DEVICE else "ns", float(values[name]), wide[name], low.get(name, 0.0))

@@ -18,6 +18,7 @@ from ...core.model_shape import lookup_model
 from ...observe.metrics import RunMetrics
 from ..assembly import assemble
 from ..cost.calibration import PARAMETERS, Calibration, FittedParameter, FittedParameters
+from ..cost.draft import EAGLE3
 from ..cost.hardware import lookup_gpu
 from ..cost.server import server_profile
 from ..run import Simulation
@@ -68,6 +69,7 @@ class Predictor:
         used = {
             "collective_gap_ns": self.assembly.cost.parallel.devices > 1,
             "draft_step_ns": self.point.is_speculative,
+            "eagle3_step_ns": self.point.algorithm == EAGLE3,
             "tree_ns": self.point.topk > 1,
         }
         return tuple(name for name in PARAMETERS if used.get(name, True))

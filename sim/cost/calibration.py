@@ -32,7 +32,7 @@ FORMAT = "foretoken-profile"
 VERSION = 1
 
 DEVICE, HOST_BASE, HOST_ROW = "device_scale", "host_base_ns", "host_row_ns"
-LAUNCH_TIMES = ("graph_gap_ns", "row_gap_ns", "collective_gap_ns", "draft_step_ns", "tree_ns")
+LAUNCH_TIMES = ("graph_gap_ns", "row_gap_ns", "collective_gap_ns", "draft_step_ns", "eagle3_step_ns", "tree_ns")
 PARAMETERS: dict[str, str] = {
     DEVICE: "factor on the time of all kernels",
     HOST_BASE: "the host's time per step, without its rows",
@@ -41,6 +41,7 @@ PARAMETERS: dict[str, str] = {
     "row_gap_ns": "what the device waits for the host per step and row",
     "collective_gap_ns": "what a collective waits for the slowest device, per doubling of their number",
     "draft_step_ns": "fixed time of a draft step",
+    "eagle3_step_ns": "more of that for an EAGLE-3 head; fitted where there are points of other heads, too",
     "tree_ns": "fixed time of a round that drafts a tree",
 }
 """The parameters that a profile may have. Times in nanoseconds."""

@@ -170,6 +170,17 @@ def test_points_of_several_tensor_parallelisms_tell_what_several_devices_add(tmp
     assert "collective_gap_ns" not in fitted(tmp_path, [run for run in runs if run["tensor_parallel"] == 2]).by_server
 
 
+@pytest.mark.slow
+def test_points_of_two_kinds_of_heads_tell_what_a_step_of_eagle3_takes_more(tmp_path, fit):
+    assert "eagle3_step_ns" not in fit.by_server  # which are of EAGLE-3 alone
+    truth, runs = TRUTH | {"eagle3_step_ns": 400e3}, []
+    for load in [run | {"algorithm": kind} for run in LOADS[3:] for kind in ("EAGLE", "EAGLE3")] + LOADS[:3]:
+        point = Point("truth", mean_tpot_ms=1.0, num_draft_tokens=load.get("steps", 0) + 1, **load)
+        runs.append(load | Predictor(point, BASE).predict(truth))
+    found = fitted(tmp_path, runs).calibration.parameters.values["eagle3_step_ns"]
+    assert found.told > 0.8 and found.low < truth["eagle3_step_ns"] < found.high
+
+
 def test_too_few_points_say_how_many_more_and_which(tmp_path):
     with pytest.raises(
         ConfigError, match=r"2 points for 6 parameters: at least 1 more needed; most would be told by: .*client"
