@@ -74,7 +74,7 @@ def _candidate(whole: Plan, item: Ranked, is_first: bool, prices: Mapping[str, f
 
 def limit_of(whole: Plan, item: Ranked) -> tuple[str, str]:
     """Return sentences: what limits a candidate at its load with what would move it, and whose timing is simulated."""
-    run = assemble(scenario_with(base_tables(whole.scenario), item.candidate.settings))
+    run = assemble(scenario_with(base_tables(whole.scenario), item.candidate.smallest))
     limit = bottleneck(run, item.finding.summary)
     return f"{item.candidate.name} is limited by {limit}; what would move it: {REMEDIES[limit]}.", run.timing
 

@@ -41,6 +41,11 @@ class Candidate:
     gpus_per_engine: int
 
     @property
+    def smallest(self) -> dict[str, Any]:
+        """The keys of the scenario that its smallest deployment replaces."""
+        return {**self.settings, REPLICAS: self.unit}
+
+    @property
     def gpus_per_unit(self) -> int:
         return self.unit * self.gpus_per_engine
 

@@ -115,7 +115,7 @@ def _priced_by(scenario: Scenario, candidates: Sequence[Candidate]) -> str:
     tables, found = base_tables(scenario), set()
     for candidate in candidates:
         with suppress(ForetokenError):
-            found.add(assemble(scenario_with(tables, candidate.settings)).cost.priced_by)
+            found.add(assemble(scenario_with(tables, candidate.smallest)).cost.priced_by)
     return ", ".join(sorted(found))
 
 

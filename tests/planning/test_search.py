@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from foretoken.core.errors import ConfigError
+from foretoken.planning.answer import limit_of
 from foretoken.planning.candidates import comparison_error, make_candidates
-from foretoken.planning.plan import Plan, Question
-from foretoken.planning.search import greatest_load, least_count, run_searches
+from foretoken.planning.plan import Plan, Question, Ranked
+from foretoken.planning.search import Finding, greatest_load, least_count, run_searches
 from foretoken.planning.slo import excess, parse_slo
 from foretoken.planning.trial import Trial
 from foretoken.planning.workers import Job
@@ -236,3 +237,15 @@ def test_a_plan_asks_the_same_again():
     """Its runs follow from the question alone, so that a stopped plan finds what it has asked for in its store."""
     runs = [sorted(map(repr, plan_of(None, None)[1].runs)) for _ in range(2)]
     assert runs[0] == runs[1]
+
+
+def test_prefill_and_decode_apart_are_described_by_their_smallest_deployment():
+    tried = {"speculation.steps": [1], "disaggregation.ratio": ["2:2"]}
+    [candidate] = make_candidates(Scenario(), tried, None)
+    whole = Plan(Scenario(), [candidate], Question(LIMIT, None, None, range(2), 400, 0.05))
+    numbers = ["kv_occupancy_max", "retractions", "max_queue_length", "decode_rounds", "device_busy_share", "duration"]
+    summary = dict.fromkeys(numbers, 0.0) | dict.fromkeys(
+        ["mean_running", "mean_input_tokens", "mean_output_tokens", "replicas"], 4
+    )
+    limited, timing = limit_of(whole, Ranked(candidate, Finding(1.0, summary=summary), 4, 1.0))
+    assert limited.startswith("EAGLE3, 1 step, ratio 2:2 is limited by") and "foretoken" in timing
