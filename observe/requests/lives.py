@@ -95,6 +95,8 @@ class RequestLives:
         else:
             self.running -= 1
             state.leaving.append((slot, event.now_ns))
+            if not state.planned:  # no commit will come after which it has left
+                self.close_leaving(state)
 
     def planned(self, state: ReplicaMetrics, event: Planned) -> None:
         self._retracted(state, event.retracted)

@@ -61,6 +61,8 @@ REQUESTS = [
     Request('q"uote\\é\n', Prompt.of_tokens([1, 2, 3]), 1, priority=-2, namespace="ten\tant"),
     Request("s", Prompt.of_blocks([2**63 - 1, 0], 16, 20), 9, sampling=SamplingParams(0.7, 0.9, 40, 2**40)),
     Request("t", Prompt.of_segments([(4, 3)]), 9, stop_tokens=(2, 5), stop_strings=("\n\n",), outputs=("logprobs",)),
+    Request("moved", Prompt.of_tokens([1, 2]), 9, shown=Prompt.of_tokens([7, 8])),
+    Request("moved, without tokens", Prompt.of_length(3), 9, shown=Prompt.of_length(4)),
 ]
 
 

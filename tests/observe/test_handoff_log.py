@@ -62,7 +62,9 @@ def recorded(tmp_path, seed, sinks=()):
         pair = HandoffPair(*workers, timing=HandoffTiming(30 * MS, 70 * MS, 5 * MS), meddle=lose)
         for i in range(8):
             prompt = Prompt.of_tokens([(3 * i + 5 * j) % 24 for j in range(5 + 3 * i)])
-            pair.prefill.submit(Request(f"r{i}", prompt, 20, stop_tokens=(7,) if i % 3 == 0 else ()), pair.now_ns)
+            shown = Prompt.of_tokens([3, 1, 4][: i % 4])  # by a worker that was lost
+            stops = (7,) if i % 3 == 0 else ()
+            pair.prefill.submit(Request(f"r{i}", prompt, 20, stop_tokens=stops, shown=shown), pair.now_ns)
             pair.turn()
             if i == 4:
                 pair.prefill.abort("r3", pair.now_ns)

@@ -35,6 +35,7 @@ REQUEST = Request(
     stop_tokens=(2**31 - 1, 0),
     stop_strings=("\n\n", "é"),
     outputs=("logprobs",),
+    shown=Prompt.of_tokens([2**31 - 1, 0]),
 )
 DRAFT = DraftPayload(
     {
