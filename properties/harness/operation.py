@@ -52,10 +52,6 @@ class Operation:
     def __post_init__(self) -> None:
         object.__setattr__(self, "arguments", tuple(getattr(self, field.name) for field in fields(self)))
 
-    def makes_sense(self, trial: Any) -> bool:
-        """Whether the state of the trial allows this operation."""
-        return self.when is None or type(self).when(trial, *self.arguments[: self.num_when])
-
     def __str__(self) -> str:
         return " ".join([self.tag, *(str(list(v)) if isinstance(v, tuple) else str(v) for v in self.arguments)])
 
