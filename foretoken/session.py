@@ -71,6 +71,16 @@ class Session:
         """Return the numbers since the session was opened: tokens per second, accept length, time by phase."""
         return self._session.stats()
 
+    def close(self) -> None:
+        """Free the models, their KV and their graphs, at once; `with Session(…) as session:` does it at the end. `stats` stay."""
+        self._session.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def _requests(self, texts: Iterable[str], chat: bool, sampling: dict[str, Any]) -> tuple[Request, ...]:
         defaults = RequestDefaults(**sampling)
         if problems := defaults.problems():

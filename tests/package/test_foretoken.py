@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
 
 import foretoken
 import pytest
@@ -71,6 +73,23 @@ def test_check_reports_what_breaks():
     assert not report.ok and report.failures
     with pytest.raises(ConfigError, match="alocator"):
         foretoken.check("alocator", "plain-allocator")
+
+
+def test_closed_sessions_leave_nothing_without_a_collection_of_cycles(tmp_path):
+    target, held = write_target(tmp_path / "target"), []
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            with foretoken.Session(target, algorithm="NGRAM", steps=2, graphs=True) as session:
+                session.generate("def add(a, b):", max_tokens=6, ignore_eos=True)
+                executor = session._session.executor
+                held += [weakref.ref(x) for x in (executor.pool.keys, executor.target, executor)]
+                del executor
+            assert session.stats().output_tokens == 6
+            assert all(ref() is None for ref in held)
+    finally:
+        gc.enable()
 
 
 def test_a_session_decodes_and_streams_the_same_text(tmp_path):
