@@ -23,6 +23,7 @@ class AotCase:
     num_warps: int = 4
     num_stages: int = 3
     tensor_cores: bool = False  # the compiled code must use them
+    may_spill: bool = False  # where no choice of blocks and warps fits the registers
     capabilities: tuple[int, ...] = (8, 9, 10)  # major numbers of the GPUs that it is launched on
     options: Mapping[str, Any] = field(default_factory=dict)
 

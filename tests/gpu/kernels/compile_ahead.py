@@ -110,6 +110,7 @@ if __name__ == "__main__":
                     "file": kernel_file,
                     "name": aot_case.name,
                     "must_use_tensor_cores": aot_case.tensor_cores,
+                    "may_spill": aot_case.may_spill,
                     "num_warps": aot_case.num_warps,
                     **asdict(result),
                 }
