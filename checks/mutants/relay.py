@@ -11,7 +11,7 @@ ReadsAgain (RELAY-02): A value stays readable after it was consumed.
         - self._written[real] = 0
 
 ReadsTheUnwritten (RELAY-02): An empty cell can be read: the last consumed value is read again.
-    FutureMap.resolve
+    FutureMap._readable
         - if missing.any():
         + if False:
 
@@ -26,7 +26,7 @@ Overwrites (RELAY-02): An unread length is overwritten by the next one.
         + self._writable(rows, epochs, np.uint8(0))
 
 ConsumesBeforeItLooks (RELAY-02): A read of several rows that is refused for one of them has consumed the others.
-    FutureMap.resolve
+    FutureMap._readable
         - foreign = self._epochs[real] != epochs
         + self._written[real], foreign = 0, self._epochs[real] != epochs
 
