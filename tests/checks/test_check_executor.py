@@ -442,7 +442,7 @@ def without_the_token_that_reaches_the_mass(executor):
 
     def cut(numbers):
         found = sampling(numbers)
-        return found and replace(found, top_p=found.top_p.where(found.top_p >= 1.0, 0.5 * found.top_p))
+        return found and replace(found, top_p=np.where(found.top_p >= 1.0, found.top_p, 0.5 * found.top_p))
 
     executor._rows.sampling = cut
 
