@@ -99,7 +99,9 @@ def computing_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int) 
     tall = capability >= HOPPER and d <= 128 and not wide
     block_m, *rest = _block(num_rows, d, dtype, max_block_m=128 if tall else 32 if wide else 64)
     num_warps = 8 if wide or block_m == 128 or (block_m == 64 and not tall) else 4
-    return Tiles(block_m, *rest, num_warps=num_warps, num_stages=2 if wide else 3)
+    # Three stages of wide heads are more shared memory than GPUs before Hopper have.
+    few_stages = wide or (d > 128 and capability < HOPPER)
+    return Tiles(block_m, *rest, num_warps=num_warps, num_stages=2 if few_stages else 3)
 
 
 def choose_splits(num_programs: int, max_len: int, processors: int) -> int:
