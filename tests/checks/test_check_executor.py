@@ -50,7 +50,7 @@ def broken(make, operations=TALK, **arguments):
 # -- ours -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "budget"), [*zip(SUBJECTS["executor"], (400, 400, 250), strict=True)])
+@pytest.mark.parametrize(("name", "budget"), [*zip(SUBJECTS["executor"], (400, 400, 400), strict=True)])
 def test_ours_hold(name, budget):
     if ".gpu." in name:
         pytest.importorskip("torch")
