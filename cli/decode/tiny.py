@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ Size = option(str, "--size", "nano (seconds), tiny (minutes on two CPU cores), s
 Seed = option(int, "--seed", "Seed of weights and batches.", min=0)
 Device = option(str, "--device", "Where to train.", "cpu|cuda")
 TimeBudget = option(float | None, "--time-budget-s",
-    "Train for about this long at most; the pair then depends on the speed of the machine.", min=1.0)
+    "Take about this long at most in all: parts are cut to what fits, and the pair depends on the speed of the machine.", min=1.0)
 # fmt: on
 
 
@@ -49,6 +50,7 @@ def tiny(
     A pair that exists is not trained again. Ctrl-C keeps the finished parts, and
     the same command continues from them.
     """
+    started_s = time.monotonic()
     # Waiting threads must not spin, which would take the cores of other work; torch reads this when it is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from ...gpu.tiny.directory import PairOptions, partial_directory
@@ -60,7 +62,7 @@ def tiny(
     directory = default_directory(size, seed, time_budget_s) if directory is None else directory
     try:
         with training_progress(quiet) as show:
-            pair = make_pair(directory, options, show, device)
+            pair = make_pair(directory, options, show, device, started_s)
     except KeyboardInterrupt:
         partial = partial_directory(directory, options)
         kept = f"; finished parts are in {partial}, the same command continues from there" if partial.is_dir() else ""
@@ -87,6 +89,8 @@ def _print_report(pair: MadePair) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, REPORT_WIDTH) if sys.stdout.isatty() else REPORT_WIDTH
     console.print(f"The pair ({summary['described']}) {there}: {pair.directory}", markup=False)
+    if summary.get("cuts"):
+        console.print(f"Cut to keep within the time budget: {'; '.join(summary['cuts'])}.", markup=False)
     parts = summary["parts"]
     # JSON has strings for keys.
     chains = sorted({int(steps) for part in parts.values() for steps in part.get("accept_lengths", ())})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -46,12 +49,34 @@ class GrowingAttention:
 
 
 @torch.no_grad()
-def continue_texts(target: Decoder, prompts: Tensor, length: int, temperature: float = 0.0, seed: int = 0) -> Tensor:
-    """Return the prompts int64 [n, p] with the target's own tokens behind them, int64 [n, length]; temperature 0 is greedy."""
-    return torch.cat([_continue(target, rows, length, temperature, seed) for rows in prompts.split(ROWS_AT_ONCE)])
+def continue_texts(
+    target: Decoder,
+    prompts: Tensor,
+    length: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+    *,
+    least: int = 0,
+    seconds: float = math.inf,
+) -> Tensor:
+    """Return the prompts int64 [n, p] with the target's own tokens behind them, int64 [n, length]; temperature 0 is greedy.
+
+    After about `seconds` all texts are shorter, but not below `least` tokens.
+    """
+    ends_s = time.monotonic() + seconds
+    groups = prompts.split(ROWS_AT_ONCE)
+    made: list[Tensor] = []
+    for number, rows in enumerate(groups):
+        now_s = time.monotonic()
+        until_s = now_s + (ends_s - now_s) / (len(groups) - number)
+        made.append(_continue(target, rows, length, temperature, seed, least, until_s))
+        length = made[-1].shape[1]
+    return torch.cat([texts[:, :length] for texts in made])
 
 
-def _continue(target: Decoder, prompts: Tensor, length: int, temperature: float, seed: int) -> Tensor:
+def _continue(
+    target: Decoder, prompts: Tensor, length: int, temperature: float, seed: int, least: int, until_s: float
+) -> Tensor:
     num_rows, prompt_len = prompts.shape
     attention = GrowingAttention(target, num_rows, length)
     texts = torch.empty(num_rows, length, dtype=torch.int64, device=prompts.device)
@@ -60,6 +85,8 @@ def _continue(target: Decoder, prompts: Tensor, length: int, temperature: float,
     generator.manual_seed(seed)
     new = prompts
     for position in range(prompt_len, length):
+        if position >= least and time.monotonic() >= until_s:
+            return texts[:, :position]
         attention.advance(new.shape[1])
         hidden = target.forward(new.reshape(-1), attention).hidden
         logits = target.logits(hidden.view(num_rows, -1, hidden.shape[-1])[:, -1])

@@ -18,9 +18,8 @@ from torch.nn import functional as F
 
 from ..models.decoder import Capture, Decoder
 from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagle
-from .dense import DenseAttention
+from .dense import DenseAttention, UnrolledAttention, shifted
 from .training import fast_products
-from .unrolled_attention import UnrolledAttention, shifted
 
 Draft = Decoder | DraftHead
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +11,10 @@ import torch
 from torch import Tensor
 
 from ..models.decoder import Decoder
+from .budget import while_they_fit
 from .drafting import Draft, aux_layers_of, propose, teach
+
+ROWS_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +26,30 @@ class DraftQuality:
 
 
 @torch.no_grad()
-def measure_draft(
-    target: Decoder, draft: Draft, texts: Tensor, prompt_len: int, chain_lengths: tuple[int, ...]
-) -> DraftQuality:
-    """`texts` int64 [n, t] are prompts of `prompt_len` tokens with the target's greedy continuations."""
-    matches = torch.cat([_matches(target, draft, rows, max(chain_lengths)) for rows in texts.split(16)], 1)
-    found = matches[:, :, prompt_len:].cpu().numpy()
-    lengths = {steps: accept_length(found[:steps]) for steps in chain_lengths}
-    return DraftQuality(float(found[0].mean()), lengths)
+def measure_drafts(
+    target: Decoder,
+    drafts: Mapping[str, tuple[Draft, tuple[int, ...]]],
+    texts: Tensor,
+    prompt_len: int,
+    seconds: float = math.inf,
+) -> tuple[dict[str, DraftQuality], int]:
+    """Measure drafts, each with its lengths of chains, by name, and return how many texts were used: the first ones, as many as fit.
+
+    `texts` int64 [n, t] are prompts of `prompt_len` tokens with the target's greedy continuations.
+    """
+    matches: dict[str, list[Tensor]] = {name: [] for name in drafts}
+    num_used = 0
+    for rows in while_they_fit(texts.split(ROWS_AT_ONCE), seconds):
+        num_used += len(rows)
+        for name, (draft, chains) in drafts.items():
+            matches[name].append(_matches(target, draft, rows, max(chains)))
+    found = {name: torch.cat(pieces, 1)[:, :, prompt_len:].cpu().numpy() for name, pieces in matches.items()}
+    return {
+        name: DraftQuality(
+            float(found[name][0].mean()), {steps: accept_length(found[name][:steps]) for steps in chains}
+        )
+        for name, (_, chains) in drafts.items()
+    }, num_used
 
 
 def _matches(target: Decoder, draft: Draft, texts: Tensor, num_steps: int) -> Tensor:

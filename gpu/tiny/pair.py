@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -18,11 +19,12 @@ from ..models.checkpoint import STANDALONE, load_draft, load_target, save_draft,
 from ..models.decoder import Decoder
 from ..models.head_config import EAGLE3, MULTI_LAYER_EAGLE
 from ..ops.torch_ops import TorchOps
+from .budget import TimeBudget, while_they_fit
 from .continuations import continue_texts
 from .corpus import Corpus, read_corpus
 from .directory import PairOptions, making, publish, read_summary, writing_part
 from .drafting import Draft, distillation_loss, next_token_loss
-from .measure import measure_draft
+from .measure import measure_drafts
 from .models import new_eagle3, new_multi_layer_eagle, new_standalone, new_target
 from .sizes import Schedule
 from .training import HEAD_RATES, LANGUAGE_MODEL_RATES, LossOf, OnProgress, Trained, TrainingProgress, train
@@ -33,12 +35,14 @@ TARGET = "target"
 ALGORITHMS = {"draft": STANDALONE, "eagle3": EAGLE3, "multi_layer_eagle": MULTI_LAYER_EAGLE}  # by directory
 PARTS = (TARGET, *ALGORITHMS)
 TRAINING = "training.json"  # in each part: how it was trained
-# Of a time budget; the rest is for texts and measuring.
-BUDGET_SHARES = {TARGET: 0.45, "draft": 0.1, "eagle3": 0.2, "multi_layer_eagle": 0.15}
+TRIAL_EVERY = (
+    10  # of the corpus' files: with these the pace is measured, and they are all that is used where no more fit
+)
 SAMPLING_TEMPERATURE = 0.7  # of the half of the target's own texts that are not greedy
 STEP_WEIGHT = 0.8  # of each further step's loss in an unrolled draft's
 WHOLE_WINDOWS_FROM = 0.75  # of a training
 CHAIN_LENGTHS = (1, 3, 5)
+MEASURED = ("held-out loss", "held-out texts", "measurement")  # what is made behind the parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +54,22 @@ class MadePair:
     reused: bool
 
 
-def make_pair(directory: Path, options: PairOptions, on_progress: OnProgress, device: str = "cpu") -> MadePair:
+def make_pair(
+    directory: Path,
+    options: PairOptions,
+    on_progress: OnProgress,
+    device: str = "cpu",
+    started_s: float | None = None,
+) -> MadePair:
     """Return the pair of `options` in `directory`, trained unless it is there.
 
     An interrupted run leaves finished parts in a directory beside it, from which the next one goes on. Weights are the same for the same
-    options, versions and number of threads, unless there is a time budget. Raises ConfigError if something else is in `directory` or the
-    device is not there, NoCorpus without a standard library.
+    options, versions and number of threads, unless there is a time budget: it counts from `started_s` of `time.monotonic` (default: now),
+    and the summary's "cuts" say what was left out to keep within it. Raises ConfigError if something else is in `directory` or the device
+    is not there, NoCorpus without a standard library.
     """
     _check_device(device)
+    started_s = time.monotonic() if started_s is None else started_s
     summary = read_summary(directory, options)
     if summary is not None:
         return MadePair(directory, summary, reused=True)
@@ -66,7 +78,7 @@ def make_pair(directory: Path, options: PairOptions, on_progress: OnProgress, de
         summary = read_summary(directory, options)  # another process may have made it meanwhile
         if summary is not None:
             return MadePair(directory, summary, reused=True)
-        summary = _Workshop(partial, options, corpus, on_progress, device).make()
+        summary = _Workshop(partial, options, corpus, on_progress, device, started_s).make()
         publish(partial, directory, summary)
     return MadePair(directory, summary, reused=False)
 
@@ -75,34 +87,59 @@ class _Workshop:
     """The run that makes one pair."""
 
     def __init__(
-        self, partial: Path, options: PairOptions, corpus: Corpus, on_progress: OnProgress, device: str
+        self,
+        partial: Path,
+        options: PairOptions,
+        corpus: Corpus,
+        on_progress: OnProgress,
+        device: str,
+        started_s: float,
     ) -> None:
         self.partial, self.options, self.size = partial, options, options.size
         self.corpus, self.on_progress, self.device = corpus, on_progress, device
+        self.missing = [part for part in PARTS if not (partial / part).is_dir()]
+        texts = ["own texts"] if set(self.missing) & set(ALGORITHMS) else []
+        parts = ["data", *self.missing[: TARGET in self.missing], *texts, *self.missing[TARGET in self.missing :]]
+        self.budget = TimeBudget(options.time_budget_s, started_s, [*parts, *MEASURED])
 
     def make(self) -> dict[str, Any]:
         """Make all parts that are missing and return the summary."""
-        target = self._target()
-        vocabulary = load_vocabulary(self.partial / TARGET)
-        self._training = self._tokens(vocabulary, self.corpus.training)
-        held_out = self._tokens(vocabulary, self.corpus.held_out)
-        missing = [part for part in ALGORITHMS if not (self.partial / part).is_dir()]
-        texts = self._own_texts(target) if missing else None
-        for part in missing:
+        vocabulary, self._training = self._read_data()
+        if TARGET in self.missing:
+            self._make_target(vocabulary)
+        target = load_target(self.partial / TARGET, TorchOps(), self.device, torch.float32)
+        drafts = [part for part in self.missing if part != TARGET]
+        texts = self._own_texts(target) if drafts else None
+        for part in drafts:
             assert texts is not None
             self._make_draft(part, target, texts)
-        return self._summary(target, held_out)
+        return self._summary(target, self._tokens(vocabulary, self.corpus.held_out))
 
-    def _target(self) -> Decoder:
-        directory = self.partial / TARGET
-        if not directory.is_dir():
-            self._make_target()
-        return load_target(directory, TorchOps(), self.device, torch.float32)
+    def _read_data(self) -> tuple[tokenizers.Tokenizer, Tensor]:
+        """Return the vocabulary, and the tokens of the corpus: of all its files, or of as many as there is time for."""
+        seconds, begun_s = self.budget.begin("data"), time.monotonic()
+        files = self.corpus.training
+        if not self.budget.is_limited:
+            return self._encode(files)
+        trial = self._encode(files[::TRIAL_EVERY])
+        trial_s = time.monotonic() - begun_s
+        num_fitting = int(len(files) * min((seconds - trial_s) / max(TRIAL_EVERY * trial_s, 1e-9), 1.0))
+        num_used = max(num_fitting, len(files[::TRIAL_EVERY]))
+        self.budget.cut("data", num_used, len(files), "files")
+        if num_used > num_fitting:
+            return trial
+        return self._encode(tuple(files[number * len(files) // num_used] for number in range(num_used)))
 
-    def _make_target(self) -> None:
-        size, seed = self.size, self.options.seed
-        vocabulary = train_vocabulary(self.corpus.training, size.vocab_size)
-        tokens = self._tokens(vocabulary, self.corpus.training)
+    def _encode(self, files: tuple[str, ...]) -> tuple[tokenizers.Tokenizer, Tensor]:
+        """Return the vocabulary of these files, or that of the target if this is there, and the files' tokens."""
+        is_there = TARGET not in self.missing
+        vocabulary = (
+            load_vocabulary(self.partial / TARGET) if is_there else train_vocabulary(files, self.size.vocab_size)
+        )
+        return vocabulary, self._tokens(vocabulary, files)
+
+    def _make_target(self, vocabulary: tokenizers.Tokenizer) -> None:
+        size, seed, tokens = self.size, self.options.seed, self._training
         target = new_target(size, seed, self.device)
 
         def loss_of(step: int, done: float) -> tuple[Tensor, int]:
@@ -117,17 +154,40 @@ class _Workshop:
             _write_training(directory, trained)
 
     def _own_texts(self, target: Decoder) -> Tensor:
-        """Return what the target itself writes, half of it greedily, in an order that mixes both; int64 [num_continuations, window]."""
+        """Return what the target itself writes, half of it greedily, in an order that mixes both; int64 [n, window].
+
+        Within a budget the texts may be shorter; each window then holds several of them, one behind another.
+        """
         size = self.size
+        seconds, begun_s = self.budget.begin("own texts"), time.monotonic()
         prompts = spread_prompts(self._training, size.num_continuations, size.prompt_len)
         self.on_progress(TrainingProgress("own texts", 0, 2, None, 0.0, 0.0))
-        greedy = continue_texts(target, prompts[::2], size.window)
+        least = size.prompt_len + 1
+        greedy = continue_texts(target, prompts[::2], size.window, least=least, seconds=seconds / 2)
         self.on_progress(TrainingProgress("own texts", 1, 2, None, 0.0, 0.0))
-        sampled = continue_texts(target, prompts[1::2], size.window, SAMPLING_TEMPERATURE, self.options.seed)
+        seconds -= time.monotonic() - begun_s
+        sampled = continue_texts(
+            target,
+            prompts[1::2],
+            greedy.shape[1],
+            SAMPLING_TEMPERATURE,
+            self.options.seed,
+            least=least,
+            seconds=seconds,
+        )
         self.on_progress(TrainingProgress("own texts", 2, 2, None, 0.0, 0.0))
-        texts = torch.cat([greedy, sampled])
+        written = sampled.shape[1]
+        self.budget.cut("own texts", written, size.window, "tokens each")
+        texts = torch.cat([greedy[:, :written], sampled])
         generator = torch.Generator().manual_seed(self.options.seed)
-        return texts[torch.randperm(len(texts), generator=generator).to(texts.device)]
+        texts = texts[torch.randperm(len(texts), generator=generator).to(texts.device)]
+        length = size.window
+        while length > written:
+            length //= 2
+        texts = texts[:, written - length :].reshape(-1)  # their ends: the target's own tokens more than the prompts
+        num_windows = len(texts) // size.window
+        assert num_windows > 0, f"{len(texts)} tokens are no window of {size.window}"
+        return texts[: num_windows * size.window].view(num_windows, size.window)
 
     def _make_draft(self, part: str, target: Decoder, texts: Tensor) -> None:
         size, seed = self.size, self.options.seed
@@ -159,7 +219,7 @@ class _Workshop:
         return new_eagle3(size, target, ids, seed), size.unroll
 
     def _train(self, part: str, model: Draft, loss_of: LossOf, schedule: Schedule) -> Trained:
-        budget_s = self.options.time_budget_s
+        seconds = self.budget.begin(part)
         model.requires_grad_(True)
         trained = train(
             part,
@@ -168,31 +228,44 @@ class _Workshop:
             schedule.num_steps,
             self.on_progress,
             LANGUAGE_MODEL_RATES if isinstance(model, Decoder) else HEAD_RATES,
-            None if budget_s is None else budget_s * BUDGET_SHARES[part],
+            seconds,
         )
         model.requires_grad_(False)
         return trained
 
     def _summary(self, target: Decoder, held_out: Tensor) -> dict[str, Any]:
         """Return what pair.json says: what the pair is made of, and how good it is on files that were not trained on."""
-        size = self.size
-        with torch.no_grad():
-            windows = spread_prompts(held_out, size.num_measured, size.window)
-            held_out_loss = float(next_token_loss(target, windows))
-        texts = continue_texts(target, windows[:, : size.prompt_len], size.window)
-        parts = {TARGET: {**_part(self.partial / TARGET, target), "held_out_loss": held_out_loss}}
+        size, budget = self.size, self.budget
+        windows = spread_prompts(held_out, size.num_measured, size.window)
+        losses = self._held_out_losses(target, windows)
+        budget.cut("held-out loss", len(losses), len(windows), "windows")
+
+        drafts = {part: load_draft(self.partial / part, algorithm, target) for part, algorithm in ALGORITHMS.items()}
+        chains = dict.fromkeys(drafts, CHAIN_LENGTHS)
+        heads = {n for n in CHAIN_LENGTHS if n <= size.num_heads} | {size.num_heads}
+        chains["multi_layer_eagle"] = tuple(sorted(heads))
+        seconds = budget.begin("held-out texts")
+        least = size.prompt_len + max(map(max, chains.values())) + 1
+        texts = continue_texts(target, windows[:, : size.prompt_len], size.window, least=least, seconds=seconds)
+        budget.cut("held-out texts", texts.shape[1], size.window, "tokens each")
+        seconds = budget.begin("measurement")
+        measured = {part: (draft, chains[part]) for part, draft in drafts.items()}
+        qualities, num_texts = measure_drafts(target, measured, texts, size.prompt_len, seconds)
+        budget.cut("accept lengths", num_texts, len(texts), "held-out texts")
+        budget.end()
+
+        parts = {TARGET: {**_part(self.partial / TARGET, target), "held_out_loss": float(losses.mean())}}
         for part, algorithm in ALGORITHMS.items():
-            draft = load_draft(self.partial / part, algorithm, target)
-            chains = [n for n in CHAIN_LENGTHS if part != "multi_layer_eagle" or n <= size.num_heads]
-            if part == "multi_layer_eagle" and size.num_heads not in chains:
-                chains.append(size.num_heads)
-            quality = measure_draft(target, draft, texts, size.prompt_len, tuple(sorted(chains)))
             parts[part] = {
                 "algorithm": algorithm,
-                **_part(self.partial / part, draft),
-                "agreement": quality.agreement,
-                "accept_lengths": {str(steps): length for steps, length in quality.accept_lengths.items()},
+                **_part(self.partial / part, drafts[part]),
+                "agreement": qualities[part].agreement,
+                "accept_lengths": {str(steps): length for steps, length in qualities[part].accept_lengths.items()},
             }
+        if budget.is_limited:
+            for part, made in parts.items():
+                schedule = size.target_schedule if part == TARGET else size.draft_schedule
+                budget.cut(part, made["num_steps"], schedule.num_steps, "steps")
         return {
             "digest": self.options.digest,
             "described": self.options.described,
@@ -207,7 +280,16 @@ class _Workshop:
             "num_threads": torch.get_num_threads(),
             "corpus": {"digest": self.corpus.digest, "bytes": self.corpus.num_bytes},
             "parts": parts,
+            "seconds": {part: round(seconds, 3) for part, seconds in budget.seconds.items()},
+            "cuts": budget.cuts,
         }
+
+    @torch.no_grad()
+    def _held_out_losses(self, target: Decoder, windows: Tensor) -> Tensor:
+        """Return the loss of each window that there is time for, nats per token."""
+        seconds = self.budget.begin("held-out loss")
+        pieces = while_they_fit(windows.split(1), seconds)
+        return torch.stack([next_token_loss(target, piece) for piece in pieces])
 
     def _tokens(self, vocabulary: tokenizers.Tokenizer, texts: tuple[str, ...]) -> Tensor:
         return torch.from_numpy(encode_texts(vocabulary, texts)).to(self.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,11 +62,11 @@ def train(
     num_steps: int,
     on_progress: OnProgress,
     rates: LearningRates,
-    budget_s: float | None = None,
+    budget_s: float = math.inf,
 ) -> Trained:
     """Minimise `loss_of(step, done)`, which gives the mean loss of a batch and its number of tokens; done goes from 0 to 1.
 
-    The learning rates fall to zero at `num_steps`, or, if that comes first, when `budget_s` seconds have passed.
+    The learning rates fall to zero at `num_steps`, or, if that comes first, when `budget_s` seconds have passed. One step is always made.
     """
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = _optimizer(model, rates)
@@ -74,10 +75,10 @@ def train(
     while step < num_steps:
         elapsed_s = time.monotonic() - started_s
         done = step / num_steps
-        if budget_s is not None:
+        if step > 0:
+            if elapsed_s * (step + 1) / step > budget_s:
+                break  # at the pace so far, another step would not end in time
             done = max(done, elapsed_s / budget_s)
-            if done >= 1:
-                break
         loss, num_new = loss_of(step, done)
         loss.backward()
         nn.utils.clip_grad_norm_(weights, MAX_GRADIENT_NORM)
@@ -88,9 +89,7 @@ def train(
         now_s = time.monotonic()
         if now_s - reported_s >= REPORT_EVERY_S or step == num_steps:
             reported_s, elapsed_s = now_s, now_s - started_s
-            left_s = elapsed_s / step * (num_steps - step)
-            if budget_s is not None:
-                left_s = max(min(left_s, budget_s - elapsed_s), 0.0)
+            left_s = max(min(elapsed_s / step * (num_steps - step), budget_s - elapsed_s), 0.0)
             on_progress(TrainingProgress(part, step, num_steps, float(average), num_tokens / elapsed_s, left_s))
     assert average is not None, "a part trains at least one step"
     return Trained(step, num_tokens, float(average), time.monotonic() - started_s)

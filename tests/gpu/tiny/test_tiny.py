@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 import torch
 from foretoken.core.errors import ConfigError
 from foretoken.gpu.models.checkpoint import load_draft, load_target
+from foretoken.gpu.models.decoder import Decoder
 from foretoken.gpu.ops.torch_ops import TorchOps
+from foretoken.gpu.tiny import pair
 from foretoken.gpu.tiny.dense import DenseAttention
 from foretoken.gpu.tiny.directory import PairOptions, partial_directory
 from foretoken.gpu.tiny.pair import ALGORITHMS, PARTS, make_pair
@@ -190,12 +193,51 @@ def test_an_empty_directory_is_filled(tmp_path):
     assert (make_pair(tmp_path / "pair", OPTIONS, Seen()).directory / "pair.json").is_file()
 
 
-def test_a_time_budget_ends_each_part_early(tmp_path):
-    long = replace(MICRO, target_schedule=Schedule(10**6, 2), draft_schedule=Schedule(10**6, 2))
-    summary = make_pair(tmp_path / "pair", PairOptions(long, time_budget_s=1.0), Seen()).summary
-    steps = [part["num_steps"] for part in summary["parts"].values()]
-    assert all(1 <= n < 10**4 for n in steps)
-    assert summary["described"].endswith("time budget 1 s")
+class SlowMachine:
+    """A clock that only passes of a model and encoded files move."""
+
+    def __init__(self, monkeypatch, pass_s: float, file_s: float) -> None:
+        self.now_s = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
+        forward, encode = Decoder.forward, pair.encode_texts
+
+        def slow_forward(*arguments, **options):
+            self.now_s += pass_s
+            return forward(*arguments, **options)
+
+        def slow_encode(vocabulary, files):
+            self.now_s += file_s * len(files)
+            return encode(vocabulary, files)
+
+        monkeypatch.setattr(Decoder, "forward", slow_forward)
+        monkeypatch.setattr(pair, "encode_texts", slow_encode)
+
+
+@pytest.mark.parametrize("resumed", [False, True], ids=["whole", "resumed"])
+def test_a_time_budget_bounds_all_and_says_what_was_cut(tmp_path, monkeypatch, resumed):
+    many = {"num_continuations": 64, "num_measured": 64, "target_schedule": Schedule(10**4, 2)}
+    long = replace(MICRO, window=256, draft_schedule=Schedule(10**4, 2), **many)
+    machine = SlowMachine(monkeypatch, pass_s=0.5, file_s=0.1)
+    options = PairOptions(long, time_budget_s=60.0)
+    if resumed:
+        with pytest.raises(KeyboardInterrupt):
+            make_pair(tmp_path / "pair", options, Seen(interrupt_at="eagle3"))
+    begun_s = machine.now_s
+    summary = make_pair(tmp_path / "pair", options, Seen(), started_s=begun_s - 10).summary
+    took_s = machine.now_s - begun_s
+    # The least of the texts and of their measurement are about 16 passes.
+    assert 30 < took_s < 50 + 8, summary["seconds"]
+    assert sum(summary["seconds"].values()) == pytest.approx(took_s, abs=2)
+    cut = {line.partition(":")[0] for line in summary["cuts"]}
+    assert cut == {"data", *PARTS, "own texts", "held-out texts", "held-out loss", "accept lengths"}
+
+
+def test_a_budget_that_is_ample_cuts_nothing(tmp_path, monkeypatch, micro_pair):
+    SlowMachine(monkeypatch, 0.5, 0.1)
+    summary = make_pair(tmp_path / "pair", PairOptions(MICRO, time_budget_s=1e6), Seen()).summary
+    assert summary["cuts"] == []
+    # A trial with a tenth of the files leaves no trace.
+    assert weights_of(tmp_path / "pair")["eagle3"] == weights_of(micro_pair)["eagle3"]
 
 
 def test_devices_are_checked_before_anything_is_made(tmp_path):

@@ -13,13 +13,12 @@ from foretoken.gpu.models.rope import Rope, cos_sin_table
 from foretoken.gpu.models.weights import initialize
 from foretoken.gpu.tiny.continuations import continue_texts
 from foretoken.gpu.tiny.corpus import NoCorpus, read_corpus
-from foretoken.gpu.tiny.dense import DenseAttention, rotate
+from foretoken.gpu.tiny.dense import DenseAttention, UnrolledAttention, rotate
 from foretoken.gpu.tiny.drafting import distillation_loss, propose, teach
-from foretoken.gpu.tiny.measure import accept_length, measure_draft
+from foretoken.gpu.tiny.measure import accept_length, measure_drafts
 from foretoken.gpu.tiny.models import new_eagle3, new_multi_layer_eagle, new_standalone, new_target
 from foretoken.gpu.tiny.optimizer import learning_rate_scale, orthogonalised
 from foretoken.gpu.tiny.sizes import NANO, size_of
-from foretoken.gpu.tiny.unrolled_attention import UnrolledAttention
 from foretoken.gpu.tiny.vocabulary import END_OF_TEXT_ID, encode_texts, save_vocabulary, train_vocabulary
 from foretoken.gpu.tiny.windows import corpus_windows, most_frequent, rows_of, spread_prompts
 
@@ -184,9 +183,11 @@ def test_a_draft_that_is_the_target_agrees_everywhere():
     target = lively_target(0)
     prompts = torch.randint(1, NANO.vocab_size, (3, 4), generator=torch.Generator().manual_seed(1))
     texts = continue_texts(target, prompts, 24)
-    quality = measure_draft(target, target, texts, 4, (1, 3))
+    heads = new_multi_layer_eagle(replace(NANO, num_heads=3), target, 9)
+    found, num_texts = measure_drafts(target, {"same": (target, (1, 3)), "other": (heads, (1, 3))}, texts, 4)
+    quality, other = found["same"], found["other"]
+    assert num_texts == len(texts)
     assert quality.agreement == 1.0 and quality.accept_lengths == {1: 2.0, 3: 4.0}
-    other = measure_draft(target, new_multi_layer_eagle(replace(NANO, num_heads=3), target, 9), texts, 4, (1, 3))
     assert other.agreement < 0.2 and other.accept_lengths[3] < 1.5
 
 
