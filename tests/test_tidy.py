@@ -491,6 +491,9 @@ def test_an_extra_covers_what_its_packages_import(extra: str | None, folders: tu
 
 def test_test_files_have_names_of_their_own():
     """The folders of tests are no packages, so that two files of one name are one module, whichever comes first."""
-    names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py"]
+    paths = list((ROOT / "tests").rglob("*.py"))
+    names = [path.name for path in paths if path.name != "conftest.py"]
     twice = {name for name in names if names.count(name) > 1}
     assert not twice, f"more than one file of the name: {sorted(twice)}"
+    importing = [path for path in paths if re.search(r"^\s*(from|import) conftest\b", path.read_text("utf-8"), re.M)]
+    assert not importing, f"these import a conftest, of which there are several: {importing}"

@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from conftest import AXIS, made_grid, made_steps
 from foretoken.cli.files import write_json
 from foretoken.core.errors import ConfigError
 from foretoken.sim.assembly import assemble
@@ -15,6 +14,7 @@ from foretoken.twin.measuring import MeasuringPlan, measure_steps
 from foretoken.twin.record import Record
 from hypothesis import given
 from hypothesis import strategies as st
+from made_steps import AXIS, made_grid, made_steps
 
 PLAN = MeasuringPlan(repeats=2, rows=(1, 2), contexts=(4, 30))
 

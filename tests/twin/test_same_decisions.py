@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import made_steps
 from foretoken.core.acceptance.process import AcceptanceProcess, GaussianAcceptance
 from foretoken.core.contract.events import Committed, Planned, Submitted
 from foretoken.core.contract.request import Request
@@ -15,6 +14,7 @@ from foretoken.twin.served import Asked, StepLap, serve
 from foretoken.twin.simulated import simulate
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from made_steps import made_steps
 
 WAYS = {
     "plain": {},

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import made_steps
 from foretoken.core.acceptance.process import FixedMeanAcceptance
 from foretoken.core.contract.request import Request
 from foretoken.core.errors import ConfigError
@@ -17,6 +16,7 @@ from foretoken.twin.measuring import MeasuringPlan, Pace, measure_steps
 from foretoken.twin.run import TwinPlan, _draft_of, default_scenario, rounds_of, run_twin
 from foretoken.twin.served import Asked, CpuClock, make_clock, metrics_of, serve
 from foretoken.twin.simulated import simulate
+from made_steps import made_steps
 
 
 def asked(count=6, output=5):
