@@ -94,7 +94,15 @@ class CheckedExecutor(WrappedExecutor):
 
 @cache
 def target_model(vocab_size: int, mixture: bool = False) -> Decoder:
-    """The target; with `mixture` its second layer has experts. The last token says much of what comes next, so that heads can be right."""
+    """Return the target that all executors of a configuration share."""
+    return _fresh_target(vocab_size, mixture)
+
+
+def _fresh_target(vocab_size: int, mixture: bool) -> Decoder:
+    """Make a target, with `mixture` one whose second layer has experts.
+
+    The last token says much of what comes next, so that heads can be right.
+    """
     target = _sharpened(Decoder(_config(vocab_size, HIDDEN, 2, mixture), OPS, "cpu", torch.float32), 0)
     with torch.no_grad():
         target.embed_weight *= TOKEN
@@ -109,7 +117,9 @@ def draft_model(algorithm: str, vocab_size: int, mixture: bool = False) -> Draft
     if drafter in (Drafter.NONE, Drafter.LOOKUP):
         return None
     if drafter is Drafter.MODEL:
-        return _near(target_model(vocab_size, mixture))
+        return _near(
+            _fresh_target(vocab_size, mixture)
+        )  # an executor that packed the shared one has dropped its plain weights
     config = HeadConfig(
         algorithm=form,
         model=_config(vocab_size, HIDDEN, 1),
