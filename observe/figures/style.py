@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -21,6 +21,10 @@ DARK = ("#e2e8f0", "#334155", "#0f172a")
 HEIGHT = 360
 NOTE_WIDTH = 50  # characters of a line of a note below an axis
 NOTE_MARK = "<br><span"
+# Characters of a line of names, so that at a phone's width (390 px) beside names there is room for points, and names in a legend are whole.
+NAME_WIDTH = 22
+LEGEND_WIDTH = 36
+MOST_NAME_LINES = 4
 
 
 def template(ink: str, grid: str, paper: str) -> go.layout.Template:
@@ -51,6 +55,26 @@ def figure(title: str, x: str, y: str, note: str = "", height: int = HEIGHT) -> 
         meta={"note": note}, margin={"t": 80}, xaxis={"title": {"text": f"{x}{small}"}}, yaxis={"title": {"text": y}}
     )
     return made
+
+
+def wrapped(name: str, width: int = LEGEND_WIDTH) -> str:
+    """Return a name in lines of at most `width` characters; what is longer than four of them ends with an ellipsis."""
+    return "<br>".join(textwrap.wrap(name, width, max_lines=MOST_NAME_LINES, placeholder=" …")) or name
+
+
+def names_beside(made: go.Figure, names: Sequence[str]) -> None:
+    """Write the names of rows, from the topmost down, beside the y axis in lines, and give each row the height that they take."""
+    lines = [wrapped(name, NAME_WIDTH) for name in names]
+    row_px = max([34, *(8 + 15 * (1 + text.count("<br>")) for text in lines)])
+    made.update_yaxes(categoryorder="array", categoryarray=names[::-1], tickvals=names, ticktext=lines)
+    legend = {"xanchor": "right", "x": 1}  # above names and points, not above the points alone
+    made.update_layout(height=150 + row_px * max(len(names), 3), legend=legend)
+
+
+def tall_enough(made: go.Figure) -> None:
+    """Give the figure a line's height more for each line of its legend beyond five."""
+    num_lines = sum(1 + one.name.count("<br>") for one in made.data if one.showlegend)
+    made.update_layout(height=made.layout.height + 15 * max(num_lines - 5, 0))
 
 
 def limit_line(

@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from ...core.parsing import ParseError, parse_json
 from ..input_files import read_lines
 from ..tables import LATENCIES
-from .style import COLOURS, FAINT, figure, limit_line, missing, read_object
+from .style import COLOURS, FAINT, figure, limit_line, missing, names_beside, read_object, tall_enough, wrapped
 
 LOADS = ("workload.rate", "workload.rate_scale", "workload.concurrency")
 TITLES = {
@@ -180,7 +180,7 @@ def _add_points(made: go.Figure, points: Sequence[Point], name: str, colour: str
         return {"type": "data", "array": up, "arrayminus": down, "symmetric": False, "width": 2, "thickness": 1}
 
     made.add_scatter(
-        x=[mean(point, x) for point in points], y=[mean(point, y) for point in points], name=name or "all", mode=mode,
+        x=[mean(point, x) for point in points], y=[mean(point, y) for point in points], name=wrapped(name or "all"), mode=mode,
         error_x=whiskers(x), error_y=whiskers(y), line={"color": colour, "width": 2},
         marker={"color": colour, "size": 8, "symbol": ["circle-open" if point.is_overloaded else "circle" for point in points]},
         customdata=[label(point.settings) for point in points], textfont={"size": 10},
@@ -239,7 +239,7 @@ def frontier(trials: Trials | str | PathLike[str]) -> go.Figure:
     if any(one["status"] == "dropped" for one in found):
         notes.append("pale: dropped after the rough first round")
     note = "; ".join(notes)
-    made = figure("Candidates", x, "", note, 150 + 34 * max(len(found), 3))
+    made = figure("Candidates", x, "", note)
     kinds = {"best": COLOURS[2], "equal": COLOURS[0], "behind": COLOURS[1], "dropped": FAINT}
     names = {"best": "best", "equal": "cannot be told from the best", "behind": "behind", "dropped": "dropped"}
     for kind, colour in kinds.items():
@@ -254,7 +254,7 @@ def frontier(trials: Trials | str | PathLike[str]) -> go.Figure:
             customdata=[f"{one['tightest']} at {one['taken']:.0%} of its limit" if one["taken"] else "" for one in shown],
             hovertemplate="%{y}: %{x:.4~g}<br>%{customdata}<extra></extra>",
         )  # fmt: skip
-    made.update_yaxes(categoryorder="array", categoryarray=[one["name"] for one in reversed(found)])
+    names_beside(made, [one["name"] for one in found])
     made.update_xaxes(rangemode="tozero")
     if not greatest and max((one["gpus"] or 0 for one in found), default=0) <= MOST_LINES:
         made.update_xaxes(dtick=1)
@@ -285,7 +285,7 @@ def latency_against_load(trials: Trials | str | PathLike[str], limit: Mapping[st
                 by_load.setdefault(float(point.settings[key]), []).extend(point.values(limit["key"]))
         loads = sorted(load for load, values in by_load.items() if values)
         made.add_scatter(
-            x=loads, y=[float(f"{np.mean(by_load[load]):.5g}") for load in loads], mode="lines+markers", name=one["name"],
+            x=loads, y=[float(f"{np.mean(by_load[load]):.5g}") for load in loads], mode="lines+markers", name=wrapped(one["name"]),
             line={"color": colour, "width": 2}, marker={"size": 6}, showlegend=True,
             hovertemplate=f"{one['name']}: %{{y:.4~g}} ms at %{{x:.4~g}}<extra></extra>",
         )  # fmt: skip
@@ -294,6 +294,7 @@ def latency_against_load(trials: Trials | str | PathLike[str], limit: Mapping[st
         highest = max(value for line in made.data for value in line.y)
         limit_line(made, (min(loads), max(loads)), (limit["limit_ms"],) * 2, f"limit {limit['limit_ms']:g} ms")
         made.update_yaxes(range=[0, min(1.1 * max(highest, limit["limit_ms"]), 4 * limit["limit_ms"])])
+    tall_enough(made)
     return made
 
 
@@ -306,7 +307,7 @@ def tuned_gains(trials: Trials | str | PathLike[str]) -> go.Figure:
     found = trials.tuned
     names = list(found["gain_over"])
     note = f"whiskers: 95 % interval over {len(found['seeds'])} seeds that the search has not seen; right: the table is faster"
-    made = figure("Gain of the tuned table", "faster by", "", note, 150 + 34 * len(names))
+    made = figure("Gain of the tuned table", "faster by", "", note)
     for phase, colour in zip(found["phases"], COLOURS * 4, strict=False):
         shown = [(name, row[phase]) for name, row in found["gain_over"].items() if row[phase] is not None]
         made.add_scatter(
@@ -316,7 +317,7 @@ def tuned_gains(trials: Trials | str | PathLike[str]) -> go.Figure:
         )  # fmt: skip
     made.add_vline(x=0, line={"color": FAINT, "width": 1})
     made.update_xaxes(tickformat="+.0%")
-    made.update_yaxes(categoryorder="array", categoryarray=names[::-1])
+    names_beside(made, names)
     return made
 
 

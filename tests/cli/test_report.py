@@ -74,7 +74,7 @@ def plan_store(folder: Path) -> None:
                     }
                     journal.write(json.dumps({"settings": given, "status": "done", "summary": summary}) + "\n")
             found = {"load": 9.0 - number, "half_width": 0.5, "gpus": 1, "tokens_per_s": 900.0, "per_million": None}
-            name = f"EAGLE3, {number} steps"
+            name = f"EAGLE3, {number} steps, top-4, 8 nodes, tensor_parallel 8, a draft of/some-long-name-of-a-model-instruct-fp8"
             candidates.append(
                 {"name": name, "settings": settings, "status": status, **found, "tightest": "tpot_p99", "taken": 0.97}
             )
@@ -243,17 +243,27 @@ def test_a_page_is_one_file_that_says_the_answer_first(pages, name, says):
 PROBE = """<script>addEventListener("load", () => setTimeout(() => {
   const root = document.documentElement, plots = document.querySelectorAll(".plot");
   const empty = [...plots].filter(plot => !plot.querySelector(".main-svg")).length;
-  parent.postMessage([NAME, plots.length, empty, Math.max(0, root.scrollWidth - root.clientWidth)].join(), "*");
+  let cut = 0, least = 1;  // texts that leave their figure, and the least share of a figure's width that is left for its points
+  for (const plot of plots) {
+    const frame = plot.getBoundingClientRect();
+    for (const text of plot.querySelectorAll("text")) {
+      const box = text.getBoundingClientRect();
+      if (box.width && (box.left < frame.left - 1 || box.right > frame.right + 1)) cut += 1;
+    }
+    for (const grid of plot.querySelectorAll(".nsewdrag")) least = Math.min(least, grid.getBoundingClientRect().width / frame.width);
+  }
+  const tooWide = Math.max(0, root.scrollWidth - root.clientWidth);
+  parent.postMessage([NAME, plots.length, empty, tooWide, cut, Math.floor(100 * least)].join(), "*");
 }, 500));</script></body>"""
 
 
 @needs_browser
 @pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_pages_open_without_a_network_and_without_an_error(pages, tmp_path, turn):
-    """At desktop and phone width, half of them in the slow test, every figure is drawn, and nothing is wider than the window."""
+    """At desktop and phone width, half of them in the slow test, every figure is drawn whole, and nothing is wider than the window."""
     frames = []
     for number, (name, place) in enumerate(pages.items()):
-        form = list(WIDTHS)[(number + turn) % 2]
+        form = list(WIDTHS)[(number + turn + 1) % 2]
         copy = tmp_path / f"{name}-{form}.html"
         probe = PROBE.replace("NAME", json.dumps(f"{name}-{form}"))
         copy.write_text(place.read_text(encoding="utf-8").replace("</body>", probe), encoding="utf-8")
@@ -272,8 +282,9 @@ def test_pages_open_without_a_network_and_without_an_error(pages, tmp_path, turn
     found = dict(re.findall(r"\[([a-z]+-[a-z]+),([\d,]+)\]", done.stdout))
     assert len(found) == len(frames), done.stderr[-2000:]
     for name, counts in found.items():
-        plots, empty, too_wide = map(int, counts.split(","))
-        assert plots >= 2 and (empty, too_wide) == (0, 0), name
+        plots, empty, too_wide, cut, least_percent = map(int, counts.split(","))
+        assert plots >= 2 and (empty, too_wide, cut) == (0, 0, 0), f"{name}: {counts}"
+        assert least_percent >= 40, f"{name}: {least_percent} % of a figure's width are left for its points"
 
 
 def test_a_file_of_another_program_is_not_replaced(command, made, tmp_path):
