@@ -169,10 +169,12 @@ def _capture(
 ) -> Callable[[], RoundResult]:
     side = capture_stream(device)
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(WARM_UP_RUNS):
-            run()
-    torch.cuda.current_stream().wait_stream(side)
+    try:
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP_RUNS):
+                run()
+    finally:  # a round without a graph follows where memory runs out, and shares the constants made here
+        torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=memory_pool, stream=side, capture_error_mode="thread_local"):
         result = run()
@@ -256,7 +258,11 @@ class RoundGraphs:
         begin, before = time.perf_counter(), _reserved_bytes()
         try:
             graph = self._capture(key, *variant, self._memory_pool)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:  # torch's OutOfMemoryError, or the driver's own as it makes the graph
+            if "out of memory" not in str(error):
+                raise
+            if not self.reports and self._memory_pool is not None:
+                self._memory_pool = torch.cuda.graph_pool_handle()  # torch refuses one whose only graph is gone
             return None
         report = CaptureReport(*key, variant[0], time.perf_counter() - begin, _reserved_bytes() - before, variant[1])
         self.reports.append(report)
@@ -287,4 +293,8 @@ def padded_shape(
 
 
 def _reserved_bytes() -> int:
-    return torch.cuda.memory_reserved() if torch.cuda.is_available() else 0
+    """Return the memory that torch holds and cannot give back. A capture gives back the rest, which is none of its cost."""
+    if not torch.cuda.is_available():
+        return 0
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()

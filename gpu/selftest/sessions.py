@@ -266,6 +266,7 @@ def launches_without_waiting(context: Context, way: str) -> Finding:
     session.executor.launch = watched
     session.run(requests_of(context, "again "))
     session.close()
+    assert launches, "no launch was watched"
     return Finding(f"{len(launches)} launches, none waited")
 
 

@@ -71,7 +71,7 @@ def _row(result: ArmResult) -> dict[str, Any]:
         "speed-up": round(result.speedup, 2),
         "ms/round": round(result.round_ms, 3),
         "share of bandwidth": f"{result.floor_share:.0%}",
-        "idle": "" if result.idle_share is None else f"{result.idle_share:.0%}",
+        "idle between phases": "" if result.idle_share is None else f"{result.idle_share:.0%}",
         "host": f"{result.shares['host']:.0%}",
         "graphs, s": round(sum(capture.seconds for capture in result.captures), 2),
         "graphs, MiB": round(sum(capture.num_bytes for capture in result.captures) / 2**20, 1),

@@ -22,9 +22,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any
 
-from ...core.parsing import parse_json
+from ...core.parsing import ParseError, parse_json
 
 STEP_LIMIT_S = 180.0
+EXIT_LIMIT_S = 10.0  # a process inside a driver that hangs cannot even be killed
 TAIL_CHARACTERS = 4000  # of what a process that died has written
 
 
@@ -33,7 +34,7 @@ class State(StrEnum):
 
     PASSED = "passed"
     FAILED = "failed"
-    NOT_FINISHED = "not finished"  # its time or the budget was over
+    NOT_FINISHED = "not finished"  # the budget was over
     NOT_RUN = "not run"
 
 
@@ -140,14 +141,25 @@ def run_apart(
                     break  # it has ended itself, spoilt by the step before
                 number += 1
                 if isinstance(answer, str):
-                    value = parse_json(answer)
-                    yield Outcome(**value | {"state": State(value["state"]), "rows": tuple(value["rows"])})
+                    yield _read_outcome(step, answer)
                     continue
-                state, text = State.NOT_FINISHED, f"stopped after {limit_s:.0f} s"
+                # A step that takes longer than any should is at fault; one that the budget cuts off is not.
+                state = State.NOT_FINISHED if limit_s < step.limit_s else State.FAILED
+                text = f"stopped after {limit_s:.0f} s"
                 if answer is not None:
                     state, text = State.FAILED, f"its process ended with code {answer}"
                 yield Outcome(step.part, step.name, state, time.perf_counter() - begin, text, (), process.tail())
                 break
+
+
+def _read_outcome(step: Step, answer: str) -> Outcome:
+    try:
+        value = parse_json(answer)
+    except ParseError as error:  # such as a NaN among its figures
+        return Outcome(
+            step.part, step.name, State.FAILED, text=f"what it found cannot be read: {error}", traceback=answer
+        )
+    return Outcome(**value | {"state": State(value["state"]), "rows": tuple(value["rows"])})
 
 
 class _Process:
@@ -169,9 +181,9 @@ class _Process:
         """Return its next answer, its exit code if it has ended, or None once `limit_s` have passed."""
         try:
             line = self._lines.get(timeout=limit_s)
-        except queue.Empty:
+            return self._process.wait(EXIT_LIMIT_S) if line is None else line
+        except (queue.Empty, subprocess.TimeoutExpired):
             return None
-        return self._process.wait() if line is None else line
 
     def tail(self) -> str:
         """Return the end of what it wrote."""
@@ -183,7 +195,8 @@ class _Process:
 
     def __exit__(self, *error: object) -> None:
         self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(EXIT_LIMIT_S)
         self._written.close()
 
 

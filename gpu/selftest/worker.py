@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -26,3 +27,7 @@ def _is_spoilt(device: str) -> bool:
 if __name__ == "__main__":
     device, directory, first = sys.argv[1:]
     serve_steps(catalogue(Context(device, Path(directory))), int(first), lambda: _is_spoilt(device))
+    sys.stderr.flush()
+    os._exit(
+        0
+    )  # giving a spoilt device back may hang, or abort the process, which would be taken for the next step's death

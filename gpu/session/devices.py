@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from threadpoolctl import threadpool_limits
 
 from ...core.errors import ConfigError, Problem
 from ..models.config import ModelConfig
@@ -46,6 +45,8 @@ def set_threads(device: str, threads: int | None, target: ModelConfig, weight_by
     """
     if device.partition(":")[0] != "cpu":
         return
+    from threadpoolctl import threadpool_limits  # which a machine that only uses its GPU may lack
+
     threadpool_limits(1, user_api="blas")
     if threads is None and weight_bytes // target.num_layers < ONE_CORE_LAYER_BYTES:
         threads = 1

@@ -19,6 +19,7 @@ from foretoken.core.scheduler.driver import Driver
 from foretoken.core.scheduler.engine import Engine
 from foretoken.gpu.batch.uploads import Uploads
 from foretoken.gpu.draft import window
+from foretoken.gpu.executor import graphs
 from foretoken.gpu.executor import round as gpu_round
 from foretoken.gpu.executor.build import build_executor
 from foretoken.gpu.executor.graphs import CapturedRound, RoundCapture, RoundGraphs, RoundKind
@@ -114,19 +115,62 @@ def test_a_captured_round_is_one_copy_to_the_device(sampling, monkeypatch):
     assert len(rounds) > 5 and set(rounds) <= {"fill", "fill send"}, sent
 
 
-def test_a_graph_that_does_not_fit_is_not_tried_again(monkeypatch):
+OUT_OF_MEMORY = (torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: out of memory"))
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=("torch", "driver"))
+def test_a_graph_that_does_not_fit_is_not_tried_again(error, monkeypatch):
     """Its rounds run without one, and give the same tokens."""
     expected, _ = serve("STANDALONE", graph_sizes=None, table=TABLE, requests=prompts(3))
     tried = []
 
     def fails(self, key, kind, with_outputs, memory_pool):
         tried.append((key, kind, with_outputs))
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise error
 
     monkeypatch.setattr(RoundCapture, "__call__", fails)
     found, executor = serve("STANDALONE", graph_sizes=(4,), table=TABLE, requests=prompts(3))
     assert found == expected and not executor.graphs.reports
     assert tried and len(tried) == len(set(tried))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_capture_is_warmed_up_on_its_stream_and_joins_the_current_one(fails, monkeypatch):
+    """What the warm-up runs make, such as constants, is read by rounds on the current stream, even if they run out of memory."""
+    said: list[str] = []
+
+    class Recorded:
+        def __init__(self, name, **unused):
+            self.name = name
+
+        def wait_stream(self, other):
+            said.append(f"{self.name} waits for {other.name}")
+
+        def __enter__(self):
+            said.append(self.name)
+
+        def __exit__(self, *error):
+            said.append(f"end of {self.name}")
+
+    def run():
+        said.append("run")
+        if fails:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(graphs, "capture_stream", lambda device: Recorded("side"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Recorded("current"))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: "graph")
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, stream, **unused: Recorded(f"capture on {stream.name}"))
+    warm_up = ["side waits for current", "side", "run", "run", "end of side", "current waits for side"]
+    if fails:
+        del warm_up[3]
+        with pytest.raises(torch.OutOfMemoryError):
+            graphs._capture(run, None, torch.device("cpu"))
+        assert said == warm_up
+    else:
+        graphs._capture(run, None, torch.device("cpu"))
+        assert said == [*warm_up, "capture on side", "run", "end of capture on side"]
 
 
 @pytest.mark.parametrize(

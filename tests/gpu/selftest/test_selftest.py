@@ -121,18 +121,25 @@ def test_the_report_holds_what_ran(tmp_path, monkeypatch, named, code, states):
 
 
 def test_a_process_that_dies_or_hangs_is_followed_by_another():
-    """The worker's steps: pass (printing), fail, fail and spoil the device, die by a signal, hang, pass."""
-    names = ("prints", "fails", "spoils", "dies", "hangs", "passes")
+    """The worker's steps: pass (printing), fail, fail and spoil the device, die by a signal, hang, find no number, pass."""
+    names = ("prints", "fails", "spoils", "dies", "hangs", "unreadable", "passes")
     asked = [Step("part", name, passes, limit_s=30.0 if name != "hangs" else 2.0) for name in names]
     worker = [sys.executable, str(HERE / "worker_that_dies.py")]
     begun: list[str] = []
     outcomes = list(run_apart(asked, worker, lambda: 60.0, lambda step: begun.append(step.name)))
     assert tuple(begun) == names
-    assert [outcome.state for outcome in outcomes] == ["passed", "failed", "failed", "failed", "not finished", "passed"]
+    assert [outcome.state for outcome in outcomes] == ["passed", *["failed"] * 5, "passed"]
     assert outcomes[0].rows == ({"process": 0},) and outcomes[-1].rows == ({"process": 5},)
     assert outcomes[2].text == "ValueError: off by one"
     assert outcomes[3].text == f"its process ended with code {-signal.SIGKILL}"
     assert "about to die" in outcomes[3].traceback and outcomes[4].text == "stopped after 2 s"
+    assert "cannot be read" in outcomes[5].text
+
+
+def test_the_budget_cuts_a_step_off_and_that_is_no_failure():
+    sleeps = [sys.executable, "-c", "import time; time.sleep(60)"]
+    (outcome,) = run_apart(steps(slow=passes), sleeps, lambda: 0.2, lambda step: None)
+    assert outcome.state is State.NOT_FINISHED
 
 
 def test_what_cannot_be_is_refused(tmp_path):
