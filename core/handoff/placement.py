@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ..contract.request import Request
+from ..contract.request import FinishReason, Request
 from ..prompt import Prompt
 
 MAX_TRIES = 2
@@ -148,10 +148,14 @@ class Placements:
             self._prefill.done(placement.prefill, placement.request)
         self._decode.done(placement.decode, placement.request)
 
-    def drops(self, name: Name, request_id: str) -> bool:
-        """Whether an end that the worker `name` reports is none: it drops the request, since the other one was lost."""
+    def drops(self, name: Name, request_id: str, reason: FinishReason | None) -> bool:
+        """Whether an end that the worker `name` reports is none: it drops the request, since the other one was lost.
+
+        An output that is complete is an end whatever was lost: its first token was the last. `reason` None: it refuses the request.
+        """
         placement = self._placements[request_id]
-        return placement.lost is not None and name != placement.decode
+        is_complete = reason in (FinishReason.STOP, FinishReason.LENGTH)
+        return placement.lost is not None and name != placement.decode and not is_complete
 
     def lose(self, name: Name, why: str) -> list[Verdict]:
         """Take a worker for dead. Returns the verdicts that need no answer of another worker; `let_go` has the others."""

@@ -162,7 +162,7 @@ class RequestRecord:
 
     ```
     prompt tokens        0 ──────────── prompt_len
-    context to prefill   0 ──────────── prompt_len + emitted        (emitted > 0 only after a retraction)
+    context to prefill   0 ──────────── prompt_len + emitted_before (> prompt_len after a retraction or the loss of a worker)
     KV when decoding     0 ──────────── prompt_len + emitted - 1    (the last emitted token has no KV yet)
     ```
     """
@@ -177,9 +177,12 @@ class RequestRecord:
     prefill_launched: int = 0  # KV length that launched chunks reach
     prefill_committed: int = 0  # KV length that committed chunks reach
     num_cached: int = 0  # KV tokens taken from the prefix cache at the last admission
-    emitted_before: int = 0  # tokens emitted before the last admission
+    emitted_before: int = 0  # tokens emitted before the last admission that the prefill computes
+    has_first_token: bool = (
+        False  # the token that ends the prefill was emitted as well: rounds go on from it as they were
+    )
     overtaken: int = 0  # admissions of later arrivals while this one waited
-    # int64 [prompt_len + emitted_before], and the first token if the request goes on behind it; None if the content is unknown
+    # int64 [prompt_len + emitted_before + has_first_token]; None if the content is unknown
     context: np.ndarray | None = None
     outputs: dict[str, list] = field(default_factory=dict)  # per-token user outputs, one entry per emitted token
     ending: tuple[FinishReason, str] | None = None  # reason and message of an end that was demanded
@@ -187,11 +190,6 @@ class RequestRecord:
     @property
     def prompt_len(self) -> int:
         return self.request.prompt.length
-
-    @property
-    def has_first_token(self) -> bool:
-        """Whether its client has been shown the token that ends the prefill, by a worker that was lost."""
-        return self.emitted_before < self.request.shown.length
 
     @property
     def end_len(self) -> int:

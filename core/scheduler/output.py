@@ -114,7 +114,7 @@ class OutputLog:
         """Count the output tokens so far, over all admissions of the request."""
         if _is_prefilled(record):
             return int(self._kv_len[record.row]) - record.prompt_len + 1
-        return max(record.emitted_before, record.request.shown.length)
+        return record.emitted_before + record.has_first_token
 
     def delivered(self, record: RequestRecord) -> tuple[int, np.ndarray | None]:
         """Return the number of output tokens, and the tokens int64 themselves where they are known."""
@@ -141,7 +141,10 @@ class OutputLog:
             record.context = self.context_of(record)
         else:
             record.context = None  # the output's tokens are unknown
-        record.emitted_before = self.num_delivered(record)
+        num_delivered = self.num_delivered(record)
+        # A draw would take another coin than the rounds, which decide by the coins of a draft's position.
+        record.has_first_token = self.tracks_tokens and not record.request.sampling.is_greedy
+        record.emitted_before = num_delivered - record.has_first_token
 
 
 def _is_prefilled(record: RequestRecord) -> bool:

@@ -140,6 +140,7 @@ class Requests:
     def _new(self, request: Request, max_tokens: int) -> RequestRecord:
         record = RequestRecord(request, self._num_arrived, max_tokens)
         record.emitted_before = request.prefill_len - request.prompt.length
+        record.has_first_token = request.shown.length > 0
         self.live[request.request_id] = record
         self._num_arrived += 1
         return record

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import IO, Any
 
 from ...core.errors import ForetokenError
+from ...core.scheduler.config import EngineRole
 from ...observe.engine_lines import write_forwarded
 from .control import ControlError, ControlSocket
 from .topology import WorkerPlace, backend_for
@@ -134,16 +135,14 @@ class Workers:
         return [worker for worker in self.all.values() if not worker.death]
 
     def hear(self, wait_s: float) -> list[tuple[WorkerProcess, dict[str, Any] | None]]:
-        """Wait up to `wait_s` for messages and return them, in the order of the workers; None: the worker is dead.
+        """Wait up to `wait_s` for messages and return them, those of prefill workers first; None: the worker is dead.
 
-        Prefill workers come first, and they tell the parent before they let a decode worker go on: so what caused a message stands
-        before it.
+        Prefill workers tell the parent before they let a decode worker go on. They are read after the decode workers: so what caused
+        a message has been read with it, and stands before it.
         """
-        ready = {key.data.name for key, _ in self._selector.select(wait_s)}
-        heard: list[tuple[WorkerProcess, dict[str, Any] | None]] = []
-        for worker in self.living():
-            if worker.name in ready:
-                heard += self._listen(worker)
+        effects = [said for worker in self._ready(wait_s, EngineRole.DECODE) for said in self._listen(worker)]
+        heard = [said for worker in self._ready(0.0, EngineRole.PREFILL) for said in self._listen(worker)]
+        heard += effects
         self._watch(heard)
         return heard
 
@@ -190,6 +189,11 @@ class Workers:
             self._store = None
 
     # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _ready(self, wait_s: float, role: EngineRole) -> list[WorkerProcess]:
+        """Wait up to `wait_s` for any worker, and return those of a role that can be read."""
+        ready = {key.data.name for key, _ in self._selector.select(wait_s)}
+        return [worker for worker in self.living() if worker.name in ready and worker.place.role is role]
 
     def _connect(self) -> None:
         backend = backend_for(self.devices)

@@ -330,12 +330,12 @@ class DisaggregatedSession:
         if reason == FinishReason.TRANSFERRED.value:
             self._placements.handed_over(request_id)
             return []
-        if self._placements.drops(worker.name, request_id):
+        finished = FinishReason(reason) if reason != REFUSED else None
+        if self._placements.drops(worker.name, request_id, finished):
             return []
         told = len(self._answers[request_id].tokens)
-        if reason == REFUSED:
+        if finished is None:
             return [self._end(request_id, REFUSED if not told else FINISH[FinishReason.ERROR], message)]
-        finished = FinishReason(reason)
         if finished in (FinishReason.STOP, FinishReason.LENGTH) and told != num_output:
             message = f"worker {worker.name} delivered {num_output} tokens, {told} of them were told"
             finished = FinishReason.ERROR

@@ -282,8 +282,9 @@ class EngineHistory:
             if tokens is not None:
                 was = f"token {tokens[number]} of {owner!r}"
                 self.tally.check("RELAY-05", tokens[number] >= 0, was, "a token id")
-            rows.deliver(row, 1)
-            rows.mark(row, end_ns, end_ns)
+            if not rows.knows_first[row]:
+                rows.deliver(row, 1)
+                rows.mark(row, end_ns, end_ns)
             emitted = int(rows.emitted[row])
             if number in stopped:
                 ends[owner] = ("stop", emitted)

@@ -23,6 +23,7 @@ class LiveRequest:
     submit_ns: int
     row: int = 0  # 0: it waits
     emitted: int = 0
+    may_know_first: bool = False  # its prefill may end with a token that was delivered already
     first_ns: int = -1
     last_ns: int = -1
     prefill_len: int = 0
@@ -70,7 +71,11 @@ class Requests:
             was = f"{request_id!r} with a prompt of {prompt_len} tokens is accepted"
             should = f"a refusal: prompt and output are {self.context_len} tokens at most"
             self.tally.check("ENGINE-08", prompt_len < self.context_len, was, should)
-        return self._add(request_id, data.get("priority", 0), prompt_len, data["max_tokens"], data["ns"])
+        request = self._add(request_id, data.get("priority", 0), prompt_len, data["max_tokens"], data["ns"])
+        request.emitted = _prompt_len(data["shown"]) if "shown" in data else 0
+        is_sampled = "sampling" in data and data["sampling"][0] > 0.0
+        request.may_know_first = is_sampled or request.emitted > 0
+        return request
 
     def _add(self, request_id: str, priority: int, prompt_len: int, max_tokens: int, ns: int) -> LiveRequest:
         self.num_submitted += 1
@@ -137,9 +142,10 @@ class Requests:
         if request is None:  # the log has lost its beginning
             request = self._add(request_id, 0, max(received or cached, 1), max_tokens, self.now_ns)
             request.emitted = emitted
+        knows_first = not received and request.may_know_first and emitted == request.emitted - 1
         if request.emitted:
             was = f"{request_id!r} begins again with {emitted} tokens, {request.emitted} were delivered"
-            check("ENGINE-03", emitted == request.emitted, was, "what was delivered stays delivered")
+            check("ENGINE-03", emitted + knows_first == request.emitted, was, "what was delivered stays delivered")
         fits = max_tokens <= request.max_tokens
         fits = fits and (self.context_len is None or request.prompt_len + max_tokens <= self.context_len)
         was = f"{request_id!r} may have {max_tokens} tokens after a prompt of {request.prompt_len}"
@@ -151,8 +157,9 @@ class Requests:
         was = f"row {row} is given away with epoch {epoch}, after {self.rows.epoch[row]}"
         should = "a greater one, so that what an older owner left is recognized"
         check("RELAY-03", epoch > self.rows.epoch[row], was, should)
-        self.rows.open(row, epoch, request_id, emitted, max_tokens, request.first_ns, request.last_ns)
-        self.rows.decoding[row] = bool(received)
+        known = emitted + knows_first
+        self.rows.open(row, epoch, request_id, known, max_tokens, request.first_ns, request.last_ns)
+        self.rows.decoding[row], self.rows.knows_first[row] = bool(received), knows_first
         self.aborted_rows.pop(row, None)
         self.out_of_order.discard(request_id)
         request.row, request.computed, request.prefill_len = row, cached, request.prompt_len + emitted

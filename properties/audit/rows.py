@@ -23,6 +23,7 @@ _EMPTY = {
     "last_ns": -1,
     "alive": False,
     "decoding": False,
+    "knows_first": False,
     "reported": False,
 }  # column -> its value in a row that was never given out
 
@@ -46,6 +47,7 @@ class Rows:
     last_ns: np.ndarray
     alive: np.ndarray
     decoding: np.ndarray  # the last chunk of the prompt is launched
+    knows_first: np.ndarray  # the token that ends the prefill was delivered before
     reported: np.ndarray  # a step was found to decode it without reason; report that once for each owner
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from foretoken.core.contract.request import Request
+from foretoken.core.contract.request import FinishReason, Request
 from foretoken.core.handoff.placement import LeastLoaded, Placements
 from foretoken.core.prompt import Prompt
 
@@ -79,7 +79,9 @@ def test_requests_of_a_lost_decode_worker_go_on_behind_what_was_shown(router):
     router.joined("shown")
     router.abort("given up")
     assert router.lose("d0", "d0 died") == []
-    assert router.drops("p0", "not yet") and not router.drops("p1", "elsewhere")
+    assert router.drops("p0", "not yet", FinishReason.ERROR) and not router.drops("p1", "elsewhere", FinishReason.ERROR)
+    # Its first token was its last one, and the news of it was on its way.
+    assert router.drops("p0", "not yet", None) and not router.drops("p0", "not yet", FinishReason.STOP)
     verdicts = {verdict.request_id: verdict for verdict in router.let_go("p0", "d0")}
     assert verdicts.keys() == {"shown", "not yet", "given up"}
     assert verdicts["given up"].placement is None and verdicts["given up"].failure == ""

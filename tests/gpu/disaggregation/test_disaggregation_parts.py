@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import selectors
 import socket
 import threading
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +22,7 @@ from foretoken.core.algorithm.registry import (
 from foretoken.core.errors import ConfigError
 from foretoken.core.handoff import TransferKey
 from foretoken.core.handoff.messages import Ack, Renew
-from foretoken.core.scheduler.config import EngineConfig
+from foretoken.core.scheduler.config import EngineConfig, EngineRole
 from foretoken.core.scheduler.engine import Engine
 from foretoken.gpu.disaggregation.control import MAX_FRAME_BYTES, ControlError, ControlSocket
 from foretoken.gpu.disaggregation.link import _framed, _messages_in
@@ -27,7 +30,8 @@ from foretoken.gpu.disaggregation.link_faults import VARIABLE, LinkFaults, Parce
 from foretoken.gpu.disaggregation.page_tensors import PageTensors
 from foretoken.gpu.disaggregation.parcel import Parcel
 from foretoken.gpu.disaggregation.planning import plan_disaggregated
-from foretoken.gpu.disaggregation.topology import Disaggregation, backend_for
+from foretoken.gpu.disaggregation.processes import Workers
+from foretoken.gpu.disaggregation.topology import Disaggregation, WorkerPlace, backend_for
 from foretoken.gpu.executor.build import build_executor
 from foretoken.gpu.session.plan import SessionOptions
 from matrix_cells import OPS, small_head, small_model
@@ -279,6 +283,39 @@ def test_who_sends_soon_never_waits_for_a_reader_that_pauses(ends):
     assert received(ends[1], 1) == [{"number": 100}]
     ends[1].close()
     ends[0].send_soon({"number": 101})  # the other end is closed; sending does not fail
+
+
+def test_what_caused_a_message_is_heard_before_it(monkeypatch):
+    """Also where both are sent after the parent has begun to read."""
+    socks = [socket.socketpair() for _ in range(2)]
+    roles = (EngineRole.PREFILL, EngineRole.DECODE)
+    (to_prefill, prefill), (to_decode, decode) = ([ControlSocket(end) for end in pair] for pair in socks)
+    workers = object.__new__(Workers)
+    workers._selector = selectors.DefaultSelector()
+    workers.all, workers.silence_s = {}, 60.0
+    for role, control in zip(roles, (to_prefill, to_decode), strict=True):
+        place = WorkerPlace(f"{role}0", role, 0)
+        workers.all[place.name] = worker = SimpleNamespace(place=place, name=place.name, control=control, death="")
+        worker.heard_s = worker.pinged_s = time.monotonic()
+        workers._selector.register(control, selectors.EVENT_READ, worker)
+    for sender in (prefill, decode):
+        sender.send({"say": "earlier"})
+    real, later = ControlSocket.receive, [prefill, decode]
+
+    def receive(self):
+        messages = real(self)
+        while later:
+            later.pop(0).send({"say": "cause" if len(later) else "effect"})
+        return messages
+
+    monkeypatch.setattr(ControlSocket, "receive", receive)
+    said = []
+    while len(said) < 4:
+        said += [message["say"] for _, message in workers.hear(1.0)]
+    assert said.index("cause") < said.index("effect")
+    for end in (to_prefill, prefill, to_decode, decode):
+        end.close()
+    workers._selector.close()
 
 
 def test_a_frame_beyond_all_measure_is_refused():

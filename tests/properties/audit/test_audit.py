@@ -1,12 +1,15 @@
 """The audit of a log: true histories pass, whichever engine wrote them; every falsified one is caught, at its line."""
 
 import json
+from dataclasses import replace
 from functools import cache
 
 import pytest
 from foretoken.checks.driver import Dice, Disturbance, HostileDriver
 from foretoken.checks.matrix import build_cell, pairwise_cells, requests_of
+from foretoken.core.contract.request import SamplingParams
 from foretoken.core.errors import ForetokenError
+from foretoken.core.prompt import Prompt
 from foretoken.observe.log import EventLog, LogError
 from foretoken.properties.audit.findings import AUDITED, MAX_FINDINGS
 from foretoken.properties.audit.history import audit_log
@@ -75,6 +78,15 @@ def test_simulations_do_not_contradict_themselves(logs, variant):
 
 
 CELLS = cache(pairwise_cells)
+SHOWN = Prompt.of_tokens([1, 2])
+
+
+class DemandingDriver(HostileDriver):
+    """Asks for retractions, which the next plan grants; its parent retracts between plans, and a log says it only at the next one."""
+
+    def _retract(self):
+        if self._live and self.engine.requests.demand_retraction(self.dice.choose(self._live)):
+            self.num_disturbances += 1
 
 
 @pytest.mark.parametrize("number", range(0, 24, 3))
@@ -84,10 +96,15 @@ def test_the_reference_does_not_contradict_itself(tmp_path, number):
     dice = Dice(number)
     with EventLog(tmp_path / "log", {}) as log:
         engine, executor, _ = build_cell(cell, log.sink(0))
-        HostileDriver(engine, executor, requests_of(cell, dice), dice, Disturbance(submit=30, abort=3)).run()
+        # Retracted, the sampled ones go on from their last token; so do those of a lost worker.
+        requests = [
+            replace(r, sampling=SamplingParams(1.0)) if i % 2 else r for i, r in enumerate(requests_of(cell, dice))
+        ]
+        requests += [replace(r, request_id=f"moved {r.request_id}", shown=SHOWN) for r in requests if r.max_tokens > 2]
+        DemandingDriver(engine, executor, requests, dice, Disturbance(submit=30, abort=3, retract=8)).run()
     audit = audit_log(tmp_path / "log", candidates=engine.controller.candidates)
     assert {flaw.id for flaw in audit.flaws} <= {"SIM-02", "SIM-03"}, audit.text()
-    assert audit.evaluations["RELAY-05"] > 0 and audit.evaluations["ACCEPT-02"] > 0 < audit.evaluations["STEPS-01"]
+    assert all(audit.evaluations[id] > 0 for id in ("RELAY-05", "ACCEPT-02", "STEPS-01", "ENGINE-03"))
 
 
 def test_what_is_audited_is_in_the_catalogue():
