@@ -91,7 +91,7 @@ def test_sampling_verification_is_the_twins(kind, chunk, dtype, monkeypatch):
     monkeypatch.setattr(verify_sampling, "MIN_CHUNK", chunk)
     rng = np.random.default_rng(11)
     lengths, failures = set(), 0
-    for bs in (1, 5) * 2:
+    for bs in (1, 5) * 4:
         tree = random_tree(rng, bs, kind)
         ours, probs = on_device(tree), torch.from_numpy(random_probs(rng, tree).astype(dtype))
         accept, bonus = (torch.from_numpy(rng.random((bs, tree.width))) for _ in range(2))
