@@ -162,7 +162,7 @@ class RequestRecord:
 
     ```
     prompt tokens        0 ──────────── prompt_len
-    context to prefill   0 ──────────── prompt_len + emitted_before (> prompt_len after a retraction or the loss of a worker)
+    context to prefill   0 ──────────── prompt_len + emitted_before (emitted_before > 0 after a retraction or a lost worker)
     KV when decoding     0 ──────────── prompt_len + emitted - 1    (the last emitted token has no KV yet)
     ```
     """
@@ -178,9 +178,7 @@ class RequestRecord:
     prefill_committed: int = 0  # KV length that committed chunks reach
     num_cached: int = 0  # KV tokens taken from the prefix cache at the last admission
     emitted_before: int = 0  # tokens emitted before the last admission that the prefill computes
-    has_first_token: bool = (
-        False  # the token that ends the prefill was emitted as well: rounds go on from it as they were
-    )
+    has_first_token: bool = False  # the token that ends the prefill was emitted as well, by a worker that was lost
     overtaken: int = 0  # admissions of later arrivals while this one waited
     # int64 [prompt_len + emitted_before + has_first_token]; None if the content is unknown
     context: np.ndarray | None = None

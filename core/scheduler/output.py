@@ -141,10 +141,7 @@ class OutputLog:
             record.context = self.context_of(record)
         else:
             record.context = None  # the output's tokens are unknown
-        num_delivered = self.num_delivered(record)
-        # A draw would take another coin than the rounds, which decide by the coins of a draft's position.
-        record.has_first_token = self.tracks_tokens and not record.request.sampling.is_greedy
-        record.emitted_before = num_delivered - record.has_first_token
+        record.emitted_before, record.has_first_token = self.num_delivered(record), False
 
 
 def _is_prefilled(record: RequestRecord) -> bool:

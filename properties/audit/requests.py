@@ -73,8 +73,7 @@ class Requests:
             self.tally.check("ENGINE-08", prompt_len < self.context_len, was, should)
         request = self._add(request_id, data.get("priority", 0), prompt_len, data["max_tokens"], data["ns"])
         request.emitted = _prompt_len(data["shown"]) if "shown" in data else 0
-        is_sampled = "sampling" in data and data["sampling"][0] > 0.0
-        request.may_know_first = is_sampled or request.emitted > 0
+        request.may_know_first = request.emitted > 0
         return request
 
     def _add(self, request_id: str, priority: int, prompt_len: int, max_tokens: int, ns: int) -> LiveRequest:

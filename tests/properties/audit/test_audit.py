@@ -96,7 +96,7 @@ def test_the_reference_does_not_contradict_itself(tmp_path, number):
     dice = Dice(number)
     with EventLog(tmp_path / "log", {}) as log:
         engine, executor, _ = build_cell(cell, log.sink(0))
-        # Retracted, the sampled ones go on from their last token; so do those of a lost worker.
+        # Those of a lost worker go on from their last token.
         requests = [
             replace(r, sampling=SamplingParams(1.0)) if i % 2 else r for i, r in enumerate(requests_of(cell, dice))
         ]
