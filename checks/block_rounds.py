@@ -143,7 +143,7 @@ class UnitClock(Driver):
 
 
 def compare_histories(blocks: History, singles: History) -> None:
-    """Raises InvariantViolation SIM-12 at the first difference."""
+    """Raise InvariantViolation SIM-12 at the first difference."""
     for number, (one, other) in enumerate(zip(blocks.units, singles.units, strict=False)):
         if one != other:
             raise InvariantViolation("SIM-12", f"unit {number}: in blocks {one}, singly {other}")

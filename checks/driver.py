@@ -29,7 +29,7 @@ class Dice:
         self._count = 0
 
     def below(self, n: int) -> int:
-        """An integer in 0 … n − 1."""
+        """Draw an integer in 0 … n − 1."""
         self._count += 1
         return int(hash64(self._seed, Purpose.SWARM, 0, self._count)) % n
 
@@ -77,7 +77,7 @@ class HostileDriver(Driver):
         self._steps: list[Step] = []
 
     def run(self, max_steps: int = 20_000) -> dict[str, FinishedRequest]:
-        """Every request's end. Raises InvariantViolation ENGINE-11 if the engine stands still or never comes to an end."""
+        """Run all requests and return their ends. Raises InvariantViolation ENGINE-11 if the engine stands still or never ends."""
         while self._coming or self._live or self.engine.num_uncommitted:
             self._meddle()
             if not self._idles():
@@ -123,7 +123,7 @@ class HostileDriver(Driver):
         self._check_reserves()
 
     def _meddle(self) -> None:
-        """Perhaps submit, abort or retract something now."""
+        """Submit, abort or retract something now, perhaps."""
         if self._coming and self.dice.chance(self.disturbance.submit):
             self._submit()
         if self.num_disturbances >= self.disturbance.most:
@@ -201,7 +201,7 @@ class HostileDriver(Driver):
             raise InvariantViolation("ENGINE-05", f"{self.engine.requests.num_with_row} requests run")
 
     def _check_table(self) -> None:
-        """The executor's copy of the request table says what the engine's says, for all that is allocated."""
+        """Check that the executor's copy of the request table says what the engine's says, for all that is allocated."""
         store = self.engine.store
         for row in self.engine.requests.running:
             allocated = int(store.allocated[row])
@@ -241,7 +241,7 @@ def check_greedy_output(
     refused: Mapping[str, str],
     decode_text: Callable[[np.ndarray], str] | None = None,
 ) -> None:
-    """Every request's output against the plain greedy loop, and its per-token outputs against the final sequence."""
+    """Compare every request's output with the plain greedy loop, and its per-token outputs with the final sequence."""
     for request in requests:
         if request.request_id in refused:
             continue
@@ -268,7 +268,7 @@ def check_greedy_output(
 
 
 def check_feedback(engine: Engine, events: list) -> None:
-    """The controller was told of every round of every live row once, and of no other (STEPS-10)."""
+    """Check that the controller was told of every round of every live row once, and of no other (STEPS-10)."""
     verified = correct = 0
     for event in events:
         if isinstance(event, Committed) and event.kept is not None:
@@ -285,7 +285,7 @@ def check_feedback(engine: Engine, events: list) -> None:
 
 
 def check_outputs(model: HashLanguageModel, request: Request, end: FinishedRequest) -> None:
-    """The per-token outputs that a request asked for, recomputed from its tokens."""
+    """Recompute the per-token outputs that a request asked for from its tokens, and compare."""
     expected = expected_outputs(model, request, end.tokens)
     for name in request.outputs:
         got = (end.outputs or {}).get(name, [])

@@ -78,7 +78,7 @@ class Cell:
     seed: int = 0
 
     def reproducer(self) -> str:
-        """One line that runs this cell again."""
+        """Return one line that runs this cell again."""
         return f"python -m foretoken.checks.matrix --cell '{json.dumps(asdict(self))}'"
 
 
@@ -108,7 +108,7 @@ DIMENSIONS: dict[str, tuple] = {
 
 
 def is_legal(cell: Cell) -> bool:
-    """Whether a cell describes something: plain decoding drafts nothing, so its drafting dimensions have one value each."""
+    """Return whether a cell describes something: plain decoding drafts nothing, so its drafting dimensions have one value each."""
     if cell.algorithm == "NONE":
         return (cell.topk, cell.steps, cell.policy, cell.drafts, cell.agreement) == (1, 0, "fixed", "model", 0.7)
     if cell.steps == 0 and (cell.policy != "fixed" or cell.topk > 1):
@@ -121,7 +121,7 @@ def is_legal(cell: Cell) -> bool:
 
 
 def random_cell(dice: Dice, seed: int, fixed: dict | None = None) -> Cell:
-    """A legal cell, with the given choices fixed; a legal one must exist."""
+    """Draw a legal cell, with the given choices fixed; a legal one must exist."""
     while True:
         choices = {name: dice.choose(values) for name, values in DIMENSIONS.items()}
         choices |= fixed or {}
@@ -134,7 +134,7 @@ def random_cell(dice: Dice, seed: int, fixed: dict | None = None) -> Cell:
 
 
 def legal_pairs() -> dict[tuple[str, object, str, object], None]:
-    """Every pair of choices in two dimensions that some legal cell has, in a fixed order."""
+    """Return every pair of choices in two dimensions that some legal cell has, in a fixed order."""
     pairs = {}
     for first, second in itertools.combinations(DIMENSIONS, 2):
         for a, b in itertools.product(DIMENSIONS[first], DIMENSIONS[second]):
@@ -144,7 +144,7 @@ def legal_pairs() -> dict[tuple[str, object, str, object], None]:
 
 
 def _extends(choices: dict) -> bool:
-    """Whether two choices occur together in a legal cell: the rest is either plain decoding or the most permissive one."""
+    """Return whether two choices occur together in a legal cell: the rest is either plain decoding or the most permissive one."""
     plain = Cell()
     speculative = Cell(algorithm="EAGLE", steps=3, topk=1)
     return any(is_legal(replace(base, **choices)) for base in (plain, speculative))
@@ -155,7 +155,7 @@ def pairs_of(cell: Cell) -> list[tuple[str, object, str, object]]:
 
 
 def pairwise_cells(seed: int = 0, attempts: int = 24) -> list[Cell]:
-    """Cells that together have every legal pair; each is the best of some that have the first pair still missing."""
+    """Return cells that together have every legal pair; each is the best of some that have the first pair still missing."""
     missing = legal_pairs()
     dice = Dice(seed)
     cells: list[Cell] = []
@@ -181,7 +181,7 @@ def _drafts_on_host(cell: Cell) -> bool:
 
 
 def controller_of(cell: Cell) -> AdaptiveController:
-    """The step policy of a cell: candidates up to `steps`, zero among them."""
+    """Return the step policy of a cell: candidates up to `steps`, zero among them."""
     steps, topk = cell.steps, cell.topk
     shape: dict = {"depth_limited": not _drafts_on_host(cell)}
     if cell.policy == "fixed":
@@ -219,13 +219,13 @@ def _table(cell: Cell) -> dict:
 
 
 def _tree_size(cell: Cell, steps: int) -> int:
-    """Nodes of a tree that `steps` levels can fill, and not the same number for every cell."""
+    """Return the nodes of a tree that `steps` levels can fill, and not the same number for every cell."""
     most = 1 + cell.topk + (steps - 1) * cell.topk**2
     return min(most, 2 + (cell.seed * 7 + cell.steps) % 16 + steps)
 
 
 def config_of(cell: Cell, algorithm: SpecAlgorithm, controller: AdaptiveController) -> EngineConfig:
-    """Sizes near their limits: a tight pool holds about two requests, a tiny one hardly more than the longest alone."""
+    """Return sizes near their limits: a tight pool holds about two requests, a tiny one hardly more than the longest alone."""
     config = EngineConfig(
         num_pages=1 << 16,
         context_len=72,
@@ -249,7 +249,7 @@ def config_of(cell: Cell, algorithm: SpecAlgorithm, controller: AdaptiveControll
 
 
 def requests_of(cell: Cell, dice: Dice, output_lens: tuple[int, ...] = (1, 2, 5, 12, 24)) -> list[Request]:
-    """A few requests whose lengths lie at and around page and chunk edges."""
+    """Return a few requests whose lengths lie at and around page and chunk edges."""
     stem = [dice.below(VOCAB_SIZE) for _ in range(40)]
     requests = []
     for i in range(5 + dice.below(4)):
@@ -291,7 +291,7 @@ class CellReport:
 
 
 def build_cell(cell: Cell, events=None) -> tuple[Engine, ReferenceExecutor, HashLanguageModel]:
-    """A fresh engine and its executor for one cell."""
+    """Build a fresh engine and its executor for one cell."""
     algorithm, controller = algorithm_of(cell), controller_of(cell)
     config = config_of(cell, algorithm, controller)
     engine = Engine(config, algorithm, controller, events=events, text_decoder=LetterDecoder())
@@ -333,7 +333,7 @@ def run_cell(cell: Cell) -> CellReport:
 
 
 def run_cell_in_blocks(cell: Cell) -> int:
-    """SIM-12 for one cell: the same history in blocks and singly. Returns how many blocks there were."""
+    """Check SIM-12 for one cell: run the same history in blocks and singly. Returns how many blocks there were."""
     dice = Dice(cell.seed * 1_000_003 + 29)
     if cell.stops == "strings":
         cell = replace(cell, stops="tokens")

@@ -63,12 +63,12 @@ OPERATIONS: dict[str, int] = {name: number for ours in OURS.values() for name, n
 
 
 def contracts() -> tuple[str, ...]:
-    """The names of all contracts."""
+    """Return the names of all contracts."""
     return tuple(SUBJECTS)
 
 
 def mutants_of(contract: str) -> tuple[Mutant, ...]:
-    """The planted defects of a contract. Raises ConfigError for one that there is not."""
+    """Return the planted defects of a contract. Raises ConfigError for an unknown one."""
     match suite_of(contract).name:
         case "allocator":
             from .mutants.allocator import MUTANTS
@@ -96,6 +96,6 @@ def mutants_of(contract: str) -> tuple[Mutant, ...]:
 
 
 def invariants_without_mutant(contract: str) -> tuple[str, ...]:
-    """The invariants of a contract that no mutant is expected to break; there should be none."""
+    """Return the invariants of a contract that no mutant is expected to break; there should be none."""
     covered = {id for mutant in mutants_of(contract) for id in mutant.caught_by}
     return tuple(item.id for item in of_contract(contract) if item.id not in covered)

@@ -89,7 +89,7 @@ def stream_keys(seed: int, purpose: int, request: ArrayLike, lane: ArrayLike = 0
 def hash64(
     seed: int, purpose: int, request: ArrayLike, position: ArrayLike, lane: ArrayLike = 0
 ) -> np.uint64 | np.ndarray:
-    """64 well mixed bits of the key, uint64 [broadcast of request, position and lane]."""
+    """Return 64 well mixed bits of the key, uint64 [broadcast of request, position and lane]."""
     return _as_uint64(_absorb(_stream(seed, purpose, request, lane), position, _POSITION_STEP, _POSITION_ARRAY))
 
 

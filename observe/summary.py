@@ -200,8 +200,8 @@ def _of_histogram(name: str, histogram: LogHistogram) -> dict[str, Any]:
 
 
 def _speculation(measured: Measurements) -> dict[str, Any]:
-    """`accept_length` = 1 + correct drafts / verified rows, over rows that still belonged to their request; `switches` are
-    changes of the draft steps between consecutive decode rounds of a replica."""
+    """Return the numbers of speculation. `accept_length` = 1 + correct drafts / verified rows, over rows that still belonged to their
+    request; `switches` are changes of the draft steps between consecutive decode rounds of a replica."""
     totals = measured.totals
     histogram = np.zeros(1, dtype=np.int64)
     for counts in measured.drafts_by_steps.values():

@@ -71,7 +71,7 @@ class RoundModel:
     """Rounds of one deployment with fixed step counts, and without speculation."""
 
     def __init__(self, scenario: Scenario) -> None:
-        """Raises a ForetokenError if the scenario cannot be assembled, as `simulate` does."""
+        """Assemble the scenario. Raises a ForetokenError if that is not possible, as `simulate` does."""
         self._tables = scenario.model_dump(mode="json")
         self._assemblies: dict[int, Assembly] = {}
         self._accept_lengths: dict[tuple[int, int], float] = {}

@@ -89,7 +89,7 @@ def check(
 
 
 def _kinds(suite: Suite, names: Iterable[str]) -> tuple[type[Operation], ...]:
-    """Kinds of operations by their names. Raises ConfigError for a name that is none."""
+    """Return kinds of operations by their names. Raises ConfigError for an unknown name."""
     kinds = {kind.tag: kind for kind in suite.operations}
     names = [str(name) for name in names]
     problems = [
@@ -197,7 +197,7 @@ def explain(
 
 
 def name_of(make: Callable[[Any], Any]) -> str:
-    """`module:name`, as the command line takes it, or what comes close."""
+    """Return `module:name`, as the command line takes it, or what comes close."""
     module, name = getattr(make, "__module__", ""), getattr(make, "__qualname__", type(make).__qualname__)
     return f"{module}:{name}" if module else name
 
@@ -237,7 +237,7 @@ class Conformance:
     """A method with one argument: whether a component can be made from this configuration. Only such ones are drawn."""
 
     def report(self) -> Report:
-        """The report of this class, made at the first call."""
+        """Return the report of this class, made at the first call."""
         cls = type(self)
         if "_report" not in vars(cls) or cls._report is None:
             cls._report = check(
@@ -255,7 +255,7 @@ class Conformance:
         return cls._report
 
     def check_invariant(self, id: str) -> None:
-        """Raises AssertionError if it is broken, unittest.SkipTest (a skip for pytest too) if it is not checked or expected to fail."""
+        """Raise AssertionError if it is broken, unittest.SkipTest (a skip for pytest too) if it is not checked or expected to fail."""
         report = self.report()
         if id in report.skipped:
             raise unittest.SkipTest(f"{id}: {report.skipped[id]}")
@@ -269,7 +269,7 @@ class Conformance:
         assert report.evaluations[id], f"{id} was never evaluated"
 
     def test_behaves(self) -> None:
-        """No call raises, hangs, or answers in another form than the contract says; nothing that is enabled never happened."""
+        """Fail if a call raises, hangs, or answers in another form than the contract says, or if an enabled operation never happened."""
         report = self.report()
         broken = [failure.text() for failure in report.failures if failure.id in MISBEHAVIOURS]
         assert not broken, "\n" + "\n".join(broken)

@@ -51,7 +51,7 @@ def register(suite: Suite) -> Suite:
 
 
 def suite_of(contract: str, source: str = "contract") -> Suite:
-    """The suite of a contract. Raises ConfigError for one that is not registered."""
+    """Return the suite of a contract. Raises ConfigError for one that is not registered."""
     if contract not in _SUITES:
         what = f"there is no contract {contract!r}{nearest(contract, _SUITES)}; there is {', '.join(_SUITES)}"
         raise ConfigError(source, [Problem("", what)])

@@ -100,7 +100,7 @@ class Assembly:
         return f"{timing}." if self.calibration is None else f"{timing}; {self.calibration.origin}."
 
     def explain(self) -> list[tuple[str, float | str, str, str]]:
-        """(name, value, unit, source) of every number behind the run."""
+        """Return (name, value, unit, source) of every number behind the run."""
         server = server_profile(self.scenario.hardware.server)
         rows: list[tuple[str, float | str, str, str]] = [("timing of the server", server.name, "", server.about)]
         rows += [*self.cost.explain(), *self.host.explain()]

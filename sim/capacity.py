@@ -70,7 +70,7 @@ def _accept_length(drafts: Sequence[int], steps: int) -> float:
 def is_overloaded(
     waiting: Sequence[float | None], bucket_s: float, last_arrival_s: float, num_arrivals: int, num_shed: int
 ) -> bool:
-    """Whether the queue only grew over the second half of the arrivals, by more than chance explains, or a bounded one shed requests.
+    """Return whether the queue only grew in the second half of the arrivals, beyond chance, or a bounded one shed requests.
 
     `waiting`: mean length of the queue in each bucket of `bucket_s` seconds from the start of the run on. `num_shed`: requests refused
     because the queue was full. Where at most two buckets end before the last arrival, the queue at that arrival

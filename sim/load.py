@@ -77,7 +77,7 @@ def _curve(table: Workload, rate: float) -> RateCurve:
 
 
 def contents_are_known(scenario: Scenario) -> bool:
-    """Whether requests say what their prompts contain, so that equal beginnings can be found. Raises TraceError."""
+    """Return whether requests say what their prompts contain, so that equal beginnings can be found. Raises TraceError."""
     table = scenario.workload
     if table.trace is None:
         return table.prefixes is not None

@@ -97,8 +97,10 @@ class Simulation:
         calibration: Calibration | None = None,
         on_assembled: Callable[[Assembly], None] | None = None,
     ) -> None:
-        """`faults`: the faults to inject; see `RunReport.faults` for the results. `origins`: where each key was given, as `load_scenario`
-        returns it; keys without effect are then refused or told (`effects.py`). `calibration`: instead of the file `hardware.profile`.
+        """Assemble the run.
+
+        `faults`: to be injected; `RunReport.faults` has the results. `origins`: where each key was given, as `load_scenario` returns it;
+        keys without effect are then refused or noted (`effects.py`). `calibration`: instead of the file `hardware.profile`.
         `on_assembled` takes the parts of the run before `sinks` is asked.
 
         Raises a ForetokenError for anything that cannot run: configuration, memory, an unreadable or broken trace.

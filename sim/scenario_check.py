@@ -30,7 +30,7 @@ _TABLE_OF = {
 
 
 def is_config_file(name: str) -> bool:
-    """Whether a model's name is the path of a config.json, or of the directory that has it."""
+    """Return whether a model's name is the path of a config.json, or of the directory that has it."""
     return name.endswith(".json") or Path(name).is_dir()
 
 

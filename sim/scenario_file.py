@@ -144,7 +144,7 @@ def origin_of(key: str, origins: Mapping[str, str]) -> str | None:
 
 
 def _is_branch(part: Any) -> bool:
-    """Whether a part of a location is Pydantic's name for the branch of a union, which readers do not need."""
+    """Return whether a part of a location is Pydantic's name for the branch of a union, which readers do not need."""
     return (
         isinstance(part, str)
         and re.fullmatch(r"(str|int|float|dict\[.*\]|constrained-.*|function-.*)", part) is not None

@@ -210,7 +210,7 @@ class ProcessTrial(Trial):
             self.moment.differences.append((f"the shift at {hour} h", answer, should))
 
     def drain(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
     def describe(self) -> str:
         return f"-> {len(self.moment.shares)} shares" if self.moment.shares else "done"

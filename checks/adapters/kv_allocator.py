@@ -33,7 +33,7 @@ class KVAllocatorAdapter:
 
 
 def make(config: AllocatorConfig) -> KVAllocatorAdapter:
-    """A fresh `KVAllocator` of this size."""
+    """Make a fresh `KVAllocator` of this size."""
     return KVAllocatorAdapter(KVAllocator(config.num_pages, config.page_size))
 
 

@@ -60,7 +60,7 @@ class KVStoreAdapter(KVAllocatorAdapter):
 
 
 def make(config: AllocatorConfig) -> KVStoreAdapter:
-    """A fresh `KVStore` without a prefix cache."""
+    """Make a fresh `KVStore` without a prefix cache."""
     return KVStoreAdapter(KVStore(config.num_rows, config.row_width, config.num_pages, config.page_size, None))
 
 

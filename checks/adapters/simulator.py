@@ -93,7 +93,7 @@ class CheckedSimulator:
             return self.simulate(service, {"trace": str(trace)})
 
     def rows(self, arrivals: Sequence[Sequence[int]]) -> list[str]:
-        """Lines of an Azure trace."""
+        """Return the lines of an Azure trace."""
         stamps = [divmod(time_ns, 60 * 10**9) for time_ns, _, _ in arrivals]
         return [
             f"2026-01-01 {minute // 60:02}:{minute % 60:02}:{ns // 10**9:02}.{ns % 10**9:09},{prompt},{output}"
@@ -101,7 +101,7 @@ class CheckedSimulator:
         ]
 
     def load(self, service: Service) -> dict[str, Any]:
-        """The workload table."""
+        """Return the workload table."""
         when: dict[str, Any] = {"concurrency": service.clients}
         if not service.clients:
             arrivals = ARRIVALS.get(service.arrivals, service.arrivals)
@@ -143,7 +143,7 @@ class CheckedSimulator:
         return scenario_from_dict(table, "<service>")
 
     def speculation(self) -> dict[str, Any]:
-        """The speculation table."""
+        """Return the speculation table."""
         steps = self.config.steps
         if not steps:
             return {"algorithm": "NONE", "policy": "fixed", "steps": 0}
@@ -166,7 +166,7 @@ class CheckedSimulator:
         return fault_plan(families, "<faults>")
 
     def simulate(self, service: Service, workload: dict[str, Any]) -> dict[str, Any]:
-        """One run."""
+        """Run a service once."""
         scenario, history = self.scenario(service, workload), History()
         with TemporaryDirectory() as folder:
             metrics = RunMetrics(folder)
@@ -196,7 +196,7 @@ class CheckedSimulator:
         summary: dict[str, Any],
         arrivals: list[Arrival],
     ) -> dict[str, Any]:
-        """What the capability `books` promises."""
+        """Return what the capability `books` promises."""
         pools = {} if report.disaggregation is None else report.disaggregation.to_json(report.duration_ns)
         timeline = {f"timeline_{name}": values for name, values in metrics.timeline().items()}
         return {
@@ -212,7 +212,7 @@ class CheckedSimulator:
         return Simulation(scenario, sinks=lambda r: [metrics.sink(r), history.sink(r)], faults=faults)
 
     def outcome(self, row: dict[str, Any], history: History) -> dict[str, Any]:
-        """One row of `requests.parquet`, with what the history has of it."""
+        """Return one row of `requests.parquet`, with what the history has of it."""
         name, reason = row["request_id"], REASONS[row["reason"]]
         entered = reason != "refused"
         return {

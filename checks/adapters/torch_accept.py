@@ -74,14 +74,14 @@ class DeviceAccept:
         }
 
     def move(self, round: DeviceRound, pools: np.ndarray) -> np.ndarray:
-        """The first half of the pools are keys of so many layers, the second half their values."""
+        """Move KV: the first half of the pools are keys of so many layers, the second half their values."""
         keys, values = (self.tensor(half)[:, :, None, None] for half in np.split(pools, 2))
         verified = round.verified
         self.ops.move_accepted_(KVTensors(keys, values), round.windows, verified.accept_index, verified.accept_lens)
         return torch.cat([keys, values])[:, :, 0, 0].cpu().numpy()
 
     def tensor(self, array: np.ndarray) -> Tensor:
-        """A copy on the device."""
+        """Copy an array to the device."""
         return torch.from_numpy(np.array(array, order="C")).to(self.device)
 
 

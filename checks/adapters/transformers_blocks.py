@@ -71,7 +71,7 @@ class TransformersBlocks:
             self.ledger.acquire(block)
 
     def retire(self, slots: Sequence[int]) -> None:
-        """A complete block: it gets a hash, and is cached when its last request has left."""
+        """Retire complete blocks: each gets a hash, and is cached when its last request has left."""
         for block in slots:
             if block not in self.ledger.block_to_hash:
                 self.num_retired += 1
@@ -83,7 +83,7 @@ class TransformersBlocks:
         self.share(slots)
 
     def evict(self, num_pages: int) -> None:
-        """All or nothing: the ledger evicts every cached block at once."""
+        """Evict all or nothing: the ledger evicts every cached block at once."""
         if num_pages > 0:
             self.pool.free_blocks(0, self.ledger.evict_cached_blocks())
 
@@ -91,7 +91,7 @@ class TransformersBlocks:
         return list(self.ledger.cached_blocks)
 
     def references(self, page: int) -> int:
-        """The ledger counts what two or more share; a block of one request is in none of its structures."""
+        """Return the references; the ledger counts what two or more share, a block of one request is in none of its structures."""
         if page in self.ledger.cached_blocks or page in self._free():
             return 0
         return self.ledger.shared_ref_counts.get(page, 1)
@@ -105,7 +105,7 @@ class TransformersBlocks:
 
 
 def make(config: AllocatorConfig) -> TransformersBlocks:
-    """A fresh pool of `num_pages` blocks. Raises `TransformersMissing`."""
+    """Make a fresh pool of `num_pages` blocks. Raises `TransformersMissing`."""
     require(MISSING)
     pool = _POOLS.CachePool(config.num_pages, 1, num_reserved_sectors=1)
     pool.set_blocks_per_sector(0, 1)

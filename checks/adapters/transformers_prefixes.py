@@ -101,7 +101,7 @@ class TransformersPrefixes:
 
 
 def make(config: PrefixCacheConfig) -> TransformersPrefixes:
-    """A fresh ledger. Raises `TransformersMissing`."""
+    """Make a fresh ledger. Raises `TransformersMissing`."""
     require(MISSING)
     return TransformersPrefixes(_LEDGERS.BlockLedger(), config.page_size)
 

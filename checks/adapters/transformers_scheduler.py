@@ -230,7 +230,7 @@ class TransformersEngine:
 
 
 def make(config: ServingConfig) -> TransformersEngine:
-    """A fresh scheduler over an empty cache. Raises `TransformersMissing`."""
+    """Make a fresh scheduler over an empty cache. Raises `TransformersMissing`."""
     require(MISSING)
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
     return TransformersEngine(config)

@@ -26,8 +26,8 @@ class FoundArray(NamedTuple):
 def hidden_arrays(
     roots: Mapping[str, object], hidden_sizes: Collection[int], without: Iterable[object] = ()
 ) -> list[FoundArray]:
-    """Every array reached from `roots` (name -> object) that could hold hidden states: of floating point, several axes, the last of them as
-    wide as one. Objects in `without` are not entered; closures and slots are."""
+    """Find every array reached from `roots` (name -> object) that could hold hidden states: of floating point, several axes, the last of
+    them as wide as one. Objects in `without` are not entered; closures and slots are."""
     found: list[FoundArray] = []
     seen: dict[int, object] = {id(item): item for item in without}
     stack: list[tuple[str, Any]] = list(roots.items())
@@ -69,7 +69,7 @@ def _content(cell: types.CellType) -> object:
 
 @cache
 def _slots(kind: type) -> tuple[str, ...]:
-    """The attributes of a class that are not in the `__dict__` of its objects."""
+    """Return the attributes of a class that are not in the `__dict__` of its objects."""
     names = [field.name for field in fields(kind)] if is_dataclass(kind) else []
     for base in kind.__mro__:
         slots = vars(base).get("__slots__", ())

@@ -90,7 +90,7 @@ class ExecutorConfig:
         return config._with_pool(choose((0, 1, 2, 3)))
 
     def _with_pool(self, pool: int) -> ExecutorConfig:
-        """The context, and a KV pool of this kind for it: for several of the longest requests, for two of them, for hardly more than
+        """Return the context with a KV pool of this kind for it: for several of the longest requests, for two of them, for hardly more than
         one, or so large that blocks of rounds fit."""
         spec = replace(self, num_pages=1 << 16, context_len=TEXT_LEN).make_spec()
         longest = TEXT_LEN + spec.resolve_sizes().reserve + 2 * self.page_size

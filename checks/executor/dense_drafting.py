@@ -56,7 +56,7 @@ def best(logits: Tensor, topk: int, noise: int = 0) -> tuple[np.ndarray, np.ndar
 
 
 def captured_states(target: Decoder, text: Sequence[int], aux_layers: tuple[int, ...]) -> Tensor:
-    """What the target's pass over `text` captures for a head, [n, C]."""
+    """Return what the target's pass over `text` captures for a head, [n, C]."""
     out = target.forward(torch.tensor(text), DenseAttention([len(text)]), Capture(aux_layers=aux_layers))
     return out.aux if aux_layers else out.hidden
 
@@ -130,7 +130,7 @@ class Proposal:
 
 
 def dense_tree(drafter, text: Sequence[int], shape: Shape, relayed_topk: int) -> Proposal:
-    """The proposal of a row whose text ends with the root."""
+    """Draft the tree of a row whose text ends with the root."""
     relay, branch = drafter.begin(text, relayed_topk)
     root, lengths = np.array(text[-1:]), np.array([len(text) - 1])
     k = shape.topk
@@ -151,7 +151,7 @@ def dense_tree(drafter, text: Sequence[int], shape: Shape, relayed_topk: int) ->
 
 
 def looked_up(text: list[int], shape: Shape) -> VerifyTree:
-    """What earlier occurrences in the whole text propose, output before a retraction included."""
+    """Return what earlier occurrences in the whole text propose, output before a retraction included."""
     index = NgramIndex()
     index.append(np.array(text))
     branches = max(1, min(shape.topk, shape.num_draft_tokens - 1))

@@ -33,7 +33,7 @@ def no_hidden_states_where_none_are_needed(m: Moment) -> Outcome:
 
 
 def _relayed_where_needed(m: Moment) -> Outcome:
-    """The positive control: where hidden states are needed they are there, one for every row."""
+    """Check the positive control: where hidden states are needed they are there, one for every row."""
     if m.hidden_bytes == 0:
         return Finding("hidden_bytes() is 0", f"more: {m.config.algorithm} drafts from hidden states", "they need room")
     if m.relay is None:
@@ -55,7 +55,7 @@ def _relayed_where_needed(m: Moment) -> Outcome:
 
 
 def _received_as_needed(m: Moment) -> Outcome:
-    """Requests that were handed over: a hidden state for each row that is served, or for none."""
+    """Check requests that were handed over: a hidden state for each row that is served, or for none."""
     sent = ", ".join("a hidden state" if has else "None" for has in m.sent) or "none"
     received = "None" if m.received is None else f"an array {list(m.received)}"
     was = f"{m.config.algorithm} was handed {sent}; the draft input has {received} for {m.served} rows"

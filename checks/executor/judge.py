@@ -75,7 +75,7 @@ class Judge:
     def round(
         self, row: Served, run: Sequence[int], tree: tuple[int, int, int], shown: Mapping[str, Any], what: str
     ) -> None:
-        """`run` is what a round emitted behind the row's text; `tree` are its steps, top-k and nodes."""
+        """Judge a round. `run` is what it emitted behind the row's text; `tree` are its steps, top-k and nodes."""
         self._tokens(row, run, shown, what)
         steps, topk, nodes = tree
         if not self._has_drafts or steps == 0 or len(row.text) + steps + 1 >= self._config.context_len:

@@ -129,7 +129,7 @@ class DeviceModel:
         self.in_flight[0].advanced += rounds
 
     def shown(self, flight: InFlight) -> bool:
-        """Whether a request of the step asks to see hidden states."""
+        """Return whether a request of the step asks to see hidden states."""
         joined = dict(flight.joins)
         rows = [row for row, _, _ in flight.chunks or ()] + (flight.rows or [])
         states = [joined.get(row) or self.rows.get(row) for row in rows]

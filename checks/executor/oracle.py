@@ -58,7 +58,7 @@ def probabilities(logits: np.ndarray, sampling: SamplingParams) -> np.ndarray:
 
 
 def is_close(found: Any, wanted: Any) -> bool:
-    """Whether two values of an output are equal, or as near as two orders of summation."""
+    """Return whether two values of an output are equal, or as near as two orders of summation."""
     found, wanted = np.asarray(found), np.asarray(wanted)
     if found.shape != wanted.shape:
         return False

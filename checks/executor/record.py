@@ -75,7 +75,7 @@ class RecordedCore:
         return live
 
     def look_at_steps(self) -> None:
-        """Steps in flight say the same in both engines. A log names rows that have not changed by "=", so its lines are not enough."""
+        """Check that both engines have the same steps in flight. Log lines are not enough: they say "=" for rows that have not changed."""
         for live, fed in self._in_flight:
             for part in ("decode", "prefill"):
                 changed = first_unequal(getattr(live, part), getattr(fed, part))
@@ -85,7 +85,7 @@ class RecordedCore:
                     self.difference = (f"{where} is {one}", other)
 
     def commit(self, step: Step, result: StepResult) -> CommitOutcome | None:
-        """The outcome; None if the engines cannot go on: then `difference` or `refusal` says why."""
+        """Commit, and return the outcome; None if the engines cannot go on: then `difference` or `refusal` says why."""
         line = self._encoder.encode(Committed(0, step, result, (), None, ()))
         _, fed_step = self._in_flight.pop(0)
         live = self._try(lambda: self.live.commit(result, 0))
@@ -98,7 +98,7 @@ class RecordedCore:
 
     @staticmethod
     def _try(call: Callable[[], Any]) -> Any:
-        """The answer, or as a text what was raised."""
+        """Return the answer of a call, or what was raised as a text."""
         try:
             return call()
         except (ForetokenError, AssertionError, LookupError, ValueError, TypeError) as error:
@@ -122,7 +122,7 @@ class RecordedCore:
 
 
 def first_unequal(one: Any, other: Any) -> tuple[str, str, str] | None:
-    """The first field in which two dataclasses of arrays and numbers differ, with both values; None if none does."""
+    """Return the first field in which two dataclasses of arrays and numbers differ, with both values; None if none does."""
     if one is None or other is None:
         return None if one is other else ("is there", str(one is not None), str(other is not None))
     for field in fields(one):

@@ -89,7 +89,7 @@ class SimulatedExecutor:
 
 @cache
 def _assembly(algorithm: str, steps: int, topk: int, num_draft_tokens: int, page_size: int) -> Assembly:
-    """Llama-3.1-8B on an H100, with whatever draft the algorithm has."""
+    """Assemble llama-3.1-8B on an H100, with whatever draft the algorithm has."""
     trees = {"topk": topk, "num_draft_tokens": num_draft_tokens} if topk > 1 else {}
     return assemble(
         Scenario(

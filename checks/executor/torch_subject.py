@@ -112,7 +112,7 @@ def _fresh_target(vocab_size: int, mixture: bool) -> Decoder:
 
 @cache
 def draft_model(algorithm: str, vocab_size: int, mixture: bool = False) -> DraftModel | None:
-    """What the algorithm drafts with: None, a small language model, or a head on the target."""
+    """Return what the algorithm drafts with: None, a small language model, or a head on the target."""
     drafter, form = get_algorithm(algorithm).drafter, get_algorithm(algorithm).draft_form
     if drafter in (Drafter.NONE, Drafter.LOOKUP):
         return None
@@ -155,7 +155,7 @@ def _damp(model: Any) -> None:
 
 
 def _near(target: Decoder) -> Decoder:
-    """A draft that agrees with the target more often than not."""
+    """Make a draft that agrees with the target more often than not."""
     draft = Decoder(target.config, OPS, "cpu", torch.float32)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():

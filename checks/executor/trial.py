@@ -140,7 +140,7 @@ class ExecutorTrial(Trial):
     @operation(weight=6, request=REQUESTS, prompt_len=PROMPT_LENS, max_tokens=(1, 2, 5, 12, 20), shared=(0, 0, 1, 9),
                stops=_asks, show=_asks)  # fmt: skip
     def submit(self, request: str, prompt_len: int, max_tokens: int, shared: int, stops: bool, show: bool) -> bool:
-        """A request arrives, with the first `shared` tokens of its prompt as in all others. `show`: it asks for hidden states."""
+        """Submit a request, with the first `shared` tokens of its prompt as in all others. `show`: it asks for hidden states."""
         if prompt_len < 1 or max_tokens < 1:
             return False
         own = _tokens(request, prompt_len, self.config.vocab_size)
@@ -165,19 +165,19 @@ class ExecutorTrial(Trial):
 
     @operation(weight=1, hostile=True, request=REQUESTS)
     def abort(self, request: str) -> None:
-        """The user of a request gives it up."""
+        """Abort a request."""
         if self.core.abort(request).replan:
             self._request_stop()
 
     @operation(weight=1, hostile=True, request=REQUESTS)
     def retract(self, request: str) -> None:
-        """A running request gives its KV back, and begins again from the tokens that were delivered."""
+        """Retract a running request: it gives its KV back, and begins again from the tokens that were delivered."""
         if self.core.retract(request):
             self._request_stop()
 
     @operation(weight=12)
     def launch(self) -> bool:
-        """The next step is planned and launched, if there is one."""
+        """Plan and launch the next step, if there is one."""
         m, before = self.moment, self.core.num_events
         step = self.core.plan()
         if step is None:
@@ -196,7 +196,7 @@ class ExecutorTrial(Trial):
 
     @operation(weight=12, when=_is_in_flight)
     def collect(self) -> None:
-        """The result of the oldest step is committed."""
+        """Commit the result of the oldest step."""
         m, flight = self.moment, self.model.in_flight[0]
         shown = self.model.shown(flight)
         result = self.must(self.subject.collect)
@@ -245,7 +245,7 @@ class ExecutorTrial(Trial):
 
     @operation(weight=3, needs="rounds", when=_is_in_flight, rounds=(1, 1, 2, 3))
     def advance(self, rounds: int) -> bool:
-        """The oldest step runs `rounds` rounds, and is not answered yet."""
+        """Run `rounds` rounds of the oldest step, without an answer yet."""
         if rounds < 1:
             return False
         is_over = self.must(self.subject.advance, rounds)
@@ -258,7 +258,7 @@ class ExecutorTrial(Trial):
 
     @operation(weight=2, needs="plain")
     def sample(self) -> bool:
-        """Requests with one prompt are sampled to their end, by seeds of their own: as independent draws of the exact distribution."""
+        """Sample requests with one prompt to their end, by seeds of their own: as independent draws of the exact distribution."""
         if self._has_sampled or self.config.max_running < MANY:
             return False  # once in a run, and in few runs: it takes as long as many operations
         self._has_sampled = True
@@ -298,7 +298,7 @@ class ExecutorTrial(Trial):
 
     @operation(weight=1, needs="handoff", probes="ACCEPT-17", sent=((0,), (1,), (), (0, 0), (1, 1), (0, 1), (1, 0, 1)))
     def arrive(self, sent: tuple[int, ...]) -> None:
-        """A prefill worker hands over a request for each entry of `sent`: 1 with a hidden state, 0 with None."""
+        """Hand over a request from a prefill worker for each entry of `sent`: 1 with a hidden state, 0 with None."""
         m = self.moment
         count, width, topk = len(sent), m.hidden_sizes[0] if m.hidden_sizes else 8, self.config.topk
         batch = HandoffBatch(

@@ -73,7 +73,7 @@ class ManagerTrial(Trial):
         m.after = num_free, {name: running.slots for name, running in m.running.items()}
 
     def text(self, pages: tuple[int, ...], extra: int) -> list[int]:
-        """Pages of kinds 0 and 1, which differ in every token, and `extra` tokens more or less."""
+        """Return pages of kinds 0 and 1, which differ in every token, and `extra` tokens more or less."""
         size = self.config.page_size
         tokens = [100 * (number + 1) + 10 * kind + at for number, kind in enumerate(pages) for at in range(size)]
         return tokens + [7] * extra if extra >= 0 else tokens[:extra]

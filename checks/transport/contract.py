@@ -213,7 +213,7 @@ class Transport(Protocol):
 
     # device_loss
     def lose_kv(self, side: str, now_ns: int) -> None:
-        """This worker's device is replaced: its KV is gone, its host goes on as another incarnation, its transfers fail. Requests
+        """Replace this worker's device: its KV is gone, its host goes on as another incarnation, its transfers fail. Requests
         without a transfer stay, those that had joined are computed again."""
 
     # going_on

@@ -103,7 +103,7 @@ class Ledger:
         entry.renewed_ns = entry.heard_ns = now_ns
 
     def gave_up(self, entry: Entry, now_ns: int, timed_out: bool) -> None:
-        """The prefill side has sent a cancel. If its request does not end, it was retracted."""
+        """Note that the prefill side has sent a cancel. If its request does not end, it was retracted."""
         self._acts(PREFILL, entry, "cancels", now_ns, timed_out)
         entry.is_fenced = entry.is_cancelled
         if not entry.is_cancelled:
@@ -116,7 +116,7 @@ class Ledger:
                 entry.end = ENDS[how]
 
     def decide(self) -> None:
-        """The operation is over: what was given up and has not ended by now was cancelled."""
+        """End the operation: what was given up and has not ended by now was cancelled."""
         for entry in self._undecided:
             entry.end = entry.end or "cancelled"
         self._undecided.clear()
@@ -155,14 +155,14 @@ class Ledger:
             entry.is_answered = True
 
     def arrived(self, entry: Entry, attempt: int, is_certain: bool, now_ns: int) -> None:
-        """News of a transfer has reached the decode side; `is_certain`: it was not ignored."""
+        """Note that news of a transfer has reached the decode side; `is_certain`: it was not ignored."""
         entry.heard_ns = now_ns
         is_certain = is_certain and self.num_accepts.get((entry.run.request, entry.generation, attempt)) == 1
         if is_certain and not entry.is_cancelled:
             entry.renewed_ns = now_ns
 
     def withdrew(self, entry: Entry, now_ns: int, timed_out: bool) -> None:
-        """The decode side has sent a cancel."""
+        """Note that the decode side has sent a cancel."""
         self._acts(DECODE, entry, "cancels", now_ns, timed_out)
         entry.is_cancelled, entry.is_waiting = True, False
 

@@ -116,13 +116,13 @@ class TransportModel:
         self.dead: dict[str, bool] = dict.fromkeys(SIDES, False)
 
     def live(self, side: str) -> list[Run]:
-        """The runs that a side has not ended."""
+        """Return the runs that a side has not ended."""
         if side == PREFILL:
             return [run for run in self.runs.values() if not run.is_over]
         return [run for run in self.decoding.values() if run.is_decoding]
 
     def may_go(self, side: str, hold: Hold, now_ns: int) -> bool:
-        """Whether the pages of a hold may be given back, by a message of the other side or by time."""
+        """Return whether the pages of a hold may be given back, by a message of the other side or by time."""
         config = self.config
         if hold.may_go:
             return True
@@ -163,7 +163,7 @@ class TransportModel:
                 run.pages.clear()
 
     def is_empty(self, side: str) -> bool:
-        """Whether this side has no request and holds no page."""
+        """Return whether this side has no request and holds no page."""
         return not self.live(side) and not self.holds[side]
 
 

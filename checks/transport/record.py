@@ -87,7 +87,7 @@ class Record:
         self.ledger.forget(side)
 
     def is_over(self, offer: Message, now_ns: int) -> bool:
-        """Whether the decode worker must know that an offer is too late."""
+        """Return whether the decode worker must know that an offer is too late."""
         generation, attempt, ended_ns = self.ended.get(offer.request, (0, 0, 0))
         is_late = (
             offer.generation == generation and offer.attempt <= attempt and now_ns < ended_ns + self.config.memory_ns
@@ -95,11 +95,11 @@ class Record:
         return is_late or offer.generation < self.generation
 
     def is_remembered(self, run: Run, now_ns: int) -> bool:
-        """Whether the decode worker must still know that it has had this run."""
+        """Return whether the decode worker must still know that it has had this run."""
         return run.acked_ns is not None and now_ns < run.acked_ns + self.config.memory_ns
 
     def sent(self, side: str, message: Message, now_ns: int, timed_out: bool) -> None:
-        """A side sends a message; `timed_out`: because time has passed."""
+        """Note a message that a side sends; `timed_out`: because time has passed."""
         self.now_ns, self._timed_out = now_ns, timed_out
         model, ledger, request = self.model, self.ledger, message.request
         attempt = (request, message.generation, message.attempt)
@@ -181,7 +181,7 @@ class Record:
         return f"pages {gone} have not arrived intact"
 
     def arrives(self, side: str, parcel: Parcel, now_ns: int, has_transfers: bool) -> None:
-        """A message is about to reach a side; `has_transfers`: some are open there."""
+        """Note a message that is about to reach a side; `has_transfers`: some are open there."""
         self.now_ns = now_ns
         model, message = self.model, parcel.message
         request = message.request

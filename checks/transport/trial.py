@@ -50,7 +50,7 @@ def _has_come(t: TransportTrial, side: str) -> bool:
 
 
 def _good_pages(t: TransportTrial) -> list[int]:
-    """The places of undamaged pages among what is under way to the decode worker."""
+    """Return the places of undamaged pages among what is under way to the decode worker."""
     parcels = enumerate(t.under_way[DECODE])
     return [at for at, parcel in parcels if parcel.message.kind == contract.PAGE and not parcel.is_damaged]
 
@@ -86,7 +86,7 @@ class TransportTrial(TransportWatch):
 
     @operation(weight=8, when=_can_start, request=REQUESTS, family=(0, 0, 1), num_tokens=(3, 1, 2, 5, 8, 20))
     def start(self, request: int, family: int, num_tokens: int) -> bool:
-        """A request comes to the prefill worker. Prompts of one family have equal beginnings."""
+        """Send a request to the prefill worker. Prompts of one family have equal beginnings."""
         if num_tokens < 1:
             return False
         self._submit(request, family, num_tokens)
@@ -102,7 +102,7 @@ class TransportTrial(TransportWatch):
         num_shown=(1, 2, 4),
     )
     def go_on(self, request: int, family: int, num_tokens: int, num_shown: int) -> bool:
-        """A request comes that a decode worker was lost with, when its client had been shown `num_shown` tokens."""
+        """Send a request that a decode worker was lost with, when its client had been shown `num_shown` tokens."""
         if not 1 <= num_shown <= min(num_tokens, self.config.num_output - 1):
             return False
         self._submit(request, family, num_tokens, num_shown)
@@ -110,12 +110,12 @@ class TransportTrial(TransportWatch):
 
     @operation(weight=10, when=lambda t: _is_alive(t, PREFILL))
     def compute(self) -> None:
-        """The prefill worker computes a chunk."""
+        """Let the prefill worker compute a chunk."""
         self._run_prefill()
 
     @operation(weight=4, when=_is_reading, count=(1, 2, 30))
     def read(self, count: int) -> bool:
-        """The link reads pages out of the prefill pool."""
+        """Let the link read pages out of the prefill pool."""
         if count < 1:
             return False
         self.must(self.subject.read_out, count)
@@ -123,43 +123,43 @@ class TransportTrial(TransportWatch):
 
     @operation(weight=6, when=lambda t: _is_alive(t, DECODE))
     def decode(self) -> None:
-        """The decode worker runs a round."""
+        """Let the decode worker run a round."""
         self._run_decode()
 
     @operation(weight=12, when=_is_coming, side=SIDES, nth=PLACES)
     def deliver(self, side: str, nth: int) -> None:
-        """One message arrives, not always the oldest."""
+        """Deliver one message, not always the oldest."""
         parcels = self.under_way[side]
         self._arrive(side, parcels.pop(nth % len(parcels)))
 
     @operation(weight=12, when=_is_coming, side=SIDES)
     def deliver_all(self, side: str) -> None:
-        """All that is under way arrives, in order."""
+        """Deliver all that is under way, in order."""
         parcels, self.under_way[side] = self.under_way[side], []
         for parcel in parcels:
             self._arrive(side, parcel)
 
     @operation(weight=3, hostile=True, when=_is_coming, side=SIDES, nth=PLACES)
     def drop(self, side: str, nth: int) -> None:
-        """A message is lost."""
+        """Lose a message."""
         parcels = self.under_way[side]
         parcels.pop(nth % len(parcels))
 
     @operation(weight=2, hostile=True, when=_can_double, side=SIDES, nth=PLACES)
     def duplicate(self, side: str, nth: int) -> None:
-        """A message will arrive twice."""
+        """Let a message arrive twice."""
         parcels = self.under_way[side]
         parcels.append(parcels[nth % len(parcels)])
 
     @operation(weight=6, hostile=True, when=_has_come, side=(DECODE, DECODE, PREFILL), nth=(0, 1, 2, 3, 5, 7))
     def again(self, side: str, nth: int) -> None:
-        """A message that has arrived arrives once more, however late; `nth` counts back from the newest."""
+        """Deliver a message that has arrived once more, however late; `nth` counts back from the newest."""
         past = self.past[side]
         self._arrive(side, past[-1 - nth % len(past)])
 
     @operation(weight=4, hostile=True, when=_can_damage, nth=PLACES, how=(3, 0, 1, 2, 3))
     def damage(self, nth: int, how: int) -> bool:
-        """A page under way is changed, cut short, or misnumbered."""
+        """Change, cut short, or misnumber a page under way."""
         parcels, places = self.under_way[DECODE], _good_pages(self)
         at = places[nth % len(places)]
         damaged = self._damaged(parcels[at], how) if 0 <= how <= MISNUMBERED else None
@@ -173,7 +173,7 @@ class TransportTrial(TransportWatch):
 
     @operation(weight=2, hostile=True, when=_can_cancel, side=SIDES, request=REQUESTS)
     def cancel(self, side: str, request: int) -> None:
-        """The client of one side gives a request up."""
+        """Let the client of one side give a request up."""
         self.record.is_client = True
         self.must(self.subject.cancel, side, request, self.now_ns)
         if side == DECODE and request in self.model.decoding:
@@ -188,7 +188,7 @@ class TransportTrial(TransportWatch):
 
     @operation(weight=1, hostile=True, when=_both_live, side=(DECODE, PREFILL), told=(True, False))
     def kill(self, side: str, told: bool) -> None:
-        """A worker dies. The other one is told, or has to find out."""
+        """Kill a worker. The other one is told, or has to find out."""
         self.model.dead[side] = True
         self._gone(side)
         if told:
@@ -208,7 +208,7 @@ class TransportTrial(TransportWatch):
 
     @operation(weight=1, hostile=True, when=lambda t, side: side in SIDES, side=SIDES)
     def restart(self, side: str) -> None:
-        """A worker begins anew; messages to and from the old one are still under way."""
+        """Start a worker anew; messages to and from the old one are still under way."""
         self._begin_anew(side)
 
     def _begin_anew(self, side: str) -> None:
@@ -219,7 +219,7 @@ class TransportTrial(TransportWatch):
 
     @operation(weight=1, hostile=True, needs="device_loss", when=_is_alive, side=SIDES)
     def lose_kv(self, side: str) -> None:
-        """A worker's device is replaced; its host goes on as another incarnation."""
+        """Replace a worker's device; its host goes on as another incarnation."""
         self.model.lose_kv(side)
         self.ledger.lose_kv(side)
         if side == PREFILL:
@@ -229,7 +229,7 @@ class TransportTrial(TransportWatch):
 
     @operation(weight=2, needs="roles", when=_is_alive, probes="HANDOFF-10", side=SIDES)
     def change_role(self, side: str) -> None:
-        """A worker is to take another role for a moment."""
+        """Ask a worker to take another role for a moment."""
         self.moment.num_roles += 1
         is_empty = self.model.is_empty(side)
         accepted = self.must(self.subject.change_role, side) is not False
@@ -238,7 +238,7 @@ class TransportTrial(TransportWatch):
 
     @operation(weight=1)
     def quiet(self) -> None:
-        """All messages are lost, now and later, until every timeout is over."""
+        """Lose all messages, now and later, until every timeout is over."""
         step = max(2, self.config.lease_ns // 2)
         left = (len(self.model.runs) + 2) * self.config.patience_ns // step + 1
         while left > 0:
@@ -267,7 +267,7 @@ class TransportTrial(TransportWatch):
         nth=(0, 1, 2, 3, 5, 8),
     )
     def serve(self, num: int, num_tokens: int, pace: int, fault: int, nth: int) -> bool:
-        """All faults stop but one, and workers run a step every `pace` ticks. What comes from now on is decoded to its end."""
+        """Stop all faults but one, and let workers run a step every `pace` ticks. What comes from now on is decoded to its end."""
         if min(num, num_tokens, pace) < 1 or not 0 <= fault <= MAX_FAULT:
             return False
         for side in SIDES:

@@ -149,7 +149,7 @@ class TransportWatch(Trial):
                 self.moment.repeated = f"{what} for request {message.request} {why}, and changed what the side has"
 
     def _is_stale(self, side: str, seen: AttemptSeen, message: Message) -> bool:
-        """Whether the request has a newer attempt, or the worker that took part in this one is gone.
+        """Return whether the request has a newer attempt, or the worker that took part in this one is gone.
 
         An offer counts no more if its transfer has ended, or if the decode worker knows a newer prefill worker. A side that has
         forgotten the request may accept an old offer: it will time out.
@@ -164,7 +164,7 @@ class TransportWatch(Trial):
         return side in seen.ends
 
     def _has_earlier_attempt(self, side: str, seen: AttemptSeen, message: Message) -> bool:
-        """Whether an earlier attempt of the transfer is open here: a cancel ends all attempts up to its own.
+        """Return whether an earlier attempt of the transfer is open here: a cancel ends all attempts up to its own.
 
         A worker that begins anew may accept a late offer of one attempt while the next one was accepted by the worker before it.
         """
@@ -199,7 +199,7 @@ class TransportWatch(Trial):
             self._run_decode()
 
     def _is_over(self) -> bool:
-        """Whether no side has a request or a transfer."""
+        """Return whether no side has a request or a transfer."""
         counters = self.moment.counters
         return all(
             side in counters and not counters[side].in_flight and not self.model.live(side) for side in self._living()

@@ -84,11 +84,11 @@ class SpecAlgorithm:
         return "bigram" if self.draft_kv is DraftKV.SHIFTED else "token"
 
     def accept_width(self, steps: int, num_draft_tokens: int) -> int:
-        """Columns of `accept_index`: the longest path with its bonus token."""
+        """Return the columns of `accept_index`: the longest path with its bonus token."""
         return steps + 1
 
     def draft_kv_tokens(self, steps: int, topk: int) -> int:
-        """KV positions past the committed length that drafting itself writes in a round (0 without draft KV)."""
+        """Return how many KV positions past the committed length drafting writes in a round (0 without draft KV)."""
         return steps * topk if self.draft_kv is not DraftKV.NONE else 0
 
     def relay_fields(self, shape: AlgorithmShape) -> tuple[RelayField, ...]:

@@ -22,7 +22,7 @@ _instances: dict[str, SpecAlgorithm] = {}  # of plugins that have been asked for
 
 
 def register_algorithm(name: str) -> Callable[[type], type]:
-    """Class decorator: make an algorithm known under `name` (case-insensitive).
+    """Return a class decorator that makes an algorithm known under `name` (case-insensitive).
 
     The class must offer every attribute and method of `SpecAlgorithm` with the same signature; subclassing it is the easy way.
     It is inspected, not called: what its methods answer is checked when the name is first asked for. Raises `ConfigError` that lists all

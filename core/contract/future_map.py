@@ -202,7 +202,7 @@ class FutureMap:
             raise InvariantViolation("RELAY-02", f"the padding row was written: {dirty or 'its flags'}")
 
     def _readable(self, rows: np.ndarray, epochs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """All rows, and those without padding, whose cells are written by these epochs."""
+        """Return all rows, and those without padding. Raises unless their cells were written by these epochs."""
         rows, real, epochs, _ = self._enter(rows, epochs)
         written = self._written[real]
         foreign = self._epochs[real] != epochs

@@ -31,7 +31,7 @@ class WorkerPool(Protocol):
     """The workers of one role: it chooses among the living ones, and counts what each has to do."""
 
     def __contains__(self, name: object) -> bool:
-        """Whether the worker has this role and lives."""
+        """Return whether the worker has this role and lives."""
 
     def assign(self, request: Request) -> Name | None:
         """Choose a worker for a request, and count the request there. Returns None if none is left."""
@@ -149,7 +149,7 @@ class Placements:
         self._decode.done(placement.decode, placement.request)
 
     def drops(self, name: Name, request_id: str, reason: FinishReason | None) -> bool:
-        """Whether an end that the worker `name` reports is none: it drops the request, since the other one was lost.
+        """Return whether the worker `name` only drops the request, because the other worker was lost: its end is then not the request's.
 
         An output that is complete is an end whatever was lost: its first token was the last. `reason` None: it refuses the request.
         """

@@ -128,7 +128,7 @@ class KVStore:
         self._writes.append(WrittenRanges(row, 0, slots.size, slots))
 
     def num_adopted(self, row: int) -> int:
-        """Positions at the front of a row whose slots the prefix cache owns."""
+        """Return how many positions at the front of a row have slots that the prefix cache owns."""
         return self._shared[row]
 
     def hold_row(self, row: int) -> None:

@@ -112,7 +112,7 @@ def _experts(reader: ConfigReader, width: int, *, shared_width: int = 0, **other
 
 
 def _deepseek_experts(reader: ConfigReader, family: str, layers: int) -> Parts:
-    """Experts with shared ones behind a few dense layers: DeepSeek, Kimi, GLM, MiniMax M3, Step, MiMo."""
+    """Read experts with shared ones behind a few dense layers: DeepSeek, Kimi, GLM, MiniMax M3, Step, MiMo."""
     number = reader.integer
     if (
         reader.get("n_routed_experts") is None
@@ -164,7 +164,7 @@ def _qwen35_experts(reader: ConfigReader, family: str, layers: int) -> Parts:
 
 
 def _nemotron_mlps(reader: ConfigReader, family: str, layers: int) -> Parts:
-    """MLPs without a gate (squared ReLU), dense or with experts that may work on a smaller latent vector."""
+    """Read MLPs without a gate (squared ReLU), dense or with experts that may work on a smaller latent vector."""
     pattern = nemotron_pattern(reader)
     dense = experts = None
     if "-" in pattern:
@@ -178,7 +178,7 @@ def _nemotron_mlps(reader: ConfigReader, family: str, layers: int) -> Parts:
 
 
 def _nas_mlps(reader: ConfigReader, family: str, layers: int) -> Parts:
-    """Widths as multiples of the hidden size, two thirds of them rounded up to 256 (the checkpoint's `modeling_decilm.py`)."""
+    """Read widths as multiples of the hidden size, two thirds of them rounded up to 256 (the checkpoint's `modeling_decilm.py`)."""
     hidden = reader.integer("hidden_size")
     mlps: list[Part | None] = []
     for block in nas_blocks(reader, layers):

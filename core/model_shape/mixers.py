@@ -88,7 +88,7 @@ def gpt_oss(reader: ConfigReader, family: str, layers: int) -> Mixers:
 
 
 def gemma4(reader: ConfigReader, family: str, layers: int) -> Mixers:
-    """Layers with a window, and global ones whose heads are larger and fewer and whose values are their keys."""
+    """Read layers with a window, and global ones whose heads are larger and fewer and whose values are their keys."""
     heads, dim = reader.integer("num_attention_heads"), reader.integer("head_dim")
     kv_heads, window = reader.integer("num_key_value_heads"), reader.integer("sliding_window")
     local = Attention(heads, kv_heads, dim, dim, window=window, qk_norm=True)
@@ -123,7 +123,7 @@ def mimo_flash(reader: ConfigReader, family: str, layers: int) -> Mixers:
 
 
 def minimax_m3(reader: ConfigReader, family: str, layers: int) -> Mixers:
-    """Block-sparse attention: small heads score blocks, and the best ones are read. The first layers see everything."""
+    """Read block-sparse attention: small heads score blocks, and the best ones are read. The first layers see everything."""
     dense = next(iter(grouped(reader, family, 1)))
     sparse = reader.under("sparse_attention_config")
     if not sparse.flag("use_sparse_attention"):
@@ -135,7 +135,7 @@ def minimax_m3(reader: ConfigReader, family: str, layers: int) -> Mixers:
 
 
 def latent(reader: ConfigReader, family: str, layers: int) -> Mixers:
-    """Multi-head latent attention, with an indexer in DeepSeek-V3.2 and GLM-5."""
+    """Read multi-head latent attention, with an indexer in DeepSeek-V3.2 and GLM-5."""
     number = reader.integer
     latent = LatentAttention(
         number("num_attention_heads"), number("q_lora_rank", 0), number("kv_lora_rank"), number("qk_nope_head_dim"),
@@ -164,7 +164,7 @@ def compressed(reader: ConfigReader, family: str, layers: int) -> Mixers:
 
 
 def delta_rule(reader: ConfigReader, family: str, layers: int) -> Mixers:
-    """Qwen3-Next and Qwen3.5: gated delta nets, and gated attention in every `full_attention_interval`-th layer."""
+    """Read Qwen3-Next and Qwen3.5: gated delta nets, and gated attention in every `full_attention_interval`-th layer."""
     number = reader.integer
     key_heads, heads = number("linear_num_key_heads"), number("linear_num_value_heads")
     key_dim, value_dim = number("linear_key_head_dim"), number("linear_value_head_dim")

@@ -83,7 +83,7 @@ class Beam:
 
 
 def tree_capacity(topk: int, steps: int) -> int:
-    """Candidates of `steps` draft steps with `topk` branches: k + (S−1)·k², and 0 for 0 steps."""
+    """Return the candidates of `steps` draft steps with `topk` branches: k + (S−1)·k², and 0 for 0 steps."""
     return topk + (steps - 1) * topk * topk if steps > 0 else 0
 
 

@@ -127,7 +127,7 @@ def argmax_tokens(scores: np.ndarray) -> np.ndarray:
 
 
 def sample_tokens(probs: np.ndarray, coins: np.ndarray) -> np.ndarray:
-    """Inverse-CDF sampling: the first id whose cumulative mass exceeds coin · total. float [n, V], [n] → int32 [n].
+    """Sample by the inverse CDF: the first id whose cumulative mass exceeds coin · total. float [n, V], [n] → int32 [n].
 
     A token of probability 0 is never returned (unless the row has no mass at all, which gives 0).
     """

@@ -36,7 +36,7 @@ class RoundBytes:
 def round_bytes(
     target: Decoder, draft: DraftModel | None, drafter: Drafter, steps: int, verified_tokens: int
 ) -> RoundBytes:
-    """`verified_tokens` are the nodes of the whole batch: they decide how many experts of a mixture are read."""
+    """Return the bytes that a round must read. `verified_tokens`, the nodes of the whole batch, decide how many experts are read."""
     weights = decoder_pass_bytes(target, verified_tokens)
     kv = decoder_kv_bytes(target)
     if draft is None or steps == 0 or drafter in (Drafter.NONE, Drafter.LOOKUP):

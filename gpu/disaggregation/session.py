@@ -137,7 +137,7 @@ class DisaggregatedSession:
     def stream(
         self, requests: Iterable[Request], interrupted: Callable[[], bool] = lambda: False
     ) -> Generator[TextDelta, None, None]:
-        """As `DecodeSession.stream`: yield what each request gets as it comes, and at last why it ended."""
+        """Do what `DecodeSession.stream` does: yield what each request gets as it comes, and at last why it ended."""
         begin = time.perf_counter()
         gave_up = False
         try:

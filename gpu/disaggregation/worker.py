@@ -74,7 +74,7 @@ class Worker:
         os._exit(0)
 
     def _take_in(self, wait_s: float | None) -> None:
-        """All that has come; waits for the first of it."""
+        """Take all that has come; wait for the first of it."""
         try:
             self._take(self._inbox.get(timeout=wait_s) if wait_s != 0.0 else self._inbox.get_nowait())
             while True:
@@ -138,7 +138,7 @@ class Worker:
         self._answer("report", report=found)
 
     def _close(self, complete: bool) -> None:
-        """The session is over; the process stays for the next one."""
+        """End the session; the process stays for the next one."""
         self._leave_session(complete)
         self._answer("closed")
 

@@ -43,7 +43,7 @@ def first_level(tokens: Tensor, probabilities: Tensor) -> tuple[DeviceCandidates
 
 
 def next_level(beam: DeviceBeam, tokens: Tensor, probabilities: Tensor) -> tuple[DeviceCandidates, DeviceBeam]:
-    """One further step: the draft's top-k after each of the beam's nodes, [bs, k, k] each."""
+    """Take one further step: return the draft's top-k after each of the beam's nodes, [bs, k, k] each."""
     bs, topk, _ = tokens.shape
     scores = (beam.scores[:, :, None] * _clean(probabilities)).view(bs, topk * topk)
     tokens = tokens.reshape(bs, topk * topk)

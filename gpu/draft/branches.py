@@ -114,7 +114,7 @@ class BranchDraft(Draft):
     def _step(
         self, branches: _Branches | _SingleBranch, step: int, tokens: Tensor, hidden: Tensor | None
     ) -> tuple[Tensor | None, Tensor]:
-        """One pass over the beam's nodes [bs, k]; gives hidden states for the next pass and for logits, [bs · k, H]."""
+        """Run one pass over the beam's nodes [bs, k]; return hidden states for the next pass and for logits, [bs · k, H]."""
         with_root = step == 1 and not self._network.shifted
         tokens, attention = branches.at_step(step, tokens, with_root)
         hidden, logits_hidden = self._network.run(tokens, hidden, attention)
@@ -231,7 +231,7 @@ class _Branches:
 
 
 def _from_sources(hidden: Tensor, beam: DeviceBeam) -> Tensor:
-    """Each beam node's parent's hidden state, [bs · k, H]."""
+    """Return the hidden state of each beam node's parent, [bs · k, H]."""
     bs, topk = beam.sources.shape
     by_row = hidden.view(bs, topk, -1)
     return by_row.gather(1, beam.sources[:, :, None].expand(bs, topk, by_row.shape[2])).view(bs * topk, -1)

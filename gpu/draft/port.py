@@ -68,7 +68,7 @@ class Draft:
         """Take in tokens int64 [n] that `row` has prefilled or emitted (drafts on the host only)."""
 
     def prefill(self, chunks: Chunks, captured: Tensor | None, sampled: Tensor) -> Relayed:
-        """The draft's pass over the chunks; `captured` [t, C] like the target's tokens, `sampled` int64 [m] for the m last chunks."""
+        """Run the draft's pass over the chunks; `captured` [t, C] like the target's tokens, `sampled` int64 [m] for the m last chunks."""
         return {}
 
     def propose_on_host(
@@ -81,7 +81,7 @@ class Draft:
         raise NotImplementedError
 
     def catch_up(self, batch: RoundBatch, accepted: Accepted, relayed: Mapping[str, Tensor]) -> Relayed:
-        """`relayed` is what the round began with."""
+        """Run the draft over the accepted tokens and return what the next round begins with; `relayed` is what this one began with."""
         return {}
 
 

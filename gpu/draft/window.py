@@ -18,7 +18,7 @@ from .port import RoundBatch
 
 
 def window_slots(batch: RoundBatch, columns: int) -> Tensor:
-    """Slots of `columns` positions from each row's length on, int64 [bs, columns]."""
+    """Return the slots of `columns` positions from each row's length on, int64 [bs, columns]."""
     places = batch.lengths[:, None] + numbers(columns, batch.rows.device)
     width = batch.table.shape[1]
     if columns > batch.num_draft_tokens + 1:
@@ -48,6 +48,6 @@ def window_attention(
 
 
 def at_column(values: Tensor, columns: Tensor) -> Tensor:
-    """values [bs, w, …] at one column per row (int [bs]) → [bs, …]."""
+    """Return the values [bs, w, …] at one column per row (int [bs]) → [bs, …]."""
     rows = numbers(values.shape[0], values.device)
     return values[rows, columns]

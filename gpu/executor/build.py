@@ -105,7 +105,7 @@ def required(draft_model: DraftModel | None, algorithm: str) -> DraftModel:
 
 
 def relayed_hidden_size(drafter: Drafter, draft_model: DraftModel | None) -> int:
-    """Values per row of the relayed hidden state; 0 where there is none."""
+    """Return how many values a row's relayed hidden state has; 0 where there is none."""
     if drafter is Drafter.HEADS:
         return carried_size(draft_model)
     return draft_model.hidden_size if drafter is Drafter.HEAD else 0

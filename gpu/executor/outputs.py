@@ -35,7 +35,7 @@ class NodeProducer(Protocol):
     """
 
     def open_row(self, join: Join) -> None:
-        """A request takes a row. `join.cached_tokens` are not prefilled again: what follows from them is to be made anew."""
+        """Give a request its row. `join.cached_tokens` are not prefilled again: what follows from them is to be made anew."""
 
     def prompt(self, chunks: Chunks) -> Tensor:
         """Take in prompt chunks; return the values [m, …] after the last token of each of the m prompts that end with them."""

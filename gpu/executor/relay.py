@@ -35,7 +35,7 @@ class TorchStorage:
     def scatter(
         self, buffer: Tensor, rows: np.ndarray, values: Tensor | np.ndarray, sources: np.ndarray | None
     ) -> None:
-        """What another worker sent comes as an array of the host."""
+        """Write fields that another worker sent, as arrays of the host."""
         if isinstance(values, np.ndarray):
             values = upload(self._device, values)
         if sources is not None:

@@ -99,7 +99,7 @@ class DecodeRound:
         clock: Clock,
         shape: Callable[[DeviceTree, Tensor], Tensor] | None = None,
     ) -> RoundResult:
-        """`wanted` names user outputs; `forced_runs` int64 [bs] are the drafts to accept (simulated acceptance).
+        """Run the round. `wanted` names user outputs; `forced_runs` int64 [bs] are the drafts to accept (simulated acceptance).
 
         `longest` bounds accept_lens; None lets the host look, which only a CPU may. `shape` changes the logits of all nodes [bs · nd, V]
         before a token is chosen; outputs are of the logits as they were.
@@ -173,7 +173,7 @@ class DecodeRound:
         verified: DeviceVerified,
         wanted: frozenset[str],
     ) -> dict[str, Tensor]:
-        """Every per-node output as [bs, nd, …] with the accepted path in front; the target's KV likewise."""
+        """Return every per-node output as [bs, nd, …] with the accepted path in front; the target's KV likewise."""
         entries = node_outputs(forward, logits, verified.predict, wanted)
         entries[DRAFT_HIDDEN] = draft_hidden(self.draft, forward)
         entries |= {name: producer.nodes(batch, tree) for name, producer in self._producers.items()}
@@ -197,7 +197,7 @@ class DecodeRound:
 
     @staticmethod
     def _of_last_accepted(outputs: dict[str, Tensor], verified: DeviceVerified) -> Relayed:
-        """Takes the relay's entries out of compacted outputs: the values of the last accepted node, [bs, …]."""
+        """Take the relay's entries out of compacted outputs: the values of the last accepted node, [bs, …]."""
         names = [name for name in outputs if name.startswith(NEXT_RELAY)]
         if not names:
             return {}
@@ -272,7 +272,7 @@ def accept_forced(tree: DeviceTree, target_ids: Tensor, runs: Tensor) -> DeviceV
 
 
 def _columns(values: Tensor, width: int) -> Tensor:
-    """[bs, nd, …] → [bs, width, …]; where the width exceeds nd the rest is zeros and is not read."""
+    """Return [bs, nd, …] → [bs, width, …]; where the width exceeds nd the rest is zeros and is not read."""
     nodes = values.shape[1]
     if nodes >= width:
         return values[:, :width]

@@ -32,7 +32,7 @@ def target_probs(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tens
 
 
 def _filter(logits: Tensor, probs: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
-    """`probs`, not normalised, with 0 for what top-k and top-p leave out."""
+    """Return `probs`, not normalised, with 0 for what top-k and top-p leave out."""
     vocab = logits.shape[1]
     order = torch.sort(logits, dim=1, descending=True, stable=True).indices
     ranks = numbers(vocab, logits.device)

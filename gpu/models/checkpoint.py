@@ -122,13 +122,13 @@ def random_head(config: HeadConfig, target: Decoder, seed: int = 0) -> DraftHead
 
 
 def save_target(decoder: Decoder, directory: str | Path) -> None:
-    """`config.json` and the weights, as `transformers` loads them."""
+    """Write `config.json` and the weights, as `transformers` loads them."""
     config = replace(decoder.config, dtype=decoder.dtype)
     _save(directory, config.to_dict(), list(decoder.checkpoint_weights()), {})
 
 
 def save_draft(draft: Decoder | DraftHead, directory: str | Path) -> None:
-    """A STANDALONE draft or a head, in the form that `load_draft` reads."""
+    """Write a STANDALONE draft or a head, in the form that `load_draft` reads."""
     if isinstance(draft, Decoder):
         save_target(draft, directory)
         return
@@ -189,7 +189,7 @@ def _load_prediction_layer(directory: Path, config: HeadConfig, target: Decoder)
 
 
 def _read_vocabulary(directory: Path, head: DraftHead, stored: dict[str, StoredTensor]) -> None:
-    """`d2t` is what must be added to a draft token to get the target's; `t2d` only repeats which tokens have one."""
+    """Read `d2t`, which must be added to a draft token to get the target's; `t2d` only repeats which tokens have one."""
     if head.vocab_size == head.config.model.vocab_size and "d2t" not in stored:
         return
     if "d2t" not in stored:
@@ -210,7 +210,7 @@ def _read_vocabulary(directory: Path, head: DraftHead, stored: dict[str, StoredT
 
 
 def _check(directory: str | Path, model: Decoder | DraftHead, stored: Mapping[str, AnyTensor]) -> None:
-    """Raises CheckpointError if the names, shapes or dtypes differ from the model's."""
+    """Raise CheckpointError if the names, shapes or dtypes differ from the model's."""
     expected = {weight.name: tuple(weight.view.shape) for weight in model.checkpoint_weights()}
     problems = [
         *_listed(expected.keys() - stored.keys(), "is missing", "tensors are missing"),

@@ -61,19 +61,19 @@ class Decoder(nn.Module):
         self._embedding_scale = float(torch.tensor(hidden**0.5, dtype=dtype)) if config.is_gemma else None
 
     def forward(self, tokens: Tensor, attention: Attention, capture: Capture = NO_CAPTURE) -> DecoderOutput:
-        """tokens int64 [n]; `attention` knows which sequences they belong to, and where."""
+        """Run the layers over tokens int64 [n]; `attention` knows which sequences they belong to, and where."""
         out = self.ops.run_layers(
             self._layers, self.embed(tokens), attention, self.cos_sin, final_norm=self._tables[1], capture=capture
         )
         return DecoderOutput(out.hidden, out.aux, out.routed_experts)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """int64 [n] → [n, H]."""
+        """Embed tokens: int64 [n] → [n, H]."""
         embedded = torch.embedding(self._tables[0], tokens)
         return embedded if self._embedding_scale is None else embedded * self._embedding_scale
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[m, H] → [m, V], in float32 at least."""
+        """Return logits: [m, H] → [m, V], in float32 at least."""
         logits, cap = wide(self.projections[0](hidden)), self.config.logit_softcap
         return (logits / cap).tanh_().mul_(cap) if cap else logits
 
@@ -87,7 +87,7 @@ class Decoder(nn.Module):
         return weight_bytes(self)
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
-        """All tensors of the checkpoint, under their published names, as views of the weights."""
+        """Return all tensors of the checkpoint, under their published names, as views of the weights."""
         yield NamedWeight("model.embed_tokens.weight", self.embed_weight.detach())
         for layer in self._layers:
             for weight in layer.checkpoint_weights():
@@ -98,5 +98,5 @@ class Decoder(nn.Module):
 
 
 def wide(logits: Tensor) -> Tensor:
-    """float64 stays, narrower logits become float32."""
+    """Return logits in float32 at least: float64 stays."""
     return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()

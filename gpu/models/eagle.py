@@ -66,7 +66,7 @@ class DraftHead(nn.Module):
         self.target_ids: Tensor | None = None  # of each draft token; None if the vocabularies are the same
 
     def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
-        """tokens int64 [n], one ahead of the slots; hidden [n, H] from `prepare_hidden` or from the step before."""
+        """Run the head over tokens int64 [n], one ahead of the slots; hidden [n, H] from `prepare_hidden` or from the step before."""
         raise NotImplementedError
 
     def prepare_hidden(self, captured: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class DraftHead(nn.Module):
         return captured
 
     def logits(self, logits_hidden: Tensor) -> Tensor:
-        """[m, H] → [m, draft vocabulary], in float32 at least."""
+        """Return logits: [m, H] → [m, draft vocabulary], in float32 at least."""
         return wide(self._output(logits_hidden))
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class DraftHead(nn.Module):
         return draft_ids if self.target_ids is None else self.target_ids[draft_ids]
 
     def set_vocabulary(self, target_ids: Tensor) -> None:
-        """`target_ids` int64 [draft vocabulary]: the target's id of each draft token, all different."""
+        """Take `target_ids` int64 [draft vocabulary]: the target's id of each draft token, all different."""
         assert target_ids.shape == (self.vocab_size,), target_ids.shape
         assert target_ids.dtype is torch.int64, target_ids.dtype
         self.target_ids = target_ids.to(self.device)
@@ -93,7 +93,7 @@ class DraftHead(nn.Module):
         return weight_bytes(self)
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
-        """All tensors of the checkpoint but the vocabulary's map, under their published names."""
+        """Return all tensors of the checkpoint but the vocabulary's map, under their published names."""
         if self.embed_weight is not None:
             yield NamedWeight("embed_tokens.weight", self.embed_weight.detach())
         if self.lm_head_weight is not None:
@@ -134,7 +134,7 @@ class EagleLayers(nn.Module):
         self._layers = tuple(self.layers)
 
     def run(self, embedded: Tensor, hidden: Tensor, attention: Attention, cos_sin: Tensor) -> Tensor:
-        """[n, H] and [n, H] → [n, H], without a final norm: it is meant to be the target's next normed state."""
+        """Run the layer: [n, H] and [n, H] → [n, H], without a final norm: it is meant to be the target's next normed state."""
         residual = self.projections[0](torch.cat((embedded, hidden), -1))
         return self.ops.run_layers(self._layers, residual, attention, cos_sin).hidden
 
@@ -284,6 +284,6 @@ class Eagle3Head(DraftHead):
         yield NamedWeight("norm.weight", self.norm_weight.detach())
 
     def canonical_name(self, name: str) -> str:
-        """Some files call the one layer `layers.0`."""
+        """Return the name under which the head knows a tensor: some files call the one layer `layers.0`."""
         name = unprefixed(name)
         return f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name

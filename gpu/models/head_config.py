@@ -109,7 +109,7 @@ class HeadConfig:
             reader.problem("num_hidden_layers", f"{self.algorithm} heads have one layer each, got {model.num_layers}")
 
     def to_dict(self) -> dict[str, Any]:
-        """The config.json that `from_dict` reads back; the fused layers are written in both published forms."""
+        """Return the config.json that `from_dict` reads back; the fused layers are written in both published forms."""
         data = self.model.to_dict()
         suffix = {EAGLE: "Eagle", EAGLE3: "Eagle3"}.get(self.algorithm, "Eagle")
         data["architectures"] = [self.model.architecture + suffix]
@@ -220,7 +220,7 @@ def _known_layers() -> str:
 
 
 def _layer_architecture(reader: ConfigReader) -> str | None:
-    """Heads name the architecture of their layers with a mark of their own before or behind it: LlamaForCausalLMEagle3."""
+    """Return the architecture of the layers: heads put a mark of their own before or behind its name (LlamaForCausalLMEagle3)."""
     names = reader.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         reader.problem("architectures", f"must name one architecture, for example {LLAMA}Eagle3; got {names!r}")
@@ -237,7 +237,8 @@ def _layer_architecture(reader: ConfigReader) -> str | None:
 
 
 def _read_aux_layers(reader: ConfigReader, target: ModelConfig) -> tuple[int, ...]:
-    """`eagle_config` counts layers whose output is taken (−1: the embedding), the key at top level layers whose input is taken."""
+    """Read the target layers that the head sees. `eagle_config` counts layers whose output is taken (−1: the embedding), the key at top
+    level layers whose input is taken."""
     inner = reader.under("eagle_config")
     if inner.get(AUX_LAYERS_KEY):
         holder, offset = inner, 1

@@ -39,7 +39,7 @@ class Mlp(nn.Module):
         )
 
     def run(self, x: Tensor) -> tuple[Tensor, None]:
-        """x [n, H] → [n, H], and no experts."""
+        """Run the MLP: x [n, H] → [n, H], and no experts."""
         gate_up, down = self.projections
         return down(self.activate(gate_up(x))), None
 
@@ -114,7 +114,7 @@ class Layer(nn.Module):
         return self._behind is None and self.softmax.is_plain and self.config.activation == SILU
 
     def attend(self, x: Tensor, attention: Attention, cos_sin: Tensor) -> Tensor:
-        """x [n, input size] → [n, H], without the residual. q, k and v are views of one tensor: only their last two axes are dense."""
+        """Attend: x [n, input size] → [n, H], without the residual. q, k, v are views of one tensor: only their last two axes are dense."""
         project_qkv, project_output = self.projections
         qkv = project_qkv(x).view(x.shape[0], -1, self.head_dim)
         q, k, v = qkv.split_with_sizes(self.heads, 1)
@@ -136,7 +136,7 @@ class Layer(nn.Module):
         return out, residual, experts
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
-        """Names below the layer's own prefix, as the family publishes them."""
+        """Return names below the layer's own prefix, as the family publishes them."""
         config = self.config
         rows = {f"self_attn.{p}_proj": n * self.head_dim for p, n in zip("qkv", self.heads, strict=True)}
         if config.architecture == PHI3:
@@ -180,7 +180,7 @@ def run_layers(
     final_norm: Tensor | None = None,
     capture: Capture = NO_CAPTURE,
 ) -> LayersOutput:
-    """`Ops.run_layers`, layer after layer."""
+    """Do what `Ops.run_layers` says, layer after layer."""
     ops, eps = layers[0].ops, layers[0].eps
     out: Tensor | None = None
     aux: list[Tensor] = []

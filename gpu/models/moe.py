@@ -52,7 +52,7 @@ class ExpertMlp(nn.Module):
         self._architecture = config.architecture
 
     def run(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x [n, H] → [n, H], and the chosen experts int64 [n, k], best first."""
+        """Run the experts: x [n, H] → [n, H], and the chosen experts int64 [n, k], best first."""
         weights, experts = self.route(x)
         n, top_k = experts.shape
         if 3 * n * top_k <= self.moe.num_experts:
@@ -65,7 +65,7 @@ class ExpertMlp(nn.Module):
         return out, experts
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights (in x's dtype) and numbers of each token's experts, both [n, k]. Probabilities are taken over all experts."""
+        """Return weights (in x's dtype) and numbers of each token's experts, both [n, k]. Probabilities are taken over all experts."""
         logits = F.linear(x, self._weights[0], self._biases[0])
         weights, experts = logits.softmax(-1, dtype=torch.promote_types(x.dtype, torch.float32)).topk(self.moe.top_k)
         if self.moe.norm_topk_prob:
@@ -117,7 +117,7 @@ class ExpertMlp(nn.Module):
         return torch.zeros_like(x).index_add(0, tokens, out)
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
-        """Names below the layer's MLP: one tensor per expert and projection, or (gpt-oss) one for all experts."""
+        """Return names below the layer's MLP: one tensor per expert and projection, or (gpt-oss) one for all experts."""
         if self.gate_up_bias is not None and self.down_bias is not None and self.router_bias is not None:
             yield NamedWeight("router.weight", self.router_weight.detach())
             yield NamedWeight("router.bias", self.router_bias.detach())
@@ -137,7 +137,7 @@ class ExpertMlp(nn.Module):
 
 
 def clamped_swiglu(gate_up: Tensor) -> Tensor:
-    """[n, 2 · I] with gate and up in turns → [n, I]: (up + 1) · gate · sigmoid(1.702 gate), clamped to 7 (gpt-oss's own code)."""
+    """Map [n, 2 · I] with gate and up in turns → [n, I]: (up + 1) · gate · sigmoid(1.702 gate), clamped to 7 (gpt-oss's own code)."""
     gate, up = gate_up[..., ::2].clamp(max=SWIGLU_LIMIT), gate_up[..., 1::2].clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
     return (up + 1) * gate * torch.sigmoid(SWIGLU_ALPHA * gate)
 

@@ -149,7 +149,7 @@ def unpacked(stored: Mapping[str, StoredTensor], quantization: Quantization) -> 
 
 
 def read_unpacked(stored: Mapping[str, AnyTensor]) -> Iterator[tuple[str, Tensor]]:
-    """As `tensor_files.read_tensors`; of quantized matrices the weights in float32, one at a time."""
+    """Do what `tensor_files.read_tensors` does; of quantized matrices yield the weights in float32, one at a time."""
     yield from read_tensors({name: tensor for name, tensor in stored.items() if isinstance(tensor, StoredTensor)})
     for name, tensor in stored.items():
         if isinstance(tensor, PackedTensor):
@@ -200,7 +200,7 @@ def _compressed(
 
 
 def _numbers(words: Tensor, bits: int) -> Tensor:
-    """int32 [a, b] → int32 [a, b, 32 / bits], the lowest bits first."""
+    """Unpack int32 [a, b] → int32 [a, b, 32 / bits], the lowest bits first."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     return (words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
 
@@ -254,7 +254,7 @@ def _from_words(bits: int, has_zeros: bool, parts: list[Tensor]) -> Tensor:
 
 
 def _from_fp4(parts: list[Tensor]) -> Tensor:
-    """Blocks uint8 [E, out, in / 32, 16] and exponents uint8 [E, out, in / 32] → [E, in, out]."""
+    """Unpack blocks uint8 [E, out, in / 32, 16] and exponents uint8 [E, out, in / 32] → [E, in, out]."""
     blocks, exponents = parts
     table = torch.tensor([*_FP4, *(-value for value in _FP4)])
     values = torch.stack((table[(blocks & 15).int()], table[(blocks >> 4).int()]), -1).flatten(-2)

@@ -117,7 +117,7 @@ def _attention_factor(reader: ConfigReader, factor: float) -> float:
 
 
 def cos_sin_table(rope: Rope, head_dim: int, num_positions: int, device: torch.device | str = "cpu") -> Tensor:
-    """float32 [num_positions, head_dim]: head_dim / 2 cosines, then as many sines; computed in float64."""
+    """Return the table float32 [num_positions, head_dim]: head_dim / 2 cosines, then as many sines; computed in float64."""
     if torch.device(device).type == "meta":
         # A table without values: making it as below would have torch load its compiler first, which takes seconds.
         return torch.empty((num_positions, head_dim), dtype=torch.float32, device=device)
@@ -129,7 +129,7 @@ def cos_sin_table(rope: Rope, head_dim: int, num_positions: int, device: torch.d
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """Radians per position of each pair of channels, float64 [head_dim / 2]: theta^(−2i / d), scaled.
+    """Return the radians per position of each pair of channels, float64 [head_dim / 2]: theta^(−2i / d), scaled.
 
     linear: all divided by the factor (position interpolation, arXiv 2306.15595). llama3: wavelengths longer than the original context /
     low_freq_factor are divided by the factor, those shorter than it / high_freq_factor stay, between them linearly in 1 / wavelength

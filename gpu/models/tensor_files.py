@@ -51,7 +51,7 @@ class StoredTensor:
 
 
 def list_tensors(directory: str | Path) -> dict[str, StoredTensor]:
-    """Every tensor of the checkpoint by name; only headers are read.
+    """Return every tensor of the checkpoint by name; only headers are read.
 
     Raises CheckpointError for missing, truncated or unreadable files, and for an index that promises what its shards do not have.
     """
@@ -68,7 +68,7 @@ def list_tensors(directory: str | Path) -> dict[str, StoredTensor]:
 
 
 def read_tensors(stored: dict[str, StoredTensor]) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor on the CPU), file by file, each read when it is asked for. Raises CheckpointError."""
+    """Yield (name, tensor on the CPU), file by file, each read when it is asked for. Raises CheckpointError."""
     for path in sorted({tensor.path for tensor in stored.values()}):
         names = [name for name, tensor in stored.items() if tensor.path == path]
         try:
@@ -83,7 +83,7 @@ def read_tensors(stored: dict[str, StoredTensor]) -> Iterator[tuple[str, Tensor]
 
 
 def write_tensors(directory: Path, tensors: Iterable[tuple[str, Callable[[], Tensor], int]]) -> None:
-    """(name, how to get it, bytes) of every tensor into one file, or into shards with an index where one file would be too large.
+    """Write every tensor, (name, how to get it, bytes), into one file, or into shards with an index where one would be too large.
 
     No more than one shard is in memory at a time.
     """

@@ -48,13 +48,13 @@ class HostLayer:
             self._head_norms = np.concatenate([np.tile(q_norm, (self._hq, 1)), np.tile(k_norm, (self._hk, 1))])
 
     def run(self, residual: np.ndarray, host_pass: HostPass, rotation: np.ndarray) -> np.ndarray:
-        """residual [n, H] → the next layer's. `rotation` [n, d]: the rotary table's rows of these tokens."""
+        """Run the layer: residual [n, H] → the next layer's. `rotation` [n, d]: the rotary table's rows of these tokens."""
         norm = self._input_norm
         normed = residual if norm is None else rms_norm(residual, norm, self._eps)
         return self.after_attention(self.attend(normed, host_pass, rotation), residual)
 
     def attend(self, x: np.ndarray, host_pass: HostPass, rotation: np.ndarray) -> np.ndarray:
-        """x [n, input size], normed → [n, H], without the residual."""
+        """Attend: x [n, input size], normed → [n, H], without the residual."""
         keys = host_pass.keys
         n, hq, hk, d = x.shape[0], self._hq, self._hk, self._d
         qkv = self._qkv.on_host(x).reshape(n, -1, d)
@@ -178,7 +178,7 @@ def array(tensor: Tensor) -> np.ndarray:
 
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-    """x [n, H] or [n, heads, d] scaled to unit root mean square over its last axis, times weight (arXiv 1910.07467)."""
+    """Return x [n, H] or [n, heads, d] scaled to unit root mean square over its last axis, times weight (arXiv 1910.07467)."""
     square = np.einsum("...i,...i->...", x, x)
     square *= 1.0 / x.shape[-1]
     square += eps
@@ -188,7 +188,7 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 
 
 def rotate(x: np.ndarray, rotation: np.ndarray) -> np.ndarray:
-    """x [n, heads, d], halves rotated against each other by `rotation` [n, d]: d/2 cosines, then d/2 sines (arXiv 2104.09864)."""
+    """Return x [n, heads, d], halves rotated against each other by `rotation` [n, d]: d/2 cosines, then d/2 sines (arXiv 2104.09864)."""
     half = x.shape[2] // 2
     cos, sin = rotation[:, None, :half], rotation[:, None, half:]
     first, second = x[..., :half], x[..., half:]
@@ -202,7 +202,7 @@ def rotate(x: np.ndarray, rotation: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=256)
 def hidden_from(sees: bytes, group: int, dtype: str) -> np.ndarray:
-    """[n · group, n]: 0 where a token sees another one, −inf where it does not."""
+    """Return the mask [n · group, n]: 0 where a token sees another one, −inf where it does not."""
     visible = np.frombuffer(sees, bool)
     n = int(visible.size**0.5)
     return np.where(visible.reshape(n, n), 0.0, -np.inf).repeat(group, 0).astype(dtype)

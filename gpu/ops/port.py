@@ -113,16 +113,16 @@ class Ops(Protocol):
         """Run decoder layers (`models.layer.Layer`) over n tokens. `first_input` replaces the normed residual [n, H] in the first one."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x [n, H] (or [n, heads, d], normed over the last axis) scaled to unit root mean square, times weight."""
+        """Return x [n, H] (or [n, heads, d], normed over the last axis) scaled to unit root mean square, times weight."""
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """(rms_norm(x + residual), x + residual): the sum is the next residual."""
+        """Return (rms_norm(x + residual), x + residual): the sum is the next residual."""
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """silu(gate) · up, [n, 2 · I] → [n, I]; the gate is the first half."""
+        """Return silu(gate) · up: [n, 2 · I] → [n, I]; the gate is the first half."""
 
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
-        """gelu(gate) · up in the same way, GELU in its form with tanh."""
+        """Return gelu(gate) · up in the same way, GELU in its form with tanh."""
 
     def rope_write(
         self, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, positions: Tensor, slots: Tensor, kv: KVTensors
@@ -133,7 +133,7 @@ class Ops(Protocol):
         """
 
     def decode_attention(self, q: Tensor, kv: KVTensors, batch: DecodeBatch, softmax: Softmax = PLAIN) -> Tensor:
-        """Every query [m, Hq, d] over its keys, its own included. Split over the KV length.
+        """Attend with every query [m, Hq, d] to its keys, its own included. Split over the KV length.
 
         A window counts positions: of a verify tree's nodes by their depth, not by where they lie. The same in all three.
         """
@@ -141,12 +141,12 @@ class Ops(Protocol):
     def verify_attention(
         self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: VerifyBatch, softmax: Softmax = PLAIN
     ) -> Tensor:
-        """q [bs · nd, Hq, d] and the new tokens' k and v [bs · nd, Hk, d]."""
+        """Attend with q [bs · nd, Hq, d] to the prefixes and to the new tokens' k and v [bs · nd, Hk, d]."""
 
     def extend_attention(
         self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: ExtendBatch, softmax: Softmax = PLAIN
     ) -> Tensor:
-        """q [n, Hq, d] and the new tokens' k and v [n, Hk, d]."""
+        """Attend with q [n, Hq, d] to the prefixes and to the new tokens' k and v [n, Hk, d]."""
 
     # -- trees ----------------------------------------------------------------------------------------------------
 
@@ -164,8 +164,8 @@ class Ops(Protocol):
         num_draft_tokens: int,
         max_position: int,
     ) -> DeviceTree:
-        """The best nd − 1 of n candidates (tokens int64, scores float32, parents int32 [bs, n]; depths: n ints, ascending from 1); see
-        `core.tree.build.build_tree`: ties take the lowest id, no child counts as better than its parent, NaN is the worst."""
+        """Choose the best nd − 1 of n candidates (tokens int64, scores float32, parents int32 [bs, n]; depths: n ints, ascending from 1);
+        see `core.tree.build.build_tree`: ties take the lowest id, no child counts as better than its parent, NaN is the worst."""
 
     def verify_greedy(self, tree: DeviceTree, target_ids: Tensor) -> DeviceVerified:
         """Accept while a child equals the target's choice; target_ids int64 [bs · nd], −1 where the target failed."""
@@ -173,10 +173,11 @@ class Ops(Protocol):
     def verify_sampling(
         self, tree: DeviceTree, probs: Tensor, accept_coins: Tensor, bonus_coins: Tensor
     ) -> DeviceVerified:
-        """Lossless tree sampling: probs float [bs · nd, V], coins float64 [bs, width]; see `core.tree.verify.verify_sampling`."""
+        """Verify trees by lossless sampling: probs float [bs · nd, V], coins float64 [bs, width]; see
+        `core.tree.verify.verify_sampling`."""
 
     def coins(self, keys: Tensor, positions: Tensor, seed: int, purpose: int) -> Tensor:
-        """`core.draws.uniform(seed, purpose, key, position)` bit for bit: keys int64 [bs] (the bits of a uint64), positions [bs, w]."""
+        """Return `core.draws.uniform(seed, purpose, key, position)` bit by bit: keys int64 [bs] (the bits of a uint64), positions [bs, w]."""
 
     # -- after verification ---------------------------------------------------------------------------------------
 
@@ -184,10 +185,10 @@ class Ops(Protocol):
         """Emitted tokens int64 [bs, width], −1 past the end, and the bonus tokens int64 [bs] (0 where the target failed)."""
 
     def compact(self, values: Tensor, accept_index: Tensor, num_draft_tokens: int) -> Tensor:
-        """values [bs · nd, …]: entry r · nd + j becomes that of row r's j-th accepted node; entries past the path keep their own."""
+        """Compact values [bs · nd, …]: entry r · nd + j becomes that of row r's j-th accepted node; those past the path stay."""
 
     def move_accepted_(self, kv: KVTensors, node_slots: Tensor, accept_index: Tensor, accept_lens: Tensor) -> None:
-        """KV of each row's j-th accepted node to node_slots[row, j] (int64 [bs, nd]), all layers; every read before every write."""
+        """Move the KV of each row's j-th accepted node to node_slots[row, j] (int64 [bs, nd]), all layers; all reads before all writes."""
 
     def move_slots_(self, kv: KVTensors, sources: Tensor, targets: Tensor) -> None:
         """Copy KV of all layers from slots `sources` to `targets`, int64 [n]; every read before every write; slot 0 is the sink."""
@@ -195,12 +196,12 @@ class Ops(Protocol):
     def duplicate_tails_(
         self, kv: KVTensors, table: Tensor, rows: Tensor, seq_lens: Tensor, page_size: int, topk: int, steps: int
     ) -> None:
-        """The prefix's tail page into the first page of draft branches 1 … k − 1 (`core.kv.moves.draft_branch_layout`)."""
+        """Copy the prefix's tail page into the first page of draft branches 1 … k − 1 (`core.kv.moves.draft_branch_layout`)."""
 
     # -- the relay ------------------------------------------------------------------------------------------------
 
     def relay_gather(self, buffer: Tensor, rows: Tensor) -> Tensor:
-        """buffer[rows], a new tensor [n, …]."""
+        """Return buffer[rows], a new tensor [n, …]."""
 
     def relay_scatter_(self, buffer: Tensor, rows: Tensor, values: Tensor) -> None:
-        """buffer[rows] = values; row 0 stays zero."""
+        """Set buffer[rows] = values; row 0 stays zero."""

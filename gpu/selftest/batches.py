@@ -44,12 +44,12 @@ class Batch:
         return KVTensors(self.k_pool, self.v_pool)
 
     def tree(self, bits: Tensor, max_prefix_len: int | None = None) -> VerifyBatch:
-        """The rows with these masks; the bound is the longest prefix if it is not given."""
+        """Return the rows with these masks; the bound is the longest prefix if it is not given."""
         bound = self.max_prefix_len if max_prefix_len is None else max_prefix_len
         return VerifyBatch(self.table, self.rows, self.prefix_lens, bound, bits)
 
     def chunks(self, max_prefix_len: int | None = None, max_new_len: int | None = None) -> ExtendBatch:
-        """The rows as a prefill; bounds that are not given are exact."""
+        """Return the rows as a prefill; bounds that are not given are exact."""
         prefix = self.max_prefix_len if max_prefix_len is None else max_prefix_len
         new = self.max_new_len if max_new_len is None else max_new_len
         return ExtendBatch(self.table, self.rows, self.prefix_lens, self.starts, prefix, new)
@@ -96,7 +96,7 @@ def make_batch(
 
 
 def softmaxes(heads: int, dtype: torch.dtype = torch.float64) -> list[Softmax]:
-    """Every way in which families differ from the plain softmax, alone and together."""
+    """Return every way in which families differ from the plain softmax, alone and together."""
     sinks = torch.linspace(-2, 2, heads, dtype=dtype)
     return [
         Softmax(window=5),
@@ -108,7 +108,7 @@ def softmaxes(heads: int, dtype: torch.dtype = torch.float64) -> list[Softmax]:
 
 
 def random_tree_bits(seed: int, bs: int, nd: int, padding: bool = False) -> Tensor:
-    """int64 [bs, nd]: each node hangs below an earlier one; with `padding` some nodes belong to no tree."""
+    """Draw trees, int64 [bs, nd]: each node hangs below an earlier one; with `padding` some nodes belong to no tree."""
     generator = torch.Generator().manual_seed(seed)
     bits = torch.zeros(bs, nd, dtype=torch.int64)
     for row in range(bs):
@@ -124,7 +124,7 @@ def random_tree_bits(seed: int, bs: int, nd: int, padding: bool = False) -> Tens
 def decode_view(
     batch: Batch, lens: list[int], bases: list[int] | None = None, tails: list[int] | None = None
 ) -> DecodeBatch:
-    """What the batch's rows see; without bases a plain decode, whose bases are its lens."""
+    """Return what the batch's rows see; without bases a plain decode, whose bases are its lens."""
     as_lens = torch.tensor(lens, dtype=torch.int64)
     return DecodeBatch(
         table=batch.table,

@@ -130,7 +130,7 @@ def _write_models(context: Context) -> Mapping[str, Path]:
 
 
 def _write_tokenizer(directory: Path, vocab_size: int) -> None:
-    """A token is a number, as text: requests have tokens, and nothing is read."""
+    """Write a tokenizer whose tokens are numbers, as text: requests have tokens, and nothing is read."""
     import tokenizers
     from tokenizers import models
 
@@ -253,7 +253,7 @@ def same_tokens(context: Context, way: str, mode: str, temperature: float = 0.0)
 
 
 def launches_without_waiting(context: Context, way: str) -> Finding:
-    """With every shape seen once, no launch may wait for the device; torch raises an error where one does."""
+    """Check that with every shape seen once, no launch waits for the device; torch raises an error where one does."""
     session = session_of(context, torch.float32, WAYS[way], overlap=True, prefix_cache=False)
     session.run(requests_of(context))
     launch, launches = session.executor.launch, []
@@ -300,7 +300,7 @@ def retraction(context: Context) -> Finding:
 
 
 def close_frees(context: Context) -> Finding:
-    """What a session holds is freed by `close` and its last reference, without a collection of cycles."""
+    """Check that what a session holds is freed by `close` and its last reference, without a collection of cycles."""
     way, before = WAYS["STANDALONE chain"], 0
     gc.collect()
     gc.disable()

@@ -17,7 +17,7 @@ KINDS = ["chain", "beam", "lookup"]
 
 
 def random_candidates(rng: np.random.Generator, bs: int, topk: int, steps: int) -> list[Candidates]:
-    """Scores with many ties, some of them NaN, infinite or above the parent's; tokens that repeat or are no tokens."""
+    """Return scores with many ties, some of them NaN, infinite or above the parent's; tokens that repeat or are no tokens."""
     levels, before = [], 0
     for step in range(steps):
         n = topk if step == 0 else topk * topk
@@ -37,7 +37,7 @@ def random_candidates(rng: np.random.Generator, bs: int, topk: int, steps: int) 
 def flat_candidates(
     levels: list[Candidates], bs: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[int, ...]]:
-    """tokens, scores, parents and depths as `Ops.build_tree` takes them."""
+    """Return tokens, scores, parents and depths as `Ops.build_tree` takes them."""
     empty = [Candidates(np.zeros((bs, 0), np.int32), np.zeros((bs, 0), np.float32), np.zeros((bs, 0), np.int32))]
     stacked = [
         np.concatenate([getattr(level, name) for level in levels or empty], axis=1)
@@ -48,7 +48,7 @@ def flat_candidates(
 
 
 def random_tree(rng: np.random.Generator, bs: int, kind: str) -> VerifyTree:
-    """A chain, a beam's tree or a look-up tree of random size; kinds "chain", "beam" and "lookup"."""
+    """Return a chain, a beam's tree or a look-up tree of random size; kinds "chain", "beam" and "lookup"."""
     roots, lengths = rng.integers(0, VOCAB, bs), rng.integers(1, MAX_POSITION, bs)
     if kind == "chain":
         return build_chain(roots, rng.integers(-1, VOCAB + 1, (bs, rng.integers(0, 7))), lengths, MAX_POSITION)
@@ -77,7 +77,7 @@ def on_device(tree: VerifyTree, device: str = "cpu") -> DeviceTree:
 
 
 def random_targets(rng: np.random.Generator, tree: VerifyTree) -> np.ndarray:
-    """The target's choice at every node, int32 [bs · nd]: often a child's token, sometimes −1."""
+    """Return the target's choice at every node, int32 [bs · nd]: often a child's token, sometimes −1."""
     bs, nodes = tree.parents.shape
     targets = rng.integers(-1, VOCAB, (bs, nodes)).astype(np.int32)
     tokens = tree.tokens.reshape(bs, nodes)
@@ -89,7 +89,7 @@ def random_targets(rng: np.random.Generator, tree: VerifyTree) -> np.ndarray:
 
 
 def random_probs(rng: np.random.Generator, tree: VerifyTree, broken: float = 0.1) -> np.ndarray:
-    """float64 [bs · nd, VOCAB]: with zeros, all mass on one token, not normalised, and some that are no distribution."""
+    """Return float64 [bs · nd, VOCAB]: with zeros, all mass on one token, not normalised, and some that are no distribution."""
     n = tree.parents.size
     probs = rng.random((n, VOCAB)) * (rng.random((n, VOCAB)) < 0.6)
     empty = probs.sum(axis=1) == 0

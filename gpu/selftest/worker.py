@@ -12,7 +12,7 @@ from .steps import serve_steps
 
 
 def _is_spoilt(device: str) -> bool:
-    """Whether the device no longer answers: then everything in this process fails."""
+    """Return whether the device no longer answers: then everything in this process fails."""
     import torch
 
     if device == "cpu":

@@ -278,7 +278,7 @@ _REALS = {  # setting -> what it must be, and in words
 
 
 def _setting_problems(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(key, what is wrong) of everything that is not a prompt."""
+    """Return (key, what is wrong) of everything that is not a prompt."""
     problems = []
     for key, value in settings.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -306,7 +306,7 @@ def _make_matcher(tokenizer: Tokenizer, vocab_size: int, grammar: Grammar) -> Ma
 
 
 def load_models(plan: SessionPlan, ops: Ops) -> tuple[Decoder, DraftModel | None]:
-    """The target and its draft. What is wrong with the draft's files is found before the target's weights, which take longer, are read."""
+    """Load the target and its draft. Errors in the draft's files are found before the target's weights are read, which takes longer."""
     from ..models.checkpoint import load_draft, load_target
     from ..models.decoder import Decoder
 
@@ -323,7 +323,7 @@ def load_models(plan: SessionPlan, ops: Ops) -> tuple[Decoder, DraftModel | None
 
 @contextmanager
 def named_memory_errors(plan: SessionPlan) -> Iterator[None]:
-    """What the plan could not count (graphs, activations, logits) may still not fit: then NotEnoughMemory says what it did count."""
+    """Raise NotEnoughMemory, with what the plan counted, where what it could not count (graphs, activations, logits) does not fit."""
     import torch
 
     try:

@@ -180,7 +180,8 @@ class StreamDecoder:
         return self._tokenizer.decode(np.array(self._tokens[begin:end], dtype=np.int64))
 
     def _end_of_certain_tokens(self) -> int:
-        """All tokens but a run of byte tokens at the end: its next byte can change how the whole run is read."""
+        """Return the end of the tokens whose text is certain: a run of byte tokens at the end is not, since its next byte can change how
+        the whole run is read."""
         end = len(self._tokens)
         byte_ids = self._tokenizer.byte_ids
         while byte_ids and end > self._settled and self._tokens[end - 1] in byte_ids:

@@ -28,7 +28,7 @@ class GrowingAttention:
         self._seen = self._end = 0
 
     def advance(self, num_new: int) -> None:
-        """The next pass brings `num_new` tokens per row."""
+        """Begin the next pass, which brings `num_new` tokens per row."""
         self._seen, self._end = self._end, self._end + num_new
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, softmax: Softmax = PLAIN) -> Tensor:

@@ -81,7 +81,7 @@ class UnrolledAttention:
         self._values: list[Tensor] = []
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, softmax: Softmax = PLAIN) -> Tensor:
-        """Tokens are sequence after sequence, b · t in all; see `Attention`."""
+        """Attend: tokens are sequence after sequence, b · t in all; see `Attention`."""
         assert softmax is PLAIN, "a head that is trained has plain attention"
         assert layer == 0, f"a head of one layer asks for layer {layer}"
         b, t = self._shape
@@ -116,14 +116,14 @@ class UnrolledAttention:
 
 
 def shifted(x: Tensor, slots: int) -> Tensor:
-    """x [..., t, d] moved `slots` later, zeros at the beginning."""
+    """Return x [..., t, d] moved `slots` later, zeros at the beginning."""
     if slots == 0:
         return x
     return F.pad(x[..., :-slots, :], (0, 0, slots, 0))
 
 
 def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
-    """x [n, heads, d] at the positions of cos_sin [n, d], halves rotated against each other (arXiv 2104.09864, eq. 34)."""
+    """Return x [n, heads, d] at the positions of cos_sin [n, d], halves rotated against each other (arXiv 2104.09864, eq. 34)."""
     cos, sin = cos_sin.unsqueeze(1).chunk(2, -1)
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)

@@ -74,7 +74,7 @@ def partial_directory(directory: Path, options: PairOptions) -> Path:
 
 @contextmanager
 def making(directory: Path, options: PairOptions) -> Iterator[Path]:
-    """Yields the partial directory, held by this process alone; others wait here and then find the pair.
+    """Yield the partial directory, held by this process alone; others wait here and then find the pair.
 
     What was finished stays when the body raises, so that another run goes on from there.
     """
@@ -96,7 +96,7 @@ def making(directory: Path, options: PairOptions) -> Iterator[Path]:
 
 @contextmanager
 def writing_part(partial: Path, part: str) -> Iterator[Path]:
-    """Yields a directory to write the part into; it gets its name when the body has come to its end."""
+    """Yield a directory to write the part into; it gets its name when the body has come to its end."""
     temporary = partial / f"{part}.tmp"
     if temporary.exists():
         shutil.rmtree(temporary)

@@ -112,7 +112,7 @@ def next_token_loss(model: Decoder, texts: Tensor) -> Tensor:
 
 
 def distillation_loss(target: Decoder, draft: Draft, texts: Tensor, num_steps: int, step_weight: float) -> Tensor:
-    """How far the draft's proposals are from the target's distribution, nats per token, mean over the steps, later ones weighing less.
+    """Return how far proposals are from the target's distribution, nats per token: the mean over steps, later ones weighing less.
 
     Half is the cross-entropy with the target's distribution, which sampling accepts by, half that with its first choice, which greedy
     decoding accepts by. A draft with a vocabulary of its own learns where the target's first choice is in it.

@@ -65,7 +65,7 @@ def _matches(target: Decoder, draft: Draft, texts: Tensor, num_steps: int) -> Te
 
 
 def accept_length(matches: np.ndarray) -> float:
-    """Tokens per round of greedy chains; matches bool [steps, n, t], [s, i, j]: step s proposes token j of text i.
+    """Return the tokens per round of greedy chains; matches bool [steps, n, t], [s, i, j]: step s proposes token j of text i.
 
     A round that is to emit token j accepts as long as step s proposes token j + s, and emits one token more than it accepted. Texts end
     where a whole chain no longer fits.

@@ -29,7 +29,7 @@ def new_standalone(size: TinySize, seed: int, device: str) -> Decoder:
 
 
 def new_eagle3(size: TinySize, target: Decoder, vocabulary: Tensor, seed: int) -> Eagle3Head:
-    """An EAGLE-3 head over the tokens of `vocabulary` (int64 [draft vocabulary], ascending), whose output layer begins as the target's."""
+    """Make an EAGLE-3 head over the tokens `vocabulary` (int64 [draft vocabulary], ascending); its output layer begins as the target's."""
     aux_layers = default_aux_layers(target.num_layers)
     head = _head(EAGLE3, target, seed, draft_vocab_size=size.draft_vocab_size, aux_layers=aux_layers)
     assert isinstance(head, Eagle3Head)
@@ -40,7 +40,7 @@ def new_eagle3(size: TinySize, target: Decoder, vocabulary: Tensor, seed: int) -
 
 
 def new_multi_layer_eagle(size: TinySize, target: Decoder, seed: int) -> MultiLayerEagle:
-    """One EAGLE head per step; embeddings and output layer are the target's."""
+    """Return one EAGLE head per step; embeddings and output layer are the target's."""
     head = _head(MULTI_LAYER_EAGLE, target, seed, draft_vocab_size=target.vocab_size, num_heads=size.num_heads)
     assert isinstance(head, MultiLayerEagle)
     return head
@@ -53,7 +53,7 @@ def _head(algorithm: str, target: Decoder, seed: int, **sizes: Any) -> DraftHead
 
 
 def _language_model(size: TinySize, shape: TinyShape, seed: int, device: str) -> Decoder:
-    """Its layers add nothing at first, so that the token is not lost in the noise of many of them."""
+    """Make a model whose layers add nothing at first, so that the token is not lost in the noise of many of them."""
     model = random_weights(_llama(size, shape), TorchOps(), device, torch.float32, seed)
     with torch.no_grad():
         for layer in model.layers:

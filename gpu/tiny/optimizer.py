@@ -31,7 +31,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, scale: float) -> None:
-        """One step with `scale` times the learning rates."""
+        """Take one step with `scale` times the learning rates."""
         for group in self._adam.param_groups:
             group["lr"] = self._lr * scale
         self._adam.step()

@@ -22,7 +22,7 @@ CHAT_TEMPLATE = (
 
 
 def train_vocabulary(texts: Sequence[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE (Sennrich et al., arXiv 1508.07909, over bytes): every text can be encoded and comes back as it was."""
+    """Train byte-level BPE (Sennrich et al., arXiv 1508.07909, over bytes): every text can be encoded and comes back as it was."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -38,13 +38,13 @@ def train_vocabulary(texts: Sequence[str], vocab_size: int) -> Tokenizer:
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> np.ndarray:
-    """All texts as one row of tokens, int64 [n], with the end of text after each."""
+    """Return all texts as one row of tokens, int64 [n], with the end of text after each."""
     encoded = tokenizer.encode_batch(list(texts), add_special_tokens=False)
     return np.concatenate([np.array([*item.ids, END_OF_TEXT_ID], np.int64) for item in encoded])
 
 
 def save_vocabulary(tokenizer: Tokenizer, directory: Path, max_positions: int) -> None:
-    """tokenizer.json, tokenizer_config.json and generation_config.json."""
+    """Write tokenizer.json, tokenizer_config.json and generation_config.json."""
     tokenizer.save(str(directory / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

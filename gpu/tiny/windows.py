@@ -12,7 +12,7 @@ from ...core.draws import Purpose, uniform
 
 
 def corpus_windows(tokens: Tensor, batch_size: int, window: int, seed: int, part: int, step: int) -> Tensor:
-    """`batch_size` windows of the corpus for step `step` of the pair's part number `part`, int64 [batch_size, window]; tokens int64 [n]."""
+    """Return `batch_size` windows of the tokens (int64 [n]) for step `step` of the pair's part `part`, int64 [batch_size, window]."""
     coins = uniform(seed, Purpose.MODEL, np.arange(batch_size), step, lane=part)
     starts = torch.from_numpy((coins * (tokens.shape[0] - window)).astype(np.int64)).to(tokens.device)
     return tokens[starts[:, None] + torch.arange(window, device=tokens.device)]
@@ -26,7 +26,7 @@ def rows_of(texts: Tensor, batch_size: int, step: int) -> Tensor:
 
 
 def spread_prompts(tokens: Tensor, num_prompts: int, prompt_len: int) -> Tensor:
-    """Beginnings spread evenly over the row of tokens, int64 [num_prompts, prompt_len]."""
+    """Return beginnings of texts, spread evenly over the row of tokens, int64 [num_prompts, prompt_len]."""
     last = tokens.shape[0] - prompt_len
     assert last >= 0, f"{tokens.shape[0]} tokens are fewer than a prompt's {prompt_len}"
     starts = torch.linspace(0, last, num_prompts, dtype=torch.float64, device=tokens.device).long()

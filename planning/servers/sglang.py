@@ -83,7 +83,7 @@ def settings_of(given: Given, gpu: str, left: dict[str, str]) -> tuple[dict[str,
 
 
 def _parallel(given: Given, settings: dict[str, Any], left: dict[str, str]) -> None:
-    """Devices: with attention data parallelism tp-size counts them all, otherwise data parallelism makes more engines."""
+    """Read the devices: with attention data parallelism tp-size counts them all, otherwise data parallelism makes more engines."""
     devices, groups = given.integer("tp-size") or 1, given.integer("attn-dp-size")
     engines = given.integer("dp-size") or 1
     if given.flag("enable-dp-attention") and groups is None:

@@ -115,7 +115,7 @@ def _read_yaml(path: str) -> Mapping[Any, Any]:
 
 
 def _parallel(given: Given, settings: dict[str, Any], left: dict[str, str]) -> None:
-    """Devices: with attention data parallelism each has its own requests, and all of them divide the experts."""
+    """Read the devices: with attention data parallelism each has its own requests, and all of them divide the experts."""
     devices, experts = given.integer("tensor-parallel-size") or 1, given.integer("moe-expert-parallel-size")
     groups = devices if given.flag("enable-attention-dp") else 1
     settings |= {"hardware.tensor_parallel": devices // groups, "hardware.attention_data_parallel": groups}

@@ -121,5 +121,5 @@ def fixed_settings(steps: int) -> dict[str, Any]:
 
 
 def is_schedule(table: Table) -> bool:
-    """Whether a table has one number of steps for each range."""
+    """Return whether a table has one number of steps for each range."""
     return all(len(slot["candidate_steps"]) == 1 for slot in table.values())

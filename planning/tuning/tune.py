@@ -83,7 +83,7 @@ class Tune:
     _fixed: list[Settings] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raises a ForetokenError for a scenario without speculation, or that cannot be assembled."""
+        """Raise a ForetokenError for a scenario without speculation, or that cannot be assembled."""
         if self.scenario.speculation.algorithm == NO_SPECULATION:
             raise ForetokenError("speculation.algorithm is NONE: name the algorithm whose steps are to be tuned")
         self.tables = chosen_steps(self.scenario)

@@ -214,5 +214,5 @@ METHODS: dict[str, tuple[str, ...]] = {
 
 
 def capacity(num_steps: int, topk: int) -> int:
-    """Candidates of a round: k + (S − 1)·k², none without steps."""
+    """Return the candidates of a round: k + (S − 1)·k², none without steps."""
     return topk + (num_steps - 1) * topk * topk if num_steps else 0

@@ -214,7 +214,7 @@ class Moment:
         return [walk for walk in self.answer.walks if walk.number in live] if live else []
 
     def fails(self, walk: Walk) -> bool:
-        """Whether the path ends where the target gave no numbers."""
+        """Return whether the path ends where the target gave no numbers."""
         return self.failing is not None and self.failing[walk.number][walk.path[-1]]
 
 

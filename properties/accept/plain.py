@@ -216,7 +216,7 @@ class PlainAccept:
         return found
 
     def moves(self, round: PlainRound) -> tuple[list[int], list[int]]:
-        """A node's number is at least its lane, so from the first lane on no copy overwrites what a later one reads."""
+        """Return the copies from the first lane on: a node's number is at least its lane, so none overwrites what a later one reads."""
         pairs = [
             (window[node], window[lane])
             for window, path in zip(round.windows, round.paths, strict=True)

@@ -76,38 +76,38 @@ class Allocator(Protocol):
     """
 
     def alloc(self, num_slots: int) -> Sequence[int] | None:
-        """`num_slots` slots (a multiple of the page size) in whole pages; ascending and together inside a page."""
+        """Allocate `num_slots` slots (a multiple of the page size) in whole pages; ascending and together inside a page."""
 
     def free(self, slots: Sequence[int]) -> None:
         """Give back whole pages, or with `sharing` one reference of each."""
 
     def can_allocate(self, num_slots: int) -> bool:
-        """Whether `alloc(num_slots)` would succeed now."""
+        """Return whether `alloc(num_slots)` would succeed now."""
 
     def num_free(self) -> int:
-        """Slots on the free list; what could be evicted is not among them."""
+        """Return how many slots are on the free list; what could be evicted is not among them."""
 
     # inspection
     def free_pages(self) -> Sequence[int]:
-        """The pages of the free list, in its own order."""
+        """Return the pages of the free list, in its own order."""
 
     # snapshots
     def snapshot(self) -> object:
-        """The state as a value."""
+        """Return the state as a value."""
 
     def restore(self, snapshot: object) -> None:
         """Return to it."""
 
     # sharing
     def share(self, slots: Sequence[int]) -> None:
-        """One more holder of each of these pages, which are held, full and read-only from now on."""
+        """Count one more holder of each of these pages, which are held, full and read-only from now on."""
 
     def references(self, page: int) -> int:
-        """How many holders the page has."""
+        """Return how many holders the page has."""
 
     # eviction
     def retire(self, slots: Sequence[int]) -> None:
-        """`free`, but a page that has lost its last holder may be kept for reuse, until its room is needed."""
+        """Do what `free` does, but a page that has lost its last holder may be kept for reuse, until its room is needed."""
 
     def reuse(self, slots: Sequence[int]) -> None:
         """Cached pages get a holder again."""
@@ -116,32 +116,32 @@ class Allocator(Protocol):
         """Free at least `min(num_pages, cached)` cached pages; what it returns is not looked at."""
 
     def cached_pages(self) -> Sequence[int]:
-        """Pages that have no holder but are not free: `alloc` evicts them when the free ones do not suffice."""
+        """Return the pages that have no holder but are not free: `alloc` evicts them when the free ones do not suffice."""
 
     # batches
     def alloc_extend(
         self, prefix_lens: Sequence[int], seq_lens: Sequence[int], last_slots: Sequence[int]
     ) -> Sequence[int] | None:
-        """Slots for positions `prefix_lens[i] … seq_lens[i] − 1` of each request i, one request after the other. They go on in the
+        """Allocate slots for positions `prefix_lens[i] … seq_lens[i] − 1` of each request i, one request after the other. They go on in the
         page of `last_slots[i]`, the slot of position `prefix_lens[i] − 1` (−1 if there is none), and then in new pages. All or
         nothing. `free` gets all slots of a request, the last page's as far as they are used."""
 
     def alloc_decode(self, seq_lens: Sequence[int], last_slots: Sequence[int]) -> Sequence[int] | None:
-        """A slot for position `seq_lens[i] − 1` of each request i, in the same way."""
+        """Allocate a slot for position `seq_lens[i] − 1` of each request i, in the same way."""
 
     # deferred_free, deferred_close
     def free_after(self, slots: Sequence[int], step: int) -> None:
         """Give back pages that step `step`, still running, may touch."""
 
     def complete(self, step: int) -> None:
-        """All steps up to `step` have been processed."""
+        """Note that all steps up to `step` have been processed."""
 
     def num_deferred(self) -> int:
-        """Pages that wait for a step."""
+        """Return how many pages wait for a step."""
 
     # table
     def open(self, request: str) -> bool:
-        """A row for a request."""
+        """Give a row to a request. Returns whether there was one."""
 
     def grow(self, request: str, num_tokens: int) -> bool:
         """Room for `num_tokens` tokens in all; never less than before."""
@@ -150,10 +150,10 @@ class Allocator(Protocol):
         """Give back the pages that lie wholly past `num_tokens` tokens."""
 
     def close(self, request: str, step: int | None = None) -> None:
-        """The request leaves; with `deferred_close`, its pages and its row wait for `step` if it is given."""
+        """Let the request leave; with `deferred_close`, its pages and its row wait for `step` if it is given."""
 
     def slots_of(self, request: str) -> Sequence[int]:
-        """The allocated slots of a row, in the order of positions."""
+        """Return the allocated slots of a row, in the order of positions."""
 
 
 METHODS: dict[str, tuple[str, ...]] = {

@@ -65,13 +65,13 @@ class AllocatorModel:
         return Holder(self._owners)
 
     def holder(self, name: str) -> Holder:
-        """The holder of this name, a new one if there is none."""
+        """Return the holder of this name, a new one if there is none."""
         if name not in self.holders:
             self.holders[name] = self.new_holder()
         return self.holders[name]
 
     def pages_of(self, slots: Sequence[int]) -> list[int]:
-        """The pages of slots that stand in whole pages."""
+        """Return the pages of slots that stand in whole pages."""
         return list(slots) if self.page_size == 1 else [slot // self.page_size for slot in slots[:: self.page_size]]
 
     def slots_of(self, pages: Sequence[int]) -> list[int]:
@@ -81,7 +81,7 @@ class AllocatorModel:
         return [slot for page in pages for slot in range(page * size, page * size + size)]
 
     def everybody(self) -> list[Holder]:
-        """All that hold pages now, what waits for a step aside."""
+        """Return all holders of pages now, except those that wait for a step."""
         return [*self.holders.values(), *self.rows.values(), *self.parts.values()]
 
     def held(self) -> dict[int, int]:
@@ -110,7 +110,7 @@ class AllocatorModel:
         return self.launched - self.completed
 
     def room(self, request: str) -> int:
-        """How many more tokens of a request can become final; 0 if it has no row."""
+        """Return how many more tokens of a request can become final; 0 if it has no row."""
         row = self.rows.get(request)
         return len(row.slots) - row.committed if row is not None else 0
 
@@ -123,7 +123,7 @@ class AllocatorModel:
         return gone
 
     def complete(self) -> None:
-        """The oldest step has been processed: what waited for it is free."""
+        """Note that the oldest step has been processed: what waited for it is free."""
         self.completed += 1
         self.deferred = [item for item in self.deferred if item[0] > self.completed]
 
@@ -138,7 +138,7 @@ class AllocatorModel:
         return twin
 
     def known(self) -> object:
-        """The state as a value; steps count from the last one that was completed."""
+        """Return the state as a value; steps count from the last one that was completed."""
         return (
             tuple((name, tuple(holder.pages)) for name, holder in sorted(self.holders.items())),
             tuple((name, tuple(row.pages), row.committed, row.wanted) for name, row in sorted(self.rows.items())),

@@ -47,7 +47,7 @@ class PlainAllocator:
         return [page * self.page_size + offset for page in pages for offset in range(self.page_size)]
 
     def pages(self, slots: list[int]) -> list[int]:
-        """The pages of slots, each once, in order."""
+        """Return the pages of slots, each once, in order."""
         return list(dict.fromkeys(slot // self.page_size for slot in slots))
 
     def take(self, num_pages: int) -> list[int]:
@@ -61,7 +61,7 @@ class PlainAllocator:
         return pages
 
     def drop(self, pages: list[int], keep: bool = False) -> None:
-        """One reference less of each page; the last one frees it, or leaves it in the cache."""
+        """Drop one reference of each page; the last one frees it, or leaves it in the cache."""
         for page in pages:
             self.count[page] -= 1
             if self.count[page] == 0:
@@ -193,7 +193,7 @@ def make(config: AllocatorConfig) -> PlainAllocator:
 
 
 def make_unpadded(config: AllocatorConfig) -> PlainAllocator:
-    """An allocator that hands out page 0 as well."""
+    """Make an allocator that hands out page 0 as well."""
     return PlainAllocator(config, first_page=0)
 
 

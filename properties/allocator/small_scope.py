@@ -12,7 +12,7 @@ from .trial import AllocatorTrial as Do
 def small_scope(
     has: AllocatorCapabilities, max_pages: int, max_page_size: int
 ) -> Iterable[tuple[AllocatorConfig, list[Operation]]]:
-    """Every smallest pool."""
+    """Yield every smallest pool."""
     for pages in range(1, max_pages + 1):
         for size in range(1, max_page_size + 1) if has.paged else (1,):
             config = AllocatorConfig(pages, size, *((2, pages * size) if has.table else (0, 0)))

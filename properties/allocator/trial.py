@@ -17,7 +17,7 @@ MAX_IN_FLIGHT = 3
 
 
 def _amounts(config: AllocatorConfig, has: AllocatorCapabilities) -> list[int]:
-    """Slots to ask for: mostly whole pages, few or all of them; with `misuse` sometimes no whole pages, or less than nothing."""
+    """Return numbers of slots to ask for: mostly whole pages, few or all of them; with `misuse` sometimes parts of pages, or below 0."""
     size, pages = config.page_size, config.num_pages
     whole = [n * size for n in (1, 1, 1, 1, 1, 0, 2, 2, 2, 3, max(pages - 1, 0), pages, pages + 1)]
     if not has.misuse:
@@ -26,7 +26,7 @@ def _amounts(config: AllocatorConfig, has: AllocatorCapabilities) -> list[int]:
 
 
 def _tokens(config: AllocatorConfig, has: AllocatorCapabilities) -> list[int]:
-    """Lengths of a row: at a page's edge, one before and one behind it; over several pages; at the row's width and past it."""
+    """Return lengths of a row: at a page's edge, one before and one behind it; over several pages; at the row's width and past it."""
     edges = [n * config.page_size + d for n in range(4) for d in (-1, 0, 1)]
     return sorted({n for n in (*edges, config.row_width, config.row_width + 1) if n >= 0})
 
@@ -36,7 +36,7 @@ def _few_tokens(config: AllocatorConfig, has: AllocatorCapabilities) -> tuple[in
 
 
 def _strays(config: AllocatorConfig, has: AllocatorCapabilities) -> list[tuple[int, ...]]:
-    """One page or two, in the pool and around it."""
+    """Return one page or two, in the pool and around it."""
     pages = range(-1, config.num_pages + 2)
     return [(page,) for page in pages] + [(a, b) for a in pages for b in pages]
 
@@ -85,7 +85,7 @@ class AllocatorTrial(ObservedAllocator):
 
     @operation(weight=10, holder=HOLDERS, num_slots=_amounts)
     def alloc(self, holder: str, num_slots: int) -> None:
-        """`holder` takes `num_slots` more slots."""
+        """Let `holder` take `num_slots` more slots."""
         m = self.moment
         m.asked = num_slots
         m.allowed = bool(self.must(self.subject.can_allocate, num_slots))
@@ -104,17 +104,17 @@ class AllocatorTrial(ObservedAllocator):
 
     @operation(weight=7, when=_can_give, holder=HOLDERS, num_pages=lambda c, has: (1, 1, 2, c.num_pages))
     def free(self, holder: str, num_pages: int) -> None:
-        """`holder` gives back its last `num_pages` pages, or all that it has."""
+        """Let `holder` give back its last `num_pages` pages, or all that it has."""
         self.carry_out(self.subject.free, self.model.cut(holder, num_pages).slots)
 
     @operation(weight=2, needs="misuse", probes="ALLOC-10", when=_one_is_stray, pages=_strays)
     def free_stray(self, pages: tuple[int, ...]) -> None:
-        """Pages are freed of which at least one is not held. Must be refused."""
+        """Free pages of which at least one is not held. Must be refused."""
         self.refused(self.ask(self.subject.free, self.model.slots_of(pages)))
 
     @operation(weight=1, needs="misuse", probes="ALLOC-10", when=_has_pages, holder=HOLDERS)
     def free_twice(self, holder: str) -> None:
-        """`holder` gives back its last page, and names it twice in one call: one reference less, or a refusal."""
+        """Let `holder` give back its last page, named twice in one call: one reference less, or a refusal."""
         giver = self.model.holders[holder]
         self.moment.twice = giver.pages[-1]
         slots = giver.slots[-self.config.page_size :]
@@ -140,7 +140,7 @@ class AllocatorTrial(ObservedAllocator):
 
     @operation(needs="sharing", weight=3, when=_can_fork, holder=HOLDERS, new=HOLDERS, num_pages=(1, 2, 3))
     def fork(self, holder: str, new: str, num_pages: int) -> None:
-        """`new` becomes one more holder of the first `num_pages` pages of `holder`."""
+        """Make `new` one more holder of the first `num_pages` pages of `holder`."""
         source = self.model.holders[holder]
         count = min(num_pages, len(source.pages))
         num_slots = count * self.config.page_size
@@ -150,7 +150,7 @@ class AllocatorTrial(ObservedAllocator):
 
     @operation(needs="eviction", weight=4, when=_can_give, holder=HOLDERS, num_pages=(1, 2, 3))
     def retire(self, holder: str, num_pages: int) -> None:
-        """`holder` gives back its last `num_pages` pages, whose content may be kept."""
+        """Let `holder` give back its last `num_pages` pages, whose content may be kept."""
         gone = self.model.cut(holder, num_pages)
         self.carry_out(self.subject.retire, gone.slots)
         size, held, waiting = self.config.page_size, self.model.held(), self.model.waiting()
@@ -160,7 +160,7 @@ class AllocatorTrial(ObservedAllocator):
 
     @operation(needs="eviction", weight=2, when=_can_reuse, holder=HOLDERS, num_pages=(1, 2))
     def reuse(self, holder: str, num_pages: int) -> None:
-        """`holder` takes the `num_pages` cached pages with the lowest ids."""
+        """Let `holder` take the `num_pages` cached pages with the lowest ids."""
         pages = sorted(self.model.cached)[:num_pages]
         slots = self.model.slots_of(pages)
         self.carry_out(self.subject.reuse, slots)
@@ -186,14 +186,14 @@ class AllocatorTrial(ObservedAllocator):
 
     @operation(needs="batches", weight=5, batch=BATCHES, num_tokens=_few_tokens)
     def extend(self, batch: tuple[int, ...], num_tokens: int) -> bool | None:
-        """The first request of the batch gets `num_tokens` slots more, each other one more than the one before."""
+        """Give the first request of the batch `num_tokens` slots more, each other one more than the one before."""
         if not batch or len(set(batch)) != len(batch) or num_tokens < 1:
             return False
         return self._extend(batch, range(num_tokens, num_tokens + len(batch)), is_decode=False)
 
     @operation(needs="batches", weight=6, batch=BATCHES)
     def decode(self, batch: tuple[int, ...]) -> bool | None:
-        """Each request of the batch that has slots gets one more."""
+        """Give each request of the batch that has slots one more."""
         batch = tuple(number for number in dict.fromkeys(batch) if f"b{number}" in self.model.parts)
         return self._extend(batch, [1] * len(batch), is_decode=True) if batch else False
 
@@ -231,7 +231,7 @@ class AllocatorTrial(ObservedAllocator):
 
     @operation(needs="batches", weight=3, when=lambda t, number: f"b{number}" in t.model.parts, number=(1, 2, 3))
     def give_back(self, number: int) -> None:
-        """A request of the batches leaves, with all its slots; its last page need not be full."""
+        """Let a request of the batches leave, with all its slots; its last page need not be full."""
         self.carry_out(self.subject.free, self.model.parts.pop(f"b{number}").slots)
 
     # -- steps in flight ----------------------------------------------------------------------------------------------
@@ -239,19 +239,19 @@ class AllocatorTrial(ObservedAllocator):
     @operation(needs="deferred_close", weight=2)
     @operation(needs="deferred_free", weight=2, when=lambda t: t.model.num_in_flight < MAX_IN_FLIGHT)
     def launch(self) -> None:
-        """A step begins, which may touch all that is held."""
+        """Begin a step, which may touch all that is held."""
         self.model.launched += 1
 
     @operation(needs="deferred_close", weight=2)
     @operation(needs="deferred_free", weight=2, when=lambda t: t.model.num_in_flight > 0)
     def complete(self) -> None:
-        """The oldest step has been processed."""
+        """Process the oldest step."""
         self.model.complete()
         self.carry_out(self.subject.complete, self.model.completed)
 
     @operation(needs="deferred_free", weight=3, when=_can_defer, holder=HOLDERS)
     def free_after(self, holder: str) -> None:
-        """`holder` gives back all that it has while the newest step may still touch it."""
+        """Let `holder` give back all that it has while the newest step may still touch it."""
         giver = self.model.holders.pop(holder)
         self.carry_out(self.subject.free_after, giver.slots, self.model.launched)
         self.model.deferred.append((self.model.launched, giver, False))
@@ -260,7 +260,7 @@ class AllocatorTrial(ObservedAllocator):
 
     @operation(needs="table", weight=3, when=lambda t, request: not _has_row(t, request), request=REQUESTS)
     def open(self, request: str) -> None:
-        """A request gets a row."""
+        """Give a request a row."""
         m = self.moment
         m.row_was_free = self.model.num_rows_taken < self.config.num_rows
         m.row_granted = not self.refused(self.ask(self.subject.open, request))
@@ -282,7 +282,7 @@ class AllocatorTrial(ObservedAllocator):
 
     @operation(needs="table", weight=4, when=_can_commit, request=REQUESTS, num_tokens=_few_tokens)
     def commit(self, request: str, num_tokens: int) -> None:
-        """`num_tokens` more tokens of a request are final, or as many as fit."""
+        """Make `num_tokens` more tokens of a request final, or as many as fit."""
         row = self.model.rows[request]
         start, stop = row.committed, row.committed + min(num_tokens, self.model.room(request))
         cells = contents(row.owner, start, stop)
@@ -303,7 +303,7 @@ class AllocatorTrial(ObservedAllocator):
 
     @operation(needs="table", weight=2, when=_has_row, request=REQUESTS)
     def close(self, request: str) -> None:
-        """The request leaves; its row may be in use by the newest step, if there is one."""
+        """Let the request leave; its row may be in use by the newest step, if there is one."""
         row = self.model.rows.pop(request)
         if self.capabilities.deferred_close and self.model.num_in_flight:
             self.carry_out(self.subject.close, request, self.model.launched)

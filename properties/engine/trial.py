@@ -193,7 +193,7 @@ class EngineTrial(Trial):
         marks: bool = False,
         ends: int = 0,
     ) -> None:
-        """A client asks. Equal `stem`s share all but the last token of the shorter prompt, equal `variant`s that too. `ends` is the
+        """Submit a request. Equal `stem`s share all but the last token of the shorter prompt, equal `variant`s that too. `ends` is the
         number of its stop strings."""
         prompt = prompt_of(stem, length, variant)
         stop_tokens = (STOP,) if stops else ()
@@ -219,12 +219,12 @@ class EngineTrial(Trial):
 
     @operation(weight=2, needs="misuse", probes="ENGINE-12", when=_is_live, request=REQUESTS)
     def submit_again(self, request: str) -> None:
-        """A client asks under the name of a live request. Must be refused."""
+        """Submit a request under the name of a live one. Must be refused."""
         self._ask_for(Wish(request, prompt_of(5, 2, 1), 2), "a live request has this name")
 
     @operation(weight=1, needs="misuse", probes="ENGINE-08", kind=(0, 1, 2, 3, 4))
     def submit_impossible(self, kind: int) -> None:
-        """A request that can never run: 0 no prompt, 1 no output, 2 negative output, 3 longer than the context, 4 larger than the pool."""
+        """Submit a request that can never run: 0 no prompt, 1 no output, 2 negative output, 3 beyond the context, 4 beyond the pool."""
         prompt = prompt_of(0, (0, 2, 2, self.config.context_len, self.config.num_slots)[kind % 5], 0)
         whys = ("the prompt is empty", "no output is wanted", "the output is negative")
         whys += ("the prompt fills the context", "the prompt fills the pool")
@@ -232,7 +232,7 @@ class EngineTrial(Trial):
 
     @operation(weight=5, when=_can_abort, request=REQUESTS)
     def abort(self, request: str) -> None:
-        """The client of a live request is gone, and says so twice."""
+        """Abort a live request, twice."""
         m, life = self.moment, self.model.lives[request]
         life.aborted = True
         m.abort_events = read_events(self, self.must(self.subject.abort, request))
@@ -242,7 +242,7 @@ class EngineTrial(Trial):
 
     @operation(weight=1, needs="misuse", when=_is_unknown, request=REQUESTS)
     def abort_unknown(self, request: str) -> None:
-        """A client gives up a request that is not there."""
+        """Abort a request that is not there."""
         self.moment.abort_events = read_events(self, self.must(self.subject.abort, request))
 
     def _interrupt(self) -> None:
@@ -295,7 +295,7 @@ class EngineTrial(Trial):
     @operation(needs="blocks", weight=3, rounds=(1, 2, 3))
     @operation(weight=8, when=_is_in_flight)
     def commit(self, rounds: int = 1_000) -> None:
-        """The oldest step is done, after `rounds` rounds at most, one if it was interrupted before it ran."""
+        """Commit the oldest step, after `rounds` rounds at most, one if it was interrupted before it ran."""
         m, model = self.moment, self.model
         flight = model.flights[0]
         limit = 1 if flight.interrupted else max(1, min(rounds, flight.rounds))
@@ -319,12 +319,12 @@ class EngineTrial(Trial):
 
     @operation(weight=1, needs="misuse", probes="RELAY-07", when=lambda t: t.model.last_answer is not None)
     def commit_again(self) -> None:
-        """The answer that was committed last comes a second time. Must be refused."""
+        """Give the answer that was committed last a second time. Must be refused."""
         self._commit_wrong(self.model.last_answer)
 
     @operation(needs=("overlap", "misuse"), weight=1, probes="RELAY-07", when=lambda t: len(t.model.flights) > 1)
     def commit_early(self) -> None:
-        """The answer of the newer of two steps in flight comes first. Must be refused."""
+        """Give the answer of the newer of two steps in flight first. Must be refused."""
         flight = self.model.flights[1]
         runs = [[[STOP] for _ in flight.rows]] if flight.rows else []
         beside = [[[0] for _ in flight.rows]] if flight.rows else []
@@ -338,7 +338,7 @@ class EngineTrial(Trial):
 
     @operation(weight=6, when=lambda t, cycles: cycles > 0, cycles=(1, 2, 3, 6))
     def run(self, cycles: int) -> None:
-        """Some cycles of a driver: plan until there is no more, commit the oldest. Each is checked like any other operation."""
+        """Run some cycles of a driver: plan until there is no more, commit the oldest. Each is checked like any other operation."""
         for _ in range(cycles):
             while len(self.model.flights) < self.config.depth:
                 self._inner(PLAN)
@@ -361,32 +361,32 @@ class EngineTrial(Trial):
 
     @operation(needs="adaptive", weight=4, when=lambda t, number: t._steps(number) != t.model.steps, number=(0, 1, 2))
     def set_steps(self, number: int) -> None:
-        """From the next plan on, draft the candidate of this number (modulo how many there are)."""
+        """Draft the candidate of this number (modulo how many there are) from the next plan on."""
         self.model.steps = self._steps(number)
         self.must(self.subject.set_steps, self.model.steps)
         self._interrupt()
 
     @operation(needs="retraction", weight=3, when=_is_running, request=REQUESTS)
     def retract(self, request: str) -> None:
-        """A running request is to give its memory back."""
+        """Ask a running request to give its memory back."""
         self.must(self.subject.retract, request)
         self.model.asked_back.add(request)
         self._interrupt()
 
     @operation(needs="denial", weight=1, when=lambda t, count: count > 0, count=(1, 2))
     def deny(self, count: int) -> None:
-        """The next attempts to allocate find nothing."""
+        """Let the next attempts to allocate find nothing."""
         self.must(self.subject.deny, count)
         self._was_denied = True
 
     @operation(needs="failures", weight=2, when=_can_fail, request=REQUESTS)
     def fail(self, request: str) -> None:
-        """The next answer about a running request says that its computation went wrong."""
+        """Let the next answer about a running request report that its computation failed."""
         self.model.lives[request].failing = True
 
     @operation(needs="losses", weight=3, when=_may_be_lost)
     def lose(self) -> None:
-        """The oldest step fails as a whole, and with it those launched behind it."""
+        """Let the oldest step fail as a whole, and with it those launched behind it."""
         m, model = self.moment, self.model
         oldest = model.flights[0]
         m.lost_flights = model.flights

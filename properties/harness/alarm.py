@@ -18,7 +18,7 @@ class Hanging(BaseException):
 
 
 def can_interrupt() -> bool:
-    """Alarms need the main thread of a system that has them. Elsewhere a component that hangs is waited for."""
+    """Return whether alarms work: they need the main thread of a system that has them. Elsewhere a component that hangs is waited for."""
     return hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
 
 

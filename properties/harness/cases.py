@@ -147,7 +147,7 @@ def load_case(path: Path) -> Case:
 
 
 def parse_case(data: object, source: str) -> Case:
-    """A case from its JSON value; raises ConfigError as `load_case` does."""
+    """Parse a case from its JSON value; raises ConfigError as `load_case` does."""
     if not isinstance(data, dict) or "suite" not in data:
         raise ConfigError(source, [Problem("", 'this is no case: expected an object with the key "suite"')])
     if data["suite"] != SUITE_VERSION:

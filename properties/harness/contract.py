@@ -39,7 +39,7 @@ class Capabilities:
     """Those that change what a component answers where it is only asked for what it has: not having one is visible, too."""
 
     def covers(self, others: Capabilities) -> bool:
-        """Whether a component with these answers as one with the others should."""
+        """Return whether a component with these capabilities answers as one with the others should."""
         missing, more = set(others.declared) - set(self.declared), set(self.declared) - set(others.declared)
         return not missing.difference(self.RELAXES) and not more.intersection(self.VISIBLE)
 
@@ -54,7 +54,7 @@ class Capabilities:
 
     @classmethod
     def of(cls, names: Iterable[str] | Self, source: str = "capabilities") -> Self:
-        """From a list of names. Raises ConfigError for an unknown one, and for one whose foundation is missing."""
+        """Build the capabilities from a list of names. Raises ConfigError for an unknown one, and for one whose foundation is missing."""
         if isinstance(names, cls):
             return names
         known = [field.name for field in fields(cls)]
@@ -101,7 +101,7 @@ class Adapter:
 
 
 def capabilities_of(make: Callable[[Any], Any]) -> Any:
-    """What `make` declares itself, nothing if it does not."""
+    """Return the capabilities that `make` declares itself; none if it does not."""
     return getattr(make, "capabilities", ())
 
 

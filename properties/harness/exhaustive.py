@@ -49,7 +49,7 @@ def explore(
     capabilities: Capabilities | Iterable[str] | None = None,
     scope: Scope = Scope(),
 ) -> Coverage:
-    """Every history of a component within the scope, each also drained; the first failure ends it.
+    """Try every history of a component within the scope, each also drained; the first failure ends it.
 
     Raises ConfigError for a contract whose states are too many to be followed.
     """
@@ -104,7 +104,7 @@ class _Search:
         return None
 
     def _state_after(self, history: Sequence[Operation]) -> object | None:
-        """The state after a history, then drained; None if its last operation makes no sense."""
+        """Return the state after a history, then drained; None if its last operation makes no sense."""
         state = None
 
         def note(operation: Operation, trial: Trial) -> None:

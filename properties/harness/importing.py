@@ -25,7 +25,7 @@ class NotInstalled(ConfigError):
 
 
 def load_make(text: str) -> Callable[[Any], Any]:
-    """The callable behind `module:make`, or behind a name of the entry-point group. Modules of the current directory are found, too.
+    """Load the callable behind `module:make`, or behind a name of the entry-point group. Modules of the current directory are found, too.
 
     `make.capabilities` and `make.supports` are taken from the module's CAPABILITIES and `supports` where it has none of its own. Raises
     ConfigError with what is wrong, NotInstalled if all that is wrong is a package that is missing.
@@ -60,7 +60,7 @@ def load_make(text: str) -> Callable[[Any], Any]:
 
 
 def _missing_package(error: Exception, module_name: str) -> str:
-    """The package that an import did not find, empty if it failed for another reason, such as a wrong name of the module itself."""
+    """Return the package that an import did not find, empty if it failed for another reason, such as a wrong name of the module itself."""
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     package = (name or "").partition(".")[0]
     return "" if package == module_name.partition(".")[0] else package

@@ -34,7 +34,7 @@ class Choices:
         self._given = given
 
     def __call__(self, values: Sequence[T]) -> T:
-        """One of the values."""
+        """Return one of the values."""
         number = len(self.taken)
         if self._is_random:
             mixed = (self.bits + (number + 1) * 0x9E3779B97F4A7C15) & _MASK  # splitmix64
@@ -48,7 +48,7 @@ class Choices:
 
 
 def simpler_choices(taken: Sequence[int]) -> list[list[int]]:
-    """Choices like these with one of them simpler, the simplest first."""
+    """Return choices like these with one of them simpler, the simplest first."""
     return [
         [*taken[:number], smaller, *taken[number + 1 :]]
         for number, index in enumerate(taken)
@@ -72,7 +72,7 @@ class Letter:
         self._made: dict[int, Operation] = {}
 
     def operation(self, number: int) -> Operation:
-        """One of the operations, by a number that is taken modulo `size`."""
+        """Return one of the operations, by a number that is taken modulo `size`."""
         number %= self.size
         made = self._made.get(number)
         if made is None:
@@ -84,7 +84,7 @@ class Letter:
         return made
 
     def sensible(self, trial: Any) -> list[tuple[object, ...]]:
-        """What the first arguments, those that `when` takes, may be in the state of the trial. [()] if there is no `when`."""
+        """Return the values that the arguments of `when` may have in the state of the trial. [()] if there is no `when`."""
         distinct = [tuple(dict.fromkeys(values)) for values in self.arguments[: self.kind.num_when]]
         when = self.kind.when
         return [first for first in product(*distinct) if when is None or when(trial, *first)]
@@ -95,7 +95,7 @@ Vocabulary = Mapping[str, tuple[Letter, ...]]
 
 
 def vocabulary_of(declared: Sequence[Declared], config: Any, capabilities: Any) -> Vocabulary:
-    """The letters of one configuration, for a component of these capabilities."""
+    """Return the letters of one configuration, for a component of these capabilities."""
     letters: dict[str, tuple[Letter, ...]] = {"": ()}
     for method in declared:
         for variant in method.variants:
@@ -112,7 +112,7 @@ def vocabulary_of(declared: Sequence[Declared], config: Any, capabilities: Any) 
 
 
 def translated(operation: Operation, before: Vocabulary, after: Vocabulary) -> Operation:
-    """The operation that says under another configuration what this one says under its own, say two pages where pages are smaller.
+    """Return the operation that has the same meaning under another configuration, for example two pages where pages are smaller.
 
     The operation itself if it is none that its vocabulary knows.
     """
@@ -127,7 +127,7 @@ def translated(operation: Operation, before: Vocabulary, after: Vocabulary) -> O
 
 
 def kept_features(vocabulary: Vocabulary, bits: int) -> tuple[str, ...]:
-    """Which groups a run speaks of: each but "" is left out in a quarter of the runs, by two of the random bits."""
+    """Return which groups of operations a run has: each but "" is left out in a quarter of the runs, by two of the random bits."""
     optional = [feature for feature in vocabulary if feature]
     return ("", *(feature for number, feature in enumerate(optional) if (bits >> (2 * number)) & 3))
 
@@ -140,7 +140,7 @@ def draw(
     features: Sequence[str],
     without: Sequence[type[Operation]] = (),
 ) -> list[Operation]:
-    """`count` operations of run number `run`, from the draws keyed by (seed, run)."""
+    """Draw `count` operations of run number `run`, keyed by (seed, run)."""
     table = [
         letter
         for feature in features

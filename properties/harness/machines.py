@@ -47,7 +47,7 @@ def operations(contract: str, config: Any, capabilities: Capabilities) -> st.Sea
 
 
 def _of(letter: Letter, trial: Trial | None = None) -> st.SearchStrategy[Operation]:
-    """The operations of a letter, in a trial only those that make sense in its state."""
+    """Return the operations of a letter, in a trial only those that make sense in its state."""
     first = () if trial is None else letter.sensible(trial)
     rest = [st.sampled_from(tuple(dict.fromkeys(v))) for v in letter.arguments[letter.kind.num_when if trial else 0 :]]
     if trial is None:
@@ -57,7 +57,7 @@ def _of(letter: Letter, trial: Trial | None = None) -> st.SearchStrategy[Operati
 
 @st.composite
 def histories(draw: Any, contract: str, capabilities: Capabilities, max_size: int = 30) -> tuple[Any, list[Operation]]:
-    """A configuration and a sequence of operations for it."""
+    """Draw a configuration and a sequence of operations for it."""
     config = draw(configs(contract, capabilities))
     return config, draw(st.lists(operations(contract, config, capabilities), max_size=max_size))
 
@@ -74,7 +74,7 @@ class TrialMachine(RuleBasedStateMachine):
         self.letters: dict[type[Operation], list[Letter]] = {}
 
     def possible(self, kind: type[Operation]) -> st.SearchStrategy[Operation]:
-        """The operations of this kind that make sense now."""
+        """Return the operations of this kind that make sense now."""
         return st.one_of([_of(letter, self.trial) for letter in self.letters[kind] if letter.sensible(self.trial)])
 
     def is_possible(self, kind: type[Operation]) -> bool:
@@ -95,7 +95,7 @@ class TrialMachine(RuleBasedStateMachine):
 def machine(
     contract: str, make: Callable[[Any], Any], capabilities: Capabilities | Iterable[str] | None = None
 ) -> type[RuleBasedStateMachine]:
-    """A state machine with a rule for each of the contract's operations; everything is checked after each, and drained at the end.
+    """Make a state machine with a rule for each of the contract's operations; everything is checked after each, and drained at the end.
 
     `capabilities` as in `conformance.check`. A broken invariant is a `Violation` in the machine's test. What takes two runs
     to see is left to the swarm.
@@ -118,7 +118,7 @@ def machine(
 
 
 def _rule_of(kind: type[Operation]) -> Any:
-    """The rule of one operation. It is drawn where the state allows it, with arguments that the state allows."""
+    """Make the rule of one operation. It is drawn where the state allows it, with arguments that the state allows."""
 
     @precondition(lambda self: self.is_possible(kind))
     @rule(operation=st.runner().flatmap(lambda self: self.possible(kind)))

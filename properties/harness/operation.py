@@ -131,7 +131,7 @@ def operation(
 
 
 def _kind_of(body: Callable[..., Any], when: Callable[..., bool] | None) -> type[Operation]:
-    """The data class of an operation, made from the method that carries it out."""
+    """Make the data class of an operation from the method that carries it out."""
     hints = typing.get_type_hints(body)
     columns = []
     for parameter in list(inspect.signature(body).parameters.values())[1:]:
@@ -157,12 +157,12 @@ def _kind_of(body: Callable[..., Any], when: Callable[..., bool] | None) -> type
 
 
 def encode(operation: Operation) -> dict[str, Any]:
-    """A JSON object: `{"op": tag, field: value, …}`."""
+    """Encode an operation as a JSON object: `{"op": tag, field: value, …}`."""
     return {"op": operation.tag, **{field.name: _plain(getattr(operation, field.name)) for field in fields(operation)}}
 
 
 def decode(operations: Iterable[type[Operation]], data: object, source: str, key: str) -> Operation:
-    """The operation, one of these kinds, that `encode` wrote; raises ConfigError with `source` and `key` for anything else."""
+    """Decode the operation, one of these kinds, that `encode` wrote; raises ConfigError with `source` and `key` for anything else."""
     kinds = {kind.tag: kind for kind in operations}
     if not isinstance(data, dict) or not isinstance(data.get("op"), str):
         raise ConfigError(source, [Problem(key, 'expected an object with the key "op"')])
@@ -174,7 +174,7 @@ def decode(operations: Iterable[type[Operation]], data: object, source: str, key
 
 
 def decode_fields(kind: type, data: dict[str, Any], source: str, key: str) -> Any:
-    """A dataclass of integers, strings, booleans and tuples of integers, from a JSON object with exactly its fields."""
+    """Decode a dataclass of integers, strings, booleans and tuples of integers from a JSON object with exactly its fields."""
     wanted = field_types(kind)
     problems = [Problem(f"{key}.{name}", f"unknown{nearest(name, wanted)}") for name in data if name not in wanted]
     values = {}
@@ -217,7 +217,7 @@ def _plain(value: object) -> object:
 
 
 def simpler(operation: Operation, neighbours: Sequence[Operation]) -> Iterator[Operation]:
-    """Operations like this one, but simpler, the simplest first: smaller numbers, shorter lists, names that are declared earlier."""
+    """Return operations like this one, but simpler, the simplest first: smaller numbers, shorter lists, names that are declared earlier."""
     used = [
         (field.name, getattr(n, field.name))
         for n in neighbours
@@ -264,7 +264,7 @@ def _smaller(value: int) -> Iterator[int]:
 
 
 def renamed(operations: Sequence[Operation]) -> list[Operation]:
-    """The same operations with the handles of each sort renamed in the order of their first use."""
+    """Return the same operations with the handles of each sort renamed in the order of their first use."""
     names: dict[Handles, dict[str, str]] = {}
     found = []
     for operation in operations:

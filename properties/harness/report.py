@@ -119,7 +119,7 @@ class Report:
         return (*self.failures, *self.expected, *self.disputed)
 
     def text(self, replay: Mapping[str, str] | None = None) -> str:
-        """For people. `replay`: invariant -> the command that runs its case again."""
+        """Format the report for people. `replay`: invariant -> the command that runs its case again."""
         rate = self.num_operations / self.seconds if self.seconds else 0.0
         lines = [
             f"{self.contract}: {self.subject} (seed {self.seed}, suite {SUITE_VERSION})",
@@ -156,7 +156,7 @@ class Report:
         return reasons
 
     def case_name(self, failure: Failure) -> str:
-        """The name under which the command line stores a failure's case."""
+        """Return the name under which the command line stores a failure's case."""
         return f"{self.contract}-{failure.id}.case.json"
 
     def to_json(self) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class Control(NamedTuple):
     capabilities: Any
 
     def holds(self, config: Any, operations: Sequence[Operation], *, drain: bool, twice: bool) -> bool:
-        """Whether it goes through the operations, and nothing is broken."""
+        """Return whether the subject goes through the operations and nothing is broken."""
         invariants = self.suite.invariants(self.capabilities)
         try:
             self.suite.execute(self.make, config, self.capabilities, invariants, operations, drain=drain, twice=twice)
@@ -114,7 +114,7 @@ class Shrinker:
         self._keeps(self.config, renamed(self.operations))
 
     def _violation(self, config: Any, operations: Sequence[Operation]) -> Violation | None:
-        """The wanted failure of an attempt, None if it passes or fails in another way."""
+        """Return the wanted failure of an attempt, None if it passes or fails in another way."""
         self.attempts_left -= 1
         limit = {"limit_s": HANG_LIMIT_S} if self.id == "HANGS" else {}
         try:

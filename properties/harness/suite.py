@@ -64,7 +64,7 @@ class Suite:
 
     @classmethod
     def of(cls, trial: type[Trial], controls: tuple[str, ...], small_scope: SmallScope | None = None) -> Suite:
-        """The suite of a contract whose trial declares its operations."""
+        """Make the suite of a contract whose trial declares its operations."""
         probes: dict[str, tuple[type[Operation], ...]] = {}
         for method in trial.declared:
             if method.probes:
@@ -86,13 +86,13 @@ class Suite:
         )
 
     def configure(self, choose: Choices, capabilities: Any) -> Any:
-        """The configuration of these choices, the simplest one of `Choices()`."""
+        """Make the configuration of these choices, the simplest one of `Choices()`."""
         return self.config.draw(choose, capabilities)
 
     def first_supported(
         self, capabilities: Any, supports: Callable[[Any], bool], bits: Callable[[int], int]
     ) -> tuple[Any, tuple[int, ...]]:
-        """The first configuration drawn that is supported, and its choices; `bits` are those of each attempt. Raises ConfigError."""
+        """Return the first configuration drawn that is supported, and its choices; `bits` are those of each attempt. Raises ConfigError."""
         for attempt in range(DRAWN_FOR_SUPPORT):
             choose = Choices(bits(attempt))
             config = self.configure(choose, capabilities)
@@ -102,11 +102,11 @@ class Suite:
         raise ConfigError("supports", [Problem("", what)])
 
     def invariants(self, capabilities: Any) -> tuple[Invariant, ...]:
-        """Those that are checked for a subject of these capabilities."""
+        """Return the invariants that are checked for a subject of these capabilities."""
         return tuple(item for item in of_contract(self.name) if not item.missing(capabilities))
 
     def enabled(self, capabilities: Any) -> tuple[type[Operation], ...]:
-        """The operations that are tried on such a subject."""
+        """Return the operations that are tried on such a subject."""
         spoken = self.vocabulary(self.configure(Choices(), capabilities), capabilities)
         return tuple(dict.fromkeys(letter.kind for letters in spoken.values() for letter in letters))
 
@@ -118,7 +118,7 @@ class Suite:
     def start(
         self, make: Callable[[Any], Any], config: Any, capabilities: Any, invariants: Iterable[Invariant]
     ) -> Trial:
-        """A fresh subject and its trial. Raises Violation."""
+        """Make a fresh subject and its trial. Raises Violation."""
         try:
             subject = make(config)
         except Exception as error:
@@ -219,7 +219,7 @@ class Suite:
 
 
 def _unreadable(error: Exception) -> Finding:
-    """What an answer was that a trial stumbled over: the error and where, since the answer itself is not at hand any more."""
+    """Describe an answer that a trial could not read: the error and where, since the answer itself is not at hand any more."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(place.filename).parent.name}/{Path(place.filename).name}, line {place.lineno}"
     was = f"an answer could not be read: {type(error).__name__}: {error} ({where}: {place.line})"

@@ -38,7 +38,7 @@ class Budget:
 
     @classmethod
     def of(cls, text: str | int | Budget) -> Budget:
-        """From 200000, "200000", "60s" or "2m". Raises ConfigError for anything else."""
+        """Read a budget: 200000, "200000", "60s" or "2m". Raises ConfigError for anything else."""
         if isinstance(text, Budget):
             return text
         match = re.fullmatch(r"(\d[\d_,]*|\d+\.\d+)(s|m)?", str(text).strip())
@@ -57,7 +57,7 @@ class Budget:
         return seconds >= self.seconds
 
     def divided(self, parts: int) -> Budget:
-        """An equal share."""
+        """Return an equal share of the budget."""
         if self.operations is not None:
             return replace(self, operations=max(self.operations // parts, 1))
         return replace(self, seconds=self.seconds / parts)
@@ -116,7 +116,7 @@ class Swarm:
         progress: Callable[[Swarm], None] | None = None,
         until: Callable[[], bool] = lambda: False,
     ) -> Found | None:
-        """Runs until the budget is spent or `until` says so (None), or until one fails."""
+        """Run until the budget is spent or `until` says so (None), or until one run fails."""
         before_s = self.seconds
         begin = time.perf_counter()
         while not budget.is_spent(self.num_operations, self.seconds) and not until():
@@ -152,7 +152,7 @@ class Swarm:
         return bool(self.left_out) or hasattr(self.make, "supports")
 
     def vacuous(self) -> tuple[str, ...]:
-        """What the capabilities enable and has not happened so far: invariants never evaluated, operations never carried out."""
+        """Return what the capabilities enable and has not happened so far: invariants never evaluated, operations never carried out."""
         never = [f"{item.id} was never evaluated" for item in self.enabled if not self.evaluations.get(item.id)]
         return (
             *never,
@@ -180,7 +180,7 @@ class Swarm:
             self.executed[kind] = self.executed.get(kind, 0) + count
 
     def drawn(self, run: int, without: Sequence[type[Operation]] = ()) -> tuple[Any, list[Operation]]:
-        """The configuration and the operations of a run."""
+        """Return the configuration and the operations of a run."""
         config, _ = self._configured(run)
         vocabulary = self._vocabularies.get(config)
         if vocabulary is None:
@@ -192,7 +192,7 @@ class Swarm:
         return config, draw(vocabulary, self.seed, run, self.suite.run_length, features, without)
 
     def _configured(self, run: int) -> tuple[Any, tuple[int, ...]]:
-        """A run's configuration, the first one drawn that the subject supports, and its choices."""
+        """Return a run's configuration, the first one drawn that the subject supports, and its choices."""
         supports = supports_of(self.make)
         return self.suite.first_supported(self.capabilities, supports, lambda attempt: self._bits(run, attempt))
 

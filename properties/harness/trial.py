@@ -119,12 +119,12 @@ class Trial:
 
     @classmethod
     def vocabulary(cls, config: Any, capabilities: Any) -> Vocabulary:
-        """The letters of one configuration. Which groups and kinds there are depends on the capabilities alone."""
+        """Return the letters of one configuration. Which groups and kinds there are depends on the capabilities alone."""
         return vocabulary_of(cls.declared, config, capabilities)
 
     @classmethod
     def twin_config(cls, kind: str, config: Any) -> Any:
-        """For an invariant over two runs: the other one's configuration, None if there is none."""
+        """Return the other configuration of an invariant over two runs, None if there is none."""
         return config
 
     def apply(self, operation: Operation) -> bool:
@@ -179,7 +179,7 @@ class Trial:
             raise Violation(self.operation, broken)
 
     def drain(self) -> None:
-        """Faults off: give everything back, and check that everything is there."""
+        """Stop all faults, give everything back, and check that everything is there."""
         raise NotImplementedError
 
     def told(self) -> str:
@@ -192,7 +192,7 @@ class Trial:
         raise NotImplementedError
 
     def state(self) -> object:
-        """A value: trials of equal states go on equally. For the contracts that are searched in small scope."""
+        """Return the state as a value: trials of equal states go on equally. For the contracts that are searched in small scope."""
         raise NotImplementedError
 
     # -- asking the component ---------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ class Trial:
             raise self._accident(method, error) from error
 
     def refused(self, answer: object, *no: object) -> bool:
-        """Whether an answer is a refusal, and if so note it in the moment: what `ask` has caught, or one of `no` (if not given: False)."""
+        """Return whether an answer is a refusal: what `ask` has caught, or one of `no` (False if not given). If so, note it."""
         if any(answer is item for item in no or (False,)):
             answer = Refused(str(answer))
         if isinstance(answer, Refused):
@@ -253,7 +253,7 @@ class Trial:
         return self.misbehaviour("RAISES", f"{kind}: {error}{where}", should, kind)
 
     def misbehaviour(self, id: str, was: str, should: str, kind: str = "") -> Violation:
-        """What to raise when the component does something that no invariant is about."""
+        """Return what to raise when the component does something that no invariant is about."""
         self.failed = True
         return Violation(self.operation, [Broken(id, Finding(was, should, MISBEHAVIOURS[id]), kind)])
 
@@ -273,7 +273,7 @@ class Trial:
             raise self.misbehaviour("TYPE", f"{what} is {shown(answer)}", "an integer") from None
 
     def integers(self, answer: object, what: str) -> tuple[int, ...]:
-        """A flat sequence of integers as a tuple of ints: a list, a tuple, an array, anything with `tolist`."""
+        """Return a flat sequence of integers as a tuple of ints: a list, a tuple, an array, anything with `tolist`."""
         if type(answer) is list and _INTEGERS.issuperset(map(type, answer)):
             return tuple(answer)
         tolist = getattr(answer, "tolist", None)
@@ -291,7 +291,7 @@ class Trial:
 
 
 def check_methods(subject: object, promised: dict[str, tuple[str, ...]], capabilities: Any) -> None:
-    """Raises a Violation (CAPABILITY) if a declared capability's methods are not there."""
+    """Raise a Violation (CAPABILITY) if a declared capability's methods are not there."""
     missing = [
         f"{method} ({capability or 'every component has it'})"
         for capability, methods in promised.items()

@@ -123,7 +123,7 @@ def _writes_in_bounds(m: Moment, home: dict[int, int]) -> Finding | None:
 
 
 def _sources_were_read_first(m: Moment) -> Finding | None:
-    """A lane that holds what was moved into its source has read too late."""
+    """Check that every source was read before it was written: a lane that holds what was moved into its source has read too late."""
     before, after = m.answer.before, m.answer.after
     for number, path, _ in m.walks():
         window = m.round.batch.windows[number]

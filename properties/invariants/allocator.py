@@ -263,7 +263,7 @@ def ids_are_good(m: Moment) -> Outcome:
 
 
 def _parts_go_on(m: Moment) -> Outcome:
-    """Whether each request of a batch goes on behind its last slot, and where its page is full in a new one of the pool."""
+    """Return whether each request of a batch goes on behind its last slot, and where its page is full in a new one of the pool."""
     size, first = m.config.page_size, m.first_page
     for name, before in m.parts:
         slots = m.model.parts[name].slots
@@ -281,7 +281,7 @@ def _parts_go_on(m: Moment) -> Outcome:
 
 
 def _rows_are_pages(m: Moment) -> Outcome:
-    """Whether the slots of every row that has changed are whole pages, ascending inside each."""
+    """Return whether the slots of every row that has changed are whole pages, ascending inside each."""
     if not m.after.rows:
         return None
     size, before = m.config.page_size, dict(m.before.rows or ())

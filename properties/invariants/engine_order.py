@@ -168,7 +168,7 @@ def limits_are_legal(m: Moment) -> Outcome:
 
 
 def _empty_and_single_batches(m: Moment) -> Outcome:
-    """Whether nothing is planned without requests, and a request that is alone is what is planned."""
+    """Return whether nothing is planned without requests, and a request that is alone is what is planned."""
     lives = m.model.lives
     if not lives:
         if m.flight is not None or m.after != m.before:

@@ -54,7 +54,7 @@ def _idle(m: Moment) -> Outcome:
 
 
 def _may_have_ended(m: Moment, life: Life) -> bool:
-    """Whether the steps in flight may be its last."""
+    """Return whether the steps in flight may be its last."""
     length = life.kv if life.kv >= 0 else len(life.context)
     for flight in m.model.flights:
         rows = [row for row in flight.rows if row.life is life and row.is_present]

@@ -384,6 +384,6 @@ def evicted_is_a_miss(m: Moment) -> Outcome:
 
 
 def _node_of(m: Moment) -> dict[int, Node]:
-    """The first slot of a page -> the node that it is in."""
+    """Return a map from the first slot of a page to the node that it is in."""
     size = m.config.page_size
     return {slot: node for node in m.after.nodes for slot in node.slots[::size]}

@@ -30,7 +30,7 @@ Checker = Callable[[Any], Outcome]
 
 
 def unchanged(m: Any, why: str) -> Outcome:
-    """Whether all that a component shows is as it was before the operation that it refused; `before` and `after` are named tuples."""
+    """Return whether a component shows the same after a refused operation as before it; `before` and `after` are named tuples."""
     if m.after == m.before:
         return True
     name = next(name for name in m.after._fields if getattr(m.after, name) != getattr(m.before, name))
@@ -98,11 +98,11 @@ class Invariant:
         return " and ".join(WHEN[letter] for letter in self.when.split(","))
 
     def concerns(self, kind: type) -> bool:
-        """Whether it has something to say about an operation of this kind; `str` is the kind of "make" and "drained"."""
+        """Return whether it has something to say about an operation of this kind; `str` is the kind of "make" and "drained"."""
         return not self.on or kind in self.on or getattr(kind, "tag", "") in self.on
 
     def missing(self, capabilities: object) -> tuple[str, ...]:
-        """The capabilities that it needs and that are not declared."""
+        """Return the capabilities that it needs and that are not declared."""
         return tuple(name for name in self.needs if not getattr(capabilities, name))
 
 
@@ -132,7 +132,7 @@ def checks(
 
 
 def all_invariants() -> tuple[Invariant, ...]:
-    """Every invariant in the order of the catalogue."""
+    """Return every invariant in the order of the catalogue."""
     return tuple(_REGISTRY.values())
 
 
@@ -141,7 +141,7 @@ def invariant(id: str) -> Invariant:
 
 
 def of_contract(contract: str) -> tuple[Invariant, ...]:
-    """The invariants that are checked for a contract, in the order of the catalogue."""
+    """Return the invariants that are checked for a contract, in the order of the catalogue."""
     return tuple(item for item in _REGISTRY.values() if item.contract == contract)
 
 

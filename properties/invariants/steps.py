@@ -222,7 +222,7 @@ def every_result_counts_once(m: Moment) -> Outcome:
 
 
 def _has_its_weight(m: Moment) -> Outcome:
-    """A result of the current steps has moved the average of its own range, and no other."""
+    """Return whether a result of the current steps has moved the average of its own range, and no other."""
     told = m.told
     if m.after.averages is None or told.executed != told.current:
         return True

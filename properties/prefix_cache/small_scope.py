@@ -12,7 +12,7 @@ from .trial import PrefixCacheTrial as Do
 def small_scope(
     has: PrefixCacheCapabilities, max_pages: int, max_page_size: int
 ) -> Iterable[tuple[PrefixCacheConfig, list[Operation]]]:
-    """Every smallest pool, with one remembered match, one request, and texts of up to two pages."""
+    """Yield every smallest pool, with one remembered match, one request, and texts of up to two pages."""
     texts = [(0,), (0, 0), (0, 1)]
     for pages in range(1, max_pages + 1):
         for size in range(1, max_page_size + 1) if has.paged else (1,):

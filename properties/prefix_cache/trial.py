@@ -289,7 +289,7 @@ class PrefixCacheTrial(ObservedCache):
 
     @operation(weight=2, needs="table")
     def complete(self) -> None:
-        """The step in flight has been processed."""
+        """Process the step in flight."""
         self.carry_out(self.subject.complete)
 
     def _admit_by_subject(self, request: str, text: Text) -> None:

@@ -30,7 +30,7 @@ _CONTENTS: dict[int, list[Cell]] = {}
 
 
 def contents(owner: int, start: int, stop: int) -> list[Cell]:
-    """The cells of positions `start … stop − 1` of an owner. Made once: the same owner always writes the same."""
+    """Return the cells of positions `start … stop − 1` of an owner. Made once: the same owner always writes the same."""
     cells = _CONTENTS.setdefault(owner, [])
     while len(cells) < stop:
         position = len(cells)
@@ -53,7 +53,7 @@ class ShadowMemory:
         return list(map(self._cells.get, slots))
 
     def first_wrong(self, slots: Sequence[int], expected: Sequence[Cell]) -> tuple[int, Cell | None, Cell] | None:
-        """The first slot that does not hold what is expected: (slot, found, expected); None if all do."""
+        """Return the first slot that does not hold what is expected: (slot, found, expected); None if all do."""
         found = self.read(slots)
         if found == expected:
             return None

@@ -81,7 +81,7 @@ class ReferenceDrafter:
     # -- what a round starts from ---------------------------------------------------------------------------------
 
     def relay(self, hashes: np.ndarray, tokens: np.ndarray, runs: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """The draft-extend pass's top-k after prefixes uint64 [n] that end in `tokens`: ids int64, probabilities float32 [n, m].
+        """Return the draft-extend pass's top-k after prefixes uint64 [n] that end in `tokens`: ids int64, probabilities float32 [n, m].
 
         With one head per step m = k · S: head s answers after the first choices of the heads before it.
         """
@@ -96,7 +96,7 @@ class ReferenceDrafter:
         return np.concatenate(ids, axis=1), np.concatenate(probabilities, axis=1)
 
     def tree(self, request: DraftRequest) -> Drafted:
-        """The verify tree of one round."""
+        """Build the verify tree of one round."""
         if self.host is not None:
             return self._host_tree(request, self.host)
         self._check_relay(request)
@@ -117,14 +117,14 @@ class ReferenceDrafter:
     # -- from the host --------------------------------------------------------------------------------------------
 
     def first_relay(self, row: int, prefix: PrefixRead) -> dict[str, np.ndarray]:
-        """What a proposer's first round after this prompt starts from, [1, …] by relay field."""
+        """Return what a proposer's first round after this prompt starts from, [1, …] by relay field."""
         if self.host is None:
             return {}
         self._show(self.host, row, prefix.tokens)
         return self.host.first_relay(np.array([row]))
 
     def _host_tree(self, request: DraftRequest, host: HostDrafts) -> Drafted:
-        """Every round shows the proposer the text that the KV holds, as if the row were new: what it kept must not matter."""
+        """Show the proposer the whole text that the KV holds in every round, as if the row were new: what it kept must not matter."""
         nodes = request.num_draft_tokens
         for row, prefix, root in zip(request.rows.tolist(), request.prefixes, request.roots.tolist(), strict=True):
             self._show(host, row, np.append(prefix.tokens, root))
@@ -208,7 +208,7 @@ class _Branches:
         self._check_tails()
 
     def write(self, level: int, beam: Beam, hashes: np.ndarray) -> None:
-        """The draft runs on the beam of `level`: their branches' KV follows them, then their own is written and all is read."""
+        """Run the draft on the beam of `level`: their branches' KV follows them, then their own is written and all is read."""
         written = len(self._hashes)
         if written > self._first_level_cells():
             self._follow(beam.sources, written)
@@ -220,7 +220,7 @@ class _Branches:
         return 1 - self._first_level  # the root stands in every branch alike
 
     def _slots(self, offset: int) -> np.ndarray:
-        """int32 [bs, k]: where each branch's cell number `offset` lies."""
+        """Return where each branch's cell number `offset` lies, int32 [bs, k]."""
         places = self._starts + offset - self._request.lengths[:, None]
         return np.stack([window[place] for window, place in zip(self._windows, places, strict=True)])
 
@@ -254,7 +254,7 @@ class _Branches:
                 raise InvariantViolation("ACCEPT-06", f"a draft branch does not hold its own path at step {offset}")
 
     def _check_tails(self) -> None:
-        """The head of every branch's first page repeats the tail of the prefix."""
+        """Check that the head of every branch's first page repeats the tail of the prefix."""
         layout, tails = self._tail
         draft = self._kv.draft
         for i, row in enumerate(self._request.rows.tolist()):

@@ -147,14 +147,14 @@ class ReferenceExecutor:
         return self._is_over(running)
 
     def request_stop(self, last_step_id: int) -> None:
-        """Steps up to `last_step_id` end at their next round boundary; the round that runs now is finished."""
+        """End steps up to `last_step_id` at their next round boundary; the round that runs now is finished."""
         self._stop_through = max(self._stop_through, last_step_id)
         running = self._running
         if running is not None and running.step.step_id <= last_step_id:
             running.limit = min(running.limit, running.decoded.rounds + 1)
 
     def request_in(self, row: int) -> str:
-        """The id of the request whose state the device has in `row`, empty if it has none."""
+        """Return the id of the request whose state the device has in `row`, empty if it has none."""
         state = self._rows[row]
         return state.request.request_id if state is not None else ""
 
@@ -195,7 +195,7 @@ class ReferenceExecutor:
         return running
 
     def _has_ended_row(self, step: Step) -> bool:
-        """Whether a request of the step is known to have ended in an earlier one."""
+        """Return whether a request of the step is known to have ended in an earlier one."""
         if step.decode is None:
             return False
         states = [self._rows[row] for row in step.decode.rows.tolist()]
@@ -211,7 +211,7 @@ class ReferenceExecutor:
         self.kv.open_row(join.row, join.epoch, namespace_salt(request.namespace), join.num_cached)
 
     def _arrive(self, arrivals: Arrivals, running: Running) -> None:
-        """Rows whose KV another worker has computed: every cell is read once, then their first relay cells are filled without a pass."""
+        """Take rows whose KV another worker has computed: read every cell once, then fill their first relay cells without a pass."""
         batch, last_tokens = arrivals.batch, arrivals.first_tokens
         for row, length, token in zip(batch.rows.tolist(), batch.seq_lens.tolist(), last_tokens.tolist(), strict=True):
             self.kv.kv_lens[row] = length
@@ -267,7 +267,7 @@ class ReferenceExecutor:
         return PrefillResult(tokens, stopped if stopped.any() else None, by_name(outputs))
 
     def _draft_prefill(self, row: int, start: int, prefix: PrefixRead, next_token: int) -> None:
-        """The draft's own pass over the chunk; `next_token` is the one after it: the prompt's, or the sample."""
+        """Run the draft's own pass over the chunk; `next_token` is the one after it: the prompt's, or the sample."""
         if self.kv.draft is None:
             return
         head = PrefixRead(prefix.tokens[:start], prefix.hashes[:start])
@@ -355,7 +355,7 @@ class ReferenceExecutor:
         )
 
     def _simulated_runs(self, rows: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
-        """How many drafts the acceptance process lets through in the round that begins at these KV lengths."""
+        """Return how many drafts the acceptance process lets through in the round that begins at these KV lengths."""
         if self.acceptance is None:
             return None
         requests = [self._rows[row].request for row in rows.tolist()]
@@ -405,7 +405,7 @@ class ReferenceExecutor:
                 logits.reshape(*depths.shape, -1)[i, emits == index] = np.nan
 
     def _catch_up(self, request: DraftRequest, final: Finalized, accept_lens: np.ndarray, nodes: int) -> None:
-        """The draft-extend pass: draft KV of every accepted position, then what the next round starts from."""
+        """Run the draft-extend pass: draft KV of every accepted position, then what the next round starts from."""
         last_hashes = np.empty(len(accept_lens), dtype=np.uint64)
         for i, row in enumerate(request.rows.tolist()):
             length, count = int(request.lengths[i]), int(accept_lens[i])

@@ -43,7 +43,7 @@ CELL_BYTES = 8 * len(_COLUMNS)
 
 
 def page_format_of(executor: ReferenceExecutor) -> PageFormat:
-    """What a page of this executor's pools is."""
+    """Return the format of a page of this executor's pools."""
     page_bytes = executor.page_size * CELL_BYTES
     return PageFormat(
         page_size=executor.page_size,
@@ -55,7 +55,7 @@ def page_format_of(executor: ReferenceExecutor) -> PageFormat:
 
 
 def read_page(pool: ShadowPool | None, slots: np.ndarray) -> bytes:
-    """The cells at `slots` int32 [page_size] as bytes, column after column; nothing where there is no pool."""
+    """Return the cells at `slots` int32 [page_size] as bytes, column after column; nothing where there is no pool."""
     if pool is None:
         return b""
     return b"".join(getattr(pool, name)[slots].tobytes() for name in _COLUMNS)
@@ -210,8 +210,7 @@ class HandoffPair:
         self.prefill_alive = self.decode_alive = True
 
     def turn(self) -> bool:
-        """One step of each worker and one delivery in each direction, of bytes as between processes; says whether anything happened but
-        the time."""
+        """Take one step of each worker, deliver one message (as bytes) in each direction; return whether more than time has changed."""
         self.now_ns += self.tick_ns
         busy = False
         if self.prefill_alive:

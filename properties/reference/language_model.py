@@ -32,17 +32,17 @@ _LANES = np.array([0, 16, 32, 48], dtype=np.uint64)
 
 
 def namespace_salt(namespace: str) -> int:
-    """The hash of the empty prefix, 64 bits: KV of one namespace makes no sense in another."""
+    """Return the hash of the empty prefix, 64 bits: KV of one namespace makes no sense in another."""
     return request_key(f"namespace {namespace}")
 
 
 def extend_hash(hashes: np.ndarray | int, tokens: np.ndarray | int) -> np.ndarray | np.uint64:
-    """The hashes uint64 [n] of prefixes that grow by one token int [n] each."""
+    """Return the hashes uint64 [n] of prefixes that grow by one token int [n] each."""
     return hash64(0, Purpose.TOKEN, hashes, tokens)
 
 
 def prefix_hashes(salt: int, tokens: Sequence[int]) -> np.ndarray:
-    """The hash after each of `tokens`, uint64 [n], for a prefix whose hash is `salt`."""
+    """Return the hash after each of `tokens`, uint64 [n], for a prefix whose hash is `salt`."""
     hashes = np.empty(len(tokens), dtype=np.uint64)
     state = int(salt)
     for i, token in enumerate(tokens):
@@ -52,12 +52,12 @@ def prefix_hashes(salt: int, tokens: Sequence[int]) -> np.ndarray:
 
 
 def hidden_of(hashes: np.ndarray) -> np.ndarray:
-    """The hidden state of each prefix: float32 [n, HIDDEN_SIZE] from uint64 [n]."""
+    """Return the hidden state of each prefix: float32 [n, HIDDEN_SIZE] from uint64 [n]."""
     return ((hashes[:, None] >> _LANES) & np.uint64(0xFFFF)).astype(np.float32)
 
 
 def hash_of(hidden_states: np.ndarray) -> np.ndarray:
-    """The prefix hash uint64 [n] that a hidden state [n, HIDDEN_SIZE] was made of."""
+    """Return the prefix hash uint64 [n] that a hidden state [n, HIDDEN_SIZE] was made of."""
     lanes = hidden_states.astype(np.uint64) << _LANES
     return lanes[:, 0] | lanes[:, 1] | lanes[:, 2] | lanes[:, 3]
 
@@ -72,7 +72,7 @@ class HashLanguageModel:
     spread: float = 3.0  # logits lie in [0, spread)
 
     def logits(self, hashes: np.ndarray, last_tokens: np.ndarray) -> np.ndarray:
-        """float64 [n, V] for prefixes uint64 [n] that end in `last_tokens` int [n]."""
+        """Return logits float64 [n, V] after prefixes uint64 [n] that end in `last_tokens` int [n]."""
         words = np.arange(self.vocab_size)
         logits = uniform(self.seed, Purpose.MODEL, hashes[:, None], words) * self.spread
         if self.regularity > 0.0:
@@ -82,7 +82,7 @@ class HashLanguageModel:
         return logits
 
     def argmax(self, hashes: np.ndarray, last_tokens: np.ndarray) -> np.ndarray:
-        """int32 [n]: the lowest id of the greatest logit."""
+        """Return the lowest id of the greatest logit, int32 [n]."""
         return argmax_tokens(self.logits(hashes, last_tokens))
 
 
@@ -97,7 +97,7 @@ class HashDraft:
     def top_k(
         self, hashes: np.ndarray, last_tokens: np.ndarray, k: int, head: int = 0, right: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens int64 [n, k] and probabilities float32 [n, k], best first, of draft head `head`.
+        """Return tokens int64 [n, k] and probabilities float32 [n, k], best first, of draft head `head`.
 
         `right` bool [n] overrides the dial: True puts the argmax first, False leaves it out (simulated acceptance).
         """
@@ -118,7 +118,7 @@ class HashDraft:
         return tokens.astype(np.int64), probabilities.astype(np.float32)
 
     def _ranks(self, hashes: np.ndarray, head: int) -> np.ndarray:
-        """Where the target's argmax stands in the draft's ranking, int64 [n]."""
+        """Return where the target's argmax stands in the draft's ranking, int64 [n]."""
         seed = self.target.seed
         agrees = uniform(seed, Purpose.DRAFT, hashes, 0, head * 8 + _AGREEMENT_LANE) < self.agreement
         later = uniform(seed, Purpose.DRAFT, hashes, 0, head * 8 + _RANK_LANE) * self.depth
@@ -126,29 +126,29 @@ class HashDraft:
 
 
 def routed_experts(hashes: np.ndarray) -> np.ndarray:
-    """int32 [n, 2]: which experts a mixture layer would have used on the last token of each prefix."""
+    """Return the experts that a mixture layer would have used on the last token of each prefix, int32 [n, 2]."""
     return np.stack([(hashes >> np.uint64(s)) % np.uint64(NUM_EXPERTS) for s in (8, 24)], axis=1).astype(np.int32)
 
 
 def indexer_topk(hashes: np.ndarray) -> np.ndarray:
-    """int32 [n, 2]: which positions a sparse attention indexer would have chosen."""
+    """Return the positions that a sparse attention indexer would have chosen, int32 [n, 2]."""
     return np.stack([(hashes >> np.uint64(s)) % np.uint64(4096) for s in (12, 36)], axis=1).astype(np.int32)
 
 
 def recurrent_state(hashes: np.ndarray) -> np.ndarray:
-    """int64 [n]: the state of a recurrence over the whole prefix."""
+    """Return the state of a recurrence over the whole prefix, int64 [n]."""
     return (hashes >> np.uint64(1)).astype(np.int64)
 
 
 def log_probabilities(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Log-probability float64 [n] of tokens int [n] under logits [n, V], at temperature 1."""
+    """Return the log-probability float64 [n] of tokens int [n] under logits [n, V], at temperature 1."""
     top = logits.max(axis=1)
     normaliser = top + np.log(np.exp(logits - top[:, None]).sum(axis=1))
     return logits[np.arange(len(tokens)), tokens] - normaliser
 
 
 def plain_greedy(model: HashLanguageModel, request: Request, max_tokens: int) -> np.ndarray:
-    """The oracle: one token after the other, no engine, no KV. int64 [≤ max_tokens], stops after the first stop token."""
+    """Decode greedily, token by token, without engine or KV: the oracle. int64 [≤ max_tokens], up to the first stop token."""
     context = request.prompt.materialize()
     state = int(prefix_hashes(namespace_salt(request.namespace), context.tolist())[-1])
     last, output = int(context[-1]), []
@@ -168,7 +168,7 @@ USER_OUTPUTS = ("logprobs", "hidden_states", "routed_experts", "indexer_topk", "
 def node_outputs(
     hashes: np.ndarray, logits: np.ndarray, predict: np.ndarray, wanted: Iterable[str] = USER_OUTPUTS
 ) -> dict[str, np.ndarray]:
-    """The wanted user outputs of n nodes: `hashes` uint64 [n] of their prefixes, logits [n, V], the token int [n] after each."""
+    """Return the wanted user outputs of n nodes: `hashes` uint64 [n] of their prefixes, logits [n, V], the token int [n] after each."""
     made = {
         "logprobs": lambda: log_probabilities(logits, np.maximum(predict, 0)),
         "hidden_states": lambda: hidden_of(hashes),
@@ -180,7 +180,7 @@ def node_outputs(
 
 
 def expected_outputs(model: HashLanguageModel, request: Request, tokens: np.ndarray) -> dict[str, np.ndarray]:
-    """What a request that emitted `tokens` int [n] must have got per token, recomputed from the final sequence alone."""
+    """Return what a request that emitted `tokens` int [n] must have got per token, recomputed from the final sequence alone."""
     context = np.concatenate([request.prompt.materialize(), tokens])
     hashes = prefix_hashes(namespace_salt(request.namespace), context.tolist())
     before = slice(request.prompt.length - 1, len(context) - 1)

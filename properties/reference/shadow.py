@@ -22,7 +22,7 @@ NO_STAY = 0
 
 
 def stay_of(rows: np.ndarray | int, epochs: np.ndarray | int) -> np.ndarray | int:
-    """One number for (row, epoch): int64."""
+    """Return one number for (row, epoch): int64."""
     return (np.asarray(rows, dtype=np.int64) << 32) | np.asarray(epochs, dtype=np.int64)
 
 
@@ -57,7 +57,7 @@ class ShadowPool:
             apply_moves(column, plan)
 
     def same_content(self, first: np.ndarray, second: np.ndarray) -> bool:
-        """Whether two lists of slots hold the same prefixes, whichever request wrote them."""
+        """Return whether two lists of slots hold the same prefixes, whichever request wrote them."""
         return bool(
             (self.positions[first] == self.positions[second]).all()
             and (self.tokens[first] == self.tokens[second]).all()
@@ -116,7 +116,7 @@ class ShadowKV:
         self.table[rows, columns] = slots
 
     def window(self, row: int, start: int, length: int) -> np.ndarray:
-        """The slots int32 [length] of positions that `row` is about to write: its own, in bounds, not the cache's."""
+        """Return the slots int32 [length] of positions that `row` is about to write: its own, in bounds, not the cache's."""
         if start < self.adopted[row]:
             raise InvariantViolation("ALLOC-06", f"row {row} writes position {start} of a shared prefix")
         if start + length > self.table.shape[1]:
@@ -182,7 +182,7 @@ class ShadowKV:
         return PrefixRead(tokens, hashes)
 
     def read_draft(self, row: int, prefix: PrefixRead, next_token: int) -> None:
-        """The draft attends to as many positions as `prefix` has; `next_token` follows the prefix (shifted drafts hold it)."""
+        """Check that the draft attends to as many positions as `prefix` has; `next_token` follows the prefix (shifted drafts hold it)."""
         length = len(prefix.tokens)
         slots = self.table[row, :length]
         pool = self.draft

@@ -90,26 +90,26 @@ class RelayTrial(Trial):
 
     @operation(weight=8, when=_can_open, request=REQUESTS)
     def open(self, request: int) -> None:
-        """A request gets the lowest free row, and a generation of its own."""
+        """Give a request the lowest free row, and a generation of its own."""
         self.model.owners[request] = self.model.new_owner(self.model.free_row())
 
     @operation(weight=4, when=_is_open, request=REQUESTS)
     def release(self, request: int) -> None:
-        """The request leaves, and its row is dropped, with a padding lane as in a padded batch."""
+        """Let the request leave and drop its row, with a padding lane as in a padded batch."""
         row = self.model.owners.pop(request).row
         self._call("drop", [row, 0] if self.capabilities.padding_row else [row])
         self.model.cells.pop(row, None)
 
     @operation(weight=2, needs="generations", when=_can_inherit, probes="RELAY-03", request=REQUESTS, heir=REQUESTS)
     def inherit(self, request: int, heir: int) -> None:
-        """`heir` gets the row of `request` at once, and the cell is not dropped."""
+        """Give `heir` the row of `request` at once, without dropping the cell."""
         self.model.owners[heir] = self.model.new_owner(self.model.owners.pop(request).row)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
     @operation(weight=14, batch=BATCHES)
     def write(self, batch: tuple[int, ...]) -> bool:
-        """A step publishes and stashes for those of the batch whose cells are empty."""
+        """Publish and stash, as a step does, for those of the batch whose cells are empty."""
         lanes = self._lanes(batch, lambda owner: owner.row not in self.model.cells)
         return self._write_half("lengths", lanes, batch) and (
             self.moment.refusal is not None or self._write_half("fields", lanes, batch)
@@ -117,17 +117,17 @@ class RelayTrial(Trial):
 
     @operation(weight=2, batch=BATCHES)
     def publish(self, batch: tuple[int, ...]) -> bool:
-        """A step writes the lengths alone, of those whose cells have none."""
+        """Publish the lengths alone, for those of the batch whose cells have none."""
         return self._write_half("lengths", self._writable("lengths", batch), batch)
 
     @operation(weight=2, batch=BATCHES)
     def stash(self, batch: tuple[int, ...]) -> bool:
-        """A step writes the fields alone, of those whose cells have none."""
+        """Stash the fields alone, for those of the batch whose cells have none."""
         return self._write_half("fields", self._writable("fields", batch), batch)
 
     @operation(weight=14, batch=BATCHES)
     def read(self, batch: tuple[int, ...]) -> bool:
-        """A step resolves those of the batch whose cells are whole."""
+        """Resolve those of the batch whose cells are whole."""
         return self._resolve(self._lanes(batch, self.model.may_read), batch)
 
     # -- what no step does --------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class RelayTrial(Trial):
         batch=FEW,
     )
     def stray(self, call: str, offset: int, batch: tuple[int, ...]) -> None:
-        """`call` with the batch and a row that is not there: `offset` if it is negative, else so many past the last and one."""
+        """Make the call `call` with the batch and a row that is not there: `offset` if it is negative, else `offset` + 1 past the last."""
         stray = Owner(offset if offset < 0 else self.model.rows.stop + offset, 1 << 20)
         if call == "resolve":
             self._resolve([*self._lanes(batch, self.model.may_read), stray])

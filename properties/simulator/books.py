@@ -148,7 +148,7 @@ class Books:
         return ran, stayed, stayed - ran
 
     def _timeline(self) -> Iterator[tuple[str, Any]]:
-        """The buckets of the timeline add up to the run."""
+        """Check that the buckets of the timeline add up to the run."""
         width_s, running = self.summary["timeline_bucket_s"], self.summary["timeline_running"]
         events = [life.arrival_ns for life in (*self.ledger.lives.values(), *self.ledger.refused)]
         begin_ns = min(events, default=0)
@@ -162,7 +162,7 @@ class Books:
         yield "the timeline's tokens", float(sum(life.tokens for life in self.ledger.lives.values()))
 
     def _shares(self) -> Iterator[Wrong]:
-        """Shares are shares; a device's is that of its work."""
+        """Check that shares are shares, and that a device's is that of its work."""
         for name, value in self.summary.items():
             values = value if isinstance(value, list) and name.endswith(("per_replica", "kv_occupancy")) else [value]
             is_share = "share" in name or "occupancy" in name or name.endswith(("_rate", "attainment"))

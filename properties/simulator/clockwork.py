@@ -48,7 +48,7 @@ class Clockwork:
         return host["commit_base_ns"] + host["commit_row_ns"] * len(step.decode or ()) + tokens_ns
 
     def device_ns(self, step: StepDone, number: int) -> float:
-        """One round on the device."""
+        """Return the time of one round on the device."""
         chunks = [(length, start) for _, start, length, _ in step.chunks]
         decode = None
         if step.decode is not None:

@@ -48,7 +48,7 @@ def find(module: str, name: str) -> Any:
 
 
 def is_importable(kind: type) -> bool:
-    """Whether another process can make the simulator by its name."""
+    """Return whether another process can make the simulator by its name."""
     module = sys.modules.get(kind.__module__)
     return kind.__module__ != "__main__" and getattr(module, kind.__qualname__, None) is kind
 

@@ -230,7 +230,7 @@ class Ledger:
         self._leave(replica, name, now_ns)
 
     def _first_token(self, step: StepDone, row: Row, kv: int, stopped: bool) -> None:
-        """The last chunk of a prompt gives its request a token."""
+        """Give a request the token that the last chunk of its prompt yields."""
         step.emitted[0] += 1
         is_live = self._has(step, row)
         row.kv, row.emitted = kv, row.emitted + 1
@@ -240,7 +240,7 @@ class Ledger:
             step.delivered[0] += 1
 
     def _has(self, step: StepDone, row: Row) -> bool:
-        """Whether the row's request still has it."""
+        """Return whether the row's request still has it."""
         held = self._row_of.get((step.replica, row.id))
         return held is not None and self._rows[step.replica, held] is row
 

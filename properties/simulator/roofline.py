@@ -55,7 +55,7 @@ class Model:
         return most * ((memory_ns / most) ** p + (compute_ns / most) ** p) ** (1 / p) if most else 0.0
 
     def product(self, rows: int, inner: int, columns: int, groups: float = 1.0, weight_bytes: int = 0) -> float:
-        """`groups` matrix products of `rows` tokens each, with their own weights, in tiles and waves."""
+        """Return the time of `groups` matrix products of `rows` tokens each, with their own weights, in tiles and waves."""
         machine = self.machine
         width = weight_bytes or self.weight_bytes
         rate = machine["flops"]["bf16" if weight_bytes or self.dtype not in machine["flops"] else self.dtype]
@@ -71,7 +71,7 @@ class Model:
     # -- the parts of a pass ------------------------------------------------------------------------------------------
 
     def body(self, tokens: int, routed: tuple[int, float]) -> float:
-        """All layers without attention and communication, and the embedding. `routed`: see `Roofline.routed`."""
+        """Return the time of all layers without attention and communication, and of the embedding. `routed`: see `Roofline.routed`."""
         machine = self.machine
         if tokens > ALIGNED_ABOVE:
             tokens, *routed = (ceil(amount / ALIGNED_TO) * ALIGNED_TO for amount in (tokens, *routed))
@@ -90,7 +90,7 @@ class Model:
         return self.product(tokens, self.hidden, 2 * local) + self.product(tokens, local, self.hidden)
 
     def experts_read(self, routed: float) -> float:
-        """How many experts of a layer so many tokens reach, each with `experts_per_token` that are chosen evenly."""
+        """Return how many experts of a layer so many tokens reach, each with `experts_per_token` that are chosen evenly."""
         whole, part = divmod(routed, 1)
         stays = 1 - self.experts_per_token / self.experts
         missed = stays**part
@@ -106,7 +106,7 @@ class Model:
         return total + (self.mlp(tokens, self.shared_intermediate) if self.shared_intermediate else 0)
 
     def head(self, rows: int) -> float:
-        """The logits of so many tokens; 16 bits in every model."""
+        """Return the time of the logits of so many tokens; 16 bits in every model."""
         machine = self.machine
         total = self.product(rows, self.hidden, ceil(self.vocab / self.tp), weight_bytes=2) + machine["small_kernel_ns"]
         return total + (self.exchange(rows * self.vocab * 2) if self.tp > 1 else 0)
@@ -156,7 +156,7 @@ class Model:
         )
 
     def dispatch(self, eager: bool) -> float:
-        """The least time of a pass whose kernels the host launches one by one."""
+        """Return the least time of a pass whose kernels the host launches one by one."""
         kernels = self.layers * (4 + (5 if self.qk_norm else 4) + 2 + (2 if self.tp > 1 else 0)) + 4 * self.sparse + 3
         return kernels * self.machine["eager_kernel_ns"] if eager else 0.0
 
@@ -188,12 +188,12 @@ class Roofline:
         return self.mixed_ns(tuple(chunks), decode or Decode(0, 0, 1, 1, 0))
 
     def routed(self, lens: Sequence[int], has_padding: bool) -> tuple[int, float]:
-        """The tokens of requests, and as how many that choose their experts alone they do; padding is one further token of a request."""
+        """Return how many tokens requests have, and as how many independent ones they choose experts; padding is one token more."""
         share = self.machine["expert_independence"]
         return sum(lens), sum(1 + share * (length - 1) for length in lens) + share * has_padding
 
     def padded(self, batch: int, width: int) -> tuple[int, bool]:
-        """The tokens of a pass with `width` per row as a captured graph runs them, and whether there is none that is large enough."""
+        """Return the tokens of a pass with `width` per row as a captured graph runs them, and whether no graph is large enough."""
         by_rows = self.machine["graph_unit"] == "rows"
         size = next((s for s in self.machine["graph_sizes"] or () if s >= (batch if by_rows else batch * width)), None)
         if size is None:
@@ -201,7 +201,7 @@ class Roofline:
         return size * (width if by_rows else 1), False
 
     def decode_ns(self, d: Decode) -> float:
-        """One draft-and-verify round."""
+        """Return the time of one draft-and-verify round."""
         tokens, eager = self.padded(d.batch, d.nodes)
         routed = self.routed([d.nodes] * d.batch, tokens > d.batch * d.nodes)
         verify, host = self.verify(d, tokens, routed, tokens, (), eager)
@@ -216,7 +216,7 @@ class Roofline:
         return total
 
     def mixed_ns(self, chunks: Sequence[tuple[int, int]], d: Decode) -> float:
-        """A step with prompt chunks: everything together, without graphs."""
+        """Return the time of a step with prompt chunks: everything together, without graphs."""
         new = sum(length for length, _ in chunks)
         lens = [length for length, _ in chunks]
         routed = self.routed([*lens, *[d.nodes] * d.batch], False)
@@ -243,7 +243,7 @@ class Roofline:
         chunks: Sequence[tuple[int, int]],
         eager: bool,
     ):
-        """The target's pass, and what proposing on the host takes as a share of it."""
+        """Add the target's pass, and what proposing on the host takes as a share of it."""
         target, window = self.target, d.batch * (self.target.attention_window or 0)
         total = (
             target.body(tokens, routed) + target.head(logits) + self.machine["graph_gap_ns"] + target.reductions(tokens)
@@ -255,7 +255,7 @@ class Roofline:
         return total, share * total
 
     def drafting(self, d: Decode, tokens: int, eager: bool) -> float:
-        """The draft passes before the verify; the first drafts come from the last catch-up."""
+        """Return the time of the draft passes before the verify; the first drafts come from the last catch-up."""
         if self.drafter is None or not d.steps:
             return 0.0
         total = (d.steps + 5) * self.machine["small_kernel_ns"] if d.topk > 1 else 0.0
@@ -297,7 +297,7 @@ class Roofline:
         return machine["ramp_ns"] + self.target.stream(18 * rows * self.target.vocab) + 7 * machine["small_kernel_ns"]
 
     def kv_move(self, d: Decode, rows: int) -> float:
-        """The accepted path of a tree becomes contiguous: one read and one write of its keys and values."""
+        """Return the time in which the accepted path of a tree becomes contiguous: one read and one write of its keys and values."""
         if d.topk == 1 or not d.steps:
             return 0.0
         target, machine = self.target, self.machine

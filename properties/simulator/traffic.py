@@ -36,7 +36,7 @@ class Traffic:
     # -- what was asked for -------------------------------------------------------------------------------------------
 
     def wrong_load(self) -> Iterator[tuple[str, str]]:
-        """Arrivals in order at the asked rate, lengths as they were asked for, no client with two requests."""
+        """Find what is wrong with the load: arrivals in order at the asked rate, lengths as asked for, no client with two requests."""
         service, arrivals = self.service, self.answer.arrivals
         for before, after in pairwise(arrivals):
             if after[0] < before[0]:
@@ -69,7 +69,7 @@ class Traffic:
                 yield f"{len(times)} Poisson arrivals are {mean_ns:.0f} ns apart", f"{gap_ns:.0f} ns on average"
 
     def _lengths(self, name: str, drawn: list[int], asked: tuple[int, ...]) -> Iterator[tuple[str, str]]:
-        """Each length as often as the others, in mean."""
+        """Check that each length occurs as often as the others, in the mean."""
         mean = sum(asked) / len(asked)
         spread = (sum((value - mean) ** 2 for value in asked) / len(asked)) ** 0.5
         got = sum(drawn) / len(drawn)
@@ -77,7 +77,7 @@ class Traffic:
             yield f"{len(drawn)} {name} lengths have a mean of {got:.2f}", f"{mean:.2f}: each length equally often"
 
     def _independence(self) -> Iterator[tuple[str, str]]:
-        """A request's two lengths come from two coins."""
+        """Check that a request's two lengths come from two coins."""
         pairs = [(prompt, output) for _, prompt, output in self.answer.arrivals]
         n, x, y = len(pairs), sum(p for p, _ in pairs), sum(o for _, o in pairs)
         xx, yy = n * sum(p * p for p, _ in pairs) - x * x, n * sum(o * o for _, o in pairs) - y * y
@@ -100,7 +100,7 @@ class Traffic:
     # -- links and routers --------------------------------------------------------------------------------------------
 
     def wrong_delivery(self) -> Iterator[tuple[str, str]]:
-        """Each message takes the latency and the time of its bytes, after those before it; the router keeps to its policy."""
+        """Find a message that does not take the latency and its bytes' time after those before it, or a route against the policy."""
         if self.service.clients or not self.links_work:
             return
         latency_ns, bytes_per_s = self.answer.books["link"]
@@ -141,7 +141,7 @@ class Traffic:
     # -- ports --------------------------------------------------------------------------------------------------------
 
     def wrong_transfer(self) -> Iterator[tuple[str, str]]:
-        """No KV arrives before its bytes can, alone or with all that pass through the same port; each byte counts once."""
+        """Find KV that arrives before its bytes can, alone or with all that pass the same port, or a byte that does not count once."""
         joined = [life for life in self.ledger.lives.values() if life.joined_ns >= 0 and life.emissions]
         if not self.config.has_pools or self.service.faults is not None or self.ledger.retractions:
             return
@@ -196,7 +196,7 @@ class Traffic:
     # -- acceptance, and what is left ---------------------------------------------------------------------------------
 
     def wrong_runs(self) -> Iterator[tuple[str, str]]:
-        """Every round accepts what the request's own stream has at its output position."""
+        """Find a round that does not accept what the request's own stream has at its output position."""
         runs = self.answer.books["runs"]
         for life in self.ledger.lives.values():
             for position, steps, length in life.accepted:
@@ -211,7 +211,7 @@ class Traffic:
             yield f"{len(long)} requests accept the same in {ALIKE_ROUNDS} rounds", "each has a stream of its own"
 
     def wrong_rest(self) -> Iterator[tuple[str, str]]:
-        """Nothing is left after the drain; each message, request and token counts once."""
+        """Find what is left after the drain, or a message, request or token that does not count once."""
         for name, amount in self.answer.books["left"].items():
             if amount:
                 yield f"{name}: {amount} after the last request", "0"

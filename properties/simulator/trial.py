@@ -72,12 +72,12 @@ def _is_calm(t: SimulatorTrial) -> bool:
 
 
 def _is_open(t: SimulatorTrial) -> bool:
-    """Whether requests come at their own times, and stay."""
+    """Return whether requests come at their own times, and stay."""
     return _is_calm(t) and not t.service.clients and not t.service.cancels
 
 
 def _has_one_draft(t: SimulatorTrial) -> bool:
-    """Whether what a request gets in a round follows from that request alone."""
+    """Return whether what a request gets in a round follows from that request alone."""
     return not t.config.adaptive and not t.service.clients and not t.service.cancels
 
 
@@ -171,35 +171,35 @@ class SimulatorTrial(Trial):
         output_lens: tuple[int, ...],
         seed: int,
     ) -> bool:
-        """The service gets these requests, `gap_ms` apart on average."""
+        """Give the service these requests, `gap_ms` apart on average."""
         load = {"num_requests": num_requests, "arrivals": arrivals, "prompt_lens": prompt_lens}
         rate_per_ks = 10**6 // gap_ms if gap_ms > 0 else 0
         return self._become(**load, output_lens=output_lens, seed=seed, rate_per_ks=rate_per_ks)
 
     @operation(weight=6, pool=(64, 4, 8, 16), max_running=(4, 1, 2), replicas=(1, 1, 2, 3))
     def size(self, pool: int, max_running: int, replicas: int) -> bool:
-        """The service gets this much hardware; a pool of so many times 16 tokens."""
+        """Give the service this much hardware; a pool of so many times 16 tokens."""
         return self._become(pages=-(-16 * pool // self.config.page_size), max_running=max_running, replicas=replicas)
 
     @operation(needs="books", weight=4, policy=("least_loaded", "round_robin"), link_mbps=(10_000, 1))
     def route(self, policy: str, link_mbps: int) -> bool:
-        """The router gets this policy, and links of this bandwidth; a slow one gets long prompts close together. Then the service runs."""
+        """Give the router this policy, and links of this bandwidth; a slow one gets long prompts close together. Then run the service."""
         crowd = {"rate_per_ks": 10**6, "prompt_lens": (40, 64), "clients": 0} if link_mbps < CROWDED_MBPS else {}
         return self._become(policy=policy, link_mbps=link_mbps, **crowd) and self._run_once()
 
     @operation(needs="books", weight=5, clients=(0, 3, 1), cancels=(0, 0, 300))
     def clients(self, clients: int, cancels: int) -> bool:
-        """Its requests come from so many clients, or at their times; permille of them are given up. Then it runs."""
+        """Let its requests come from so many clients, or at their times; permille of them are given up. Then run it."""
         return self._become(clients=clients, cancels=cancels) and self._run_once()
 
     @operation(needs="goodput", weight=3, ttft_ms=(0, 10, 20, 50), e2el_ms=(0, 20, 50, 100))
     def demand(self, ttft_ms: int, e2el_ms: int) -> bool:
-        """A good request keeps to this; 0: no demand."""
+        """Demand these limits of a good request; 0: no demand."""
         return self._become(slo_ttft_ms=ttft_ms, slo_e2el_ms=e2el_ms)
 
     @operation(needs="faults", weight=5, when=lambda t, percent: _may_have_faults(t), percent=(30, 10))
     def trouble(self, percent: int) -> bool:
-        """Every kind of fault of links and clients joins the service's plan, and it runs."""
+        """Put every kind of fault of links and clients into the service's plan, and run it."""
         kinds = dict.fromkeys((kind for kind in FAULTS if kind.startswith(("link", "client"))), 10 * percent)
         return self._become(faults=tuple({**dict(self.service.faults or ()), **kinds}.items())) and self._run_once()
 
@@ -211,12 +211,12 @@ class SimulatorTrial(Trial):
         percent=(10, 30, 0, 2),
     )
     def plan(self, kind: str, percent: int) -> bool:
-        """A kind of fault joins the service's plan."""
+        """Put a kind of fault into the service's plan."""
         return self._become(faults=self._with_fault(kind, percent))
 
     @operation(needs="faults", weight=3)
     def calm(self) -> bool:
-        """The service has no fault plan any more."""
+        """Remove the service's fault plan."""
         return self._become(faults=None)
 
     def _with_fault(self, kind: str, percent: int) -> tuple[tuple[str, int], ...]:
@@ -256,7 +256,7 @@ class SimulatorTrial(Trial):
         return None if second is None else (first, second)
 
     def _is_possible(self, service: Service) -> bool:
-        """Whether every request has room, so that there is nothing to refuse."""
+        """Return whether every request has room, so that there is nothing to refuse."""
         return service.pages * self.config.page_size >= ROOM * self._longest(service)
 
     def _longest(self, service: Service) -> int:
@@ -278,7 +278,7 @@ class SimulatorTrial(Trial):
 
     @operation(weight=4)
     def run(self) -> None:
-        """The service runs."""
+        """Run the service."""
         self._last = self._simulate(self.subject.run, self.service)
 
     @operation(weight=5)
@@ -288,7 +288,7 @@ class SimulatorTrial(Trial):
 
     @operation(weight=2, when=lambda t, case: is_importable(type(t.subject)) and 0 <= case < len(CASES), case=(0, 1, 2))
     def elsewhere(self, case: int) -> None:
-        """One of a few services runs here, and has run in another process, whose strings have other hashes."""
+        """Run one of a few services here, which has run in another process whose strings have other hashes."""
         config, service = CASES[case]
         kind = type(self.subject)
         answer = self.ask(kind(config).run, service)
@@ -351,7 +351,7 @@ class SimulatorTrial(Trial):
 
     @operation(weight=2, when=_is_server, services=("constant", "exponential"), seed=range(1, 9))
     def queue(self, services: str, seed: int) -> None:
-        """A thousand Poisson arrivals at one server, with "exponential" or "constant" service times."""
+        """Simulate a thousand Poisson arrivals at one server, with "exponential" or "constant" service times."""
         # Some requests far apart tell how long one service takes; then they come so often that the server is half busy.
         outputs = (1,) if services == "constant" else EXPONENTIAL
         pages = -(-4096 // self.config.page_size)
@@ -369,7 +369,7 @@ class SimulatorTrial(Trial):
 
 
 def _makes_sense(service: Service) -> bool:
-    """Whether nothing in it is impossible by itself, and it is small. Shrinking tries everything."""
+    """Return whether the service is possible in itself, and small. Shrinking tries everything."""
     lengths = (*service.prompt_lens, *service.output_lens)
     return (
         1 <= service.num_requests <= MAX_REQUESTS

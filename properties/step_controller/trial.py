@@ -67,7 +67,7 @@ def _can_hold(t: StepControllerTrial, process: str, batch_size: int) -> bool:
 
 
 def _ought_to_draft(t: StepControllerTrial, batch_size: int) -> bool:
-    """Whether there is something to choose from 0 upwards, and it pays, if the controller knows the cost."""
+    """Return whether the controller can choose from 0 upwards, and drafting pays, if it knows the cost."""
     if batch_size < 1:
         return False
     candidates, plain = t.candidates(batch_size), t.time_ns(0, batch_size)

@@ -36,7 +36,7 @@ class Difference:
     ends_early: bool = False
 
     def is_tie(self, tie_margin: float) -> bool:
-        """Whether a side tells, and every one that does has both candidates within `tie_margin`."""
+        """Return whether some side tells its candidates' logits, and every one that does has both within `tie_margin`."""
         known = [margin.value for margin in self.margins if margin is not None]
         return bool(known) and not self.ends_early and max(known) <= tie_margin
 
@@ -64,7 +64,7 @@ def first_difference(plain: Completion, speculative: Completion) -> Difference |
 
 
 def follows(answer: Completion, other: Completion, difference: Difference) -> bool:
-    """Whether `answer` goes with `other` up to and with the place of `difference`, an end there included."""
+    """Return whether `answer` agrees with `other` up to and including the place of `difference`, an end there included."""
     end = difference.position + 1
     return (
         answer.text[:end] == other.text[:end]

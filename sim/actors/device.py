@@ -90,7 +90,7 @@ class Device:
         self._batch = Batch(empty, empty, 0, empty, empty)
 
     def open_rows(self, joins: tuple[Join, ...]) -> None:
-        """Requests take their rows with a step that is being launched."""
+        """Give their rows to the requests of a step that is being launched."""
         for join in joins:
             truth = self.truths[join.request.request_id]
             until_stop = truth.output_len - join.num_emitted
@@ -112,7 +112,7 @@ class Device:
         return self._last_cache is not None
 
     def foresee(self, keys: np.ndarray) -> None:
-        """Requests with these keys, uint64 [n], will probably come: their first windows are cheaper drawn together."""
+        """Draw the first windows of requests with these keys, uint64 [n], together: that is cheaper, and they will probably come."""
         if self._last_cache is not None:
             self._last_cache.prime(keys)
 

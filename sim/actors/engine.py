@@ -207,7 +207,7 @@ class EngineActor:
             self._spans.span(self.replica, "scheduler", "plan", self.env.now, taken_ns, {"step": step.step_id})
 
     def _is_block(self, flight: Flight) -> bool:
-        """Whether a step will run more than one round, as far as its requests and the driver let it. Draws its rounds."""
+        """Return whether a step will run more than one round, as far as its requests and the driver let it. Draws its rounds."""
         step = flight.step
         if step.max_rounds == 1 or step.step_id <= self._stop_id:
             return False
@@ -361,7 +361,7 @@ class EngineActor:
         return self.jitter.launch.times_ns(self.device.num_run + 1, means_ns)
 
     def _synchronous_times(self, flight: Flight) -> BlockTimes:
-        """plan, launch, run, commit; plan, launch, run, commit; …"""
+        """Return the times of rounds that run one after the other: plan, launch, run, commit; plan, launch, run, commit; …"""
         commit_ns, launch_ns = self._commit_costs(flight), self._launch_costs(flight)
         start_ns = max(self._device_free_ns, flight.launched_ns)
         next_launch_ns = start_ns + np.add.accumulate(flight.drawn.device_ns + commit_ns + launch_ns)

@@ -37,21 +37,21 @@ class Hooks:
         return time_ns
 
     def on_request(self, request: Request, truth: Truth) -> str | None:
-        """A request arrives: return "" to submit it, a reason to refuse it, None to ignore it."""
+        """Take a request that arrives: return "" to submit it, a reason to refuse it, None to ignore it."""
         return ""
 
     def on_cancel(self, request_id: str) -> bool:
-        """A client cancels: return whether to abort the request."""
+        """Take a client's cancel: return whether to abort the request."""
         return True
 
     def on_finished(self, finished: FinishedRequest) -> None:
-        """A request that was submitted has ended."""
+        """Note that a submitted request has ended."""
 
     def before_launch(self, step: Step) -> None:
-        """A step was planned."""
+        """Take a step that was planned and is not launched yet."""
 
     def after_launch(self, step: Step) -> None:
-        """A step was launched."""
+        """Take a step that was launched."""
 
     def fault_of(self, step: Step | None) -> StepFault | None:
         """Return how the oldest step in flight fails, if it does. `step` None: nothing is in flight, the worker waits."""
@@ -62,10 +62,10 @@ class Hooks:
         return result
 
     def after_loss(self, step: Step, outcome: LossOutcome) -> None:
-        """`step` failed, and the engine has given up what was in flight."""
+        """Note that `step` has failed and that the engine has given up what was in flight."""
 
     def after_resume(self, step: Step | None, restarted: bool) -> None:
-        """The engine plans again; `step` is the one that had failed."""
+        """Note that the engine plans again; `step` is the one that had failed."""
 
 
 NO_HOOKS = Hooks()

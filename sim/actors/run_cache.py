@@ -43,7 +43,7 @@ class RunCache:
         self._primed: dict[int, np.ndarray] = {}
 
     def accept_lens(self, rows: np.ndarray, request_keys: np.ndarray, positions: np.ndarray, steps: int) -> np.ndarray:
-        """One round: accept lengths, bonus included, int32 [bs], each 1 … steps + 1.
+        """Return the accept lengths of one round, bonus included, int32 [bs], each 1 … steps + 1.
 
         rows: int [bs], distinct. request_keys: uint64 [bs]. positions: int64 [bs], the output position of each round.
         """
@@ -121,7 +121,7 @@ class RunCache:
             del self._primed[key]
 
     def _offsets(self, rows: np.ndarray, keys: np.ndarray, positions: np.ndarray, reach: int) -> np.ndarray:
-        """Columns of the positions, int64 [bs], after which at least `reach` more are in the window."""
+        """Return the columns of the positions, int64 [bs], after which at least `reach` more are in the window."""
         hashed = self._hashed(keys, positions)
         offsets = hashed - self._anchors[rows]
         # The largest element by argmax and a look: a third of the price of max() on arrays this small.

@@ -118,13 +118,13 @@ def _head_body(target: ModelShape, name: str, vocab: int) -> ModelShape:
 
 
 def eagle_head(target: ModelShape) -> DraftShape:
-    """EAGLE (arXiv 2401.15077): a 2h→h layer and one decoder layer; embedding and the full LM head are the target's."""
+    """Shape EAGLE's head (arXiv 2401.15077): a 2h→h layer and one decoder layer; embedding and the full LM head are the target's."""
     name = f"eagle({target.name})"
     return DraftShape(name, EAGLE, _head_body(target, name, target.vocab), fusion_inputs=2, fusion_every_pass=True)
 
 
 def eagle3_head(target: ModelShape, draft_vocab: int = 32_000) -> DraftShape:
-    """EAGLE-3 (arXiv 2503.01840): a 3h→h layer over three target layers, one decoder layer whose q, k and v read 2h,
+    """Shape EAGLE-3's head (arXiv 2503.01840): a 3h→h layer over three target layers, one decoder layer whose q, k and v read 2h,
     and its own LM head over `draft_vocab` tokens (at most the target's vocabulary)."""
     if not 1 <= draft_vocab <= target.vocab:
         raise DraftMismatch(
@@ -136,7 +136,7 @@ def eagle3_head(target: ModelShape, draft_vocab: int = 32_000) -> DraftShape:
 
 
 def multi_layer_eagle(target: ModelShape, heads: int) -> DraftShape:
-    """`heads` EAGLE heads, one for each step, each with its own layer and its own KV; embedding and LM head are
+    """Shape `heads` EAGLE heads, one for each step, each with its own layer and its own KV; embedding and LM head are
     shared."""
     if heads < 1:
         raise DraftMismatch(f"multi-layer EAGLE needs at least one head, not {heads}")
@@ -144,7 +144,7 @@ def multi_layer_eagle(target: ModelShape, heads: int) -> DraftShape:
 
 
 def standalone(draft: ModelShape, target: ModelShape) -> DraftShape:
-    """A small language model with the target's tokenizer. Raises `DraftMismatch` when the vocabularies differ."""
+    """Shape a small language model with the target's tokenizer. Raises `DraftMismatch` when the vocabularies differ."""
     if draft.vocab != target.vocab:
         raise DraftMismatch(
             f"a draft model must have its target's vocabulary: {draft.name} has {draft.vocab} tokens, "
@@ -154,5 +154,5 @@ def standalone(draft: ModelShape, target: ModelShape) -> DraftShape:
 
 
 def host_draft(algorithm: str, verify_share: float) -> DraftShape:
-    """Drafts from the host: no weights, no KV; the round waits for them a small part of the verify time."""
+    """Shape drafts from the host: no weights, no KV; the round waits for them a small part of the verify time."""
     return DraftShape(algorithm.lower(), algorithm, None, verify_share=verify_share)

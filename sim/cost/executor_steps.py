@@ -248,7 +248,7 @@ class StepCost:
     def decode_ns(
         self, batch_size: int, steps: int, topk: int, num_draft_tokens: int, kv_tokens: int | np.ndarray
     ) -> int | np.ndarray:
-        """As `RoundCost.decode_ns`, for rows of equal length of which one accepts everything."""
+        """Do what `RoundCost.decode_ns` does, for rows of equal length of which one accepts everything."""
         contexts = np.atleast_1d(np.asarray(kv_tokens) / batch_size)
         found = self.rounds_ns(batch_size, steps, topk, num_draft_tokens, contexts, np.full(len(contexts), steps + 1))
         return found if isinstance(kv_tokens, np.ndarray) else int(found[0])
@@ -258,7 +258,7 @@ class StepCost:
         prefill_tokens: Sequence[tuple[int, int]],
         decode: DecodeWork | tuple[int, int, int, int, int] | None = None,
     ) -> int:
-        """As `RoundCost.step_ns`: the chunks, then the round."""
+        """Do what `RoundCost.step_ns` does: the chunks, then the round."""
         if decode is None:
             return self.prefill_ns(prefill_tokens) if prefill_tokens else 0
         round_ns = int(self.decode_ns(*decode))

@@ -246,7 +246,7 @@ class RoundCost:
         return Curve(passes)
 
     def is_captured(self, batch_size: int, nodes: int) -> bool:
-        """Whether a verify pass of so many rows and tokens per row runs as a captured graph, if it comes without prefill."""
+        """Return whether a verify pass of so many rows and tokens per row runs as a captured graph, if it comes without prefill."""
         return padded_tokens(batch_size, nodes, self.graph_sizes, self.graph_unit) is not None
 
     def _tokens(self, batch_size: int, width: int, has_graph: bool = True) -> PassTokens:

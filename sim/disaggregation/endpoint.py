@@ -45,16 +45,16 @@ class EndpointHooks:
     """Hooks of an endpoint that change nothing; subclasses override what they need."""
 
     def on_expected(self, endpoint: HandoffEndpoint, request_id: str, truth: Truth) -> None:
-        """A decode engine has taken an offer."""
+        """Note that a decode engine has taken an offer."""
 
     def on_pages_read(self, endpoint: HandoffEndpoint, pages: list[Page], row: int, epoch: int) -> None:
-        """The network has the bytes of these pages, from a row of that epoch."""
+        """Note that the network has the bytes of these pages, from a row of that epoch."""
 
     def on_page_written(self, endpoint: HandoffEndpoint, action: WritePage) -> None:
-        """A page is written."""
+        """Note that a page is written."""
 
     def on_transfer_ended(self, endpoint: HandoffEndpoint, outcome: TransferOutcome) -> None:
-        """A transfer has ended on this engine's side."""
+        """Note that a transfer has ended on this engine's side."""
 
 
 class Surroundings(NamedTuple):
@@ -115,7 +115,7 @@ class HandoffEndpoint:
         return self._env.now
 
     def change_role(self, role: EngineRole) -> None:
-        """Raises InvariantViolation HANDOFF-10 unless the engine is empty."""
+        """Let the engine work in this role from now on. Raises InvariantViolation HANDOFF-10 unless it is empty."""
         self.engine.transfers.change_role(role, self.now_ns)
         self._begin_role()
 
@@ -148,7 +148,7 @@ class HandoffEndpoint:
             self.handoff.carry_out()
 
     def committed(self, outcome: CommitOutcome) -> None:
-        """A step was committed."""
+        """Let the handoff go on after a committed step."""
         self._within_commit = True
         for request_id in outcome.computed:
             self._around.times.computed(request_id, self._env.now)
@@ -161,14 +161,14 @@ class HandoffEndpoint:
             self.handoff.committed(NOTHING_ENDED, self.now_ns)
 
     def lost(self, outcome: LossOutcome, restarts: bool) -> None:
-        """Steps were lost; with `restarts` so is this worker, until `restarted`."""
+        """Take the loss of steps; with `restarts` this worker is lost too, until `restarted`."""
         if restarts:
             self.is_alive = False
         else:
             self.handoff.committed(CommitOutcome(outcome.finished, ()), self.now_ns)
 
     def restarted(self) -> None:
-        """A new worker runs, without the KV of the old one."""
+        """Begin again with a new worker, without the KV of the old one."""
         self.is_alive = True
         self._incarnation += 1
         self.handoff.worker_lost(self._incarnation, self.now_ns)
@@ -227,7 +227,7 @@ class HandoffEndpoint:
         call_at(self._env, read_ns, self._pages_read, pages, row, epoch)
 
     def _pages_read(self, pages: list[Page], row: int, epoch: int) -> None:
-        """The network has the bytes of the pages; `row` and `epoch`: where they were read."""
+        """Note that the network has the bytes of the pages; `row` and `epoch`: where they were read."""
         if self.is_prefill:
             self._around.hooks.on_pages_read(self, pages, row, epoch)
             self.handoff.pages_sent(pages, self.now_ns)

@@ -107,15 +107,15 @@ class PacketHooks:
     """Hooks on packets between engines that change nothing; subclasses override what they need."""
 
     def on_message(self, source: Station, target: Station, message: Message, truth: Truth | None) -> bool:
-        """A message is being sent: return whether to send it on."""
+        """Take a message that is being sent: return whether to send it on."""
         return True
 
     def on_pages(self, source: Station, target: Station, pages: ArrivedPages) -> tuple[ArrivedPages, int | None]:
-        """Pages are being sent: return what will arrive of them, and their delay after the network's time if they are late."""
+        """Take pages that are being sent: return what will arrive of them, and their delay after the network's time if they are late."""
         return pages, None
 
     def on_arrival(self, source: Station, pages: ArrivedPages) -> None:
-        """Pages have arrived at an engine that is alive."""
+        """Note that pages have arrived at an engine that is alive."""
 
 
 class Interconnect:
@@ -129,7 +129,7 @@ class Interconnect:
         stations: Sequence[Station],
         hooks: PacketHooks,
     ) -> None:
-        """`stations` are numbered as the network's ports; the list may be filled later."""
+        """Take `stations`, numbered as the network's ports; the list may be filled later."""
         self.network = network
         self.page_format = page_format
         self.stations = stations
@@ -162,12 +162,12 @@ class Interconnect:
         self.network.say(source.replica, target, 0, self.stations[target].withdraw, request_id)
 
     def deliver(self, source: Station, target: Station, message: Message, truth: Truth | None) -> None:
-        """A message arrives."""
+        """Take a message that arrives."""
         if target.is_alive:
             target.receive(source.name, message, truth)
 
     def deliver_pages(self, source: Station, target: Station, pages: ArrivedPages) -> None:
-        """Pages arrive."""
+        """Take pages that arrive."""
         if target.is_alive:
             self._hooks.on_arrival(source, pages)
             target.receive_pages(source.name, pages)

@@ -35,7 +35,7 @@ class Pools(NamedTuple):
 
 
 def pools_of(scenario: Scenario) -> Pools:
-    """Raises ConfigError for numbers that contradict each other."""
+    """Return the pools of a scenario. Raises ConfigError for numbers that contradict each other."""
     table, replicas = scenario.disaggregation, scenario.hardware.replicas
     prefill, decode = table.prefill, table.decode
     if table.ratio is not None:
@@ -74,7 +74,7 @@ def _error(key: str, message: str) -> ConfigError:
 
 
 def timing_of(scenario: Scenario) -> HandoffTiming:
-    """Raises ConfigError where a hold is not longer than a lease."""
+    """Return the timeouts of a scenario. Raises ConfigError where a hold is not longer than a lease."""
     table = scenario.disaggregation
     times = [round(seconds * 1e9) for seconds in (table.lease_s, table.hold_s, table.fence_s)]
     try:

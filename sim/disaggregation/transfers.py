@@ -33,7 +33,7 @@ class TransferTimes:
         self._computed.setdefault(request_id, now_ns)
 
     def joined(self, request_id: str, now_ns: int) -> None:
-        """All of it has arrived and is verified: the request takes part in the next round of its decode engine."""
+        """Note that all of it has arrived and is verified: the request takes part in the next round of its decode engine."""
         computed_ns = self._computed.get(request_id)
         if computed_ns is None:
             return  # given up by the prefill engine meanwhile
@@ -84,7 +84,7 @@ class DisaggregationReport:
     transfers: dict[str, Any]
 
     def to_json(self, duration_ns: int) -> dict[str, Any]:
-        """For summary.json."""
+        """Return the numbers for summary.json."""
         ways = [*self.out_busy_ns, *self.in_busy_ns]
         return {
             "prefill_engines": self.num_prefill,

@@ -44,7 +44,7 @@ class FaultyClients:
     def __init__(
         self, env: simpy.Environment, ledger: Ledger, injectors: list[FaultInjector], context_len: int
     ) -> None:
-        """`injectors` are those of the replicas; the list may be filled later."""
+        """Take the `injectors` of the replicas; the list may be filled later."""
         self._env = env
         self._ledger = ledger
         self._injectors = injectors

@@ -34,7 +34,7 @@ class HostClock:
         return self.raw(time_ns) + self._holds[bisect_right(self._hold_from, time_ns) - 1]
 
     def jump(self, now_ns: int, amount_ns: int) -> None:
-        """From now on the clock shows `amount_ns` more, or less. A clock that stood still goes again."""
+        """Let the clock show `amount_ns` more, or less, from now on. A clock that stood still goes again."""
         before_ns = self.stamp(now_ns)
         self.is_true = False
         if self._freezes and self._freezes[-1][1] > now_ns:

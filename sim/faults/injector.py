@@ -320,7 +320,7 @@ class FaultInjector(Hooks):
         return any(row in self._poisoned_rows for part in parts for row in part.rows.tolist())
 
     def _run_short_of_memory(self, step: Step) -> None:
-        """From this step on, for a while: half of its tokens fit, but never less than one request alone needs."""
+        """Let only half of this step's tokens fit for a while, but never less than one request alone needs."""
         controller = self.engine.controller
         alone = max(self.engine.config.chunk_size // 8, controller.num_draft_tokens_for(controller.fewest_steps(1), 1))
         self._memory_limit = max(_num_tokens(step) // 2, alone)
@@ -397,6 +397,6 @@ def _ns(seconds: float) -> int:
 
 
 def _num_tokens(step: Step) -> int:
-    """Tokens that a step computes in its largest pass."""
+    """Return how many tokens a step computes in its largest pass."""
     tokens = 0 if step.prefill is None else int(step.prefill.lens.sum())
     return tokens + (0 if step.decode is None else len(step.decode.rows) * step.decode.num_draft_tokens)

@@ -48,7 +48,7 @@ class FaultReport:
         return sum(self.checked[promise] for promise in OF_KIND[kind])
 
     def to_json(self) -> dict[str, Any]:
-        """For summary.json."""
+        """Return the numbers for summary.json."""
         return {
             "faults_injected": self.injected,
             "faults_never_fired": list(self.never_fired),

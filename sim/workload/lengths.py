@@ -17,7 +17,7 @@ class LengthDistribution(ABC):
 
     @abstractmethod
     def draw(self, seed: int, purpose: int, index: np.ndarray) -> np.ndarray:
-        """Lengths of the requests `index` (uint64 [n]): int64 [n], each at least 1."""
+        """Return the lengths of the requests `index` (uint64 [n]): int64 [n], each at least 1."""
 
     @property
     @abstractmethod

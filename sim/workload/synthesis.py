@@ -242,7 +242,7 @@ def _hit_rate(groups: int, zipf: float, shared: float, own: float, count: int, c
     chance /= (alike * chance).sum()
 
     def held(requests: float) -> float:
-        """Tokens of so many successive requests, each prefix once."""
+        """Return the tokens of so many successive requests, each prefix counted once."""
         return requests * own + shared * float((alike * -np.expm1(-chance * requests)).sum())
 
     low, high = 0.0, float(count)

@@ -279,7 +279,7 @@ def the_system_holds_what_it_must(m: Moment) -> Verdict:
 
 
 def _littles_law(answer: Answer) -> Finding | None:
-    """A run begins and ends empty: the area under the number in the system is the sum of the requests' times.
+    """Check Little's law: a run begins and ends empty, so the area under the number in the system is the sum of the requests' times.
 
     Where prefill and decode are apart, a request is on both engines while the message passes that it has joined: not checked.
     """
@@ -345,7 +345,7 @@ def more_pages_are_no_worse(m: Moment) -> Verdict:
 
 
 def _holds_all(answer: Answer, config: SimulatorConfig) -> bool:
-    """Whether the pool has room for every request at its longest, with the drafts of two rounds, and a tenth to spare."""
+    """Return whether the pool has room for every request at its longest, with the drafts of two rounds, and a tenth to spare."""
     margin = 2 * (config.steps + 1) + config.page_size
     needed = sum(prompt + output + margin for _, prompt, output in answer.arrivals)
     return answer.service.pages * config.page_size * 9 >= needed * 10
