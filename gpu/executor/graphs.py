@@ -78,7 +78,7 @@ class CapturedRound:
         outputs: frozenset[str] = frozenset(),
         proposed: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        """Allocate what the graph reads and writes. `proposed`: trees of padding, where these come from the host (`Draft.propose_on_host`)."""
+        """Allocate what the graph reads and writes. `proposed`: padding trees, if they come from the host (`Draft.propose_on_host`)."""
         self.size = size = len(shape.row_numbers)
         device = shape.table.device
         self._host = {"rows": np.zeros(size, np.int64)}

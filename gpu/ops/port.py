@@ -177,7 +177,7 @@ class Ops(Protocol):
         `core.tree.verify.verify_sampling`."""
 
     def coins(self, keys: Tensor, positions: Tensor, seed: int, purpose: int) -> Tensor:
-        """Return `core.draws.uniform(seed, purpose, key, position)` bit by bit: keys int64 [bs] (the bits of a uint64), positions [bs, w]."""
+        """Return `core.draws.uniform(seed, purpose, key, position)` bit by bit: keys int64 [bs] (uint64 bits), positions [bs, w]."""
 
     # -- after verification ---------------------------------------------------------------------------------------
 
