@@ -286,59 +286,11 @@ def _test_of(id: str, owner: str) -> Callable[[Conformance], None]:
     return test
 
 
-class AllocatorConformance(Conformance):
-    contract = "allocator"
+def for_tests(contract: str) -> tuple[type[Conformance], Callable[..., Report]]:
+    """Make the base class of a contract's tests, and the function that checks a component in one call."""
 
-
-class PrefixCacheConformance(Conformance):
-    contract = "prefix-cache"
-
-
-class RelayConformance(Conformance):
-    contract = "relay"
-
-
-class AcceptConformance(Conformance):
-    contract = "accept"
-
-
-class StepControllerConformance(Conformance):
-    contract = "step-controller"
-
-
-class EngineConformance(Conformance):
-    contract = "engine"
-
-
-class SimulatorConformance(Conformance):
-    contract = "simulator"
-
-
-def checker(contract: str) -> Callable[..., Report]:
-    """Make the function that checks a component of this contract."""
-
-    def check_one(
-        make: Callable[[Any], Any],
-        *,
-        capabilities: Capabilities | Iterable[str] | None = None,
-        expected_failures: Mapping[str, str] | None = None,
-        budget: str | int | Budget | None = None,
-        seed: int = 1,
-        spec: str = SUITE_VERSION,
-        supports: Callable[[Any], bool] | None = None,
-        without: Iterable[str] = (),
-    ) -> Report:
-        report = check(
-            suite_of(contract),
-            make,
-            capabilities=capabilities,
-            expected_failures=expected_failures,
-            budget=budget,
-            seed=seed,
-            spec=spec,
-            supports=supports,
-            without=without,
-        )
+    def check_one(make: Callable[[Any], Any], **options: Any) -> Report:
+        report = check(suite_of(contract), make, **options)
         if not report.ok:
             raise PropertiesBroken(report)
         return report
@@ -346,15 +298,16 @@ def checker(contract: str) -> Callable[..., Report]:
     check_one.__name__ = check_one.__qualname__ = f"check_{contract.replace('-', '_')}"
     check_one.__doc__ = f"""Check a component of the contract {contract} against every invariant that its capabilities enable.
 
-    The arguments are those of `check`. Raises `PropertiesBroken` (an AssertionError, with the report) if anything fails.
+    The options are those of `check`. Raises `PropertiesBroken` (an AssertionError, with the report) if anything fails.
     """
-    return check_one
+    name = "".join(map(str.capitalize, contract.split("-"))) + "Conformance"
+    return type(name, (Conformance,), {"contract": contract, "__module__": __name__}), check_one
 
 
-check_allocator = checker("allocator")
-check_prefix_cache = checker("prefix-cache")
-check_relay = checker("relay")
-check_accept = checker("accept")
-check_step_controller = checker("step-controller")
-check_engine = checker("engine")
-check_simulator = checker("simulator")
+AllocatorConformance, check_allocator = for_tests("allocator")
+PrefixCacheConformance, check_prefix_cache = for_tests("prefix-cache")
+RelayConformance, check_relay = for_tests("relay")
+AcceptConformance, check_accept = for_tests("accept")
+StepControllerConformance, check_step_controller = for_tests("step-controller")
+EngineConformance, check_engine = for_tests("engine")
+SimulatorConformance, check_simulator = for_tests("simulator")

@@ -300,6 +300,14 @@ StopsInsideBlocks (ACCEPT-10, ENGINE-03): Rows with stop strings are put into bl
     Engine._max_rounds
         - or self.rounds.single_round_rows > 0
 
+ReadsSinceTheLastEntry (ACCEPT-10, ENGINE-03): A stop string that begins before a retraction and ends behind it is not found.
+    OutputLog.stop_string_cuts
+        - record.prompt_len : kv_before + 1]
+        + record.prompt_len + record.emitted_before : kv_before + 1]
+    OutputLog.first_token
+        - record.prompt_len : record.prefill_len]
+        + record.prefill_len : record.prefill_len]
+
 ReadsEachRoundAlone (ACCEPT-10, ENGINE-03): A stop string is found if all of it stands in one round.
     OutputLog.stop_string_cuts
         - record.prompt_len : kv_before + 1]

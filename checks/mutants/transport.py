@@ -135,6 +135,11 @@ ReservesForEver (HANDOFF-03): Reserved pages have no deadline: a lost message le
     DecodeSide.tick:
         pass
 
+FreesUnderAStepAtAJoin (HANDOFF-02): When a request joins, all that waits for a step in flight is free, with the duplicates of its prompt.
+    Transfers._cache_prompt
+        - self.store.pass_fence(self.requests.last_committed)
+        + self.store.pass_fence(self.requests.last_step_id)
+
 CachesWhatIsReserved (HANDOFF-09): The prompt is in the prefix cache as soon as it has pages; nothing has arrived in them.
     DecodeSide._reserve_waiting:
         good(self, now_ns)

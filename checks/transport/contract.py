@@ -50,6 +50,7 @@ class TransportConfig:
     num_output    tokens of every answer, the first one included
     generation    the prefill worker's first incarnation; a restart adds `generation_step`
     slow_link     pages are read out of the prefill pool when the trial says so, else at once
+    ahead         the decode worker has a step in flight when it plans the next one
     """
 
     page_size: int = 1
@@ -65,6 +66,7 @@ class TransportConfig:
     fence_ns: int = 10
     max_attempts: int = 2
     slow_link: bool = False
+    ahead: bool = False
 
     def __post_init__(self) -> None:
         assert min(self.page_size, self.prefill_pages, self.decode_pages, self.chunk_size, self.fence_ns) >= 1
@@ -87,6 +89,7 @@ class TransportConfig:
             generation_step=step,
             max_attempts=choose((2, 2, 1, 3)),
             slow_link=choose((False, True)),
+            ahead=has.ahead and choose((True, False)),
         )
 
     @property
@@ -112,6 +115,9 @@ class TransportCapabilities(Capabilities):
 
     going_on: bool = False
     """`go_on(request, tokens, first_token, draft, num_shown, now_ns)`"""
+
+    ahead: bool = False
+    """`written()`: the decode worker can plan a step while another one is in flight"""
 
     FOUNDATIONS: ClassVar = {}
 
@@ -158,7 +164,7 @@ class Transport(Protocol):
 
     def decode(self, now_ns: int) -> Sequence[tuple[int, int, int]]:
         """Run one step of the decode worker. Returns (request, index, page) of the prompts' pages that it computed: those of requests
-        whose KV it had lost."""
+        whose KV it had lost. With `config.ahead` it launches a step, and then ends the one before, or the last if there is no next."""
 
     def collect(self, side: str) -> Sequence[Message]:
         """Write the pages that are due, and return the messages of this side: first those of the pages that have been read out."""
@@ -207,6 +213,10 @@ class Transport(Protocol):
     def ended(self, side: str) -> Sequence[Ended]:
         """Return the requests that ended since the last call. On the decode side only those that had joined."""
 
+    # ahead
+    def written(self) -> Sequence[tuple[int, int]]:
+        """Return (request, page) of what the decode worker's steps in flight may write."""
+
     # roles
     def change_role(self, side: str) -> object:
         """Change the role of this side's worker, and back. Returns False if it has requests or pages."""
@@ -236,6 +246,7 @@ METHODS: dict[str, tuple[str, ...]] = {
         *("connect", "submit", "compute", "decode", "collect", "deliver", "damaged", "cancel", "peer_lost", "restart"),
         *("read_out", "reading", "tick", "free", "cached", "pages", "counters", "joined", "ended"),
     ),
+    "ahead": ("written",),
     "roles": ("change_role",),
     "device_loss": ("lose_kv",),
     "going_on": ("go_on",),

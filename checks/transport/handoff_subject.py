@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...core.adaptive import fixed_controller
 from ...core.algorithm.arrival import DraftPayload
 from ...core.algorithm.registry import get_algorithm
+from ...core.contract.failure import FailureCause, StepFailure
 from ...core.contract.request import FinishReason, Request
 from ...core.contract.step import BlockEnd, DecodeResult, PrefillResult, Step, StepResult
 from ...core.errors import InvariantViolation
@@ -74,9 +75,9 @@ class CountingWorker:
             prefill = PrefillResult(np.array(tokens, dtype=np.int64), None)
         if step.decode is not None:
             keys = list(zip(step.decode.rows.tolist(), step.decode.epochs.tolist(), strict=True))
+            ended = np.array([self.remaining[key] == 1 for key in keys])  # not who had ended when this step was planned
             for key in keys:
-                self.remaining[key] -= 1
-            ended = np.array([self.remaining[key] <= 0 for key in keys])
+                self.remaining[key] = max(self.remaining[key] - 1, 0)
             ones = np.ones((1, len(keys)), dtype=np.int32)
             end = BlockEnd.REQUEST_ENDED if ended.any() else BlockEnd.MAX_ROUNDS
             tokens = np.full((1, len(keys), 1), OUTPUT_TOKEN, dtype=np.int64)
@@ -93,10 +94,18 @@ class CountingWorker:
             self.ended.append(Ended(int(name), how, num_output, end.message))
 
 
+class StepUnderWay(NamedTuple):
+    """A step of the decode worker that is launched and not committed, and the pages that it may write, by request."""
+
+    step: Step
+    result: StepResult
+    written: list[tuple[int, int]]
+
+
 class HandoffTransport:
     """Both sides."""
 
-    capabilities = TransportCapabilities(roles=True, device_loss=True, going_on=True)
+    capabilities = TransportCapabilities(ahead=True, roles=True, device_loss=True, going_on=True)
 
     def __init__(self, config: TransportConfig) -> None:
         self.config = config
@@ -106,6 +115,7 @@ class HandoffTransport:
         self.page_format = PageFormat(config.page_size, 8, 8, hidden, "canary")
         self._generation = config.generation
         self._epoch = 1
+        self._under_way: deque[StepUnderWay] = deque()
         self._workers = {PREFILL: self._make_prefill(), DECODE: self._make_decode()}
         self._first_tokens: dict[str, int] = {}
         self._drafts: dict[str, tuple[int, ...]] = {}
@@ -115,12 +125,12 @@ class HandoffTransport:
         self._read: list[Message] = []  # pages that are read out
         self._now_ns = 0
 
-    def _make_engine(self, role: EngineRole, num_pages: int) -> Engine:
+    def _make_engine(self, role: EngineRole, num_pages: int, overlap: bool = False) -> Engine:
         config = EngineConfig(
             num_pages=num_pages,
             context_len=CONTEXT_LEN,
             page_size=self.config.page_size,
-            overlap=False,
+            overlap=overlap,
             max_running=MAX_RUNNING,
             chunk_size=self.config.chunk_size,
             block_rounds=1,
@@ -135,7 +145,8 @@ class HandoffTransport:
         return CountingWorker(engine, PrefillSide(engine, self.page_format, self._generation, self.timing))
 
     def _make_decode(self) -> CountingWorker:
-        engine = self._make_engine(EngineRole.DECODE, self.config.decode_pages)
+        engine = self._make_engine(EngineRole.DECODE, self.config.decode_pages, self.config.ahead)
+        self._under_way.clear()
         return CountingWorker(engine, DecodeSide(engine, self.page_format, self._epoch, self.timing))
 
     # -- what is done -------------------------------------------------------------------------------------------------
@@ -202,18 +213,32 @@ class HandoffTransport:
     def decode(self, now_ns: int) -> list[tuple[int, int, int]]:
         worker = self._workers[DECODE]
         step = worker.engine.plan(now_ns)
-        if step is None:
-            return []
-        if step.arrivals is not None:
-            self._note_arrivals(step)
-        result = worker.run(step, {})
-        computed = [] if step.prefill is None else step.prefill.rows.tolist()
-        names = [int(worker.names[row, int(worker.engine.store.table.epochs[row])]) for row in computed]
-        pages = [(name, index, int(page)) for name in names for index, page in enumerate(self.pages(DECODE, name))]
-        outcome = worker.engine.commit(result, now_ns)
-        worker.note(outcome.finished)
-        worker.side.committed(outcome, now_ns)
+        pages = []
+        if step is not None:
+            if step.arrivals is not None:
+                self._note_arrivals(step)
+            result = worker.run(step, {})
+            computed = [] if step.prefill is None else step.prefill.rows.tolist()
+            names = [int(worker.names[row, int(worker.engine.store.table.epochs[row])]) for row in computed]
+            pages = [(name, index, int(page)) for name in names for index, page in enumerate(self.pages(DECODE, name))]
+            self._under_way.append(StepUnderWay(step, result, self._written_by(step)))
+        if len(self._under_way) > (self.config.ahead and step is not None):
+            outcome = worker.engine.commit(self._under_way.popleft().result, now_ns)
+            worker.note(outcome.finished)
+            worker.side.committed(outcome, now_ns)
         return pages
+
+    def _written_by(self, step: Step) -> list[tuple[int, int]]:
+        worker, size, found = self._workers[DECODE], self.config.page_size, []
+        if step.decode is not None:
+            store, part = worker.engine.store, step.decode
+            for row, epoch, first in zip(*(x.tolist() for x in (part.rows, part.epochs, part.seq_lens)), strict=True):
+                slots = store.table.gather(row, first, int(store.allocated[row]))
+                found += [(int(worker.names[row, epoch]), page) for page in dict.fromkeys((slots // size).tolist())]
+        return found
+
+    def written(self) -> list[tuple[int, int]]:
+        return [written for step in self._under_way for written in step.written]
 
     def _note_arrivals(self, step: Step) -> None:
         batch = step.arrivals.batch
@@ -301,6 +326,10 @@ class HandoffTransport:
             self._read.clear()
         else:
             self._epoch += 1
+            if self._under_way:
+                failure = StepFailure(self._under_way[0].step.step_id, FailureCause.WORKER_LOST, "the device is gone")
+                worker.note(worker.engine.lose_steps(failure, now_ns).finished)
+                self._under_way.clear()
         worker.side.worker_lost(self._generation if side == PREFILL else self._epoch, now_ns)
         worker.engine.resume(now_ns, restarted=True)
 

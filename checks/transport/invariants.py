@@ -32,7 +32,7 @@ def pages_stay_while_they_may_be_read_or_written(m: Moment) -> Outcome:
     if m.freed:
         return Finding(
             m.freed,
-            "it stays as it is until an ack, the answer to a cancel, or a lease's end and a fence",
+            "it stays as it is until an ack, the answer to a cancel, or a lease's end and a fence, and under steps in flight",
             "the transfer would read, or write over, the pages of the next request",
         )
     return True if m.num_holds else None

@@ -286,6 +286,8 @@ class TransportWatch(Trial):
                 if page in reading:
                     m.freed = f"page {page} is free, and the link has still to read it"
                 self.pools[side][page] = GARBAGE
+            if side == DECODE and self.capabilities.ahead:
+                self._check_steps_in_flight(free)
         m.acknowledged, self.record.acknowledged = m.acknowledged or self.record.acknowledged, ""
         m.late, self.ledger.problem = m.late or self.ledger.problem, ""
 
@@ -303,6 +305,16 @@ class TransportWatch(Trial):
                 self.moment.freed = f"page {page} was written again, and the link has still to read it"
         self._being_read = {page: self._being_read[page] for page in pages}
         return self._being_read
+
+    def _check_steps_in_flight(self, free: dict[int, None]) -> None:
+        """Check that no page that a step of the decode worker may still write is free or another request's."""
+        written = self.must(self.subject.written)
+        held = {request: self._pages(DECODE, request) for request in self.model.runs} if written else {}
+        for owner, page in written:
+            others = [request for request, pages in held.items() if request != owner and page in pages]
+            if page in free or others:
+                whose = f"belongs to request {others[0]}" if others else "is free"
+                self.moment.freed = f"page {page} {whose}, and a step in flight may write it for request {owner}"
 
     def _free(self, side: str) -> dict[int, None]:
         return dict.fromkeys(self.integers(self.must(self.subject.free, side), f"free({side})"))

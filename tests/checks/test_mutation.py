@@ -15,7 +15,7 @@ import judges
 import outcomes
 import pytest
 import runs
-from foretoken.checks.registry import SUBJECTS
+from foretoken.core.prompt import Prompt
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,13 +73,33 @@ def test_each_module_has_tests_and_no_kernel_is_changed():
         assert (near or far) and all((ROOT / test.partition("::")[0]).exists() for test in (*near, *far)), module
         assert not set(near) & set(far)
     assert judges.tests_of("core/kv/radix.py")[0][0] == "tests/core/kv/test_radix_cache.py", "its own tests come first"
-    assert all(any(ROOT.glob(name.rstrip("/") + "*")) for name in (*judges.MORE_TESTS, *judges.CONTRACTS))
+    assert all(any(ROOT.glob(name.rstrip("/") + "*")) for name in judges.MORE_TESTS)
 
 
-def test_what_the_checks_judge_by_is_checked_by_them():
-    ours = {subject for subjects in SUBJECTS.values() for subject in subjects}
-    assert all(subject in ours for subjects in judges.CONTRACTS.values() for subject in subjects)
-    assert judges.contracts_of("core/kv/moves.py") == (judges.TREES,) and not judges.contracts_of("sim/capacity.py")
+def test_the_lines_that_run_are_noted_and_kept_with_their_source(tmp_path):
+    with judges.watched(ROOT) as lines:
+        for _ in range(3):
+            Prompt.of_tokens([1, 2])
+    ran = [line.strip() for line in (ROOT / "core/prompt.py").read_text().splitlines()]
+    ran = [ran[number - 1] for number in lines["core/prompt.py"]]
+    assert sys.gettrace() is None and ran and not any(line.startswith(("def ", "@", '"""')) for line in ran)
+
+    measured = []
+
+    def measure(subject):
+        measured.append(subject)
+        return judges.Reach(float(len(subject)), lines)
+
+    kept = tmp_path / "reach.json"
+    for subjects in (["slow one", "quick"], ["quick"]):
+        reach = judges.reach_of(subjects, measure, kept)
+    assert measured == ["slow one", "quick"]
+    reach = judges.reach_of(measured, measure, kept)
+    found = changes.changes_of("core/prompt.py", (ROOT / "core/prompt.py").read_bytes())
+    runs = {change.line: judges.that_run(change, reach) for change in found}
+    assert {line for line, by in runs.items() if by == ["quick", "slow one"]} == set(runs) & set(
+        lines["core/prompt.py"]
+    )
 
 
 def outcome_of(change, outcome, source=None):

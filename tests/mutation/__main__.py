@@ -6,9 +6,10 @@
 Changes are drawn from all modules of the packages, from each package in turn, until the sample or the budget is spent. A copy of the
 tree is changed, never the tree itself. For each change the tests of its folder run, then those elsewhere that import its module, then
 `MORE_TESTS`; what noticed a change of this folder before comes first, and the first failure ends it. With `--judge check` it is the
-components of `foretoken check` that consist of the module (`CONTRACTS`). Every run is a fork of a process that has imported the libraries,
-has a limit of its own processor time, and is over when it uses none for a minute: how busy the machine is makes no difference. What
-fails is run once without the change: if it fails there, too, it is named, and the change is left out.
+components of `foretoken check` whose suites run the changed line, and only lines that some suite runs are changed: what each runs is
+measured first. Every run is a fork of a process that has imported the libraries, has a limit of its own processor time, and is over when
+it uses none for a minute: how busy the machine is makes no difference. What fails is run once without the change: if it fails there, too,
+it is named, and the change is left out.
 
 Every outcome is a line of the results file: a second call goes on where the first one stopped, and runs again what belongs to a module
 that is another one by now. A survivor is a change that was not noticed: either a test is missing, or it makes no difference; those stand
@@ -25,12 +26,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from changes import CHANGED, ROOT, Change, drawn, modules_of
-from judges import contracts_of
+from judges import reach_of, that_run
 from outcomes import read_results, report, source_of
 from runs import Copy, children_s, warm_up
 
@@ -70,8 +71,6 @@ def main() -> int:
     if unknown:
         parser.error(f"no such module: {', '.join(unknown)}")
     modules = options.modules or modules_of(options.packages)
-    if options.judge == "check":
-        modules = [module for module in modules if contracts_of(module)]
     path = options.results or ROOT / "runs" / ("mutation.jsonl" if options.judge == "tests" else "mutation_check.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
     results = {key: outcomes for key, outcomes in read_results(path).items() if outcomes[0]["module"] in set(modules)}
@@ -81,7 +80,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, path.open("a", encoding="utf-8") as file:
         copy = Copy(Path(folder), options.judge, options.quick, options.tests)
         warm_up()
-        for change in remaining(modules, options, results):
+        changes = drawn(modules, options.seed)
+        if options.judge == "check":
+            copy.reach = reach_of(copy.subjects(), copy.measure, path.with_name("mutation_reach.json"))
+            changes = (change for change in changes if that_run(change, copy.reach))
+        for change in remaining(changes, options, results):
             if (spent_s := time.monotonic() - begin) >= options.budget:
                 break
             used_s = children_s()
@@ -103,11 +106,13 @@ def main() -> int:
     return 0
 
 
-def remaining(modules: Sequence[str], options: argparse.Namespace, results: dict[str, list[dict]]) -> Iterator[Change]:
+def remaining(
+    changes: Iterable[Change], options: argparse.Namespace, results: dict[str, list[dict]]
+) -> Iterator[Change]:
     """Yield the changes that are still to be judged."""
     there = Counter(key.split("/")[0] for key in results)
     survivors = {key for key, outcomes in results.items() if outcomes[-1]["outcome"] == "survived"}
-    for change in drawn(modules, options.seed):
+    for change in changes:
         package = change.module.split("/")[0]
         if options.again:
             if change.key in survivors:

@@ -1,11 +1,19 @@
-"""The judges: which tests, and which components of `foretoken check`, must notice a change of a module."""
+"""The judges: which tests must notice a change of a module, and which lines the components of `foretoken check` run."""
 
 from __future__ import annotations
 
+import json
 import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from inspect import CO_NEWLOCALS
 from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
 
-from changes import ROOT
+from changes import CHANGED, ROOT, Change
 
 CHECK_SIMULATOR = "tests/checks/test_check_simulator.py::test_ours_holds"
 CHECK_EXECUTOR = "tests/checks/test_check_executor.py::test_ours_hold"
@@ -35,44 +43,6 @@ MORE_TESTS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Module or folder -> tests outside of its folder's own that must notice its changes, too."""
 
-KV = ("foretoken.checks.adapters.kv_allocator:make", "foretoken.checks.adapters.kv_store:make")
-PREFIXES = ("foretoken.checks.adapters.radix_cache:make", "foretoken.checks.adapters.prefix_store:make")
-ENGINE = "foretoken.checks.adapters.core_engine:make"
-REFERENCE, SIMULATED, TORCH = (
-    f"foretoken.checks.executor.{name}_subject:make" for name in ("reference", "simulated", "torch")
-)
-TREES = "foretoken.checks.adapters.tree_accept:make"
-SIMULATOR = "foretoken.checks.adapters.simulator:make"
-CONTROLLERS = tuple(f"foretoken.checks.adapters.step_controller:make_{name}" for name in ("fixed", "ema", "goodput"))
-READERS = (
-    *(f"core/adaptive/{name}.py" for name in ("config", "interchange", "params", "routing")),
-    *(f"core/scheduler/{name}.py" for name in ("config", "overlap_mode", "spec")),
-    "core/handoff/wire.py",
-    *(f"gpu/ops/{name}.py" for name in ("host_keys", "host_ops", "triton_ops")),
-    *(f"sim/faults/{name}.py" for name in ("kinds", "plan")),
-)
-"""They read what a user has written, or are for other machines: no contract is about them."""
-CONTRACTS: dict[str, tuple[str, ...]] = {
-    "core/acceptance/process.py": ("foretoken.checks.acceptance.core_subject:make",),
-    "core/adaptive/": CONTROLLERS,
-    "core/contract/future_map.py": ("foretoken.checks.adapters.future_map:make", REFERENCE),
-    "core/handoff/": ("foretoken.checks.transport.handoff_subject:make", SIMULATOR),
-    "core/kv/": (*KV, *PREFIXES, ENGINE),
-    "core/kv/moves.py": (TREES,),
-    "core/kv/radix.py": (*PREFIXES, ENGINE),
-    "core/kv/sizing.py": (ENGINE, *KV),
-    "core/scheduler/": (ENGINE, REFERENCE, SIMULATOR),
-    "core/tree/": (TREES, REFERENCE, SIMULATED),
-    "gpu/batch/": (TORCH,),
-    "gpu/executor/": (TORCH,),
-    "gpu/ops/": ("foretoken.checks.adapters.torch_accept:make", TORCH),
-    "sim/actors/": (SIMULATOR, SIMULATED),
-    "sim/disaggregation/": (SIMULATOR,),
-    "sim/faults/": (SIMULATOR,),
-    "sim/run.py": (SIMULATOR,),
-} | dict.fromkeys(READERS, ())
-"""Module or folder -> our components that `foretoken check` checks and that consist of it; the longest name counts."""
-
 
 def tests_of(module: str, root: Path = ROOT) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the tests that must notice a change: those of the folder that mirrors the module's, then those elsewhere.
@@ -98,7 +68,78 @@ def tests_of(module: str, root: Path = ROOT) -> tuple[tuple[str, ...], tuple[str
     return tuple(near), tuple(dict.fromkeys(test for test in (*far, *more) if test not in near))
 
 
-def contracts_of(module: str) -> tuple[str, ...]:
-    """Return the components that `foretoken check` judges a change by; none if no contract covers the module."""
-    prefixes = [prefix for prefix in CONTRACTS if module.startswith(prefix)]
-    return CONTRACTS[max(prefixes, key=len)] if prefixes else ()
+class Reach(NamedTuple):
+    """What the check of one component needs: seconds of processor time, and the lines that it runs, by module."""
+
+    seconds: float
+    lines: dict[str, list[int]]
+
+
+Measure = Callable[[str], Reach]
+BORING = 3000
+"""A function of which so many calls in a row ran no new line is watched no longer: to watch all of them takes ten times as long."""
+
+
+def reach_of(subjects: list[str], measure: Measure, path: Path) -> dict[str, Reach]:
+    """Return what the checks of components run, kept in `path` for as long as the source is the same."""
+    folders = [ROOT / name for name in (*CHANGED, "properties", "checks")]
+    sources = sorted(source for folder in folders for source in folder.rglob("*.py"))
+    digest = sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    found = kept["reach"] if kept.get("source") == digest else {}
+    for subject in subjects:
+        if subject not in found:
+            found[subject] = measure(subject)
+            path.write_text(json.dumps({"source": digest, "reach": found}), encoding="utf-8")
+    return {subject: Reach(*found[subject]) for subject in subjects}
+
+
+def that_run(change: Change, reach: dict[str, Reach]) -> list[str]:
+    """Return the components whose check runs the changed line, the quickest check first."""
+    subjects = [subject for subject, of_one in reach.items() if change.line in of_one.lines.get(change.module, ())]
+    return sorted(subjects, key=lambda subject: reach[subject].seconds)
+
+
+@contextmanager
+def watched(root: Path) -> Iterator[dict[str, list[int]]]:
+    """Note which lines inside functions of the changed packages run, by module. What runs at import is not noted."""
+    lines: dict[str, list[int]] = {}
+    watchers: dict[CodeType, Callable | None] = {}
+    num_calls: dict[CodeType, int] = {}
+
+    def watcher_of(code: CodeType) -> Callable | None:
+        path = Path(code.co_filename).resolve()
+        module = path.relative_to(root).as_posix() if path.is_relative_to(root) else ""
+        if module.partition("/")[0] not in CHANGED or not code.co_flags & CO_NEWLOCALS:
+            return None
+        of_module = lines.setdefault(module, [])
+        unseen = {line for _, _, line in code.co_lines() if line is not None}
+        if code.co_name[0] != "<":
+            unseen.discard(code.co_firstlineno)  # its definition: what stands there, such as a default, runs at import
+
+        def watch(frame: FrameType, event: str, argument: Any) -> Any:
+            if frame.f_lineno in unseen:
+                unseen.remove(frame.f_lineno)
+                of_module.append(frame.f_lineno)
+                num_calls[code] = 0
+            return watch if unseen else None
+
+        return watch
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        code = frame.f_code
+        if code not in watchers:
+            watchers[code] = watcher_of(code)
+        watch = watchers[code]
+        if watch is None:
+            return None
+        num_calls[code] = num_calls.get(code, 0) + 1
+        if num_calls[code] > BORING:
+            watchers[code] = None
+        return watch(frame, event, argument)
+
+    sys.settrace(trace)
+    try:
+        yield lines
+    finally:
+        sys.settrace(None)

@@ -10,14 +10,15 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from changes import ROOT, Change
-from judges import contracts_of, tests_of
+from judges import Reach, tests_of, that_run, watched
 
 PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "planning", "twin", "cli")
 LEFT_BEHIND = ("build", "dist", "runs", "site")  # what is made here
@@ -88,6 +89,15 @@ def run_check(subjects: Sequence[str]) -> tuple[str, dict[str, float]]:
     return "", {}
 
 
+def lines_run_by(subject: str, root: Path) -> dict[str, list[int]]:
+    """Check a component in this process, however long it takes, and return the lines that it runs, by module."""
+    import_module("foretoken.properties.harness.suite").alarm = lambda limit_s: nullcontext()
+    with watched(root) as lines:
+        failed, _ = run_check([subject])
+    assert not failed, failed
+    return {module: sorted(of_one) for module, of_one in sorted(lines.items())}
+
+
 class Copy:
     """A copy of the tree in `folder`, whose package is imported instead of what is installed."""
 
@@ -108,7 +118,8 @@ class Copy:
                 shutil.copy(path, self.tree)
         for package in PACKAGES:
             (self.tree / "foretoken" / package).symlink_to(self.tree / package)
-        self.noticed: Counter[tuple[str, str]] = Counter()  # folder, test file -> changes that it noticed
+        self.reach: dict[str, Reach] = {}  # of the components by which `check` judges
+        self.noticed: Counter[tuple[str, str]] = Counter()  # folder, test file or component -> changes that it noticed
         self._took_s: dict[tuple[str, ...], float] = {}
         self._file_took_s: dict[str, float] = {}
         self._fails_anyway: dict[str, bool] = {}
@@ -118,7 +129,7 @@ class Copy:
         """Return "killed" and by what, or "survived"; "untested" if the test fails without the change, too."""
         path, folder = self.tree / change.module, change.module.rpartition("/")[0]
         if self.judge == "check":
-            groups = [(name,) for name in contracts_of(change.module)]
+            groups = [(name,) for name in self._promising(folder, that_run(change, self.reach))]
         elif self.only is not None:
             groups = [tuple(self.only)]
         else:
@@ -139,9 +150,25 @@ class Copy:
             elif self._fails_without(failed, group):
                 return "untested", failed
             else:
-                self.noticed[folder, failed.partition("::")[0]] += 1
+                self.noticed[folder, group[0] if self.judge == "check" else failed.partition("::")[0]] += 1
                 return "killed", failed
         return "survived", ""
+
+    def subjects(self) -> list[str]:
+        """Return all components of ours that `foretoken check` checks."""
+        return self._fork(lambda: list(import_module("foretoken.checks.registry").OPERATIONS), None)[0]
+
+    def measure(self, subject: str) -> Reach:
+        """Check one component as it is, and note what it runs. Raises RuntimeError if the check fails."""
+        said, _ = self._fork(lambda: lines_run_by(subject, self.tree.resolve()), None)
+        seconds = self._run((subject,), None)[1]
+        if not isinstance(said, dict) or seconds <= 0:
+            raise RuntimeError(f"the check of {subject} does not end well: {said}")
+        return Reach(seconds, said)
+
+    def _promising(self, folder: str, subjects: Sequence[str]) -> list[str]:
+        """Put the components first that noticed most for the time that their checks take."""
+        return sorted(subjects, key=lambda name: self.reach[name].seconds / (1 + self.noticed[folder, name]))
 
     def _ordered(self, folder: str, tests: tuple[str, ...]) -> tuple[str, ...]:
         """Return tests in the order in which a failure is probably found soonest."""
@@ -180,6 +207,17 @@ class Copy:
 
     def _run(self, targets: tuple[str, ...], limit_s: int | None) -> tuple[str, float]:
         """Run targets in a fork. Returns what failed, and the processor time it took."""
+        run = (
+            partial(run_check, targets) if self.judge == "check" else partial(run_tests, targets, self.folder / "temp")
+        )
+        said, took_s = self._fork(run, limit_s)
+        failed, files = said or (f"{LIMIT} or killed", {})
+        if not failed:
+            self._file_took_s |= files
+        return failed, took_s
+
+    def _fork(self, run: Callable[[], Any], limit_s: int | None) -> tuple[Any, float]:
+        """Run a function in a fork. Returns what it returns, None if it was ended, and the processor time it took."""
         output = self.folder / "output"
         said = self.folder / "said"
         said.unlink(missing_ok=True)
@@ -188,7 +226,7 @@ class Copy:
         if child == 0:
             try:
                 self._become_a_run(output, limit_s)
-                result = run_check(targets) if self.judge == "check" else run_tests(targets, self.folder / "temp")
+                result = run()
             except BaseException as error:
                 result = f"{type(error).__name__}: {error}", {}
             said.write_text(json.dumps(result), encoding="utf-8")
@@ -198,11 +236,8 @@ class Copy:
         finally:  # what it has started, and itself if this process is to end
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(child, signal.SIGKILL)
-        took_s = children_s() - begin_s
-        failed, files = json.loads(said.read_text(encoding="utf-8")) if said.exists() else (f"{LIMIT} or killed", {})
-        if not failed:
-            self._file_took_s |= files
-        return failed, took_s
+        result = json.loads(said.read_text(encoding="utf-8")) if said.exists() else None
+        return result, children_s() - begin_s
 
     def _become_a_run(self, output: Path, limit_s: int | None) -> None:
         os.setsid()
