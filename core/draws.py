@@ -60,8 +60,6 @@ class Purpose(IntEnum):
     OUTPUT_LENGTH = 22
     PREFIX = 23
     TOKEN = 24
-    SESSION = 25
-    THINK_TIME = 26
     PRIORITY = 27
     CLIENT = 30
     ROUTER = 31

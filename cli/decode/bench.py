@@ -84,14 +84,15 @@ def bench(
             --draft llama-3.2-1b --acceptance code
 
     speed-up is the median over the runs of each cell, range their least and
-    greatest. accept is the mean number of tokens per round and request. floor is the share
-    of the time that reading all weights and KV of the rounds takes at the copy
-    bandwidth measured in the same run; above 100 % they are read from caches.
-    draft, verify and host are shares of the decode time; on a GPU the host works
-    at the same time, and idle is the share in which the GPU waited.
+    greatest. accept is the mean number of tokens per round and request. floor
+    is the time to read all weights and KV of the rounds, at the copy bandwidth
+    measured in the same run, as a share of the decode time; above 100 % they are
+    read from caches. draft, verify and host are shares of the decode time; on a
+    GPU the host works at the same time, and idle is the share in which the GPU
+    waited.
 
-    Ctrl-C keeps the finished cells; the exit code is 130. Bad input or too little
-    memory is one message before any weight is read, and exit code 2.
+    Ctrl-C keeps the finished cells; the exit code is 130. Bad input or too
+    little memory is one message before any weight is read, and exit code 2.
     """
     from ...gpu.bench.plan import BenchOptions, plan_bench
     from ..files import JsonRecord

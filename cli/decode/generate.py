@@ -100,20 +100,20 @@ def generate(
     """Decode text from a checkpoint, speculatively.
 
     Without a draft a CPU looks continuations up in the text so far (NGRAM);
-    --algorithm NONE decodes plainly. Greedy output is the same with every draft, up
-    to ties in floating point. One prompt is streamed as text; with --prompts the output has a line of JSON
-    for each line of the file, in the same order.
+    --algorithm NONE decodes plainly. Greedy output is the same with every
+    draft, up to ties in floating point. One prompt is streamed as text; with
+    --prompts the output has a line of JSON for each line of the file, in the
+    same order.
 
         foretoken generate --model models/target --prompt "def fib(n):" --stats
         foretoken generate --model models/target --draft models/eagle3 --topk 4 \\
             --prompt "def fib(n):" --stats
-        foretoken generate --model models/chat --chat --prompt "Why is the sky blue?"
+        foretoken generate --model models/chat --chat --prompt "Why sing?"
         foretoken generate --model models/target --algorithm NGRAM --steps 7 \\
             --prompts prompts.jsonl --out runs/ngram > outputs.jsonl
         foretoken replay runs/ngram
         foretoken generate --model models/target --draft models/eagle3 \\
             --disaggregate prefill=1,decode=1 --prompts prompts.jsonl
-
         foretoken generate --model models/chat --chat --prompt "A user as JSON." \\
             --json-schema user.schema.json
 

@@ -19,7 +19,7 @@ MAX_LISTED = 5
 MAX_SHOWN = 48  # characters of a text
 
 Plain = argument(str, "URL_PLAIN", "Endpoint without speculation: http://HOST:PORT.")
-Speculative = argument(str | None, "[URL_SPECULATIVE]", "The same model with it; else URL_PLAIN against itself.")
+Speculative = argument(str | None, "URL_SPECULATIVE", "The same model with it; else URL_PLAIN against itself.")
 asking_option = in_panel("Asking")
 MARGIN = "Log-probabilities this close are a tie: 0.25 is two steps of a bfloat16 logit from 16 on."
 PROMPTS = 'One prompt a line, or .jsonl with {"prompt": TEXT}; by default a built-in set.'

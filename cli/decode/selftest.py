@@ -17,21 +17,21 @@ Budget = engine_option(str, "--budget", "Time for all of it; steps that begin la
 def selftest(
     device: Device = "auto", out: Out = Path("selftest"), budget: Budget = "10m", quiet: Quiet = False
 ) -> None:
-    """Test this machine: what would fail first comes first, then how fast decoding is.
+    """Test decoding on this machine, the most basic parts first, then measure its speed.
 
-    Device, driver and versions; every kernel against its reference; sessions in
-    float32 and bfloat16 with each kind of draft, whose tokens must have the
-    greatest logits; graphs against eager rounds, overlap against synchronous
-    ones, retraction, freed memory. Then a table of an 8B model with random
+    Tests device, driver and versions; every kernel against its reference;
+    sessions in float32 and bfloat16 with each kind of draft, whose tokens must
+    have the greatest logits; graphs against eager rounds, overlap against
+    synchronous ones, retraction, freed memory. Then a table of an 8B model with random
     weights and simulated acceptance: plain, chains and trees at batch 1, 8, 32.
 
         foretoken selftest
         foretoken selftest --device cuda --out reports/h100 --budget 20m
 
-    A step that fails does not stop the others: on a GPU they run in a process of
-    their own, and another one goes on where it dies. The report has its traceback,
-    and is rewritten after every step, so Ctrl-C leaves one of what ran. On a CPU
-    shapes are small, and what needs a GPU is listed as not run.
+    A step that fails does not stop the others: on a GPU they run in a process
+    of their own, and where it dies another one goes on. The report has the
+    traceback, and is rewritten after every step, so after Ctrl-C it covers what
+    ran. On a CPU shapes are small, and what needs a GPU is listed as not run.
 
     The exit code is 0 if no step failed, 1 if one did, 130 after Ctrl-C.
     """

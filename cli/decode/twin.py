@@ -29,7 +29,7 @@ SECONDS = 8.0
 SIDES = ("measured", "error", "noise")
 
 # fmt: off
-ScenarioFile = argument(Path | None, "[SCENARIO]",
+ScenarioFile = argument(Path | None, "SCENARIO",
     "TOML file: its speculation, engine and workload are run; default: five ways to decode at three loads.")
 Settings = workload_option(list[str] | None, "--set", "Replace a value of the scenario: KEY=VALUE; repeatable.", "K=V")
 Pair = model_option(Path | None, "--pair", "Directory made by `foretoken tiny`; default: the user's cache, trained if missing.")
@@ -68,9 +68,9 @@ def twin(
             --profile profile.json
 
     Under each measured number stand the error of the simulation, and ± half the
-    range of the measured runs. Exit code 2: a profile of another model or device, a
-    missing draft, a request that does not fit. docs/calibration.md says how to
-    read the table and what the times leave out.
+    range of the measured runs. Exit code 2: a profile of another model or
+    device, a missing draft, a request that does not fit. docs/calibration.md
+    says how to read the table and what the times leave out.
     """
     from ...gpu.session.hub import local_checkpoint
     from ...gpu.session.plan import SessionOptions

@@ -29,8 +29,9 @@ adaptive = typer.Typer(cls=_GroupWithKeys, no_args_is_help=True)
 def tables() -> None:
     """Show, export and import tables of adaptive steps.
 
-    A table is a JSON object. A key of digits is the smallest batch size of a range, with the range's keys below it; the keys beside the
-    ranges are defaults for all of them. See docs/adaptive.md.
+    A table is a JSON object. A key of digits is the smallest batch size of a
+    range and holds the range's keys; keys beside the ranges are defaults for
+    all of them. See docs/adaptive.md.
     """
 
 

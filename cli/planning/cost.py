@@ -26,12 +26,13 @@ def cost(
     scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
     settings: Settings = None, batch: Batch = "1,8,64", context: Context = 1024, steps: Steps = "0..7",
 ) -> None:  # fmt: skip
-    """Print what one decode round takes, part by part, and how many tokens it must give.
+    """Print the time of one decode round, part by part, and how many tokens it must give to beat plain decoding.
 
-    A column per number of draft steps. Microseconds on the device by part, the
-    scheduler's time on the host (beside the device, or after it), and their
-    sum. Break-even is the accept length at which a round is as fast as plain
-    decoding; the accept length is what the scenario's acceptance gives.
+    A column for each number of draft steps: microseconds on the device by part,
+    the scheduler's time on the host (at the same time as the device, or after
+    it), and their sum. Break-even is the accept length at which a round is as
+    fast as plain decoding; the accept length is what the scenario's acceptance
+    gives.
 
         foretoken cost --batch 1,64 --context 4096
         foretoken cost chat.toml --set hardware.gpu=L40S --steps 0,2,4

@@ -27,7 +27,7 @@ def doctor(
     scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
     settings: Settings = None, trace: TraceFile = None, requests: Requests = 200,
 ) -> None:  # fmt: skip
-    """Say whether speculation pays in a deployment: up to which batch, at which load, and what it does to the tail.
+    """Say whether speculation pays in a deployment: up to which batch and load, and what it does to latencies.
 
     Three tables. The best number of draft steps with its gain over plain
     decoding, by batch and context. The accept length at which speculation
@@ -37,7 +37,7 @@ def doctor(
 
         foretoken doctor
         foretoken doctor chat.toml --set hardware.gpu=L40S
-        foretoken doctor --trace requests.csv --set model.target=llama-3.1-70b --set hardware.tensor_parallel=4
+        foretoken doctor --trace requests.csv --set hardware.gpu=H200
     """
     from ...core.errors import ForetokenError
     from ...planning.rounds import RoundModel, without_speculation

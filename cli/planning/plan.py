@@ -30,13 +30,13 @@ REQUESTS = 600  # of a run, where no trace has its own
 
 # fmt: off
 Slo = option(str, "--slo", "Latencies to keep: ttft_p99<1s,tpot_p99<50ms", "LIMITS")
-Rate = option(float | None, "--rate", "Requests/s to serve; with a trace, times its own arrivals.", min=1e-6, max=1e6)
-Gpus = option(int | None, "--gpus", "Devices there are; default: one engine's.", min=1, max=4096)
-Tried = option(list[str] | None, "--try", "Values to compare, as of sweep's --grid.", "KEY=VALUES")
+Rate = option(float | None, "--rate", "Requests/s to serve; of a trace, a multiple of its own rate.", min=1e-6, max=1e6)
+Gpus = option(int | None, "--gpus", "GPUs to divide into engines; default: those of one engine.", min=1, max=4096)
+Tried = option(list[str] | None, "--try", "Values to compare, written as for sweep's --grid.", "KEY=VALUES")
 Price = option(list[str] | None, "--price", "Price of a GPU hour: H100=2.5; repeatable.", "GPU=N")
-Seeds = option(int, "--seeds", "Runs that decide, at most.", min=2, max=100)
-Requests = option(int | None, "--requests", "Requests of a run; default: 600, or all of a trace's.", min=100)
-ModelError = option(float | None, "--model-error", "Error of comparisons, percent; default: as published.", min=0, max=100)
+Seeds = option(int, "--seeds", "Runs per load at most, with seeds of their own.", min=2, max=100)
+Requests = option(int | None, "--requests", "Requests per run; default: 600, or all of the trace.", min=100)
+ModelError = option(float | None, "--model-error", "Error of the cost model, percent; default: docs/accuracy.md's.", min=0, max=100)
 # fmt: on
 
 
@@ -46,20 +46,21 @@ def plan(
     settings: Settings = None, trace: TraceFile = None, seeds: Seeds = 4, requests: Requests = None, model_error: ModelError = None,
     seed: Seed = None, out: OutDirectory = None, workers: NumWorkers = None, cluster: Cluster = None, quiet: Quiet = False,
 ) -> None:  # fmt: skip
-    """Find the configuration that serves most within latency limits, or the load on the least GPUs.
+    """Find the configuration that serves the most load within latency limits, or a given load with the fewest GPUs.
 
-    With --rate (or a trace and --rate 1) it looks for the least GPUs that hold
-    the load within the limits, without for the greatest load on --gpus.
-    Compared are plain decoding, chains of 1, 2, 3, 5, 7 drafts, a tree and an
-    adaptive choice, with --gpus at every tensor parallelism; --try narrows or
-    widens that. Candidates far behind after a rough first round are dropped;
-    the others are ranked with 95 % intervals over seeds. Those that interval
-    and --model-error cannot tell from the best are marked =. Every run is
-    kept: the same command goes on where Ctrl-C has stopped it.
+    Without --rate: how much load do --gpus hold within the limits? With --rate:
+    how few GPUs hold this load? With a trace, --rate 1 is the trace as it is.
+    Compared are plain decoding, chains of 1, 2, 3, 5 and 7 drafts, a tree and
+    adaptive steps, with --gpus at each tensor parallelism; --try replaces this
+    list. A rough first round drops the candidates that are far behind. The
+    others are ranked, with 95 % intervals over seeds; = marks those that cannot
+    be told from the best. Every run is kept: after Ctrl-C the same command
+    goes on.
 
         foretoken plan --slo 'ttft_p99<500ms,tpot_p99<20ms'
         foretoken plan chat.toml --rate 40 --price H100=2.5
-        foretoken plan --gpus 8 --set model.target=llama-3.1-70b --try speculation.steps=0..4
+        foretoken plan --gpus 8 --set model.target=llama-3.1-70b \\
+            --try speculation.steps=0..4
         foretoken plan --trace requests.csv --rate 1 --try hardware.gpu=H100,L40S
     """
     from ...planning.answer import answer_of, write_answer

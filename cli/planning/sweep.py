@@ -46,9 +46,11 @@ def sweep(
     a,b,c and [1, 2] are themselves. Where speculation.steps varies and no
     policy is given, the policy is fixed.
 
-        foretoken sweep --grid speculation.steps=0..7 --set workload.num_requests=300
-        foretoken sweep chat.toml --grid speculation.steps=0..7 --grid workload.rate=1..64:log --seeds 5
-        foretoken sweep --grid hardware.gpu=H100,H200 --grid hardware.tensor_parallel=1,2 --out runs/gpus
+        foretoken sweep --grid speculation.steps=0..7
+        foretoken sweep chat.toml --grid speculation.steps=0..7 \\
+            --grid workload.rate=1..64:log --seeds 5
+        foretoken sweep --grid hardware.gpu=H100,H200 \\
+            --grid hardware.tensor_parallel=1,2 --out runs/gpus
 
     Prints the mean of each combination over its seeds with a 95 % interval,
     and leaves trials.parquet, a row per run with every number of its summary.

@@ -41,7 +41,7 @@ def tune(
     requests: Requests = 100, seed: Seed = None, as_json: AsJson = False, out: OutDirectory = None, workers: NumWorkers = None,
     cluster: Cluster = None, quiet: Quiet = False,
 ) -> None:  # fmt: skip
-    """Search the table of draft steps, and the controller's parameters, that serve a workload fastest.
+    """Find the table of draft steps by batch size that serves a workload fastest.
 
     A table is judged in phases: a light load, the knee and saturation, and the
     scenario's own load; or the quietest, the middle and the busiest window of a

@@ -33,7 +33,7 @@ Out = option(Path | None, "--out", "Write the acceptance table of a scenario to 
 def acceptance(
     files: Files, steps: Steps = None, preset: Preset = "chat", allow_truncated: AllowTruncated = False, out: Out = None,
 ) -> None:  # fmt: skip
-    """Fit the acceptance process to measurements, and print what a scenario takes.
+    """Fit the acceptance of drafts to a server's measurements, and print it as a scenario's table.
 
     Recognises, from the most telling to the least: events.jsonl of a run;
     vLLM's per-request metrics (--per-request-spec-decode-metrics detailed, or

@@ -96,19 +96,13 @@ class PrefixMatch:
 
 @dataclass(frozen=True, slots=True)
 class Insertion:
-    """What an insertion found and left behind.
+    """The result of an insertion."""
 
-    `node`                last node of the inserted path; lock it to keep the prefix
-    `num_already_cached`  positions at the front that were in the tree before
-    `canonical`           int32 [aligned length]: the slots of all positions now in the tree; the caller's table must
-    say these `duplicates`          int32: the caller's own slots for positions that were cached in other slots; the
-    caller frees them
-    """
-
-    node: RadixNode
-    num_already_cached: int
-    canonical: Slots
-    duplicates: Slots
+    node: RadixNode  # the last one of the inserted path; lock it to keep the prefix
+    canonical: (
+        Slots  # int32 [aligned length]: the slots of all positions now in the tree; the caller's table must hold these
+    )
+    duplicates: Slots  # int32: the caller's slots of positions that were cached in other slots; the caller frees them
 
 
 class RadixCache:
@@ -198,7 +192,7 @@ class RadixCache:
         if length < aligned:
             node = self._add_leaf(node, keys[length:aligned].copy(), slots[length:aligned].copy(), namespace)
         canonical = np.concatenate((cached, slots[length:aligned]))
-        return Insertion(node, length, canonical, duplicates)
+        return Insertion(node, canonical, duplicates)
 
     def lock(self, node: RadixNode) -> None:
         """Protect `node` and all its ancestors from eviction, once more. Raises `StaleNode` if it is gone already."""

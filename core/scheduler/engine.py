@@ -9,9 +9,9 @@ submit ──► requests ──► plan: retract ─► preempt ─► reserve 
               └──── commit: failures ─► first tokens ─► count rounds ─► deliver ─► ends ─► free slots ◄─── StepResult
 ```
 
-A request waits, is admitted to a row, has its prompt computed in chunks, and decodes until it ends; under memory pressure it is retracted
-and waits again. `life` has this as a table, `requests` keeps every request in its place, `admission` admits them, `rounds` reserves and
-counts decode rounds, `output` keeps tokens, `transfers` passes requests between engines, `recovery` acts after a failed step.
+A request waits, is admitted to a row, has its prompt computed in chunks, and decodes until it ends. Under memory pressure it is retracted
+and waits again. `life` has this as a table. `requests` keeps every request in its place and the steps in flight, `admission` admits,
+`rounds` reserves and counts, `output` keeps tokens, `transfers` connects engines, `recovery` acts after a failed step.
 """
 
 from __future__ import annotations
@@ -84,12 +84,11 @@ class Engine:
     # -- requests come and go -------------------------------------------------------------------------------------
 
     def submit(self, request: Request, now_ns: int) -> SubmitOutcome:
-        """Queue a request, or refuse it with the reason. Nothing else changes before the next plan."""
+        """Queue a request, or refuse it with the reason. `replan` in the answer: a running block should stop, for a plan could admit it."""
         refusal = self.requests.refusal(request) or self.admission.refusal(request) or self.output.refusal(request)
         record = None if refusal else self.requests.queue(request, self.admission.max_tokens(request))
-        replan = record is not None and self.admission.could_enter(record)
         self.emit(Submitted(now_ns, request, refusal))
-        return SubmitOutcome(refusal, replan)
+        return SubmitOutcome(refusal, replan=record is not None and self.admission.could_enter(record))
 
     def abort(self, request_id: str, now_ns: int) -> AbortOutcome:
         """Give a live request up, whatever its state. In a running block it ends with the block, else now. Idempotent."""
@@ -197,7 +196,7 @@ class Engine:
 
     def commit(self, result: StepResult, now_ns: int) -> CommitOutcome:
         """Apply the result of the oldest step in flight. Raises InvariantViolation RELAY-07 for another step's."""
-        flight, finished = self.requests.begin_commit(result)
+        flight, finished = self.requests.begin_commit(result)  # finished: those that the executor reports as failed
         first_tokens, computed, kept = [], [], None
         if flight.chunks:
             first_tokens, computed, ends = self._commit_prefill(flight, result.prefill)
@@ -225,9 +224,10 @@ class Engine:
             self.requests.share_prefix(record)
             if not chunk.is_last:
                 continue
-            first_tokens += [] if record.has_first_token else [record.request.request_id]
-            stopped = result.stopped is not None and bool(result.stopped[i])
-            stopped = self.output.first_token(record, result, i) or stopped
+            if not record.has_first_token:  # else a worker that was lost has delivered it
+                first_tokens.append(record.request.request_id)
+            has_stop_string = self.output.first_token(record, result, i)
+            stopped = has_stop_string or (result.stopped is not None and bool(result.stopped[i]))
             if self.role is EngineRole.PREFILL:
                 self.requests.hand_over(record)  # also if it ends below: this counts its first token
             if stopped or record.emitted_before + 1 == record.max_tokens:

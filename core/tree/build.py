@@ -40,7 +40,6 @@ class VerifyTree:
     tokens: np.ndarray  # int32 [bs · nd]; entry row · nd is the root
     parents: np.ndarray  # int32 [bs, nd]; node number inside the row, −1 for the root and for padding
     positions: np.ndarray  # int64 [bs · nd]; seq_len + depth, clamped to the last position of the context
-    retrieve_index: np.ndarray  # int32 [bs, nd]; the flat index of each node
     retrieve_next_token: np.ndarray  # int32 [bs, nd]; node number of the first child, −1 if none
     retrieve_next_sibling: np.ndarray  # int32 [bs, nd]; node number of the next sibling, −1 if none
     ancestor_bits: np.ndarray  # uint64 [bs, nd]; bit j is set if node j is the node itself or one of its ancestors
@@ -202,7 +201,6 @@ def build_chain(
         tokens=tokens.reshape(-1),
         parents=np.broadcast_to(parents, shape),
         positions=_positions(seq_lens, np.arange(nodes, dtype=np.int64), max_position),
-        retrieve_index=np.arange(batch_size * nodes, dtype=np.int32).reshape(shape),
         retrieve_next_token=np.broadcast_to(next_token, shape),
         retrieve_next_sibling=np.broadcast_to(np.int32(-1), shape),
         ancestor_bits=np.broadcast_to(bits, shape),
@@ -313,7 +311,7 @@ def _assemble(
     ancestor_bits: np.ndarray | None = None,
 ) -> VerifyTree:
     """Derive links and ancestors (unless they are known) from the parents of nodes in topological order."""
-    batch_size, nodes = parents.shape
+    nodes = parents.shape[1]
     numbers = np.arange(nodes)
     child_of = parents[:, None, :] == numbers[:, None]  # [row, parent, child]
     first_child = np.where(child_of.any(axis=2), child_of.argmax(axis=2), -1)
@@ -324,7 +322,6 @@ def _assemble(
         tokens=tokens.reshape(-1),
         parents=parents,
         positions=_positions(seq_lens, depths, max_position),
-        retrieve_index=np.arange(batch_size * nodes, dtype=np.int32).reshape(batch_size, nodes),
         retrieve_next_token=first_child.astype(np.int32),
         retrieve_next_sibling=next_sibling.astype(np.int32),
         ancestor_bits=_ancestor_bits(parents, width) if ancestor_bits is None else ancestor_bits,

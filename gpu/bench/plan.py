@@ -177,7 +177,7 @@ def plan_bench(options: BenchOptions, weights_are_there: bool = False) -> BenchP
     steps = _steps_of(algorithm, options, steps)
     device = resolve_device(options.device)
     refuse_without_effect(session, algorithm, device)
-    graphs = _graphs(options, algorithm, device)
+    graphs = _graphs(options, device)
     dtype = resolve_dtype(options.dtype, target, device)
     acceptance, name = _acceptance(options, algorithm, target)
     if isinstance(acceptance, FixedMeanAcceptance) and acceptance.mean_accept_length > max(steps) + 1 > 1:
@@ -278,7 +278,7 @@ def _steps_of(algorithm: SpecAlgorithm, options: BenchOptions, steps: tuple[int,
     return (0,)
 
 
-def _graphs(options: BenchOptions, algorithm: SpecAlgorithm, device: str) -> bool:
+def _graphs(options: BenchOptions, device: str) -> bool:
     if device == "cpu":
         if options.graphs:
             raise ConfigError(ARGUMENTS, [Problem("--graphs", "a CPU has no CUDA graphs; leave it out")])

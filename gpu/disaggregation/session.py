@@ -78,7 +78,6 @@ class DisaggregatedSession:
         self._seconds = 0.0
         self._requests = self._prompt_tokens = self._output_tokens = 0
         self._latencies = LatencyMeter()
-        self._is_complete = False
         self._is_open = True
 
     @classmethod

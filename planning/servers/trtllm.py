@@ -35,7 +35,6 @@ METHODS = {
 }  # fmt: skip
 KV = {"fp8": "fp8", "bfloat16": "bf16", "float16": "fp16"}
 KV_KEYS = {"free_gpu_memory_fraction", "enable_block_reuse", "tokens_per_block", "max_tokens", "dtype"}
-GRAPH_KEYS = {"batch_sizes", "max_batch_size", "enable_padding"}
 OF_SPECULATION = {
     *("decoding_type", TRTLLM_MAX_STEPS, TRTLLM_SCHEDULE, "num_nextn_predict_layers", "max_concurrency"),
     *("speculative_model", "speculative_model_dir", "eagle3_one_model"),

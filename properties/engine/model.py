@@ -46,7 +46,6 @@ class Life:
     failing: bool = False
     retractions: int = 0
     overtaken: int = 0
-    admissions: int = 0
 
     @property
     def name(self) -> str:
@@ -222,7 +221,6 @@ class EngineModel:
         """Let a request enter with its first chunk."""
         life.state = RUNNING
         life.stay += 1
-        life.admissions += 1
         life.context = [*life.wish.prompt, *life.delivered]
         life.launched = start
         life.row = Row(stream_of(life.context, key, self.config.model), start)
