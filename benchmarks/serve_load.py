@@ -4,129 +4,125 @@
     python benchmarks/serve_load.py --scenario examples/chat_on_h100.toml --set hardware.gpu=A100
     python benchmarks/serve_load.py --write        # and puts the table into docs/serve.md
 
-Starts `foretoken serve --simulate` and keeps so many streams open, each the next request of a client whose last one has ended. Prints the
-table of docs/serve.md: requests that were lost (a stream without its end, or with another number of tokens than it asked for), tokens per
-second, the delay from a simulated round's end to its text at the socket, and the memory of the server. Exit code 1 if a request was lost.
+Starts `foretoken serve --simulate --stamp` and keeps so many streams open, each the next request of a client whose last one has ended.
+Prints the table of docs/serve.md: requests that were lost (a stream without its end, or with another number of tokens than it asked for),
+tokens per second, the time from a simulated round's end (the stamp of an event) until this process has read its text, and the memory of the
+server. Server and client have a core each, where the system lets them. Exit code 1 if a request was lost.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import random
+import re
+import select
+import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parents[1]
-LARGE = (
-    "model.target='llama-3.1-70b'",
-    "hardware.tensor_parallel=4",
-)  # some thousand tokens per second for 256 streams
+LARGE = ("model.target='llama-3.1-70b'", "hardware.tensor_parallel=4")
+"""Some thousand tokens per second for 256 streams."""
 DOCS = ROOT / "docs/serve.md"
 BEGIN, END = "<!-- measured -->\n", "<!-- end -->\n"
 RAMP_S = 5.0
 """Over which streams begin, one by one; delays are counted from its end on."""
-LAST = b"data: [DONE]\n\n"
-BUCKET = 'foretoken:response_delay_seconds_bucket{le="'
+LAST_CHUNK = b"0\r\n\r\n"
+STAMP = re.compile(rb"\n: (\d+)\n")
 
 
 @dataclass
-class Counts:
-    """What clients have seen."""
+class Stream:
+    """One connection, and what has come of the answer to its newest request: when it was read, and what."""
 
-    completed: int = 0
-    lost: int = 0
-    tokens: int = 0
-    ttft_s: list[float] = field(default_factory=list)
+    socket: socket.socket
+    dice: random.Random
+    begins: float
+    asked: int = 0
+    parts: list[tuple[int, bytes]] = field(default_factory=list)
 
-
-async def client(port: int, number: int, until: float, counts: Counts) -> None:
-    """Send one request after another on one connection."""
-    dice = random.Random(number)
-    await asyncio.sleep(dice.random() * RAMP_S)
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-    while time.monotonic() < until:
-        asked = dice.randrange(50, 250)
-        body = {
-            "prompt": f"{number} " + "word " * dice.randrange(20, 200),
-            "max_tokens": asked,
-            "ignore_eos": True,
-            "stream": True,
-        }
-        data = json.dumps({**body, "stream_options": {"include_usage": True}}).encode()
+    def ask(self) -> None:
+        """Send the next request."""
+        self.asked, self.parts = self.dice.randrange(50, 250), []
+        body = {"prompt": self.dice.random().hex() + " word" * self.dice.randrange(20, 200), "max_tokens": self.asked}
+        body |= {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+        data = json.dumps(body).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-        begin = time.monotonic()
-        writer.write(head.encode() + data)
-        await reader.readuntil(b"\r\n\r\n")
-        counts.ttft_s.append(time.monotonic() - begin)
-        answer = await _rest(reader)
-        got = int(answer.rpartition(b'"completion_tokens":')[2].partition(b",")[0] or 0)
-        counts.tokens += got
-        counts.completed += got == asked
-        counts.lost += got != asked
-    writer.close()
+        self.socket.sendall(head.encode() + data)
 
 
-async def _rest(reader: asyncio.StreamReader) -> bytes:
-    """Return the end of a stream, up to its last chunk."""
-    tail = b""
-    while not tail.endswith(b"0\r\n\r\n"):
-        part = await reader.read(1 << 16)
-        if not part:
-            return b""
-        tail = (tail + part)[-2000:]
-    return tail if LAST in tail else b""
+@dataclass
+class Seen:
+    """What the clients have seen: answers as they came, with the number of tokens that was asked for."""
+
+    answers: list[tuple[int, list[tuple[int, bytes]]]] = field(default_factory=list)
+    memory: list[int] = field(default_factory=list)  # of the server in bytes, every second
+
+    def counts(self) -> tuple[int, int, int]:
+        """Return requests that got all their tokens, those that did not, and tokens."""
+        got = [_usage(parts) for _, parts in self.answers]
+        whole = sum(count == asked for count, (asked, _) in zip(got, self.answers, strict=True))
+        return whole, len(got) - whole, sum(got)
+
+    def delays_ms(self, since_ns: int) -> np.ndarray:
+        """Return how long after its stamp each event was read, float64 [events], of those that were stamped since then."""
+        found = [
+            (at_ns, int(stamp)) for _, parts in self.answers for at_ns, data in parts for stamp in STAMP.findall(data)
+        ]
+        at_ns, stamps = np.array(found, dtype=np.int64).reshape(-1, 2).T
+        return (at_ns - stamps)[stamps >= since_ns] / 1e6
 
 
-async def watch_memory(pid: int, until: float) -> list[int]:
-    """Return the server's resident memory in bytes, every second."""
-    found = []
-    while time.monotonic() < until:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        found.append(pages * 4096)
-        await asyncio.sleep(1.0)
-    return found
+def _usage(parts: list[tuple[int, bytes]]) -> int:
+    end = b"".join(data for _, data in parts[-3:])
+    if b"data: [DONE]\n\n" not in end:
+        return 0
+    return int(end.rpartition(b'"completion_tokens":')[2].partition(b",")[0] or 0)
 
 
-async def load(port: int, pid: int, streams: int, seconds: float) -> tuple[Counts, list[int], list[float]]:
-    """Hold streams; return what clients saw, the memory, and the counts of delays (see `delay_counts`) at the end of the ramp."""
-    counts, until = Counts(), time.monotonic() + RAMP_S + seconds
-    memory = asyncio.create_task(watch_memory(pid, until))
-
-    async def at_the_top() -> list[float]:
-        await asyncio.sleep(RAMP_S)
-        return await asyncio.to_thread(lambda: delay_counts(port)[1])
-
-    top = asyncio.create_task(at_the_top())
-    await asyncio.gather(*(client(port, number, until, counts) for number in range(streams)))
-    return counts, await memory, await top
+def load(port: int, pid: int, num_streams: int, seconds: float) -> tuple[Seen, int]:
+    """Hold streams; return what came, and when the ramp was over, in nanoseconds of Unix time."""
+    seen, begin, begin_ns = Seen(), time.monotonic(), time.time_ns()
+    until, poll, streams, waiting = begin + RAMP_S + seconds, select.epoll(), {}, []
+    for number in range(num_streams):
+        dice = random.Random(number)
+        waiting.append(Stream(socket.create_connection(("127.0.0.1", port)), dice, begin + dice.random() * RAMP_S))
+    waiting.sort(key=lambda stream: -stream.begins)
+    while streams or waiting:
+        now = time.monotonic()
+        while waiting and waiting[-1].begins <= now:
+            stream = waiting.pop()
+            streams[stream.socket.fileno()] = stream
+            poll.register(stream.socket, select.EPOLLIN)
+            stream.ask()
+        if now >= begin + len(seen.memory):
+            seen.memory.append(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096)
+        for number, _ in poll.poll(0.01):
+            stream = streams[number]
+            data = stream.socket.recv(1 << 16)
+            stream.parts.append((time.time_ns(), data))
+            if data and not data.endswith(LAST_CHUNK):
+                continue
+            seen.answers.append((stream.asked, stream.parts))
+            if data and time.monotonic() < until:
+                stream.ask()
+            else:
+                stream.socket.close()
+                del streams[number]
+    return seen, begin_ns + int(RAMP_S * 1e9)
 
 
 def cpu_s(pid: int) -> float:
     """Return the processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def delay_counts(port: int) -> tuple[list[float], list[float]]:
-    """Return the edges of the buckets of the delay, in seconds, and how many delays were at most so long."""
-    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
-    lines = [line for line in text.splitlines() if line.startswith(BUCKET)]
-    return [float(line.split('"')[1]) for line in lines], [float(line.rpartition(" ")[2]) for line in lines]
-
-
-def quantiles(port: int, before: list[float]) -> tuple[list[float], float]:
-    """Return p50, p90 and p99 of the delays since `before`, each the upper edge of its bucket, in ms, and how many there were in all."""
-    edges, counts = delay_counts(port)
-    since = [now - then for now, then in zip(counts, before, strict=True)]
-    found = [1000 * next(e for e, n in zip(edges, since, strict=True) if n >= q * since[-1]) for q in (0.5, 0.9, 0.99)]
-    return found, counts[-1]
 
 
 def main() -> None:
@@ -138,28 +134,30 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the table into docs/serve.md")
     asked = parser.parse_args()
     settings = [part for item in asked.set or LARGE for part in ("--set", item)]
-    command = [sys.executable, "-m", "foretoken.cli", "serve", "--simulate", asked.scenario, *settings, "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+    command = [sys.executable, "-m", "foretoken.cli", "serve", "--simulate", asked.scenario, *settings]
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[:1])  # the server inherits it
+    with subprocess.Popen([*command, "--stamp", "--port", "0"], stderr=subprocess.PIPE, text=True) as server:
+        os.sched_setaffinity(0, cores[1:] or cores)
         address = ""
         while not address and (line := server.stderr.readline()):
             print(line, end="", file=sys.stderr)
             address = line.partition(" is served on ")[2].strip()
         if not address:
             sys.exit(2)
-        port = int(address.rpartition(":")[2])
         begin, cpu_before = time.monotonic(), cpu_s(server.pid)
-        counts, memory, before = asyncio.run(load(port, server.pid, asked.streams, asked.seconds))
+        seen, since_ns = load(int(address.rpartition(":")[2]), server.pid, asked.streams, asked.seconds)
         took, used_s = time.monotonic() - begin, cpu_s(server.pid) - cpu_before
-        late, num_events = quantiles(port, before)
         server.terminate()
-    settled = memory[len(memory) // 3 :] or memory
+    (completed, lost, tokens), delays_ms = seen.counts(), seen.delays_ms(since_ns)
+    settled = seen.memory[len(seen.memory) // 3 :]
     rows = {
         "streams held": f"{asked.streams} for {asked.seconds:g} s",
-        "requests completed": f"{counts.completed:,}",
-        "requests lost": f"{counts.lost:,}",
-        "output tokens per second": f"{counts.tokens / took:,.0f}",
-        "added latency p50, p90, p99": ", ".join(f"≤ {value:g}" for value in late) + " ms",
-        "processor of the server": f"{used_s / took:.0%} of one core, {1e6 * used_s / num_events:.0f} µs per event",
+        "requests completed": f"{completed:,}",
+        "requests lost": f"{lost:,}",
+        "output tokens per second": f"{tokens / took:,.0f}",
+        "added latency p50, p90, p99": ", ".join(f"{v:.1f}" for v in np.percentile(delays_ms, (50, 90, 99))) + " ms",
+        "processor of the server": f"{used_s / took:.0%} of one core, {1e6 * used_s / len(delays_ms):.0f} µs per event",
         "memory after a third, at the end": f"{settled[0] / 2**20:,.0f}, {settled[-1] / 2**20:,.0f} MiB",
     }
     table = "".join(f"| {name} | {value} |\n" for name, value in {"measured": "value", "---": "---", **rows}.items())
@@ -169,7 +167,7 @@ def main() -> None:
         _, end, after = rest.partition(END)
         assert begin and end, "docs/serve.md has no place for the table"
         DOCS.write_text(before + begin + table + end + after, encoding="utf-8")
-    sys.exit(bool(counts.lost))
+    sys.exit(bool(lost))
 
 
 if __name__ == "__main__":

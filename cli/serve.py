@@ -49,6 +49,8 @@ ServedName = server_option(str | None, "--served-model-name", "The model's name 
 MetricsAs = server_option(str, "--metrics-as", "Whose names the metrics have: foretoken, vllm, sglang.")
 Record = server_option(Path | None, "--record",
     "Write events.jsonl to this directory, which has none yet, for foretoken replay; it grows with every round.", "DIR")
+Stamp = server_option(bool, "--stamp",
+    "Begin each event of a stream with a comment: when its round ended, in nanoseconds of Unix time.")
 DrainS = server_option(float, "--drain-s", "After SIGTERM: seconds that requests have to end.", min=1)
 MaxStreams = limits_option(int, "--max-streams", "Outputs at once, running and waiting; 429 beyond.")
 MaxBody = limits_option(int, "--max-body-bytes", "Size of a request.")
@@ -65,7 +67,7 @@ def serve(
     model: ModelDirectory = None, simulate: Simulate = None, *, session: Mapping[str, Any], settings: Settings = None,
     faults: Faults = None, speed: Speed = None, seed: Seed = None,
     host: Host = "127.0.0.1", port: Port = 8000, api_key: ApiKey = None, served_model_name: ServedName = None,
-    metrics_as: MetricsAs = "foretoken", record: Record = None, drain_s: DrainS = 30.0,
+    metrics_as: MetricsAs = "foretoken", record: Record = None, stamp: Stamp = False, drain_s: DrainS = 30.0,
     max_streams: MaxStreams = 512, max_body_bytes: MaxBody = 8 << 20, max_prompt_tokens: MaxPrompt = None,
     max_choices: MaxChoices = 16, deadline_s: DeadlineS = 600.0, stall_s: StallS = 30.0,
     log_level: LogLevel = None, log_format: LogFormat = DEFAULT_FORMAT,
@@ -108,7 +110,7 @@ def serve(
             _refuse_for("--simulate", "the scenario says it: give the key with --set", unused, {})
             body, table = _simulated_body(simulate, settings, seed, speed, faults, recording)
         _run(body, limits, recording.metrics, Path(table) if table is not None and Path(table).is_file() else None,
-             listener=listener, drain_s=drain_s, api_key=api_key, model=served_model_name, metrics_as=metrics_as)  # fmt: skip
+             listener=listener, drain_s=drain_s, stamp=stamp, api_key=api_key, model=served_model_name, metrics_as=metrics_as)  # fmt: skip
 
 
 def _check_choice(model: Path | None, simulate: Path | None) -> None:
@@ -247,6 +249,7 @@ def _run(
     *,
     listener: socket,
     drain_s: float,
+    stamp: bool,
     api_key: str | None,
     model: str | None,
     metrics_as: str,
@@ -258,7 +261,7 @@ def _run(
     def tell(message: str) -> None:
         print(f"foretoken: {message}", file=sys.stderr, flush=True)
 
-    frontend = Frontend(body, limits, metrics, tell)
+    frontend = Frontend(body, limits, metrics, tell, stamps=stamp)
     app = make_app(frontend, model=model, api_key=api_key, metrics_as=metrics_as)
 
     server = Server(app, frontend, listener=listener, drain_s=drain_s, table=table)

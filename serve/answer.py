@@ -18,6 +18,8 @@ from starlette.responses import Response
 from .errors import ApiError, event
 from .frontend import Choice, Delta, Frontend, Reply
 
+TRANSPORT = "foretoken.transport"
+"""Where in a scope the server puts the connection's transport, if it encodes a streamed body in HTTP's chunks."""
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -38,7 +40,7 @@ class Form(Protocol):
 
 
 class Answer(Response):
-    """Sends `reply` in `form` and closes it."""
+    """Sends `reply` in `form` and closes it. Once a stream has begun, it is the reply's writer."""
 
     def __init__(self, frontend: Frontend, reply: Reply, form: Form, *, stream: bool) -> None:
         super().__init__()
@@ -47,8 +49,11 @@ class Answer(Response):
         self._form = form
         self._stream = stream
         self._send_began: float | None = None  # while the client is to take something
+        self._transport: asyncio.Transport | None = None
+        self._held, self._held_deltas = b"", []  # prepared, and not written yet
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        self._transport = scope.get(TRANSPORT)
         sending = asyncio.ensure_future(self._send_stream(send) if self._stream else self._send_whole(send))
         leaving = asyncio.ensure_future(_client_leaves(receive))
         try:
@@ -72,20 +77,13 @@ class Answer(Response):
             self._reply.fail(ApiError(504, f"not finished after {after}", code="deadline_exceeded"))
         return bool(done) or (self._send_began is not None and time.monotonic() - self._send_began > stall_s)
 
-    async def _news(self) -> list[tuple[Choice, Delta]]:
-        """Return what has come, an empty list at the end."""
-        deltas = await self._reply.take()
-        for choice, delta in deltas:
-            if delta.finish is not None:  # a stop string has ended it; the body goes on until it is told
-                self._frontend.abort((choice,))
-        return deltas
-
     async def _send_whole(self, send: Send) -> None:
         parts: list[list[Delta]] = [[] for _ in self._reply.choices]
         try:
-            while deltas := await self._news():
+            while deltas := await self._reply.take():
                 for choice, delta in deltas:
                     parts[choice.index].append(delta)
+                    self._abort_at_end(choice)
         except ApiError as error:
             await self._send(send, _start(error.status, "application/json", error.headers), error.to_bytes(), True)
             return
@@ -96,14 +94,13 @@ class Answer(Response):
         """Send events as they come. The status waits for the first news, so that a refusal is no stream."""
         start: Message | None = _start(200, "text/event-stream", {"Cache-Control": "no-cache"})
         try:
-            while deltas := await self._news():
+            while deltas := await self._reply.take():
                 events = self._form.first() if start is not None else []
-                for choice, delta in deltas:
-                    if delta.text or delta.finish or delta.tokens:
-                        events.append(self._form.delta(choice, delta))
-                await self._send(send, start, b"".join(events), False)
+                await self._send(send, start, b"".join(events) + self._events(deltas), False)
                 start = None
                 self._frontend.sent(deltas)
+                if self._transport is not None:
+                    self._reply.writer = self
             await self._send(send, None, b"".join([*self._form.last(), b"data: [DONE]\n\n"]), True)
         except ApiError as error:
             if start is None:
@@ -111,8 +108,42 @@ class Answer(Response):
             else:
                 await self._send(send, _start(error.status, "application/json", error.headers), error.to_bytes(), True)
 
+    @property
+    def is_ready(self) -> bool:
+        return not self._transport.is_closing() and not self._transport.get_write_buffer_size()
+
+    def prepare(self) -> bool:
+        try:
+            deltas = self._reply.news()
+        except ApiError:  # the task is told it, too
+            return False
+        if events := self._events(deltas):
+            self._held += b"%x\r\n%b\r\n" % (len(events), events)
+            self._held_deltas += deltas
+        return not self._reply.is_over
+
+    def flush(self) -> None:
+        if self._held:
+            self._transport.write(self._held)
+            self._frontend.sent(self._held_deltas)
+            self._held, self._held_deltas = b"", []
+
+    def _events(self, deltas: list[tuple[Choice, Delta]]) -> bytes:
+        events = []
+        for choice, delta in deltas:
+            if delta.text or delta.finish or delta.tokens:
+                events.append(self._frontend.stamp(delta) + self._form.delta(choice, delta))
+            self._abort_at_end(choice)
+        return b"".join(events)
+
+    def _abort_at_end(self, choice: Choice) -> None:
+        """Give up a choice that a stop string has ended: the body goes on until it is told."""
+        if choice.finish is not None:
+            self._frontend.abort((choice,))
+
     async def _send(self, send: Send, start: Message | None, body: bytes, is_last: bool) -> None:
         """Send a part of the body, with its head in front of the first."""
+        self.flush()
         self._send_began = time.monotonic()
         if start is not None:
             await send(start)

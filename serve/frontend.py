@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -21,6 +24,7 @@ from .limits import Limits
 from .metrics import ServerMetrics
 from .scheduler import SchedulerThread
 
+Action = Callable[[], None]
 FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
 SPARE_COMMANDS = 8
 """Calls that may wait for the scheduler beside an order and an abort for each output."""
@@ -75,6 +79,20 @@ class Choice:
         return Delta(text, tokens, outputs, self.finish, pieces[0].at_ns)
 
 
+class Writer(Protocol):
+    """Writes a stream past the task that sends it, while that waits for news."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the client has taken what was written."""
+
+    def prepare(self) -> bool:
+        """Make the bytes of what has come; return whether the task has nothing left to do."""
+
+    def flush(self) -> None:
+        """Write what was prepared."""
+
+
 class Reply:
     """The choices of one request. `take` waits for news of any of them."""
 
@@ -83,6 +101,7 @@ class Reply:
         self.choices = choices
         self.num_prompt_tokens = num_prompt_tokens
         self.created = int(time.time())
+        self.writer: Writer | None = None  # once the stream has begun
         self._has_news = False
         self._waiter: asyncio.Future | None = None
         self._failure: ApiError | None = None
@@ -102,10 +121,22 @@ class Reply:
         self.tell()
 
     def tell(self) -> None:
-        """Let `take` look for news."""
+        """Let the writer write what has come, or, if it cannot or the reply is over, `take` look for it."""
         self._has_news = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._is_awaited:
+            if not (self.can_prepare and self.writer.prepare()):
+                self._waiter.set_result(None)
+            if self.writer is not None:
+                self.writer.flush()
+
+    @property
+    def can_prepare(self) -> bool:
+        """Whether the writer can take what comes next: the task that sends waits for it."""
+        return self._is_awaited and self._failure is None and self.writer is not None and self.writer.is_ready
+
+    @property
+    def _is_awaited(self) -> bool:
+        return self._waiter is not None and not self._waiter.done()
 
     async def take(self) -> list[tuple[Choice, Delta]]:
         """Wait for news and return them; an empty list once all choices are over. Raises ApiError if one failed, or the reply did."""
@@ -113,18 +144,22 @@ class Reply:
             if not self._has_news:
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
-            self._has_news = False
-            if self._failure is not None:
-                raise self._failure
-            deltas = []
-            for choice in self.choices:
-                if (delta := choice.take()) is not None:
-                    deltas.append((choice, delta))
-                if choice.error:
-                    raise refused(choice.error, 1)
-            if deltas:
+            if deltas := self.news():
                 return deltas
         return []
+
+    def news(self) -> list[tuple[Choice, Delta]]:
+        """Return what has come since the last look, as `take` does."""
+        self._has_news = False
+        deltas = []
+        for choice in self.choices:
+            if (delta := choice.take()) is not None:
+                deltas.append((choice, delta))
+            if choice.error and self._failure is None:
+                self._failure = refused(choice.error, 1)
+        if self._failure is not None:
+            raise self._failure
+        return deltas
 
 
 class Frontend:
@@ -136,21 +171,27 @@ class Frontend:
         limits: Limits,
         metrics: ServerMetrics,
         tell: Callable[[str], None] = lambda message: None,
+        *,
+        stamps: bool = False,
     ) -> None:
+        """`stamps`: each event of a stream begins with a comment, the time at which its round ended (Unix, nanoseconds)."""
         self.body = body
         self.limits = limits
         self.metrics = metrics
         self.tell = tell
         self.is_draining = False
         metrics.engines = body.engines
+        self._stamps = stamps
         self._ns_per_s = body.at_ns(1.0) - body.at_ns(0.0)
+        self._unix_ns = time.time_ns() - (body.at_ns(time.monotonic()) / self._ns_per_s) * 1e9  # at time 0 of the body
         self._numbers = itertools.count()
         self._choices: dict[str, tuple[Reply, Choice]] = {}  # of outputs that the body has, by the ids of their orders
         self._replies: dict[str, Reply] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.scheduler = SchedulerThread(
-            body, self._deliver, self._body_failed, 2 * limits.max_streams + SPARE_COMMANDS
-        )
+        self._sent = threading.Event()
+        self._sent_at: list[tuple[float, Iterable[tuple[Choice, Delta]]]] = []  # and not counted yet
+        self._held: list[tuple[int, list[Action]]] = []  # when, and what is done then to send what was prepared
+        self.scheduler = SchedulerThread(body, self, self._body_failed, 2 * limits.max_streams + SPARE_COMMANDS)
 
     @property
     def num_live(self) -> int:
@@ -212,12 +253,24 @@ class Frontend:
         """Forget a reply that no client waits for any more, and give up what of it is left."""
         self.abort(reply.choices)
         self._replies.pop(reply.id, None)
+        reply.writer = None
 
     def sent(self, deltas: Iterable[tuple[Choice, Delta]]) -> None:
-        """Note that the socket has taken these."""
-        now_ns, add = self.body.at_ns(time.monotonic()), self.metrics.histograms["delay"].add
-        for _, delta in deltas:
-            add((now_ns - delta.at_ns) / self._ns_per_s)
+        """Note that the socket has taken these; they are counted once the others of their round have been sent."""
+        self._sent_at.append((time.monotonic(), deltas))
+
+    def _count_sent(self) -> None:
+        self._sent.set()
+        add = self.metrics.histograms["delay"].add
+        for at_s, deltas in self._sent_at:
+            at_ns = self.body.at_ns(at_s)
+            for _, delta in deltas:
+                add((at_ns - delta.at_ns) / self._ns_per_s)
+        self._sent_at = []
+
+    def stamp(self, delta: Delta) -> bytes:
+        """Return what stands before the event of a delta."""
+        return b": %d\n" % (self._unix_ns + delta.at_ns / self._ns_per_s * 1e9) if self._stamps else b""
 
     def find(self, reply_id: str) -> Reply | None:
         """Return the reply of this id that is being served."""
@@ -225,19 +278,58 @@ class Frontend:
 
     # -- from the scheduler's thread ----------------------------------------------------------------------------------
 
-    def _deliver(self, pieces: list[Piece], sent: Callable[[], None]) -> None:
-        self.metrics.deliver(pieces)
-        self._loop.call_soon_threadsafe(self._dispatch, pieces, sent)
+    def deliver(self, pieces: list[Piece]) -> None:
+        """Send what requests got."""
+        if pieces:
+            self._hand_over([partial(self._dispatch, piece) for piece in pieces])
+            self.metrics.deliver(pieces)
 
-    def _dispatch(self, pieces: list[Piece], sent: Callable[[], None]) -> None:
+    def prepare(self, pieces: list[Piece]) -> None:
+        """Make the bytes of what requests will get, and hold them until `release`."""
+        held: list[Action] = []
+        self._held.append((pieces[0].at_ns, held))
+        self._loop.call_soon_threadsafe(self._prepare, pieces, held)
+        self.metrics.deliver(pieces)
+
+    def release(self, now_ns: int) -> None:
+        """Send what was prepared for `now_ns` or before."""
+        due = [held for at_ns, held in self._held if at_ns <= now_ns]
+        if due:
+            self._held = [(at_ns, held) for at_ns, held in self._held if at_ns > now_ns]
+            for held in due:
+                self._hand_over(held)
+
+    def _hand_over(self, actions: list[Action]) -> None:
+        """Have the event loop act. Where time is simulated, wait for it (for no client), for it shares the interpreter with this thread."""
+        self._sent.clear()
+        self._loop.call_soon_threadsafe(self._act, actions)
+        if self.body.hand_over_s:
+            self._sent.wait(self.body.hand_over_s)
+
+    # -- in the event loop ----------------------------------------------------------------------------------------------
+
+    def _act(self, actions: list[Action]) -> None:
+        for act in actions:
+            act()
+        self._loop.call_soon(self._count_sent)  # behind the tasks that wait for this news
+
+    def _prepare(self, pieces: list[Piece], held: list[Action]) -> None:
         for piece in pieces:
             reply, choice = self._choices[piece.request_id]
-            choice.add(piece)
-            if piece.finished is not None:
-                choice.is_live = False
-                del self._choices[piece.request_id]
-            reply.tell()
-        self._loop.call_soon(sent)  # behind the tasks that wait for this news
+            if reply.can_prepare and not choice.order.stop:  # at a stop string the body has to be told, at its time
+                choice.add(piece)
+                reply.writer.prepare()
+                held.append(reply.writer.flush)
+            else:
+                held.append(partial(self._dispatch, piece))
+
+    def _dispatch(self, piece: Piece) -> None:
+        reply, choice = self._choices[piece.request_id]
+        choice.add(piece)
+        if piece.finished is not None:
+            choice.is_live = False
+            del self._choices[piece.request_id]
+        reply.tell()
 
     def _body_failed(self, error: BaseException) -> None:
         self.tell(f"the scheduler has stopped, every request fails: {error!r}")

@@ -4,9 +4,9 @@
 asyncio ── commands: at most `max_commands` ─►  take ─► submit, abort ─► turn ─► pieces ─► deliver ── call_soon_threadsafe ─► asyncio
 ```
 
-Pieces are handed over once per turn, for all requests together. A body whose time is simulated lets the loop send them before it goes on
-(`hand_over_s`, for the loop alone: it waits for no client either). What a slow client has not read waits as its token ids on the asyncio
-side, at most the tokens that its request may have.
+Pieces are handed over once per round, for all requests together, before the next round is planned; where time is simulated most of them
+before the round ends, so that only their bytes are left to be sent when it does. What a slow client has not read waits
+as its token ids on the asyncio side, at most the tokens that its request may have.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from ..core.contract.request import FinishedRequest, FinishReason
-from .bodies.port import Body, Order, Piece
+from .bodies.port import Body, Order, Outlet, Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +35,24 @@ class _Call:
 class SchedulerThread:
     """Runs `body` between `start` and `stop`.
 
-    On this thread it calls `deliver` with the pieces of each turn and what is to be called once they are sent, and `on_failure` with an
-    error of the body, which ends it.
+    On this thread `outlet` gets the pieces of each round, and `on_failure` an error of the body, which ends it.
     """
 
     def __init__(
         self,
         body: Body,
-        deliver: Callable[[list[Piece], Callable[[], None]], None],
+        outlet: Outlet,
         on_failure: Callable[[BaseException], None],
         max_commands: int,
     ) -> None:
         self.body = body
         self.error: BaseException | None = None  # why the loop has ended before `stop`
-        self._deliver = deliver
+        self._outlet = outlet
         self._on_failure = on_failure
         self._max_commands = max_commands
         self._commands: deque[Order | _Abort | _Call] = deque()
         self._changed = threading.Condition()
         self._stopping = False
-        self._sent = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
 
     @property
@@ -97,11 +95,7 @@ class SchedulerThread:
         try:
             while not self._stopping:
                 self._take_commands()
-                if pieces := self.body.turn():
-                    self._sent.clear()
-                    self._deliver(pieces, self._sent.set)
-                    if self.body.hand_over_s:
-                        self._sent.wait(self.body.hand_over_s)
+                self.body.turn(self._outlet)
         except BaseException as error:
             self.error = error
             self._on_failure(error)
@@ -125,7 +119,7 @@ class SchedulerThread:
             else:
                 _carry_out(command)
         if refused:
-            self._deliver(refused, self._sent.set)
+            self._outlet.deliver(refused)
 
 
 def _carry_out(call: _Call) -> None:

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ..core.errors import ConfigError, ForetokenError, Problem
 from ..observe.input_files import read_text
+from .answer import TRANSPORT
 from .frontend import Frontend
 
 SWITCH_INTERVAL_S = 0.0002
@@ -66,6 +67,11 @@ class BoundedHeads(AutoHTTPProtocol):
         self._stall_s = stall_s
         self._head_bytes = 0
         self._late: asyncio.TimerHandle | None = None
+
+    def on_message_begin(self) -> None:
+        """Begin a request (of httptools' parser): its answer may be written to the transport."""
+        super().on_message_begin()
+        self.scope[TRANSPORT] = self.transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -116,6 +122,7 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(
             app,
             http=partial(BoundedHeads, stall_s=limits.stall_s),
+            loop="asyncio",  # sends what is written at once; uvloop only at the end of its turn, behind all else that is ready
             lifespan="on",
             log_level="warning",
             access_log=False,

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...core.contract.events import Committed, Event, EventSink, Planned
-from ...core.contract.request import FinishedRequest, Request
+from ...core.contract.request import FinishedRequest, FinishReason, Request
 from ...core.draws import request_key
+from ...core.errors import InvariantViolation
 from ...core.scheduler.engine import Engine
 from ...sim.actors.clock import call_at
 from ...sim.actors.device import Truth
@@ -52,15 +53,22 @@ class LiveSimulation(Simulation):
         sinks: Callable[[int], Sequence[EventSink]] = lambda replica: (),
         origins: Mapping[str, str] | None = None,
         faults: FaultPlan | None = None,
+        deliver: Callable[[list[Emission]], None],
     ) -> None:
         """Raise a ForetokenError for anything that cannot run. Engines plan single rounds: tokens are told when their round ends.
 
-        `faults` are those of the service (`FaultPlan.of_service`), for its clients come from outside.
+        `deliver` gets what a round brought before the engine plans the next one. `faults` are those of the service
+        (`FaultPlan.of_service`), for its clients come from outside.
         """
         scenario = live_scenario(scenario)
-        self._emissions: list[Emission] = []
+        self._deliver = deliver
+        self._ends: list[Emission] = []  # that no round brought, and were not told yet
+        self._told: set[str] = set()  # requests whose end came with their last round, until the actors report it
+        self._num_told = 0
+        self._request_of_row: dict[int, dict[int, str]] = {}  # by engine
+        self._told_ahead: dict[int, tuple[int, dict[str, int]]] = {}  # by engine: its next step, and the tokens of it
         super().__init__(
-            scenario, sinks=lambda replica: [self._emission_sink(), *sinks(replica)], origins=origins, faults=faults
+            scenario, sinks=lambda number: [self._emission_sink(number), *sinks(number)], origins=origins, faults=faults
         )
         self._output_lens = self._draw_output_lens()
 
@@ -94,12 +102,40 @@ class LiveSimulation(Simulation):
         """Give a request up at `at_ns`, or now if that is over; does nothing if it has ended."""
         call_at(self.env, max(at_ns, self.env.now), self.router.cancel, request_id)
 
-    def advance(self, until_ns: int) -> list[Emission]:
-        """Let happen what does up to and at `until_ns`, or until requests get something; return what they got."""
-        while not self._emissions and self.env.peek() <= until_ns:
+    def advance(self, until_ns: int) -> None:
+        """Let happen what does up to and at `until_ns`, or until requests got something."""
+        before = self._num_told
+        while not self._ends and self._num_told == before and self.env.peek() <= until_ns:
             self.env.step()
-        emissions, self._emissions = self._emissions, []
-        return emissions
+        if self._ends:
+            ends, self._ends = self._ends, []
+            self._tell(ends)
+
+    def foresee(self, now_ns: int) -> list[list[Emission]]:
+        """Return what requests will get after `now_ns` from rounds that are drawn, and will not end with; each round is told once.
+
+        Only an abort can keep it from them, or a fault: where faults are injected nothing is foreseen.
+        """
+        found = []
+        for number, actor in enumerate(self.replicas):
+            if actor.next_commit is None or self.faults is not None:
+                continue
+            step, result = actor.next_commit
+            at_ns, known = int(result.round_end_ns[-1]), self._told_ahead.get(number)
+            if step.decode is None or at_ns <= now_ns or (known is not None and known[0] == step.step_id):
+                continue
+            rows = step.decode.rows
+            stays = (actor.engine.rounds.live[rows] & ~result.decode.ended).nonzero()[0]
+            request_of_row = self._request_of_row[number]
+            counts = result.decode.accept_lens[0, stays].tolist()
+            ahead = {request_of_row[row]: count for row, count in zip(rows[stays].tolist(), counts, strict=True)}
+            self._told_ahead[number] = step.step_id, ahead
+            found.append([Emission(request_id, at_ns, count) for request_id, count in ahead.items()])
+        return [ahead for ahead in found if ahead]
+
+    def _tell(self, emissions: list[Emission]) -> None:
+        self._num_told += len(emissions)
+        self._deliver(emissions)
 
     def _draw_output_lens(self) -> Iterator[int]:
         if isinstance(self.workload, TraceSource):
@@ -107,25 +143,35 @@ class LiveSimulation(Simulation):
         for row in itertools.count():
             yield self.workload.make(row, 1)[0].output_len
 
-    def _emission_sink(self) -> EventSink:
-        """Return a sink that notes what committed steps of one engine deliver."""
-        request_of_row: dict[int, str] = {}
+    def _emission_sink(self, number: int) -> EventSink:
+        """Return a sink that tells what committed steps of engine `number` deliver, without what was foreseen."""
+        request_of_row = self._request_of_row[number] = {}
 
         def take(event: Event) -> None:
             if isinstance(event, Planned) and event.step is not None:
                 request_of_row.update((join.row, join.request.request_id) for join in event.step.joins)
             elif isinstance(event, Committed):
-                at_ns = event.now_ns
-                self._emissions += [Emission(request_id, at_ns, 1) for request_id in event.first_tokens]
+                at_ns, got = event.now_ns, [(request_id, 1) for request_id in event.first_tokens]
                 if event.kept is not None:
                     rows, counts = event.step.decode.rows.tolist(), np.add.reduce(event.kept, axis=0).tolist()
-                    self._emissions += [
-                        Emission(request_of_row[row], at_ns, count)
-                        for row, count in zip(rows, counts, strict=True)
-                        if count
-                    ]
+                    got += [(request_of_row[row], count) for row, count in zip(rows, counts, strict=True) if count]
+                ends = {end.request_id: end for end in event.finished if end.reason is not FinishReason.ERROR}
+                self._told |= ends.keys()
+                _, ahead = self._told_ahead.pop(number, (0, {}))
+                if ahead:
+                    self._check_foreseen(ahead, dict(got), self.replicas[number].engine)
+                    got = [(request_id, count) for request_id, count in got if request_id not in ahead]
+                got += [(request_id, 0) for request_id in ends if request_id not in dict(got)]
+                self._tell([Emission(request_id, at_ns, count, ends.get(request_id)) for request_id, count in got])
 
         return take
+
+    @staticmethod
+    def _check_foreseen(ahead: Mapping[str, int], got: Mapping[str, int], engine: Engine) -> None:
+        for request_id, count in ahead.items():
+            if got.get(request_id, 0) != count and engine.state_of(request_id) is not None:
+                told = f"{count} tokens were foreseen, {got.get(request_id, 0)} delivered"
+                raise InvariantViolation("ACCEPT-12", f"request {request_id!r}: {told}")
 
     def _ended(self, replica: int, finished: FinishedRequest) -> None:
         """Take the end of a request, or its refusal (which has a message)."""
@@ -134,4 +180,7 @@ class LiveSimulation(Simulation):
             self.faults.ended(finished.request_id)
             self.faults.forget(finished.request_id)
         self.router.ended(replica, finished.request_id)
-        self._emissions.append(Emission(finished.request_id, self.env.now, 0, finished))
+        if finished.request_id in self._told:
+            self._told.remove(finished.request_id)
+        else:
+            self._ends.append(Emission(finished.request_id, self.env.now, 0, finished))

@@ -75,6 +75,19 @@ class TextDecoder(Protocol):
     def finish(self) -> str: ...
 
 
+class Outlet(Protocol):
+    """Takes what a body has for its requests, on the thread that drives the body."""
+
+    def deliver(self, pieces: list[Piece]) -> None:
+        """Take what requests got."""
+
+    def prepare(self, pieces: list[Piece]) -> None:
+        """Take what requests will get, without an end, at one time that `release` tells; only an abort keeps it from them."""
+
+    def release(self, now_ns: int) -> None:
+        """Take note that it is `now_ns`: what was prepared for then or before is theirs."""
+
+
 class Body(Protocol):
     """Serves orders. `unsupported`: parameter of a request → why this body cannot honour it."""
 
@@ -83,7 +96,7 @@ class Body(Protocol):
     vocab_size: int  # token ids below it are prompts
     context_len: int  # tokens of a prompt with its output, at least 1
     unsupported: Mapping[str, str]
-    hand_over_s: float  # how long its next turn may wait until the loop has sent what the last one brought
+    hand_over_s: float  # how long it may wait after each delivery until the loop has sent that
     engines: Sequence[Engine]
 
     def at_ns(self, at_s: float) -> int:
@@ -104,8 +117,8 @@ class Body(Protocol):
     def wait_s(self) -> float | None:
         """Return how long nothing happens by itself, in real seconds; 0: take a turn now, None: nothing until an order comes."""
 
-    def turn(self) -> list[Piece]:
-        """Go on by at most one round, or to the present; return what requests got."""
+    def turn(self, outlet: Outlet) -> None:
+        """Go on by at most one round, or to the present; `outlet` gets what requests got before the next round is planned."""
 
     def reload(self, table: str, source: str) -> None:
         """Use another adaptive table (JSON text). Raises ConfigError, and the last one goes on, if it is invalid here."""

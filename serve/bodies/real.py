@@ -13,7 +13,7 @@ from ...core.scheduler.engine import Engine
 from ...gpu.session.grammar import grammars_of
 from ...gpu.session.session import DecodeSession
 from ...gpu.session.text import StreamDecoder
-from .port import Order, Piece, TextDecoder, longest_request
+from .port import Order, Outlet, Piece, TextDecoder, longest_request
 
 
 class RealBody:
@@ -62,9 +62,9 @@ class RealBody:
     def wait_s(self) -> float | None:
         return None if self._loop.is_idle else 0.0
 
-    def turn(self) -> list[Piece]:
+    def turn(self, outlet: Outlet) -> None:
         if self._loop.is_idle:
-            return []
+            return
         try:
             deltas = self._loop.turn()
         except (RuntimeError, MemoryError) as error:  # as devices raise; our own contradictions are none of these
@@ -73,9 +73,9 @@ class RealBody:
             is_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
             cause = FailureCause.OUT_OF_MEMORY if is_memory else FailureCause.RAISED
             self._loop.lose_steps(cause, str(error), self._restart)
-            return []
+            return
         at_ns = time.monotonic_ns()
-        return [Piece(d.request_id, at_ns, d.tokens.tolist(), d.outputs, d.finished) for d in deltas]
+        outlet.deliver([Piece(d.request_id, at_ns, d.tokens.tolist(), d.outputs, d.finished) for d in deltas])
 
     def reload(self, table: str, source: str) -> None:
         reload_table(self.engines[0], table, source, time.perf_counter_ns())

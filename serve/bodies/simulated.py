@@ -19,7 +19,7 @@ from ...sim.faults.service import FaultReport
 from ...sim.scenario import Scenario
 from .filler import ALL_WORDS, FillerTokenizer, WordDecoder, filler, word_edges, word_outputs
 from .live import Emission, LiveSimulation
-from .port import Order, Piece, TextDecoder, longest_request
+from .port import Order, Outlet, Piece, TextDecoder, longest_request
 
 BLOCK_SIZE = 16
 """Tokens of the blocks by which the policy prefix_aware compares prompts."""
@@ -53,7 +53,8 @@ class SimulatedBody:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Raise a ForetokenError for a scenario that cannot run."""
-        self.simulation = LiveSimulation(scenario, sinks=sinks, origins=origins, faults=faults)
+        self.simulation = LiveSimulation(scenario, sinks=sinks, origins=origins, faults=faults, deliver=self._tell)
+        self._outlet: Outlet | None = None
         self.name = self.simulation.assembly.target.name
         self.tokenizer = FillerTokenizer()
         self.vocab_size = MAX_TOKEN_ID + 1
@@ -95,8 +96,12 @@ class SimulatedBody:
             return None
         return max(0.0, (next_ns - self._now_ns()) / 1e9 / self._speed)
 
-    def turn(self) -> list[Piece]:
-        return [self._piece(emission) for emission in self.simulation.advance(self._now_ns())]
+    def turn(self, outlet: Outlet) -> None:
+        self._outlet, now_ns = outlet, self._now_ns()
+        outlet.release(now_ns)
+        self.simulation.advance(now_ns)
+        for ahead in self.simulation.foresee(self._now_ns()):
+            outlet.prepare([self._piece(emission) for emission in ahead])
 
     def reload(self, table: str, source: str) -> None:
         for engine in self.engines:
@@ -112,12 +117,15 @@ class SimulatedBody:
     def _now_ns(self) -> int:
         return self.at_ns(self._clock())
 
+    def _tell(self, emissions: list[Emission]) -> None:
+        self._outlet.deliver([self._piece(emission) for emission in emissions])
+
     def _piece(self, emission: Emission) -> Piece:
         writing, end = self._live[emission.request_id], emission.finished
         tokens = writing.write(emission.num_tokens)
         if end is not None:
             del self._live[emission.request_id]
-            if end.num_output != writing.num_tokens and end.reason is not FinishReason.ERROR:
+            if end.num_output != writing.num_tokens and end.reason not in (FinishReason.ERROR, FinishReason.ABORT):
                 told = f"{writing.num_tokens} tokens were told, {end.num_output} delivered"
                 raise InvariantViolation("ACCEPT-12", f"request {emission.request_id!r}: {told}")
         return Piece(emission.request_id, emission.at_ns, tokens, writing.outputs(tokens), finished=end)

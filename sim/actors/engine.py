@@ -82,6 +82,7 @@ class EngineActor:
         self.worked_until_ns = 0  # when the newest result, or its loss, was taken
         self.on_first_token: Callable[[int, str], None] | None = None  # told with the replica's number and the request
         self.ran_ns = (0, 0)  # from and to when the device was at the newest step of one round
+        self.next_commit: tuple[Step, StepResult] | None = None  # a single round that is drawn and not over
         self._on_finished = on_finished
         self._spans = spans
         self._flights: deque[Flight] = deque()
@@ -225,7 +226,9 @@ class EngineActor:
             result = yield from self._run_block(flight)
         else:
             result = self._run_single(flight)
+            self.next_commit = flight.step, result
             yield until(self.env, self._cpu_free_ns)
+            self.next_commit = None
         self._flights.popleft()
         self.worked_until_ns = self.env.now
         outcome = self.engine.commit(self.hooks.after_run(result), self.hooks.stamp(self.env.now))

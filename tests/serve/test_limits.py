@@ -238,7 +238,7 @@ def test_ten_thousand_connections_opened_and_dropped(simulated: Served):
 def test_a_body_that_contradicts_itself_ends_the_requests_and_is_not_healthy():
     body = simulated_body()
     with serving(body) as served:
-        body.turn = lambda: 1 / 0
+        body.turn = lambda outlet: 1 / 0
         answer = served.post("/v1/completions", **ASKED)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_error")
         assert served.http.get("/health").status_code == served.http.get("/ready").status_code == 503

@@ -12,7 +12,7 @@ from foretoken.core.contract.request import GREEDY
 from foretoken.core.prompt import Prompt
 from foretoken.observe.encoding import LineEncoder
 from foretoken.serve.bodies.filler import FillerTokenizer
-from foretoken.serve.bodies.port import Order
+from foretoken.serve.bodies.port import Order, Piece
 from foretoken.sim.run import Simulation
 from foretoken.sim.workload.arrival import Arrival
 from foretoken.sim.workload.workload import SyntheticWorkload
@@ -38,6 +38,27 @@ class _Clock:
         return self.now_s
 
 
+class _Outlet:
+    """Keeps the pieces that were told at their time; `num_ahead` counts those that were prepared before."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self.num_ahead = 0
+        self._held: list[Piece] = []
+
+    def deliver(self, pieces: list[Piece]) -> None:
+        self.pieces += pieces
+
+    def prepare(self, pieces: list[Piece]) -> None:
+        assert len({piece.at_ns for piece in pieces}) == 1 and not any(piece.finished for piece in pieces)
+        self._held += pieces
+        self.num_ahead += len(pieces)
+
+    def release(self, now_ns: int) -> None:
+        self.pieces += [piece for piece in self._held if piece.at_ns <= now_ns]
+        self._held = [piece for piece in self._held if piece.at_ns > now_ns]
+
+
 class _Given:
     """Given arrivals instead of those of a workload."""
 
@@ -59,17 +80,19 @@ def test_a_clients_arrivals_bring_the_events_of_a_simulation(keys: tuple[str, ..
     clock = _Clock()
     body = simulated_body(*keys, speed=1.0, clock=clock, sinks=lambda i: [served_events.setdefault(i, []).append])
     gaps_ns = np.random.default_rng(7).integers(1, 60_000_000, 40)
-    arrivals, pieces = [], []
+    arrivals, outlet = [], _Outlet()
     for number, at_ns in enumerate(np.cumsum(gaps_ns).tolist()):
-        clock.now_s = at_ns / 1e9
-        pieces += body.turn()
+        while (wait_s := body.wait_s()) is not None and clock.now_s + wait_s < at_ns / 1e9:
+            clock.now_s += wait_s + 1e-6
+            body.turn(outlet)
+        clock.now_s = max(clock.now_s, at_ns / 1e9)
         prompt = np.arange(number % 5 * 100, number % 5 * 100 + 150 + number)
         order = Order(number, prompt, 60, clock.now_s, GREEDY, priority=number % 7 == 0)
         body.submit(order)
         arrivals.append((body.at_ns(clock.now_s), order))
     while (wait_s := body.wait_s()) is not None:
         clock.now_s += wait_s
-        pieces += body.turn()
+        body.turn(outlet)
         clock.now_s += 1e-6
 
     predicted: dict[int, list] = {}
@@ -87,7 +110,10 @@ def test_a_clients_arrivals_bring_the_events_of_a_simulation(keys: tuple[str, ..
     )
     simulation.run()
     assert _lines(served_events) == _lines(predicted)
-    assert sum(piece.finished is not None for piece in pieces) == 40
+    assert sum(piece.finished is not None for piece in outlet.pieces) == 40
+    assert sum(len(piece.tokens) for piece in outlet.pieces) == 40 * 40
+    assert [piece.at_ns for piece in outlet.pieces] == sorted(piece.at_ns for piece in outlet.pieces)
+    assert outlet.num_ahead > 0.8 * sum(piece.finished is None for piece in outlet.pieces)
     assert sum(isinstance(event, Planned | Committed) for of in served_events.values() for event in of) > 100
 
 
@@ -104,6 +130,7 @@ def test_latencies_of_a_client_are_the_simulated_ones(simulated: Served):
     """In real time, ten times as fast: not before the simulated time, and what HTTP adds is small beside a minute."""
     before = simulated.frontend.metrics.histograms["e2e"].total
     answer = simulated.post("/v1/completions", prompt="x" * 400, max_tokens=200, ignore_eos=True)
+    simulated.wait_until_idle()
     predicted_s = (simulated.frontend.metrics.histograms["e2e"].total - before) / 10
     assert predicted_s <= answer.elapsed.total_seconds() < predicted_s + 30
 
