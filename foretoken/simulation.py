@@ -92,7 +92,9 @@ def _run(scenario: Scenario, origins: Mapping[str, str]) -> Result:
 
     with TemporaryDirectory(prefix="foretoken-") as directory:
         with closing(RunMetrics(directory)) as metrics:
-            report = Simulation(scenario, sinks=lambda replica: [metrics.sink(replica)], origins=origins).run()
+            report = Simulation(
+                scenario, sinks=lambda replica: [metrics.sink(replica)], origins=origins, named_slots=False
+            ).run()
             if not report.complete:
                 raise KeyboardInterrupt  # which ended the run early; there is no whole result
             summary = summarize_run(scenario, report, metrics)

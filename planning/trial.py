@@ -51,9 +51,9 @@ def run_trial(
         scenario = scenario_with(tables, settings)
         origins = {**given_keys(scenario, "scenario"), **dict.fromkeys(settings, SETTINGS), "seed": OVERRIDES}
         with closing(RunMetrics()) as metrics:
-            report = Simulation(scenario, sinks=lambda replica: [metrics.sink(replica)], origins=origins).run(
-                on_progress
-            )
+            report = Simulation(
+                scenario, sinks=lambda replica: [metrics.sink(replica)], origins=origins, named_slots=False
+            ).run(on_progress)
             if not report.complete:
                 raise KeyboardInterrupt
             summary = summarize_run(scenario, report, metrics)

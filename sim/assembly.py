@@ -72,9 +72,9 @@ class Assembly:
     calibration: Calibration | None = None
     not_measured: str | None = None  # why hardware.kernels=auto took the roofline
 
-    def make_engine(self, events: EventSink | None, replica: int = 0) -> Engine:
+    def make_engine(self, events: EventSink | None, replica: int = 0, named_slots: bool = True) -> Engine:
         """Make the engine of `replica`, in the role that its number has."""
-        return self.spec.with_role(self.pools.role_of(replica)).make_engine(events)
+        return self.spec.with_role(self.pools.role_of(replica)).make_engine(events, named_slots=named_slots)
 
     @property
     def relay_shape(self) -> AlgorithmShape:

@@ -19,6 +19,7 @@ from ..core.errors import ForetokenError
 from ..core.scheduler.config import EngineRole
 from ..observe.engine_lines import engine_lines
 from .actors.client import Patience, closed_loop_client
+from .actors.clock import Environment
 from .actors.device import Device, Truth
 from .actors.engine import EngineActor, SpanSink
 from .actors.hooks import NO_HOOKS
@@ -37,7 +38,7 @@ from .faults.clock import StampedMoves
 from .faults.link import UnreliableLink
 from .faults.plan import FaultPlan
 from .faults.service import FaultReport, FaultyService
-from .load import asked_lengths, make_workload, scan_workload
+from .load import asked_lengths, contents_are_known, make_workload, scan_workload
 from .scenario import Scenario
 from .workload.arrival import Arrival
 
@@ -96,12 +97,14 @@ class Simulation:
         origins: Mapping[str, str] | None = None,
         calibration: Calibration | None = None,
         on_assembled: Callable[[Assembly], None] | None = None,
+        named_slots: bool = True,
     ) -> None:
         """Assemble the run.
 
         `faults`: to be injected; `RunReport.faults` has the results. `origins`: where each key was given, as `load_scenario` returns it;
         keys without effect are then refused or noted (`effects.py`). `calibration`: instead of the file `hardware.profile`.
-        `on_assembled` takes the parts of the run before `sinks` is asked.
+        `on_assembled` takes the parts of the run before `sinks` is asked. `named_slots` False: no sink asks which KV slots a step writes;
+        then engines count them, unless a prefix cache with known prompts, a transfer or a fault needs to know.
 
         Raises a ForetokenError for anything that cannot run: configuration, memory, an unreadable or broken trace.
         """
@@ -113,7 +116,7 @@ class Simulation:
         self.notices = notices_of(self.assembly, origins or {})
         self.workload = make_workload(scenario, self.assembly.spec.config.context_len)
         self.num_expected, self.num_skipped_rows = scan_workload(self.workload)
-        self.env = simpy.Environment()
+        self.env = Environment()
         self.refusals: dict[str, int] = {}
         self._num_submitted = 0
         self._last_arrival_ns = 0
@@ -129,6 +132,12 @@ class Simulation:
             self.faults = FaultyService(self.env, faults, scenario.seed, self.assembly.spec.config)
         self._max_tokens = scenario.workload.max_tokens or self.assembly.spec.config.context_len
         pools = self.assembly.pools
+        self._named_slots = (
+            named_slots
+            or faults is not None
+            or pools.is_disaggregated
+            or (self.assembly.spec.config.prefix_cache and contents_are_known(scenario))
+        )
         self.cluster: Cluster | None = None
         self._on_finished = self._ended
         if pools.is_disaggregated:
@@ -213,6 +222,7 @@ class Simulation:
         next_look = time.monotonic()
         try:
             while True:
+                self.env.passes_left = self.EVENTS_PER_LOOK
                 for _ in range(self.EVENTS_PER_LOOK):
                     step()
                 if on_progress is not None and time.monotonic() >= next_look:
@@ -241,7 +251,7 @@ class Simulation:
             events = _fan_out([*sinks, hooks.witness.take])
             if self.cluster is not None:
                 events = StampedMoves(events, hooks.clock)
-        engine = assembly.make_engine(events, replica)
+        engine = assembly.make_engine(events, replica, self._named_slots)
         if lines is not None:
             lines.engine = engine
         device_spread, host_spread = self.scenario.hardware.device_jitter, self.scenario.hardware.host_jitter

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-import simpy
-
 from ..core.acceptance.process import AcceptanceProcess
 from ..core.contract.events import Event
 from ..core.contract.request import FinishedRequest
 from ..core.draws import Purpose, request_key
 from ..core.errors import ForetokenError
 from ..core.scheduler.spec import EngineSpec
-from ..sim.actors.clock import call_at
+from ..sim.actors.clock import Environment, call_at
 from ..sim.actors.device import Device, Truth
 from ..sim.actors.engine import EngineActor
 from ..sim.actors.jitter import HostJitter, Jitter
@@ -39,7 +37,7 @@ def simulate(
     `device_spread` and `host_spread` let the times of steps fluctuate, drawn by `seed`. Arrivals and `concurrency` as in `serve`.
     Raises ForetokenError if a request is refused.
     """
-    env = simpy.Environment()
+    env = Environment()
     events: list[Event] = []
     waiting = deque(asked)
 

@@ -141,6 +141,7 @@ def _run(
             faults=faults,
             origins=origins,
             on_assembled=record.take_assembly,
+            named_slots=events,
         )
         record.write_scenario(origins, derived_rows(simulation.assembly), simulation.notices)
         if faults is not None:

@@ -150,3 +150,21 @@ class RequestTable:
         cells = first.repeat(counts)
         cells += self._counting[: cells.size] if cells.size <= self.width else np.arange(cells.size)
         return cells
+
+
+class RowTable(RequestTable):
+    """A request table without slots: rows and epochs alone, for a `SlotCount`. What it gathers is as long as it should be, and all 0."""
+
+    def __init__(self, num_rows: int, width: int) -> None:
+        super().__init__(num_rows, width)
+        self._unnamed = np.zeros(num_rows * width, dtype=np.int32)
+
+    def write(self, rows: Index, starts: Index, counts: Index, slots: NDArray[np.int32]) -> None:
+        """Do nothing."""
+
+    def write_row(self, row: int, start: int, slots: NDArray[np.int32]) -> None:
+        """Do nothing."""
+
+    def gather_ragged(self, rows: Index, starts: Index, counts: Index) -> NDArray[np.int32]:
+        """Return zeros, int32 [sum of counts]."""
+        return self._unnamed[: int(np.add.reduce(counts))]

@@ -24,14 +24,12 @@ from .waiting import giving_way
 class Admission:
     """Admits waiting requests and cuts their prompts into chunks."""
 
-    def __init__(
-        self, config: EngineConfig, sizes: EngineSizes, store: KVStore, requests: Requests, limits: StepLimits
-    ) -> None:
+    def __init__(self, config: EngineConfig, sizes: EngineSizes, store: KVStore, requests: Requests) -> None:
         self.config = config
         self.sizes = sizes
         self.store = store
         self.requests = requests
-        self.limits = limits
+        self.limits = StepLimits(config.chunk_size, config.max_running)
         self.take_role(config.role)
         self._watermark = int(config.watermark * store.allocator.num_total_slots)
         self._blocked: tuple[RequestRecord, int] | None = None  # (head, store.revision) of the last refusal

@@ -42,7 +42,7 @@ from .config import EngineConfig, EngineRole, EngineSizes
 from .in_flight import Chunk, StepInFlight
 from .life import RequestState
 from .output import OutputLog
-from .recovery import Recovery, StepLimits
+from .recovery import Recovery
 from .requests import Requests
 from .rounds import DecodeRounds, PlannedRounds
 from .transfers import Transfers
@@ -60,22 +60,22 @@ class Engine:
         *,
         events: EventSink | None = None,
         text_decoder: TextDecoder | None = None,
+        named_slots: bool = True,
     ) -> None:
-        """Raise ConfigError with every contradiction. Without a controller nothing is drafted."""
+        """Raise ConfigError with all contradictions. Without a controller nothing is drafted; without `named_slots` slots are counted."""
         self.config = config
         self.algorithm = algorithm
         self.controller = controller if controller is not None else fixed_controller(0)
         self.sizes = EngineSizes.resolve(config, algorithm, self.controller)
-        cache = None
-        if config.prefix_cache:
-            cache = RadixCache(config.page_size, algorithm.prefix_key_kind(), config.eviction_policy)
-        self.store = KVStore(config.max_running, self.sizes.row_width, config.num_pages, config.page_size, cache)
+        form = (config.page_size, algorithm.prefix_key_kind(), config.eviction_policy)
+        cache = RadixCache(*form) if config.prefix_cache and named_slots else None
+        pool = (config.num_pages, config.page_size)
+        self.store = KVStore(config.max_running, self.sizes.row_width, *pool, cache, named_slots)
         self.rounds = DecodeRounds(config, self.sizes, self.controller, self.store)
         self.output = OutputLog(config, self.sizes, self.rounds.kv_len, text_decoder)
         self.requests = Requests(self.store, self.rounds, self.output, config.ageing_bound)
-        limits = StepLimits(config.chunk_size, config.max_running)
-        self.admission = Admission(config, self.sizes, self.store, self.requests, limits)
-        self.recovery = Recovery(limits, self.requests, self.controller, self.emit)
+        self.admission = Admission(config, self.sizes, self.store, self.requests)
+        self.recovery = Recovery(self.admission.limits, self.requests, self.controller, self.emit)
         self.transfers = Transfers(config, algorithm, self.requests, self.admission, self.output, self.emit)
         self.pipeline_depth = 2 if config.overlap else 1
         self._events = events

@@ -122,13 +122,14 @@ class EngineSpec:
         controller.init_states(self.graph_sizes)
         return controller
 
-    def make_engine(self, events: EventSink | None = None, text_decoder: TextDecoder | None = None) -> Engine:
+    def make_engine(
+        self, events: EventSink | None = None, text_decoder: TextDecoder | None = None, named_slots: bool = True
+    ) -> Engine:
         """Build a fresh engine. If it decodes text but has no `text_decoder`, the results must say where text ended a request."""
         if text_decoder is None and self.decodes_text:
             text_decoder = NoTextDecoder()
-        return Engine(
-            self.config, self.make_algorithm(), self.make_controller(), events=events, text_decoder=text_decoder
-        )
+        parts = (self.config, self.make_algorithm(), self.make_controller())
+        return Engine(*parts, events=events, text_decoder=text_decoder, named_slots=named_slots)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads back."""

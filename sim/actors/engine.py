@@ -25,7 +25,7 @@ from ...core.contract.step import Step, StepResult
 from ...core.errors import InvariantViolation
 from ...core.scheduler.engine import Engine
 from ..cost.host import HostCost
-from .clock import AFTER_ARRIVALS, until
+from .clock import AFTER_ARRIVALS, Environment, until
 from .device import Device, DrawnRounds, Truth
 from .hooks import NO_HOOKS, HandoffPart, Hooks, StepFault
 from .jitter import HostJitter
@@ -60,7 +60,7 @@ class EngineActor:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Environment,
         replica: int,
         engine: Engine,
         device: Device,
@@ -168,7 +168,8 @@ class EngineActor:
                 if self.handoff is not None:
                     self.handoff.launched()
                 if engine.num_uncommitted < engine.pipeline_depth:
-                    yield until(env, self._cpu_free_ns)
+                    if not env.passed(self._cpu_free_ns):
+                        yield until(env, self._cpu_free_ns)
                     continue
             elif not engine.num_uncommitted:
                 yield from self._wait_for_work()
@@ -227,7 +228,8 @@ class EngineActor:
         else:
             result = self._run_single(flight)
             self.next_commit = flight.step, result
-            yield until(self.env, self._cpu_free_ns)
+            if not self.env.passed(self._cpu_free_ns):
+                yield until(self.env, self._cpu_free_ns)
             self.next_commit = None
         self._flights.popleft()
         self.worked_until_ns = self.env.now
@@ -330,14 +332,15 @@ class EngineActor:
         times = self._overlap_times(flight) if self.engine.pipeline_depth > 1 else self._synchronous_times(flight)
         started_ns = max(self._device_free_ns, flight.launched_ns)
         rounds, asked = drawn.rounds, False
-        self._in_block = True
-        try:
-            yield until(self.env, int(times.commit_end_ns[-1]))
-        except simpy.Interrupt:
-            rounds = int(np.searchsorted(times.commit_end_ns, self.env.now)) + 1
-            asked = rounds < drawn.rounds
-            yield until(self.env, int(times.commit_end_ns[rounds - 1]))
-        self._in_block = False
+        if not self.env.passed(int(times.commit_end_ns[-1])):
+            self._in_block = True
+            try:
+                yield until(self.env, int(times.commit_end_ns[-1]))
+            except simpy.Interrupt:
+                rounds = int(times.commit_end_ns.searchsorted(self.env.now)) + 1
+                asked = rounds < drawn.rounds
+                yield until(self.env, int(times.commit_end_ns[rounds - 1]))
+            self._in_block = False
         self._device_free_ns = int(times.device_end_ns[rounds - 1])
         self._cpu_free_ns = self.env.now
         if len(self._flights) > 1:

@@ -86,7 +86,10 @@ class Predictor:
         calibration = self._calibration(values) if values else None
         with self._named_errors(), closing(RunMetrics()) as metrics:
             simulation = Simulation(
-                self.scenario, sinks=lambda replica: [metrics.sink(replica)], calibration=calibration
+                self.scenario,
+                sinks=lambda replica: [metrics.sink(replica)],
+                calibration=calibration,
+                named_slots=False,
             )
             report = simulation.run()
             if not report.complete:

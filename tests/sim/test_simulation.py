@@ -4,6 +4,8 @@ import csv
 from pathlib import Path
 
 import pytest
+from foretoken.core.contract.events import Committed, Planned
+from foretoken.core.kv.allocator import SlotCount
 from foretoken.observe.metrics import RunMetrics
 from foretoken.sim.faults.plan import KINDS, FaultPlan, fault_plan
 from foretoken.sim.run import NothingFits, Simulation
@@ -85,6 +87,30 @@ def test_blocks_say_what_single_rounds_say(mode, faults, waits_for):
     for name in RESERVED_AHEAD:
         singles.pop(name), blocks.pop(name)
     assert blocks == singles
+
+
+@pytest.mark.parametrize("engine", [{"mode": "synchronous"}, {"page_size": 16}, {"mixed": False, "preempt": True}])
+def test_counted_slots_decide_what_named_slots_decide(engine):
+    """A small pool, so that requests wait, are retracted and lose what their blocks have reserved."""
+    scenario = merged(BUSY, engine={**engine, "kv_slots": 1120}, workload={"num_requests": 60, "rate": 40.0})
+    told = []
+    for named in (True, False):
+        events = []
+        simulation = Simulation(
+            scenario_from_dict(scenario, "test"), sinks=lambda replica, to=events: [to.append], named_slots=named
+        )
+        simulation.run()
+        assert (type(simulation.replicas[0].engine.store.allocator) is SlotCount) == (not named)
+        simulation.replicas[0].engine.check()
+        planned = [one for one in events if type(one) is Planned]
+        committed = [one for one in events if type(one) is Committed]
+        told.append(
+            (
+                [(one.now_ns, one.retracted, one.num_waiting, one.num_held_slots) for one in planned],
+                [(one.now_ns, one.finished, None if one.kept is None else one.kept.tolist()) for one in committed],
+            )
+        )
+    assert told[0] == told[1] and any(retracted for _, retracted, *_ in told[0][0])
 
 
 def test_every_request_is_served_whole():
