@@ -8,7 +8,7 @@ RUN_DIR := runs/demo
 # Whatever the environment says, Python keeps what it compiled: tests start hundreds of processes of the same modules.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test soak mutation bench accuracy lint format docs site clean
+.PHONY: setup demo twin test soak mutation bench accuracy lint format docs site clean
 
 setup: $(STAMP)
 
@@ -27,8 +27,7 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) '.[sim,$*]'
 	@touch $@
 
-# Capacity and a plan first, which need the simulator alone; then a small model that is trained for a minute, decoding with every kind of draft,
-# and the same workload on the real executor and in the simulator.
+# Capacity and a plan first, which need the simulator alone; then a small model that is trained for a minute and decodes with every kind of draft.
 demo: .venv/.planning
 	$(BIN)/python examples/capacity.py
 	$(BIN)/foretoken plan examples/chat_on_h100.toml --set hardware.kernels=roofline --try speculation.steps=0,1,3 \
@@ -37,6 +36,9 @@ demo: .venv/.planning
 	@$(MAKE) --no-print-directory .venv/.gpu
 	$(BIN)/foretoken tiny $(RUN_DIR)/pair --time-budget-s 75
 	$(BIN)/python examples/real_decode.py $(RUN_DIR)/pair --max-tokens 48
+	@echo "Next: make twin runs one workload on this machine and in the simulator, in two minutes."
+
+twin: .venv/.gpu
 	$(BIN)/foretoken twin --pair $(RUN_DIR)/pair --loads knee --seconds 3 --repeat 2
 
 lint: $(STAMP)

@@ -5,56 +5,27 @@ Such a part stands between the comments `<!-- from NAME -->` and `<!-- end -->`;
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 
 import numpy as np
-from foretoken.checks.acceptance.contract import Process
-from foretoken.checks.executor.contract import Executor
-from foretoken.checks.manager.contract import BlockManager
-from foretoken.checks.transport.contract import Transport
 from foretoken.core.acceptance.fit import simulate_rounds
 from foretoken.core.acceptance.presets import PRESETS
 from foretoken.core.adaptive.config import SlotConfig
 from foretoken.core.handoff.life import DECODE_TRANSITIONS, PREFILL_TRANSITIONS
 from foretoken.core.model_shape import known_models
 from foretoken.core.scheduler.life import JOINT_RULES, TRANSITIONS, RequestState
-from foretoken.properties.accept.contract import Accept
-from foretoken.properties.allocator.contract import Allocator
-from foretoken.properties.engine.contract import Engine
-from foretoken.properties.prefix_cache.contract import PrefixCache
-from foretoken.properties.relay.contract import Relay
-from foretoken.properties.simulator.contract import Simulator
-from foretoken.properties.step_controller.contract import StepController
 from foretoken.serve.metrics import NAMES
 from foretoken.sim.calibration.accuracy import FIGURES
 from foretoken.sim.calibration.points import COLUMNS
 from foretoken.sim.cost import efficiency
-from foretoken.sim.cost.hardware import known_gpus
 from foretoken.sim.faults.plan import KINDS, FaultPlan
 from foretoken.sim.scenario import Scenario
 from pydantic import BaseModel
-
-PROTOCOLS = {
-    "allocators": Allocator,
-    "prefix-caches": PrefixCache,
-    "relays": Relay,
-    "acceptance": Accept,
-    "simulated-acceptance": Process,
-    "step-controllers": StepController,
-    "engines": Engine,
-    "executors": Executor,
-    "block-managers": BlockManager,
-    "transports": Transport,
-    "simulators": Simulator,
-}
-"""Section of docs/contracts.md -> the protocol of its contract."""
 
 FOLDER = Path(__file__).resolve().parent
 BLOCK = re.compile(r"(<!-- from ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -165,10 +136,6 @@ def acceptance_presets() -> str:
     return "\n".join(rows)
 
 
-def gpus() -> str:
-    return ", ".join(known_gpus())
-
-
 def models() -> str:
     return ", ".join(known_models())
 
@@ -184,22 +151,6 @@ def fault_kinds() -> str:
     return "\n".join(rows)
 
 
-def signatures(protocol: type) -> str:
-    """The methods of a contract's protocol, with the capability that each needs, as a table."""
-    module = sys.modules[protocol.__module__]
-    needs: dict[str, list[str]] = {}
-    for capability, methods in module.METHODS.items():
-        for name in methods:
-            needs.setdefault(name, []).extend([f"`{capability}`"] if capability else [])
-    rows = ["| method | needs |", "| --- | --- |"]
-    for name, capabilities in needs.items():
-        signature = inspect.signature(getattr(protocol, name))
-        parameters = [str(parameter) for parameter in list(signature.parameters.values())[1:]]
-        shape = f"{name}({', '.join(parameters)}) -> {signature.return_annotation}".replace("|", "or").replace("'", "")
-        rows.append(f"| `{shape}` | {' or '.join(capabilities)} |")
-    return "\n".join(rows)
-
-
 def calibration_columns() -> str:
     """The columns of a CSV file of measured runs."""
     rows = [f"| `{name}` | {meaning} |" for name, meaning in COLUMNS.items()]
@@ -207,7 +158,6 @@ def calibration_columns() -> str:
 
 
 BLOCKS = {
-    **{f"methods-of-{name}": partial(signatures, protocol) for name, protocol in PROTOCOLS.items()},
     "life-of-a-request": life_of_a_request,
     "joint-rules": joint_rules,
     "server-metrics": server_metrics,
@@ -216,7 +166,6 @@ BLOCKS = {
     "cost-accuracy": cost_accuracy,
     "fault-kinds": fault_kinds,
     "acceptance-presets": acceptance_presets,
-    "gpus": gpus,
     "models": models,
     "adaptive-keys": adaptive_keys,
     "calibration-columns": calibration_columns,

@@ -95,32 +95,31 @@ class Simulator(Protocol):
 
     A run is answered with a mapping:
 
-    events      sequence of strings: the history, one line per event, in the order in which they happened
-    times_ns    sequence of integers: the simulated time of each
-    arrivals    sequence of [time in ns, prompt length, output length], as drawn; the number of a request is its place here
-    requests    sequence of mappings, one per request that reached a replica, also if that refused it:
-                  number           its place in `arrivals`; −1 for one that a fault has added
-                  reason           "completed", "refused", "aborted" or "failed"
-                  arrival_ns       when it reached its replica
-                  first_token_ns, finish_ns    as the simulator's own metrics have them; None where there is none
-                  max_tokens       the most that it asked for
-                  num_output       tokens that it got
-                  retractions      how often it was retracted
-                  emissions        sequence of [time in ns, tokens]: what it got, and when
-    summary     mapping: completed, retractions, max_running, duration (s), total_output_tokens, output_throughput and
-                request_throughput (per s), mean_concurrency (requests in the system), mean_running (of these, in a batch),
-                and mean_, median_, p90_, p95_ and
-                p99_{ttft,tpot,itl,e2el}_ms of completed requests; None for what is undefined
+      events      sequence of strings: the history, one line per event, in the order in which they happened
+      times_ns    sequence of integers: the simulated time of each
+      arrivals    sequence of [time in ns, prompt length, output length], as drawn; the number of a request is its place here
+      requests    sequence of mappings, one per request that reached a replica, also if that refused it:
+                    number           its place in `arrivals`; −1 for one that a fault has added
+                    reason           "completed", "refused", "aborted" or "failed"
+                    arrival_ns       when it reached its replica
+                    first_token_ns, finish_ns    as the simulator's own metrics have them; None where there is none
+                    max_tokens       the most that it asked for
+                    num_output       tokens that it got
+                    retractions      how often it was retracted
+                    emissions        sequence of [time in ns, tokens]: what it got, and when
+      summary     mapping: completed, retractions, max_running, duration (s), total_output_tokens, output_throughput and
+                  request_throughput (per s), mean_concurrency (requests in the system), mean_running (of these, in a batch),
+                  mean_, median_, p90_, p95_ and p99_{ttft,tpot,itl,e2el}_ms of completed requests; None for what is undefined
 
     With the capability `books` the events are the lines of a log (docs/simulate.md, `events.jsonl`), and an answer has one key more:
 
-    books       mapping: summary   every number of the report by its name, as in summary.json
-                         machine   the numbers of one engine's machine, as `simulator/roofline.py` reads them
-                         runs      mapping: id of a request -> per output position the longest run of drafts that verification
-                                   would accept there, asked of the acceptance process alone
-                         link      [latency in ns, bytes per s] from the clients to each engine
-                         port      [latency in ns, bytes per s, bytes of a page, bytes beside the last page] between engines
-                         left      mapping: name -> what is left of it after the last request: loads, rows, slots, clients, gauges
+      books       mapping: summary   every number of the report by its name, as in summary.json
+                           machine   the numbers of one engine's machine, as `simulator/roofline.py` reads them
+                           runs      mapping: id of a request -> per output position the longest run of drafts that verification
+                                     would accept there, asked of the acceptance process alone
+                           link      [latency in ns, bytes per s] from the clients to each engine
+                           port      [latency in ns, bytes per s, bytes of a page, bytes beside the last page] between engines
+                           left      mapping: name -> what is left of it after the last request: loads, rows, slots, clients, gauges
     """
 
     def run(self, service: Service) -> Mapping[str, object] | None:
