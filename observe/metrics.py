@@ -302,6 +302,8 @@ class RunMetrics:
         self, duration_ns: int | None = None, slo: SLO | None = None, *, incomplete: bool = False
     ) -> dict[str, Any]:
         """Return all metrics under flat names (see `summary.py`). `duration_ns` defaults to the time from first to last event."""
+        if not incomplete:
+            self.lives.end_moved()
         self.flush()
         return summarize(self.measured, duration_ns, slo, incomplete)
 
@@ -314,6 +316,7 @@ class RunMetrics:
         """Process the remaining notes and end the files. A second call does nothing."""
         for number in sorted(self.measured.replicas):
             self.lives.close_leaving(self.measured.replicas[number])
+        self.lives.end_moved()
         self.flush()
         files, self._files = self._files, None
         for file in files or ():

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..core.algorithm.arrival import Arrival
 from ..core.contract.events import Event, EventSink, HandoffMove
+from ..core.contract.request import FinishReason
 from ..core.contract.step import Step
 from ..core.errors import ForetokenError, InvariantViolation
 from ..core.scheduler.config import EngineRole
@@ -117,8 +118,9 @@ class _Replica:
             self.engine.transfers.hold(name, now_ns)
         elif move is HandoffMove.RELEASE:
             self.engine.transfers.release_hold(data["row"], now_ns)
-        elif move is HandoffMove.END:
-            self.engine.transfers.end_transfer(name, now_ns, data.get("detail", ""))
+        elif move in (HandoffMove.END, HandoffMove.MOVE):
+            reason = FinishReason.MOVED if move is HandoffMove.MOVE else FinishReason.ERROR
+            self.engine.transfers.end_transfer(name, now_ns, data.get("detail", ""), reason)
         elif move is HandoffMove.RESERVE:
             self.engine.transfers.reserve(replace(decode_request(data), outputs=()), now_ns)
         elif move is HandoffMove.JOIN:

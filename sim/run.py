@@ -338,10 +338,16 @@ class Simulation:
 
     def _given_up(self, deliver: Callable[..., None], *arguments) -> None:
         """End a request whose every delivery was lost, unless a copy has arrived. A lost cancel changes nothing."""
-        request = arguments[0]
-        if isinstance(request, Request) and self.faults.is_waiting_for(request.request_id):
-            replica = next(actor for actor in self.replicas if actor.receive == deliver)
-            self._on_finished(replica.replica, self.faults.unreachable(request.request_id))
+        request, home = arguments[0], arguments[-1]
+        if not isinstance(request, Request) or not self.faults.is_waiting_for(request.request_id):
+            return
+        if self.cluster is None:
+            home = next(actor.replica for actor in self.replicas if actor.receive == deliver)
+        elif home.lost is not None:
+            return  # it is placed anew, since its decode engine was lost
+        else:
+            home = home.prefill
+        self._on_finished(home, self.faults.unreachable(request.request_id))
 
 
 def _ema_of(metrics: AdaptiveMetrics) -> Mapping[int, float]:

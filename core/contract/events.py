@@ -116,6 +116,7 @@ class HandoffMove(Enum):
     HOLD = "hold"
     RELEASE = "release"
     END = "end"
+    MOVE = "move"
     RESERVE = "reserve"
     JOIN = "join"
     ROLE = "role"

@@ -26,6 +26,7 @@ class FinishReason(IntEnum):
     ABORT = 3
     ERROR = 4
     TRANSFERRED = 5  # on a prefill worker: a decode worker has the request now
+    MOVED = 6  # a worker of it was lost: its router places it anew, or fails it
 
 
 GRAMMAR_KINDS = ("json_schema", "lark")

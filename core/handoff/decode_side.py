@@ -10,6 +10,7 @@ from collections import deque
 
 from ..algorithm.algorithm import AlgorithmShape
 from ..algorithm.arrival import DraftPayload
+from ..contract.request import FinishReason
 from ..scheduler.engine import AbortOutcome, CommitOutcome, Engine
 from .actions import TransferOutcome, WritePage
 from .life import DECODE_TRANSITIONS, ENDED, ENDING_EVENTS, TransferEvent, TransferState
@@ -116,8 +117,8 @@ class DecodeSide(HandoffSide):
         self.counts.ignored += not understood
         self._reserve_waiting(now_ns)
 
-    def peer_lost(self, peer: str, now_ns: int) -> None:
-        """Fail the transfers from a prefill worker that is gone. Their slots are free when a fence has passed."""
+    def peer_lost(self, peer: str, now_ns: int, reason: FinishReason = FinishReason.ERROR) -> None:
+        """Fail the transfers from a prefill worker that is gone; their requests have not begun here. Slots are free after a fence."""
         for transfer in [t for t in self._transfers.values() if t.peer == peer]:
             self._lose(transfer, f"prefill worker {peer!r} is gone", now_ns)
 

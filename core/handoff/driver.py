@@ -14,7 +14,7 @@ from typing import Protocol
 
 from ..algorithm.algorithm import AlgorithmShape
 from ..algorithm.arrival import DraftPayload
-from ..contract.request import FinishedRequest, Request
+from ..contract.request import FinishedRequest, FinishReason, Request
 from ..scheduler.config import EngineRole
 from ..scheduler.engine import AbortOutcome, CommitOutcome, Engine, SubmitOutcome
 from .actions import Send, SendPages, TransferOutcome, WritePage
@@ -84,9 +84,9 @@ class HandoffDriver:
             self.side.page_sent(page.key, page.index, page.seal, now_ns)
         self.carry_out()
 
-    def peer_lost(self, peer: str, now_ns: int) -> None:
-        """Tell the side that the worker `peer` is gone."""
-        self.side.peer_lost(peer, now_ns)
+    def peer_lost(self, peer: str, now_ns: int, reason: FinishReason = FinishReason.ERROR) -> None:
+        """Tell the side that the worker `peer` is gone. `reason`: how its requests end here, MOVED if `Placements` goes on with them."""
+        self.side.peer_lost(peer, now_ns, reason)
         self.carry_out()
 
     def worker_lost(self, incarnation: int, now_ns: int) -> None:

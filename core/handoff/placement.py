@@ -1,8 +1,9 @@
 """Which workers serve a request, and how it goes on when one of them is lost. No I/O: the parent of real workers and the simulated
 cluster are its drivers.
 
-A request is placed on a prefill and a decode worker. When a worker is lost, the other one of each request that it had is asked to drop
-it. Once it has, the old attempt can have no further effect, and the verdict is given:
+A request is placed on a prefill and a decode worker. When a worker is lost, all living ones are told, and drop what they share with it.
+When each of them has answered, or is lost as well, the old attempts can have no further effect, and whoever died at the same time is
+known: so workers that die at once are one loss to a request. Then the verdict is given:
 
     the request had joined a decode worker that lives    it goes on there
     else                                                 it begins again on living workers, behind the tokens that its client has
@@ -13,11 +14,11 @@ Draws are keyed by position, so the output is the one that the client would have
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ..contract.request import FinishReason, Request
+from ..contract.request import Request
 from ..prompt import Prompt
 
 MAX_TRIES = 2
@@ -30,8 +31,8 @@ Name = str | int
 class WorkerPool(Protocol):
     """The workers of one role: it chooses among the living ones, and counts what each has to do."""
 
-    def __contains__(self, name: object) -> bool:
-        """Return whether the worker has this role and lives."""
+    def __iter__(self) -> Iterator[Name]:
+        """Yield the workers of this role that live."""
 
     def assign(self, request: Request) -> Name | None:
         """Choose a worker for a request, and count the request there. Returns None if none is left."""
@@ -50,8 +51,8 @@ class LeastLoaded:
         self._loads = dict.fromkeys(names, 0)
         self._load_of = load_of
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._loads
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._loads)
 
     def assign(self, request: Request) -> str | None:
         if not self._loads:
@@ -79,8 +80,7 @@ class Placement:
     is_handed_over: bool = False  # the prefill worker has nothing of it any more
     has_joined: bool = False  # the decode worker decodes it
     is_aborted: bool = False  # its client has given it up
-    waits_for: Name | None = None  # the worker that must drop the request before it can begin again
-    lost: Name | None = None  # the worker that was lost
+    lost: Name | None = None  # the worker that was lost last, until the verdict
     loss: str = ""  # how
 
 
@@ -101,12 +101,17 @@ class Placements:
         self._decode = decode
         self._shown_of = shown_of
         self._placements: dict[str, Placement] = {}
+        self._awaited: dict[Name, dict[Name, None]] = {}  # lost worker -> the living ones that have not answered yet
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._placements
 
     def __getitem__(self, request_id: str) -> Placement:
         return self._placements[request_id]
+
+    def get(self, request_id: str) -> Placement | None:
+        """Return where a request is; None if it is over."""
+        return self._placements.get(request_id)
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -135,10 +140,11 @@ class Placements:
         """Note that the decode worker decodes a request."""
         self._placements[request_id].has_joined = True
 
-    def abort(self, request_id: str) -> Placement:
-        """Note that a request's client gives it up: whatever is lost, it does not begin again."""
-        placement = self._placements[request_id]
-        placement.is_aborted = True
+    def abort(self, request_id: str) -> Placement | None:
+        """Note that a request's client gives it up: whatever is lost, it does not begin again. Returns where it is; None if it is over."""
+        placement = self.get(request_id)
+        if placement is not None:
+            placement.is_aborted = True
         return placement
 
     def end(self, request_id: str) -> None:
@@ -148,42 +154,31 @@ class Placements:
             self._prefill.done(placement.prefill, placement.request)
         self._decode.done(placement.decode, placement.request)
 
-    def drops(self, name: Name, request_id: str, reason: FinishReason | None) -> bool:
-        """Return whether the worker `name` only drops the request, because the other worker was lost: its end is then not the request's.
-
-        An output that is complete is an end whatever was lost: its first token was the last. `reason` None: it refuses the request.
-        """
-        placement = self._placements[request_id]
-        is_complete = reason in (FinishReason.STOP, FinishReason.LENGTH)
-        return placement.lost is not None and name != placement.decode and not is_complete
+    def awaits_answers(self, lost: Name) -> bool:
+        """Return whether the verdicts on the requests of a lost worker are still to come."""
+        return lost in self._awaited
 
     def lose(self, name: Name, why: str) -> list[Verdict]:
-        """Take a worker for dead. Returns the verdicts that need no answer of another worker; `let_go` has the others."""
-        self._prefill.lose(name)
-        self._decode.lose(name)
-        clear = []
+        """Take a worker for dead; all living ones must answer it (`let_go`). Returns the verdicts that waited for this worker alone."""
+        for pool in (self._prefill, self._decode):
+            pool.lose(name)
         for placement in self._placements.values():
-            if placement.waits_for == name:
-                placement.waits_for = None
-                clear.append(placement)
-            elif name == placement.decode or (name == placement.prefill and not placement.is_handed_over):
+            if name == placement.decode or (name == placement.prefill and not placement.is_handed_over):
                 placement.lost, placement.loss = name, why
-                other = placement.decode if name == placement.prefill else placement.prefill
-                if other in self._prefill or other in self._decode:
-                    placement.waits_for = other
-                else:
-                    clear.append(placement)
-        return self._judge_all(clear)
+        self._awaited[name] = dict.fromkeys([*self._prefill, *self._decode])
+        return [verdict for lost in list(self._awaited) for verdict in self.let_go(name, lost)]
 
     def let_go(self, name: Name, lost: Name) -> list[Verdict]:
-        """Note that `name` has dropped all that it shared with `lost`, and return the verdicts."""
-        waiting = [p for p in self._placements.values() if (p.waits_for, p.lost) == (name, lost)]
-        for placement in waiting:
-            placement.waits_for = None
-        return self._judge_all(waiting)
-
-    def _judge_all(self, placements: list[Placement]) -> list[Verdict]:
-        return [verdict for placement in placements if (verdict := self._judge(placement)) is not None]
+        """Note that `name` has dropped all that it shared with `lost`, and return the verdicts if it was the last one to do so."""
+        awaited = self._awaited.get(lost)
+        if awaited is None:
+            return []
+        awaited.pop(name, None)
+        if awaited:
+            return []
+        del self._awaited[lost]
+        judged = [self._judge(p) for p in list(self._placements.values()) if p.lost == lost]
+        return [verdict for verdict in judged if verdict is not None]
 
     def _judge(self, placement: Placement) -> Verdict | None:
         request_id, loss = placement.request.request_id, placement.loss

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ..algorithm.arrival import DraftPayload
 from ..contract.hidden import ForwardPhase, check_hidden
-from ..contract.request import Request
+from ..contract.request import FinishReason, Request
 from ..scheduler.engine import AbortOutcome, CommitOutcome, Engine, SubmitOutcome
 from ..scheduler.transfers import PromptProgress
 from .actions import SendPages, TransferOutcome
@@ -177,17 +177,18 @@ class PrefillSide(HandoffSide):
             self._deadlines.set(transfer, now_ns + self.timing.lease_ns)  # until then it waited for its own link
             self._send_manifest(transfer, now_ns)
 
-    def peer_lost(self, peer: str, now_ns: int) -> None:
-        """Fail the requests of a decode worker that is gone. Their pages are free when a fence has passed."""
+    def peer_lost(self, peer: str, now_ns: int, reason: FinishReason = FinishReason.ERROR) -> None:
+        """End the requests of a decode worker that is gone, as MOVED if their router places them anew. Their pages are free when a
+        fence has passed."""
         for transfer in [t for t in self._transfers.values() if t.peer == peer]:
             if transfer.state is TransferState.FENCED:
                 continue
             if transfer.state is not TransferState.CANCELLING:
-                self._fail_request(transfer, f"decode worker {peer!r} is gone", now_ns)
+                self._fail_request(transfer, f"decode worker {peer!r} is gone", now_ns, reason)
             self._fence(transfer, now_ns)
         for request_id in [name for name, wanted in self._peers.items() if wanted == peer]:
             del self._peers[request_id]
-            self._fail_engine_request(request_id, f"decode worker {peer!r} is gone", now_ns)
+            self._fail_engine_request(request_id, f"decode worker {peer!r} is gone", now_ns, reason)
 
     def tick(self, now_ns: int) -> None:
         """Act on deadlines that have passed."""
@@ -373,10 +374,12 @@ class PrefillSide(HandoffSide):
         self._say(transfer.peer, Cancel(transfer.key, transfer.first_attempt, end is TransferState.FAILED, why))
         self._deadlines.set(transfer, now_ns + self.timing.lease_ns)
 
-    def _fail_request(self, transfer: Outgoing, why: str, now_ns: int) -> None:
+    def _fail_request(
+        self, transfer: Outgoing, why: str, now_ns: int, reason: FinishReason = FinishReason.ERROR
+    ) -> None:
         self._forget_request(transfer)
         transfer.end, transfer.message = TransferState.FAILED, why
-        self._fail_engine_request(transfer.request.request_id, why, now_ns)
+        self._fail_engine_request(transfer.request.request_id, why, now_ns, reason)
 
     def _forget_request(self, transfer: Outgoing) -> None:
         request_id = transfer.request.request_id

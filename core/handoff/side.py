@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import Any
 
-from ..contract.request import FinishedRequest
+from ..contract.request import FinishedRequest, FinishReason
 from ..scheduler.engine import Engine
 from .actions import Send, TransferOutcome
 from .life import TransferCounts
@@ -72,8 +72,10 @@ class HandoffSide:
     def _say(self, peer: str, message: Message) -> None:
         self._actions.append(Send(peer, message))
 
-    def _fail_engine_request(self, request_id: str, why: str, now_ns: int) -> None:
-        finished = self.engine.transfers.end_transfer(request_id, now_ns, why)
+    def _fail_engine_request(
+        self, request_id: str, why: str, now_ns: int, reason: FinishReason = FinishReason.ERROR
+    ) -> None:
+        finished = self.engine.transfers.end_transfer(request_id, now_ns, why, reason)
         if finished is not None:
             self._finished.append(finished)
 

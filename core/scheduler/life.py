@@ -61,18 +61,20 @@ class RequestEvent(_Key):
     FINISH = "finish"  # stop or length
     ABORT = "abort"  # the client gave it up
     FAIL = "fail"  # an executor's error for this request alone, or its transfer failed
+    MOVE = "move"  # another worker goes on with it, since one of its own was lost
 
 
 S, E = RequestState, RequestEvent
 TRANSITIONS: dict[RequestState, dict[RequestEvent, RequestState]] = {
     S.NEW: {E.QUEUE: S.WAITING, E.RESERVE: S.TRANSFERRING},
-    S.WAITING: {E.ADMIT: S.PREFILL, E.ABORT: S.ABORTED, E.FAIL: S.FAILED},
+    S.WAITING: {E.ADMIT: S.PREFILL, E.ABORT: S.ABORTED, E.FAIL: S.FAILED, E.MOVE: S.TRANSFERRED},
     S.PREFILL: {
         E.PREFILLED: S.DECODE,
         E.HAND_OVER: S.TRANSFERRING,
         E.RETRACT: S.WAITING,
         E.ABORT: S.ABORTED,
         E.FAIL: S.FAILED,
+        E.MOVE: S.TRANSFERRED,
     },
     S.DECODE: {
         E.FINISH: S.FINISHED,
@@ -80,6 +82,7 @@ TRANSITIONS: dict[RequestState, dict[RequestEvent, RequestState]] = {
         E.LEAVE: S.LEAVING,
         E.ABORT: S.ABORTED,
         E.FAIL: S.FAILED,
+        E.MOVE: S.TRANSFERRED,
     },
     S.LEAVING: {E.ABORT: S.ABORTED, E.FAIL: S.FAILED},
     S.TRANSFERRING: {
@@ -88,6 +91,7 @@ TRANSITIONS: dict[RequestState, dict[RequestEvent, RequestState]] = {
         E.FINISH: S.FINISHED,
         E.ABORT: S.ABORTED,
         E.FAIL: S.FAILED,
+        E.MOVE: S.TRANSFERRED,
     },
     S.TRANSFERRED: {},
     S.FINISHED: {},
@@ -102,6 +106,7 @@ ENDINGS = {
     FinishReason.ABORT: E.ABORT,
     FinishReason.ERROR: E.FAIL,
     FinishReason.TRANSFERRED: E.TRANSFER,
+    FinishReason.MOVED: E.MOVE,
 }
 
 

@@ -112,20 +112,23 @@ class Transfers:
         self.store.release_hold(row, self.requests.last_committed)
         self._emit(HandoffMoved(now_ns, HandoffMove.RELEASE, "", row))
 
-    def end_transfer(self, request_id: str, now_ns: int, failure: str = "") -> FinishedRequest | None:
+    def end_transfer(
+        self, request_id: str, now_ns: int, failure: str = "", reason: FinishReason = FinishReason.ERROR
+    ) -> FinishedRequest | None:
         """End a request that the decode side has, or that failed on the way. Returns None if no live request has that id.
 
-        A failure may also come while the prompt is waiting or being computed.
+        A failure may also come while the prompt is waiting or being computed. `reason`: of an end with a failure, ERROR or MOVED.
         """
         record = self.requests.live.get(request_id)
         if record is None:
             return None
         if failure:
-            finished = self.requests.give_up(record, FinishReason.ERROR, failure)
-            assert finished is not None, f"{request_id!r} is decoded here and has no transfer"
+            finished = self.requests.give_up(record, reason, failure)
+            assert finished is not None, f"a block of rounds runs with {request_id!r}"
         else:
             finished = self.requests.finish(record, FinishReason.TRANSFERRED)
-        self._emit(HandoffMoved(now_ns, HandoffMove.END, request_id, 0, detail=failure, finished=(finished,)))
+        move = HandoffMove.MOVE if finished.reason is FinishReason.MOVED else HandoffMove.END
+        self._emit(HandoffMoved(now_ns, move, request_id, 0, detail=failure, finished=(finished,)))
         return finished
 
     # -- decode side ------------------------------------------------------------------------------------------------

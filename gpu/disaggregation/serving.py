@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...core.algorithm.arrival import DraftPayload
 from ...core.contract.events import Event, HandoffMove, HandoffMoved
-from ...core.contract.request import FinishedRequest, Request
+from ...core.contract.request import FinishedRequest, FinishReason, Request
 from ...core.contract.step import StepResult
 from ...core.handoff import (
     DecodeSide,
@@ -191,7 +191,7 @@ class Serving:
     def lose(self, peer: str) -> None:
         """Take the parent's word that `peer` is dead."""
         self._lost[peer] = None
-        self.handoff.peer_lost(peer, now_ns())
+        self.handoff.peer_lost(peer, now_ns(), FinishReason.MOVED)
 
     def tick(self) -> None:
         """Act on deadlines that have passed."""

@@ -167,8 +167,7 @@ class DisaggregatedSession:
 
     def abort(self, request_id: str) -> None:
         """Give a request up, wherever it is; an id that is not live changes nothing."""
-        if request_id in self._placements:
-            placement = self._placements.abort(request_id)
+        if (placement := self._placements.abort(request_id)) is not None:
             for name in (placement.prefill, placement.decode):
                 self.workers[name].say({"do": "abort", "request_id": request_id})
 
@@ -279,8 +278,7 @@ class DisaggregatedSession:
 
     def _lost(self, worker: WorkerProcess) -> list[TextDelta]:
         for other in self.workers.living():
-            if other.place.role is not worker.place.role:
-                other.say({"do": "lose", "peer": worker.name})
+            other.say({"do": "lose", "peer": worker.name})
         return self._judged(self._placements.lose(worker.name, f"worker {worker.name} {worker.death}"))
 
     def _judged(self, verdicts: Sequence[Verdict]) -> list[TextDelta]:
@@ -326,12 +324,10 @@ class DisaggregatedSession:
     def _ended(
         self, worker: WorkerProcess, request_id: str, reason: str, num_output: int, message: str
     ) -> list[TextDelta]:
-        if reason == FinishReason.TRANSFERRED.value:
-            self._placements.handed_over(request_id)
+        if reason in (FinishReason.TRANSFERRED.value, FinishReason.MOVED.value):
+            self._placements.handed_over(request_id)  # or given back: the verdict comes when all workers have answered
             return []
         finished = FinishReason(reason) if reason != REFUSED else None
-        if self._placements.drops(worker.name, request_id, finished):
-            return []
         told = len(self._answers[request_id].tokens)
         if finished is None:
             return [self._end(request_id, REFUSED if not told else FINISH[FinishReason.ERROR], message)]

@@ -6,7 +6,7 @@ decode                     reserve ─── join ──────────
 ```
 
 The end that counts is the first one that is not a handover; the slot is closed when both engines are done with it, because until then
-rounds may still deliver to it.
+rounds may still deliver to it. A request whose decode engine was lost keeps its slot until it is submitted again, or the run ends.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class _Shared:
         self.name = name
         self.workers = [worker]
         self.verdict: Closing | None = None
+        self.moved: Closing | None = None  # a lost engine's end of it: it goes on elsewhere, or has failed
 
 
 class HandedRequests:
@@ -31,8 +32,16 @@ class HandedRequests:
         self._slots: dict[str, int] = {}  # offered and not over: id → slot
         self._leftovers: set[int] = set()  # slots of copies whose request has ended; only asked
 
+    def goes_on(self, name: str, worker: int, refused: bool) -> int | None:
+        """Note that a request is submitted once more, as an engine was lost. Returns its slot; None if it is new, or a refused copy."""
+        slot = self._slots.get(name)
+        if slot is None or (refused and self._shared[slot].workers):
+            return None
+        self._shared[slot].workers, self._shared[slot].moved = [worker], None
+        return slot
+
     def offered(self, name: str, slot: int, worker: int) -> None:
-        """Note that a prefill engine holds the KV of this request for another engine."""
+        """Note that a prefill engine holds the KV of this request for another engine, or that a lost engine had it."""
         if slot not in self._shared:
             self._shared[slot] = _Shared(name, worker)
             self._slots[name] = slot
@@ -63,12 +72,24 @@ class HandedRequests:
             return closing
         if worker in shared.workers:
             shared.workers.remove(worker)
-        if shared.verdict is None and closing[1] != FinishReason.TRANSFERRED:
+        if closing[1] == FinishReason.MOVED:
+            shared.moved = closing
+        elif shared.verdict is None and closing[1] != FinishReason.TRANSFERRED:
             shared.verdict = closing
-        if shared.workers:
+        if shared.workers or (shared.moved is not None and shared.verdict is None):
             return None
         del self._shared[slot], self._slots[shared.name]
         return shared.verdict or closing
+
+    def take_moved(self) -> list[Closing]:
+        """Return the closings of requests of lost engines that were not submitted again, as failures: the run is over."""
+        moved = [shared for shared in self._shared.values() if shared.moved is not None and not shared.workers]
+        closings = []
+        for shared in moved:
+            slot, _, now_ns, num_output = shared.moved
+            closings.append((slot, int(FinishReason.ERROR), now_ns, num_output))
+            del self._shared[slot], self._slots[shared.name]
+        return closings
 
     def take_leftovers(self, slots: list[int]) -> list[int]:
         """Return those of `slots` that are not counted, and forget them."""

@@ -70,12 +70,15 @@ class RequestLives:
 
     def submitted(self, state: ReplicaMetrics, event: Submitted) -> None:
         request = event.request
-        slot = self.open.open(request.request_id, state.number, event.now_ns, request.prompt.length, request.max_tokens)
-        self._totals["submitted"] += 1
+        name = request.request_id
+        slot = self._handed.goes_on(name, state.number, bool(event.refusal))
+        if slot is None:
+            slot = self.open.open(name, state.number, event.now_ns, request.prompt.length, request.max_tokens)
+            self._totals["submitted"] += 1
         if event.refusal:
-            self.closing.append((slot, REFUSED, event.now_ns, 0))
+            self._close(state, slot, REFUSED, event.now_ns, 0)
             return
-        state.slots[request.request_id] = slot
+        state.slots[name] = slot
         self._wait(state, state.waiting + 1)
 
     def aborted(self, state: ReplicaMetrics, event: Aborted) -> None:
@@ -178,6 +181,8 @@ class RequestLives:
             del state.awaited[state.slots[event.request_id]]
         for finished in event.finished:
             slot = state.slots.pop(finished.request_id)
+            if finished.reason is FinishReason.MOVED:
+                self._handed.offered(finished.request_id, slot, state.number)
             if state.rows.pop(slot, None) is not None:
                 self.running -= 1
             elif slot in state.awaited:
@@ -209,6 +214,10 @@ class RequestLives:
         for slot, now_ns in state.leaving:
             self._close(state, slot, FinishReason.ABORT, now_ns, -1)
         state.leaving.clear()
+
+    def end_moved(self) -> None:
+        """Close the requests of lost engines that no engine has taken up: the run is over."""
+        self.closing += self._handed.take_moved()
 
     def take_closing(self) -> list[tuple[int, int, int, int]]:
         """Return the requests that have ended since the last call; copies are closed without being counted."""

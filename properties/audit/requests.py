@@ -217,10 +217,13 @@ class Requests:
             self._end_transfer(data)
 
     def _end_transfer(self, data: Mapping[str, Any]) -> None:
-        """Follow KV that has arrived (`join`), or is with another engine (`end`), or a request that failed on the way."""
+        """Follow KV that has arrived (`join`) or is with another engine (`end`), a failure on the way, or a move from a lost engine."""
         move, detail = data["move"], data.get("detail", "")
         request = self.live.get(data["id"])
-        is_due = request is not None and (request.transferring or (move == "end" and detail)) and not request.arrived
+        on_its_way = (
+            request is not None and (request.transferring or (move == "end" and detail)) and not request.arrived
+        )
+        is_due = on_its_way or (request is not None and move == "move")
         was = f"{data['id']!r} comes to the end of a transfer ({move}) that it is not in"
         self.tally.check("HANDOFF-04", is_due, was, "one end for each transfer")
         if request is None:

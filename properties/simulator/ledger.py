@@ -29,7 +29,7 @@ class Life:
     accepted: list[tuple[int, int, int]] = field(default_factory=list)  # (output position, steps, accept length)
     retractions: int = 0
     running_ns: list[list[int]] = field(default_factory=list)  # [from, to] of each time that it had a row
-    end: str = ""  # stop, length, error, abort, refused
+    end: str = ""  # stop, length, error, abort, refused; while lines are read also moved, until another engine goes on
     end_ns: int = -1  # when the engine took its end
     cap: int = 0
     joined_ns: int = -1  # where prefill and decode are apart: when its KV had arrived, and where
@@ -110,6 +110,8 @@ class Ledger:
             take = handlers.get(record["t"])
             if take is not None:
                 take(record["r"], record)
+        for life in self.lives.values():
+            life.end = "error" if life.end == "moved" else life.end
 
     @property
     def completed(self) -> list[Life]:
@@ -125,7 +127,10 @@ class Ledger:
         self._leaving[replica] = []
 
     def _submit(self, replica: int, record: dict[str, Any]) -> None:
-        life = Life(record["id"], replica, record["prompt"].get("length", -1), record["max_tokens"], record["ns"])
+        life = self.lives.get(record["id"])
+        if life is None or life.end != "moved":
+            life = Life(record["id"], replica, record["prompt"].get("length", -1), record["max_tokens"], record["ns"])
+        life.end = ""
         if "refusal" in record:
             life.end, life.end_ns = "refused", record["ns"]
             self.refused.append(life)
@@ -139,10 +144,10 @@ class Ledger:
         has_failed = bool(record.get("detail")) or (move == "join" and not record.get("row"))
         if move == "join" and not has_failed:
             life.joined_ns, life.joined_at = record["ns"], replica
-        elif move in ("join", "end"):
+        elif move in ("join", "end", "move"):
             self._leave(replica, life.id, record["ns"])
             if has_failed and not life.end:
-                life.end, life.end_ns = "error", record["ns"]
+                life.end, life.end_ns = "moved" if move == "move" else "error", record["ns"]
 
     def _abort(self, replica: int, record: dict[str, Any]) -> None:
         name = record["id"]
@@ -232,7 +237,7 @@ class Ledger:
     def _first_token(self, step: StepDone, row: Row, kv: int, stopped: bool) -> None:
         """Give a request the token that the last chunk of its prompt yields."""
         step.emitted[0] += 1
-        is_live = self._has(step, row)
+        is_live = self._has(step, row) and self.lives[row.id].tokens == row.emitted  # else another engine had given it
         row.kv, row.emitted = kv, row.emitted + 1
         row.is_over = stopped or row.emitted >= row.cap
         if is_live:

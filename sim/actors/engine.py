@@ -23,12 +23,14 @@ from ...core.contract.failure import StepFailure
 from ...core.contract.request import FinishedRequest, FinishReason, Request
 from ...core.contract.step import Step, StepResult
 from ...core.errors import InvariantViolation
-from ...core.scheduler.engine import Engine
+from ...core.scheduler.engine import Engine, LossOutcome
 from ..cost.host import HostCost
 from .clock import AFTER_ARRIVALS, Environment, until
 from .device import Device, DrawnRounds, Truth
 from .hooks import NO_HOOKS, HandoffPart, Hooks, StepFault
 from .jitter import HostJitter
+
+NOTHING_LOST = LossOutcome((), ())
 
 
 class SpanSink(Protocol):
@@ -179,6 +181,8 @@ class EngineActor:
     def _wait_for_work(self) -> Generator[simpy.Event, None, None]:
         fault = self.hooks.fault_of(None)
         if fault is not None:
+            if self.handoff is not None:
+                self.handoff.lost(NOTHING_LOST, fault.restarts)
             yield from self._resume(None, fault)
             return
         if self.handoff is not None:
@@ -269,6 +273,8 @@ class EngineActor:
         """Wait until the device is quiet, or a new worker runs, and plan again."""
         yield until(self.env, self.env.now + fault.away_ns)
         if fault.restarts and self.handoff is not None:
+            while not self.handoff.may_restart:
+                yield until(self.env, self.env.now + fault.away_ns)
             self.handoff.restarted()
         self.engine.resume(self.hooks.stamp(self.env.now), restarted=fault.restarts)
         self.hooks.after_resume(step, fault.restarts)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import simpy
 
 from ...core.contract.request import FinishedRequest, FinishReason, Request
 from ...core.handoff import PageFormat
+from ...core.handoff.placement import Placement, Placements, Verdict
+from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineRole
 from ..actors.device import Truth
 from ..actors.engine import EngineActor
@@ -23,22 +25,33 @@ from .transfers import DisaggregationReport, TransferTimes
 OnFinished = Callable[[int, FinishedRequest], None]
 
 
-class _Route:
-    """Where a request is computed and where it will be decoded."""
+class EnginePool:
+    """The engines that serve in one role (`core.handoff.placement.WorkerPool`), by their numbers."""
 
-    __slots__ = ("decode", "is_computing", "prefill")
+    def __init__(self, cluster: Cluster, role: EngineRole, balancer: Balancer) -> None:
+        self._cluster = cluster
+        self._role = role
+        self._balancer = balancer
 
-    def __init__(self, prefill: int, decode: int) -> None:
-        self.prefill = prefill
-        self.decode = decode
-        self.is_computing = True
+    def __iter__(self) -> Iterator[int]:
+        return (e.replica for e in self._cluster.endpoints if e.engine.role is self._role and not e.is_lost)
+
+    def assign(self, request: Request) -> int | None:
+        among = self._cluster.roles.serving(self._role)
+        return self._balancer.assign(request, among) if among else None
+
+    def done(self, name: int, request: Request) -> None:
+        self._balancer.ended(name, request.request_id)
+
+    def lose(self, name: int) -> None:
+        """Do nothing: the endpoint is lost already."""
 
 
 class Cluster:
     """Routes requests of a disaggregated service (see `ReplicaRouter`), and holds its endpoints.
 
-    Both engines of a request are chosen when it arrives. A request has ended for its client at the first end that one of them reports,
-    other than that its prompt was handed over.
+    Both engines of a request are chosen when it arrives, and again when its decode engine is lost (`Placements`). A request has ended
+    for its client at the first end that one of them reports, other than that its prompt was handed over, or that it moves.
     """
 
     def __init__(self, env: simpy.Environment, assembly: Assembly, network: Network, on_finished: OnFinished) -> None:
@@ -56,7 +69,14 @@ class Cluster:
         tokens = assembly.cache_tokens
         self._prefill = Balancer(table.prefill_policy, num_engines, scenario.seed, tokens, 1)
         self._decode = Balancer(table.decode_policy, num_engines, scenario.seed, tokens, 2)
-        self._routes: dict[str, _Route] = {}
+        self.placements = Placements(
+            EnginePool(self, EngineRole.PREFILL, self._prefill),
+            EnginePool(self, EngineRole.DECODE, self._decode),
+            lambda request_id: Prompt.of_length(self._shown.get(request_id, 0)),
+        )
+        self._truths: dict[str, Truth] = {}  # of the requests that have not ended for their clients
+        self._shown: dict[str, int] = {}  # tokens of those that an engine has handed on
+        self.num_moved = 0  # how often a request was placed anew
         self.endpoints: list[HandoffEndpoint] = []
         self.roles = Roles(self, None if table.rebalance_s is None else round(table.rebalance_s * 1e9))
         self._times = TransferTimes()
@@ -74,9 +94,7 @@ class Cluster:
             self._times,
             self.assembly.target.kv_layers,
             self.assembly.scenario.disaggregation.layerwise,
-            self._peer_of,
-            self.decoder_of,
-            lambda engine: self.outstanding[engine],
+            self,
             endpoint_hooks,
         )
         self._links = links
@@ -98,66 +116,106 @@ class Cluster:
     @property
     def request_ids(self) -> list[str]:
         """The requests that have not ended for their clients."""
-        return list(self._routes)
+        return list(self._truths)
 
     @property
     def has_requests(self) -> bool:
-        return bool(self._routes)
+        return bool(self._truths)
 
     def submit(self, request: Request, truth: Truth) -> int:
         """Send a request to its prefill engine, whose number is returned."""
         self.last_sent_ns = self.env.now
-        route = _Route(
-            self._prefill.assign(request, self.roles.serving(EngineRole.PREFILL)),
-            self._decode.assign(request, self.roles.serving(EngineRole.DECODE)),
-        )
+        placement = self.placements.place(request)
         self.roles.keep_looking()
-        self._routes[request.request_id] = route
-        size = request.prompt.length * BYTES_PER_TOKEN
-        self._links[route.prefill].send(size, self.endpoints[route.prefill].actor.receive, request, truth)
-        return route.prefill
+        self._truths[request.request_id] = truth
+        if placement is None:
+            self._end(0, FinishedRequest(request.request_id, FinishReason.ERROR, 0, message="no decode engine is left"))
+            return 0
+        self._send(placement)
+        return placement.prefill
+
+    def _send(self, placement: Placement) -> None:
+        request = placement.request
+        size, truth = request.prefill_len * BYTES_PER_TOKEN, self._truths[request.request_id]
+        self._links[placement.prefill].send(size, self._arrive, request, truth, placement)
+
+    def _arrive(self, request: Request, truth: Truth, placement: Placement) -> None:
+        if placement.lost is None:  # else it is placed anew
+            self.endpoints[placement.prefill].actor.receive(request, truth)
 
     def cancel(self, request_id: str) -> None:
         """Tell the engine that has the request that its client has left; does nothing if the request has ended."""
-        route = self._routes.get(request_id)
-        if route is not None and not route.is_computing:
-            self._links[route.decode].send(0, self.endpoints[route.decode].withdraw, request_id)
-        elif route is not None:
-            self._links[route.prefill].send(0, self.endpoints[route.prefill].actor.cancel, request_id)
+        placement = self.placements.abort(request_id)
+        if placement is None:
+            return
+        if placement.is_handed_over:
+            self._links[placement.decode].send(0, self.endpoints[placement.decode].withdraw, request_id)
+        else:
+            self._links[placement.prefill].send(0, self.endpoints[placement.prefill].actor.cancel, request_id)
 
     def ended(self, replica: int, request_id: str) -> None:
         """Do nothing: `finished` has counted the end."""
 
     def finished(self, replica: int, finished: FinishedRequest) -> None:
-        """Take an engine's report of an end. The first one counts, and a handover is none."""
-        route = self._routes.get(finished.request_id)
-        if route is None:
+        """Take an engine's report of an end. The first one counts; a handover is none, nor that a lost engine's request will move."""
+        request_id, reason = finished.request_id, finished.reason
+        placement = self.placements.get(request_id)
+        if placement is None:
             return
-        if replica == route.prefill and route.is_computing:
-            route.is_computing = False
-            self._prefill.ended(replica, finished.request_id)
-        if finished.reason is FinishReason.TRANSFERRED:
+        if replica == placement.prefill:
+            self.placements.handed_over(request_id)
+        if reason in (FinishReason.TRANSFERRED, FinishReason.MOVED):
+            self._shown[request_id] = max(finished.num_output, self._shown.get(request_id, 0))
             return
-        del self._routes[finished.request_id]
-        if route.is_computing:
-            self._prefill.ended(route.prefill, finished.request_id)
-        self._decode.ended(route.decode, finished.request_id)
+        self.placements.end(request_id)
+        self._end(replica, finished)
+
+    def _end(self, replica: int, finished: FinishedRequest) -> None:
+        del self._truths[finished.request_id]
+        self._shown.pop(finished.request_id, None)
         self.last_end_ns = self.env.now
         self._on_finished(replica, finished)
 
     # -- engines ------------------------------------------------------------------------------------------------------
 
-    def _peer_of(self, request_id: str) -> str:
-        decode = self.decoder_of(request_id)
-        if decode is None:
-            # A copy of a request that has ended for its client has no route; any decode engine will do.
-            decode = self.roles.serving(EngineRole.DECODE)[0]
-        return self.endpoints[decode].name
+    def peer_of(self, request_id: str) -> str:
+        """Return the name of a request's decode engine; for a copy of one that has ended for its client any will do."""
+        placement = self.placements.get(request_id)
+        if placement is not None:
+            return self.endpoints[placement.decode].name
+        return next(endpoint.name for endpoint in self.endpoints if not endpoint.is_prefill)
 
-    def decoder_of(self, request_id: str) -> int | None:
-        """Return the engine where a request is or will be decoded; None if it is over."""
-        route = self._routes.get(request_id)
-        return None if route is None else route.decode
+    # -- an engine that is lost -----------------------------------------------------------------------------------------
+
+    def lose(self, lost: HandoffEndpoint) -> None:
+        """Take a decode engine for dead, and have all living ones answer that they have dropped what they share with it."""
+        verdicts = self.placements.lose(lost.replica, f"{lost.name} was lost")
+        for endpoint in self.endpoints:
+            if not endpoint.is_lost:
+                self.network.say(lost.replica, endpoint.replica, 0, self._tell, endpoint, lost)
+        self._carry_out(verdicts)
+
+    def _tell(self, endpoint: HandoffEndpoint, lost: HandoffEndpoint) -> None:
+        if not endpoint.is_lost:  # else its own loss is heard
+            endpoint.handoff.peer_lost(lost.name, self.env.now, FinishReason.MOVED)
+            self.network.say(endpoint.replica, lost.replica, 0, self._answered, endpoint, lost)
+
+    def _answered(self, endpoint: HandoffEndpoint, lost: HandoffEndpoint) -> None:
+        self._carry_out(self.placements.let_go(endpoint.replica, lost.replica))
+
+    def _carry_out(self, verdicts: Sequence[Verdict]) -> None:
+        for verdict in verdicts:
+            if verdict.placement is not None:
+                self.num_moved += 1
+                self._send(verdict.placement)
+            else:
+                reason = FinishReason.ERROR if verdict.failure else FinishReason.ABORT
+                shown = self._shown.get(verdict.request_id, 0)
+                self._end(0, FinishedRequest(verdict.request_id, reason, shown, message=verdict.failure))
+
+    def may_replace(self, lost: HandoffEndpoint) -> bool:
+        """Whether a new engine may come in place of a lost one: none of its requests waits for a verdict any more."""
+        return not self.placements.awaits_answers(lost.replica)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -178,6 +236,7 @@ class Cluster:
             self.network.num_bytes,
             sum(endpoint.side.counts.retries for endpoint in self.endpoints if endpoint.is_prefill),
             sum(count.ignored for count in counts),
+            self.num_moved,
             self._times.to_json(),
         )
 

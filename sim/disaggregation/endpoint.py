@@ -10,11 +10,10 @@ The state machines are those of the real executors. No KV exists here: a page is
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from zlib import crc32
 
-from ...core.contract.request import FinishedRequest, Request
+from ...core.contract.request import FinishedRequest, FinishReason, Request
 from ...core.handoff import (
     DecodeSide,
     HandoffDriver,
@@ -29,6 +28,7 @@ from ...core.handoff import (
     make_side,
 )
 from ...core.handoff.messages import Accept, Offer, Page
+from ...core.handoff.placement import Placements
 from ...core.scheduler.config import EngineRole
 from ...core.scheduler.engine import AbortOutcome, CommitOutcome, LossOutcome, SubmitOutcome
 from ...core.scheduler.life import RequestState
@@ -57,6 +57,18 @@ class EndpointHooks:
         """Note that a transfer has ended on this engine's side."""
 
 
+class Routes(Protocol):
+    """What an endpoint asks of its cluster."""
+
+    placements: Placements
+
+    @property
+    def outstanding(self) -> list[int]: ...
+    def peer_of(self, request_id: str) -> str: ...
+    def lose(self, lost: HandoffEndpoint) -> None: ...
+    def may_replace(self, lost: HandoffEndpoint) -> bool: ...
+
+
 class Surroundings(NamedTuple):
     """What the endpoints of a cluster share."""
 
@@ -65,9 +77,7 @@ class Surroundings(NamedTuple):
     times: TransferTimes
     num_layers: int
     is_layerwise: bool
-    peer_of: Callable[[str], str]  # request -> the name of its decode engine
-    decoder_of: Callable[[str], int | None]  # request -> the number of its decode engine; None if it is over
-    num_outstanding: Callable[[int], int]  # engine -> its requests
+    cluster: Routes
     hooks: EndpointHooks
 
 
@@ -81,6 +91,7 @@ class HandoffEndpoint:
         self.replica = actor.replica
         self.name = f"engine {actor.replica}"
         self.is_alive = True
+        self.missed_at_ns: int | None = None  # set where the engine is lost, not its worker alone: when that is noticed
         self._around = around
         self._env = actor.env
         self._incarnation = 0
@@ -104,10 +115,14 @@ class HandoffEndpoint:
         return self.engine.role is EngineRole.PREFILL
 
     @property
+    def is_lost(self) -> bool:
+        return self.missed_at_ns is not None
+
+    @property
     def is_empty(self) -> bool:
         """Whether the engine has no request, no open transfer, and nothing that another engine could still ask for."""
         is_idle = self.engine.is_idle and self.side.is_idle and self.side.next_deadline_ns is None
-        return is_idle and not self._around.num_outstanding(self.replica)
+        return is_idle and not self.is_lost and not self._around.cluster.outstanding[self.replica]
 
     @property
     def now_ns(self) -> int:
@@ -127,17 +142,16 @@ class HandoffEndpoint:
 
     def submit(self, request: Request) -> SubmitOutcome:
         """Queue a request on a prefill engine."""
-        return self.handoff.submit(
-            request, self._around.peer_of(request.request_id), self.actor.hooks.stamp(self.now_ns)
-        )
+        peer = self._around.cluster.peer_of(request.request_id)
+        return self.handoff.submit(request, peer, self.actor.hooks.stamp(self.now_ns))
 
     def abort(self, request_id: str) -> AbortOutcome:
         """Give up a request here, and on the decode engine behind."""
         # Until a request has joined, its end is the prefill engine's to tell.
         is_told_elsewhere = not self.is_prefill and self.engine.state_of(request_id) is RequestState.TRANSFERRING
-        decoder = self._around.decoder_of(request_id)
-        if decoder is not None and decoder != self.replica:
-            self._around.interconnect.withdraw(self, decoder, request_id)
+        placement = self._around.cluster.placements.abort(request_id)
+        if placement is not None and placement.decode != self.replica:
+            self._around.interconnect.withdraw(self, placement.decode, request_id)
         outcome = self.handoff.abort(request_id, self.now_ns)
         return AbortOutcome(None, outcome.replan) if is_told_elsewhere else outcome
 
@@ -161,15 +175,35 @@ class HandoffEndpoint:
             self.handoff.committed(NOTHING_ENDED, self.now_ns)
 
     def lost(self, outcome: LossOutcome, restarts: bool) -> None:
-        """Take the loss of steps; with `restarts` this worker is lost too, until `restarted`."""
-        if restarts:
-            self.is_alive = False
-        else:
+        """Take the loss of steps, or of none; with `restarts` this worker is lost too, until `restarted`."""
+        if not restarts:
             self.handoff.committed(CommitOutcome(outcome.finished, ()), self.now_ns)
+            return
+        self.is_alive = False
+        if self.is_lost:
+            self._give_back()
+            call_at(self._env, max(self.missed_at_ns, self.now_ns), self._around.cluster.lose, self)
+
+    def _give_back(self) -> None:
+        """End all requests here; their router will place them anew. It learns of those that have joined what they have delivered."""
+        for request_id in list(self.engine.requests.live):
+            joined = self.engine.state_of(request_id) is not RequestState.TRANSFERRING
+            moved = self.engine.transfers.end_transfer(
+                request_id, self.now_ns, f"{self.name} was lost", FinishReason.MOVED
+            )
+            if joined:
+                self.actor.report(moved)
+            else:
+                self.device.truths.pop(request_id, None)
+
+    @property
+    def may_restart(self) -> bool:
+        return not self.is_lost or (self._env.now > self.missed_at_ns and self._around.cluster.may_replace(self))
 
     def restarted(self) -> None:
         """Begin again with a new worker, without the KV of the old one."""
         self.is_alive = True
+        self.missed_at_ns = None
         self._incarnation += 1
         self.handoff.worker_lost(self._incarnation, self.now_ns)
 
@@ -177,7 +211,8 @@ class HandoffEndpoint:
 
     def withdraw(self, request_id: str) -> None:
         """Abort a request whose prefill engine says that the client has left."""
-        self.actor.abort(request_id)
+        if not self.is_lost:
+            self.actor.abort(request_id)
 
     def receive(self, peer: str, message: Message, truth: Truth | None) -> None:
         """Take a message from another engine. An offer brings the request's truth for this device."""

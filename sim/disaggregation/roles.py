@@ -53,7 +53,8 @@ class Roles:
 
     def serving(self, role: EngineRole) -> list[int]:
         """Return the engines that take new requests in this role."""
-        return [e.replica for e in self._cluster.endpoints if e.engine.role is role and e is not self.draining]
+        engines = [e for e in self._cluster.endpoints if e.engine.role is role and not e.is_lost]
+        return [e.replica for e in engines if e is not self.draining]
 
     def keep_looking(self) -> None:
         """Look at the pools every `every_ns` from now on, as long as there are requests."""
@@ -84,7 +85,7 @@ class Roles:
     def _busy_share(self, engines: Sequence[int]) -> float:
         endpoints = self._cluster.endpoints
         busy_ns = sum(endpoints[engine].device.busy_ns - self._last_look[engine] for engine in engines)
-        return busy_ns / (self._every_ns * len(engines))
+        return busy_ns / (self._every_ns * max(len(engines), 1))  # all may be lost
 
     def _change(self, endpoint: HandoffEndpoint) -> None:
         self._account(endpoint, self._cluster.env.now)

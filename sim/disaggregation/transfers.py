@@ -81,6 +81,7 @@ class DisaggregationReport:
     num_bytes: int
     num_retries: int
     num_ignored: int  # late, doubled or senseless messages
+    num_moved: int  # requests that went on on another engine after their decode engine was lost
     transfers: dict[str, Any]
 
     def to_json(self, duration_ns: int) -> dict[str, Any]:
@@ -97,5 +98,6 @@ class DisaggregationReport:
             "transferred_bytes": self.num_bytes,
             "transfer_retries": self.num_retries,
             "transfer_messages_ignored": self.num_ignored,
+            "requests_moved": self.num_moved,
             **self.transfers,
         }

@@ -26,6 +26,7 @@ from .ledger import Ledger
 from .promises import Promises, Witness
 
 DEATH = "transfer.peer_dies"
+LOSS = "transfer.decoder_lost"
 NO_NUMBERS = "the target's logits are not finite"
 DRAIN_NS = 1_000_000  # until a device that has raised is quiet
 MAX_REMEMBERED = 1 << 16  # ids: for messages that come twice, and for cancels that overtake their request
@@ -37,6 +38,7 @@ FAILURES = {
     "device.restarts": (FailureCause.WORKER_LOST, "the worker is gone"),
     "device.poison": (FailureCause.RAISED, "the forward pass raised"),
     DEATH: (FailureCause.WORKER_LOST, "the worker is gone"),
+    LOSS: (FailureCause.WORKER_LOST, "the engine is lost"),
 }
 
 
@@ -55,7 +57,7 @@ class FaultInjector(Hooks):
         self.poisoned: set[str] = set()  # ids of requests that the device cannot bear; only asked, never iterated
         self._poisoned_rows: set[int] = set()  # the same
         self._is_closed = False
-        self._is_dying = False  # dead, until the actor comes to its next fault
+        self._dies_by = ""  # the kind of fault by which it is dead, until a new worker runs
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._cancelled_early: OrderedDict[str, None] = OrderedDict()
         self._failing: dict[int, str] = {}  # step -> the kind of fault that it will have
@@ -97,10 +99,16 @@ class FaultInjector(Hooks):
 
     def on_request(self, request: Request, truth: Truth) -> str | None:
         """Ignore a second copy of a request; refuse one whose client left before it came, and any while shutting down."""
-        name = request.request_id
-        if name in self._seen:
+        name = message = request.request_id
+        if self.cluster is not None:
+            placement = self.cluster.placements.get(name)
+            if placement is not None and placement.tries > 1:
+                if placement.is_aborted:
+                    return "cancelled before it arrived"
+                message = f"{name} again"
+        if message in self._seen:
             return None
-        self._remember(self._seen, name)
+        self._remember(self._seen, message)
         if name in self._cancelled_early:
             return "cancelled before it arrived"
         if self._is_closed:
@@ -123,7 +131,9 @@ class FaultInjector(Hooks):
         where = self._where(request_id)
         self.ledger.cancelled_in[where] = self.ledger.cancelled_in.get(where, 0) + 1
         self.ledger.note(kind, self.now_ns)
-        self.actor.cancel(request_id)
+        placement = self.cluster.placements.abort(request_id) if self.cluster is not None else None
+        actor = self.actor if placement is None else self.cluster.endpoints[placement.prefill].actor
+        actor.cancel(request_id)
         self._recount_due = True
 
     def _where(self, request_id: str) -> str:
@@ -133,9 +143,9 @@ class FaultInjector(Hooks):
             transfer = endpoint.side.state_of(request_id) if endpoint.is_prefill else None
             if transfer is not None:
                 return f"transfer {transfer.value}"
-            decoder = self.cluster.decoder_of(request_id)
-            if state is None and decoder is not None:
-                there = self.cluster.endpoints[decoder].engine.state_of(request_id)
+            placement = self.cluster.placements.get(request_id)
+            if state is None and placement is not None:
+                there = self.cluster.endpoints[placement.decode].engine.state_of(request_id)
                 if there is not None:
                     return f"{there.value}, handed over"
         return state.value if state is not None else "ended" if request_id in self._seen else "not here yet"
@@ -200,10 +210,10 @@ class FaultInjector(Hooks):
                 self._failing[step.step_id] = kind
 
     def fault_of(self, step: Step | None) -> StepFault | None:
-        if self._is_dying:
+        if self._dies_by:
             if step is not None:
                 self._set_device()
-            return self._fault(DEATH, step)
+            return self._fault(self._dies_by, step)
         if step is None:
             return None
         self._set_device()
@@ -248,7 +258,7 @@ class FaultInjector(Hooks):
 
     def after_resume(self, step: Step | None, restarted: bool) -> None:
         if restarted:
-            self._is_dying = False
+            self._dies_by = ""
         if step is not None:
             self.check("fenced", not self.engine.store.has_fenced, "a fence stands with nothing in flight")
             self._offer_late_result(step)
@@ -273,16 +283,19 @@ class FaultInjector(Hooks):
             refused = violation.invariant == "RELAY-07"
         self.check("nothing_seen", refused, f"a late result of step {step.step_id} was taken")
 
-    def die(self) -> None:
-        """Let the worker die at once. The other engines are told later, and a new worker comes in its place."""
+    def die(self, kind: str) -> None:
+        """Let the worker die at once, or by `LOSS` the decode engine. Others are told later, and a new one comes in its place."""
         endpoint = self.endpoint
-        if not endpoint.is_alive:
+        if not endpoint.is_alive or (kind == LOSS and endpoint.is_prefill):
             return
-        self.ledger.note(DEATH, self.now_ns)
+        self.ledger.note(kind, self.now_ns)
         endpoint.is_alive = False
-        self._is_dying = True
-        notice_ns = _ns(self.ledger.plan.transfer.peer_dies.notice_s)
-        call_at(self.actor.env, self.now_ns + notice_ns, self._tell_of_death)
+        self._dies_by = kind
+        noticed_ns = self.now_ns + _ns(self.ledger.plan.of(kind).notice_s)
+        if kind == LOSS:
+            endpoint.missed_at_ns = noticed_ns
+        else:
+            call_at(self.actor.env, noticed_ns, self._tell_of_death)
         self.actor.wake(True)
 
     def _tell_of_death(self) -> None:

@@ -71,6 +71,8 @@ transfer.ack_lost    37  transfer 0.01   0.1   the acknowledgement is lost -> it
 transfer.cancelled   38  transfer 0.02   0.2   a client leaves while its KV is on its way -> no later token; both sides free everything
 transfer.peer_dies   39  transfer 0.005  0.03  one of the two engines dies in the middle of a transfer
     -> its requests fail once or continue, the others continue; every slot is free again
+transfer.decoder_lost 40 transfer 0.005 0.03 a decode engine is lost with all that it has; later a new one comes
+    -> its requests go on on another one behind what was delivered, once; without another one they fail
 """
 """A kind a line: its name, `number`, `occasion`, the two ends of `swarm`, `fault` -> `promise`."""
 

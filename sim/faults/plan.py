@@ -176,6 +176,7 @@ class TransferFaults(FaultTable):
     ack_lost: Fault = Fault()
     cancelled: Fault = Fault()
     peer_dies: Death = Death()
+    decoder_lost: Death = Death()
 
 
 class FaultPlan(FaultTable):

@@ -90,6 +90,7 @@ OF_KIND = {
     "transfer.ack_lost": ("joins_once", "one_retry", "one_end"),
     "transfer.cancelled": ("no_later_token", "one_end", "drained"),
     "transfer.peer_dies": ("one_end", "recovered", "drained", "joins_once"),
+    "transfer.decoder_lost": ("one_end", "stream_intact", "first_end_wins", "recovered", "drained", "joins_once"),
 }
 
 MAX_BROKEN = 20
@@ -141,8 +142,9 @@ class Witness:
         self._leaving: dict[str, int] = {}  # cancelled and not yet reported: id -> when
         self._row_of: dict[str, int] = {}
         self._delivered: dict[str, int] = {}  # of those without a row
+        self._knows_last: set[str] = set()  # the last token that was delivered ends their prefill; only asked
         self._by_row = np.zeros(max_rows + 1, dtype=np.int64)
-        self._awaited: set[str] = set()  # reserved for, and not here yet; only asked
+        self._awaited: dict[str, int] = {}  # reserved for, and not here yet: the tokens that they come with
         self.just_joined: set[str] = set()  # their acknowledgement comes next; only asked
         self._in_flight: dict[int, Step] = {}
         self._lost_through = 0
@@ -179,9 +181,13 @@ class Witness:
     def _submitted(self, event: Submitted) -> None:
         if event.refusal:
             return
-        name = event.request.request_id
-        self.promises.check("counts_once", name not in self._taken, event.now_ns, f"{name} is let in a second time")
+        name, shown = event.request.request_id, event.request.shown.length
+        once = name not in self._taken or shown > 0
+        self.promises.check("counts_once", once, event.now_ns, f"{name} is let in a second time")
         self._taken.add(name)
+        if shown:
+            self._delivered[name] = shown
+            self._knows_last.add(name)
         self._live[name] = event.now_ns
         self._num_waiting += 1
         if self._queue_limit is not None:
@@ -190,7 +196,7 @@ class Witness:
 
     def _aborted(self, event: Aborted) -> None:
         if event.request_id in self._awaited:
-            self._awaited.discard(event.request_id)
+            del self._awaited[event.request_id]
             self._live.pop(event.request_id, None)
         elif self._live.pop(event.request_id, None) is not None:
             self._leaving[event.request_id] = event.now_ns
@@ -206,7 +212,7 @@ class Witness:
             name = join.request.request_id
             promises.check("no_later_token", name in self._live, event.now_ns, f"{name} enters and is not live")
             had = self._delivered.pop(name, 0)
-            goes_on = join.num_emitted == had
+            goes_on = join.num_emitted == had - (name in self._knows_last)
             promises.check(
                 "stream_intact", goes_on, event.now_ns, f"{name} goes on from {join.num_emitted}, has had {had}"
             )
@@ -276,22 +282,21 @@ class Witness:
         self._leave(event.retracted)
 
     def _handed(self, event: HandoffMoved) -> None:
-        """Take a move of a handoff. On a decode engine a request begins with the token that its prefill engine has delivered."""
+        """Take a move of a handoff. On a decode engine a request begins behind the tokens that others have delivered."""
         name = event.request_id
         if event.move is HandoffMove.RESERVE:
             self._live[name] = event.now_ns
-            self._awaited.add(name)
+            self._awaited[name] = max(event.request.shown.length, 1)
         elif event.move is HandoffMove.JOIN and event.row:
-            self._awaited.discard(name)
             self.just_joined.add(name)
-            self._delivered[name] = 1
+            self._delivered[name] = self._awaited.pop(name)
         for finished in event.finished:
             if finished.reason is FinishReason.ERROR:
                 self._may_fail.add(name)
-            if name in self._awaited:
-                # Its prefill engine tells its end.
-                self._awaited.discard(name)
-                self._live.pop(name, None)
+            elif finished.reason is FinishReason.MOVED:
+                self._taken.discard(name)
+            if self._awaited.pop(name, None) is not None:
+                self._live.pop(name, None)  # its prefill engine tells its end
 
     def _requests_of(self, step: Step) -> list[str]:
         parts = [part for part in (step.prefill, step.decode) if part is not None]
@@ -315,11 +320,12 @@ class Witness:
         promises.check("stream_intact", same, now_ns, f"{name} is charged {finished.num_output} tokens, has had {had}")
         self._live.pop(name, None)
         self._leaving.pop(name, None)
+        self._knows_last.discard(name)
         limit = self._limit.pop(name, None)
         until_stop = self.expected_output.pop(name)
         if reason is FinishReason.ERROR:
             promises.check("victim_alone", name in self._may_fail, now_ns, f"{name} fails: {finished.message}")
-        elif reason not in (FinishReason.ABORT, FinishReason.TRANSFERRED):
+        elif reason not in (FinishReason.ABORT, FinishReason.TRANSFERRED, FinishReason.MOVED):
             right = FinishReason.STOP if until_stop <= limit else FinishReason.LENGTH
             as_due = reason is right and had == min(until_stop, limit)
             promises.check(

@@ -20,7 +20,7 @@ from ..actors.link import Link
 from ..disaggregation.cluster import Cluster
 from ..disaggregation.endpoint import EndpointHooks, HandoffEndpoint
 from ..disaggregation.network import ArrivedPages, PacketHooks, Station
-from .injector import FaultInjector
+from .injector import DEATH, FaultInjector
 from .ledger import Ledger
 from .promises import Promises
 
@@ -36,6 +36,7 @@ class _Attempt:
 
     first_page: int = 0
     num_pages: int = 0
+    num_shown: int = 0  # tokens that the request had when it was placed; more each time that it moves
     whole: set[int] = field(default_factory=set)  # pages of it that arrived as they were sent; only asked
 
 
@@ -47,12 +48,12 @@ class TransferWitness:
         self._max_attempts = max_attempts
         self._attempts: dict[tuple[str, TransferKey], _Attempt] = {}  # by (prefill engine, key)
         self._offers: dict[tuple[str, str, int, int], int] = {}
-        self._joined: set[str] = set()  # only asked
+        self._joined: set[tuple[str, int]] = set()  # requests, with `num_shown`; only asked
 
     def sent(self, source: str, target: str, message: Message, num_pages: int) -> None:
         key = message.key
         if type(message) is Offer:
-            self._attempts[source, key] = _Attempt(num_pages=num_pages)
+            self._attempts[source, key] = _Attempt(num_pages=num_pages, num_shown=message.request.shown.length)
             if len(self._attempts) > MAX_REMEMBERED:
                 del self._attempts[next(iter(self._attempts))]
             transfer = (source, key.request_id, message.first_attempt, key.generation)
@@ -69,10 +70,10 @@ class TransferWitness:
 
     def joined(self, source: str, key: TransferKey, now_ns: int) -> None:
         """Check a request that takes part in the rounds of a decode engine from now on."""
-        name = key.request_id
-        self.promises.check("joins_once", name not in self._joined, now_ns, f"{name} joins a second time")
-        self._joined.add(name)
-        attempt = self._attempts.get((source, key))
+        name, attempt = key.request_id, self._attempts.get((source, key))
+        joined = name, 0 if attempt is None else attempt.num_shown
+        self.promises.check("joins_once", joined not in self._joined, now_ns, f"{name} joins a second time")
+        self._joined.add(joined)
         wanted = range(attempt.first_page, attempt.num_pages) if attempt is not None else ()
         missing = [index for index in wanted if index not in attempt.whole]
         kept = attempt is not None and not missing
@@ -123,7 +124,7 @@ class TransferFaults(PacketHooks, EndpointHooks):
             self.witness.joined(target.name, message.key, now_ns)
         num_pages = 0
         if type(message) is Offer:
-            num_pages = self.interconnect.page_format.num_pages(message.request.prompt.length)
+            num_pages = self.interconnect.page_format.num_pages(message.request.prefill_len)
         self.witness.sent(source.name, target.name, message, num_pages)
         if type(message) is Offer and message.first_attempt == message.key.attempt:
             self._begin(source, target, request_id)
@@ -207,8 +208,9 @@ class TransferFaults(PacketHooks, EndpointHooks):
                 leave = self.injectors[source.replica].leave
                 call_at(self.env, now_ns + int(share * CANCEL_WITHIN_NS), leave, request_id, kind)
             else:
-                victim = source if self.ledger.draws.amount(kind, 0, occasion, 1) < 0.5 else target
-                call_at(self.env, now_ns + int(share * DEATH_WITHIN_NS), self.injectors[victim.replica].die)
+                of_prefill = kind == DEATH and self.ledger.draws.amount(kind, 0, occasion, 1) < 0.5
+                victim = source if of_prefill else target
+                call_at(self.env, now_ns + int(share * DEATH_WITHIN_NS), self.injectors[victim.replica].die, kind)
 
     # -- endpoints ----------------------------------------------------------------------------------------------------
 

@@ -7,11 +7,18 @@ from collections.abc import Callable
 import pytest
 from foretoken.core.handoff import DecodeSide, PrefillSide
 from foretoken.core.kv.store import KVStore
+from foretoken.observe.log import EventLog
 from foretoken.observe.metrics import RunMetrics
 from foretoken.observe.replay import replay
+from foretoken.properties.audit.history import audit_log
+from foretoken.properties.simulator.ledger import Ledger
+from foretoken.sim.actors.clock import call_at
 from foretoken.sim.disaggregation.endpoint import HandoffEndpoint
+from foretoken.sim.faults.injector import LOSS
 from foretoken.sim.faults.plan import KINDS, FaultPlan, fault_plan, swarm_plan
 from foretoken.sim.faults.promises import OF_KIND
+from foretoken.sim.run import Simulation
+from foretoken.sim.scenario_file import scenario_from_dict
 from service_under_faults import (
     check_sabotage_is_reported,
     disaggregated_service,
@@ -49,9 +56,11 @@ def test_a_thousand_disaggregated_services_under_the_swarm(hundred):
 @pytest.mark.parametrize("kind", OF_TRANSFERS)
 def test_each_kind_happens_and_is_borne(kind):
     metrics = RunMetrics(None)
-    simulation, report = serve(
-        BUSY, only(kind, PROBABILITY[KINDS[kind].occasion]), sinks=lambda replica: [metrics.sink(replica)]
-    )
+    scenario, plan = BUSY, only(kind, PROBABILITY[KINDS[kind].occasion])
+    if kind == LOSS:  # while all decode engines are lost, requests are refused before an engine hears of them
+        scenario = {**BUSY, "disaggregation": {"prefill": 2, "decode": 4}}
+        plan = only(kind, 0.1, notice_s=0.1, restart_s=0.5)
+    simulation, report = serve(scenario, plan, sinks=lambda replica: [metrics.sink(replica)])
     assert report.kept, report.broken
     assert report.injected[kind] > 0 and not report.never_fired
     assert all(report.checked[promise] > 0 for promise in OF_KIND[kind])
@@ -65,8 +74,51 @@ def test_each_kind_happens_and_is_borne(kind):
         assert sum(endpoint.side.counts.retries for endpoint in simulation.cluster.endpoints) > 0
     if kind == "transfer.peer_dies":
         assert summary["restarts"] > 0 and 0 < summary["failed"] < summary["completed"]
+    if kind == LOSS:
+        assert summary["restarts"] > 0 and simulation.cluster.num_moved > summary["failed"]
     if kind == "transfer.cancelled":
         assert {"transfer sending", "decode, handed over"} <= set(report.cancelled_in)
+
+
+def serve_and_lose(tmp_path, *losses):
+    """Serve on the decode engines 2, 3, 4; each of `losses` is one of them and when it is lost, in seconds. Check logs and books."""
+    chain = {"algorithm": "EAGLE3", "policy": "fixed", "steps": 3}
+    scenario = scenario_from_dict({**BUSY, "speculation": chain, "disaggregation": {"prefill": 2, "decode": 3}}, "test")
+    path, metrics = tmp_path / f"{len(losses)}.jsonl", RunMetrics(None)
+    never = only(LOSS, 1e-12, notice_s=0.3, restart_s=0.5)
+    with EventLog(path, {"scenario": scenario.model_dump(mode="json")}) as log:
+        simulation = Simulation(scenario, faults=never, sinks=lambda r: [log.sink(r), metrics.sink(r)])
+        for engine, time_s in losses:
+            call_at(simulation.env, round(time_s * 1e9), simulation.faults.injectors[engine].die, LOSS)
+        report = simulation.run()
+        log.close(True)
+    assert report.faults.kept, report.faults.broken
+    assert report.faults.injected[LOSS] == len(losses)
+    assert replay(path, engine_of_log).identical
+    assert not audit_log(path).flaws
+    summary = metrics.summary()
+    assert (summary["submitted"], summary["unfinished"]) == (60, 0)
+    return simulation, summary, Ledger(path.read_text().splitlines()[1:]).lives
+
+
+def test_requests_of_lost_decode_engines_have_the_rounds_that_they_would_have_had(tmp_path):
+    """One engine, and two at once: a request moves once, behind what was delivered, and every draw is keyed by its position."""
+    _, _, undisturbed = serve_and_lose(tmp_path)
+    moved = []
+    for losses in (((2, 2.0),), ((2, 2.0), (3, 2.0))):
+        simulation, summary, lives = serve_and_lose(tmp_path, *losses)
+        moved.append(simulation.cluster.num_moved)
+        assert summary["completed"] == 60 and summary["restarts"] == len(losses)
+        for name, life in undisturbed.items():
+            assert (lives[name].end, lives[name].accepted) == (life.end, life.accepted), name
+            assert lives[name].tokens == life.tokens
+    assert 0 < moved[0] < moved[1]
+
+
+def test_a_request_that_is_lost_twice_fails_and_nothing_is_left_of_it(tmp_path):
+    simulation, summary, _ = serve_and_lose(tmp_path, (2, 2.0), (3, 2.0), (4, 2.5))
+    assert list(simulation.refusals) == ["engine 4 was lost; the request was tried 2 times"]
+    assert summary["failed"] == sum(simulation.refusals.values()) < summary["completed"]
 
 
 @pytest.mark.parametrize("layerwise", [True, False])
