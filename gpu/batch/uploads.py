@@ -10,6 +10,7 @@ written to a ring of pinned slabs. A slab that is full records an event in the s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Protocol
 
@@ -20,6 +21,11 @@ from torch import Tensor
 SLAB_BYTES = 1 << 20
 NUM_SLABS = 4
 ALIGNMENT = 16  # of every array, as kernels are compiled for
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the thread's current one within a block: streams, events, graphs and Triton's launches belong to the current one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class Event(Protocol):

@@ -30,7 +30,7 @@ from ...core.scheduler.spec import default_graph_sizes
 from ..batch.chunks import Chunks
 from ..batch.pools import KVPool
 from ..batch.tree import DeviceTree
-from ..batch.uploads import upload
+from ..batch.uploads import on_device, upload
 from ..draft.port import Draft, RoundBatch
 from ..models.decoder import Decoder
 from ..ops.port import Ops
@@ -158,7 +158,7 @@ class TorchExecutor:
     def advance(self, rounds: int) -> bool:
         """Run and read up to `rounds` decode rounds of the oldest step; start it if it has not begun. Return whether it is over."""
         running = self._queue[0]
-        with torch.no_grad():
+        with on_device(self.device), torch.no_grad():
             if not running.started:
                 self._start(running)
             self._read_prefill(running)
@@ -194,7 +194,7 @@ class TorchExecutor:
 
     def _start_what_can_run(self) -> None:
         """Enqueue the first rounds of launched steps, up to the first step that may run further rounds before them."""
-        with torch.no_grad():
+        with on_device(self.device), torch.no_grad():
             for running in self._queue:
                 if not running.started:
                     self._start(running)
@@ -327,12 +327,11 @@ class TorchExecutor:
         forced = self._forced.draw(part.rows, self._rows.requests_of(part.rows), width)
         sampling = self._rows.sampling(part.rows)
         wanted = self._rows.wanted(part.rows)
-        shape = captured = None
+        shape = None
         if forced is None and self._shaping.covers(part.rows):
-            shape = partial(self._shaping.at_nodes, part.rows)  # on the host, which no graph can hold
-        else:
-            variant = RoundKind.of(sampling), bool(wanted)
-            captured = self.graphs.find(part.steps, nodes, len(part.rows), *variant)
+            shape = partial(self._shaping.at_nodes, part.rows)
+        variant = RoundKind.of(sampling), bool(wanted), shape is not None
+        captured = self.graphs.find(part.steps, nodes, len(part.rows), *variant)
         if self.graphs.on_round is not None and self.graphs.are_on:
             self.graphs.on_round(captured is not None, len(part.rows))
         if captured is not None:
@@ -341,11 +340,12 @@ class TorchExecutor:
                 self._check_lengths(part, running.decoded.rounds, self.future_map.buffers["lengths"][part.rows])
             with self.clock.phase("graph"):
                 trees = self.draft.propose_on_host(part.rows, part.steps, part.topk, nodes, captured.size)
-                result = captured.run(part.rows, sampling, forced, wanted, trees)
+                result = captured.run(part.rows, sampling, forced, wanted, trees, shape)
         else:
             result = self._run_uncaptured(running, sampling, forced, wanted, shape)
         with self.clock.phase("relay"):
-            return to_host(result.accept_lens, result.failed, result.emitted, result.outputs)
+            three = (result.accept_lens, result.failed, result.emitted)
+            return to_host(*three, result.outputs, result.packed, len(part.rows))
 
     def _run_uncaptured(
         self,

@@ -6,6 +6,8 @@ A graph reads and writes the same memory every time, so a round's inputs are cop
 stream passes the results on before the next round begins. Relay cells are read and written inside, by row: a round is one copy to the
 device, one launch, and the copies of its results. Without a GPU a "graph" runs its function anew over the same memory, so that
 everything but the capture itself is the same code.
+
+A round whose logits are changed on the host is two graphs: up to the logits of all nodes, and from the changed ones on.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,8 +28,9 @@ from ...core.contract.future_map import LENGTH_FIELD
 from ..batch.uploads import layout, uploads_to, views
 from ..draft.port import RoundBatch
 from ..ops.port import Ops
-from .round import DecodeRound, NoClock, RoundResult, SamplingInputs
+from .round import DecodeRound, NoClock, Passed, RoundResult, SamplingInputs, Shape
 from .rows import HostSampling
+from .running import pack
 
 WARM_UP_RUNS = 2  # kernels are compiled and libraries initialised before anything is captured
 
@@ -56,6 +60,7 @@ class CaptureReport:
     seconds: float
     num_bytes: int
     with_outputs: bool = False
+    is_shaped: bool = False
 
 
 class CapturedRound:
@@ -77,8 +82,11 @@ class CapturedRound:
         memory_pool: object | None,
         outputs: frozenset[str] = frozenset(),
         proposed: Mapping[str, np.ndarray] | None = None,
+        is_shaped: bool = False,
     ) -> None:
-        """Allocate what the graph reads and writes. `proposed`: padding trees, if they come from the host (`Draft.propose_on_host`)."""
+        """Allocate what the graph reads and writes. `proposed`: padding trees, if they come from the host (`Draft.propose_on_host`).
+        `is_shaped`: the host changes the logits.
+        """
         self.size = size = len(shape.row_numbers)
         device = shape.table.device
         self._host = {"rows": np.zeros(size, np.int64)}
@@ -99,14 +107,27 @@ class CapturedRound:
         if inputs:
             sampling = SamplingInputs(**inputs, filtered=kind is RoundKind.FILTERED, seed=seed)
 
-        def run() -> RoundResult:  # without `self`, which would be a cycle that keeps the pools
+        # Without `self`, which would be a cycle that keeps the pools.
+        def begin() -> Passed:
             lengths, relayed = cells.gather(rows)
             batch = replace(shape, rows=rows, lengths=lengths, roots=relayed["bonus_tokens"], proposed=trees)
-            result = decode_round.run(batch, relayed, sampling, outputs, runs, width, NoClock())
-            cells.scatter(rows, result)
-            return result
+            return decode_round.begin(batch, relayed, outputs, NoClock())
 
-        self._replay = _capture(run, memory_pool, device) if device.type == "cuda" else run
+        def finish(passed: Passed, logits: Tensor) -> RoundResult:
+            result = decode_round.finish(passed, logits, sampling, outputs, runs, width, NoClock())
+            cells.scatter(rows, result)
+            if device.type != "cuda":
+                return result
+            return replace(result, packed=pack((result.accept_lens, result.failed, result.emitted)))
+
+        def run(shape: Shape | None = None) -> RoundResult:
+            passed = begin()
+            return finish(passed, passed.logits if shape is None else shape(passed.tree, passed.logits))
+
+        self._replay: Callable[[Shape | None], RoundResult] = run
+        if device.type == "cuda":
+            capture = partial(_capture, memory_pool=memory_pool, device=device)
+            self._replay = _capture_shaped(begin, finish, capture) if is_shaped else _ignoring(capture(run))
 
     def run(
         self,
@@ -115,9 +136,10 @@ class CapturedRound:
         forced_runs: np.ndarray | None,
         wanted: frozenset[str] = frozenset(),
         proposed: Mapping[str, np.ndarray] | None = None,
+        shape: Shape | None = None,
     ) -> RoundResult:
-        """Return the round of `rows` int64 [bs], at most as many as the graph has, with the `wanted` outputs. What it relays is in the
-        cells."""
+        """Return the round of `rows` int64 [bs], at most as many as the graph has, with the `wanted` outputs: its first rows, padding
+        behind them. What it relays is in the cells."""
         bs = len(rows)
         trees = proposed or {}
         given = {"rows": rows} | ({} if sampling is None else sampling.arrays)
@@ -130,15 +152,8 @@ class CapturedRound:
                 array[:bs] = given[name]
                 array[bs:] = 0  # padding
         self._uploads.fill(self._place, [*self._host.values()])
-        result = self._replay()
-        return RoundResult(
-            accept_lens=result.accept_lens[:bs],
-            failed=result.failed[:bs],
-            emitted=result.emitted[:bs],
-            lengths=result.lengths[:bs],
-            relay={},
-            outputs={name: result.outputs[name][:bs] for name in sorted(wanted)},
-        )
+        result = self._replay(shape)
+        return replace(result, relay={}, outputs={name: result.outputs[name] for name in sorted(wanted)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +179,33 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _capture(
-    run: Callable[[], RoundResult], memory_pool: object | None, device: torch.device
-) -> Callable[[], RoundResult]:
+T = TypeVar("T")
+
+
+def _ignoring(replay: Callable[[], T]) -> Callable[[object], T]:
+    return lambda unused: replay()
+
+
+def _capture_shaped(
+    begin: Callable[[], Passed],
+    finish: Callable[[Passed, Tensor], RoundResult],
+    capture: Callable[[Callable[[], T]], Callable[[], T]],
+) -> Callable[[Shape], RoundResult]:
+    """Capture both halves of a round; what is between them stays where it is."""
+    passes = capture(begin)
+    passed = passes()  # the second half is warmed up with numbers, not with memory that nothing has written
+    logits = passed.logits.clone()
+    choice = capture(lambda: finish(passed, logits))
+
+    def replay(shape: Shape) -> RoundResult:
+        passes()
+        logits.copy_(shape(passed.tree, passed.logits))
+        return choice()
+
+    return replay
+
+
+def _capture(run: Callable[[], T], memory_pool: object | None, device: torch.device) -> Callable[[], T]:
     side = capture_stream(device)
     side.wait_stream(torch.cuda.current_stream())
     try:
@@ -179,7 +218,7 @@ def _capture(
     with torch.cuda.graph(graph, pool=memory_pool, stream=side, capture_error_mode="thread_local"):
         result = run()
 
-    def replay() -> RoundResult:
+    def replay() -> T:
         graph.replay()
         return result
 
@@ -202,18 +241,21 @@ class RoundCapture:
     forced: bool  # acceptance is simulated
     seed: int
 
-    def __call__(self, key: GraphKey, kind: RoundKind, with_outputs: bool, memory_pool: object | None) -> CapturedRound:
+    def __call__(
+        self, key: GraphKey, kind: RoundKind, with_outputs: bool, is_shaped: bool, memory_pool: object | None
+    ) -> CapturedRound:
         shape = padded_shape(self.table, key, self.topk, self.max_position, self.max_len, self.max_nodes)
         width = self.accept_width(key.steps, key.num_draft_tokens)
         outputs = self.outputs if with_outputs else frozenset()
         with torch.no_grad():
             trees = self.decode_round.draft.propose_on_host(shape.row_numbers[:0], key.steps, shape.topk, *key[1:])
-            fixed = (width, kind, self.forced, self.seed, memory_pool, outputs, trees)
+            fixed = (width, kind, self.forced, self.seed, memory_pool, outputs, trees, is_shaped)
             return CapturedRound(self.decode_round, self.cells, shape, *fixed)
 
 
-Variant = tuple[RoundKind, bool]
-"""Kind, and whether user outputs are computed. Some of these, such as the most likely tokens, take long over a large vocabulary."""
+Variant = tuple[RoundKind, bool, bool]
+"""Kind, whether user outputs are computed (some, such as the most likely tokens, take long over a large vocabulary), and whether the host
+changes logits."""
 
 
 class RoundGraphs:
@@ -238,16 +280,25 @@ class RoundGraphs:
         """Let rounds of these keys have graphs, those of sampling batches if `sampled`, those with user outputs if `outputs`."""
         kinds = tuple(RoundKind) if sampled else (RoundKind.GREEDY,)
         self._variants = frozenset(
-            (kind, shown) for kind in kinds for shown in ((False, True) if outputs else (False,))
+            (kind, shown, is_shaped)
+            for kind in kinds
+            for shown in ((False, True) if outputs else (False,))
+            for is_shaped in (False, True)
         )
         self._table.build(keys, lambda key: key)
         self.are_on = bool(keys)
 
     def find(
-        self, steps: int, num_draft_tokens: int, batch_size: int, kind: RoundKind, with_outputs: bool = False
+        self,
+        steps: int,
+        num_draft_tokens: int,
+        batch_size: int,
+        kind: RoundKind,
+        with_outputs: bool = False,
+        is_shaped: bool = False,
     ) -> CapturedRound | None:
         """Return the smallest graph that the batch fits into, captured now if it is the first; None if such a batch has none."""
-        key, variant = self._table.find(steps, num_draft_tokens, batch_size), (kind, with_outputs)
+        key, variant = self._table.find(steps, num_draft_tokens, batch_size), (kind, with_outputs, is_shaped)
         if key is None or variant not in self._variants:
             return None
         if (key, variant) not in self._captured:
@@ -264,7 +315,7 @@ class RoundGraphs:
             if not self.reports and self._memory_pool is not None:
                 self._memory_pool = torch.cuda.graph_pool_handle()  # torch refuses one whose only graph is gone
             return None
-        report = CaptureReport(*key, variant[0], time.perf_counter() - begin, _reserved_bytes() - before, variant[1])
+        report = CaptureReport(*key, variant[0], time.perf_counter() - begin, _reserved_bytes() - before, *variant[1:])
         self.reports.append(report)
         if self.on_capture is not None:
             self.on_capture(report)

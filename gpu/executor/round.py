@@ -26,6 +26,7 @@ from ..draft.window import at_column, window_slots
 from ..kernels.constants import numbers
 from ..kernels.rounds.verify_sampling import sample_torch
 from ..models.decoder import Decoder, DecoderOutput
+from ..models.moe import as_captured
 from ..ops.port import Capture, Ops, VerifyBatch
 from .outputs import DRAFT_HIDDEN, NEXT_RELAY, NodeProducer, node_outputs
 from .sampling import target_probs
@@ -57,6 +58,23 @@ class RoundResult:
     lengths: Tensor  # int64 [bs]: KV length after the round
     relay: Relayed  # the bonus token and what the draft relays
     outputs: dict[str, Tensor]  # what users asked for, [bs, width, …]
+    packed: Tensor | None = None  # the first three as `running.pack` makes one of them, in a graph of a GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A round whose nodes have their logits; no token is chosen yet."""
+
+    batch: RoundBatch
+    relayed: Mapping[str, Tensor]
+    tree: DeviceTree
+    slots: Tensor  # int64 [bs, nd]
+    forward: DecoderOutput
+    logits: Tensor  # [bs · nd, V]
+
+
+Shape = Callable[[DeviceTree, Tensor], Tensor]
+"""Changes the logits of all nodes [bs · nd, V] before a token is chosen; on the host, which no graph can hold."""
 
 
 class Clock(Protocol):
@@ -97,24 +115,44 @@ class DecodeRound:
         forced_runs: Tensor | None,
         longest: int | None,
         clock: Clock,
-        shape: Callable[[DeviceTree, Tensor], Tensor] | None = None,
+        shape: Shape | None = None,
     ) -> RoundResult:
         """Run the round. `wanted` names user outputs; `forced_runs` int64 [bs] are the drafts to accept (simulated acceptance).
 
-        `longest` bounds accept_lens; None lets the host look, which only a CPU may. `shape` changes the logits of all nodes [bs · nd, V]
-        before a token is chosen; outputs are of the logits as they were.
+        `longest` bounds accept_lens; None lets the host look, which only a CPU may. Outputs are of the logits before `shape`.
         """
-        with clock.phase("draft"):
-            tree = self.draft.propose(batch, relayed)
+        passed = self.begin(batch, relayed, wanted, clock)
         with clock.phase("verify"):
-            slots = window_slots(batch, tree.num_nodes)
-            forward = self._verify_forward(batch, tree, slots, wanted)
-            logits = self._target.logits(forward.hidden)
-            shaped = logits if shape is None else shape(tree, logits)
+            shaped = passed.logits if shape is None else shape(passed.tree, passed.logits)
+        return self.finish(passed, shaped, sampling, wanted, forced_runs, longest, clock)
+
+    def begin(self, batch: RoundBatch, relayed: Mapping[str, Tensor], wanted: frozenset[str], clock: Clock) -> Passed:
+        """Draft, and run the target over the trees."""
+        with as_captured():
+            with clock.phase("draft"):
+                tree = self.draft.propose(batch, relayed)
+            with clock.phase("verify"):
+                slots = window_slots(batch, tree.num_nodes)
+                forward = self._verify_forward(batch, tree, slots, wanted)
+                return Passed(batch, relayed, tree, slots, forward, self._target.logits(forward.hidden))
+
+    def finish(
+        self,
+        passed: Passed,
+        shaped: Tensor,
+        sampling: SamplingInputs | None,
+        wanted: frozenset[str],
+        forced_runs: Tensor | None,
+        longest: int | None,
+        clock: Clock,
+    ) -> RoundResult:
+        """Choose tokens by the logits `shaped`, keep what is accepted, and prepare the next round."""
+        batch, relayed, tree = passed.batch, passed.relayed, passed.tree
+        with clock.phase("verify"):
             verified = self._accept(batch, tree, shaped, sampling, forced_runs)
             emitted, bonus = self._ops.gather_emitted(verified.predict, verified.accept_index, verified.accept_lens)
-            outputs = self._compacted(batch, tree, slots, forward, logits, verified, wanted)
-        with clock.phase("draft"):
+            outputs = self._compacted(passed, verified, wanted)
+        with as_captured(), clock.phase("draft"):
             captured = outputs.pop(DRAFT_HIDDEN, None)
             longest = longest or int(verified.accept_lens.max())
             self._keep_produced(batch, outputs, verified, wanted)
@@ -163,25 +201,17 @@ class DecodeRound:
         bonus = self._ops.coins(sampling.keys, positions, sampling.seed, Purpose.BONUS_COIN)
         return self._ops.verify_sampling(tree, probs, accept, bonus)
 
-    def _compacted(
-        self,
-        batch: RoundBatch,
-        tree: DeviceTree,
-        slots: Tensor,
-        forward: DecoderOutput,
-        logits: Tensor,
-        verified: DeviceVerified,
-        wanted: frozenset[str],
-    ) -> dict[str, Tensor]:
+    def _compacted(self, passed: Passed, verified: DeviceVerified, wanted: frozenset[str]) -> dict[str, Tensor]:
         """Return every per-node output as [bs, nd, …] with the accepted path in front; the target's KV likewise."""
-        entries = node_outputs(forward, logits, verified.predict, wanted)
-        entries[DRAFT_HIDDEN] = draft_hidden(self.draft, forward)
+        batch, tree = passed.batch, passed.tree
+        entries = node_outputs(passed.forward, passed.logits, verified.predict, wanted)
+        entries[DRAFT_HIDDEN] = draft_hidden(self.draft, passed.forward)
         entries |= {name: producer.nodes(batch, tree) for name, producer in self._producers.items()}
         entries |= {NEXT_RELAY + name: values.flatten(0, 1) for name, values in tree.next_relay.items()}
         outputs = NodeOutputs(entries)
         if batch.topk > 1 or self.draft.on_host:
             # On a chain the accepted path stands in front already.
-            self._ops.move_accepted_(self._pool.all_layers, slots, verified.accept_index, verified.accept_lens)
+            self._ops.move_accepted_(self._pool.all_layers, passed.slots, verified.accept_index, verified.accept_lens)
             outputs = outputs.map(lambda values: self._ops.compact(values, verified.accept_index, tree.num_nodes))
         shape = (tree.batch_size, tree.num_nodes)
         return {name: outputs[name].unflatten(0, shape) for name in outputs if outputs[name] is not None}

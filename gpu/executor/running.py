@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,15 +46,42 @@ class RunningStep:
         return self.decoded.is_over(self.limit)
 
 
-def to_host(accept_lens: Tensor, failed: Tensor, emitted: Tensor, outputs: dict[str, Tensor]) -> PendingRound:
-    """Begin the copies to pinned memory; they are complete when the event has passed."""
-    if accept_lens.device.type != "cuda":
-        return PendingRound(accept_lens, failed, emitted, outputs, None)
-    copies = [_pinned_copy(x) for x in (accept_lens, failed, emitted)]
-    found = {name: _pinned_copy(values) for name, values in outputs.items()}
-    passed = torch.cuda.Event()
-    passed.record()
-    return PendingRound(*copies, found, passed)
+def to_host(
+    accept_lens: Tensor,
+    failed: Tensor,
+    emitted: Tensor,
+    outputs: dict[str, Tensor],
+    packed: Tensor | None = None,
+    num_rows: int | None = None,
+) -> PendingRound:
+    """Begin the copies to pinned memory, one of all three and one of each output; they are complete when the event has passed.
+
+    `packed` is what `pack` makes of the three, if a graph has made it. Rows from `num_rows` on are padding.
+    """
+    three, passed = [accept_lens, failed, emitted], None
+    outputs = {name: values[:num_rows] for name, values in outputs.items()}
+    if accept_lens.is_cuda:
+        three = unpacked(_pinned_copy(pack(three) if packed is None else packed), three)
+        outputs = {name: _pinned_copy(values) for name, values in outputs.items()}
+        passed = torch.cuda.Event()
+        passed.record()
+    return PendingRound(*(x[:num_rows] for x in three), outputs, passed)
+
+
+def pack(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the bytes of all tensors as one, uint8 [n]: those of the widest elements first, so that all are aligned."""
+    return torch.cat([tensors[i].reshape(-1).view(torch.uint8) for i in _widest_first(tensors)])
+
+
+def unpacked(place: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the parts of `place`, which `pack` has made of tensors of these shapes and dtypes, as such tensors."""
+    order = _widest_first(tensors)
+    parts = dict(zip(order, place.split([tensors[i].nbytes for i in order]), strict=True))
+    return [parts[i].view(x.dtype).view(x.shape) for i, x in enumerate(tensors)]
+
+
+def _widest_first(tensors: Sequence[Tensor]) -> list[int]:
+    return sorted(range(len(tensors)), key=lambda i: -tensors[i].itemsize)
 
 
 def _pinned_copy(values: Tensor) -> Tensor:

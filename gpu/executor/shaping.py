@@ -4,7 +4,8 @@
                   known on the host      └ node ─ node        as if its path had been emitted already
 
 So a node gets the distribution that plain decoding would have there, and verification stays lossless: what a grammar forbids has
-probability 0 and is never accepted. A round waits for the tokens of the round before it. Rows that ask for none of this are not touched.
+probability 0 and is never accepted. A round waits for the tokens of the round before it, and for its own between its passes and the choice
+of tokens: a captured one is two graphs. Rows that ask for none of this are not touched.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class Shaping:
 
     def at_nodes(self, rows: np.ndarray, tree: DeviceTree, logits: Tensor) -> Tensor:
         """Return logits [bs · nd, V] at the nodes of the rows' trees, changed. Waits for the device: the paths are needed on the host."""
-        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        tokens, parents = (x[: len(rows)].tolist() for x in (tree.tokens, tree.parents))
         return self._changed(rows, logits, [paths_of(*row) for row in zip(tokens, parents, strict=True)])
 
     def _changed(self, rows: np.ndarray, logits: Tensor, paths: list[list[list[int]]]) -> Tensor:

@@ -13,7 +13,9 @@ except ImportError:  # Triton has wheels for Linux only
     triton = None
     tl = None
 
-COUNTS = frozenset({"columns", "max_position", "n", "nodes", "num_nodes", "num_rows", "splits", "steps", "width"})
+COUNTS = frozenset(
+    {"columns", "least", "max_position", "most", "n", "nodes", "num_nodes", "num_rows", "steps", "width"}
+)
 """Names of kernel parameters that count tokens, rows or nodes of a batch; strides and sizes of a model are none of them."""
 
 

@@ -13,7 +13,9 @@ products are dear and looking at the segments' sizes is free, the sorted form fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +27,17 @@ from .weights import NamedWeight, empty_weight
 
 MAX_TOKENS_ALL_EXPERTS = 256
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+_in_round: ContextVar[bool] = ContextVar("_in_round", default=False)
+
+
+@contextmanager
+def as_captured() -> Iterator[None]:
+    """Run passes of a decode round: all of them, before a capture and without one, choose the products that a graph can hold."""
+    token = _in_round.set(True)
+    try:
+        yield
+    finally:
+        _in_round.reset(token)
 
 
 class ExpertMlp(nn.Module):
@@ -54,15 +67,16 @@ class ExpertMlp(nn.Module):
     def run(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Run the experts: x [n, H] → [n, H], and the chosen experts int64 [n, k], best first."""
         weights, experts = self.route(x)
-        n, top_k = experts.shape
-        if 3 * n * top_k <= self.moe.num_experts:
-            out = self._gathered(x, weights, experts)
-        elif x.is_cuda and (n <= MAX_TOKENS_ALL_EXPERTS or torch.cuda.is_current_stream_capturing()):
-            # A grouped product may look at the groups' ends on the host, which no graph can hold.
-            out = self._all_experts(x, weights, experts)
-        else:
-            out = self._sorted(x, weights, experts)
-        return out, experts
+        return self.way_for(len(x), x.is_cuda)(x, weights, experts), experts
+
+    def way_for(self, num_tokens: int, on_gpu: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """Return the way of a pass over so many tokens."""
+        if 3 * num_tokens * self.moe.top_k <= self.moe.num_experts:
+            return self._gathered
+        # A grouped product may look at the groups' ends on the host, which no graph can hold.
+        if on_gpu and (num_tokens <= MAX_TOKENS_ALL_EXPERTS or _in_round.get()):
+            return self._all_experts
+        return self._sorted
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights (in x's dtype) and numbers of each token's experts, both [n, k]. Probabilities are taken over all experts."""

@@ -69,10 +69,13 @@ def heads_of(draft: ModelConfig | HeadConfig | None, algorithm: SpecAlgorithm) -
 def working_bytes(
     target: ModelConfig, draft: ModelConfig | HeadConfig | None, spec: EngineSpec, dtype: torch.dtype
 ) -> int:
-    """Return bytes that the largest passes need on a GPU beside weights and KV: activations, logits with their sorts, graphs, workspaces.
+    """Return bytes that the largest passes need on a GPU beside weights and KV: activations, logits with their sorts, parts of attention,
+    graphs, workspaces.
 
     Prompts and captured rounds do not share their memory; captured rounds share theirs with each other.
     """
+    from ..kernels.layers.flash import PARTS_BYTES
+
     config = spec.config
     models = [target] if draft is None else [target, getattr(draft, "model", draft)]
     per_token = (
@@ -82,7 +85,7 @@ def working_bytes(
     prompt = config.chunk_size * per_token * dtype.itemsize + config.max_running * target.vocab_size * SAMPLING_BYTES
     rounds = nodes * (per_token * dtype.itemsize + target.vocab_size * (SAMPLING_BYTES + dtype.itemsize))
     num_graphs = len(spec.draft_shape.graph_keys()) if spec.graph_sizes else 0
-    return prompt + rounds + num_graphs * GRAPH_BYTES + STREAMS * WORKSPACE_BYTES
+    return prompt + rounds + PARTS_BYTES + num_graphs * GRAPH_BYTES + STREAMS * WORKSPACE_BYTES
 
 
 def _activations(model: ModelConfig) -> int:

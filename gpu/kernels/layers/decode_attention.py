@@ -1,4 +1,4 @@
-"""Attention of single queries over paged keys and values, split over the KV length."""
+"""Attention of single queries over paged keys and values, long ones in parts."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from ..jit import jit, tl
 from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots, window_slots
 from .flash import (
     HEAD_LAYOUTS,
+    LISTED_ROWS,
     LOG2_E,
-    SplitOutput,
+    Cut,
+    CutOutput,
     attend_keys,
     begin_softmax,
-    choose_splits,
     device_of,
+    ends_of,
     kind_of,
+    part_of,
     reading_tiles,
+    row_and_part,
     softmax_constants,
-    split_range,
     store_tile,
 )
 
@@ -84,46 +87,62 @@ def decode_attention_kernel(
     v_head_stride,
     table_stride,
     scale_log2,
-    splits,
+    num_rows,
+    least,
+    most,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    SPLIT: tl.constexpr,
+    ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """One program per (query, key head, part); the tile's rows are the group's query heads."""
-    query, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    """Programs of each key head share the parts of `num_rows` queries; the tile's rows are the group's query heads."""
+    kv_head = tl.program_id(1)
     member, channel, lane = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
     live = member < GROUP
     head = kv_head * GROUP + member
     q_mask = live[:, None] & (channel < HEAD_DIM)[None, :]
-    q_offsets = query * q_token_stride + head[:, None] * q_head_stride + channel[None, :]
-    tile = tl.load(q + q_offsets, mask=q_mask, other=0.0)
+    items = num_rows
+    if ROWS > 1:
+        ends = ends_of(lens, num_rows, least, most, BLOCK_N, WINDOW, ROWS)
+        items = tl.max(ends, 0)
+    for item in tl.range(tl.program_id(0), items, tl.num_programs(0), disable_licm=True):
+        row, part = item, 0
+        if ROWS > 1:
+            row, part = row_and_part(ends, item)
+        query = tl.cast(row, tl.int64)
+        q_offsets = query * q_token_stride + head[:, None] * q_head_stride + channel[None, :]
+        tile = tl.load(q + q_offsets, mask=q_mask, other=0.0)
 
-    columns = table + tl.load(rows + query) * table_stride
-    base, jump = tl.load(bases + query), tl.load(tails + query)
-    length = tl.load(lens + query).to(tl.int32)
-    begin = tl.maximum(length - WINDOW, 0) if WINDOW else 0
-    first, end = split_range(begin, length, split, splits, BLOCK_N)
-    acc, peak, total = begin_softmax(sinks, head, live, split, BLOCK_M, BLOCK_D, SINKS)
-    for start in range(first, end, BLOCK_N):
-        position = start + lane
-        loaded = position < end
-        column = tl.where(position < base, position, position - base + jump)
-        slot = tl.load(columns + column, mask=loaded, other=0).to(tl.int64)
-        keys = k_pool + kv_head * k_head_stride + slot * k_slot_stride
-        values = v_pool + kv_head * v_head_stride + slot * v_slot_stride
-        visible = loaded[None, :]
-        acc, peak, total = attend_keys(
-            tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION, SOFTCAP
-        )
-    index = query * (tl.num_programs(1) * GROUP) + head
-    store_tile(out, partial, lse, acc, peak, total, index, live, split, splits, HEAD_DIM, BLOCK_D, SPLIT)
+        columns = table + tl.load(rows + query) * table_stride
+        base, jump = tl.load(bases + query), tl.load(tails + query)
+        length = tl.load(lens + query).to(tl.int32)
+        first, end = 0, length
+        if WINDOW:
+            first = tl.maximum(length - WINDOW, 0)
+        if ROWS > 1:
+            size = part_of(end - first, least, most, BLOCK_N)
+            first += part * size
+            end = tl.minimum(first + size, end)
+        acc, peak, total = begin_softmax(sinks, head, live, part, BLOCK_M, BLOCK_D, SINKS)
+        for start in range(first, end, BLOCK_N):
+            position = start + lane
+            loaded = position < end
+            column = tl.where(position < base, position, position - base + jump)
+            slot = tl.load(columns + column, mask=loaded, other=0).to(tl.int64)
+            keys = k_pool + kv_head * k_head_stride + slot * k_slot_stride
+            values = v_pool + kv_head * v_head_stride + slot * v_slot_stride
+            visible = loaded[None, :]
+            acc, peak, total = attend_keys(
+                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION, SOFTCAP
+            )
+        index = query * (tl.num_programs(1) * GROUP) + head
+        store_tile(out, partial, lse, acc, peak, total, index, live, part, most, HEAD_DIM, BLOCK_D, ROWS > 1)
 
 
 def decode_attention_triton(
@@ -132,21 +151,21 @@ def decode_attention_triton(
     v_pool: Tensor,
     batch: DecodeBatch,
     softmax: Softmax = PLAIN,
-    num_splits: int | None = None,
+    cut: Cut | None = None,
 ) -> Tensor:
-    """`decode_attention_torch` as one launch, two where the KV length is split. The last axes must be contiguous."""
+    """`decode_attention_torch` as one launch, two where long rows are cut. The last axes must be contiguous."""
     m, heads, d = q.shape
     kv_heads = k_pool.shape[1]
     group = heads // kv_heads
     device = device_of(q.device)
-    planned = batch.planned_queries or m
-    read = min(softmax.window or batch.max_len, batch.max_len)
-    splits = num_splits or choose_splits(planned * kv_heads, read, device.processors)
-    result = SplitOutput.of(q, splits)
+    size = reading_tiles(group, d, q.dtype, device.capability)
+    if cut is None:
+        read = min(softmax.window or batch.max_len, batch.max_len)
+        cut = Cut.choose(batch.planned_queries or m, m, read, kv_heads, size, heads * d * 4, device.processors)
+    result = CutOutput.of(q, cut)
     if not m:
         return result.out
-    size = reading_tiles(group, d, q.dtype, device.capability)
-    decode_attention_kernel[(m, kv_heads, splits)](
+    decode_attention_kernel[(cut.programs, kv_heads)](
         q,
         k_pool,
         v_pool,
@@ -164,15 +183,17 @@ def decode_attention_triton(
         *v_pool.stride()[:2],
         batch.table.stride(0),
         softmax.scale_of(q) * LOG2_E,
-        splits,
+        m,
+        cut.least,
+        cut.most,
         GROUP=group,
         HEAD_DIM=d,
+        ROWS=cut.listed(m),
         **size.constants(),
         **softmax_constants(softmax),
-        SPLIT=splits > 1,
         **size.options(),
     )
-    return result.join()
+    return result.join(batch.lens, 1, softmax.window, size.block_n)
 
 
 def decode_attention_bytes(lens: list[int], num_heads: int, num_kv_heads: int, d: int, itemsize: int) -> int:
@@ -184,25 +205,25 @@ STRIDES = "q_token_stride q_head_stride k_slot_stride k_head_stride v_slot_strid
 
 
 def _aot_case(
-    heads: int, kv_heads: int, d: int, splits: int, capability: int, window: int = 0, softcap: float = 0.0
+    heads: int, kv_heads: int, d: int, rows: int, capability: int, window: int = 0, softcap: float = 0.0
 ) -> AotCase:
     size = reading_tiles(heads // kv_heads, d, torch.bfloat16, capability)
     return AotCase(
-        f"decode_attention {heads}/{kv_heads} heads of {d}, {splits} parts{kind_of(window, softcap)}",
+        f"decode_attention {heads}/{kv_heads} heads of {d}{', parts' * (rows > 1)}{kind_of(window, softcap)}",
         decode_attention_kernel,
         {
-            "*bf16": f"q k_pool v_pool sinks out {'' if splits > 1 else 'partial lse'}",
-            "*fp32": "partial lse" if splits > 1 else "",
+            "*bf16": f"q k_pool v_pool sinks out {'' if rows > 1 else 'partial lse'}",
+            "*fp32": "partial lse" if rows > 1 else "",
             "*i64": "rows bases tails lens",
             "*i32": "table",
-            "i32": f"{STRIDES} table_stride splits",
+            "i32": f"{STRIDES} table_stride num_rows least most",
             "fp32": "scale_log2",
         },
         {
             "GROUP": heads // kv_heads,
             "HEAD_DIM": d,
             **size.constants(),
-            "SPLIT": splits > 1,
+            "ROWS": rows,
             "WINDOW": window,
             "SOFTCAP": softcap,
             "SINKS": window > 0 and not softcap,
@@ -215,11 +236,13 @@ def _aot_case(
 
 
 AOT_CASES = [
-    _aot_case(*shape, capability) for shape in ((32, 8, 128, 1), (32, 8, 128, 32)) for capability in (8, 9, 10)
+    _aot_case(*shape, capability) for shape in ((32, 8, 128, 1), (32, 8, 128, LISTED_ROWS)) for capability in (8, 9, 10)
 ]
 AOT_CASES += [
     _aot_case(64, 8, 64, 1, capability, window=window, softcap=cap)
     for window, cap in ((128, 0.0), (4096, 72.0))
     for capability in (8, 9, 10)
 ]
-AOT_CASES += [_aot_case(8 * group, 8, d, 32, capability) for group, d in HEAD_LAYOUTS for capability in (8, 9, 10)]
+AOT_CASES += [
+    _aot_case(8 * group, 8, d, LISTED_ROWS, capability) for group, d in HEAD_LAYOUTS for capability in (8, 9, 10)
+]

@@ -1,8 +1,14 @@
-"""What the attention kernels share: the online softmax over one block of keys, and the split over the KV length.
+"""What the attention kernels share: the online softmax over one block of keys, and how long rows are cut into parts.
 
 The queries of a tile are the rows of one matrix: the row's new tokens times the query heads that share a key head, so that every key is
-loaded once for all of them. A long prefix is cut into `num_splits` parts that run side by side; each leaves its own softmax and the
-base-2 logarithm of its sum, and a second kernel joins them (flash-decoding, Dao et al., 2023). All sums are float32.
+loaded once for all of them. A long row is cut into parts that run side by side; each leaves its own softmax and the base-2 logarithm of
+its sum, and a second kernel joins them (flash-decoding, Dao et al., 2023). All sums are float32.
+
+Which parts there are follows from each row's own length, which only the device knows, so the work is a list that programs share:
+
+    lengths    700  90  0  3000        parts of 1024 keys or more, 8 at most
+    parts        1   1  1     3
+    items        0   1  2  3 4 5       program p of n takes items p, p + n, p + 2n, …
 """
 
 from __future__ import annotations
@@ -18,10 +24,13 @@ from ..aot import AotCase
 from ..jit import cdiv, jit, next_power_of_2, tl
 
 LOG2_E = 1.4426950408889634
-MAX_SPLITS = 128
+MAX_PARTS = 128
 JOINED_PARTS = 16  # at once
-MIN_KEYS_PER_SPLIT = 128
-PROGRAMS_PER_PROCESSOR = 3  # as many as shared memory holds: the loads of one run behind the sums of the others
+PARTS_BYTES = 128 << 20  # at most, of one batch's parts
+LISTED_ROWS = 256  # of a work list; more are rounded up to a power of two, each of which is compiled
+PROGRAMS_PER_PROCESSOR = (
+    2  # of the 200 registers or so that a verify kernel takes: one's loads run behind the other's sums
+)
 HOPPER = 9
 STRIDES = (
     "q_token_stride q_head_stride k_token_stride k_head_stride v_token_stride v_head_stride"
@@ -104,15 +113,34 @@ def computing_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int) 
     return Tiles(block_m, *rest, num_warps=num_warps, num_stages=2 if few_stages else 3)
 
 
-def choose_splits(num_programs: int, max_len: int, processors: int) -> int:
-    """Parts of the KV length, a power of two: all programs fit on the device at once, and no part is too short.
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How the keys of a batch's rows are cut into parts, and how many programs share these for each key head and block of queries."""
 
-    `max_len` is the host's bound, so that the number is fixed for a captured graph; how long the parts are follows from each row's own
-    length on the device.
-    """
-    wanted = PROGRAMS_PER_PROCESSOR * processors // max(num_programs, 1)
-    useful = cdiv(max_len, MIN_KEYS_PER_SPLIT)
-    return 1 << (max(1, min(wanted, useful, MAX_SPLITS)).bit_length() - 1)
+    least: int  # keys of a part
+    most: int  # parts of a row
+    programs: int
+
+    @classmethod
+    def choose(
+        cls, planned_rows: int, num_rows: int, max_len: int, tiles: int, size: Tiles, row_bytes: int, processors: int
+    ) -> Cut:
+        """Choose for `planned_rows` of at most `max_len` keys, each with `tiles` pairs of a key head and a block of queries.
+
+        A part's result takes `row_bytes` per row. It is written and read again, 8 bytes for every channel of a query against 4 of a key in
+        16 bits: rows that fill the device by themselves are cut where that is a 32nd of the keys' bytes, fewer rows into shorter parts.
+        A row that runs alone fills the device.
+        """
+        programs = max(1, PROGRAMS_PER_PROCESSOR * processors // tiles)
+        keys = 64 * size.block_m * min(planned_rows, programs) // programs
+        least = max(1, cdiv(keys, size.block_n)) * size.block_n
+        room = PARTS_BYTES // (max(planned_rows, 1) * row_bytes)
+        most = max(1, min(cdiv(max_len, least), programs, room, MAX_PARTS))
+        return cls(least, most, num_rows if most == 1 else min(programs, num_rows * most))
+
+    def listed(self, num_rows: int) -> int:
+        """Return how many rows the kernels' list has room for."""
+        return max(LISTED_ROWS, next_power_of_2(num_rows)) if self.most > 1 else 1
 
 
 @jit
@@ -155,21 +183,42 @@ def attend_keys(
 
 
 @jit
-def split_range(begin, end, split, splits, BLOCK_N: tl.constexpr):
-    """[first, last) of one part of the keys [begin, end); whole blocks, so that short rows use few parts."""
-    part = tl.cdiv(tl.cdiv(end - begin, BLOCK_N), splits) * BLOCK_N
-    first = tl.minimum(begin + split * part, end)
-    return first, tl.minimum(first + part, end)
+def part_of(keys, least, most, BLOCK_N: tl.constexpr):
+    """Keys of each part of a row of `keys`: whole blocks, at least `least`, and so many that `most` parts hold the row."""
+    return tl.maximum(least, tl.cdiv(tl.cdiv(keys, BLOCK_N), most) * BLOCK_N)
 
 
 @jit
-def begin_softmax(sinks, head, live, split, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, SINKS: tl.constexpr):
+def parts_of(keys, least, most, BLOCK_N: tl.constexpr):
+    """Parts of a row of `keys`; one of a row without any."""
+    return tl.maximum(tl.cdiv(keys, part_of(keys, least, most, BLOCK_N)), 1)
+
+
+@jit
+def ends_of(lens, num_rows, least, most, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, ROWS: tl.constexpr):
+    """Items up to and with those of each row, int32 [ROWS]: its parts, of which rows behind the last have none."""
+    row = tl.arange(0, ROWS)
+    keys = tl.load(lens + row, mask=row < num_rows, other=0).to(tl.int32)
+    if WINDOW:
+        keys = tl.minimum(keys, WINDOW)
+    return tl.cumsum(tl.where(row < num_rows, parts_of(keys, least, most, BLOCK_N), 0), 0)
+
+
+@jit
+def row_and_part(ends, item):
+    """The row of an item of the list, and the number of its part."""
+    is_before = ends <= item
+    return tl.sum(is_before.to(tl.int32), 0), item - tl.max(tl.where(is_before, ends, 0), 0)
+
+
+@jit
+def begin_softmax(sinks, head, live, part, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, SINKS: tl.constexpr):
     """acc, peak and total of a tile before its first key. The first part begins with the heads' sinks, where there are any."""
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     peak = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK_M,), dtype=tl.float32)
     if SINKS:  # noqa: SIM102 - known when the kernel is compiled, the other when it runs
-        if split == 0:
+        if part == 0:
             peak = tl.load(sinks + head, mask=live, other=0.0).to(tl.float32) * 1.4426950408889634
             total += 1.0
     return acc, peak, total
@@ -185,20 +234,20 @@ def store_tile(
     total,
     index,
     live,
-    split,
-    splits,
+    part,
+    most,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """The softmax of a tile to out [·, d], or (SPLIT) as one of `splits` parts; index [M] counts query heads, 0 where nothing was seen."""
+    """The softmax of a tile to out [·, d], or (SPLIT) as one of a row's parts; index [M] counts query heads, 0 where nothing was seen."""
     channel = tl.arange(0, BLOCK_D)
     mask = live[:, None] & (channel < HEAD_DIM)[None, :]
     seen = total > 0
     divisor = tl.where(seen, total, 1.0)
     acc = acc / divisor[:, None]
     if SPLIT:
-        place = index * splits + split
+        place = index * most + part
         tl.store(partial + place[:, None] * HEAD_DIM + channel[None, :], acc, mask=mask & seen[:, None])
         tl.store(lse + place, tl.where(seen, peak + tl.log2(divisor), float("-inf")), mask=live)
     else:
@@ -206,24 +255,42 @@ def store_tile(
 
 
 @jit
-def join_splits_kernel(
-    partial, lse, out, splits, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MOST: tl.constexpr, PARTS: tl.constexpr
+def join_parts_kernel(
+    partial,
+    lse,
+    out,
+    lens,
+    heads,
+    num_nodes,
+    least,
+    most,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    WINDOW: tl.constexpr,
+    MOST: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
-    """One program per query head: the results of its at most MOST parts, PARTS at a time, weighted with their shares of the sum."""
+    """One program per query head, of `heads` for each of a row's `num_nodes` queries: the results of its parts, PARTS at a time, weighted
+    with their shares of the sum."""
     index = tl.program_id(0).to(tl.int64)
-    split, channel = tl.arange(0, MOST), tl.arange(0, BLOCK_D)
-    parts = tl.load(lse + index * splits + split, mask=split < splits, other=float("-inf"))
-    peak = tl.max(parts, 0)
+    keys = tl.load(lens + index // (heads * num_nodes)).to(tl.int32)
+    if WINDOW:
+        keys = tl.minimum(keys, WINDOW)
+    num_parts = parts_of(keys, least, most, BLOCK_N)
+    part, channel = tl.arange(0, MOST), tl.arange(0, BLOCK_D)
+    sums = tl.load(lse + index * most + part, mask=part < num_parts, other=float("-inf"))
+    peak = tl.max(sums, 0)
     peak = tl.where(peak == float("-inf"), 0.0, peak)
-    total = tl.sum(tl.exp2(parts - peak), 0)
+    total = tl.sum(tl.exp2(sums - peak), 0)
     inside = channel < HEAD_DIM
     joined = tl.zeros((BLOCK_D,), dtype=tl.float32)
-    for start in range(0, splits, PARTS):
-        part = start + tl.arange(0, PARTS)
-        weights = tl.exp2(tl.load(lse + index * splits + part, mask=part < splits, other=float("-inf")) - peak)
+    for start in range(0, num_parts, PARTS):
+        some = start + tl.arange(0, PARTS)
+        weights = tl.exp2(tl.load(lse + index * most + some, mask=some < num_parts, other=float("-inf")) - peak)
         # What saw nothing left its part unwritten.
         mask = (weights > 0.0)[:, None] & inside[None, :]
-        place = (index * splits + part)[:, None] * HEAD_DIM + channel[None, :]
+        place = (index * most + some)[:, None] * HEAD_DIM + channel[None, :]
         joined += tl.sum(tl.load(partial + place, mask=mask, other=0.0) * weights[:, None], 0)
     joined = joined / tl.where(total > 0, total, 1.0)
     tl.store(out + index * HEAD_DIM + channel, joined.to(out.dtype.element_ty), mask=inside)
@@ -244,38 +311,52 @@ def kind_of(window: int, softcap: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class SplitOutput:
+class CutOutput:
     """Where the parts of an attention go; with one part straight to `out` (the others are then `out` too, and unused)."""
 
     out: Tensor  # [n, Hq, d], q's dtype
-    partial: Tensor  # float32 [n, Hq, splits, d]
-    lse: Tensor  # float32 [n, Hq, splits], base 2
-    splits: int
+    partial: Tensor  # float32 [n, Hq, most, d]
+    lse: Tensor  # float32 [n, Hq, most], base 2
+    cut: Cut
 
     @classmethod
-    def of(cls, q: Tensor, splits: int) -> SplitOutput:
-        n, heads, d = q.shape
-        out = torch.empty((n, heads, d), dtype=q.dtype, device=q.device)
-        if splits == 1:
-            return cls(out, out, out, 1)
-        partial = torch.empty((n, heads, splits, d), dtype=torch.float32, device=q.device)
-        return cls(out, partial, torch.empty((n, heads, splits), dtype=torch.float32, device=q.device), splits)
+    def of(cls, q: Tensor, cut: Cut) -> CutOutput:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if cut.most == 1:
+            return cls(out, out, out, cut)
+        partial = torch.empty((*q.shape[:2], cut.most, q.shape[2]), dtype=torch.float32, device=q.device)
+        return cls(out, partial, torch.empty(partial.shape[:3], dtype=torch.float32, device=q.device), cut)
 
-    def join(self) -> Tensor:
-        """Return the joined result; a second launch if there is more than one part."""
-        if self.splits > 1:
+    def join(self, lens: Tensor, num_nodes: int, window: int, block_n: int) -> Tensor:
+        """Return the joined result, `num_nodes` queries for each of `lens`; a second launch if there may be more than one part."""
+        if self.cut.most > 1:
             n, heads, d = self.out.shape
-            constants = {"HEAD_DIM": d, "BLOCK_D": next_power_of_2(d), "MOST": MAX_SPLITS, "PARTS": JOINED_PARTS}
-            join_splits_kernel[(n * heads,)](self.partial, self.lse, self.out, self.splits, **constants, num_warps=4)
+            join_parts_kernel[(n * heads,)](
+                self.partial,
+                self.lse,
+                self.out,
+                lens,
+                heads,
+                num_nodes,
+                self.cut.least,
+                self.cut.most,
+                **_join_constants(d, block_n, window),
+                num_warps=4,
+            )
         return self.out
+
+
+def _join_constants(d: int, block_n: int, window: int) -> dict[str, int]:
+    blocks = {"BLOCK_N": block_n, "BLOCK_D": next_power_of_2(d), "MOST": MAX_PARTS, "PARTS": JOINED_PARTS}
+    return {"HEAD_DIM": d, "WINDOW": window, **blocks}
 
 
 AOT_CASES = [
     AotCase(
-        f"join_splits, heads of {d}",
-        join_splits_kernel,
-        {"*fp32": "partial lse", "*bf16": "out", "i32": "splits"},
-        {"HEAD_DIM": d, "BLOCK_D": next_power_of_2(d), "MOST": MAX_SPLITS, "PARTS": JOINED_PARTS},
+        f"join_parts, heads of {d}{kind_of(window, 0.0)}",
+        join_parts_kernel,
+        {"*fp32": "partial lse", "*bf16": "out", "*i64": "lens", "i32": "heads num_nodes least most"},
+        _join_constants(d, 32 if d > 128 else 64, window),
     )
-    for d in (80, 128, 256)
+    for d, window in ((80, 0), (128, 0), (128, 4096), (256, 0))
 ]

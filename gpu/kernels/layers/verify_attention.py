@@ -12,17 +12,20 @@ from ..jit import cdiv, jit, next_power_of_2, tl
 from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots, window_slots
 from .flash import (
     HEAD_LAYOUTS,
+    LISTED_ROWS,
     LOG2_E,
     STRIDES,
-    SplitOutput,
+    Cut,
+    CutOutput,
     attend_keys,
     begin_softmax,
-    choose_splits,
     device_of,
+    ends_of,
     kind_of,
+    part_of,
     reading_tiles,
+    row_and_part,
     softmax_constants,
-    split_range,
     store_tile,
 )
 
@@ -112,75 +115,98 @@ def verify_attention_kernel(
     pool_head_stride,
     table_stride,
     scale_log2,
+    num_rows,
     num_nodes,
-    splits,
+    least,
+    most,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     NEW_BLOCK: tl.constexpr,
-    SPLIT: tl.constexpr,
+    ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """One program per (row and block of its nodes, key head, part); the tile's rows are nodes times the group's query heads.
+    """Programs of each key head and block of nodes share the parts of all rows; the tile's rows are nodes times the group's query heads.
 
     The first part also sees the new tokens. Bit j of a node's mask shows it the row's j-th node; a node without bits sees nothing.
     """
-    num_blocks = tl.cdiv(num_nodes * GROUP, BLOCK_M)
-    row, block = tl.program_id(0) // num_blocks, tl.program_id(0) % num_blocks
-    kv_head, split = tl.program_id(1), tl.program_id(2)
+    kv_head = tl.program_id(1)
     packed, channel, lane = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
-    packed += block * BLOCK_M
+    packed += tl.program_id(2) * BLOCK_M
     node = packed // GROUP
     head = kv_head * GROUP + packed % GROUP
     live = node < num_nodes
-    root = row.to(tl.int64) * num_nodes
-    bits = tl.load(ancestor_bits + root + node, mask=live, other=0)
     q_mask = live[:, None] & (channel < HEAD_DIM)[None, :]
-    q_offsets = (root + node)[:, None] * q_token_stride + head[:, None] * q_head_stride + channel[None, :]
-    tile = tl.load(q + q_offsets, mask=q_mask, other=0.0)
+    items = num_rows
+    if ROWS > 1:
+        ends = ends_of(prefix_lens, num_rows, least, most, BLOCK_N, WINDOW, ROWS)
+        items = tl.max(ends, 0)
+    for item in tl.range(tl.program_id(0), items, tl.num_programs(0), disable_licm=True):
+        row, part = item, 0
+        if ROWS > 1:
+            row, part = row_and_part(ends, item)
+        root = tl.cast(row, tl.int64) * num_nodes
+        bits = tl.load(ancestor_bits + root + node, mask=live, other=0)
+        q_offsets = (root + node)[:, None] * q_token_stride + head[:, None] * q_head_stride + channel[None, :]
+        tile = tl.load(q + q_offsets, mask=q_mask, other=0.0)
 
-    acc, peak, total = begin_softmax(sinks, head, live, split, BLOCK_M, BLOCK_D, SINKS)
-    columns = table + tl.load(rows + row) * table_stride
-    length = tl.load(prefix_lens + row).to(tl.int32)
-    begin = 0
-    if WINDOW:
-        # A node stands as many positions behind the prefix as it has ancestors.
-        depth = count_bits(bits) - 1
-        begin = tl.maximum(length - (WINDOW - 1), 0)
-    first, end = split_range(begin, length, split, splits, BLOCK_N)
-    for start in range(first, end, BLOCK_N):
-        loaded = start + lane < end
-        slot = tl.load(columns + start + lane, mask=loaded, other=0).to(tl.int64)
-        visible = loaded[None, :] & (bits != 0)[:, None]
+        acc, peak, total = begin_softmax(sinks, head, live, part, BLOCK_M, BLOCK_D, SINKS)
+        columns = table + tl.load(rows + row) * table_stride
+        length = tl.load(prefix_lens + row).to(tl.int32)
+        first, end = 0, length
         if WINDOW:
-            visible = visible & ((start + lane)[None, :] > (length + depth - WINDOW)[:, None])
-        keys = k_pool + kv_head * pool_head_stride + slot * pool_slot_stride
-        values = v_pool + kv_head * pool_head_stride + slot * pool_slot_stride
-        acc, peak, total = attend_keys(
-            tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION, SOFTCAP
-        )
-    if split == 0:
-        new = tl.arange(0, NEW_BLOCK)
-        # Half a mask at a time: a tile of 64-bit words would not fit the registers.
-        low, high = bits.to(tl.int32), (bits >> 32).to(tl.int32)
-        word = tl.where(new[None, :] < 32, low[:, None], high[:, None])
-        is_ancestor = ((word >> (new[None, :] & 31)) & 1) != 0
-        loaded = new < num_nodes
-        if WINDOW:
-            new_depth = count_bits(tl.load(ancestor_bits + root + new, mask=loaded, other=0)) - 1
-            is_ancestor = is_ancestor & (depth[:, None] - new_depth[None, :] < WINDOW)
-        keys = k + kv_head * k_head_stride + (root + new) * k_token_stride
-        values = v + kv_head * v_head_stride + (root + new) * v_token_stride
-        acc, peak, total = attend_keys(
-            tile, keys, values, loaded, is_ancestor, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION, SOFTCAP
-        )
-    index = (root + node) * (tl.num_programs(1) * GROUP) + head
-    store_tile(out, partial, lse, acc, peak, total, index, live, split, splits, HEAD_DIM, BLOCK_D, SPLIT)
+            # A node stands as many positions behind the prefix as it has ancestors.
+            depth = count_bits(bits) - 1
+            first = tl.maximum(length - (WINDOW - 1), 0)
+        if ROWS > 1:
+            size = part_of(tl.minimum(length, WINDOW) if WINDOW else length, least, most, BLOCK_N)
+            first += part * size
+            end = tl.minimum(first + size, end)
+        for start in range(first, end, BLOCK_N):
+            loaded = start + lane < end
+            slot = tl.load(columns + start + lane, mask=loaded, other=0).to(tl.int64)
+            visible = loaded[None, :] & (bits != 0)[:, None]
+            if WINDOW:
+                visible = visible & ((start + lane)[None, :] > (length + depth - WINDOW)[:, None])
+            keys = k_pool + kv_head * pool_head_stride + slot * pool_slot_stride
+            values = v_pool + kv_head * pool_head_stride + slot * pool_slot_stride
+            acc, peak, total = attend_keys(
+                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION, SOFTCAP
+            )
+        if part == 0:
+            new = tl.arange(0, NEW_BLOCK)
+            # Half a mask at a time: a tile of 64-bit words would not fit the registers.
+            low, high = bits.to(tl.int32), (bits >> 32).to(tl.int32)
+            word = tl.where(new[None, :] < 32, low[:, None], high[:, None])
+            is_ancestor = ((word >> (new[None, :] & 31)) & 1) != 0
+            loaded = new < num_nodes
+            if WINDOW:
+                new_depth = count_bits(tl.load(ancestor_bits + root + new, mask=loaded, other=0)) - 1
+                is_ancestor = is_ancestor & (depth[:, None] - new_depth[None, :] < WINDOW)
+            keys = k + kv_head * k_head_stride + (root + new) * k_token_stride
+            values = v + kv_head * v_head_stride + (root + new) * v_token_stride
+            acc, peak, total = attend_keys(
+                tile,
+                keys,
+                values,
+                loaded,
+                is_ancestor,
+                acc,
+                peak,
+                total,
+                scale_log2,
+                HEAD_DIM,
+                BLOCK_D,
+                PRECISION,
+                SOFTCAP,
+            )
+        index = (root + node) * (tl.num_programs(1) * GROUP) + head
+        store_tile(out, partial, lse, acc, peak, total, index, live, part, most, HEAD_DIM, BLOCK_D, ROWS > 1)
 
 
 def verify_attention_triton(
@@ -191,26 +217,26 @@ def verify_attention_triton(
     v_pool: Tensor,
     batch: VerifyBatch,
     softmax: Softmax = PLAIN,
-    num_splits: int | None = None,
+    cut: Cut | None = None,
 ) -> Tensor:
-    """`verify_attention_torch` as one launch, two where the prefix is split. The last axes must be contiguous, the pools laid out alike."""
+    """`verify_attention_torch` as one launch, two where prefixes are cut. The last axes must be contiguous, the pools laid out alike."""
     _, heads, d = q.shape
     bs, num_nodes = batch.ancestor_bits.shape
     kv_heads = k.shape[1]
     group = heads // kv_heads
     device = device_of(q.device)
-    planned_rows, planned_nodes = batch.planned_rows or bs, batch.planned_nodes or num_nodes
+    planned_nodes = batch.planned_nodes or num_nodes
     assert planned_nodes >= num_nodes, f"kernel blocks for {planned_nodes} nodes, but the batch has {num_nodes}"
     size = reading_tiles(planned_nodes * group, d, q.dtype, device.capability)
-    planned_programs = planned_rows * cdiv(planned_nodes * group, size.block_m) * kv_heads
-    read = min(softmax.window or batch.max_prefix_len, batch.max_prefix_len)
-    splits = num_splits or choose_splits(planned_programs, read, device.processors)
-    num_blocks = cdiv(num_nodes * group, size.block_m)
-    result = SplitOutput.of(q, splits)
+    if cut is None:
+        read = min(softmax.window or batch.max_prefix_len, batch.max_prefix_len)
+        tiles, row_bytes = kv_heads * cdiv(planned_nodes * group, size.block_m), planned_nodes * heads * d * 4
+        cut = Cut.choose(batch.planned_rows or bs, bs, read, tiles, size, row_bytes, device.processors)
+    result = CutOutput.of(q, cut)
     if not bs:
         return result.out
     assert k_pool.stride() == v_pool.stride(), "the pools of keys and values are laid out alike"
-    verify_attention_kernel[(bs * num_blocks, kv_heads, splits)](
+    verify_attention_kernel[(cut.programs, kv_heads, cdiv(num_nodes * group, size.block_m))](
         q,
         k,
         v,
@@ -230,17 +256,19 @@ def verify_attention_triton(
         *k_pool.stride()[:2],
         batch.table.stride(0),
         softmax.scale_of(q) * LOG2_E,
+        bs,
         num_nodes,
-        splits,
+        cut.least,
+        cut.most,
         GROUP=group,
         HEAD_DIM=d,
+        ROWS=cut.listed(bs),
         **size.constants(),
         **softmax_constants(softmax),
         NEW_BLOCK=max(16, next_power_of_2(planned_nodes)),
-        SPLIT=splits > 1,
         **size.options(),
     )
-    return result.join()
+    return result.join(batch.prefix_lens, num_nodes, softmax.window, size.block_n)
 
 
 def verify_attention_bytes(
@@ -253,7 +281,7 @@ def verify_attention_bytes(
 
 def _aot_case(
     num_nodes: int,
-    splits: int,
+    rows: int,
     capability: int,
     wide: bool = False,
     window: int = 0,
@@ -264,16 +292,16 @@ def _aot_case(
     dtype, pointer = (torch.float32, "*fp32") if wide else (torch.bfloat16, "*bf16")
     size = reading_tiles(num_nodes * group, d, dtype, capability)
     tensors, parts = "q k v k_pool v_pool sinks out", "partial lse"  # parts are summed in float32
-    floats = {pointer: f"{tensors} {parts}"} if wide or splits == 1 else {pointer: tensors, "*fp32": parts}
+    floats = {pointer: f"{tensors} {parts}"} if wide or rows == 1 else {pointer: tensors, "*fp32": parts}
     return AotCase(
-        f"verify_attention {8 * group}/8 heads of {d}, {num_nodes} nodes, {splits} parts{', float32' * wide}"
+        f"verify_attention {8 * group}/8 heads of {d}, {num_nodes} nodes{', parts' * (rows > 1)}{', float32' * wide}"
         f"{kind_of(window, softcap)}",
         verify_attention_kernel,
         {
             **floats,
             "*i64": "rows prefix_lens ancestor_bits",
             "*i32": "table",
-            "i32": f"{STRIDES} table_stride num_nodes splits",
+            "i32": f"{STRIDES} table_stride num_rows num_nodes least most",
             "fp32": "scale_log2",
         },
         {
@@ -281,7 +309,7 @@ def _aot_case(
             "HEAD_DIM": d,
             **size.constants(),
             "NEW_BLOCK": max(16, next_power_of_2(num_nodes)),
-            "SPLIT": splits > 1,
+            "ROWS": rows,
             "WINDOW": window,
             "SOFTCAP": softcap,
             "SINKS": window > 0 and not softcap,
@@ -295,21 +323,21 @@ def _aot_case(
 
 
 AOT_CASES = [
-    _aot_case(num_nodes, splits, capability)
-    for num_nodes, splits in ((4, 32), (16, 1), (64, 32))
+    _aot_case(num_nodes, rows, capability)
+    for num_nodes, rows in ((4, LISTED_ROWS), (16, 1), (64, LISTED_ROWS))
     for capability in (8, 9, 10)
 ]
-AOT_CASES += [_aot_case(16, 32, capability, wide=True) for capability in (8, 9, 10)]
+AOT_CASES += [_aot_case(16, LISTED_ROWS, capability, wide=True) for capability in (8, 9, 10)]
 AOT_CASES += [
-    _aot_case(16, 32, capability, window=window, softcap=cap)
+    _aot_case(16, LISTED_ROWS, capability, window=window, softcap=cap)
     for window, cap in ((128, 0.0), (4096, 72.0))
     for capability in (8, 9, 10)
 ]
 # 4 nodes make tiles of 16 and 32 rows, 16 nodes of 16 and 64.
 AOT_CASES += [
-    _aot_case(num_nodes, 32, capability, group=group, d=d)
+    _aot_case(num_nodes, LISTED_ROWS, capability, group=group, d=d)
     for group, d in HEAD_LAYOUTS
     for num_nodes in (4, 16)
     for capability in (8, 9, 10)
 ]
-AOT_CASES += [_aot_case(16, 32, capability, wide=True, group=1, d=256) for capability in (8, 9, 10)]
+AOT_CASES += [_aot_case(16, LISTED_ROWS, capability, wide=True, group=1, d=256) for capability in (8, 9, 10)]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +22,8 @@ from foretoken.core.scheduler.driver import Driver
 from foretoken.core.scheduler.engine import Engine
 from foretoken.gpu.batch.uploads import Uploads
 from foretoken.gpu.draft import window
-from foretoken.gpu.executor import graphs
+from foretoken.gpu.executor import executor as gpu_executor
+from foretoken.gpu.executor import graphs, running
 from foretoken.gpu.executor import round as gpu_round
 from foretoken.gpu.executor.build import build_executor
 from foretoken.gpu.executor.graphs import CapturedRound, RoundCapture, RoundGraphs, RoundKind
@@ -28,6 +32,8 @@ from foretoken.gpu.ops.port import VerifyBatch
 from foretoken.gpu.session.plan import SessionOptions
 from foretoken.gpu.session.session import DecodeSession
 from matrix_cells import OPS, noisy_copy, run_real_cell, small_head, small_model
+from serving import Way, chain
+from serving import serve as serve_way
 
 
 @pytest.mark.fast("False-[!M]*", "True-MULTI_LAYER_EAGLE")
@@ -124,8 +130,8 @@ def test_a_graph_that_does_not_fit_is_not_tried_again(error, monkeypatch):
     expected, _ = serve("STANDALONE", graph_sizes=None, table=TABLE, requests=prompts(3))
     tried = []
 
-    def fails(self, key, kind, with_outputs, memory_pool):
-        tried.append((key, kind, with_outputs))
+    def fails(self, key, kind, with_outputs, is_shaped, memory_pool):
+        tried.append((key, kind, with_outputs, is_shaped))
         raise error
 
     monkeypatch.setattr(RoundCapture, "__call__", fails)
@@ -171,6 +177,68 @@ def test_a_capture_is_warmed_up_on_its_stream_and_joins_the_current_one(fails, m
     else:
         graphs._capture(run, None, torch.device("cpu"))
         assert said == [*warm_up, "capture on side", "run", "end of capture on side"]
+
+
+def test_a_shaped_round_is_two_graphs_and_the_second_is_captured_after_the_first_has_run():
+    """Between them the host changes the logits, in the memory that the second one reads."""
+    said: list[str] = []
+    nodes = SimpleNamespace(tree="tree", logits=torch.zeros(2))
+
+    def capture(run):
+        said.append("capture")
+        result = run()
+        return lambda: said.append("replay") or result
+
+    def finish(passed, logits):
+        return logits  # where a graph would read
+
+    replay = graphs._capture_shaped(lambda: nodes, finish, capture)
+    assert said == ["capture", "replay", "capture"]
+    for value in (3.0, 4.0):
+        assert replay(lambda tree, logits, value=value: logits + value).tolist() == [value, value]
+    assert said[3:] == ["replay"] * 4 and not nodes.logits.any()
+
+
+def test_what_a_round_brings_the_host_is_one_copy():
+    rows, width = 3, 5
+    given = [torch.randint(9, (rows,)).int(), torch.rand(rows) < 0.5, torch.randint(9, (rows, width))]
+    place = running.pack(given)
+    assert place.dtype == torch.uint8 and len(place) == rows * (4 + 1 + 8 * width)
+    for found, expected in zip(running.unpacked(place.clone(), given), given, strict=True):
+        assert found.dtype == expected.dtype and torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE3", "NGRAM"])
+def test_everything_runs_on_the_executors_device(algorithm, monkeypatch):
+    """A server's thread has a current GPU of its own: passes, uploads and graphs must not follow it."""
+    depth, used = [], Counter()
+
+    @contextmanager
+    def guard(device):
+        depth.append(device)
+        yield
+        depth.pop()
+
+    def inside(owner, name):
+        method = getattr(owner, name)
+
+        def guarded(*arguments, **named):
+            assert depth and set(depth) == {torch.device("cpu")}, f"{name} outside the device's block"
+            used[name] += 1
+            return method(*arguments, **named)
+
+        monkeypatch.setattr(owner, name, guarded)
+
+    def begin(executor):
+        monkeypatch.setattr(gpu_executor, "on_device", guard)
+        executor._eager = True
+        for owner, name in ((Uploads, "send"), (Uploads, "fill"), (executor.target, "forward"), (gpu_executor, "to_host"),
+                            (RoundCapture, "__call__"), (OPS, "relay_scatter_")):  # fmt: skip
+            inside(owner, name)
+
+    way = Way("NGRAM", None, {"steps": 3}) if algorithm == "NGRAM" else chain(algorithm, 3, overlap=True)
+    serve_way(way, prompts(3), graph_sizes=(4,), before=begin)
+    assert len(used) == 6, used
 
 
 @pytest.mark.parametrize(
@@ -220,13 +288,13 @@ def test_a_session_captures_the_sizes_that_its_batches_can_have(nano_pair):
 def test_a_row_that_asks_for_outputs_leaves_its_batch_on_the_graph(sampling, monkeypatch):
     """All rows of its rounds are captured, and it sees what it sees without graphs."""
     eager = []
-    run = gpu_round.DecodeRound.run
+    begin = gpu_round.DecodeRound.begin
 
     def counting(self, *arguments):
         eager.append(not isinstance(arguments[-1], gpu_round.NoClock))
-        return run(self, *arguments)
+        return begin(self, *arguments)
 
-    monkeypatch.setattr(gpu_round.DecodeRound, "run", counting)
+    monkeypatch.setattr(gpu_round.DecodeRound, "begin", counting)
     requests = prompts(4, {1: USER_OUTPUTS, 3: ("logprobs",)}, **sampling)
     ends = []
     for sizes in ((4,), None):

@@ -68,6 +68,23 @@ def test_greedy_text_is_that_of_plain_decoding(name, eager, expected):
     assert WAYS[name].algorithm == "NONE" or run.executor.counters.correct_drafts
 
 
+@pytest.mark.parametrize("name", ["chain", "tree", "look-up"])
+def test_the_passes_of_shaped_rounds_are_captured(name, expected):
+    captured = []
+    run = serve(
+        WAYS[name],
+        requests_for(),
+        make_matcher=make_matcher,
+        graph_sizes=(2, 4),
+        before=lambda executor: setattr(
+            executor.graphs, "on_round", lambda has_graph, rows: captured.append(has_graph)
+        ),
+    )
+    assert run.tokens == expected
+    assert len(captured) > 5 and all(captured)
+    assert any(report.is_shaped for report in run.executor.graphs.reports)
+
+
 @pytest.mark.parametrize("name", ["chain", "look-up"])
 def test_a_retracted_request_goes_on_where_it_was(name, expected):
     run = serve(WAYS[name], requests_for(), make_matcher=make_matcher, disturbance=replace(CALM, retract=6))

@@ -11,7 +11,7 @@ from foretoken.gpu.models import layouts, projection
 from foretoken.gpu.models.checkpoint import load_target, random_weights, save_target
 from foretoken.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foretoken.gpu.models.decoder import Capture, Decoder
-from foretoken.gpu.models.moe import ExpertMlp
+from foretoken.gpu.models.moe import ExpertMlp, as_captured
 from foretoken.gpu.models.projection import pack_projections
 from foretoken.gpu.models.weights import initialize
 from foretoken.gpu.ops.torch_ops import TorchOps
@@ -228,6 +228,16 @@ def expert_mlp(dtype: torch.dtype = torch.float64, num_experts: int = 12, top_k:
     mlp = ExpertMlp(config, TorchOps(), "cpu", dtype)
     initialize(mlp, seed=3, std=0.3)
     return mlp
+
+
+def test_a_round_of_many_tokens_takes_the_experts_way_that_a_graph_can_hold_before_it_is_captured():
+    mlp = expert_mlp()
+    ways = {(on_gpu, n): mlp.way_for(n, on_gpu) for on_gpu in (True, False) for n in (1, 256, 257)}
+    assert ways[True, 1] == ways[False, 1] == mlp._gathered
+    assert ways[True, 256] == mlp._all_experts and ways[True, 257] == ways[False, 257] == mlp._sorted
+    with as_captured():
+        assert mlp.way_for(257, True) == mlp._all_experts and mlp.way_for(257, False) == mlp._sorted
+    assert mlp.way_for(257, True) == mlp._sorted
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 40])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -83,3 +85,20 @@ def test_numpy_waits_for_no_other_thread_on_a_cpu(device: str, expected: int, mo
     with threadpool_limits(2, user_api="blas"):
         set_threads(device, 2, SMALL, 1)
         assert {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"} == {expected}
+
+
+def test_no_file_names_a_gpu_but_the_one_that_a_session_is_given():
+    """Nothing is made on "cuda" as such, and the current device is chosen in two places: for a block, and for a command's process."""
+    root = Path(inspect.getfile(ops_for)).parents[1]
+    made = re.compile(r"device=[\"']cuda|\.to\([\"']cuda|\.cuda\(\)|torch\.device\([\"']cuda")
+    chosen = re.compile(r"torch\.cuda\.(set_device|device\(|current_device)")
+    found = {
+        (path.name, match)
+        for path in root.rglob("*.py")
+        for pattern in (made, chosen)
+        for match in pattern.findall(path.read_text(encoding="utf-8"))
+    }
+    assert found == {
+        ("uploads.py", 'torch.device("cuda'), ("uploads.py", "device("), ("uploads.py", "current_device"),
+        ("devices.py", "set_device"),
+    }  # fmt: skip

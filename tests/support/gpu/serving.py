@@ -96,6 +96,7 @@ def serve(
     debug: bool = True,
     producers: Mapping[str, NodeProducer] | None = None,
     make_matcher: MakeMatcher | None = None,
+    graph_sizes: Sequence[int] | None = None,
 ) -> Served:
     """Serve `requests` under `disturbance`; `before` is shown the executor before the first step.
 
@@ -119,6 +120,7 @@ def serve(
         debug=debug,
         producers=producers,
         make_matcher=make_matcher,
+        graph_sizes=graph_sizes,
     )
     before(executor)
     if disturbance is None:

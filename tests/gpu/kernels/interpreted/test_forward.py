@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
+from foretoken.gpu.kernels.jit import cdiv
+from foretoken.gpu.kernels.layers import flash
 from foretoken.gpu.kernels.layers.decode_attention import decode_attention_triton
 from foretoken.gpu.kernels.layers.extend_attention import extend_attention_triton
-from foretoken.gpu.kernels.layers.flash import device_of, reading_tiles
+from foretoken.gpu.kernels.layers.flash import Cut, device_of, reading_tiles
 from foretoken.gpu.kernels.layers.verify_attention import verify_attention_triton
-from foretoken.gpu.ops.port import KVTensors
+from foretoken.gpu.ops.port import KVTensors, VerifyBatch
 from foretoken.gpu.ops.torch_ops import TorchOps
 from foretoken.gpu.ops.triton_ops import TritonOps
 from foretoken.gpu.selftest.batches import Batch, decode_view, make_batch, random_tree_bits, rotary_table, softmaxes
 from forward_cases import dense_decode, dense_extend, dense_verify, rotate_one
-from memory_checker import Ownership, checked_memory
+from memory_checker import Checker, Ownership, checked_memory
 from torch import Tensor
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 3e-3}
@@ -137,37 +140,55 @@ def test_rope_write(dtype: torch.dtype, heads: int, kv_heads: int, d: int):
 
 # -- attention ------------------------------------------------------------------------------------------------------------
 
-LENS = [[1], [0], [3], [4], [5], [130], [7, 0, 64, 8], [65, 128, 1]]
+LENS = [[1], [0], [3], [4], [5], [130], [7, 0, 64, 8]]
+BLOCK = {torch.float32: 16, torch.float16: 64}  # keys of a block
+
+
+def cut_of(dtype: torch.dtype, lens: list[int], most: int, programs: int | None = None) -> Cut:
+    """Parts of at least one block, at most `most`; by default a program for every row (uncut) or for every part that there may be."""
+    return Cut(BLOCK[dtype], most, programs or len(lens) * most)
+
+
+def row_of_item(cut: Cut, dtype: torch.dtype, lens: list[int]) -> list[int]:
+    """The row of each part of the work list, as the kernels should have it."""
+    sizes = [max(cut.least, cdiv(cdiv(n, BLOCK[dtype]), cut.most) * BLOCK[dtype]) for n in lens]
+    parts = [max(1, cdiv(n, size)) for n, size in zip(lens, sizes, strict=True)]
+    items = [row for row, count in enumerate(parts) for _ in range(count)]
+    return items if cut.most > 1 else [*range(len(lens))]
 
 
 @pytest.mark.fast("[[]?]-*", "[[]7, 0, 64, 8]-1", "[[]65, 128, 1]-4")
-@pytest.mark.parametrize(("lens", "splits"), [*zip(LENS, [1, 4] * 4, strict=True), ([65, 128, 1], 1)], ids=str)
-def test_decode(lens: list[int], splits: int):
+@pytest.mark.parametrize(("lens", "most"), [*zip(LENS, [1, 4] * 4, strict=False), ([65, 128, 1], 4)], ids=str)
+def test_decode(lens: list[int], most: int):
     for dtype, (heads, kv_heads) in zip(DTYPES * 2, HEADS, strict=True):
         batch = make_batch(sum(lens), lens, [1] * len(lens), heads=heads, kv_heads=kv_heads, dtype=dtype)
         view, q = decode_view(batch, lens), strided(batch.q)
         expected = dense_decode(batch, view)
-        own = owned(batch, lambda x, y, z, rows=batch.rows: int(rows[x]))
+        cut = cut_of(dtype, lens, most)
+        items = [int(batch.rows[row]) for row in row_of_item(cut, dtype, lens)]
+        own = owned(batch, lambda x, y, z, items=items: items[x])
         with checked_memory(read_only=[q, batch.table, batch.rows, view.lens], ownership=own, shuffle=2) as checker:
             forget_what_is_past(checker, batch, lens)
-            actual = decode_attention_triton(q, batch.k_pool, batch.v_pool, view, num_splits=splits)
+            actual = decode_attention_triton(q, batch.k_pool, batch.v_pool, view, cut=cut)
         close(actual, expected)
-        assert checker.launches == (2 if splits > 1 else 1)
+        assert checker.launches == (2 if most > 1 else 1)
 
 
-@pytest.mark.parametrize("splits", [1, 2])
-def test_decode_follows_base_and_tail(splits: int):
+@pytest.mark.parametrize("most", [1, 2])
+def test_decode_follows_base_and_tail(most: int):
     batch = make_batch(3, [80, 80, 20, 0], [1] * 4, dtype=torch.float32)
     view = decode_view(batch, lens=[71, 8, 3, 0], bases=[60, 8, 0, 0], tails=[68, 12, 4, 0])
     expected = dense_decode(batch, view)
-    with checked_memory(ownership=owned(batch, lambda x, y, z: int(batch.rows[x]))):
-        actual = decode_attention_triton(batch.q, batch.k_pool, batch.v_pool, view, num_splits=splits)
+    cut = cut_of(torch.float32, [71, 8, 3, 0], most, programs=4)
+    own = owned(batch, lambda x, y, z: int(batch.rows[x])) if most == 1 else ()
+    with checked_memory(ownership=own):
+        actual = decode_attention_triton(batch.q, batch.k_pool, batch.v_pool, view, cut=cut)
     close(actual, expected)
 
 
 @pytest.mark.fast("[[]5]-1-1", "[[]0]-3-4", "[[]70]-64-1", "[[]4, 0, 133]-7-1")
 @pytest.mark.parametrize(
-    ("prefix_lens", "nd", "splits"),
+    ("prefix_lens", "nd", "most"),
     [
         ([5], 1, 1),
         ([0], 3, 4),
@@ -178,7 +199,7 @@ def test_decode_follows_base_and_tail(splits: int):
     ],
     ids=str,
 )
-def test_verify(prefix_lens: list[int], nd: int, splits: int):
+def test_verify(prefix_lens: list[int], nd: int, most: int):
     bs = len(prefix_lens)
     # Big trees with two of the four layouts of heads: interpreting takes its time.
     layouts = HEADS if nd * bs < 30 else HEADS[nd % 2 :: 2]
@@ -187,10 +208,11 @@ def test_verify(prefix_lens: list[int], nd: int, splits: int):
         bits = random_tree_bits(nd, bs, nd, padding=True)
         q, k, v = strided(batch.q), strided(batch.k), strided(batch.v)
         expected = dense_verify(batch, bits)
-        packed = nd * heads // kv_heads
-        size = reading_tiles(packed, q.shape[2], dtype, device_of(q.device).capability)
-        blocks = -(-packed // size.block_m)
-        own = owned(batch, lambda x, y, z, rows=batch.rows, blocks=blocks: int(rows[x // blocks]))
+        size = reading_tiles(nd * heads // kv_heads, q.shape[2], dtype, device_of(q.device).capability)
+        assert size.block_n == BLOCK[dtype]
+        cut = cut_of(dtype, prefix_lens, most)
+        items = [int(batch.rows[row]) for row in row_of_item(cut, dtype, prefix_lens)]
+        own = owned(batch, lambda x, y, z, items=items: items[x])
         with checked_memory(
             read_only=[q, k, v, bits, batch.table, batch.prefix_lens], ownership=own, shuffle=4
         ) as checker:
@@ -201,7 +223,7 @@ def test_verify(prefix_lens: list[int], nd: int, splits: int):
                 v,
                 *batch.kv,
                 batch.tree(bits, batch.max_prefix_len),
-                num_splits=splits,
+                cut=cut,
             )
         close(actual, expected)
         assert not actual[bits.flatten() == 0].any()
@@ -254,7 +276,7 @@ def test_head_sizes(d: int):
     bits = random_tree_bits(1, 2, 2)
     tokens = (batch.q, batch.k, batch.v, batch.kv)
     with checked_memory():
-        verified = verify_attention_triton(*tokens[:3], *batch.kv, batch.tree(bits, 40), num_splits=2)
+        verified = verify_attention_triton(*tokens[:3], *batch.kv, batch.tree(bits, 40), cut=Cut(16, 2, 3))
         extended = extend_attention_triton(*tokens[:3], *batch.kv, batch.chunks(None, 2))
     close(verified, dense_verify(batch, bits))
     close(extended, dense_extend(batch))
@@ -313,3 +335,66 @@ def test_verify_sums_in_one_order_whatever_the_number_of_nodes(group: int, most:
     for nodes in (1, 2):
         assert torch.equal(outputs(nodes), largest[:, :nodes])
     close(largest.flatten(0, 1), dense_verify(batch, chains))
+
+
+def trips_of_programs(checker: Checker, pool: Tensor) -> Counter[tuple[int, int, int]]:
+    """Count the loads of keys from a pool by program, while the checker runs."""
+    trips: Counter[tuple[int, int, int]] = Counter()
+    load, (begin, end) = checker.load, (pool.data_ptr(), pool.data_ptr() + pool.nbytes)
+
+    def counting(pointers, mask, item):
+        if begin <= int(pointers.flat[0]) < end:
+            trips[checker.program] += 1
+        load(pointers, mask, item)
+
+    checker.load = counting
+    return trips
+
+
+@pytest.mark.parametrize("kind", ["decode", "verify"])
+def test_the_parts_of_a_long_row_are_shared_and_its_neighbours_change_no_bit(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+):
+    """A row of 1,600 keys among seven of 20: the busiest of 8 programs has its share of the blocks, and at most a part more."""
+    monkeypatch.setattr(flash, "PROGRAMS_PER_PROCESSOR", 2)  # of the interpreter's 4 processors
+    lens, blocks = [20] * 5 + [1600] + [20] * 2, 100 + 7 * 2
+
+    def outputs(rows: slice, checker_needs=lambda checker, batch: None) -> Tensor:
+        chosen = lens[rows]
+        batch = make_batch(8, lens, [1] * 8, heads=2, kv_heads=1, dtype=torch.float32)
+        view = decode_view(batch, lens)
+        with checked_memory() as checker:
+            checker_needs(checker, batch)
+            if kind == "decode":
+                parts = {n: getattr(view, n)[rows] for n in ("rows", "bases", "tails", "lens")}
+                few = replace(view, **parts, max_len=1600, planned_queries=8)
+                return decode_attention_triton(batch.q[rows], batch.k_pool, batch.v_pool, few)
+            bits = torch.ones(len(chosen), 1, dtype=torch.int64)
+            few = VerifyBatch(batch.table, batch.rows[rows], batch.prefix_lens[rows], 1600, bits, 8, 1)
+            return verify_attention_triton(batch.q[rows], batch.k[rows], batch.v[rows], *batch.kv, few)
+
+    counted: list[Counter[tuple[int, int, int]]] = []
+    together = outputs(slice(None), lambda checker, batch: counted.append(trips_of_programs(checker, batch.k_pool)))
+    trips = counted[0]
+    cut = Cut.choose(8, 8, 1600, 1, reading_tiles(2, 16, torch.float32, 9), 128, 4)
+    assert 1 < cut.most <= 8 and cut.programs == 8
+    assert sum(trips.values()) == blocks
+    assert max(trips.values()) <= blocks / 8 + cut.least / 16, f"{trips}, {cut}"
+    assert torch.equal(outputs(slice(5, 7)), together[5:7])
+    batch = make_batch(8, lens, [1] * 8, heads=2, kv_heads=1, dtype=torch.float32)
+    dense = dense_decode(batch, decode_view(batch, lens))
+    if kind == "verify":
+        dense = dense_verify(batch, torch.ones(8, 1, dtype=torch.int64))
+    close(together, dense)
+
+
+def test_what_a_batch_is_cut_into():
+    """One row fills an H200; rows that fill it are cut where they are long; parts take a bounded memory."""
+    size = reading_tiles(16, 128, torch.bfloat16, 9)
+    alone = Cut.choose(1, 1, 131072, 8, size, 4 * 32 * 128 * 4, 132)
+    assert alone.programs * 8 >= 132 * 2 and alone.least == 64
+    many = Cut.choose(32, 32, 131072, 8, size, 4 * 32 * 128 * 4, 132)
+    assert 640 <= many.least <= 1024 and many.most == many.programs == alone.programs
+    assert Cut.choose(32, 32, 600, 8, size, 4 * 32 * 128 * 4, 132) == Cut(many.least, 1, 32)
+    tall = reading_tiles(256, 128, torch.bfloat16, 9)
+    assert Cut.choose(64, 64, 131072, 32, tall, 64 * 32 * 128 * 4, 132).most == flash.PARTS_BYTES >> 26
