@@ -74,7 +74,6 @@ class HostileDriver(Driver):
         self._coming = list(reversed(requests))
         self._live: list[str] = []
         self._aborted: list[str] = []
-        self._steps: list[Step] = []
 
     def run(self, max_steps: int = 20_000) -> dict[str, FinishedRequest]:
         """Run all requests and return their ends. Raises InvariantViolation ENGINE-11 if the engine stands still or never ends."""
@@ -100,10 +99,8 @@ class HostileDriver(Driver):
     # -- moves ----------------------------------------------------------------------------------------------------
 
     def launch(self, step: Step) -> None:
-        self._check_plan(step)
         self._meddle()
         super().launch(step)
-        self._steps.append(step)
         self._check_table()
         self._meddle()
 
@@ -116,11 +113,9 @@ class HostileDriver(Driver):
 
     def _commit_oldest(self) -> None:
         outcome = self.commit()
-        self._steps.pop(0)
         for finished in outcome.finished:
             self._finish(finished)
         self.engine.check()
-        self._check_reserves()
 
     def _meddle(self) -> None:
         """Submit, abort or retract something now, perhaps."""
@@ -177,29 +172,6 @@ class HostileDriver(Driver):
 
     # -- checks ---------------------------------------------------------------------------------------------------
 
-    def _check_plan(self, step: Step) -> None:
-        config, sizes, store = self.engine.config, self.engine.sizes, self.engine.store
-        verify_tokens = 0
-        if step.decode is not None:
-            part = step.decode
-            verify_tokens = len(part.rows) * part.num_draft_tokens
-            reserved = np.minimum(part.max_seq_lens + part.max_rounds * sizes.alloc_len, sizes.row_width)
-            if (store.allocated[part.rows] < reserved).any():
-                raise InvariantViolation("RELAY-06", f"step {step.step_id} may write past what its rows have")
-            if part.steps not in self.engine.controller.candidates:
-                raise InvariantViolation("STEPS-01", f"{part.steps} steps are no candidate")
-            if not 1 <= part.max_rounds <= config.block_rounds or np.unique(part.rows).size != len(part.rows):
-                raise InvariantViolation("ENGINE-05", f"step {step.step_id}: {part.max_rounds} rounds of {part.rows}")
-        if step.prefill is not None:
-            computed = int(step.prefill.lens.sum())
-            budget = config.chunk_size
-            if config.max_step_tokens is not None:
-                budget = min(budget, config.max_step_tokens - verify_tokens)
-            if computed > budget:
-                raise InvariantViolation("ENGINE-05", f"step {step.step_id} computes {computed} of {budget} tokens")
-        if self.engine.requests.num_with_row > config.max_running:
-            raise InvariantViolation("ENGINE-05", f"{self.engine.requests.num_with_row} requests run")
-
     def _check_table(self) -> None:
         """Check that the executor's copy of the request table says what the engine's says, for all that is allocated."""
         store = self.engine.store
@@ -208,18 +180,6 @@ class HostileDriver(Driver):
             ours = store.table.gather(row, 0, allocated)
             if (ours != self.executor.launched_table[row, :allocated]).any():
                 raise InvariantViolation("ALLOC-06", f"the table writes of row {row} are incomplete")
-
-    def _check_reserves(self) -> None:
-        """After a commit no decoding row holds more than its reserve, blocks in flight aside."""
-        if any(step.max_rounds > 1 for step in self._steps):
-            return
-        engine = self.engine
-        rows = engine.rounds.rows
-        excess = engine.store.allocated[rows] - engine.rounds.kv_len[rows]
-        if (excess >= engine.sizes.reserve + engine.config.page_size).any():
-            raise InvariantViolation(
-                "ACCEPT-08", f"rows {rows.tolist()} hold {excess.tolist()} slots past their length"
-            )
 
     def _check_drained(self) -> None:
         engine = self.engine

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from ..properties.harness.mutants import Mutant
 from ..properties.harness.suite import Suite
 from ..properties.invariants import of_contract
@@ -67,32 +69,16 @@ def contracts() -> tuple[str, ...]:
     return tuple(SUBJECTS)
 
 
+MUTANTS = {contract: f".mutants.{contract.replace('-', '_')}" for contract in OURS} | {
+    "acceptance-process": ".acceptance.mutants",
+    "block-manager": ".manager.mutants",
+}
+"""Contract -> the module that has its planted defects."""
+
+
 def mutants_of(contract: str) -> tuple[Mutant, ...]:
-    """Return the planted defects of a contract. Raises ConfigError for an unknown one."""
-    match suite_of(contract).name:
-        case "allocator":
-            from .mutants.allocator import MUTANTS
-        case "prefix-cache":
-            from .mutants.prefix_cache import MUTANTS
-        case "relay":
-            from .mutants.relay import MUTANTS
-        case "accept":
-            from .mutants.accept import MUTANTS
-        case "acceptance-process":
-            from .acceptance.mutants import MUTANTS
-        case "step-controller":
-            from .mutants.step_controller import MUTANTS
-        case "engine":
-            from .mutants.engine import MUTANTS
-        case "executor":
-            from .mutants.executor import MUTANTS
-        case "block-manager":
-            from .manager.mutants import MUTANTS
-        case "transport":
-            from .mutants.transport import MUTANTS
-        case "simulator":
-            from .mutants.simulator import MUTANTS
-    return MUTANTS
+    """Return the planted defects of a contract. Raises ConfigError for one that there is not."""
+    return import_module(MUTANTS[suite_of(contract).name], __package__).MUTANTS
 
 
 def invariants_without_mutant(contract: str) -> tuple[str, ...]:

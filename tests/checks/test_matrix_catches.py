@@ -138,11 +138,6 @@ ReleasedCellsKept (MATRIX): The relay cell of a row that is released keeps its v
 FeedbackOfDepartedRowsCounted (MATRIX): The controller is told of rows that have left.
     DecodeRounds.teach_controller = good(self, step, result, None, None)
 
-TooMuchReserved (MATRIX): A row holds more than its reserve.
-    KVStore.grow:
-        size = self.page_size
-        return good(self, rows, np.minimum(targets + 2 * size + 40 // size * size, self.row_width))
-
 FailedRequestsGoOn (MATRIX): What the executor reports as failed is not looked at.
     Engine.commit = good(self, replace(result, failures=()), now_ns)
 """

@@ -69,7 +69,7 @@ def tests_of(module: str, root: Path = ROOT) -> tuple[tuple[str, ...], tuple[str
 
 
 class Reach(NamedTuple):
-    """What the check of one component needs: seconds of processor time, and the lines that it runs, by module."""
+    """What the check of one component runs: lines by module, in so many seconds of processor time."""
 
     seconds: float
     lines: dict[str, list[int]]

@@ -301,6 +301,8 @@ class TestFit:
             fit(request[:20], positions[:20], steps[:20], correct[:20])
         with pytest.raises(AcceptanceFitError, match="no round with drafts"):
             fit(request, positions, steps * 0, correct * 0)
+        with pytest.raises(AcceptanceFitError, match="no round with drafts"):
+            fit(request[:0], positions[:0], steps[:0], correct[:0])
         with pytest.raises(AcceptanceFitError, match="more correct drafts than steps"):
             fit(request, positions, steps, correct + 5)
         with pytest.raises(AcceptanceFitError, match="one length"):

@@ -31,17 +31,19 @@ def test_all_problems_of_a_plan_at_once(tmp_path):
     path = tmp_path / "plan.toml"
     path.write_text(
         "[device]\nhang = {probability = 0.1}\n[device.raises]\nprobability = 1.5\n[link.late]\ndelay = 2\nprobability = nan\n[klient]\n"
+        "[link.lost]\nretries = 1000001\n[pool.denied]\ncount = 1000000\n"
     )
     with pytest.raises(ConfigError) as caught:
         load_fault_plan(path, 0)
     text = str(caught.value)
-    assert text.count(str(path)) == 5 == len(caught.value.problems)
+    assert text.count(str(path)) == 6 == len(caught.value.problems)
     for words in (
         "device.hang: unknown key (did you mean 'hangs'?)",
         "device.raises.probability",
         "got 1.5",
         "link.late.delay: unknown key (did you mean 'delay_s'?)",
         "link.late.probability",
+        "link.lost.retries: input should be less than or equal to 1000000",
         "klient: unknown key (did you mean 'client'?)",
     ):
         assert words in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -20,6 +21,7 @@ from foretoken.observe.replay import replay
 from foretoken.sim.actors.engine import EngineActor
 from foretoken.sim.faults.clock import HostClock
 from foretoken.sim.faults.injector import FaultInjector
+from foretoken.sim.faults.link import UnreliableLink
 from foretoken.sim.faults.plan import KINDS, FaultPlan, fault_plan, swarm_plan
 from foretoken.sim.faults.promises import OF_KIND
 from service_under_faults import (
@@ -112,6 +114,19 @@ def test_each_kind_happens_and_is_borne(kind):
         assert summary["retractions"] > 0 and summary["failed"] == 0
     if kind.startswith("clock."):
         assert summary["p99_ttft_ms"] >= summary["median_ttft_ms"] >= 0
+
+
+def test_every_fault_counts_once(monkeypatch):
+    sent: Counter[UnreliableLink] = Counter()
+    attempt = UnreliableLink._attempt
+
+    def counted(link: UnreliableLink, *arguments) -> None:
+        sent[link] += 1
+        attempt(link, *arguments)
+
+    monkeypatch.setattr(UnreliableLink, "_attempt", counted)
+    _, report = serve(BUSY, only("link.late", 1.0))
+    assert report.injected["link.late"] == sum(sent.values()) > 30
 
 
 def test_clients_leave_in_every_state():

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from foretoken.core.draws import Purpose
 from foretoken.core.errors import ConfigError
+from foretoken.sim.load import make_workload
+from foretoken.sim.scenario_file import scenario_from_dict
 from foretoken.sim.workload.arrivals import ArrivalProcess
 from foretoken.sim.workload.lengths import EmpiricalLength, FixedLength, LognormalLength, UniformLength
 from foretoken.sim.workload.prefixes import SharedPrefixes
@@ -153,6 +155,15 @@ class TestWorkload:
         assert {arrival.time_ns for arrival in arrivals} == {None}
         endless = SyntheticWorkload(FixedLength(9), FixedLength(4), concurrency=8)
         assert len(list(itertools.islice(endless, 20_000))) == 20_000
+
+    def test_a_ramp_ends_at_twice_its_rate_unless_told_otherwise(self):
+        for told, expected in (({}, 6000), ({"end_rate": 20.0}, 3000)):
+            table = {"arrivals": "ramp", "rate": 40.0, "ramp_s": 100.0, "num_requests": 7000, **told}
+            times_ns = [
+                arrival.time_ns for arrival in make_workload(scenario_from_dict({"workload": table}, "test"), 4096)
+            ]
+            within = sum(time_ns < 100 * 10**9 for time_ns in times_ns)
+            assert abs(within - expected) < 5 * expected**0.5
 
     def test_memory_is_bounded(self):
         workload = SyntheticWorkload(FixedLength(9), FixedLength(4), ArrivalProcess.poisson(9.0), num_requests=60_000)
