@@ -1,18 +1,21 @@
 """The plan: which configuration serves a load within its objectives on the least GPUs, or the greatest load on given ones.
 
 Two rounds. In the first every candidate is searched roughly, with one seed and a quarter of the requests; those far behind are dropped.
+Of a whole trace the first round takes a thousand requests, and then, for those that are left, a quarter of it.
 In the second the others are searched finely, with several seeds, each beginning where the first round has ended.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from ..core.errors import ForetokenError
 from ..sim.assembly import assemble
+from ..sim.load import make_workload, scan_workload
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
 from .candidates import REPLICAS, Candidate, base_tables
@@ -24,7 +27,11 @@ from .workers import Workers
 DROPPED_BELOW = 0.75
 """A candidate whose first result per GPU is below this share of the best one's is not searched again."""
 KEPT_AT_LEAST = 3
-ROUGH, FINE = 0.2, 0.03  # tolerances of the two rounds
+ROUGH, CLOSER, FINE = (
+    0.2,
+    0.05,
+    0.03,
+)  # tolerances of the first round, of its part on a quarter of a trace, and of the second
 FIRST_SHARE = 0.25  # of the requests, in the first round
 ROUGH_ROWS = 1000  # of a trace, in the first round
 LEAST_ARRIVALS_S = 60.0  # a run at a given rate covers at least so much of it
@@ -103,18 +110,36 @@ class Plan:
         if self.question.load is not None and able and all(map(self._is_hopeless, able)):
             nearest = min(able, key=self._distance)  # alone it is searched on: how many devices it would take
             yield from self._first_round([nearest], workers, ends_early=False)
-        again = {index: self._fine_search(index) for index in self._kept()}
-        for index, finding in run_searches(again, workers):
-            self.fine[index] = finding
-            yield "second", index, finding
+        kept = self._kept(self.rough, DROPPED_BELOW)
+        if self.question.load is None and self._quarter > ROUGH_ROWS:
+            closer = {index: self._closer_search(index) for index in kept}
+            yield from self._searched("first", self.rough, closer, workers)
+            # One seed on a quarter is as sure as its tolerance, and the cost model as its error.
+            kept = self._kept(kept, 1 - CLOSER - self.question.model_error)
+        again = {index: self._fine_search(index) for index in kept}
+        yield from self._searched("second", self.fine, again, workers)
 
     def _first_round(
         self, indices: Iterable[int], workers: Workers, ends_early: bool = True
     ) -> Iterator[tuple[str, int, Finding]]:
         searches = {index: self._rough_search(self.candidates[index], ends_early) for index in indices}
+        yield from self._searched("first", self.rough, searches, workers)
+
+    @staticmethod
+    def _searched(
+        name: str, findings: dict[int, Finding], searches: Mapping[int, Search], workers: Workers
+    ) -> Iterator[tuple[str, int, Finding]]:
         for index, finding in run_searches(searches, workers):
-            self.rough[index] = finding
-            yield "first", index, finding
+            findings[index] = finding
+            yield name, index, finding
+
+    @cached_property
+    def _quarter(self) -> int:
+        """Requests in a quarter of a trace that is run as a whole; 0 if none is."""
+        if self.question.requests is not None:
+            return 0
+        rows, _ = scan_workload(make_workload(self.scenario, 1))
+        return math.ceil(FIRST_SHARE * rows)
 
     def _is_hopeless(self, index: int) -> bool:
         """Return whether a candidate is far from the load asked for, by the first round."""
@@ -209,13 +234,23 @@ class Plan:
             settings, self.load_key, start, asked.objectives, asked.seeds[:1], ROUGH, sized=sized, within=within
         )
 
+    def _closer_search(self, index: int) -> Search:
+        """Search the greatest load again on a quarter of the trace, from what a thousand requests have shown."""
+        return self._search_again(index, 1, CLOSER, 1 + ROUGH, lambda load: {"workload.num_requests": self._quarter})
+
+    def _search_again(
+        self, index: int, num_seeds: int, tolerance: float, factor: float, sized: Callable[[float], dict[str, Any]]
+    ) -> Search:
+        asked, candidate = self.question, self.candidates[index]
+        settings = {**candidate.settings, REPLICAS: self._engines(candidate)}
+        start, seeds = self.rough[index].value, asked.seeds[:num_seeds]
+        return greatest_load(settings, self.load_key, start, asked.objectives, seeds, tolerance, factor, sized)
+
     def _fine_search(self, index: int) -> Search:
         asked, candidate, rough = self.question, self.candidates[index], self.rough[index]
         if asked.load is None:
-            settings = {**candidate.settings, REPLICAS: self._engines(candidate)}
-            return greatest_load(
-                settings, self.load_key, rough.value, asked.objectives, asked.seeds, FINE, 1 + ROUGH, self._requests
-            )
+            factor = 1 + (2 * CLOSER if self._quarter > ROUGH_ROWS else ROUGH)
+            return self._search_again(index, len(asked.seeds), FINE, factor, self._requests)
         if self._is_hopeless(index):
             return _nothing(replace(rough, value=0.0, interval=None, excess=math.inf))
         settings = {**candidate.settings, **self._requests(asked.load), self.load_key: asked.load}
@@ -235,15 +270,15 @@ class Plan:
             return {"workload.num_requests": ROUGH_ROWS}
         return self._requests(load, FIRST_SHARE)
 
-    def _kept(self) -> list[int]:
-        """Return the candidates of the second round: those near the best by load per cost, some at least, and plain decoding."""
+    def _kept(self, among: Iterable[int], share: float) -> list[int]:
+        """Return the candidates to search on: those with this share of the best load per cost, some at least, and plain decoding."""
 
         def per_cost(index: int) -> float:
             candidate = self.candidates[index]
             engines = candidate.unit if self.question.load is not None else self._engines(candidate)
             return self.rough[index].value / (engines * candidate.gpus_per_engine * self._gpu_cost(candidate))
 
-        able = sorted((i for i, found in self.rough.items() if found.value > 0), key=per_cost, reverse=True)
+        able = sorted((index for index in among if self.rough[index].value > 0), key=per_cost, reverse=True)
         if not able:
             return []
         best = per_cost(able[0])
@@ -251,7 +286,7 @@ class Plan:
             index
             for place, index in enumerate(able)
             if place < KEPT_AT_LEAST
-            or per_cost(index) >= DROPPED_BELOW * best
+            or per_cost(index) >= share * best
             or self.candidates[index].name.startswith("plain decoding")
         ]
 

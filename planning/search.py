@@ -25,6 +25,7 @@ MOST_EXCESS = 4.0
 """Beyond this many times its limit a run tells nothing more."""
 MOST_STEPS = 8  # from the first load to one on the other side of the limit
 MOST_FACTOR = 4.0
+MOST_STEPS_BEYOND = 4.0  # the greatest load of one seed may lie so many times the distance of the last two loads away
 
 
 class CannotRun(Exception):
@@ -68,14 +69,20 @@ class _Judge:
     def holds(self, value: float) -> Generator[Wanted, list[Trial], bool]:
         """Decide whether the objectives hold at `value`: once the interval of the excess is on one side of 1, or by its mean in the end."""
         for count in range(min(2, len(self.seeds)), len(self.seeds) + 1):
-            yield from self.run(value, self.seeds[:count])
-            if any(math.isinf(self.share(value, seed)) for seed in self.seeds[:count]):
-                return False
-            logs = [self.log_excess(value, seed) for seed in self.seeds[:count]]
-            found = estimate(logs)
+            mean = yield from self.mean_log_excess(value, self.seeds[:count])
+            if math.isinf(mean):
+                break
+            found = estimate([self.log_excess(value, seed) for seed in self.seeds[:count]])
             if found.low > 0 or found.high < 0:
                 break
-        return float(np.mean(logs)) <= 0
+        return mean <= 0
+
+    def mean_log_excess(self, value: float, seeds: Sequence[int]) -> Generator[Wanted, list[Trial], float]:
+        """Run at `value` with these seeds, and return the mean of their excesses in logarithms; infinite if a run is out of balance."""
+        yield from self.run(value, seeds)
+        if any(math.isinf(self.share(value, seed)) for seed in seeds):
+            return math.inf
+        return float(np.mean([self.log_excess(value, seed) for seed in seeds]))
 
     def run(self, value: float, seeds: Sequence[int]) -> Generator[Wanted, list[Trial], None]:
         missing = [seed for seed in seeds if (value, seed) not in self.summaries]
@@ -116,17 +123,19 @@ def greatest_load(
 ) -> Search:
     """Search the greatest value of `key` (a rate, or the scale of a trace's) at which the objectives hold.
 
-    Steps up or down from `start`, by `first_factor` and then by more, until one value holds and the next does not. Then takes geometric
-    means until they are within `tolerance` of each other. Each seed has its own greatest load, between these two by its excess; the
-    finding is their mean. `sized`: settings that follow from the load, such as how many requests a run has. `within`: whether a load is
-    found below the first, or above the second, makes no difference to who asks, nor which.
+    Steps up or down from `start`, by `first_factor` and then by more, until one value holds and the next does not, by the mean excess of
+    two seeds. Then takes geometric means until they are within `tolerance` of each other. Each seed has its own greatest load, between
+    these two by its excess; the finding is their mean, of as many seeds as its interval needs to be as narrow as `tolerance`. `sized`:
+    settings that follow from the load, such as how many requests a run has. `within`: whether a load is found below the first, or above
+    the second, makes no difference to who asks, nor which.
     """
     judge = _Judge(settings, key, objectives, seeds, sized)
     factor, low, high = first_factor, None, None
     least, most = map(_tidy, within)
     value = min(_tidy(start), most)
+    pair = seeds[:2]
     for _ in range(MOST_STEPS):
-        if (yield from judge.holds(value)):
+        if (yield from judge.mean_log_excess(value, pair)) <= 0:
             low, value = value, min(_tidy(value * factor), most)
         else:
             high, value = value, max(_tidy(value / factor), least)
@@ -139,12 +148,16 @@ def greatest_load(
         return replace(judge.finding(low, low), is_bound=True)
     while high > least and high / low > 1 + tolerance:
         middle = _tidy(math.sqrt(low * high))
-        low, high = (middle, high) if (yield from judge.holds(middle)) else (low, middle)
-    yield from judge.run(low, seeds)
-    yield from judge.run(high, seeds)
-    own = [_crossing(low, high, judge.log_excess(low, seed), judge.log_excess(high, seed)) for seed in seeds]
-    found = estimate(own)
-    return judge.finding(found.mean, low, found if len(own) > 1 else None)
+        low, high = (middle, high) if (yield from judge.mean_log_excess(middle, pair)) <= 0 else (low, middle)
+    for count in range(len(pair), len(seeds) + 1):
+        for value in (low, high):
+            yield from judge.run(value, seeds[:count])
+        found = estimate(
+            [_crossing(low, high, *(judge.log_excess(at, seed) for at in (low, high))) for seed in seeds[:count]]
+        )
+        if found.half_width <= tolerance / 2 * found.mean:
+            break
+    return judge.finding(found.mean, low, found if len(seeds) > 1 else None)
 
 
 def _tidy(load: float) -> float:
@@ -152,11 +165,11 @@ def _tidy(load: float) -> float:
 
 
 def _crossing(low: float, high: float, at_low: float, at_high: float) -> float:
-    """Return where a line through the excesses of two loads (in logarithms) meets the limit; one step beyond them at most."""
+    """Return where a line through the excesses of two loads (in logarithms) meets the limit; not far beyond them."""
     if at_high <= at_low:
         return low if at_low > 0 else high
     share = -at_low / (at_high - at_low)
-    return low * (high / low) ** min(max(share, -1.0), 2.0)
+    return low * (high / low) ** min(max(share, -MOST_STEPS_BEYOND), 1 + MOST_STEPS_BEYOND)
 
 
 def least_count(

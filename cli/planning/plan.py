@@ -275,5 +275,6 @@ def _remarks(whole: Plan, shown: list[Ranked], source: str) -> list[str]:
         )
     elif any(item.equal for item in shown[1:]):
         error = f" and a cost model whose comparisons err by {whole.question.model_error:.1%} ({source})"
-        texts.append(f"= cannot be told from the first by {len(whole.question.seeds)} seeds{error}.")
+        seeds = len(whole.question.seeds)
+        texts.append(f"= cannot be told from the first by {'up to ' if seeds > 2 else ''}{seeds} seeds{error}.")
     return [*texts, timing]

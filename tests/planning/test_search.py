@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,6 +183,32 @@ def test_a_plan_ranks_by_the_greatest_load():
         )
     plain = next(item for item in ranked if item.candidate.name == "plain decoding")
     assert plain.load == pytest.approx(2.0, rel=0.01) and not plain.dropped
+
+
+def test_a_plan_on_a_whole_trace_drops_candidates_on_its_slices(tmp_path: Path):
+    """Twelve candidates: a thousand requests tell the far ones, a quarter of the trace those whose difference no error explains."""
+    trace = tmp_path / "azure.csv"
+    rows = "".join(f"2023-11-16 18:{i // 600:02}:{i // 10 % 60:02}.{i % 10}000000,100,10\n" for i in range(20_000))
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
+    scenario = scenario_with({}, {"workload.trace": str(trace)})
+    candidates = make_candidates(scenario, {"speculation.steps": list(range(1, 13))}, None)
+    capacity = {steps: 3.0 - 0.08 * abs(steps - 6) ** 1.5 for steps in range(1, 13)}
+
+    def answer(settings: Mapping[str, Any]) -> Trial:
+        own = capacity[settings["speculation.steps"]] * math.exp(0.005 * noise(settings["seed"]))
+        return trial(100 * (settings["workload.rate_scale"] / own) ** 3, output_throughput=1.0)
+
+    whole = Plan(scenario, candidates, Question(LIMIT, None, None, range(4), None, model_error=0.04))
+    service = Service(answer)
+    for _ in whole.run(service):
+        pass
+    ranked = whole.ranked()
+    assert ranked[0].candidate.name == "EAGLE3, 6 steps" and ranked[0].load == pytest.approx(3.0, rel=0.02)
+    assert {item.candidate.name for item in ranked if not item.dropped} == {f"EAGLE3, {n} steps" for n in range(4, 9)}
+    sizes = [run.get("workload.num_requests", 20_000) for run in service.runs]
+    assert set(sizes) == {1000, 5000, 20_000}
+    assert sum(sizes) < 70 * 20_000
+    assert sum(size == 20_000 for size in sizes) <= 5 * 14
 
 
 def test_a_plan_finds_the_least_gpus_for_a_load():
