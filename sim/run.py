@@ -77,7 +77,7 @@ class RunReport:
     ema_accept_len: tuple[Mapping[int, float], ...] = ()
     assembly: Assembly | None = field(default=None, compare=False)  # what ran
     last_arrival_ns: int | None = None  # of an open loop; None in a closed one, where clients wait for each other
-    notices: tuple[str, ...] = ()  # sentences for the user: what the run does that may not be expected
+    notices: tuple[str, ...] = ()  # sentences for the user: what the run does that a user may not expect
 
 
 class Simulation:

@@ -104,7 +104,7 @@ def given_by_options(trace: Path | None, seed: int | None) -> list[str]:
 
 
 def _explained(scenario: Scenario, origins: dict[str, str]) -> str:
-    """Return the scenario, every number that follows from it, and what it does that may not be expected."""
+    """Return the scenario, every number that follows from it, and what it does that a user may not expect."""
     from ...sim.assembly import assemble
     from ...sim.effects import notices_of, refuse_without_effect
     from .derived import derived_rows

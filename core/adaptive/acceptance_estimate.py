@@ -4,15 +4,15 @@ A row with n correct drafts in a round of S steps says: positions 1 … n were a
 n < S, and nothing about the rest. `AcceptanceEstimate` counts that for one shape, `AcceptLengths` learns from all of them.
 
 A shape is (steps, nodes of its verify tree). What is shared by all shapes is p_j, the acceptance of the draft's first choice at
-depth j. A shape turns it into the acceptance at that depth of its own tree, q = 1 − (1 − p_j)^w: w is 1 for a chain, greater where
-several nodes of a tree compete for one token, and below 1 where a tree has too few nodes for every path to go on. The
-exponents are those of the tree that a draft with these p_j would build (`core/acceptance/tree.py`); they follow p_j.
+depth j. The acceptance at that depth of a shape's own tree is q = 1 − (1 − p_j)^w. The exponent w is 1 for a chain, greater where several
+nodes of a tree compete for one token, and below 1 where a tree has too few nodes for every path to go on. It follows from p_j by the
+tree that such a draft would build (`core/acceptance/tree.py`).
 
     E(shape) = c · (1 + Σ_{j ≤ depth} q_1 ⋯ q_j)
 
-This is an assumption about trees, and rounds of different lengths meet different stretches of text. So each shape has a
-correction c: the ratio of what its own rounds have accepted to what the shared p_j predict, shrunk towards 1 as long as few rows
-of its own are known (normal with standard deviation `_SPREAD_OF_CHAINS` or `_SPREAD_OF_TREES` around log c = 0).
+This is an assumption about trees, and rounds of different lengths meet different stretches of text. So each shape has a correction c: what
+its own rounds have accepted over what the shared p_j predict. While few of its rows are known, c is shrunk towards 1, by a normal prior of
+log c around 0 with standard deviation `_SPREAD_OF_CHAINS` or `_SPREAD_OF_TREES`.
 """
 
 from __future__ import annotations

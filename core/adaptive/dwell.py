@@ -13,10 +13,9 @@ _LONGEST_DWELL = 2048
 class SwitchGate:
     """Says when a switch is allowed, from the rounds at which the earlier ones happened.
 
-    Two rules. After a switch the next one waits the dwell, which doubles after each reversal of direction, up to 2,048
-    rounds (a probe and its way back are two reversals: without a bound, probes would end all probing), and falls
-    back to `min_dwell` after eight dwells without a switch. And whatever the input, no window of 10,000 rounds holds
-    more than 10 switches, so that no stationary process can make a policy ping-pong.
+    Two rules. First, after a switch the next one waits for the dwell. It doubles after each reversal of direction, up to 2,048 rounds
+    (without a bound probes would end all probing: one and its way back are two reversals), and falls back to `min_dwell` after eight
+    dwells without a switch. Second, no window of 10,000 rounds holds more than 10 switches, whatever the input.
 
     Rounds are the caller's counter and must not go back. A gate with `min_dwell` 0 allows everything.
     """

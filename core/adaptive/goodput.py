@@ -1,17 +1,16 @@
 """The `goodput` policy: the steps with the most expected tokens per second.
 
-A round of S steps yields E tokens per row (`acceptance_estimate`: learned from all shapes, chains or trees) and takes t(S, batch size,
-KV tokens) by the device's cost table; the policy picks the greatest E / t, the lower S in a tie. Acceptance is shared by all batch
-sizes, the choice is made for each.
+A round of S steps yields E tokens per row (learned from all shapes: `acceptance_estimate`) and takes t(S, batch size, KV tokens) by the
+device's cost table. The policy picks the greatest E / t, the lower S in a tie. All batch sizes share one estimate of acceptance; the choice
+is made for each.
 
-It begins with what an average draft would make of the cost table. In the first rounds of a stationary stretch every choice is a
-guess, so at growing distances (`_LAST_LOOK_ROUND`) it takes what seems best so far; afterwards it leaves a choice only when the gain
-is beyond doubt.
+It begins with the choice for an average draft. Early in a stationary stretch every choice is a guess, so at growing distances
+(`_LAST_LOOK_ROUND`) the policy takes what seems best so far. Later it leaves a choice only when the gain is beyond doubt.
 
-What is not drafted is not measured, so there are probes: a few rounds of a deeper draft, only where a high acceptance
-of the unmeasured positions would pay, rarer after each that failed, for about half a percent of the time at most. Within
-one stationary stretch a batch size never sees more than ten switches in 10,000 rounds, probes included (`SwitchGate`);
-when the estimate notices that acceptance has changed, another stretch begins.
+Acceptance of positions that are not drafted cannot be measured. So there are probes: a few rounds of a deeper draft, where a high
+acceptance of these positions would pay. They become rarer after each failure and take at most about half a percent of the time. Within one
+stretch a batch size sees at most ten switches in 10,000 rounds, probes included (`SwitchGate`). Another stretch begins when the estimate
+finds that acceptance has changed.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ class SpecAlgorithm:
     """Base of all algorithms; its defaults describe plain decoding. Instances carry no state: one may serve many engines.
 
     `draft_form` is the form of the draft's checkpoint, named after the built-in algorithm that it is of ("" without one).
-    `usual_acceptance` is the acceptance preset, or the kind of text, that stands for it where a simulation is told of no other, and
-    `draft_time_share` what proposing on the host takes in a simulated round, as a share of the verify pass.
+    `usual_acceptance` is the acceptance preset, or the kind of text, that a simulation takes by default. `draft_time_share` is the time of
+    proposing on the host in a simulated round, as a share of the verify pass.
     """
 
     name: str = "NONE"

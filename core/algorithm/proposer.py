@@ -2,9 +2,9 @@
 
     open_row ─► observe (the prompt) ─► first_relay ─► observe (its first token) ─► propose ─► observe (what was emitted) ─► propose …
 
-A proposal is a function of the row's text and of what was relayed: an executor may open a row again and show it its whole text at once,
-after a retraction or on another worker. Acceptance is known on the device first, so a proposer says for every node of its tree what the
-next round starts from if that node is the last one accepted; the executor relays that node's values.
+A proposal must be a function of the row's text and of what was relayed: after a retraction, or on another worker, an executor opens the row
+again and shows it its whole text at once. The device knows first what was accepted. So a proposer gives, for every node of its tree, the
+values from which the next round starts if that node is the last one accepted; the executor relays those of the right node.
 """
 
 from __future__ import annotations

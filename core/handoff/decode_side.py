@@ -1,7 +1,8 @@
 """The decode side of a handoff: it reserves slots, verifies pages as they arrive, and lets the request join without a forward pass.
 
-A transfer holds its row in the engine from the reservation until the request joins, or until no page of it can be written any more: the
-prefill side has confirmed that, or a fence has passed. A *trace* of an ended transfer is kept for a while, to answer late messages.
+A transfer holds its row in the engine from the reservation until the request joins. If it is given up instead, the row is held until no
+page of it can be written any more: the prefill side has confirmed that, or a fence has passed. A *trace* of an ended transfer is kept for a
+while, to answer late messages.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from .timing import Deadlines, HandoffTiming
 class DecodeSide(HandoffSide):
     """The decode side of all transfers to one engine.
 
-    Drivers call `receive` and `peer_lost` when something has happened, `committed` after every `Engine.commit`, and `tick` when
-    `next_deadline_ns` is due; then they carry out `take_actions` before the engine's next plan, and pass on `take_finished` and
-    `take_outcomes` (see `HandoffDriver`).
+    A driver (`HandoffDriver`) calls `receive` and `peer_lost` when something has happened, `committed` after every `Engine.commit`, and
+    `tick` when `next_deadline_ns` is due. Then it carries out `take_actions` before the engine's next plan, and passes on `take_finished`
+    and `take_outcomes`.
 
-    Until a request has joined, the prefill side reports its end: `take_finished` has only requests that the prefill side gave up after they
-    had joined.
+    The prefill side reports the end of a request that has not joined. So `take_finished` has only requests that the prefill side gave up
+    after they had joined.
 
     `shape` sizes what the algorithm relays; by default the engine's steps and branches do.
     """

@@ -4,16 +4,16 @@ A request is WAITING until the engine admits it to a row; then its prompt is com
 last chunk is *launched* the request joins the decode batch (DECODE). Under memory pressure it is retracted: all that it holds is released
 and it is WAITING again, with what it has emitted so far as part of its prompt.
 
-Where prefill and decode are two engines, a request is TRANSFERRING on both while its KV is on its way: on the prefill side from the
-commit of its last chunk until the other side has it all (TRANSFERRED), on the decode side from the reservation of its slots until it
+Where prefill and decode are two engines, a request is TRANSFERRING on both while its KV is on its way. On the prefill side this lasts from
+the commit of its last chunk until the other side has it all (TRANSFERRED), on the decode side from the reservation of its slots until it
 joins the batch.
 
 `TRANSITIONS` says which event is possible in which state. `RequestRecord.advance` asks it first: a refused event changes nothing.
 
 A demand (finish, give up, retract) may come while steps are in flight. Outside a block it takes effect at once: what a step in flight
-still computes for the request is dropped, and the row's slots stay fenced until the step is committed. A running *block* is different:
-its rounds before the last count as if they had been committed one by one. So a request that is given up inside one is LEAVING until the
-block is committed or lost. `JOINT_RULES` says for every state what a demand does, outside a running block and inside one. `Requests`
+still computes for the request is dropped, and the row's slots stay fenced until the step is committed. In a running *block* the rounds
+before the last count as if they had been committed one by one. So a request that is given up inside one is LEAVING until the block is
+committed or lost. `JOINT_RULES` says for every state what a demand does, outside a running block and inside one. `Requests`
 applies them until one leaves the state as it is.
 """
 

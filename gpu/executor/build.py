@@ -45,8 +45,8 @@ def build_executor(
 ) -> TorchExecutor:
     """Return an executor with the sizes of `engine`, on the device of `target`.
 
-    Rounds of batches are captured, padded to `graph_sizes` rows (None: graphs are off), when the first needs it: those of sampling batches
-    too if `graph_sampling`, of batches in which some request asks for per-token outputs too if `graph_outputs`.
+    Rounds are captured, padded to `graph_sizes` rows (None: graphs are off), when the first needs it; also those of batches that sample if
+    `graph_sampling`, and of batches with requests that ask for per-token outputs if `graph_outputs`.
     `make_matcher` follows grammars; without it requests that ask for one fail.
     `producers` make further outputs, by the names under which requests ask for them.
     On a CPU the models' weights are laid out for inference: they can then be neither changed nor saved.

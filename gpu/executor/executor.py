@@ -1,9 +1,9 @@
 """The real executor: steps of `core.Engine` on a torch device.
 
-    launch    a GPU gets the step's first round at once, behind those in its stream; a CPU has no stream and begins at collect
-    collect   read the oldest step's rounds back, running the further rounds of a block in between
+    launch    give a GPU the step's first round at once, behind those in its stream; a CPU has no stream and begins at collect
+    collect   read the oldest step's rounds back, and run the further rounds of a block in between
 
-Nothing between two launches waits for the device, but a look-up draft: it needs the tokens of the round before on the host.
+Nothing between two launches waits for the device, except a look-up draft: it needs the tokens of the round before on the host.
 """
 
 from __future__ import annotations

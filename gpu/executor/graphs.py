@@ -1,11 +1,10 @@
 """Captured rounds: the device work of a whole decode round as one CUDA graph per (steps, nodes, padded batch size, kind),
 with user outputs and without. Each is captured when the first round needs it, so that a session pays for those that its batches have.
 
-A graph reads and writes the same memory every time, so a round's inputs are copied to their places, the rows beyond the batch are padding
-(row 0, length 0: they read nothing and write to the sink), and what comes out is valid until the graph runs again. That is enough: the
-stream passes the results on before the next round begins. Relay cells are read and written inside, by row: a round is one copy to the
-device, one launch, and the copies of its results. Without a GPU a "graph" runs its function anew over the same memory, so that
-everything but the capture itself is the same code.
+A graph reads and writes the same memory every time. So a round's inputs are copied to their places, and the rows beyond the batch are
+padding (row 0, length 0: they read nothing and write to the sink). Results are valid until the graph runs again; the stream passes them on
+before that. Relay cells are read and written inside, by row: a round is one copy to the device, one launch, and the copies of its results.
+Without a GPU a "graph" runs its function anew over the same memory, so that all but the capture is the same code.
 
 A round whose logits are changed on the host is two graphs: up to the logits of all nodes, and from the changed ones on.
 """

@@ -56,7 +56,7 @@ class Page:
         answer: Sentences that stand first.
         tiles: The numbers that matter most: name, value, and what is said below it.
         pictures, tables, folded: As they follow each other.
-        notices: Sentences about what may not be expected.
+        notices: Sentences about what a user may not expect.
         provenance: What and from where: each a name and a text.
     """
 

@@ -1,9 +1,8 @@
 """The device: an in-order stream that plays the model. Unlike the scheduler it knows how long outputs will be.
 
-One column entry per request-table row. `left` counts the tokens until the request ends, by its own stop or by its cap; it is the only
-column that a round changes, since KV length and output position are their values at the end, less what is left. Rounds are drawn first
-and applied later, because a block may be stopped at any of its round boundaries; draws are keyed by output position, so surplus draws
-change nothing.
+One column entry per request-table row. `left` counts the tokens until the request ends, by its own stop or by its cap. It is the only
+column that a round changes: KV length and output position are their values at the end, less `left`. Rounds are drawn first and applied
+later, because a block may be stopped at any of its round boundaries. Draws are keyed by output position, so surplus draws change nothing.
 """
 
 from __future__ import annotations

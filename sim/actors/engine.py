@@ -5,8 +5,8 @@ cpu     plan k │ launch │ commit k−1 │ plan k+1 │ launch │ commit k 
 device         └───────── run k ───────────────┘└────── run k+1 ────
 ```
 
-Host time is charged per round, in a block as if its rounds were single: within a block the planning of the next round is only virtual,
-and the one real step that is planned meanwhile (the block's *tail*) is charged as the round after the block.
+Host time is charged per round. In a block it is charged as if the rounds were single steps: there the next round is not really planned.
+The one step that is planned while a block runs (its *tail*) is charged as the round after the block.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Fluctuation of device and host times: a factor per step, lognormal with mean 1, so that means stay and tails grow.
 
-Factors are keyed by (seed, replica, number of the step), a decode round or a step with prefill: runs with other settings see the same
+Factors are keyed by (seed, replica, number of the step), where each decode round counts as a step. So runs with other settings see the same
 sequence, and a block of rounds sees what its rounds would see one by one.
 """
 

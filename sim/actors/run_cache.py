@@ -1,8 +1,7 @@
 """The accept lengths of simulated rounds at the price of a gather: longest runs are drawn ahead, a window per row.
 
-A process is a pure function of (request, output position), so the next few hundred answers of a request can be drawn in
-one vectorised pass before they are needed, and dropped unread when the request ends. A round then costs a handful of
-NumPy calls whatever the process is.
+A process is a pure function of (request, output position). So the next few hundred answers of a request can be drawn in one vectorised
+pass before they are needed, and dropped unread when it ends. A round then costs a few NumPy calls, whatever the process is.
 
     row r:   [ start … start + width )  runs + 1 of request `key`            offset = position − start
              anchor[r] = hash(key) + start,  so that  hash(key) + position − anchor[r]  is the offset, or, if the row
