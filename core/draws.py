@@ -177,7 +177,7 @@ def _to_unit(bits: int | np.ndarray) -> np.float64 | np.ndarray:
 
 
 def _to_normal(bits: int | np.ndarray) -> np.float64 | np.ndarray:
-    """Box and Muller (1958): the radius from the high half of the bits, the angle from the low half."""
+    """Transform bits by Box and Muller (1958): the radius from their high half, the angle from their low half."""
     if isinstance(bits, int):
         return _to_normal(np.array([bits], dtype=np.uint64))[0]
     radius = (bits >> _SHIFT_32) * _UNIT_32

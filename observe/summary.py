@@ -156,7 +156,7 @@ def _tpot_ns(measured: Measurements) -> np.ndarray:
 
 
 def _goodput(measured: Measurements, seconds: float, slo: SLO | None) -> dict[str, Any]:
-    """Completed requests per second within every limit, and their share of all requests but those that clients gave up."""
+    """Return the completed requests per second within every limit, and their share of all requests but those that clients gave up."""
     if slo is None or not slo.has_limits:
         return {"request_goodput": None, "slo_attainment": None}
     good = np.ones(len(measured.ttft_ns.values), dtype=bool)

@@ -147,7 +147,7 @@ class Plan:
         return self.question.load * self.candidates[index].unit >= HOPELESS * most * self.rough[index].value
 
     def _distance(self, index: int) -> tuple[float, float]:
-        """Order hopeless candidates: by the load of a device, then by what they take of the limits."""
+        """Return a key that orders hopeless candidates: by the load of a device, then by what they take of the limits."""
         found = self.rough[index]
         return -found.value / self.candidates[index].gpus_per_unit, found.excess
 

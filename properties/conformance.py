@@ -139,7 +139,7 @@ def _report(
 
 
 def _skipped(swarm: Swarm) -> dict[str, str]:
-    """Why invariants of the contract are not checked."""
+    """Return why invariants of the contract are not checked."""
     skipped = {}
     for item in of_contract(swarm.suite.name):
         if missing := item.missing(swarm.capabilities):

@@ -25,7 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Conformance classes get the marker, and the seed and budget of the command line."""
+    """Give conformance classes the marker, and the seed and budget of the command line."""
     for item in items:
         cls = _conformance_class(item)
         if cls is None:

@@ -174,7 +174,7 @@ class Frontend:
         *,
         stamps: bool = False,
     ) -> None:
-        """`stamps`: each event of a stream begins with a comment, the time at which its round ended (Unix, nanoseconds)."""
+        """Take `stamps`: whether each event of a stream begins with a comment, the time at which its round ended (Unix, ns)."""
         self.body = body
         self.limits = limits
         self.metrics = metrics

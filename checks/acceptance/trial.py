@@ -138,7 +138,7 @@ class ProcessTrial(Trial):
         self._measure_strangers(good, positions, shift)
 
     def _measure_strangers(self, good: np.ndarray, positions: np.ndarray, shift: float) -> None:
-        """Two requests have nothing in common, and neither have two seeds."""
+        """Check that two requests have nothing in common, and neither have two seeds."""
         due = model.reaches(self.config, 1, int(positions[0]), shift) ** 2
         both = float((good[:-1, 0] & good[1:, 0]).mean())
         self.moment.shares.append(

@@ -237,7 +237,7 @@ def make(config: ServingConfig) -> TransformersEngine:
 
 
 def supports(config: ServingConfig) -> bool:
-    """It does not speculate, mixes prefill and decode, and its pages hold four tokens at least."""
+    """Return whether a configuration does not speculate, mixes prefill and decode, and has pages of four tokens at least."""
     return config.algorithm == "none" and config.mixed and config.page_size >= 4 and not config.max_queue
 
 

@@ -236,7 +236,7 @@ class ExecutorTrial(Trial):
 
     @operation(weight=1, hostile=True, when=_is_in_flight)
     def stop(self) -> None:
-        """Everything in flight is asked to end at its next round boundary."""
+        """Ask everything in flight to end at its next round boundary."""
         self._request_stop()
 
     def _request_stop(self) -> None:
@@ -275,7 +275,7 @@ class ExecutorTrial(Trial):
 
     @operation(weight=1, needs="merging", probes="ACCEPT-17", first=(-1, 0, 1, 3), second=(-1, 0, 2))
     def merge(self, first: int, second: int) -> None:
-        """Hidden states of two batches are joined: of so many rows each, −1 for a batch that has None."""
+        """Join the hidden states of two batches: of so many rows each, −1 for a batch that has None."""
         m = self.moment
         width = m.hidden_sizes[0] if m.hidden_sizes else 8
         batches = [None if rows < 0 else [[at + 1.0] * width] * rows for at, rows in enumerate((first, second))]

@@ -178,7 +178,7 @@ class Ledger:
         entry.renewed_ns = entry.heard_ns = now_ns
 
     def look_for_overdue(self, side: str, now_ns: int) -> int:
-        """Time has passed, and the side has noticed: what waits for an answer longer than it may must have been given up.
+        """Check, after time has passed, that the side has given up what waits for an answer longer than it may.
 
         Returns how many wait.
         """

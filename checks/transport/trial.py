@@ -183,7 +183,7 @@ class TransportTrial(TransportWatch):
 
     @operation(weight=3, when=lambda t, ns: ns >= 1, ns=_times)
     def advance(self, ns: int) -> None:
-        """Time passes, and both sides notice."""
+        """Let time pass, and tell both sides."""
         self._pass(ns)
 
     @operation(weight=1, hostile=True, when=_both_live, side=(DECODE, PREFILL), told=(True, False))

@@ -191,7 +191,7 @@ class TransportWatch(Trial):
             self.moment.num_timed += self.ledger.look_for_overdue(side, self.now_ns)
 
     def _work(self) -> None:
-        """Both workers run a step, if they live."""
+        """Let both workers run a step, if they live."""
         if not self.model.dead[PREFILL]:
             self._run_prefill()
             self.must(self.subject.read_out, MAX_UNDER_WAY)

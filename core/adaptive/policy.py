@@ -29,7 +29,7 @@ class StepPolicy(Protocol):
         ...
 
     def rounds_to_next_decision(self, batch_size: int) -> int:
-        """Feeding fewer results of this batch size than this never changes its steps. At least 1."""
+        """Return after how many results of this batch size, at the earliest, its steps may change. At least 1."""
         ...
 
     def set_cuda_graph_bs(self, sizes: Sequence[int] | None) -> None:

@@ -46,7 +46,7 @@ def capture_mode(phase: ForwardPhase, needs_hidden_states: bool) -> CaptureHidde
 
 
 def merge_hidden(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | None:
-    """Hidden states of two batches joined along axis 0: [n, …] and [m, …] → [n + m, …], or None for two Nones.
+    """Join the hidden states of two batches along axis 0: [n, …] and [m, …] → [n + m, …], or None for two Nones.
 
     One None beside one array, even an empty one, means that two algorithms' rows met in one batch: ACCEPT-17.
     """

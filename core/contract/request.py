@@ -235,7 +235,7 @@ def finish_reason(stopped: bool) -> FinishReason:
 
 
 def first_stop_token(run: np.ndarray, stop_tokens: tuple[int, ...]) -> int:
-    """Index in `run` (int [n]) of the first stop token, −1 if there is none."""
+    """Return the index in `run` (int [n]) of the first stop token, −1 if there is none."""
     if not stop_tokens:
         return -1
     hits = np.flatnonzero(np.isin(run, stop_tokens))
@@ -249,7 +249,7 @@ class TextDecoder(Protocol):
 
 
 def first_stop_string(decoder: TextDecoder, before: np.ndarray, run: np.ndarray, stop_strings: tuple[str, ...]) -> int:
-    """Index in `run` of the token that completes the first stop string in the text of the whole output, −1 if none does.
+    """Return the index in `run` of the token that completes the first stop string in the text of the whole output, −1 if none does.
 
     `before` int [m] are the output tokens already delivered. A stop string may begin in them; it cannot end in them, since the request
     would have ended there. Text is decoded from the start of the output, for a tokenizer may join tokens into one character.

@@ -69,5 +69,5 @@ def request_table_width(context_len: int, reserve: int, page_size: int) -> int:
 
 
 def recurrent_state_slots(max_running_requests: int, max_draft_tokens: int | None) -> int:
-    """State slots of a hybrid model: per request its committed state, and one for each node that a round may verify."""
+    """Return the state slots of a hybrid model: per request its committed state, and one for each node that a round may verify."""
     return max_running_requests * (1 + (max_draft_tokens or 0))

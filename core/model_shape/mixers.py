@@ -52,7 +52,7 @@ def replace_missing(reader: ConfigReader, **defaults: Any) -> ConfigReader:
 
 
 def grouped(reader: ConfigReader, family: str, layers: int, **others: Any) -> Mixers:
-    """Grouped attention in every layer, some with a window."""
+    """Read grouped attention in every layer, some with a window."""
     sizes = read_sizes(replace_missing(reader, intermediate_size=1), family)
     attention = Attention(
         sizes["heads"], sizes["kv_heads"], sizes["head_dim"], sizes["head_dim"],
@@ -149,7 +149,7 @@ def latent(reader: ConfigReader, family: str, layers: int) -> Mixers:
 
 
 def compressed(reader: ConfigReader, family: str, layers: int) -> Mixers:
-    """Attention of DeepSeek-V4, whose layers compress 0, 4 or 128 tokens to one; those of 4 have an indexer."""
+    """Read the attention of DeepSeek-V4, whose layers compress 0, 4 or 128 tokens to one; those of 4 have an indexer."""
     number = reader.integer
     ratios = kinds_of(reader, layers, "compress_ratios")
     plain = CompressedAttention(
@@ -186,7 +186,7 @@ def delta_rule(reader: ConfigReader, family: str, layers: int) -> Mixers:
 
 
 def kimi_linear(reader: ConfigReader, family: str, layers: int) -> Mixers:
-    """Kimi Linear and K3: delta attention with a gate per channel, and latent attention in the listed layers (from 1)."""
+    """Read Kimi Linear and K3: delta attention with a gate per channel, and latent attention in the listed layers (from 1)."""
     full = next(iter(latent(reader, family, 1)))
     about = reader.under("linear_attn_config")
     heads, dim = about.integer("num_heads"), about.integer("head_dim")
@@ -270,7 +270,7 @@ def nas_blocks(reader: ConfigReader, layers: int) -> list[ConfigReader]:
 
 
 def nas_attention(reader: ConfigReader, family: str, layers: int) -> Mixers:
-    """Nemotron NAS (Puzzle): each layer has its own grouping of heads, or no attention."""
+    """Read Nemotron NAS (Puzzle): each layer has its own grouping of heads, or no attention."""
     heads, hidden = reader.integer("num_attention_heads"), reader.integer("hidden_size")
     mixers: list[Mixer | None] = []
     for block in nas_blocks(reader, layers):

@@ -64,7 +64,7 @@ class Driver:
         return outcome
 
     def interrupt(self, replan: bool) -> None:
-        """If the engine wants to `replan`, end its planned steps at their next round boundary."""
+        """End the planned steps at their next round boundary if the engine wants to `replan`."""
         if replan:
             self.executor.request_stop(self.engine.last_step_id)
 

@@ -108,7 +108,7 @@ class Requests:
         self._join_rounds(record)
 
     def hand_over(self, record: RequestRecord) -> None:
-        """Prefill side: keep the KV of a computed prompt for its transfer."""
+        """Keep the KV of a computed prompt for its transfer (prefill side)."""
         self._advance(record, RequestEvent.HAND_OVER)
         self.rounds.kv_len[record.row] = record.prefill_len
 

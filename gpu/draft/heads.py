@@ -161,7 +161,7 @@ def carried_size(heads: MultiLayerEagle) -> int:
 
 
 def _after_carry(carried: Tensor, hidden: Tensor, chunks: Chunks, head: int) -> Tensor:
-    """Head `head` at slot j takes what head − 1 said at slot j − 1: each row's carry, then `hidden`, cut to the new layout."""
+    """Return head `head`'s input at slot j, what head − 1 said at slot j − 1: each row's carry, then `hidden`, cut to the new layout."""
     before = chunks.extended(head - 1).lens if head > 1 else chunks.lens
     after = chunks.lens + head * chunks.part.is_last
     n = len(after)

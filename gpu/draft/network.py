@@ -21,7 +21,7 @@ class DraftNetwork:
         self._model = model
 
     def prepare(self, captured: Tensor) -> Tensor:
-        """Target hidden states [n, C] → what the network takes beside a token, [n, H]."""
+        """Map the target's hidden states [n, C] to what the network takes beside a token, [n, H]."""
         raise AssertionError("a language model drafts from tokens alone")
 
     def run(self, tokens: Tensor, hidden: Tensor | None, attention: Attention) -> tuple[Tensor | None, Tensor]:

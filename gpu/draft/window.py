@@ -30,7 +30,7 @@ def window_slots(batch: RoundBatch, columns: int) -> Tensor:
 def window_attention(
     ops: Ops, pool: KVPool, batch: RoundBatch, columns: int, beyond: int, accept_lens: Tensor
 ) -> PagedAttention:
-    """Attention of a window whose KV is kept where a node was accepted; `beyond` of its columns are more than the accepted nodes."""
+    """Return the attention of a window that keeps the KV of accepted nodes; `beyond` of its columns are more than these."""
     column = numbers(columns, batch.rows.device)
     slots = window_slots(batch, columns) * (column < accept_lens[:, None])
     positions = (batch.lengths[:, None] + column).clamp(max=batch.max_position)

@@ -44,7 +44,7 @@ class SamplingInputs:
     seed: int
 
     def repeated(self, times: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Temperature, top-p and top-k of every node where each row has `times` nodes."""
+        """Return temperature, top-p and top-k of every node where each row has `times` nodes."""
         return tuple(x.repeat_interleave(times) for x in (self.temperature, self.top_p, self.top_k))
 
 
@@ -273,7 +273,7 @@ def first_tokens(
 
 
 def accept_forced(tree: DeviceTree, target_ids: Tensor, runs: Tensor) -> DeviceVerified:
-    """Simulated acceptance: exactly `runs` int64 [bs] drafts are accepted, as if the target had chosen them; fewer than there are nodes.
+    """Accept exactly `runs` int64 [bs] drafts (fewer than there are nodes), as if the target had chosen them: simulated acceptance.
 
     They are first children from the root on. Where the tree has no such path of that length they are its first nodes, whatever these
     follow: lengths are as asked for, and the host, which does not look, counts on them.

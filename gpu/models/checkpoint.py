@@ -266,5 +266,5 @@ def _part_of(name: str) -> str:
 
 
 def _is_ignorable(name: str) -> bool:
-    """Older checkpoints store the rotary frequencies, which the configuration determines; speculators' heads parts of their target."""
+    """Return whether a tensor is not needed: rotary frequencies, which the configuration determines, and parts of a head's target."""
     return name.endswith("rotary_emb.inv_freq") or name.startswith("verifier_")

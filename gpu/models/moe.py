@@ -157,7 +157,7 @@ def clamped_swiglu(gate_up: Tensor) -> Tensor:
 
 
 def _grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """Segment e of x, counts[e] rows, times weight[e] [out, in] transposed."""
+    """Multiply segment e of x, counts[e] rows, by weight[e] [out, in] transposed."""
     if x.is_cuda and x.dtype is not torch.float64 and hasattr(F, "grouped_mm"):
         return F.grouped_mm(x, weight.transpose(1, 2), offs=counts.cumsum(0).to(torch.int32))
     segments = x.split(counts.tolist())

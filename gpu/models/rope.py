@@ -103,7 +103,7 @@ def _read_rope(reader: ConfigReader, inner: ConfigReader, max_position_embedding
 
 
 def _attention_factor(reader: ConfigReader, factor: float) -> float:
-    """Temperature of YaRN's attention, 0.1 ln(factor) + 1 unless the file says otherwise (arXiv 2309.00071, eq. 22)."""
+    """Return the temperature of YaRN's attention, 0.1 ln(factor) + 1 unless the file says otherwise (arXiv 2309.00071, eq. 22)."""
 
     def temperature(mscale: float) -> float:
         return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0

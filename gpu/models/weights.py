@@ -31,7 +31,7 @@ class NamedWeight:
 
 
 def empty_weight(*shape: int, device: torch.device | str, dtype: torch.dtype) -> nn.Parameter:
-    """Uninitialised; frozen until a trainer calls `requires_grad_`."""
+    """Return an uninitialised parameter; frozen until a trainer calls `requires_grad_`."""
     return nn.Parameter(torch.empty(shape, device=device, dtype=dtype), requires_grad=False)
 
 
@@ -45,7 +45,7 @@ def rows_of(parameter: Tensor, sizes: dict[str, int], suffix: str) -> Iterator[N
 
 
 def initialize(model: nn.Module, seed: int, std: float = 0.02) -> None:
-    """Random weights: matrices and biases normal with deviation `std`, norms 1, without touching torch's own generators."""
+    """Draw random weights: matrices and biases normal with deviation `std`, norms 1, without touching torch's own generators."""
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():

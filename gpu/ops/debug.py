@@ -148,7 +148,7 @@ class CheckedOps:
         self._reads(batch.table, _host(batch.rows), columns, lens, batch.max_prefix_len)
 
     def _reads(self, table: Tensor, rows: np.ndarray, columns: np.ndarray, lens: np.ndarray, max_len: int) -> None:
-        """Query i reads its first lens[i] `columns` [m, …] of the table's row rows[i]."""
+        """Check reads: query i reads its first lens[i] `columns` [m, …] of the table's row rows[i]."""
         slots = self._table(table)
         _in_range("ALLOC-07", "row", rows, len(slots))
         _in_range("ALLOC-07", "length", lens, max_len + 1)

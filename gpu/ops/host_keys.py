@@ -121,7 +121,7 @@ def _causal(m: int) -> bytes:
 
 @lru_cache(maxsize=256)
 def _visible(packed: bytes) -> np.ndarray:
-    """Ancestor bits uint64 [n] as bool [n, n]."""
+    """Return ancestor bits uint64 [n] as bool [n, n]."""
     bits = np.frombuffer(packed, np.uint64)
     sees = (bits[:, None] >> np.arange(bits.size, dtype=np.uint64)) & np.uint64(1)
     return sees.astype(bool)

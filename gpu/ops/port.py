@@ -182,7 +182,7 @@ class Ops(Protocol):
     # -- after verification ---------------------------------------------------------------------------------------
 
     def gather_emitted(self, predict: Tensor, accept_index: Tensor, accept_lens: Tensor) -> tuple[Tensor, Tensor]:
-        """Emitted tokens int64 [bs, width], −1 past the end, and the bonus tokens int64 [bs] (0 where the target failed)."""
+        """Return the emitted tokens int64 [bs, width], −1 past the end, and the bonus tokens int64 [bs] (0 where the target failed)."""
 
     def compact(self, values: Tensor, accept_index: Tensor, num_draft_tokens: int) -> Tensor:
         """Compact values [bs · nd, …]: entry r · nd + j becomes that of row r's j-th accepted node; those past the path stay."""

@@ -103,7 +103,7 @@ def random_probs(rng: np.random.Generator, tree: VerifyTree, broken: float = 0.1
 
 
 def assert_same(found: Any, expected: Any) -> None:
-    """Equal tensors of equal dtypes, on whatever devices; or dataclasses and tuples of them."""
+    """Assert that tensors (or dataclasses and tuples of them) have equal dtypes and values, on whatever devices."""
     if isinstance(expected, torch.Tensor):
         assert found.dtype == expected.dtype and torch.equal(found.cpu(), expected), f"{found}\n{expected}"
     elif is_dataclass(expected):

@@ -57,7 +57,7 @@ def orthogonalised(matrix: Tensor) -> Tensor:
 
 
 def learning_rate_scale(progress: float, warm_up: float = 0.03, decay: float = 0.5) -> float:
-    """Warm up, hold, then fall linearly to zero over the last `decay` of the training; progress from 0 to 1."""
+    """Return a scale that warms up, holds, then falls linearly to zero over the last `decay` of the training; progress from 0 to 1."""
     if progress < warm_up:
         return (progress + 1e-3) / (warm_up + 1e-3)
     return min(1.0, max(1.0 - progress, 0.0) / decay)

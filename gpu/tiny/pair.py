@@ -301,7 +301,7 @@ def _short_first(windows: Tensor, done: float) -> Tensor:
 
 
 def _part(directory: Path, model: Draft) -> dict[str, Any]:
-    """Size of a part and how it was trained."""
+    """Return the size of a part and how it was trained."""
     num_parameters = sum(weight.numel() for weight in model.parameters())
     training = json.loads((directory / TRAINING).read_text(encoding="utf-8"))
     return {"parameters": num_parameters, "bytes": model.weight_bytes, **training}

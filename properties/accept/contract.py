@@ -163,13 +163,13 @@ class Accept(Protocol):
         """Do the same for a chain, each node's draft drawn from draft_probs float64 [bs · nd, V] after it. They may be no distribution."""
 
     def constrain(self, round: object, table: np.ndarray, states: np.ndarray) -> None:
-        """Before verifying: table int64 [states, V] is the next state after a token, −1 if forbidden; `states` [bs] hold after the root."""
+        """Take a grammar before verifying: table int64 [states, V] has next states, −1 if forbidden; `states` [bs] hold after the root."""
 
     def compact(self, round: object, outputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """After verifying: every output [bs · nd, …] with entry row · nd + j that of the j-th accepted node; the rest is undefined."""
+        """Compact every output [bs · nd, …]: entry row · nd + j becomes that of the j-th accepted node; the rest is undefined."""
 
     def move(self, round: object, pools: np.ndarray) -> np.ndarray:
-        """After verifying: pools int64 [m, slots] (a copy that may be written) as they are when the moves are done. m is even: keys of so
+        """Return pools int64 [m, slots] (a copy that may be written) as they are when the moves are done. m is even: keys of so
         many layers, then their values. Slot 0 is a sink."""
 
     def moves(self, round: object) -> Sequence[Sequence[int]]:

@@ -207,7 +207,7 @@ class AcceptTrial(Values):
 
     @operation(weight=2, when=_in_flight, round=ROUNDS)
     def abandon(self, round: str) -> None:
-        """Never finish a launched round."""
+        """Leave a launched round unfinished for ever."""
         self.moment.round = self.rounds.pop(round)
 
     # -- finishing ------------------------------------------------------------------------------------------------

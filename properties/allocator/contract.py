@@ -110,7 +110,7 @@ class Allocator(Protocol):
         """Do what `free` does, but a page that has lost its last holder may be kept for reuse, until its room is needed."""
 
     def reuse(self, slots: Sequence[int]) -> None:
-        """Cached pages get a holder again."""
+        """Give cached pages a holder again."""
 
     def evict(self, num_pages: int) -> object:
         """Free at least `min(num_pages, cached)` cached pages; what it returns is not looked at."""
@@ -144,7 +144,7 @@ class Allocator(Protocol):
         """Give a row to a request. Returns whether there was one."""
 
     def grow(self, request: str, num_tokens: int) -> bool:
-        """Room for `num_tokens` tokens in all; never less than before."""
+        """Extend the row to `num_tokens` tokens in all; never to less than before. Returns whether there was room."""
 
     def trim(self, request: str, num_tokens: int) -> None:
         """Give back the pages that lie wholly past `num_tokens` tokens."""

@@ -85,7 +85,7 @@ class AllocatorModel:
         return [*self.holders.values(), *self.rows.values(), *self.parts.values()]
 
     def held(self) -> dict[int, int]:
-        """Page -> how many hold it now, recounted; pages without a holder are not in it."""
+        """Return page -> how many hold it now, recounted; pages without a holder are not in it."""
         count: dict[int, int] = {}
         for holder in self.everybody():
             for page in holder.pages:
@@ -93,7 +93,7 @@ class AllocatorModel:
         return count
 
     def waiting(self) -> dict[int, int]:
-        """Page -> how many references to it wait for a step, recounted."""
+        """Return page -> how many references to it wait for a step, recounted."""
         count: dict[int, int] = {}
         for _, holder, _ in self.deferred:
             for page in holder.pages:

@@ -51,7 +51,7 @@ class PlainAllocator:
         return list(dict.fromkeys(slot // self.page_size for slot in slots))
 
     def take(self, num_pages: int) -> list[int]:
-        """So many free pages, evicting the oldest cached ones if need be."""
+        """Take so many free pages, evicting the oldest cached ones if need be."""
         if num_pages > len(self.free_list) + len(self.cache):
             raise KVPoolExhausted(f"{num_pages} pages asked for, {len(self.free_list)} free, {len(self.cache)} cached")
         self.evict(num_pages - len(self.free_list))

@@ -20,7 +20,7 @@ def small_scope(
 
 
 def alphabet(config: AllocatorConfig, has: AllocatorCapabilities) -> list[Operation]:
-    """Two holders, two requests, every amount that fits and one that does not."""
+    """Return operations of two holders and two requests, with every amount that fits and one that does not."""
     size, pages = config.page_size, config.num_pages
     first = 1 if has.padding_page else 0
     found: list[Operation] = [Do.alloc("a", n * size) for n in range(pages + 2)]

@@ -269,7 +269,7 @@ class AllocatorTrial(ObservedAllocator):
 
     @operation(needs="table", weight=7, when=_may_need, request=REQUESTS, num_tokens=_tokens)
     def grow(self, request: str, num_tokens: int) -> None:
-        """Room for `num_tokens` tokens past what is committed."""
+        """Extend a row to `num_tokens` tokens past what is committed."""
         m, row, size = self.moment, self.model.rows[request], self.config.page_size
         target = row.committed + num_tokens
         m.asked = max(-(-target // size) * size - len(row.slots), 0)
@@ -295,7 +295,7 @@ class AllocatorTrial(ObservedAllocator):
         needs="table", weight=2, when=_may_need, request=REQUESTS, num_tokens=lambda c, has: (0, 0, 1, c.page_size)
     )
     def trim(self, request: str, num_tokens: int) -> None:
-        """Only `num_tokens` past what is committed are still needed."""
+        """Trim a row to `num_tokens` tokens past what is committed."""
         row = self.model.rows[request]
         target = row.committed + num_tokens
         self.carry_out(self.subject.trim, request, target)

@@ -18,7 +18,7 @@ REQUESTS = Handles("abcdef")
 
 
 def _lengths(config: ServingConfig, has: EngineCapabilities) -> list[int]:
-    """Prompt lengths at the edges of pages and chunks, and all that the context takes."""
+    """Return prompt lengths at the edges of pages and chunks, and the longest that the context takes."""
     size, chunk, room = config.page_size, config.chunk_size, config.context_len
     lengths = {1, 2, 3, 5, size - 1, size, size + 1, 2 * size, chunk, chunk + 1, room - 1, room - 3}
     return sorted(length for length in lengths if 1 <= length < config.context_len)
@@ -404,7 +404,7 @@ class EngineTrial(Trial):
 
     @operation(needs="losses", weight=3, when=lambda t: bool(t.model.lost))
     def resume(self) -> None:
-        """After a loss the device is quiet again."""
+        """Resume after a loss: the device is quiet again."""
         self.must(self.subject.resume)
         self.model.lost = []
         self.model.committed = self.model.launched

@@ -1,4 +1,4 @@
-"""A case: what is left of a failure. Operations, configuration, seed and the suite's version in one JSON file that can be run again."""
+"""A case: a failure as one JSON file that can be run again, with its operations, configuration, seed and the suite's version."""
 
 from __future__ import annotations
 

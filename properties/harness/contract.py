@@ -1,8 +1,8 @@
 """What all contracts share: versions, how a component may refuse, what it may get wrong, how capabilities are declared.
 
-A contract is a package: `allocator/` and its like. There, `contract.py` says what a component must offer (a Protocol), `operations.py`
-what is done to it, `vocabulary.py` with which values, `model.py` what is true, `trial.py` how both are driven, `mutants.py` which planted
-defects must be found; `suite.py` puts them together. The checkers stand in `invariants/`, a file per group of the catalogue.
+A contract is a package such as `allocator/`. There, `contract.py` says what a component must offer (a Protocol), `model.py` what must be
+true, and `trial.py` which operations there are, with which values, and how they act on both. The checkers stand in `invariants/`, a file
+per group of the catalogue; `foretoken.checks.mutants` has the planted defects that they must find.
 
 Methods are synchronous, take integers and lists, and return integers and sequences of integers (lists, tuples, NumPy arrays, or anything
 with `tolist`). What a component can do beyond the minimum is declared, never guessed: an absent capability is skipped with its reason, a

@@ -1,7 +1,6 @@
-"""How the drivers speak the operations of a contract.
+"""Letters, from which the swarm and Hypothesis draw the operations of a contract.
 
-A letter is one kind of operation with the values that each of its arguments may have. The swarm draws from them, Hypothesis samples them:
-both speak one language, which the trial declares once (`operation.py`).
+A letter is one kind of operation with the values that each of its arguments may have. The trial declares them once (`operation.py`).
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ def vocabulary_of(declared: Sequence[Declared], config: Any, capabilities: Any) 
 def translated(operation: Operation, before: Vocabulary, after: Vocabulary) -> Operation:
     """Return the operation that has the same meaning under another configuration, for example two pages where pages are smaller.
 
-    The operation itself if it is none that its vocabulary knows.
+    Returns the operation itself if its vocabulary does not know it.
     """
     for group, letters in before.items():
         for old, new in zip(letters, after.get(group, ()), strict=False):

@@ -26,7 +26,7 @@ from .trial import Trial
 def configs(
     contract: str, capabilities: Capabilities, supports: Callable[[Any], bool] | None = None
 ) -> st.SearchStrategy[Any]:
-    """Small configurations that are supported, from the choices that the swarm has."""
+    """Return a strategy for small configurations that are supported, from the choices that the swarm has."""
     suite = suite_of(contract)
 
     @st.composite
@@ -41,7 +41,7 @@ def configs(
 
 
 def operations(contract: str, config: Any, capabilities: Capabilities) -> st.SearchStrategy[Operation]:
-    """Any operation that these capabilities allow, hostile ones included, whether it makes sense at that point or not."""
+    """Return a strategy for the operations that these capabilities allow, hostile ones and those that make no sense in a state included."""
     spoken = suite_of(contract).vocabulary(config, capabilities)
     return st.one_of([_of(letter) for letters in spoken.values() for letter in letters])
 

@@ -37,7 +37,7 @@ class Kill:
 
     @property
     def is_killed(self) -> bool:
-        """Found, for the reason for which it must be, and shrunk far enough to be read."""
+        """Whether it was found for one of the expected reasons and shrunk to a short history."""
         found = any(id in self.broken for id in self.mutant.caught_by)
         return found and len(self.failure.case.operations) <= MAX_SHRUNK
 

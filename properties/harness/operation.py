@@ -5,7 +5,7 @@ A trial declares its operations as methods:
     class AllocatorTrial(Trial):
         @operation(weight=10, holder=HOLDERS, num_slots=amounts)
         def alloc(self, holder: str, num_slots: int) -> None:
-            "`holder` takes `num_slots` more slots."
+            "Let `holder` take `num_slots` more slots."
 
 `AllocatorTrial.alloc` is then a frozen data class with these fields: `AllocatorTrial.alloc("a", 2)` is an operation, to be stored, drawn
 and shrunk. On a trial, `trial.alloc("a", 2)` carries that operation out and checks everything after it.
@@ -193,7 +193,7 @@ def decode_fields(kind: type, data: dict[str, Any], source: str, key: str) -> An
 
 @cache
 def field_types(kind: type) -> dict[str, type]:
-    """Field -> int, str, bool or tuple."""
+    """Return a map from field to int, str, bool or tuple."""
     hints = typing.get_type_hints(kind)
     found = {}
     for field in fields(kind):

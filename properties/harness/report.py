@@ -88,8 +88,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The whole of one check. `ok` if nothing failed that was not announced, nothing announced held, nothing was vacuous, and nothing is
-    disputed: an invariant that the suite cannot judge is not proved."""
+    """The whole of one check. It is `ok` if exactly the announced failures occurred, every enabled check was made at least once, and no
+    invariant is disputed: one that the suite cannot judge is not proved."""
 
     contract: str
     subject: str
@@ -147,7 +147,7 @@ class Report:
         return "\n".join(lines)
 
     def reasons(self) -> list[str]:
-        """Why it is not ok, in a few words each."""
+        """Return why it is not ok, in a few words each."""
         reasons = [f"{failure.id} is broken" for failure in self.failures]
         reasons += [f"{id} was expected to fail and held" for id in self.held]
         reasons += [f"{failure.id} could not be judged, by a defect of this suite" for failure in self.disputed]

@@ -183,7 +183,7 @@ class Shrinker:
         return changed
 
     def _simpler_configs(self) -> Iterator[tuple[list[int], Any]]:
-        """Simpler configurations, each with its choices."""
+        """Yield simpler configurations, each with its choices."""
         for given in simpler_choices(self._choices):
             choose = Choices(given=given)
             config = self.suite.configure(choose, self.capabilities)

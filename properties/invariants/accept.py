@@ -59,7 +59,7 @@ def as_much_is_emitted_as_is_correct(m: Moment) -> Outcome:
 
 
 def _follows_the_target(m: Moment, walk: Walk) -> Finding | None:
-    """Emitted are the drafts of the path and one more; greedily, the target's choices, for as long as there is a draft of them."""
+    """Return whether the drafts of the path and one more are emitted; greedily, the target's choices while there is a draft of them."""
     number, path, emitted = walk
     row, tokens = m.round.rows[number], m.round.tokens[number]
     drafts = [tokens[node] for node in path[1:]]

@@ -119,7 +119,7 @@ def checks(
     general: bool = False,
     twin: str = "",
 ) -> Callable[[Checker], Checker]:
-    """Decorator: the one checker of invariant `id`, for components of `contract` that declare all of `needs`."""
+    """Return a decorator for the one checker of invariant `id`, for components of `contract` that declare all of `needs`."""
 
     def register(check: Checker) -> Checker:
         assert _REGISTRY[id].check is None, f"{id} has a checker already"

@@ -376,7 +376,7 @@ class ReferenceExecutor:
     def _verify(
         self, states: list[RowState], request: DraftRequest, drafted: Drafted, hashes: np.ndarray, windows: np.ndarray
     ) -> tuple[Finalized, np.ndarray, np.ndarray]:
-        """Target forward, acceptance and compaction: what stands in the windows afterwards is the accepted path."""
+        """Run target forward, acceptance and compaction: what stands in the windows afterwards is the accepted path."""
         tree = drafted.tree
         logits = self.model.logits(hashes.ravel(), tree.tokens)
         depths = self.kv.target.positions[windows] - request.lengths[:, None]

@@ -226,7 +226,7 @@ class HandoffPair:
         return busy
 
     def run(self, max_turns: int = 2000) -> dict[str, FinishedRequest]:
-        """Until nothing is left to do on either side, skipping time in which nothing happens. The requests' ends, as users see them:
+        """Run until nothing is left to do on either side, skipping idle time. Return the requests' ends, as users see them:
         on the prefill side where that is not a transfer, else on the decode side."""
         for _ in range(max_turns):
             if self.turn() or self.to_decode.messages or self.to_prefill.messages:

@@ -36,13 +36,13 @@ class Clockwork:
             self._follow(replica, ledger.moments[replica])
 
     def plan_ns(self, step: StepDone) -> int:
-        """Planning and launching a step."""
+        """Return the time to plan and launch a step."""
         host, rows = self.host, len(step.chunks) + len(step.decode or ())
         base = host["plan_base_ns"] + host["launch_base_ns"] + host["sampling_base_ns"]
         return base + (host["plan_row_ns"] + host["launch_row_ns"] + host["sampling_row_ns"]) * rows
 
     def commit_ns(self, step: StepDone, number: int) -> int:
-        """Taking the results of one of its rounds."""
+        """Return the time to take the results of one of its rounds."""
         host = self.host
         tokens_ns = (host["commit_token_ns"] + host["detokenise_token_ns"]) * step.emitted[number]
         return host["commit_base_ns"] + host["commit_row_ns"] * len(step.decode or ()) + tokens_ns
@@ -91,7 +91,7 @@ class Clockwork:
     def _next_launch(
         self, step: StepDone, number: int, launch_ns: float, at_ns: int, behind: list[Any] | None
     ) -> float:
-        """When the round after this one is launched."""
+        """Return when the round after this one is launched."""
         if behind is None:
             return at_ns + self.plan_ns(step)
         return behind[1] if number == 0 else step.ends_ns[number - 1] + self.plan_ns(step)

@@ -117,11 +117,11 @@ class Model:
         return machine["link_latency_ns"] + passing * 1e9 / machine["link_bytes_per_s"]
 
     def reductions(self, tokens: int) -> float:
-        """Two all-reduces per layer, where there is more than one device."""
+        """Return the time of two all-reduces per layer, where there is more than one device."""
         return 2 * self.layers * self.exchange(2 * tokens * self.hidden, 2) if self.tp > 1 else 0.0
 
     def kv_token(self, queries: int) -> float:
-        """Reading one token's KV in one layer, for so many queries of a sequence."""
+        """Return the time to read one token's KV in one layer, for so many queries of a sequence."""
         rows = queries * (self.local_heads // self.local_kv_heads)
         tile = next((tile for tile in QUERY_TILES if rows <= tile), ceil(rows / 128) * 128)
         num_bytes = 2 * self.local_kv_heads * self.head_dim * self.kv_bytes
@@ -137,7 +137,7 @@ class Model:
         return 2 * self.layers * self.machine["small_kernel_ns"] + one * read
 
     def prompt_attention(self, chunks: Sequence[tuple[int, int]]) -> float:
-        """Attention of prompt chunks (new tokens, tokens before them): each new token looks at all before it, and at itself."""
+        """Return the time of attention in prompt chunks (new tokens, tokens before them): each looks at all before it, and at itself."""
         machine, pairs, tiles, read = self.machine, 0.0, 0, 0
         for new, past in chunks:
             pairs += (self.layers - self.windowed_layers) * sum(past + i + 1 for i in range(new))
@@ -292,7 +292,7 @@ class Roofline:
         return max(total, drafter.dispatch(eager), machine["draft_floor_ns"])
 
     def sampling(self, rows: int) -> float:
-        """Softmax, truncation, acceptance: 18 bytes per logit in one stream, and seven small kernels."""
+        """Return the time of softmax, truncation, acceptance: 18 bytes per logit in one stream, and seven small kernels."""
         machine = self.machine
         return machine["ramp_ns"] + self.target.stream(18 * rows * self.target.vocab) + 7 * machine["small_kernel_ns"]
 

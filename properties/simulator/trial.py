@@ -265,7 +265,7 @@ class SimulatorTrial(Trial):
         return longest + self.config.page_size
 
     def _check_whole(self, answer: Answer) -> None:
-        """Without faults every request must have one end."""
+        """Check that without faults every request has one end."""
         service = answer.service
         numbers = sorted(request.number for request in answer.requests if request.number >= 0)
         whole = list(range(service.num_requests))
@@ -283,7 +283,7 @@ class SimulatorTrial(Trial):
 
     @operation(weight=5)
     def twice(self) -> None:
-        """It runs twice."""
+        """Run it twice."""
         self.moment.twice = self._pair(self.subject.run, self.service)
 
     @operation(weight=2, when=lambda t, case: is_importable(type(t.subject)) and 0 <= case < len(CASES), case=(0, 1, 2))
@@ -297,19 +297,19 @@ class SimulatorTrial(Trial):
 
     @operation(weight=5, when=_has_one_draft)
     def one_more_request(self) -> None:
-        """It runs, and runs again with one request more."""
+        """Run it, and again with one request more."""
         more = replace(self.service, num_requests=self.service.num_requests + 1)
         self.moment.grown = self._pair(self.subject.run, more)
 
     @operation(needs="faults", weight=12, when=_is_new_fault, kind=QUIET_FAULTS, percent=(20, 5))
     def one_more_fault(self, kind: str, percent: int) -> None:
-        """It runs, and runs again with one kind of fault more, which changes nothing of what is asked for."""
+        """Run it, and again with one kind of fault more, which changes nothing of what is asked for."""
         more = replace(self.service, faults=self._with_fault(kind, percent))
         self.moment.grown = self._pair(self.subject.run, more)
 
     @operation(needs="faults", weight=7, when=lambda t, kind: kind in FAULTS and _may_have_faults(t), kind=FAULTS)
     def no_probability(self, kind: str) -> None:
-        """It runs without a plan, and with one in which this kind and those of its plan have probability 0."""
+        """Run it without a plan, and with one in which this kind and those of its plan have probability 0."""
         kinds = dict.fromkeys([*dict(self.service.faults or ()), kind])
         without = replace(self.service, faults=None)
         first = self._simulate(self.subject.run, without)
@@ -319,7 +319,7 @@ class SimulatorTrial(Trial):
 
     @operation(weight=12, when=_has_room_for, pages=(1, 4, 8, 16, 64), percent=(0, 120, 150, 200, 60), together=(4, 8))
     def more_pages(self, pages: int, percent: int, together: int) -> None:
-        """It runs without faults, and again with more pages: first with its pool, or with so many per cent of what its longest request
+        """Run it without faults, and again with more pages: first with its pool, or with so many per cent of what its longest request
         needs, in batches of `together`."""
         if not percent:
             more = replace(self.service, pages=self.service.pages + pages)
@@ -333,7 +333,7 @@ class SimulatorTrial(Trial):
 
     @operation(needs="traces", weight=5, when=_is_open)
     def replay(self) -> None:
-        """It runs without faults, and its requests are replayed from a trace."""
+        """Run it without faults, and replay its requests from a trace."""
         first = self._base()
         if first is not None:
             arrivals = [list(arrival) for arrival in first.arrivals]
@@ -341,7 +341,7 @@ class SimulatorTrial(Trial):
 
     @operation(weight=8, hostile=True, probes="SIM-11", when=lambda t, how: how in IMPOSSIBLE, how=_impossible)
     def impossible(self, how: str) -> None:
-        """It is asked to run with something that cannot be. Must be refused."""
+        """Run it with something impossible. Must be refused."""
         m, values = self.moment, IMPOSSIBLE[how]
         if how == "no-room":
             values = {"prompt_lens": (self.service.pages * self.config.page_size + 1,)}

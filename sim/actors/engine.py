@@ -359,14 +359,14 @@ class EngineActor:
         return StepResult(step.step_id, None, decode, times.commit_end_ns[:rounds])
 
     def _commit_costs(self, flight: Flight) -> np.ndarray:
-        """Host time to commit each round, int64 [rounds]."""
+        """Return the host time to commit each round, int64 [rounds]."""
         batch_size, emitted = len(flight.step.decode.rows), flight.drawn.emitted[: flight.drawn.rounds]
         base_ns = self.host.commit_ns(batch_size, 0)
         commit_ns = base_ns + (self.host.commit_ns(batch_size, 1) - base_ns) * emitted
         return commit_ns if self.jitter is None else self.jitter.commit.times_ns(self.device.num_run, commit_ns)
 
     def _launch_costs(self, flight: Flight) -> int | np.ndarray:
-        """Host time to plan and launch the round after each, int64 [rounds], or one number if it is the same for all."""
+        """Return the host time to plan and launch the round after each, int64 [rounds], or one number if it is the same for all."""
         if self.jitter is None:
             return flight.host_ns
         means_ns = np.full(flight.drawn.rounds, flight.host_ns, dtype=np.int64)
@@ -381,7 +381,7 @@ class EngineActor:
         return BlockTimes(commit_end_ns - commit_ns, commit_end_ns, next_launch_ns)
 
     def _overlap_times(self, flight: Flight) -> BlockTimes:
-        """Round j + 1 is planned and launched while round j runs, and before round j is committed."""
+        """Return the times of rounds of which j + 1 is planned and launched while j runs, and before j is committed."""
         device_ns, commit_ns, host_ns = flight.drawn.device_ns, self._commit_costs(flight), self._launch_costs(flight)
         first_end_ns = max(self._device_free_ns, flight.launched_ns) + int(device_ns[0])
         second_launch_ns = self._tail_planned_ns + (host_ns if isinstance(host_ns, int) else int(host_ns[0]))

@@ -65,7 +65,7 @@ class RunCache:
         rounds: int,
         left: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Successive rounds of the same rows: int32 [rounds, bs]. Round i + 1 starts where round i ended.
+        """Return the accept lengths of successive rounds of the same rows, int32 [rounds, bs]. Round i + 1 starts where round i ended.
 
         With `left` int64 [bs] the first round in which some row has emitted `left` tokens in all is the last: fewer rounds
         may come back.

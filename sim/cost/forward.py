@@ -89,7 +89,7 @@ class ForwardCost:
         return per_mixer + per_mlp + reduced + 3
 
     def _small_kernels(self, mixer: object) -> int:
-        """Per mixer: a norm, rotary embedding with the KV write (or a convolution), and the norms of q and k."""
+        """Price each mixer's norm, rotary embedding with the KV write (or convolution), and the norms of q and k."""
         return 2 + (1 if isinstance(mixer, Attention) and mixer.qk_norm else 0)
 
     def layers_ns(self, tokens: int, routing: Routing | None = None) -> float:
@@ -243,7 +243,7 @@ class ForwardCost:
         return self.shape.token_bytes(self.tp)
 
     def decode_attention(self, rows: int, queries_per_row: int, own_tokens: int, reads: int = 1) -> Line:
-        """Attention of a decode, verify or catch-up pass over `rows` rows, linear in the batch's KV tokens.
+        """Price the attention of a decode, verify or catch-up pass over `rows` rows, linear in the batch's KV tokens.
 
         `queries_per_row`: tokens of one sequence that attend together; `own_tokens`: KV written by this round that is
         read too, over the batch; `reads`: how often a prefix is read (once per branch when branches do not share it).

@@ -296,7 +296,7 @@ def _littles_law(answer: Answer) -> Finding | None:
 
 
 def _single_server(queue: Queueing) -> Finding | bool:
-    """Pollaczek and Khinchine: W = λ E[S²] / (2 (1 − ρ)), for the arrivals and services that there were."""
+    """Check the mean wait by Pollaczek and Khinchine: W = λ E[S²] / (2 (1 − ρ)), for the arrivals and services that there were."""
     requests = sorted(queue.answer.completed, key=lambda r: r.arrival_ns)
     if len(requests) < queue.answer.service.num_requests:
         was = f"{len(requests)} of {queue.answer.service.num_requests} requests were served"
