@@ -170,21 +170,13 @@ _DGX = {
     "Ultra": (100.0, f"{_DATABASE}: an 800 Gb/s ConnectX-8 port for each GPU"),
 }  # gigabytes per second and direction between nodes
 _REPORTED = "memory.total as the driver reports it"
+_DTYPES = ("fp16", "fp8", "nvfp4")  # of the rates of an entry; bf16 has the rate of fp16
 
 
 def _entry(
-    name: str,
-    sheet: str,
-    *,
-    tflops: Mapping[str, float],
-    mebibytes: int,
-    gigabytes_per_s: float,
-    sm_count: int,
-    link: tuple[str, float],
-    ports: str = "PCIe",
-    peak_note: str = "",
-    per_node: int = 8,
-) -> GPU:
+    name: str, tflops: tuple[float, ...], mebibytes: int, gigabytes_per_s: float, sm_count: int, link: tuple[str, float],
+    ports: str, sheet: str, *, peak_note: str = "", per_node: int = 8,
+) -> GPU:  # fmt: skip
     link_name, link_gigabytes_per_s = link
     latency_ns, latency_source = {
         "NVLink": (7_000, _NVLINK_LATENCY),
@@ -203,7 +195,7 @@ def _entry(
     }
     return GPU(
         name=name,
-        peak_flops={dtype: rate * 1e12 for dtype, rate in tflops.items()},
+        peak_flops={"bf16": tflops[0] * 1e12} | {d: rate * 1e12 for d, rate in zip(_DTYPES, tflops, strict=False)},
         memory_bytes=mebibytes * MIB,
         memory_bandwidth_bytes_per_s=gigabytes_per_s * 1e9,
         sm_count=sm_count,
@@ -214,131 +206,28 @@ def _entry(
     )
 
 
-_HOPPER_TFLOPS = {"bf16": 989.4, "fp16": 989.4, "fp8": 1978.9}
-
+# fmt: off
 _CATALOGUE: tuple[GPU, ...] = (
-    _entry(
-        "A100-40G",
-        "NVIDIA A100 Tensor Core GPU data sheet (40 GB SXM)",
-        tflops={"bf16": 312.0, "fp16": 312.0},
-        mebibytes=40_960,
-        gigabytes_per_s=1555,
-        sm_count=108,
-        link=("NVLink 3", 300),
-        ports="A100",
-    ),
-    _entry(
-        "A100",
-        "NVIDIA A100 Tensor Core GPU data sheet (80 GB SXM)",
-        tflops={"bf16": 312.0, "fp16": 312.0},
-        mebibytes=81_920,
-        gigabytes_per_s=2039,
-        sm_count=108,
-        link=("NVLink 3", 300),
-        ports="A100",
-    ),
-    _entry(
-        "H100",
-        "NVIDIA H100 Tensor Core GPU architecture white paper (SXM5)",
-        tflops=_HOPPER_TFLOPS,
-        mebibytes=81_559,
-        gigabytes_per_s=3350,
-        sm_count=132,
-        link=("NVLink 4", 450),
-        ports="Hopper",
-    ),
-    _entry(
-        "H200",
-        "NVIDIA H200 Tensor Core GPU data sheet (SXM)",
-        tflops=_HOPPER_TFLOPS,
-        mebibytes=143_771,
-        gigabytes_per_s=4800,
-        sm_count=132,
-        link=("NVLink 4", 450),
-        ports="Hopper",
-    ),
-    _entry(
-        "B200",
-        "NVIDIA Blackwell HGX B200 data sheet (1000 W)",
-        tflops={"bf16": 2250.0, "fp16": 2250.0, "fp8": 4500.0, "nvfp4": 9000.0},
-        mebibytes=183_359,
-        gigabytes_per_s=8000,
-        sm_count=148,
-        link=("NVLink 5", 900),
-        ports="B200",
-    ),
-    _entry(
-        "B300",
-        _DATABASE,
-        tflops={"bf16": 2250.0, "fp16": 2250.0, "fp8": 4500.0, "nvfp4": 14000.0},
-        mebibytes=275_040,
-        gigabytes_per_s=7750,
-        sm_count=148,
-        link=("NVLink 5", 900),
-        ports="Ultra",
-    ),
-    _entry(
-        "GB200",
-        _DATABASE,
-        tflops={"bf16": 2500.0, "fp16": 2500.0, "fp8": 5000.0, "nvfp4": 10000.0},
-        mebibytes=189_471,
-        gigabytes_per_s=8000,
-        sm_count=148,
-        link=("NVLink 5", 900),
-        ports="Ultra",
-        per_node=72,
-    ),
-    _entry(
-        "GB300",
-        _DATABASE,
-        tflops={"bf16": 2500.0, "fp16": 2500.0, "fp8": 5000.0, "nvfp4": 15000.0},
-        mebibytes=284_208,
-        gigabytes_per_s=8000,
-        sm_count=148,
-        link=("NVLink 5", 900),
-        ports="Ultra",
-        per_node=72,
-    ),
-    _entry(
-        "L4",
-        "NVIDIA L4 data sheet",
-        tflops={"bf16": 121.0, "fp16": 121.0, "fp8": 242.0},
-        mebibytes=23_034,
-        gigabytes_per_s=300,
-        sm_count=58,
-        link=("PCIe 4", 32),
-        peak_note=" (half of the sparse rates printed)",
-    ),
-    _entry(
-        "L40S",
-        "NVIDIA L40S data sheet",
-        tflops={"bf16": 362.05, "fp16": 362.05, "fp8": 733.0},
-        mebibytes=46_068,
-        gigabytes_per_s=864,
-        sm_count=142,
-        link=("PCIe 4", 32),
-    ),
-    _entry(
-        "RTX 4090",
-        "NVIDIA Ada GPU architecture white paper (GeForce RTX 4090)",
-        tflops={"bf16": 165.2, "fp16": 165.2, "fp8": 330.3},
-        mebibytes=24_564,
-        gigabytes_per_s=1008,
-        sm_count=128,
-        link=("PCIe 4", 32),
-        peak_note=" with fp32 accumulation",
-    ),
-    _entry(
-        "MI300X",
-        "AMD Instinct MI300X data sheet",
-        tflops={"bf16": 1307.4, "fp16": 1307.4, "fp8": 2614.9},
-        mebibytes=196_592,
-        gigabytes_per_s=5300,
-        sm_count=304,
-        link=("Infinity Fabric", 448),
-        ports="MI300X",
-    ),
+    # name, dense TFLOP/s (16 bits, fp8, nvfp4), MiB, GB/s, SMs, link with GB/s per direction, ports between nodes, source
+    _entry("A100-40G", (312.0,), 40_960, 1555, 108, ("NVLink 3", 300), "A100", "NVIDIA A100 Tensor Core GPU data sheet (40 GB SXM)"),
+    _entry("A100", (312.0,), 81_920, 2039, 108, ("NVLink 3", 300), "A100", "NVIDIA A100 Tensor Core GPU data sheet (80 GB SXM)"),
+    _entry("H100", (989.4, 1978.9), 81_559, 3350, 132, ("NVLink 4", 450), "Hopper",
+           "NVIDIA H100 Tensor Core GPU architecture white paper (SXM5)"),
+    _entry("H200", (989.4, 1978.9), 143_771, 4800, 132, ("NVLink 4", 450), "Hopper",
+           "NVIDIA H200 Tensor Core GPU data sheet (SXM)"),
+    _entry("B200", (2250.0, 4500.0, 9000.0), 183_359, 8000, 148, ("NVLink 5", 900), "B200",
+           "NVIDIA Blackwell HGX B200 data sheet (1000 W)"),
+    _entry("B300", (2250.0, 4500.0, 14000.0), 275_040, 7750, 148, ("NVLink 5", 900), "Ultra", _DATABASE),
+    _entry("GB200", (2500.0, 5000.0, 10000.0), 189_471, 8000, 148, ("NVLink 5", 900), "Ultra", _DATABASE, per_node=72),
+    _entry("GB300", (2500.0, 5000.0, 15000.0), 284_208, 8000, 148, ("NVLink 5", 900), "Ultra", _DATABASE, per_node=72),
+    _entry("L4", (121.0, 242.0), 23_034, 300, 58, ("PCIe 4", 32), "PCIe", "NVIDIA L4 data sheet",
+           peak_note=" (half of the sparse rates printed)"),
+    _entry("L40S", (362.05, 733.0), 46_068, 864, 142, ("PCIe 4", 32), "PCIe", "NVIDIA L40S data sheet"),
+    _entry("RTX 4090", (165.2, 330.3), 24_564, 1008, 128, ("PCIe 4", 32), "PCIe",
+           "NVIDIA Ada GPU architecture white paper (GeForce RTX 4090)", peak_note=" with fp32 accumulation"),
+    _entry("MI300X", (1307.4, 2614.9), 196_592, 5300, 304, ("Infinity Fabric", 448), "MI300X", "AMD Instinct MI300X data sheet"),
 )
+# fmt: on
 
 
 _OTHERS = {
