@@ -84,7 +84,7 @@ def simulate(
             transfers = pools_of(resolved).is_disaggregated
         plan = load_fault_plan(faults, resolved.seed, transfers=transfers)
     with termination_is_interruption() as received, errors_at(origins):
-        report = _run(resolved, origins, out, not no_events, not no_perfetto, quiet, plan)
+        report = _run(resolved, origins, out, out is not None and not no_events, not no_perfetto, quiet, plan)
     if report.faults is not None and not report.faults.kept:
         from .faults_report import EXIT_BROKEN, print_broken
 

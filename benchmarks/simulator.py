@@ -1,0 +1,172 @@
+"""How fast the simulator is, and what it says of closed loops: the tables of docs/benchmarks.md that it takes its name from.
+
+    python benchmarks/simulator.py AzureLLMInferenceTrace_conv.csv [hour many loops sweep] [--repeat 2] [--write]
+
+hour    the Azure conversation hour (19,366 requests), the best of `--repeat` whole processes
+many    10,000 and 1,000,000 synthetic requests: memory and rate must not depend on the length of a run
+loops   output tokens per second of simulated time, in both modes, with every policy; exact for a seed
+sweep   1,000 short runs on all cores: how busy they are
+
+--write puts the tables into docs/benchmarks.md. Nothing else should run meanwhile; all of it takes about ten minutes of two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from foretoken.core.contract.events import Committed
+from foretoken.sim.run import Simulation
+from foretoken.sim.scenario_file import scenario_from_dict
+
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
+NONE = ("speculation.algorithm=NONE",)
+CHAIN = ("speculation.policy=fixed", "speculation.steps=3")
+SYNCHRONOUS = "engine.mode=synchronous"
+HOUR = {  # run -> its settings, and what it should take
+    "single rounds, synchronous": ((*NONE, SYNCHRONOUS, "engine.block_rounds=1"), "≤ 25 s, 300 MB"),
+    "blocks, synchronous": ((*NONE, SYNCHRONOUS), "≤ 6 s"),
+    "single rounds, overlap": ((*NONE, "engine.block_rounds=1"), "≤ 25 s"),
+    "blocks, overlap": (NONE, "≤ 12 s"),
+    "chain of 3, blocks, synchronous": ((*CHAIN, SYNCHRONOUS), "≤ 10 s"),
+    "chain of 3, blocks, overlap": (CHAIN, ""),
+}
+SHORT_REQUESTS = (
+    "workload.rate=150",
+    "workload.prompt={kind='lognormal',mean=200.0,sigma=0.8,low=8,high=2048}",
+    "workload.output={kind='lognormal',mean=24.0,sigma=0.6,low=1,high=256}",
+    *CHAIN,
+)
+SWEEP = ("--grid", "speculation.steps=0..7", "--set", "workload.num_requests=100", "--seeds", "125")
+CONCURRENCIES = (1, 8, 32, 64, 128, 256)
+STEPS = list(range(8))
+POLICIES = {
+    **{f"{steps}": {"policy": "fixed", "steps": steps} for steps in STEPS},
+    "ema": {"policy": "ema"},
+    "ema 0": {"policy": "ema", "adaptive": "with-zero"},
+    "goodput": {"policy": "goodput", "adaptive": {"1": {"candidate_steps": STEPS}}},
+}
+
+
+def run_process(*arguments: str) -> tuple[float, float, float]:
+    """Run `foretoken` and return its wall seconds, its CPU seconds, those of its processes included, and its peak MiB."""
+    command = [sys.executable, "-m", "foretoken.cli", *arguments, "--quiet"]
+    started = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    wall_s = time.perf_counter() - started
+    if os.waitstatus_to_exitcode(status):
+        sys.exit(f"{' '.join(command)}: exit code {os.waitstatus_to_exitcode(status)}")
+    return wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+
+
+def simulate(settings: tuple[str, ...], *arguments: str) -> tuple[float, float, float]:
+    return run_process("simulate", *arguments, *[part for setting in settings for part in ("--set", setting)])
+
+
+def hour(trace: Path, repeat: int) -> Iterator[str]:
+    """Yield the rows of the hour's table."""
+    yield from ("| run | CPU s | peak MiB | goal |", "| --- | --- | --- | --- |")
+    for name, (settings, goal) in HOUR.items():
+        runs = [simulate((*settings, "hardware.gpu=A100"), "--trace", str(trace)) for _ in range(repeat)]
+        yield f"| {name} | {min(run[1] for run in runs):.1f} | {max(run[2] for run in runs):.0f} | {goal} |"
+
+
+def many(trace: Path, repeat: int) -> Iterator[str]:
+    """Yield the rows of the table of many requests."""
+    start_s = min(simulate(("workload.num_requests=1",))[0] for _ in range(3))
+    yield from (
+        "| requests | wall s | decode rounds | rounds per second | peak MiB |",
+        "| --- | --- | --- | --- | --- |",
+    )
+    for number in (10_000, 1_000_000):
+        with TemporaryDirectory() as out:
+            settings = (f"workload.num_requests={number}", *SHORT_REQUESTS)
+            wall_s, _, peak = simulate(settings, "--out", out, "--no-events", "--no-perfetto")
+            rounds = json.loads(Path(out, "summary.json").read_text())["decode_rounds"]
+        rate = rounds / (wall_s - start_s)
+        yield f"| {number:,} | {wall_s:.1f} | {rounds:,} | {rate:,.0f} (start-up of {start_s:.1f} s left out) | {peak:.0f} |"
+
+
+def throughput(case: tuple[int, str, str]) -> float:
+    """Return output tokens per second of simulated time: requests in a closed loop, the mode, the policy."""
+    concurrency, mode, policy = case
+    scenario = {
+        "speculation": {"algorithm": "EAGLE3", **POLICIES[policy]},
+        "acceptance": {"preset": "eagle-llama-chat"},
+        "engine": {"mode": mode},
+        "workload": {
+            "concurrency": concurrency,
+            "num_requests": max(64, 10 * concurrency),
+            "prompt": {"kind": "lognormal", "mean": 512.0, "sigma": 0.8, "high": 8192},
+            "output": {"kind": "lognormal", "mean": 256.0, "sigma": 0.6, "high": 2048},
+        },
+    }
+    tokens = 0
+
+    def count(event: object) -> None:
+        nonlocal tokens
+        if type(event) is Committed:
+            tokens += len(event.first_tokens) + (int(event.kept.sum()) if event.kept is not None else 0)
+
+    report = Simulation(scenario_from_dict(scenario, "loops"), sinks=lambda _: [count], named_slots=False).run()
+    return tokens / report.duration_ns * 1e9
+
+
+def loops(trace: Path, repeat: int) -> Iterator[str]:
+    """Yield the lines of the table of closed loops."""
+    yield from ("```text", " ".join(["tokens/s".rjust(26), *(name.rjust(8) for name in POLICIES), "goodput/best"]))
+    cases = [(number, mode) for number in CONCURRENCIES for mode in ("synchronous", "overlap")]
+    with ProcessPoolExecutor() as pool:
+        found = pool.map(throughput, [(*case, policy) for case in cases for policy in POLICIES])
+        for number, mode in cases:
+            row = {name: next(found) for name in POLICIES}
+            share = row["goodput"] / max(row[str(steps)] for steps in STEPS)
+            yield " ".join([f"{number:12d} {mode:>13s}", *(f"{value:8.0f}" for value in row.values()), f"{share:8.3f}"])
+    yield "```"
+
+
+def sweep(trace: Path, repeat: int) -> Iterator[str]:
+    """Yield the table of the sweep."""
+    with TemporaryDirectory() as out:
+        wall_s, cpu_s, _ = run_process("sweep", *SWEEP, "--out", out)
+    cores = os.cpu_count() or 1
+    yield from ("| runs | wall s | CPU s | cores | busy |", "| --- | --- | --- | --- | --- |")
+    yield f"| 1,000 | {wall_s:.0f} | {cpu_s:.0f} | {cores} | {cpu_s / wall_s / cores:.0%} |"
+
+
+PARTS: dict[str, Callable[[Path, int], Iterator[str]]] = {"hour": hour, "many": many, "loops": loops, "sweep": sweep}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trace", type=Path, help="the Azure conversation trace")
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="what to measure; default: all")
+    parser.add_argument("--repeat", type=int, default=2, help="runs of each row of the hour")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
+    given = parser.parse_args()
+    for name in given.parts or PARTS:
+        lines = []
+        for line in PARTS[name](given.trace, given.repeat):
+            lines.append(line)
+            print(line, flush=True)
+        print()
+        if given.write:
+            whole, place = (
+                DOCUMENT.read_text(encoding="utf-8"),
+                re.compile(rf"(?<=<!-- measured {name} -->\n).*?(?=\n\n)", re.DOTALL),
+            )
+            DOCUMENT.write_text(place.sub(lambda _, lines=lines: "\n".join(lines), whole), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
