@@ -123,10 +123,12 @@ class Answer(Response):
         return not self._reply.is_over
 
     def flush(self) -> None:
-        if self._held:
+        if self._held and not self._transport.is_closing():
             self._transport.write(self._held)
             self._frontend.sent(self._held_deltas)
             self._held, self._held_deltas = b"", []
+        if self._reply.is_over:
+            self._reply.wake()
 
     def _events(self, deltas: list[tuple[Choice, Delta]]) -> bytes:
         events = []

@@ -87,10 +87,10 @@ class Writer(Protocol):
         """Whether the client has taken what was written."""
 
     def prepare(self) -> bool:
-        """Make the bytes of what has come; return whether the task has nothing left to do."""
+        """Make the bytes of what has come; return whether they are all that is to be sent now."""
 
     def flush(self) -> None:
-        """Write what was prepared."""
+        """Write what was prepared; wake the reply if it is over."""
 
 
 class Reply:
@@ -123,11 +123,15 @@ class Reply:
     def tell(self) -> None:
         """Let the writer write what has come, or, if it cannot or the reply is over, `take` look for it."""
         self._has_news = True
+        if not (self.can_prepare and self.writer.prepare()):
+            self.wake()
+        if self.writer is not None:
+            self.writer.flush()
+
+    def wake(self) -> None:
+        """Let `take` return."""
         if self._is_awaited:
-            if not (self.can_prepare and self.writer.prepare()):
-                self._waiter.set_result(None)
-            if self.writer is not None:
-                self.writer.flush()
+            self._waiter.set_result(None)
 
     @property
     def can_prepare(self) -> bool:
@@ -215,6 +219,8 @@ class Frontend:
         while self._choices and self.scheduler.is_running and time.monotonic() - begin < self.limits.stall_s:
             await asyncio.sleep(0.005)
         await asyncio.to_thread(self.scheduler.stop)
+        for _, held in self._held:
+            self._act(held)
 
     def give_up(self) -> None:
         """Abort every reply; each ends with what it has."""
@@ -317,19 +323,22 @@ class Frontend:
         for piece in pieces:
             reply, choice = self._choices[piece.request_id]
             if reply.can_prepare and not choice.order.stop:  # at a stop string the body has to be told, at its time
-                choice.add(piece)
-                reply.writer.prepare()
+                self._add(piece).writer.prepare()
                 held.append(reply.writer.flush)
             else:
                 held.append(partial(self._dispatch, piece))
 
     def _dispatch(self, piece: Piece) -> None:
+        if piece.request_id in self._choices:  # else it was aborted after the piece was prepared
+            self._add(piece).tell()
+
+    def _add(self, piece: Piece) -> Reply:
         reply, choice = self._choices[piece.request_id]
         choice.add(piece)
         if piece.finished is not None:
             choice.is_live = False
             del self._choices[piece.request_id]
-        reply.tell()
+        return reply
 
     def _body_failed(self, error: BaseException) -> None:
         self.tell(f"the scheduler has stopped, every request fails: {error!r}")

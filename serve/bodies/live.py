@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...core.contract.events import Committed, Event, EventSink, Planned
-from ...core.contract.request import FinishedRequest, FinishReason, Request
+from ...core.contract.request import FinishedRequest, FinishReason, Request, cut_runs, finish_reason
+from ...core.contract.step import DecodeResult
 from ...core.draws import request_key
 from ...core.errors import InvariantViolation
 from ...core.scheduler.engine import Engine
@@ -36,6 +37,12 @@ class Emission:
     at_ns: int
     num_tokens: int
     finished: FinishedRequest | None = None
+
+    @property
+    def amount(self) -> tuple:
+        """What of it the client sees."""
+        end = self.finished
+        return self.num_tokens, None if end is None else (end.reason, end.num_output)
 
 
 def live_scenario(scenario: Scenario) -> Scenario:
@@ -65,8 +72,7 @@ class LiveSimulation(Simulation):
         self._ends: list[Emission] = []  # that no round brought, and were not told yet
         self._told: set[str] = set()  # requests whose end came with their last round, until the actors report it
         self._num_told = 0
-        self._request_of_row: dict[int, dict[int, str]] = {}  # by engine
-        self._told_ahead: dict[int, tuple[int, dict[str, int]]] = {}  # by engine: its next step, and the tokens of it
+        self._foreseen_of: dict[int, dict[str, Emission]] = {}  # by engine: what its next commit brings
         super().__init__(
             scenario, sinks=lambda number: [self._emission_sink(number), *sinks(number)], origins=origins, faults=faults
         )
@@ -112,25 +118,23 @@ class LiveSimulation(Simulation):
             self._tell(ends)
 
     def foresee(self, now_ns: int) -> list[list[Emission]]:
-        """Return what requests will get after `now_ns` from rounds that are drawn, and will not end with; each round is told once.
+        """Return what requests will get after `now_ns` from rounds that are drawn; each round is told once.
 
-        Only an abort can keep it from them, or a fault: where faults are injected nothing is foreseen.
+        Only an abort can keep it from them (an end that was foreseen stays the end), or a fault: with a plan of faults nothing is foreseen.
         """
+        if self.faults is not None or self.env.peek() <= now_ns:
+            return []
         found = []
         for number, actor in enumerate(self.replicas):
-            if actor.next_commit is None or self.faults is not None:
+            if actor.next_commit is None or number in self._foreseen_of:
                 continue
             step, result = actor.next_commit
-            at_ns, known = int(result.round_end_ns[-1]), self._told_ahead.get(number)
-            if step.decode is None or at_ns <= now_ns or (known is not None and known[0] == step.step_id):
-                continue
-            rows = step.decode.rows
-            stays = (actor.engine.rounds.live[rows] & ~result.decode.ended).nonzero()[0]
-            request_of_row = self._request_of_row[number]
-            counts = result.decode.accept_lens[0, stays].tolist()
-            ahead = {request_of_row[row]: count for row, count in zip(rows[stays].tolist(), counts, strict=True)}
-            self._told_ahead[number] = step.step_id, ahead
-            found.append([Emission(request_id, at_ns, count) for request_id, count in ahead.items()])
+            at_ns = int(result.round_end_ns[-1])
+            if step.decode is not None and at_ns > now_ns:
+                ahead = _expected(actor.engine, step.decode.rows, result.decode, at_ns)
+                self._foreseen_of[number] = {emission.request_id: emission for emission in ahead}
+                self._told.update(emission.request_id for emission in ahead if emission.finished is not None)
+                found.append(ahead)
         return [ahead for ahead in found if ahead]
 
     def _tell(self, emissions: list[Emission]) -> None:
@@ -145,7 +149,7 @@ class LiveSimulation(Simulation):
 
     def _emission_sink(self, number: int) -> EventSink:
         """Return a sink that tells what committed steps of engine `number` deliver, without what was foreseen."""
-        request_of_row = self._request_of_row[number] = {}
+        request_of_row: dict[int, str] = {}
 
         def take(event: Event) -> None:
             if isinstance(event, Planned) and event.step is not None:
@@ -156,22 +160,25 @@ class LiveSimulation(Simulation):
                     rows, counts = event.step.decode.rows.tolist(), np.add.reduce(event.kept, axis=0).tolist()
                     got += [(request_of_row[row], count) for row, count in zip(rows, counts, strict=True) if count]
                 ends = {end.request_id: end for end in event.finished if end.reason is not FinishReason.ERROR}
-                self._told |= ends.keys()
-                _, ahead = self._told_ahead.pop(number, (0, {}))
-                if ahead:
-                    self._check_foreseen(ahead, dict(got), self.replicas[number].engine)
-                    got = [(request_id, count) for request_id, count in got if request_id not in ahead]
                 got += [(request_id, 0) for request_id in ends if request_id not in dict(got)]
-                self._tell([Emission(request_id, at_ns, count, ends.get(request_id)) for request_id, count in got])
+                emissions = [Emission(request_id, at_ns, count, ends.get(request_id)) for request_id, count in got]
+                if ahead := self._foreseen_of.pop(number, None):
+                    emissions = self._without(ahead, emissions, self.replicas[number].engine)
+                self._told.update(emission.request_id for emission in emissions if emission.finished is not None)
+                self._tell(emissions)
 
         return take
 
     @staticmethod
-    def _check_foreseen(ahead: Mapping[str, int], got: Mapping[str, int], engine: Engine) -> None:
-        for request_id, count in ahead.items():
-            if got.get(request_id, 0) != count and engine.state_of(request_id) is not None:
-                told = f"{count} tokens were foreseen, {got.get(request_id, 0)} delivered"
-                raise InvariantViolation("ACCEPT-12", f"request {request_id!r}: {told}")
+    def _without(ahead: Mapping[str, Emission], emissions: list[Emission], engine: Engine) -> list[Emission]:
+        """Return the emissions that were not foreseen. Raises InvariantViolation for one that came otherwise."""
+        found = {emission.request_id: emission for emission in emissions}
+        for request_id, told in ahead.items():
+            got = found.pop(request_id, None)
+            is_as_told = engine.state_of(request_id) is None if got is None else got.amount == told.amount
+            if not is_as_told:
+                raise InvariantViolation("ACCEPT-12", f"request {request_id!r}: {told} was told, {got} came")
+        return list(found.values())
 
     def _ended(self, replica: int, finished: FinishedRequest) -> None:
         """Take the end of a request, or its refusal (which has a message)."""
@@ -184,3 +191,18 @@ class LiveSimulation(Simulation):
             self._told.remove(finished.request_id)
         else:
             self._ends.append(Emission(finished.request_id, self.env.now, 0, finished))
+
+
+def _expected(engine: Engine, rows: np.ndarray, result: DecodeResult, at_ns: int) -> list[Emission]:
+    """Return what a commit of `result` will deliver to the requests that are still in `rows`, int [bs]."""
+    rounds = engine.rounds
+    stops = None if result.stop_index is None else result.stop_index[-1]
+    runs = cut_runs(result.accept_lens[-1], stops, rounds.end_len[rows] - rounds.kv_len[rows])
+    emissions = []
+    for i in rounds.live[rows].nonzero()[0].tolist():
+        record, count, end = engine.requests.running[int(rows[i])], int(runs.kept[i]), None
+        if runs.ended[i]:
+            num_output = engine.output.delivered(record)[0] + count
+            end = FinishedRequest(record.request.request_id, finish_reason(bool(runs.stopped[i])), num_output)
+        emissions.append(Emission(record.request.request_id, at_ns, count, end))
+    return emissions

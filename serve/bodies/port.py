@@ -82,7 +82,7 @@ class Outlet(Protocol):
         """Take what requests got."""
 
     def prepare(self, pieces: list[Piece]) -> None:
-        """Take what requests will get, without an end, at one time that `release` tells; only an abort keeps it from them."""
+        """Take what requests will get at one time, that of the pieces, which `release` will tell; an abort may still keep it from them."""
 
     def release(self, now_ns: int) -> None:
         """Take note that it is `now_ns`: what was prepared for then or before is theirs."""

@@ -50,7 +50,7 @@ class _Outlet:
         self.pieces += pieces
 
     def prepare(self, pieces: list[Piece]) -> None:
-        assert len({piece.at_ns for piece in pieces}) == 1 and not any(piece.finished for piece in pieces)
+        assert len({piece.at_ns for piece in pieces}) == 1
         self._held += pieces
         self.num_ahead += len(pieces)
 
@@ -113,7 +113,7 @@ def test_a_clients_arrivals_bring_the_events_of_a_simulation(keys: tuple[str, ..
     assert sum(piece.finished is not None for piece in outlet.pieces) == 40
     assert sum(len(piece.tokens) for piece in outlet.pieces) == 40 * 40
     assert [piece.at_ns for piece in outlet.pieces] == sorted(piece.at_ns for piece in outlet.pieces)
-    assert outlet.num_ahead > 0.8 * sum(piece.finished is None for piece in outlet.pieces)
+    assert outlet.num_ahead > 0.8 * len(outlet.pieces)
     assert sum(isinstance(event, Planned | Committed) for of in served_events.values() for event in of) > 100
 
 
