@@ -88,8 +88,8 @@ def _block(num_rows: int, d: int, dtype: torch.dtype, max_block_m: int) -> tuple
     return block_m, 16 if wide else 32 if block_d > 128 else 64, block_d, "ieee" if wide else "tf32"
 
 
-def reading_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int) -> Tiles:
-    """Blocks for decode and verify, which are bound by reading the pool.
+def reading_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int, group: int = 1) -> Tiles:
+    """Return the blocks for decode and verify with `group` query heads per key head, which are bound by reading the pool.
 
     The pipeline has five stages because a key's address is itself loaded, from the table: with five, two blocks of keys are on their way
     at any time; with three or four, one, and its latency shows.
@@ -97,8 +97,9 @@ def reading_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int) ->
     # Before Hopper a 64-row tile does not fit the registers; in float32, where no tensor core serves, 16 rows are what fits.
     wide = dtype.itemsize > 2
     block_m, *rest = _block(num_rows, d, dtype, max_block_m=16 if wide else 64 if capability >= HOPPER else 32)
-    # Four warps spill a tile of 32 rows, and one of 64 whose heads are wide.
-    num_warps = 8 if wide or block_m == 32 or (block_m == 64 and d > 128) else 4
+    # Four warps spill a tile of 32 rows, and one of 64 whose heads are wide, or whose rows are divided by no power of two.
+    is_large = block_m == 64 and (d > 128 or group != next_power_of_2(group))
+    num_warps = 8 if wide or block_m == 32 or is_large else 4
     return Tiles(block_m, *rest, num_warps=num_warps, num_stages=2 if wide else 5)
 
 

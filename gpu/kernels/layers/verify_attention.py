@@ -227,7 +227,7 @@ def verify_attention_triton(
     device = device_of(q.device)
     planned_nodes = batch.planned_nodes or num_nodes
     assert planned_nodes >= num_nodes, f"kernel blocks for {planned_nodes} nodes, but the batch has {num_nodes}"
-    size = reading_tiles(planned_nodes * group, d, q.dtype, device.capability)
+    size = reading_tiles(planned_nodes * group, d, q.dtype, device.capability, group)
     if cut is None:
         read = min(softmax.window or batch.max_prefix_len, batch.max_prefix_len)
         tiles, row_bytes = kv_heads * cdiv(planned_nodes * group, size.block_m), planned_nodes * heads * d * 4
@@ -290,7 +290,7 @@ def _aot_case(
     d: int = 128,
 ) -> AotCase:
     dtype, pointer = (torch.float32, "*fp32") if wide else (torch.bfloat16, "*bf16")
-    size = reading_tiles(num_nodes * group, d, dtype, capability)
+    size = reading_tiles(num_nodes * group, d, dtype, capability, group)
     tensors, parts = "q k v k_pool v_pool sinks out", "partial lse"  # parts are summed in float32
     floats = {pointer: f"{tensors} {parts}"} if wide or rows == 1 else {pointer: tensors, "*fp32": parts}
     return AotCase(
