@@ -25,7 +25,7 @@ EXTRAS = {  # extra -> the packages that it brings
     "server": ("fastapi", "starlette", "uvicorn", "prometheus_client"),
     "lossless": ("httpx",),
 }
-NEED_MODELS = ("generate", "bench", "selftest", "tiny", "twin")
+NEED_MODELS = ("generate", "bench", "selftest", "tiny", "twin", "warmup")
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from .decode.lossless import lossless
 from .decode.selftest import selftest
 from .decode.tiny import tiny
 from .decode.twin import twin
+from .decode.warmup import warmup
 from .planning.adaptive import adaptive
 from .planning.cost import cost
 from .planning.doctor import doctor
@@ -45,6 +46,7 @@ app.command()(sweep)
 app.command()(report)
 app.command()(generate)
 app.command()(bench)
+app.command()(warmup)
 app.command()(selftest)
 app.command()(twin)
 app.command()(serve)

@@ -272,6 +272,7 @@ class RoundGraphs:
         # All share one: what one round needs for a while, another does.
         self._memory_pool = torch.cuda.graph_pool_handle() if capture.table.is_cuda else None
         self._variants: frozenset[Variant] = frozenset()
+        self._keys: tuple[GraphKey, ...] = ()
         self._table: GraphTable[GraphKey] = GraphTable()
         self._captured: dict[tuple[GraphKey, Variant], CapturedRound | None] = {}
 
@@ -284,6 +285,7 @@ class RoundGraphs:
             for shown in ((False, True) if outputs else (False,))
             for is_shaped in (False, True)
         )
+        self._keys = tuple(keys)
         self._table.build(keys, lambda key: key)
         self.are_on = bool(keys)
 
@@ -303,6 +305,13 @@ class RoundGraphs:
         if (key, variant) not in self._captured:
             self._captured[key, variant] = self._timed(key, variant)
         return self._captured[key, variant]
+
+    def capture_all(self, on_line: Callable[[str], None]) -> None:
+        """Capture what batches without user outputs and changed logits need, and name each to `on_line` before."""
+        for key in self._keys:
+            for kind in RoundKind:
+                on_line(f"capturing: batch {key.batch_size}, {key.steps} steps, {kind}")
+                self.find(*key, kind)
 
     def _timed(self, key: GraphKey, variant: Variant) -> CapturedRound | None:
         begin, before = time.perf_counter(), _reserved_bytes()

@@ -97,8 +97,9 @@ def main() -> int:
     given = parser.parse_args()
     try:
         report = selftest(given.device, given.out, given.budget, lambda text: print(text, file=sys.stderr, flush=True))
-    except ForetokenError as error:
-        print(f"foretoken: {error}", file=sys.stderr)
+    except (ForetokenError, ModuleNotFoundError) as error:
+        needed = "" if isinstance(error, ForetokenError) else ": it needs torch, triton, numpy, safetensors, tokenizers"
+        print(f"foretoken: {error}{needed}", file=sys.stderr)
         return EXIT_BAD_INPUT
     print("\n".join(closing_lines(report)))
     return exit_code(report)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from foretoken.checks.driver import Dice
 from foretoken.checks.matrix import random_cell
+from foretoken.cli.app import app
 from foretoken.core.adaptive import build_controller
 from foretoken.core.adaptive.graph_plan import MissingGraph
 from foretoken.core.algorithm.registry import get_algorithm
@@ -31,6 +32,7 @@ from foretoken.gpu.executor.outputs import USER_OUTPUTS
 from foretoken.gpu.ops.port import VerifyBatch
 from foretoken.gpu.session.plan import SessionOptions
 from foretoken.gpu.session.session import DecodeSession
+from foretoken.gpu.session.warmup import warm_up
 from matrix_cells import OPS, noisy_copy, run_real_cell, small_head, small_model
 from serving import Way, chain
 from serving import serve as serve_way
@@ -282,6 +284,23 @@ def test_a_session_captures_the_sizes_that_its_batches_can_have(nano_pair):
         )
     assert texts[0] == texts[1]
     assert sizes == [[], [4, 2, 1]]
+
+
+def test_a_warm_up_runs_every_kind_of_round_and_captures_every_size(nano_pair, capsys):
+    options = ["--model", str(nano_pair / "target"), "--draft", str(nano_pair / "eagle3"), "--max-running", "3"]
+    session = DecodeSession.open(
+        SessionOptions(model=nano_pair / "target", draft=nano_pair / "eagle3", max_running=3, graphs=True)
+    )
+    lines: list[str] = []
+    assert warm_up(session, lines.append) == len(session.executor.graphs.reports)
+    captured = {(report.batch_size, report.kind) for report in session.executor.graphs.reports}
+    assert captured == {(size, kind) for size in (1, 2, 4) for kind in RoundKind}
+    assert session.stats().requests == 6 and session.stats().output_tokens == 48 and len(lines) == 3 + len(captured)
+    app(["warmup", *options, "--device", "cpu"], standalone_mode=False)
+    assert (
+        capsys.readouterr().out
+        == "nothing to compile on a CPU; on a GPU: EAGLE3's kernels, graphs of batches of 1, 2, 4\n"
+    )
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_p": 0.9, "seed": 7}])

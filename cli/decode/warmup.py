@@ -1,0 +1,46 @@
+"""`foretoken warmup`: what a first request would wait for, done before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .generate import Model
+from .options import Quiet, problems_name_options, session_values, with_session_options
+
+
+@problems_name_options
+@with_session_options
+def warmup(model: Model, session: Mapping[str, Any], quiet: Quiet = False) -> None:
+    """Compile what a session needs on this GPU, so that the next one begins at once.
+
+    Kernels go into Triton's cache, where sessions of the same model and options
+    find them. Graphs live in a process, so here they are captured only to show
+    that they fit, and how long they take. Give the options of `generate` or `serve`.
+
+        foretoken warmup --model models/target --draft models/eagle3
+
+    On a CPU nothing is compiled: it says what it would do.
+    """
+    from ...core.scheduler.spec import default_graph_sizes
+    from ...gpu.session.hub import local_checkpoint
+    from ...gpu.session.plan import SessionOptions, plan_session, with_look_up
+    from ...gpu.session.session import DecodeSession
+    from ...gpu.session.warmup import warm_up
+    from ..progress import StatusLine
+
+    options = with_look_up(SessionOptions(local_checkpoint(model), **session_values(session)))
+    plan = plan_session(options)
+    if plan.device == "cpu":
+        sizes = ", ".join(map(str, default_graph_sizes(plan.spec.config.max_running)))
+        print(f"nothing to compile on a CPU; on a GPU: {plan.algorithm.name}'s kernels, graphs of batches of {sizes}")
+        return
+    progress = StatusLine(quiet)
+    try:
+        progress.show("loading the weights")
+        opened = DecodeSession.open(options, plan=plan)
+        num_graphs = warm_up(opened, progress.show)
+    finally:
+        progress.clear()
+    opened.close()
+    print(f"{plan.device}: kernels are compiled, {num_graphs} graphs fit")
