@@ -112,7 +112,8 @@ class Plan:
             yield from self._first_round([nearest], workers, ends_early=False)
         kept = self._kept(self.rough, DROPPED_BELOW)
         if self.question.load is None and self._quarter > ROUGH_ROWS:
-            closer = {index: self._closer_search(index) for index in kept}
+            slices = {"workload.num_requests": self._quarter}
+            closer = {index: self._search_again(index, 1, CLOSER, 1 + ROUGH, lambda load: slices) for index in kept}
             yield from self._searched("first", self.rough, closer, workers)
             # One seed on a quarter is as sure as its tolerance, and the cost model as its error.
             kept = self._kept(kept, 1 - CLOSER - self.question.model_error)
@@ -136,7 +137,7 @@ class Plan:
     @cached_property
     def _quarter(self) -> int:
         """Requests in a quarter of a trace that is run as a whole; 0 if none is."""
-        if self.question.requests is not None:
+        if self.question.requests is not None or self.scenario.workload.trace is None:
             return 0
         rows, _ = scan_workload(make_workload(self.scenario, 1))
         return math.ceil(FIRST_SHARE * rows)
@@ -233,10 +234,6 @@ class Plan:
         return greatest_load(
             settings, self.load_key, start, asked.objectives, asked.seeds[:1], ROUGH, sized=sized, within=within
         )
-
-    def _closer_search(self, index: int) -> Search:
-        """Search the greatest load again on a quarter of the trace, from what a thousand requests have shown."""
-        return self._search_again(index, 1, CLOSER, 1 + ROUGH, lambda load: {"workload.num_requests": self._quarter})
 
     def _search_again(
         self, index: int, num_seeds: int, tolerance: float, factor: float, sized: Callable[[float], dict[str, Any]]
