@@ -8,7 +8,7 @@ RUN_DIR := runs/demo
 # Whatever the environment says, Python keeps what it compiled: tests start hundreds of processes of the same modules.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo twin test soak mutation bench accuracy lint format docs site clean
+.PHONY: setup demo test soak mutation bench accuracy lint format docs site clean
 
 setup: $(STAMP)
 
@@ -27,19 +27,17 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) '.[sim,$*]'
 	@touch $@
 
-# Capacity and a plan first, which need the simulator alone; then a small model that is trained for a minute and decodes with every kind of draft.
+# Capacity and a plan first, which need the simulator alone; then a small model that is trained for a minute and decodes with every kind of draft,
+# and one workload of it on this machine and in the simulator.
 demo: .venv/.planning
 	$(BIN)/python examples/capacity.py
 	$(BIN)/foretoken plan examples/chat_on_h100.toml --set hardware.kernels=roofline --try speculation.steps=0,1,3 \
 		--slo 'ttft_p99<500ms,tpot_p99<15ms' --requests 200 --seeds 2 --out $(RUN_DIR)/plan
 	$(BIN)/foretoken simulate examples/chat_on_h100.toml --out $(RUN_DIR)
 	@$(MAKE) --no-print-directory .venv/.gpu
-	$(BIN)/foretoken tiny $(RUN_DIR)/pair --time-budget-s 75
+	$(BIN)/foretoken tiny $(RUN_DIR)/pair --time-budget-s 60
 	$(BIN)/python examples/real_decode.py $(RUN_DIR)/pair --max-tokens 48
-	@echo "Next: make twin runs one workload on this machine and in the simulator, in two minutes."
-
-twin: .venv/.gpu
-	$(BIN)/foretoken twin --pair $(RUN_DIR)/pair --loads knee --seconds 3 --repeat 2
+	$(BIN)/foretoken twin --model $(RUN_DIR)/pair/target --draft $(RUN_DIR)/pair/draft --loads knee --seconds 3 --repeat 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
