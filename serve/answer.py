@@ -11,11 +11,12 @@ import contextlib
 import json
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.responses import Response
 
 from .errors import ApiError, event
+from .forms import CompletionForm
 from .frontend import Choice, Delta, Frontend, Reply
 
 TRANSPORT = "foretoken.transport"
@@ -25,24 +26,10 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 
-class Form(Protocol):
-    """Writes a reply in the words of one endpoint."""
-
-    def first(self) -> list[bytes]:
-        """Return the events before the first text."""
-
-    def delta(self, choice: Choice, delta: Delta) -> bytes: ...
-    def last(self) -> list[bytes]:
-        """Return the events after the last text."""
-
-    def whole(self, choices: list[list[Delta]]) -> dict[str, Any]:
-        """Return the answer that is no stream."""
-
-
 class Answer(Response):
     """Sends `reply` in `form` and closes it. Once a stream has begun, it is the reply's writer."""
 
-    def __init__(self, frontend: Frontend, reply: Reply, form: Form, *, stream: bool) -> None:
+    def __init__(self, frontend: Frontend, reply: Reply, form: CompletionForm, *, stream: bool) -> None:
         super().__init__()
         self._frontend = frontend
         self._reply = reply

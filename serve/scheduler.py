@@ -12,24 +12,12 @@ as its token ids on the asyncio side, at most the tokens that its request may ha
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from functools import partial
 
 from ..core.contract.request import FinishedRequest, FinishReason
 from .bodies.port import Body, Order, Outlet, Piece
-
-
-@dataclass(frozen=True, slots=True)
-class _Abort:
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    function: Callable[[], object]
-    done: Future
 
 
 class SchedulerThread:
@@ -50,7 +38,7 @@ class SchedulerThread:
         self._outlet = outlet
         self._on_failure = on_failure
         self._max_commands = max_commands
-        self._commands: deque[Order | _Abort | _Call] = deque()
+        self._commands: list[Callable[[], None]] = []
         self._changed = threading.Condition()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
@@ -71,25 +59,37 @@ class SchedulerThread:
 
     def submit(self, order: Order) -> None:
         """Hand an order over."""
-        self._put(order)
+        self._put(partial(self._submit, order))
 
     def abort(self, request_id: str) -> None:
         """Give a request up before the next round; its last piece follows."""
-        self._put(_Abort(request_id))
+        self._put(partial(self.body.abort, request_id))
 
     def call(self, function: Callable[[], object]) -> Future:
         """Have `function` called between two turns; its result or exception is in the future."""
         done: Future = Future()
-        self._put(_Call(function, done))
+
+        def carry_out() -> None:
+            try:
+                done.set_result(function())
+            except Exception as error:
+                done.set_exception(error)
+
+        self._put(carry_out)
         return done
 
-    def _put(self, command: Order | _Abort | _Call) -> None:
+    def _put(self, command: Callable[[], None]) -> None:
         with self._changed:
             assert len(self._commands) < self._max_commands, (
                 "the limit of outputs bounds the commands: an order and an abort each"
             )
             self._commands.append(command)
             self._changed.notify()
+
+    def _submit(self, order: Order) -> None:
+        if refusal := self.body.submit(order):
+            end = FinishedRequest(order.request_id, FinishReason.ERROR, 0, message=refusal)
+            self._outlet.deliver([Piece(order.request_id, self.body.at_ns(order.at_s), [], finished=end)])
 
     def _run(self) -> None:
         try:
@@ -107,23 +107,6 @@ class SchedulerThread:
                 wait_s = self.body.wait_s()
                 if wait_s != 0.0:
                     self._changed.wait(wait_s)
-            commands, self._commands = self._commands, deque()
-        refused: list[Piece] = []
-        for command in commands:
-            if isinstance(command, Order):
-                if refusal := self.body.submit(command):
-                    end = FinishedRequest(command.request_id, FinishReason.ERROR, 0, message=refusal)
-                    refused.append(Piece(command.request_id, self.body.at_ns(command.at_s), [], finished=end))
-            elif isinstance(command, _Abort):
-                self.body.abort(command.request_id)
-            else:
-                _carry_out(command)
-        if refused:
-            self._outlet.deliver(refused)
-
-
-def _carry_out(call: _Call) -> None:
-    try:
-        call.done.set_result(call.function())
-    except Exception as error:
-        call.done.set_exception(error)
+            commands, self._commands = self._commands, []
+        for carry_out in commands:
+            carry_out()

@@ -135,6 +135,7 @@ def test_what_cannot_be_honoured_is_an_error_with_its_name(simulated: Served, as
     assert caught.value.body["param"] == param
 
 
+@pytest.mark.slow
 def test_penalties_and_schemas_change_a_models_text(real: Served):
     pytest.importorskip("llguidance")
     asked = {"model": MODEL, "max_tokens": 40, "temperature": 0}
