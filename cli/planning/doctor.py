@@ -47,7 +47,7 @@ def doctor(
     launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
     resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, None)], launch)
     if resolved.speculation.algorithm == "NONE":
-        raise ForetokenError("speculation.algorithm is NONE: name the algorithm that is to be judged")
+        raise ForetokenError("nothing is drafted: name an algorithm, such as --set speculation.algorithm=EAGLE3")
     tables = resolved.model_dump(mode="json")
     changes = {"workload.num_requests": min(requests, resolved.workload.num_requests or requests)}
     with_it, without = (run_trial(one, changes) for one in (tables, without_speculation(tables)))

@@ -108,35 +108,21 @@ class GPU:
 
     def explain(self) -> list[tuple[str, float, str, str]]:
         """Return rows (name, value, unit, source) for `--explain`."""
-        rows = [
-            (f"{self.name} peak {dtype}", rate / 1e12, "TFLOP/s", self.sources["peak_flops"])
-            for dtype, rate in self.peak_flops.items()
-        ]
-        link, network = self.interconnect, self.network
+        name, of, link, network = self.name, self.sources, self.interconnect, self.network
+        link_rate, network_rate = link.bandwidth_bytes_per_s / 1e9, network.bandwidth_bytes_per_s / 1e9
+        bandwidth = self.memory_bandwidth_bytes_per_s / 1e9
         return [
-            *rows,
-            (f"{self.name} memory", self.memory_bytes / 1e9, "GB", self.sources["memory_bytes"]),
-            (
-                f"{self.name} memory bandwidth",
-                self.memory_bandwidth_bytes_per_s / 1e9,
-                "GB/s",
-                self.sources["memory_bandwidth_bytes_per_s"],
+            *(
+                (f"{name} peak {dtype}", rate / 1e12, "TFLOP/s", of["peak_flops"])
+                for dtype, rate in self.peak_flops.items()
             ),
-            (f"{self.name} multiprocessors", self.sm_count, "", self.sources["sm_count"]),
-            (
-                f"{self.name} {link.name} bandwidth per direction",
-                link.bandwidth_bytes_per_s / 1e9,
-                "GB/s",
-                self.sources["interconnect"],
-            ),
-            (f"{self.name} all-reduce latency", link.latency_ns / 1e3, "us", self.sources["interconnect_latency"]),
-            (
-                f"{self.name} bandwidth between nodes, per direction",
-                network.bandwidth_bytes_per_s / 1e9,
-                "GB/s",
-                self.sources["network"],
-            ),
-            (f"{self.name} latency between nodes", network.latency_ns / 1e3, "us", _NETWORK_LATENCY),
+            (f"{name} memory", self.memory_bytes / 1e9, "GB", of["memory_bytes"]),
+            (f"{name} memory bandwidth", bandwidth, "GB/s", of["memory_bandwidth_bytes_per_s"]),
+            (f"{name} multiprocessors", self.sm_count, "", of["sm_count"]),
+            (f"{name} {link.name} bandwidth per direction", link_rate, "GB/s", of["interconnect"]),
+            (f"{name} all-reduce latency", link.latency_ns / 1e3, "us", of["interconnect_latency"]),
+            (f"{name} bandwidth between nodes, per direction", network_rate, "GB/s", of["network"]),
+            (f"{name} latency between nodes", network.latency_ns / 1e3, "us", _NETWORK_LATENCY),
         ]
 
     def all_reduce_ns(self, size_bytes: float, devices: int, nodes: int = 1) -> float:
