@@ -1,29 +1,39 @@
-"""Real decoding on a CPU: the tiny pair here, and with the `generate()` of `transformers`, on the same prompts in the same process.
+"""Real decoding on a CPU: this project and the `generate()` of `transformers`, on the same prompts, in the same processes.
 
-    pytest benchmarks/test_real_decode.py -s
+    OMP_NUM_THREADS=1 python benchmarks/test_real_decode.py            # or pytest -s; some minutes
+    OMP_NUM_THREADS=1 python benchmarks/test_real_decode.py --write    # and put the tables into docs/benchmarks.md
 
-Greedy, float32, the same number of threads; ends of text are ignored, so that everyone makes the same number of tokens. Contenders take
-turns. Each side first looks for its best setting on one prompt. Both wall and CPU time are reported: on a machine that is busy with other
-things the second says more. FORETOKEN_PAIR names a pair's directory; without it the cache's is used, and trained if it is missing.
+The tiny pair in float32, greedy, and plain decoding of larger shapes with random weights. Ends of text are ignored, so that everyone makes
+the same number of tokens. Each side first looks for its best settings on one prompt. Then contenders take turns in one process after
+another; tables have medians over the processes, least and greatest. FORETOKEN_PAIR names a pair's directory; without it that of the cache
+is used, and trained if it is missing.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from foretoken.cli.decode.tiny import default_directory
 from foretoken.core.contract.request import Request
+from foretoken.core.model_shape import built_in_config
 from foretoken.core.prompt import Prompt
 from foretoken.gpu.bench.arm import Arm
 from foretoken.gpu.bench.plan import BenchOptions, plan_bench
 from foretoken.gpu.bench.prompts import bench_prompts
+from foretoken.gpu.bench.run import Bench
 from foretoken.gpu.models.checkpoint import load_draft, load_target
 from foretoken.gpu.session.devices import ops_for
 from foretoken.gpu.session.text import Tokenizer
@@ -33,15 +43,43 @@ from foretoken.gpu.tiny.sizes import size_of
 
 transformers = pytest.importorskip("transformers")
 
-NEW_TOKENS = 96
-PROMPT_LEN = 64
-PROMPTS = 4
-TURNS = 3
-THEIR_DRAFT_TOKENS = range(2, 9)
-OUR_STEPS = (2, 3, 4, 5)
-TREES = ((2, 3, 6), (2, 4, 8), (4, 3, 8))  # top-k, steps, nodes
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- real decode: tables -->\n", "<!-- end -->"
+PROCESSES = 5
+NEW_TOKENS, PROMPT_LEN, PROMPTS, BATCH = 96, 64, 4, 8
+SHAPE_TOKENS = 12  # of plain decoding with random weights
 TIE = 1e-3  # logits nearer than this are equal in float32 after sixteen layers
+LLAMA_160M = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32000, "hidden_size": 768,
+    "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 12,
+    "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+}  # fmt: skip
+SHAPES = {"160M": LLAMA_160M, "1B": built_in_config("llama-3.2-1b")[1]}
+
+Spec = Sequence[Any]
+"""A contender: "ours", algorithm, steps, and of a tree top-k and nodes; or "theirs", what, and its settings."""
+PLAIN, THEIR_PLAIN = ("ours", "NONE", 0), ("theirs", "plain")
+CANDIDATES: dict[str, list[Spec]] = {
+    "STANDALONE": [("ours", "STANDALONE", s) for s in (2, 3, 4, 5)],
+    "EAGLE3": [("ours", "EAGLE3", s) for s in (2, 3, 4)],
+    "tree": [("ours", "EAGLE3", *shape) for shape in ((3, 2, 6), (4, 2, 8), (3, 4, 8))],
+    "NGRAM": [("ours", "NGRAM", s) for s in (3, 5, 10)],
+    "assisted": [("theirs", "assisted", n, t) for n in (2, 3, 4, 5, 7) for t in (0.0, 0.4)],
+    "look-up": [("theirs", "prompt look-up", n) for n in (3, 5, 10)],
+}
+OF_BATCH: list[Spec] = [PLAIN, ("ours", "STANDALONE", 3), ("ours", "EAGLE3", 3), THEIR_PLAIN]
+RATIOS = (("STANDALONE", "plain", 1.3), ("STANDALONE", "assisted", 2.0), ("NGRAM", "look-up", 1.4))  # with their goals
 Generate = Callable[[list[np.ndarray]], list[list[int]]]
+
+
+def in_words(spec: Spec) -> str:
+    whose, what, *numbers = spec
+    if whose == "theirs":
+        settings = ("tokens", "threshold")
+        return f"transformers, {what}" + "".join(f", {n:g} {s}" for n, s in zip(numbers, settings, strict=False))
+    if what == "NONE":
+        return "plain"
+    return f"{what}, {numbers[0]} steps" + (f", tree of {numbers[2]}, top-k {numbers[1]}" if len(numbers) > 1 else "")
 
 
 def pair_directory() -> Path:
@@ -51,24 +89,40 @@ def pair_directory() -> Path:
     return make_pair(default_directory("tiny", 0, None), PairOptions(size_of("tiny")), lambda progress: None).directory
 
 
-class Ours:
-    """This project's executor. `contender` makes a way to decode."""
+# -- in a process of its own ------------------------------------------------------------------------------------------
+
+
+class Contenders:
+    """The pair in this project and in `transformers`, which has its own attention and cache."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.ops = ops_for("cpu")
+        self.directory, self.ops = directory, ops_for("cpu")
         self.target = load_target(directory / "target", self.ops, "cpu", torch.float32)
-        names = {"STANDALONE": "draft", "EAGLE3": "eagle3"}
-        self.drafts = {name: load_draft(directory / part, name, self.target) for name, part in names.items()}
-        self.parts = names
+        self.parts = {"STANDALONE": "draft", "EAGLE3": "eagle3"}
+        self.drafts = {name: load_draft(directory / part, name, self.target) for name, part in self.parts.items()}
+        transformers.utils.logging.set_verbosity_error()
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        self.theirs, self.assistant = (
+            load(directory / part, dtype=torch.float32).eval() for part in ("target", "draft")
+        )
+        for model in (self.theirs, self.assistant):
+            model.generation_config.eos_token_id = None
+        self.assistant.generation_config.num_assistant_tokens_schedule = "constant"
+        tokenizer = Tokenizer.load(directory / "target")
+        self.prompts = bench_prompts(tokenizer, self.target.vocab_size, BATCH, PROMPT_LEN, 0)
 
-    def contender(
-        self, batch_size: int, algorithm: str, steps: int, topk: int = 1, nodes: int | None = None
-    ) -> Generate:
-        draft = None if algorithm == "NONE" else str(self.directory / self.parts[algorithm])
+    def make(self, spec: Spec, batch_size: int = 1) -> Generate:
+        whose, what, *numbers = spec
+        if whose == "ours":
+            return self._ours(batch_size, what, *numbers)
+        if what == "assisted":
+            return self._assisted(*numbers)
+        return self._their(**({"prompt_lookup_num_tokens": numbers[0]} if numbers else {}))
+
+    def _ours(self, batch_size: int, algorithm: str, steps: int, topk: int = 1, nodes: int | None = None) -> Generate:
         options = BenchOptions(
             model=self.directory / "target",
-            draft=draft,
+            draft=str(self.directory / self.parts[algorithm]) if algorithm in self.parts else None,
             algorithm=algorithm,
             steps=str(steps),
             topk=topk,
@@ -94,182 +148,199 @@ class Ours:
 
         return generate
 
+    def _their(self, **settings: object) -> Generate:
+        return lambda prompts: their_tokens(self.theirs, prompts, NEW_TOKENS, **settings)
 
-class Theirs:
-    """`transformers`, with its own attention and cache."""
-
-    def __init__(self, directory: Path) -> None:
-        transformers.utils.logging.set_verbosity_error()
-        load = transformers.AutoModelForCausalLM.from_pretrained
-        self.target, self.assistant = (
-            load(directory / part, dtype=torch.float32).eval() for part in ("target", "draft")
-        )
-        for model in (self.target, self.assistant):
-            model.generation_config.eos_token_id = None
-        self.assistant.generation_config.num_assistant_tokens_schedule = "constant"
-
-    def contender(self, **settings: object) -> Generate:
-        def generate(prompts: list[np.ndarray]) -> list[list[int]]:
-            longest = max(map(len, prompts))
-            ids = torch.zeros((len(prompts), longest), dtype=torch.int64)
-            mask = torch.zeros_like(ids)
-            for row, prompt in enumerate(prompts):
-                ids[row, longest - len(prompt) :] = torch.from_numpy(prompt)
-                mask[row, longest - len(prompt) :] = 1
-            with torch.inference_mode():
-                out = self.target.generate(
-                    ids, attention_mask=mask, max_new_tokens=NEW_TOKENS, do_sample=False, use_cache=True, pad_token_id=0, **settings
-                )  # fmt: skip
-            return out[:, longest:].tolist()
-
-        return generate
-
-    def assisted(self, num_tokens: int, threshold: float) -> Generate:
+    def _assisted(self, num_tokens: int, threshold: float) -> Generate:
         def generate(prompts: list[np.ndarray]) -> list[list[int]]:
             # Both are read from the assistant's own configuration.
             self.assistant.generation_config.num_assistant_tokens = num_tokens
             self.assistant.generation_config.assistant_confidence_threshold = threshold
-            return self.contender(assistant_model=self.assistant)(prompts)
+            return their_tokens(self.theirs, prompts, NEW_TOKENS, assistant_model=self.assistant)
 
         return generate
 
-    def logits_after(self, prompt: np.ndarray, tokens: list[int]) -> torch.Tensor:
+    def is_equal(self, prompt: np.ndarray, tokens: list[int], other: list[int], name: str) -> bool:
+        """Greedy outputs are the same up to ties: where they part, the model holds both tokens for equally good."""
+        assert len(tokens) == len(other) == NEW_TOKENS, name
+        if tokens == other:
+            return True
+        place = next(i for i, (a, b) in enumerate(zip(tokens, other, strict=True)) if a != b)
         with torch.inference_mode():
-            ids = torch.tensor([[*prompt.tolist(), *tokens]])
-            return self.target(ids).logits[0, -1]
+            logits = self.theirs(torch.tensor([[*prompt.tolist(), *tokens[:place]]])).logits[0, -1]
+        assert abs(float(logits[tokens[place]] - logits[other[place]])) < TIE, f"{name} parts at token {place}"
+        return False
+
+    def time(self, specs: Sequence[Spec], batches: list[list[np.ndarray]]) -> dict[str, list[float]]:
+        """Return tokens per second, CPU ms per token and the share of outputs equal to the first contender's, by contender."""
+        generates = {in_words(spec): self.make(spec, len(batches[0])) for spec in specs}
+        outputs = {name: [generate(batch) for batch in batches] for name, generate in generates.items()}
+        reference = next(iter(outputs.values()))
+        equal = {
+            name: [
+                self.is_equal(prompt, a, b, name)
+                for batch, ours, others in zip(batches, reference, found, strict=True)
+                for prompt, a, b in zip(batch, ours, others, strict=True)
+            ]
+            for name, found in outputs.items()
+        }
+        sums = {name: np.zeros(2) for name in generates}
+        for batch in batches:
+            for name, generate in generates.items():
+                sums[name] += seconds(generate, batch)
+        tokens = NEW_TOKENS * sum(map(len, batches))
+        return {n: [tokens / s[0], 1e3 * s[1] / tokens, float(np.mean(equal[n]))] for n, s in sums.items()}
+
+
+def their_tokens(model: Any, prompts: list[np.ndarray], num_tokens: int, **settings: object) -> list[list[int]]:
+    longest = max(map(len, prompts))
+    ids = torch.zeros((len(prompts), longest), dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, longest - len(prompt) :] = torch.from_numpy(prompt)
+        mask[row, longest - len(prompt) :] = 1
+    with torch.inference_mode():
+        out = model.generate(
+            ids, attention_mask=mask, max_new_tokens=num_tokens, do_sample=False, use_cache=True, pad_token_id=0, **settings
+        )  # fmt: skip
+    return out[:, longest:].tolist()
 
 
 def seconds(generate: Generate, prompts: list[np.ndarray]) -> tuple[float, float]:
-    """Wall and CPU seconds."""
+    """Return wall and CPU seconds."""
     wall, cpu = time.perf_counter(), time.process_time()
     generate(prompts)
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def best(candidates: dict[str, Generate], prompts: list[np.ndarray]) -> tuple[str, Generate]:
-    """The candidate that takes the least CPU time, the better of two runs each after a first one."""
-    times = {}
-    for name, generate in candidates.items():
-        generate(prompts)
-        times[name] = min(seconds(generate, prompts)[1] for _ in range(2))
-    name = min(times, key=times.get)
-    return name, candidates[name]
+def choose(directory: str) -> dict[str, Spec]:
+    """Return the candidate of each group that takes the least CPU time on one prompt, the better of two runs after a first one."""
+    contenders, chosen = Contenders(Path(directory)), {}
+    for group, specs in CANDIDATES.items():
+        times = []
+        for spec in specs:
+            generate = contenders.make(spec)
+            times.append(min(seconds(generate, contenders.prompts[-1:])[1] for _ in range(3)))
+        chosen[group] = specs[int(np.argmin(times))]
+    return chosen
 
 
-def check_equal(theirs: Theirs, prompt: np.ndarray, tokens: list[int], other: list[int], name: str) -> bool:
-    """Greedy outputs are the same up to ties: where they part, the model holds both tokens for equally good."""
-    assert len(tokens) == len(other) == NEW_TOKENS, name
-    if tokens == other:
-        return True
-    place = next(i for i, (a, b) in enumerate(zip(tokens, other, strict=True)) if a != b)
-    logits = theirs.logits_after(prompt, tokens[:place])
-    assert abs(float(logits[tokens[place]] - logits[other[place]])) < TIE, f"{name} parts at token {place}"
-    return False
+def time_pair(directory: str, specs: list[Spec]) -> dict[str, dict[str, list[float]]]:
+    """Return the times of one process at batch 1, and at batch 8 with prompts of different lengths, so that there is something to pad."""
+    contenders = Contenders(Path(directory))
+    batch = [prompt[: PROMPT_LEN - 5 * i] for i, prompt in enumerate(contenders.prompts)]
+    alone = [[prompt] for prompt in contenders.prompts[:PROMPTS]]
+    return {"1": contenders.time(specs, alone), str(BATCH): contenders.time(OF_BATCH, [batch])}
 
 
-def compare(contenders: dict[str, Generate], batches: list[list[np.ndarray]], theirs: Theirs) -> dict[str, dict]:
-    """Seconds per token of every contender, medians over turns of all batches together."""
-    outputs = {name: [generate(batch) for batch in batches] for name, generate in contenders.items()}
-    reference = next(iter(outputs.values()))
-    equal = {}
-    for name, batch_outputs in outputs.items():
-        pairs = [
-            check_equal(theirs, prompt, a, b, name)
-            for batch, ours, others in zip(batches, reference, batch_outputs, strict=True)
-            for prompt, a, b in zip(batch, ours, others, strict=True)
-        ]
-        equal[name] = f"{sum(pairs)}/{len(pairs)}"
-    turns = []
-    for _ in range(TURNS):
-        turn = {name: np.zeros(2) for name in contenders}
-        for batch in batches:
-            for name, generate in contenders.items():
-                turn[name] += seconds(generate, batch)
-        turns.append(turn)
-    num_tokens = NEW_TOKENS * sum(map(len, batches))
-    result = {}
-    for name in contenders:
-        wall, cpu = (median(turn[name][i] for turn in turns) for i in range(2))
-        result[name] = {
-            "tokens_per_s": num_tokens / wall,
-            "cpu_ms_per_token": 1e3 * cpu / num_tokens,
-            "equal": equal[name],
-        }
-    return result
-
-
-def show(title: str, result: dict[str, dict]) -> None:
-    print(f"\n{title}, {torch.get_num_threads()} threads, {NEW_TOKENS} tokens behind {PROMPT_LEN}")
-    for name, row in result.items():
-        print(
-            f"  {name:48s} {row['tokens_per_s']:8.1f} tokens/s {row['cpu_ms_per_token']:8.3f} ms CPU per token, equal {row['equal']}"
+def time_shape(name: str) -> dict[str, float]:
+    """Return tokens per second of plain decoding with random weights, ours and theirs, and our share of the memory's bandwidth."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(SHAPES[name]), encoding="utf-8")
+        options = BenchOptions(
+            random_weights=str(path),
+            algorithm="NONE",
+            steps="0",
+            batch_sizes="1",
+            context_lengths=str(PROMPT_LEN),
+            output_tokens=SHAPE_TOKENS,
+            device="cpu",
+            prompts=1,
+            repeat=1,
+            threads=torch.get_num_threads(),
         )
-
-
-def ratio(result: dict[str, dict], fast: str, slow: str) -> dict[str, float]:
-    """How much faster, by wall and by CPU time."""
+        bench = Bench(plan_bench(options))
+        ((ours,),) = bench.cells()
+        dtype = bench.plan.dtype
+        del bench
+        config = transformers.AutoConfig.from_pretrained(folder)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    model.generation_config.eos_token_id = None
+    prompt = [np.arange(1, PROMPT_LEN + 1)]
+    their_tokens(model, prompt, 2)
+    short, long = (seconds(lambda p, n=n: their_tokens(model, p, n), prompt)[0] for n in (1, 1 + SHAPE_TOKENS))
     return {
-        "wall": result[fast]["tokens_per_s"] / result[slow]["tokens_per_s"],
-        "cpu": result[slow]["cpu_ms_per_token"] / result[fast]["cpu_ms_per_token"],
+        "ours": ours.tokens_per_s,
+        "share": ours.floor_share,
+        "theirs": SHAPE_TOKENS / (long - short),  # without the prompt, as ours
+        "dtype": str(dtype).removeprefix("torch."),
     }
 
 
-@pytest.fixture(scope="module")
-def pair() -> tuple[Ours, Theirs, list[np.ndarray]]:
-    directory = pair_directory()
-    ours = Ours(directory)
-    tokenizer = Tokenizer.load(directory / "target")
-    prompts = bench_prompts(tokenizer, ours.target.vocab_size, max(8, PROMPTS), PROMPT_LEN, 0)
-    return ours, Theirs(directory), prompts
+# -- all processes ----------------------------------------------------------------------------------------------------
 
 
-def test_batch_1(benchmark, pair):
-    """Goals: 2 × assisted generation, 1.3 × our own plain decoding."""
-    ours, theirs, prompts = pair
-    first, batches = [prompts[-1]], [[prompt] for prompt in prompts[:PROMPTS]]
-    plain = ours.contender(1, "NONE", 0)
-    chains = {
-        name: best({f"ours {name} S={s}": ours.contender(1, name, s) for s in OUR_STEPS}, first)
-        for name in ("STANDALONE", "EAGLE3")
-    }
-    trees = best({f"ours EAGLE3 k={k} S={s} nd={n}": ours.contender(1, "EAGLE3", s, k, n) for k, s, n in TREES}, first)
-    assisted = best(
-        {f"theirs assisted n={n} threshold={t}": theirs.assisted(n, t) for n in THEIR_DRAFT_TOKENS for t in (0.0, 0.4)},
-        first,
-    )
-    lookup = best(
-        {f"theirs prompt look-up n={n}": theirs.contender(prompt_lookup_num_tokens=n) for n in (3, 5, 10)}, first
-    )
-    contenders = dict(
-        [("ours plain", plain), *chains.values(), trees, ("theirs plain", theirs.contender()), assisted, lookup]
-    )
-    result = benchmark.pedantic(compare, args=(contenders, batches, theirs), rounds=1)
-    show("batch 1", result)
-    fastest = max((*(name for name, _ in chains.values()), trees[0]), key=lambda name: result[name]["tokens_per_s"])
-    benchmark.extra_info["contenders"] = result
-    for name, slow in (("over our plain", "ours plain"), ("over assisted", assisted[0]), ("over look-up", lookup[0])):
-        benchmark.extra_info[name] = ratio(result, fastest, slow)
-        same_draft = ratio(result, chains["STANDALONE"][0], slow)
-        print(f"  {name}: {fastest} {_in_words(ratio(result, fastest, slow))}; STANDALONE {_in_words(same_draft)}")
+def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function of this file returns in a process of its own."""
+    order = json.dumps([function.__name__, *arguments])
+    done = subprocess.run([sys.executable, __file__, "--child", order], check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_batch_8(benchmark, pair):
-    """Assisted generation is for batch 1 alone, so this is against plain generation with padding on the left."""
-    ours, theirs, prompts = pair
-    # Of different lengths, so that there is something to pad.
-    batch = [prompt[: PROMPT_LEN - 5 * i] for i, prompt in enumerate(prompts[:8])]
-    contenders = {
-        "ours plain": ours.contender(8, "NONE", 0),
-        "ours STANDALONE S=3": ours.contender(8, "STANDALONE", 3),
-        "ours EAGLE3 S=3": ours.contender(8, "EAGLE3", 3),
-        "theirs plain": theirs.contender(),
-    }
-    result = benchmark.pedantic(compare, args=(contenders, [batch], theirs), rounds=1)
-    show("batch 8", result)
-    benchmark.extra_info["contenders"] = result
-    for name in list(contenders)[:-1]:
-        print(f"  over theirs: {name} {_in_words(ratio(result, name, 'theirs plain'))}")
+def measure(processes: int) -> list[str]:
+    """Return the tables, as lines of Markdown."""
+    directory = str(pair_directory())
+    chosen = in_process(choose, directory)
+    specs = [PLAIN, *chosen.values(), THEIR_PLAIN]
+    runs = []
+    for number in range(processes):
+        print(f"pair, process {number + 1} of {processes}", file=sys.stderr, flush=True)
+        runs.append(in_process(time_pair, directory, specs))
+    lines = [f"{processes} processes, {torch.get_num_threads()} thread; median, least and greatest.", ""]
+    for batch in ("1", str(BATCH)):
+        lines += [f"| batch {batch} | tokens/s | CPU ms per token | equal outputs |", "| --- | --- | --- | --- |"]
+        for name in runs[0][batch]:
+            rates, cpu, equal = zip(*(run[batch][name] for run in runs), strict=True)
+            lines.append(f"| {name} | {_spread(rates, '.0f')} | {_spread(cpu, '.2f')} | {min(equal):.0%} |")
+        lines.append("")
+    lines += ["| ratio, batch 1 | measured | goal |", "| --- | --- | --- |"]
+    for fast, slow, goal in RATIOS:
+        names = [in_words(chosen.get(which, PLAIN)) for which in (fast, slow)]
+        ratios = [run["1"][names[0]][0] / run["1"][names[1]][0] for run in runs]
+        missed = ": missed" if median(ratios) < goal else ""
+        lines.append(f"| {names[0]} over {names[1]} | {_spread(ratios, '.2f')} | ≥ {goal:g}{missed} |")
+    lines += [
+        "",
+        "| plain, random weights | tokens/s | of the copy bandwidth | transformers | ratio |",
+        "| --- " * 5 + "|",
+    ]
+    for shape in SHAPES:
+        print(f"shape {shape}", file=sys.stderr, flush=True)
+        found = [in_process(time_shape, shape) for _ in range(max(1, processes // 2))]
+        columns = [[run[key] for run in found] for key in ("ours", "share", "theirs")]
+        columns.append([ours / theirs for ours, theirs in zip(columns[0], columns[2], strict=True)])
+        texts = [_spread(values, form) for values, form in zip(columns, (".1f", ".0%", ".1f", ".2f"), strict=True)]
+        lines.append(f"| {shape}, {found[0]['dtype']} | {' | '.join(texts)} |")
+    return lines
 
 
-def _in_words(ratios: dict[str, float]) -> str:
-    return f"{ratios['wall']:.2f}× wall, {ratios['cpu']:.2f}× CPU"
+def _spread(values: Sequence[float], form: str) -> str:
+    return f"{median(values):{form}} ({min(values):{form}} … {max(values):{form}})"
+
+
+def test_real_decode():
+    """Print the tables. Outputs that differ, other than by ties, end a process with an error."""
+    print("\n" + "\n".join(measure(PROCESSES)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--processes", type=int, default=PROCESSES)
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        name, *arguments = json.loads(options.child)
+        print(json.dumps(globals()[name](*arguments)))
+        return
+    lines = measure(options.processes)
+    print("\n".join(lines))
+    if options.write:
+        page = PAGE.read_text(encoding="utf-8")
+        begin, _, rest = page.partition(BEGIN)
+        PAGE.write_text(f"{begin}{BEGIN}" + "\n".join(lines) + f"\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
