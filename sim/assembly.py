@@ -49,6 +49,7 @@ from .scenario import Scenario
 from .scenario_check import SCENARIO, check_context, check_names, is_config_file
 from .workload.recorded_runs import load_recorded_runs
 
+RESERVED = 0.10  # of a device's memory: what servers leave alone by default, those with a static share apart
 AUTO_KERNELS = ("auto", "roofline")
 """What the variable FORETOKEN_KERNELS may be."""
 
@@ -94,7 +95,8 @@ class Assembly:
     @property
     def timing(self) -> str:
         """A line for the report: whose timing is simulated, and what the times of passes come from."""
-        timing = f"Timing of {self.scenario.hardware.server} (hardware.server); passes priced by {self.cost.priced_by}"
+        hardware, rows = self.scenario.hardware, f"{self.spec.config.max_running:,}"
+        timing = f"Timing of {hardware.server} (hardware.server), batches of up to {rows}; passes priced by {self.cost.priced_by}"
         if self.not_measured is not None and "roofline" in self.cost.priced_by:
             timing += f" ({self.not_measured})"
         return f"{timing}." if self.calibration is None else f"{timing}; {self.calibration.origin}."
@@ -106,7 +108,10 @@ class Assembly:
         rows += [*self.cost.explain(), *self.host.explain()]
         if self.memory is not None:
             rows += self.memory.explain()
-        config = self.spec.config
+        config, engine = self.spec.config, self.scenario.engine
+        for name, unit in (("max_running", "requests in a batch"), ("chunk_size", "prompt tokens of a step")):
+            source = f"default of {server.name} on {self.gpu.name}" if getattr(engine, name) is None else "scenario"
+            rows.append((f"engine: {name}", getattr(config, name), unit, source))
         rows.append(("scheduling mode", config.mode, "", config.mode_reason))
         source = _acceptance_source(self.scenario, self.preset)
         rows.append(("acceptance", type(self.acceptance).__name__, "", source))
@@ -244,13 +249,16 @@ def _captured_sizes(scenario: Scenario, spec: EngineSpec) -> tuple[int, ...] | N
 def _spec(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape) -> EngineSpec:
     """Return the specification of the engines, but for what follows from memory and cost."""
     engine, hardware, speculation = scenario.engine, scenario.hardware, scenario.speculation
-    sizes = hardware.graph_sizes if _graph_unit(scenario) == "rows" else None
-    if sizes is None:  # of rows, by which the number of draft steps is chosen
-        sizes = default_graph_sizes(engine.max_running)
-    server = server_profile(hardware.server)
+    server, gpu = server_profile(hardware.server), lookup_gpu(hardware.gpu)
     given = engine.model_dump(exclude={"mode", "kv_slots"})  # fields of the table that the engine does not have
-    defaults = {"mixed": server.mixed, "chunk_size": server.chunk_size(lookup_gpu(hardware.gpu))}
+    usual = server.on(gpu)
+    defaults = {"mixed": server.mixed, "chunk_size": usual.chunk_size, "max_running": usual.max_running}
     given |= {key: value for key, value in defaults.items() if given[key] is None}
+    sizes = hardware.graph_sizes
+    if _graph_unit(scenario) == "tokens":  # of rows, by which the number of draft steps is chosen
+        sizes = default_graph_sizes(given["max_running"])
+    elif sizes is None:
+        sizes = server.graph_sizes(gpu, hardware.devices, given["max_running"])
     spec = resolve_spec(
         EngineConfig(
             num_pages=UNSIZED_POOL,
@@ -341,6 +349,10 @@ def _usual_draft(target: ModelShape) -> ModelShape:
 
 def _memory(scenario: Scenario, target: ModelShape, gpu: GPU, draft: DraftShape | None, spec: EngineSpec) -> MemoryPlan:
     config, hardware, graphs = spec.config, scenario.hardware, 0
+    static = hardware.static_fraction
+    if static is None and hardware.reserved_fraction is None:
+        algorithm = None if draft is None or draft.on_host else draft.algorithm
+        static = server_profile(hardware.server).static_fraction(gpu, _parallelism(scenario), algorithm)
     if spec.graph_sizes:
         # Graphs by tokens serve every number of draft steps; those by rows are captured for each.
         by_rows = _graph_unit(scenario) == "rows"
@@ -355,8 +367,8 @@ def _memory(scenario: Scenario, target: ModelShape, gpu: GPU, draft: DraftShape 
         max_prefill_tokens=config.chunk_size,
         max_batch_size=config.max_running,
         max_num_draft_tokens=spec.max_num_draft_tokens,
-        reserved_fraction=hardware.reserved_fraction,
-        static_fraction=hardware.static_fraction,
+        reserved_fraction=RESERVED if hardware.reserved_fraction is None else hardware.reserved_fraction,
+        static_fraction=static,
         page_size=config.page_size,
     )
 

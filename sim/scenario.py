@@ -71,15 +71,18 @@ class Hardware(Table):
         "of GB200 or GB300 72",
     )
     replicas: Annotated[Engines, Field(ge=1)] = Field(1, description="engines behind the router")
-    reserved_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(0.10, description="device memory left alone")
+    reserved_fraction: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        None, description="device memory left alone; default: 0.10, and for SGLang what its static_fraction leaves"
+    )
     static_fraction: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,
         description="share of the memory left by the driver for weights and KV, SGLang's mem-fraction-static; graphs and activations "
-        "have the rest; instead of reserved_fraction",
+        "have the rest; instead of reserved_fraction, and SGLang's own default",
     )
     cuda_graphs: bool = Field(True, description="padded batch sizes, captured per number of draft steps")
     graph_sizes: list[Count] | None = Field(
-        None, description="captured sizes; default: 1, 2, 4, 8, 16, … up to the largest batch, or 512 tokens"
+        None,
+        description="captured sizes; default: 1, 2, 4, 8, 16, … up to the largest batch, at most the server's own limit, or 512 tokens",
     )
     graph_unit: GraphUnit | None = Field(
         None,
@@ -177,7 +180,10 @@ class EngineTable(Table):
     )
     page_size: Count = Field(1, description="KV slots per page")
     kv_slots: Count | None = Field(None, description="KV pool in tokens; default: what the device's memory leaves")
-    max_running: Count = Field(256, description="requests in a batch")
+    max_running: Count | None = Field(
+        None,
+        description="requests in a batch; default: the server's, 256 for foretoken, mostly 1024 for vLLM and 2048 for others",
+    )
     max_queue: Count | None = Field(None, description="waiting requests; default: no bound, nothing is shed")
     chunk_size: Count | None = Field(None, description="prefill tokens of one step; default: the server's, mostly 8192")
     max_step_tokens: Count | None = Field(

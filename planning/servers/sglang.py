@@ -45,7 +45,6 @@ OTHER_NAMES = {
 }
 ALGORITHMS = {"EAGLE": "EAGLE", "NEXTN": "EAGLE", "EAGLE3": "EAGLE3", "STANDALONE": "STANDALONE", "NGRAM": "NGRAM"}
 RUNNING_WITH_SPECULATION = 48
-RUNNING_AT_LEAST = 2048
 WEIGHTS = {
     "fp8": "fp8", "w8a8_fp8": "fp8", "modelopt_fp8": "fp8", "w8a8_int8": "int8", "awq": "int4", "awq_marlin": "int4", "gptq": "int4",
     "gptq_marlin": "int4", "modelopt_fp4": "nvfp4", "mxfp4": "mxfp4",
@@ -118,14 +117,14 @@ def _engine(given: Given, settings: dict[str, Any], left: dict[str, str], assume
     if (fraction := given.share("mem-fraction-static")) is not None:
         settings["hardware.static_fraction"] = fraction
     groups = settings.get("hardware.attention_data_parallel", 1)
-    running = given.integer("max-running-requests")
+    usual, running = server_profile(PROFILE).on(lookup_gpu(gpu)), given.integer("max-running-requests")
     if running is None:
-        running = RUNNING_WITH_SPECULATION if given.text("speculative-algorithm") else RUNNING_AT_LEAST
+        running = RUNNING_WITH_SPECULATION if given.text("speculative-algorithm") else usual.max_running
         assumed.append(f"max-running-requests is {running}, its default")
     settings["engine.max_running"] = max(1, running // groups)
     chunk = given.integer("chunked-prefill-size", -1)
     if chunk is None:
-        chunk = server_profile(PROFILE).chunk_size(lookup_gpu(gpu))
+        chunk = usual.chunk_size
         assumed.append(f"chunked-prefill-size is {chunk}, its default on {gpu}")
     if chunk > 0:
         settings["engine.chunk_size"] = max(1, chunk // groups)

@@ -9,6 +9,7 @@ from ...core.adaptive.interchange import TRTLLM_MAX_STEPS, TRTLLM_SCHEDULE, impo
 from ...core.errors import ConfigError, Problem, nearest
 from ...core.parsing import parse_json
 from ...observe.input_files import read_text
+from ...sim.cost.server import server_profile
 from .command import FLAG, NEAR, VALUE, Given, Server, known_arguments, read_formats
 from .sglang import sizes_up_to
 
@@ -29,7 +30,8 @@ OTHER_NAMES = {
     "cp-size": "context-parallel-size", "cluster-size": "moe-cluster-parallel-size",
     "kv-cache-free-gpu-memory-fraction": "free-gpu-memory-fraction", "extra-llm-api-options": "config",
 }  # fmt: skip
-BATCH, TOKENS, BLOCK, LARGEST_GRAPH, FREE_FRACTION = 2048, 8192, 32, 128, 0.9
+BLOCK, FREE_FRACTION = 32, 0.9
+USUAL = server_profile(PROFILE).defaults[0]
 METHODS = {
     "EAGLE": "EAGLE", "EAGLE3": "EAGLE3", "MTP": "MULTI_LAYER_EAGLE", "NGRAM": "NGRAM", "DRAFT_TARGET": "STANDALONE",
 }  # fmt: skip
@@ -126,12 +128,15 @@ def _parallel(given: Given, settings: dict[str, Any], left: dict[str, str]) -> N
 
 def _engine(given: Given, settings: dict[str, Any], left: dict[str, str], assumed: list[str]) -> None:
     running, tokens = given.integer("max-batch-size"), given.integer("max-num-tokens")
-    for name, value, default in (("max-batch-size", running, BATCH), ("max-num-tokens", tokens, TOKENS)):
+    for name, value, default in (
+        ("max-batch-size", running, USUAL.max_running),
+        ("max-num-tokens", tokens, USUAL.chunk_size),
+    ):
         if value is None:
             assumed.append(f"{name} is {default}, its default")
-    tokens = tokens or TOKENS
+    tokens = tokens or USUAL.chunk_size
     settings |= {
-        "engine.max_running": running or BATCH,
+        "engine.max_running": running or USUAL.max_running,
         "engine.chunk_size": tokens,
         "engine.max_step_tokens": max(tokens, running or 0),
         "engine.mode": "synchronous" if given.flag("disable-overlap-scheduler") else "overlap",
@@ -171,7 +176,7 @@ def _graphs(given: Given, settings: dict[str, Any], assumed: list[str]) -> None:
         settings["hardware.cuda_graphs"] = False  # null
         return
     table = given.table("cuda-graph-config")
-    sizes, largest = table.get("batch_sizes"), table.get("max_batch_size") or LARGEST_GRAPH
+    sizes, largest = table.get("batch_sizes"), table.get("max_batch_size") or USUAL.largest_graph[0]
     if sizes is not None and not (isinstance(sizes, list) and sizes and all(map(_is_size, sizes))):
         given.problems.append(Problem("cuda_graph_config.batch_sizes", f"is {sizes!r}; expected numbers from 1 on"))
     elif not _is_size(largest):

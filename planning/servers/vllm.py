@@ -52,7 +52,6 @@ WEIGHTS = {
 KV = {"fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16", "float16": "fp16"}
 BLOCK_SIZE = 16
 UTILIZATION = 0.92
-SMALL_CHUNK = 2048  # devices with no more for a step run fewer requests
 PARALLEL_BESIDE = ("pipeline-parallel-size", "decode-context-parallel-size", "prefill-context-parallel-size")
 OF_SPECULATION = {
     *("method", "model", "num_speculative_tokens", VLLM_SCHEDULE),
@@ -121,14 +120,14 @@ def _formats(given: Given, settings: dict[str, Any], left: dict[str, str]) -> No
 
 
 def _engine(given: Given, settings: dict[str, Any], left: dict[str, str], assumed: list[str], gpu: str) -> None:
-    chunk = server_profile(PROFILE).chunk_size(lookup_gpu(gpu))
+    usual = server_profile(PROFILE).on(lookup_gpu(gpu))
     running = given.integer("max-num-seqs")
     if running is None:
-        running = 1024 if chunk > SMALL_CHUNK else 256
+        running = usual.max_running
         assumed.append(f"max-num-seqs is {running}, its default on {gpu}")
     tokens = given.integer("max-num-batched-tokens")
     if tokens is None:
-        tokens = chunk
+        tokens = usual.chunk_size
         assumed.append(f"max-num-batched-tokens is {tokens}, its default on {gpu}")
     tokens = max(tokens, running)
     block = given.integer("block-size") or BLOCK_SIZE

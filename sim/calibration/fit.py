@@ -320,7 +320,7 @@ def _candidates(points: Sequence[Point], base: Scenario) -> Iterator[Point]:
     prompt = float(np.median([point.input_tokens for point in points]))
     for arm, accept_length in arms.items():
         for clients in CANDIDATES:
-            if clients <= base.engine.max_running and (*arm, clients) not in done:
+            if clients <= (base.engine.max_running or clients) and (*arm, clients) not in done:
                 yield replace(
                     points[0], source="a suggestion", concurrency=clients, rate_per_s=None, num_requests=clients, input_tokens=prompt,
                     output_tokens=SHORT, input_std=0.0, output_std=0.0, mean_tpot_ms=1.0, mean_ttft_ms=None, output_tokens_per_s=None,

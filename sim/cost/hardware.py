@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from ...core.errors import ForetokenError, nearest_name
 
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
 
 
 class UnknownGPU(ForetokenError):

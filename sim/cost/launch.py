@@ -14,10 +14,6 @@ from typing import Literal
 from ...core.errors import ForetokenError, nearest
 from .draft import EAGLE3
 
-# Dense where batches are small and padding costs most, then every 8.
-DEFAULT_GRAPH_SIZES: tuple[int, ...] = (1, 2, 4, *range(8, 513, 8))
-
-
 GraphUnit = Literal["rows", "tokens"]
 """What captured sizes count: rows of a batch (SGLang, and our executor), or tokens of a pass (vLLM)."""
 

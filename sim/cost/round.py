@@ -23,13 +23,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...core.model_shape import ModelShape
+from ...core.scheduler.spec import GRAPH_SIZES
 from .calibration import Calibration, StepTable
 from .curve import Curve, Pass
 from .draft import MULTI_LAYER_EAGLE, DraftShape
 from .efficiency import Efficiency, default_efficiency
 from .forward import ForwardCost, Line
 from .hardware import GPU, Parallelism
-from .launch import DEFAULT_GRAPH_SIZES, FULL_GRAPH, GraphUnit, LaunchCost, padded_tokens
+from .launch import FULL_GRAPH, GraphUnit, LaunchCost, padded_tokens
 from .measured import KernelTables, MeasuredForward
 from .work import EXPERT_INDEPENDENCE, DecodeWork, InvalidRound, PassTokens, check_round
 
@@ -71,7 +72,7 @@ class RoundCost:
         parallel: int | Parallelism = 1,
         draft: DraftShape | None = None,
         efficiency: Efficiency | None = None,
-        graph_sizes: tuple[int, ...] | None = DEFAULT_GRAPH_SIZES,
+        graph_sizes: tuple[int, ...] | None = GRAPH_SIZES,
         launch: LaunchCost = FULL_GRAPH,
         calibration: Calibration | None = None,
         *,

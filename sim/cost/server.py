@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...core.errors import ForetokenError, nearest_name
-from .hardware import GPU
+from ...core.scheduler.spec import default_graph_sizes
+from .draft import STANDALONE
+from .hardware import GIB, GPU, MIB, Parallelism
 from .host import FORETOKEN, SGLANG_OVERLAP, VLLM_0_10, HostCost
 from .launch import FULL_GRAPH, GraphUnit, LaunchCost
-
-GIB = 1 << 30
 
 
 class UnknownServer(ForetokenError):
@@ -23,13 +23,27 @@ class UnknownServer(ForetokenError):
 
 
 @dataclass(frozen=True, slots=True)
+class Defaults:
+    """What an engine sets by itself on a device of at least `gibibytes` of memory.
+
+    `chunk_size`: prompt tokens of a step; `max_running`: requests in a batch; `largest_graph`: the largest batch that is captured with
+    fewer than four devices, and with more; None: the largest that may run.
+    """
+
+    gibibytes: int = 0
+    chunk_size: int = 8192
+    max_running: int = 256
+    largest_graph: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ServerProfile:
     """The timing of one serving engine.
 
     `kernels_of`: the server whose measured kernels are priced; `about`: the fit and its error; `graph_unit`: what its captured sizes
-    count; `mixed`, `chunk_size`: the settings of `engine` where a scenario leaves them open; `chunk_sizes`: the latter, by the GiB from
-    which a device has it, but that those in `counted_small` have the first; `fp8_kv`: whether FP8 checkpoints made for it keep
-    their KV in FP8.
+    count; `mixed`, and `defaults` by the memory of a device, where a scenario leaves them open; `counted_small`: devices that have the
+    first of these; `has_static_share`: whether weights and KV have a share of the memory that follows from them (SGLang's
+    mem-fraction-static); `fp8_kv`: whether FP8 checkpoints made for it keep their KV in FP8.
     """
 
     name: str
@@ -39,21 +53,56 @@ class ServerProfile:
     about: str
     graph_unit: GraphUnit = "rows"
     mixed: bool = True
-    chunk_sizes: tuple[tuple[int, int], ...] = ((0, 8192),)
+    defaults: tuple[Defaults, ...] = (Defaults(),)
     counted_small: tuple[str, ...] = ()
+    has_static_share: bool = False
     fp8_kv: bool = False
 
-    def chunk_size(self, gpu: GPU) -> int:
-        """Return how many prompt tokens a step has by default on this device."""
+    def on(self, gpu: GPU) -> Defaults:
+        """Return the defaults of this engine on a device."""
         memory = 0 if gpu.name in self.counted_small else gpu.memory_bytes / GIB
-        return next(tokens for least, tokens in reversed(self.chunk_sizes) if memory >= least)
+        return next(each for each in reversed(self.defaults) if memory >= each.gibibytes)
+
+    def graph_sizes(self, gpu: GPU, devices: int, max_running: int) -> tuple[int, ...]:
+        """Return the batch sizes that it captures by default."""
+        largest = self.on(gpu).largest_graph
+        return default_graph_sizes(max_running if largest is None else min(max_running, largest[devices >= 4]))
+
+    def static_fraction(self, gpu: GPU, parallel: Parallelism, draft: str | None) -> float | None:
+        """Return the share of the memory that weights and KV have by default; None: all but what is reserved. `draft`: the algorithm of
+        a draft model or head.
+
+        SGLang leaves room for activations by the prompt tokens of a step, for graphs by the largest batch (sgl-project/sglang,
+        python/sglang/srt/server_args.py, _handle_gpu_memory_settings).
+        """
+        if not self.has_static_share:
+            return None
+        found = self.on(gpu)
+        graph = found.largest_graph[parallel.devices >= 4]
+        reserved = 512 + 1.5 * found.chunk_size + 2 * graph + 128 * parallel.devices
+        if parallel.data > 1:
+            reserved += (4.5 if graph > 300 else 3) * graph * parallel.data
+        if found.gibibytes >= 60:
+            reserved = max(reserved, 10 * 1024)
+        reserved += 0 if draft is None else 6 * 1024 if draft == STANDALONE else 2 * 1024
+        return 1 - reserved * MIB / gpu.memory_bytes
 
 
-_SGLANG_CHUNKS = (0, 2048), (20, 4096), (60, 8192), (160, 16_384)
-"""Defaults of --chunked-prefill-size (sgl-project/sglang, python/sglang/srt/server_args.py, by the memory of the device)."""
-_VLLM_CHUNKS = (0, 2048), (70, 8192), (160, 16_384)
-"""Defaults of --max-num-batched-tokens of the HTTP server (vllm-project/vllm, vllm/engine/arg_utils.py, get_batch_defaults), where an A100
-counts as a small device."""
+_SGLANG = (
+    Defaults(0, 2048, 2048, (8, 8)),
+    Defaults(20, 2048, 2048, (24, 80)),
+    Defaults(35, 4096, 2048, (32, 160)),
+    Defaults(60, 8192, 2048, (256, 512)),
+    Defaults(160, 16_384, 2048, (512, 512)),
+)
+"""--chunked-prefill-size, --max-running-requests (at least 2,048, and more where the pool is large for the context) and
+--cuda-graph-max-bs (sgl-project/sglang, python/sglang/srt/server_args.py). With a draft SGLang takes 48 requests at a time unless it is
+told otherwise; that is left to launch commands (planning/servers), as tables over batches need more."""
+_VLLM = Defaults(0, 2048, 256), Defaults(70, 8192, 1024), Defaults(160, 16_384, 1024)
+"""--max-num-batched-tokens and --max-num-seqs of the HTTP server (vllm-project/vllm, vllm/engine/arg_utils.py, get_batch_defaults), where
+an A100 counts as a small device."""
+_TRTLLM = Defaults(0, 8192, 2048, (128, 128))
+"""max_num_tokens, max_batch_size and the largest of cuda_graph_config's sizes (NVIDIA/TensorRT-LLM, tensorrt_llm/llmapi/llm_args.py)."""
 
 
 _FIT = "benchmarks/fit_servers.py: least squares on benchmarks/published/ over measured kernels"
@@ -90,7 +139,8 @@ PROFILES: dict[str, ServerProfile] = {
             "fitted to SGLang 0.5 without speculation (Qwen3-32B on H100, Llama-3.1-8B and Qwen3-30B-A3B on H200) and with EAGLE-3 "
             "(Llama-3.1-8B on one H200, batch 1): docs/accuracy.md",
             mixed=False,
-            chunk_sizes=_SGLANG_CHUNKS,
+            defaults=_SGLANG,
+            has_static_share=True,
         ),
         ServerProfile(
             "vllm-0.9",
@@ -107,7 +157,7 @@ PROFILES: dict[str, ServerProfile] = {
             "fitted to vLLM 0.9 with EAGLE and EAGLE-3 on one H100, Llama-3.1-8B, batch 1 (13 rows, vLLM issue 20780); the waits per row "
             "and for several devices are those of vllm-0.18: docs/accuracy.md",
             graph_unit="tokens",
-            chunk_sizes=_VLLM_CHUNKS,
+            defaults=_VLLM,
             counted_small=("A100", "A100-40G"),
         ),
         ServerProfile(
@@ -119,7 +169,7 @@ PROFILES: dict[str, ServerProfile] = {
             "times to the first token show that FP8 checkpoints keep their KV in FP8; a draft step is that of a captured "
             "head of vllm-0.9 (assumption: EAGLE-3 is captured as well): docs/accuracy.md",
             graph_unit="tokens",
-            chunk_sizes=_VLLM_CHUNKS,
+            defaults=_VLLM,
             counted_small=("A100", "A100-40G"),
             fp8_kv=True,
         ),
@@ -138,6 +188,7 @@ PROFILES: dict[str, ServerProfile] = {
             "trtllm",
             "fitted to TensorRT-LLM 1.0.0rc3 (Llama-3.1-8B on 1 to 8 H100) and of April 2026 (Llama-3.1-70B in FP8 on 1 to 8 H200) "
             "without speculation; drafting is that of sglang-0.5 (assumption): docs/accuracy.md",
+            defaults=(_TRTLLM,),
             fp8_kv=True,
         ),
     )

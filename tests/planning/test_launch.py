@@ -191,7 +191,7 @@ def test_defaults_follow_the_device_and_the_model():
         return dict(read_launch(server, command, "--from", gpu).settings)
 
     plain, large = (keys("sglang", "--model qwen3-8b", gpu) for gpu in ("L4", "B200"))
-    assert (plain["engine.chunk_size"], large["engine.chunk_size"]) == (4096, 16_384)
+    assert (plain["engine.chunk_size"], large["engine.chunk_size"]) == (2048, 16_384)
     assert plain["speculation"] == {"algorithm": "NONE"} and plain["engine.max_running"] == 2048
     llama = keys("sglang", "--model llama-3.1-8b --speculative-algorithm EAGLE3", "H100")
     assert llama["speculation"] == {

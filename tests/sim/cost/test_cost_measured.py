@@ -18,7 +18,7 @@ from foretoken.sim.assembly import assemble
 from foretoken.sim.cost.draft import eagle3_head
 from foretoken.sim.cost.efficiency import default_efficiency
 from foretoken.sim.cost.forward import ForwardCost
-from foretoken.sim.cost.hardware import lookup_gpu
+from foretoken.sim.cost.hardware import Parallelism, lookup_gpu
 from foretoken.sim.cost.launch import FULL_GRAPH
 from foretoken.sim.cost.measured import (
     KernelTables,
@@ -346,17 +346,36 @@ class TestServers:
         assert config("hardware.server=sglang-0.5", "engine.chunk_size=2048").chunk_size == 2048
 
     @pytest.mark.parametrize(
-        ("server", "sizes"),
+        ("server", "chunks", "rows", "graphs"),
         [
-            ("foretoken", [8192, 8192, 8192, 8192]),
-            ("sglang-0.5", [4096, 8192, 8192, 16_384]),
-            ("vllm-0.18", [2048, 2048, 8192, 16_384]),
-            ("trtllm-1.x", [8192, 8192, 8192, 8192]),
+            ("foretoken", [8192, 8192, 8192, 8192], [256, 256, 256, 256], [256, 256, 256, 256]),
+            ("sglang-0.5", [4096, 8192, 8192, 16_384], [2048, 2048, 2048, 2048], [32, 256, 256, 512]),
+            ("vllm-0.18", [2048, 2048, 8192, 16_384], [256, 256, 1024, 1024], [512, 512, 512, 512]),
+            ("trtllm-1.x", [8192, 8192, 8192, 8192], [2048, 2048, 2048, 2048], [128, 128, 128, 128]),
         ],
     )
-    def test_chunks_are_as_long_as_the_server_has_them_on_the_device(self, server, sizes):
-        gpus = ("L40S", "A100", "H100", "B200")
-        assert [server_profile(server).chunk_size(lookup_gpu(gpu)) for gpu in gpus] == sizes
+    def test_an_engine_has_the_limits_of_its_server_on_the_device(self, server, chunks, rows, graphs):
+        settings = [f"hardware.server={server}", "model.target=qwen3-8b", "speculation.algorithm=NONE"]
+        runs = [
+            assemble(load_scenario(None, [*settings, f"hardware.gpu={gpu}"])[0])
+            for gpu in ("L40S", "A100", "H100", "B200")
+        ]
+        assert [run.spec.config.chunk_size for run in runs] == chunks
+        assert [run.spec.config.max_running for run in runs] == rows
+        assert [run.cost.graph_sizes[-1] for run in runs] == graphs
+        assert all(f"up to {n:,}" in run.timing for run, n in zip(runs, rows, strict=True))
+
+    def test_sglang_gives_weights_and_kv_the_share_that_its_sizes_leave(self):
+        def share(gpu: str, tp: int, data: int = 1, draft: str | None = None) -> float:
+            return round(server_profile("sglang-0.5").static_fraction(lookup_gpu(gpu), Parallelism(tp, data), draft), 3)
+
+        # As aiconfigurator-core 0.12 has it (sdk/backends/sglang_backend.py), and SGLang's 2 and 6 GiB for drafts.
+        assert [share("H100", 1), share("H100", 8), share("H200", 4), share("B200", 8)] == [0.835, 0.818, 0.9, 0.852]
+        assert (share("H100", 1, draft="EAGLE3"), share("H100", 1, draft="STANDALONE")) == (0.81, 0.76)
+        assert share("L40S", 1) == 0.851 and share("H100", 1, 8) < share("H100", 8)
+        plan = assemble(load_scenario(None, ["hardware.server=sglang-0.5"])[0]).memory
+        used = plan.target_weights_bytes + plan.draft_weights_bytes + plan.kv_pool_bytes
+        assert used / (plan.total_bytes - plan.context_bytes) == pytest.approx(0.81, abs=0.001)
 
     def test_fp8_checkpoints_keep_their_kv_as_their_server_does(self):
         def kv_dtype(*settings: str) -> str:

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from foretoken.core.model_shape import lookup_model
+from foretoken.core.scheduler.spec import GRAPH_SIZES
 from foretoken.sim.cost.draft import eagle3_head
 from foretoken.sim.cost.efficiency import default_efficiency
 from foretoken.sim.cost.forward import ForwardCost
 from foretoken.sim.cost.hardware import lookup_gpu
-from foretoken.sim.cost.launch import DEFAULT_GRAPH_SIZES
 from foretoken.sim.cost.measured import MeasuredForward
 from foretoken.sim.cost.measured.tables import CHUNKS, CONTEXTS, PASTS, QUERIES, ROWS, TOKENS, KernelTables
 from foretoken.sim.cost.round import LAUNCH, RoundCost
@@ -27,7 +27,7 @@ GENERATIONS = ("L40S", "A100", "H100", "H200", "B200", "GB200")
 
 def round_cost(model, gpu, tp, server, **changes) -> RoundCost:
     profile, target = PROFILES[server], lookup_model(model)
-    shape = {"launch": profile.launch, "graph_unit": profile.graph_unit, "graph_sizes": DEFAULT_GRAPH_SIZES}
+    shape = {"launch": profile.launch, "graph_unit": profile.graph_unit, "graph_sizes": GRAPH_SIZES}
     return RoundCost(target, lookup_gpu(gpu), tp, eagle3_head(target), **shape | changes)
 
 
