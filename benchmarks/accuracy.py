@@ -44,7 +44,6 @@ PAGE = ROOT / "docs" / "accuracy.md"
 LEFT_OUT = Path(__file__).parent / "left_out.csv"
 ROOFLINE, MEASURED, OTHERS, CALIBRATED = "roofline", "measured", "left out", "calibrated"
 LEAST_TO_CALIBRATE = 4  # points of a data set
-TENSOR_PARALLEL = (1, 2, 4, 8)  # tried where it was not stated
 QUEUED_MS = 5_000
 """Where the first token takes longer on average, requests wait for memory, or for what settings that were not published allow."""
 VERIFIED_MODEL, VERIFIED_NODES = "deepseek-v4-flash", 4  # 256 requests had 1,024 tokens
@@ -55,18 +54,15 @@ SMALL = 0.02  # speed-ups nearer to 1 have no sign that a benchmark could tell
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A simulation to make: a point, the times of passes, and its tensor parallelism where that was not stated."""
+    """A simulation to make: a point, and the times of passes."""
 
     point: Point
     column: str
-    tensor_parallel: int
 
     @property
     def key(self) -> str:
         profile = repr(PROFILES[self.point.server])
-        text = json.dumps(
-            [asdict(self.point), self.column, self.tensor_parallel, self.times(), profile], sort_keys=True
-        )
+        text = json.dumps([asdict(self.point), self.column, self.times(), profile], sort_keys=True)
         return hashlib.sha256((_sources() + text).encode()).hexdigest()[:24]
 
     def times(self) -> dict[str, float]:
@@ -95,7 +91,7 @@ def run(job: Job) -> dict[str, Any]:
     kernels = ROOFLINE if job.column == ROOFLINE else MEASURED
     try:
         with profile_with(job.point.server, **job.times()):
-            measured = job.point.measured(run_scenario(job.point.scenario(kernels, job.tensor_parallel), {}))
+            measured = job.point.measured(run_scenario(job.point.scenario(kernels), {}))
     except ForetokenError as error:
         return {"failure": str(error).splitlines()[-1].strip().split(";")[0]}
     return {"ms": measured.token_ms, "ttft_ms": measured.first_token_ms}
@@ -148,33 +144,18 @@ def outcomes(jobs: Sequence[Job], workers: int) -> dict[Job, dict[str, Any]]:
 
 
 def simulate_all(points: Sequence[Point], columns: Sequence[str], workers: int) -> dict[str, list[Outcome]]:
-    """Return the outcomes of all points by column, and those of calibrations. Where the tensor parallelism was not stated, that which meets
-    the rows without speculation best is taken, by column."""
-    unstated = [point for point in points if point.tensor_parallel is None and not point.steps]
-    tried = outcomes(
-        [Job(point, column, tp) for column in columns for point in unstated for tp in TENSOR_PARALLEL], workers
-    )
-    chosen = {}
-    for column in columns:
-        for dataset in dict.fromkeys(point.dataset for point in unstated):
-            errors = {tp: _plain_error(tried, unstated, dataset, column, tp) for tp in TENSOR_PARALLEL}
-            chosen[column, dataset] = min(TENSOR_PARALLEL, key=errors.__getitem__)
-            print(f"{dataset}, {column}: tensor parallel {chosen[column, dataset]}", file=sys.stderr)
-    jobs = [
-        [Job(point, column, point.tensor_parallel or chosen[column, point.dataset]) for point in points]
-        for column in columns
-    ]
+    """Return the outcomes of all points by column, and those of calibrations."""
+    jobs = [[Job(point, column) for point in points] for column in columns]
     found = outcomes([job for row in jobs for job in row], workers)
     table = {
         column: [Outcome(job.point, job.point.published_ms, **found[job]) for job in row]
         for column, row in zip(columns, jobs, strict=True)
     }
     kernels = MEASURED if MEASURED in table else ROOFLINE
-    devices = {dataset: tp for (column, dataset), tp in chosen.items() if column == kernels}
-    return table | {CALIBRATED: calibrated(table[kernels], kernels, devices)}
+    return table | {CALIBRATED: calibrated(table[kernels], kernels)}
 
 
-def calibrated(rows: Sequence[Outcome], kernels: str, tensor_parallel: Mapping[str, int]) -> list[Outcome]:
+def calibrated(rows: Sequence[Outcome], kernels: str) -> list[Outcome]:
     """Return the outcomes with a calibration by the other points of each data set, as `sim/calibration` fits it: around the profile, with
     its priors. Simulations are those of `rows`; the estimate has the slopes. The time to the first token is not fitted."""
     found: dict[Point, Outcome] = {}
@@ -183,7 +164,7 @@ def calibrated(rows: Sequence[Outcome], kernels: str, tensor_parallel: Mapping[s
         own = [row for row in rows if row.point.dataset == dataset and row.ms is not None]
         if len(own) < LEAST_TO_CALIBRATE:
             continue
-        estimates = [estimate(row.point, kernels, tensor_parallel.get(dataset)) for row in own]
+        estimates = [estimate(row.point, kernels) for row in own]
         ratios = np.array([row.ms * 1e6 / item.token_ns({}) for row, item in zip(own, estimates, strict=True)])
         launch, wide = PROFILES[own[0].point.server].launch, spreads()
         parameters = [
@@ -203,13 +184,6 @@ def calibrated(rows: Sequence[Outcome], kernels: str, tensor_parallel: Mapping[s
             found[row.point] = replace(row, ms=row.published_ms * (1 + float(error)), ttft_ms=None)
     missing = f"fewer than {LEAST_TO_CALIBRATE} points that could be simulated"
     return [found.get(row.point, replace(row, ms=None, ttft_ms=None, failure=row.failure or missing)) for row in rows]
-
-
-def _plain_error(found: Mapping[Job, dict], plain: Sequence[Point], dataset: str, column: str, tp: int) -> float:
-    times = [
-        (point.published_ms, found[Job(point, column, tp)].get("ms")) for point in plain if point.dataset == dataset
-    ]
-    return sum(abs(ms / published - 1) if ms else float("inf") for published, ms in times)
 
 
 def left_out_times(point: Point) -> dict[str, float]:
@@ -269,10 +243,8 @@ def error_table(table: Mapping[str, list[Outcome]], group_of: Callable[[Point], 
 
 def place(point: Point) -> str:
     """Return what tells a point from the others of its data set."""
-    lengths = f"{point.prompt}/{point.output}"
-    parts = [f"TP {point.tensor_parallel}" if point.tensor_parallel else "", f"{point.concurrency} clients"]
-    parts += [point.shape, point.text] if point.text else [lengths]
-    return ", ".join(part for part in parts if part)
+    rest = f"{point.shape}, {point.text}" if point.text else f"{point.prompt}/{point.output}"
+    return f"TP {point.tensor_parallel}, {point.concurrency} clients, {rest}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,17 +299,9 @@ def arms(rows: Sequence[Outcome]) -> list[Arms]:
         if all(row.ms for row in ours):
             name = f"{dataset}, {text}, {algorithm}, {draft}"
             found.append(
-                Arms(name, *({r.point.shape: 1 / value(r) for r in ours} for value in (_published, _simulated)))
+                Arms(name, *({r.point.shape: 1 / getattr(r, time) for r in ours} for time in ("published_ms", "ms")))
             )
     return found
-
-
-def _published(row: Outcome) -> float:
-    return row.published_ms
-
-
-def _simulated(row: Outcome) -> float:
-    return row.ms
 
 
 def arms_table(table: Mapping[str, list[Outcome]]) -> Iterator[str]:
@@ -482,9 +446,8 @@ def not_simulated(table: Mapping[str, list[Outcome]]) -> Iterator[str]:
         reasons: dict[str, int] = {}
         for row in rows:
             if row.failure:
-                reasons[f"{row.point.dataset}: {row.failure}"] = (
-                    reasons.get(f"{row.point.dataset}: {row.failure}", 0) + 1
-                )
+                reason = f"{row.point.dataset}: {row.failure}"
+                reasons[reason] = reasons.get(reason, 0) + 1
         for reason, count in reasons.items():
             yield f"* {column}, {count} points. {reason}"
 

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from foretoken.sim.assembly import assemble
+from foretoken.core.scheduler.spec import default_graph_sizes
+from foretoken.sim.assembly import RESERVED, assemble
 from foretoken.sim.cost.efficiency import default_efficiency
 from foretoken.sim.cost.forward import ForwardCost
 from foretoken.sim.cost.server import PROFILES
@@ -55,7 +56,6 @@ class Point:
     """One published measurement.
 
     `server` is our profile. Of the measured values those that were not published are None: `tokens_per_s` is that of all clients.
-    `tensor_parallel` is None where it was not stated.
     """
 
     dataset: str
@@ -63,7 +63,7 @@ class Point:
     gpu: str
     model: str
     weight_dtype: str
-    tensor_parallel: int | None
+    tensor_parallel: int
     concurrency: int
     prompt: int
     output: int
@@ -85,14 +85,18 @@ class Point:
         """The draft's steps, branches and nodes."""
         return f"{self.steps}-{self.topk}-{self.num_draft_tokens}" if self.steps else "plain"
 
-    def scenario(self, kernels: str, tensor_parallel: int | None = None) -> dict[str, Any]:
+    def scenario(self, kernels: str) -> dict[str, Any]:
         """Return the scenario that repeats this point with times of passes from `kernels` (see `hardware.kernels`)."""
+        rows = self.concurrency - self.held_rows
         hardware = {
             "gpu": self.gpu,
             "server": self.server,
             "kernels": kernels,
-            "tensor_parallel": self.tensor_parallel or tensor_parallel or 1,
+            "tensor_parallel": self.tensor_parallel,
+            "reserved_fraction": RESERVED,
         }
+        if PROFILES[self.server].graph_unit == "rows":  # every batch is captured, as NVIDIA's scripts ask for
+            hardware["graph_sizes"] = list(default_graph_sizes(rows))
         speculation: dict[str, Any] = {"algorithm": self.algorithm}
         tables: dict[str, Any] = {}
         if self.steps:
@@ -109,7 +113,7 @@ class Point:
             "model": model,
             "hardware": hardware,
             "speculation": speculation,
-            "engine": {"max_running": self.concurrency - self.held_rows},
+            "engine": {"max_running": rows},
             "workload": {
                 "concurrency": self.concurrency,
                 "num_requests": TURNS * max(self.concurrency, 4),
@@ -200,7 +204,7 @@ def round_points() -> list[Point]:
                 gpu=row["gpu"],
                 model=row["model"],
                 weight_dtype="bf16",
-                tensor_parallel=int(row["tensor_parallel"]) if row["tensor_parallel"] else None,
+                tensor_parallel=int(row["tensor_parallel"]),
                 concurrency=int(row["batch_size"]),
                 prompt=prompt,
                 output=output,
@@ -277,10 +281,10 @@ class Estimate(NamedTuple):
         return step / point.accept_length
 
 
-def estimate(point: Point, kernels: str = "measured", tensor_parallel: int | None = None) -> Estimate:
+def estimate(point: Point, kernels: str = "measured") -> Estimate:
     """Return the times of a point's kernels."""
     with profile_with(point.server, **FREE):
-        run = assemble(scenario_from_dict(point.scenario(kernels, tensor_parallel), point.dataset))
+        run = assemble(scenario_from_dict(point.scenario(kernels), point.dataset))
     cost, passes = run.cost, ForwardCost(run.target, run.gpu, default_efficiency(run.gpu), run.cost.parallel)
     context, rows = point.prompt + point.output // 2, point.concurrency
     shape, prompt = (point.steps, point.topk, point.num_draft_tokens), [(point.prompt, 0)]
