@@ -103,10 +103,6 @@ def decode_attention_kernel(
 ):
     """Programs of each key head share the parts of `num_rows` queries; the tile's rows are the group's query heads."""
     kv_head = tl.program_id(1)
-    member, channel, lane = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
-    live = member < GROUP
-    head = kv_head * GROUP + member
-    q_mask = live[:, None] & (channel < HEAD_DIM)[None, :]
     items = num_rows
     if ROWS > 1:
         ends = ends_of(lens, num_rows, least, most, BLOCK_N, WINDOW, ROWS)
@@ -115,6 +111,10 @@ def decode_attention_kernel(
         row, part = item, 0
         if ROWS > 1:
             row, part = row_and_part(ends, item)
+        member, channel, lane = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
+        live = member < GROUP
+        head = kv_head * GROUP + member
+        q_mask = live[:, None] & (channel < HEAD_DIM)[None, :]
         query = tl.cast(row, tl.int64)
         q_offsets = query * q_token_stride + head[:, None] * q_head_stride + channel[None, :]
         tile = tl.load(q + q_offsets, mask=q_mask, other=0.0)
