@@ -13,6 +13,7 @@ import numpy as np
 from ...core.draws import request_key
 from ...core.model_shape import DTYPE_BYTES, Attention, Mlp, ModelShape
 from ...observe.metrics import RunMetrics
+from ...sim.actors.client import Patience
 from ...sim.assembly import Assembly
 from ...sim.disaggregation.cluster import draft_input_bytes
 from ...sim.run import Simulation
@@ -97,6 +98,14 @@ def runs_of(simulation: Simulation, arrivals: list[Arrival]) -> dict[str, list[i
     keys = np.array([request_key(name) for name in ids], dtype=np.uint64)
     runs = process.longest_run(keys[:, None], np.arange(num_positions)[None, :])
     return dict(zip(ids, runs.tolist(), strict=True))
+
+
+def patience_of(simulation: Simulation, arrivals: list[Arrival]) -> dict[str, int]:
+    """Return after how many nanoseconds the client of each request leaves, of those whose client does."""
+    clients = simulation.scenario.clients
+    patience = Patience(simulation.scenario.seed, clients.deadline_s, clients.cancel_share, clients.cancel_mean_s)
+    waits = {f"r{arrival.row}": patience.of(arrival.row) for arrival in arrivals}
+    return {name: ns for name, ns in waits.items() if ns is not None}
 
 
 def link_of(simulation: Simulation) -> list[float]:

@@ -22,7 +22,7 @@ from ...sim.run import RunReport, Simulation
 from ...sim.scenario import Scenario
 from ...sim.scenario_file import scenario_from_dict
 from ...sim.workload.arrival import Arrival
-from .books import left_of, link_of, machine_of, port_of, runs_of
+from .books import left_of, link_of, machine_of, patience_of, port_of, runs_of
 
 REASONS = {"stop": "completed", "length": "completed", "refused": "refused", "abort": "aborted", "error": "failed"}
 CONTEXT_LEN = 2048
@@ -203,6 +203,7 @@ class CheckedSimulator:
             "summary": {**summary, **pools, **timeline},
             "machine": machine_of(simulation.assembly),
             "runs": runs_of(simulation, arrivals),
+            "patience": patience_of(simulation, arrivals),
             "link": link_of(simulation),
             "port": port_of(simulation),
             "left": left_of(simulation, metrics),

@@ -249,6 +249,12 @@ NeverCountsDown (SIM-15, SIM-16): A router's load never goes down.
             simulation.router._balancer.ended = lambda *_: None
         return simulation
 
+HearsNoLeaving (SIM-15): A client that leaves is not heard.
+    CheckedSimulator.make:
+        simulation = good(self, scenario, metrics, history, faults)
+        simulation.router.cancel = lambda request_id: None
+        return simulation
+
 TakesACopyForAnother (SIM-16, RAISES): A message that is delivered twice is two requests.
     CheckedSimulator.make:
         simulation = good(self, scenario, metrics, history, faults)

@@ -117,6 +117,7 @@ class Simulator(Protocol):
                            machine   the numbers of one engine's machine, as `simulator/roofline.py` reads them
                            runs      mapping: id of a request -> per output position the longest run of drafts that verification
                                      would accept there, asked of the acceptance process alone
+                           patience  mapping: id of a request -> after how many ns its client leaves, of those whose client does
                            link      [latency in ns, bytes per s] from the clients to each engine
                            port      [latency in ns, bytes per s, bytes of a page, bytes beside the last page] between engines
                            left      mapping: name -> what is left of it after the last request: loads, rows, slots, clients, gauges

@@ -18,6 +18,9 @@ SURE = 4.5
 SEVERAL = 200
 """Draws from which their distribution is looked at."""
 
+ROUNDS_IN_FLIGHT = 3
+"""The most that a request may still get after its engine was told that it ends."""
+
 ALIKE_ROUNDS, ALIKE_REQUESTS = 8, 4
 LINK_FAULTS = ("link.late", "link.lost", "link.duplicated")
 
@@ -119,6 +122,25 @@ class Traffic:
                 yield f"request {number} reaches its engine at {life.arrival_ns} ns", f"{should_ns} ns, by its link"
         if len(sent) == len(self.answer.arrivals) and not self.config.has_pools and self.service.replicas > 1:
             yield from self._routes(sent)
+
+    def wrong_leaving(self) -> Iterator[tuple[str, str]]:
+        """Find a client that leaves and is not heard, or one whose request is given up before it leaves."""
+        if self.service.faults is not None:
+            return
+        latency_ns, bytes_per_s = self.answer.books["link"]
+        queued_ns = int(sum(prompt for _, prompt, _ in self.answer.arrivals) * BYTES_PER_TOKEN / bytes_per_s * 1e9)
+        for number, (time_ns, _, _) in enumerate(self.answer.arrivals):
+            life, waits_ns = self.ledger.lives.get(f"r{number}"), self.answer.books["patience"].get(f"r{number}")
+            if life is None:
+                continue
+            if life.end == "abort" and (waits_ns is None or life.end_ns < time_ns + waits_ns):
+                yield f"{life.id} is given up at {life.end_ns} ns", "its client's leave, and no earlier"
+            if waits_ns is not None:
+                told_ns = life.arrival_ns + waits_ns + queued_ns + latency_ns
+                late = sum(ns > told_ns for ns, _ in life.emissions)
+                if late > ROUNDS_IN_FLIGHT:
+                    was = f"{life.id} goes on for {late} rounds when its client has left"
+                    yield was, f"{ROUNDS_IN_FLIGHT} at most, of steps in flight"
 
     def _routes(self, sent: list[tuple[int, Life]]) -> Iterator[tuple[str, str]]:
         replicas = range(self.service.replicas)

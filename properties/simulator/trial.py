@@ -187,10 +187,11 @@ class SimulatorTrial(Trial):
         crowd = {"rate_per_ks": 10**6, "prompt_lens": (40, 64), "clients": 0} if link_mbps < CROWDED_MBPS else {}
         return self._become(policy=policy, link_mbps=link_mbps, **crowd) and self._run_once()
 
-    @operation(needs="books", weight=5, clients=(0, 3, 1), cancels=(0, 0, 300))
+    @operation(needs="books", weight=5, clients=(0, 3, 1), cancels=(0, 0, 700))
     def clients(self, clients: int, cancels: int) -> bool:
-        """Let its requests come from so many clients, or at their times; permille of them are given up. Then run it."""
-        return self._become(clients=clients, cancels=cancels) and self._run_once()
+        """Let its requests come from so many clients, or at their times; permille of them, long ones, are given up. Then run it."""
+        long = {"output_lens": (30,)} if cancels else {}
+        return self._become(clients=clients, cancels=cancels, **long) and self._run_once()
 
     @operation(needs="goodput", weight=3, ttft_ms=(0, 10, 20, 50), e2el_ms=(0, 20, 50, 100))
     def demand(self, ttft_ms: int, e2el_ms: int) -> bool:
@@ -261,8 +262,10 @@ class SimulatorTrial(Trial):
 
     def _longest(self, service: Service) -> int:
         """Return the most tokens of KV that one of its requests may need."""
-        longest = max(service.prompt_lens) + max(service.output_lens) + 4 * (self.config.steps + 1)
-        return longest + self.config.page_size
+        config = self.config
+        longest = max(service.prompt_lens) + max(service.output_lens) + 4 * (config.steps + 1) + config.page_size
+        # Each branch of a tree has pages of its own, with a copy of the prompt's last one; two rounds may be in flight.
+        return longest + (2 * config.topk * (config.steps + 1 + 2 * config.page_size) if config.topk > 1 else 0)
 
     def _check_whole(self, answer: Answer) -> None:
         """Check that without faults every request has one end."""

@@ -115,6 +115,7 @@ def _load(reading: Reading) -> Finding | None:
     return (
         _first(traffic.wrong_load(), "another load has another result")
         or _first(traffic.wrong_delivery(), "another order or time is another load of each engine")
+        or _first(traffic.wrong_leaving(), "who has left takes the place of who is there")
         or _first(traffic.wrong_runs(), "acceptance belongs to the request, not to its batch or its round")
     )
 

@@ -33,8 +33,8 @@ def pools(layers: int | None = None) -> KVTensors:
     return KVTensors(numbers, numbers + 0.5)
 
 
-def write(positions=(0, 1), slots=(1, 2), pool_slots=SLOTS):
-    k_pool, v_pool = (pool[:pool_slots] for pool in pools())
+def write(positions=(0, 1), slots=(1, 2), pool_slots=SLOTS, value_slots=None):
+    k_pool, v_pool = (pool[:size] for pool, size in zip(pools(), (pool_slots, value_slots or pool_slots), strict=True))
     n = len(slots)
     OPS.rope_write(
         states(n), states(n), states(n), torch.ones(4, DIM), longs(*positions), longs(*slots), KVTensors(k_pool, v_pool)
@@ -141,6 +141,7 @@ WRONG = {
     "a padding row with a slot": ("ALLOC-12", "padding row has slot 4", lambda: decode(slots=slots_with(0, 3, 4))),
     "a table of another batch": ("ALLOC-07", "table of 2 rows", lambda: decode(slots=table()[:2])),
     "a prefix beyond the host's bound": ("ALLOC-07", "length 5", lambda: verify(max_len=4)),
+    "keys and values of two sizes": ("ALLOC-11", "expected", lambda: write(value_slots=SLOTS - 1)),
     "a prefix in the sink": ("ALLOC-12", "row 2 reads the sink", lambda: verify(lens=(3, 6), max_len=6)),
     "an ancestor past the tree": ("ACCEPT-01", "past the 2", lambda: verify(bits=((1, 3), (1, 7)))),
     "a chunk longer than the host's bound": ("ENGINE-14", "at most 1", lambda: extend(max_new=1)),

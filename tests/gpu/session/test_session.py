@@ -159,6 +159,8 @@ def test_deltas_come_while_it_decodes_and_make_the_output(models, plain):
     shares = stats.shares()
     assert {"prefill", "verify", "host", "other"} <= shares.keys() and abs(sum(shares.values()) - 1) < 1e-6
     assert stats.tokens_per_s == pytest.approx(40 / stats.seconds)
+    idle = dataclasses.replace(stats, seconds=0.0, output_tokens=0, verified_rows=0)
+    assert idle.tokens_per_s is idle.accept_length is None and idle.shares() == {}
 
 
 @pytest.mark.parametrize("overlap", [False, True])

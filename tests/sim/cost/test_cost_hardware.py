@@ -30,6 +30,8 @@ def test_unknown_names_the_nearest():
     with pytest.raises(UnknownGPU, match=r"did you mean 'H100'.*known: .*MI300X") as caught:
         lookup_gpu("H1000")
     assert isinstance(caught.value, ForetokenError)
+    with pytest.raises(UnknownGPU, match="unknown GPU 'H20'; known"):
+        lookup_gpu("H20")  # another GPU, not a misspelt H200
 
 
 def test_missing_dtype_is_named():
