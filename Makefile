@@ -44,11 +44,11 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not gpu'
+	$(BIN)/python -P -m pytest -n 2 --dist loadgroup -m 'not slow and not gpu'
 
 # Minutes: among others a thousand simulated services under the swarm of faults.
 soak: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'slow and not gpu'
+	$(BIN)/python -P -m pytest -n 2 --dist loadgroup -m 'slow and not gpu'
 
 # Small changes to the source of core, sim and gpu, drawn until the budget is spent, to see whether a test notices; goes on where it stopped.
 # make mutation MUTATION="--packages sim --budget 10m"

@@ -23,7 +23,7 @@ shrink what they find, which takes most of the time."""
 
 RARE = {
     *("KnowsTheFuture", "DrawsByBlock", "ReservesForNoDraft", "SharesAStream", "ForgetsTheVerifyTokens"),
-    *("LeavesOutTheQueue", "StampsTheBegin", "ReceivesManyAtOnce"),
+    *("ArrivesLikeAClock", "StampsTheBegin", "ReceivesManyAtOnce"),
 }
 """What only many thousands of operations show, or seconds of simulation: found at night."""
 

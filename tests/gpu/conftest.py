@@ -13,11 +13,19 @@ ROOT = Path(__file__).resolve().parents[2]
 MADE_BY = ("gpu/tiny", "gpu/models")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One worker runs all that needs the pair: the other ones would wait until it is trained."""
+    for item in items:
+        if "nano_pair" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("nano pair"))
+
+
 @pytest.fixture(scope="session")
 def nano_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a trained pair of size nano (see `foretoken tiny`): target, draft, eagle3, multi_layer_eagle.
 
-    Kept in pytest's cache until the code that makes it changes. Several workers may ask at once: one makes it, the others wait.
+    Kept in pytest's cache until the code that makes it changes.
     """
     from foretoken.gpu.tiny.directory import PairOptions
     from foretoken.gpu.tiny.pair import make_pair

@@ -103,7 +103,8 @@ def test_the_output_is_that_of_one_process_and_every_worker_keeps_a_log(command,
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks at processes in /proc")
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_signal_leaves_no_process_and_no_port(process, models, number):
     """After Ctrl-C the requests end in order; when the parent is killed, its workers end too."""
     running = process(

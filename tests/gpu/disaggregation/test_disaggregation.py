@@ -39,7 +39,7 @@ class Table:
 # After a death slots come back when a fence has passed.
 SHORT_FENCE = replace(TIMING, fence_ns=SECOND_NS // 2)
 
-pytestmark = pytest.mark.xdist_group("disaggregation")  # one set of processes serves most of these tests
+pytestmark = pytest.mark.xdist_group("nano pair")  # one set of processes serves most of these tests
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,7 @@ from foretoken.gpu.session.warmup import warm_up
 from matrix_cells import OPS, noisy_copy, run_real_cell, small_head, small_model
 from serving import Way, chain
 from serving import serve as serve_way
+from small_checkpoint import write_head, write_target
 
 
 @pytest.mark.fast("False-[!M]*", "True-MULTI_LAYER_EAGLE")
@@ -267,13 +268,14 @@ def test_padding_rows_leave_the_pools_and_the_relay_of_others_alone():
     assert not (written & ~held)[1:].any(), "a padded row wrote to a slot that no row was given"
 
 
-def test_a_session_captures_the_sizes_that_its_batches_can_have(nano_pair):
-    plain = SessionOptions(model=nano_pair / "target", draft=nano_pair / "eagle3", dtype="float64", max_running=3)
+def test_a_session_captures_the_sizes_that_its_batches_can_have(tmp_path):
+    target, draft = write_target(tmp_path / "target"), write_head(tmp_path / "eagle3")
+    plain = SessionOptions(model=target, draft=draft, dtype="float64", max_running=3)
     texts, sizes = [], []
     for options in (plain, replace(plain, graphs=True, block_rounds=1, overlap=True)):
         session = DecodeSession.open(options)
         tokens = session.tokenizer.encode("import os\n")
-        requests = [Request(f"r{i}", Prompt.of_tokens(tokens[: 2 + i]), 12) for i in range(3)]
+        requests = [Request(f"r{i}", Prompt.of_tokens(tokens[: 2 + i]), 6 + 6 * i) for i in range(3)]
         texts.append({name: output.text for name, output in session.run(requests).items()})
         sizes.append(
             [

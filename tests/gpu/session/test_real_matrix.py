@@ -20,11 +20,10 @@ def cover(seed=0):
 
 
 def few(cells):
-    """Those that first show a choice, or an algorithm in a mode, or pages of a size in a tree of a width."""
+    """Those that first show a choice."""
     seen, shown = set(), []
     for cell in cells:
         new = {(name, getattr(cell, name)) for name in DIMENSIONS}
-        new |= {(cell.algorithm, cell.mode), (cell.page_size, cell.topk)}
         if not new <= seen:
             shown.append(cell)
             seen |= new

@@ -104,7 +104,7 @@ WAYS = {
 }
 
 
-@pytest.mark.fast("chain-hot", "tree-cut")
+@pytest.mark.fast("tree-cut")
 @pytest.mark.parametrize(
     "sampling", [pytest.param(HOT, id="hot"), pytest.param(CUT, id="cut"), pytest.param(SHAPED, id="shaped")]
 )

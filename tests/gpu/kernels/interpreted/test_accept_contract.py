@@ -27,6 +27,7 @@ CAPABILITIES = SUITE.capabilities.of(make_twins.capabilities)
 SLOW = (AcceptTrial.distribution,)
 
 
+@pytest.mark.slow  # test_bookkeeping_kernels.py compares the same kernels with the twins, which hold with every test
 def test_the_kernels_hold():
     swarm = Swarm(SUITE, make, CAPABILITIES, seed=5)
     found = swarm.search(SUITE.invariants(CAPABILITIES), Budget.of(15), SLOW)

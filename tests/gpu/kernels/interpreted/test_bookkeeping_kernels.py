@@ -81,7 +81,7 @@ def test_greedy_verification_is_the_twins(kind):
         assert_same((emitted, bonus), TWINS.gather_emitted(found.predict, found.accept_index, found.accept_lens))
 
 
-@pytest.mark.fast("beam-1024-*", "chain-2-*")
+@pytest.mark.fast("beam-1024-*", "lookup-2-*")
 @pytest.mark.parametrize(
     ("kind", "chunk", "dtype"),
     [(kind, chunk, dtype) for chunk, dtype in ((1024, np.float32), (2, np.float64)) for kind in KINDS],
@@ -91,7 +91,7 @@ def test_sampling_verification_is_the_twins(kind, chunk, dtype, monkeypatch):
     monkeypatch.setattr(verify_sampling, "MIN_CHUNK", chunk)
     rng = np.random.default_rng(11)
     lengths, failures = set(), 0
-    for bs in (1, 5) * 4:
+    for bs in (1, 5) * (4 if kind == "chain" else 2):  # a chain seldom accepts a draft
         tree = random_tree(rng, bs, kind)
         ours, probs = on_device(tree), torch.from_numpy(random_probs(rng, tree).astype(dtype))
         accept, bonus = (torch.from_numpy(rng.random((bs, tree.width))) for _ in range(2))

@@ -322,7 +322,7 @@ def test_an_empty_batch_launches_nothing():
 @pytest.mark.parametrize(("group", "most"), [(5, 16), (2, 48)])
 def test_verify_sums_in_one_order_whatever_the_number_of_nodes(group: int, most: int):
     """A chain of one step, a root alone and the largest round of a session: what they share is equal to the last bit, padded or not."""
-    prefix_lens = [700, 513]
+    prefix_lens = [260, 129]
     batch = make_batch(3, prefix_lens, [most] * 2, heads=group, kv_heads=1, dtype=torch.float32)
     chains = ((1 << torch.arange(1, most + 1)) - 1).expand(2, most)
 
