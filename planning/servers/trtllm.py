@@ -30,7 +30,7 @@ OTHER_NAMES = {
     "cp-size": "context-parallel-size", "cluster-size": "moe-cluster-parallel-size",
     "kv-cache-free-gpu-memory-fraction": "free-gpu-memory-fraction", "extra-llm-api-options": "config",
 }  # fmt: skip
-BLOCK, FREE_FRACTION = 32, 0.9
+BLOCK, LARGEST_GRAPH, FREE_FRACTION = 32, 128, 0.9
 USUAL = server_profile(PROFILE).defaults[0]
 METHODS = {
     "EAGLE": "EAGLE", "EAGLE3": "EAGLE3", "MTP": "MULTI_LAYER_EAGLE", "NGRAM": "NGRAM", "DRAFT_TARGET": "STANDALONE",
@@ -176,7 +176,7 @@ def _graphs(given: Given, settings: dict[str, Any], assumed: list[str]) -> None:
         settings["hardware.cuda_graphs"] = False  # null
         return
     table = given.table("cuda-graph-config")
-    sizes, largest = table.get("batch_sizes"), table.get("max_batch_size") or USUAL.largest_graph[0]
+    sizes, largest = table.get("batch_sizes"), table.get("max_batch_size") or LARGEST_GRAPH
     if sizes is not None and not (isinstance(sizes, list) and sizes and all(map(_is_size, sizes))):
         given.problems.append(Problem("cuda_graph_config.batch_sizes", f"is {sizes!r}; expected numbers from 1 on"))
     elif not _is_size(largest):

@@ -101,8 +101,10 @@ told otherwise; that is left to launch commands (planning/servers), as tables ov
 _VLLM = Defaults(0, 2048, 256), Defaults(70, 8192, 1024), Defaults(160, 16_384, 1024)
 """--max-num-batched-tokens and --max-num-seqs of the HTTP server (vllm-project/vllm, vllm/engine/arg_utils.py, get_batch_defaults), where
 an A100 counts as a small device."""
-_TRTLLM = Defaults(0, 8192, 2048, (128, 128))
-"""max_num_tokens, max_batch_size and the largest of cuda_graph_config's sizes (NVIDIA/TensorRT-LLM, tensorrt_llm/llmapi/llm_args.py)."""
+_TRTLLM = Defaults(0, 8192, 2048, (512, 512))
+"""max_num_tokens and max_batch_size (NVIDIA/TensorRT-LLM, tensorrt_llm/llmapi/llm_args.py). It captures 128 unless it is told otherwise,
+which launch commands are read with; here 512, as launch files of ai-dynamo/aiconfigurator ask for: `eager_kernel_ns` is fitted to steps
+with prompts, and is too long for decoding."""
 
 
 _FIT = "benchmarks/fit_servers.py: least squares on benchmarks/published/ over measured kernels"
