@@ -97,8 +97,8 @@ def reading_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int, gr
     # Before Hopper a 64-row tile does not fit the registers; in float32, where no tensor core serves, 16 rows are what fits.
     wide = dtype.itemsize > 2
     block_m, *rest = _block(num_rows, d, dtype, max_block_m=16 if wide else 64 if capability >= HOPPER else 32)
-    # Four warps spill a tile of 32 rows, and one of 64 whose heads are wide, or whose rows are divided by no power of two.
-    is_large = block_m == 64 and (d > 128 or group != next_power_of_2(group))
+    # Four warps spill a tile of 32 rows, and one of 64 whose heads are wide, whose rows are divided by no power of two, or behind Hopper.
+    is_large = block_m == 64 and (d > 128 or group != next_power_of_2(group) or capability > HOPPER)
     num_warps = 8 if wide or block_m == 32 or is_large else 4
     return Tiles(block_m, *rest, num_warps=num_warps, num_stages=2 if wide else 5)
 
