@@ -66,13 +66,6 @@ TossesTheSameCoinsEveryRound (ANSWER): The positions of a round's coins begin at
         - positions = batch.lengths[:, None] + numbers(tree.width, logits.device)
         + positions = numbers(tree.width, logits.device)[None, :].expand(len(batch.lengths), -1)
 
-SharesItsCoins (ANSWER): All rows are drawn from the first row's key.
-    DecodeRound._accept
-        - accept = self._ops.coins(sampling.keys, positions, sampling.seed, Purpose.ACCEPT_COIN)
-        + accept = self._ops.coins(sampling.keys[:1].expand_as(sampling.keys), positions, sampling.seed, Purpose.ACCEPT_COIN)
-        - bonus = self._ops.coins(sampling.keys, positions, sampling.seed, Purpose.BONUS_COIN)
-        + bonus = self._ops.coins(sampling.keys[:1].expand_as(sampling.keys), positions, sampling.seed, Purpose.BONUS_COIN)
-
 LeavesOutWhatReachesTheMass (ANSWER): Top-p leaves out the token that reaches the mass, if another is left.
     sampling._filter
         - mass_before = ranked.cumsum(1) - ranked
