@@ -297,13 +297,13 @@ def test_who_dies_takes_only_what_it_had(nano_pair, plain, ask):
 def test_two_decode_workers_that_die_at_once_cost_each_request_one_try(nano_pair, plain, ask):
     requests = [ask(f"e{i}", 20 + i, 24, start=i) for i in range(9)]
     topology = Disaggregation(1, 3)
-    shown = {}
+    shown, to_kill = {}, ["decode0", "decode1"]
 
     def kill_two(delta):
         shown[delta.request_id] = shown.get(delta.request_id, 0) + len(delta.tokens)
-        if len(shown) == len(requests) and max(shown.values()) > 1 and not workers["decode0"].death:
-            for name in ("decode0", "decode1"):
-                os.kill(workers[name].pid, signal.SIGKILL)
+        if len(shown) == len(requests) and max(shown.values()) > 1:
+            while to_kill:
+                os.kill(workers[to_kill.pop()].pid, signal.SIGKILL)
 
     options = options_for(nano_pair, "draft")
     with (
