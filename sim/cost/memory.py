@@ -10,7 +10,7 @@ drafting.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...core.errors import ForetokenError
@@ -97,14 +97,6 @@ class MemoryPlan:
         ]
 
 
-def captured_graphs(graph_sizes: Sequence[int] | None, candidate_steps: Sequence[int] = (0,)) -> int:
-    """Return the graphs captured without pruning: one for every (steps, batch size) pair; none when graphs are off.
-
-    The caller counts a pruned set itself, and passes it to `kv_pool_slots` as `graph_count`.
-    """
-    return len(graph_sizes or ()) * len(set(candidate_steps))
-
-
 def _activation_bytes(target: ModelShape, tp: int, max_tokens: int, logit_rows: int) -> int:
     """Return the largest need: residual, input and the two halves of the MLP in 16 bits, or the logits in 16 and 32 bits."""
     wide = max((part.activated for part, _ in target.mlps), default=target.hidden)
@@ -119,9 +111,7 @@ def kv_pool_slots(
     parallel: int | Parallelism = 1,
     draft: DraftShape | None = None,
     *,
-    graph_sizes: Sequence[int] | None = None,
-    candidate_steps: Sequence[int] = (0,),
-    graph_count: int | None = None,
+    graph_count: int = 0,
     graph_bytes: int = GRAPH_BYTES,
     max_prefill_tokens: int = 8192,
     max_batch_size: int = 256,
@@ -130,8 +120,8 @@ def kv_pool_slots(
     static_fraction: float | None = None,
     page_size: int = 1,
 ) -> MemoryPlan:
-    """Plan the memory of one device. `graph_count`: captured (steps, size) pairs after pruning (default: all pairs of `graph_sizes` and
-    `candidate_steps`); `max_prefill_tokens`: the largest chunk; `max_num_draft_tokens`: the most nodes per row that a
+    """Plan the memory of one device. `graph_count`: captured (steps, size) pairs after pruning;
+    `max_prefill_tokens`: the largest chunk; `max_num_draft_tokens`: the most nodes per row that a
     verify may have; `reserved_fraction`: the share of memory left alone (0.10 is an engine's "memory utilisation 0.9");
     `static_fraction`, instead of it: the share of the memory beside the driver's context that weights and pool may have.
     Raises `InsufficientMemory` when not one page fits.
@@ -153,7 +143,6 @@ def kv_pool_slots(
         raise InsufficientMemory(f"reserved_fraction must be in [0, 1), not {reserved_fraction}")
     verify_tokens = max_batch_size * max_num_draft_tokens
     max_tokens = max(max_prefill_tokens, verify_tokens)
-    graphs = captured_graphs(graph_sizes, candidate_steps) if graph_count is None else graph_count
     # A round of one node goes on in the committed state; a tree keeps a state per node until it is known which one is accepted.
     state_slots = recurrent_state_slots(max_batch_size, max_num_draft_tokens if max_num_draft_tokens > 1 else None)
     body, fusion_inputs = (draft.body, draft.fusion_inputs) if draft is not None else (None, 0)
@@ -165,7 +154,7 @@ def kv_pool_slots(
         "activations_bytes": _activation_bytes(target, tp, max_tokens, max(verify_tokens, max_batch_size)),
         # A STANDALONE draft has no fusion layer and takes no hidden states.
         "hidden_states_bytes": max_tokens * fusion_inputs * target.hidden * 2,
-        "graphs_bytes": graphs * graph_bytes,
+        "graphs_bytes": graph_count * graph_bytes,
         "recurrent_states_bytes": state_slots * math.ceil(target.recurrent_state_bytes / tp),
     }
     if static_fraction is not None:

@@ -9,7 +9,7 @@ from foretoken.sim.assembly import assemble
 from foretoken.sim.cost.draft import eagle3_head, multi_layer_eagle, standalone
 from foretoken.sim.cost.hardware import MIB, lookup_gpu
 from foretoken.sim.cost.host import FORETOKEN, HOST_PRESETS, VLLM_0_10, UnknownHostPreset, host_preset
-from foretoken.sim.cost.memory import GRAPH_BYTES, InsufficientMemory, captured_graphs, kv_pool_slots
+from foretoken.sim.cost.memory import GRAPH_BYTES, InsufficientMemory, kv_pool_slots
 from foretoken.sim.scenario_file import load_scenario
 
 H100 = lookup_gpu("H100")
@@ -46,9 +46,7 @@ def test_unknown_host_and_fractions_of_a_nanosecond():
 
 
 def test_the_memory_terms_fill_the_device():
-    plan = kv_pool_slots(
-        LLAMA, H100, draft=eagle3_head(LLAMA), graph_sizes=(1, 2, 4), candidate_steps=(1, 3), page_size=16
-    )
+    plan = kv_pool_slots(LLAMA, H100, draft=eagle3_head(LLAMA), graph_count=6, page_size=16)
     used = sum(plan.terms().values())
     assert plan.total_bytes - 16 * plan.slot_bytes < used <= plan.total_bytes
     assert plan.slots % 16 == 0
@@ -74,10 +72,7 @@ def test_draft_kv_is_added_to_each_slot():
 
 
 def test_graph_pruning_leaves_more_slots():
-    assert captured_graphs((1, 2, 4), (1, 3, 7)) == 9
-    assert captured_graphs(None, (1, 3)) == 0
-    options = {"draft": eagle3_head(LLAMA), "graph_sizes": tuple(range(8, 257, 8)), "candidate_steps": (1, 3, 7)}
-    whole, pruned = kv_pool_slots(LLAMA, H100, **options), kv_pool_slots(LLAMA, H100, **options, graph_count=40)
+    whole, pruned = (kv_pool_slots(LLAMA, H100, draft=eagle3_head(LLAMA), graph_count=count) for count in (96, 40))
     assert whole.graphs_bytes - pruned.graphs_bytes == (96 - 40) * 25 * MIB
     assert pruned.slots > whole.slots
 
