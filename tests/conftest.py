@@ -29,6 +29,15 @@ def pytest_collection_modifyitems(config, items):
         raise pytest.UsageError(f"the mark `fast` names cases that are not there: {wrong}")
 
 
+@pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")
+def pytest_give_groups_to_one_worker(items):
+    """Let pytest see the groups: pytest-xdist 3.8 writes them into `_nodeid`, which pytest 9.2 does not read, and they had no effect."""
+    for item in items:
+        grouped = getattr(item, "_nodeid", item.nodeid)
+        if grouped != item.nodeid and hasattr(item, "_id"):
+            item._id = type(item._id).parse(grouped)
+
+
 def pytest_terminal_summary(terminalreporter):
     notes = [
         value
