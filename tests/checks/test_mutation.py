@@ -11,10 +11,10 @@ from itertools import islice
 from pathlib import Path
 
 import changes
+import copies
 import judges
 import outcomes
 import pytest
-import runs
 from foretoken.core.prompt import Prompt
 
 ROOT = Path(__file__).parents[2]
@@ -139,12 +139,12 @@ def test_changes_are_judged_in_a_copy(judge, tmp_path):
 
 
 def test_what_uses_no_time_is_ended(monkeypatch):
-    monkeypatch.setattr(runs, "IDLE_LIMIT_S", 0.05)
+    monkeypatch.setattr(copies, "IDLE_LIMIT_S", 0.05)
     child = os.fork()
     if child == 0:
         os.setsid()
         time.sleep(600)
         os._exit(0)
-    runs._wait_for(child)
+    copies._wait_for(child)
     with pytest.raises(ChildProcessError):
         os.waitpid(child, 0)

@@ -31,9 +31,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from changes import CHANGED, ROOT, Change, drawn, modules_of
+from copies import Copy, children_s, warm_up
 from judges import reach_of, that_run
 from outcomes import read_results, report, source_of
-from runs import Copy, children_s, warm_up
 
 EQUIVALENT = ROOT / "tests" / "support" / "equivalent_changes.json"
 
