@@ -110,8 +110,11 @@ class Assembly:
             rows += self.memory.explain()
         config, engine = self.spec.config, self.scenario.engine
         for name, unit in (("max_running", "requests in a batch"), ("chunk_size", "prompt tokens of a step")):
+            value, usual = getattr(config, name), getattr(server.on(self.gpu), name)
             source = f"default of {server.name} on {self.gpu.name}" if getattr(engine, name) is None else "scenario"
-            rows.append((f"engine: {name}", getattr(config, name), unit, source))
+            if source != "scenario" and value < usual:
+                source += f" ({usual:,}), within engine.max_step_tokens"
+            rows.append((f"engine: {name}", value, unit, source))
         rows.append(("scheduling mode", config.mode, "", config.mode_reason))
         source = _acceptance_source(self.scenario, self.preset)
         rows.append(("acceptance", type(self.acceptance).__name__, "", source))
@@ -254,25 +257,33 @@ def _spec(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape) -> E
     usual = server.on(gpu)
     defaults = {"mixed": server.mixed, "chunk_size": usual.chunk_size, "max_running": usual.max_running}
     given |= {key: value for key, value in defaults.items() if given[key] is None}
-    sizes = hardware.graph_sizes
-    if _graph_unit(scenario) == "tokens":  # of rows, by which the number of draft steps is chosen
-        sizes = default_graph_sizes(given["max_running"])
-    elif sizes is None:
-        sizes = server.graph_sizes(gpu, hardware.devices, given["max_running"])
-    spec = resolve_spec(
-        EngineConfig(
-            num_pages=UNSIZED_POOL,
-            context_len=scenario.model.context_len or target.max_context,
-            **given,
-        ),
-        algorithm,
-        **speculation.model_dump(exclude={"algorithm", "heads"}),
-        mode=engine.mode,
-        graph_sizes=sizes if hardware.cuda_graphs else None,
-        num_heads=speculation.heads if algorithm.drafter is Drafter.HEADS else None,
-        read_file=read_text,
-        source="speculation",
-    )
+
+    def resolve(rows: int) -> EngineSpec:
+        sizes = hardware.graph_sizes
+        if _graph_unit(scenario) == "tokens":  # of rows, by which the number of draft steps is chosen
+            sizes = default_graph_sizes(rows)
+        elif sizes is None:
+            sizes = server.graph_sizes(gpu, hardware.devices, rows)
+        return resolve_spec(
+            EngineConfig(
+                num_pages=UNSIZED_POOL,
+                context_len=scenario.model.context_len or target.max_context,
+                **given | {"max_running": rows},
+            ),
+            algorithm,
+            **speculation.model_dump(exclude={"algorithm", "heads"}),
+            mode=engine.mode,
+            graph_sizes=sizes if hardware.cuda_graphs else None,
+            num_heads=speculation.heads if algorithm.drafter is Drafter.HEADS else None,
+            read_file=read_text,
+            source="speculation",
+        )
+
+    spec = resolve(given["max_running"])
+    if engine.max_running is None and spec.config.mixed and spec.config.max_step_tokens is not None:
+        most = (spec.config.max_step_tokens - 1) // spec.max_num_draft_tokens  # beside which a prompt still has room
+        if 0 < most < spec.config.max_running:
+            spec = resolve(most)
     heads = speculation.heads or max(spec.max_steps, 1)
     problems = algorithm.problems(AlgorithmShape(spec.max_steps, spec.topk, target.hidden, heads))
     if problems:

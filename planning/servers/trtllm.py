@@ -135,8 +135,9 @@ def _engine(given: Given, settings: dict[str, Any], left: dict[str, str], assume
         if value is None:
             assumed.append(f"{name} is {default}, its default")
     tokens = tokens or USUAL.chunk_size
+    if running is not None:  # else fewer where the drafts of so many exceed a step
+        settings["engine.max_running"] = running
     settings |= {
-        "engine.max_running": running or USUAL.max_running,
         "engine.chunk_size": tokens,
         "engine.max_step_tokens": max(tokens, running or 0),
         "engine.mode": "synchronous" if given.flag("disable-overlap-scheduler") else "overlap",
@@ -205,7 +206,7 @@ def _speculation(given: Given, settings: dict[str, Any], left: dict[str, str], a
         return
     settings["speculation.algorithm"] = algorithm
     most_rows = (settings["engine.max_step_tokens"] - 1) // (steps + 1)
-    if settings["engine.max_running"] > most_rows > 0:
+    if settings.get("engine.max_running", USUAL.max_running) > most_rows > 0:
         settings["engine.max_running"] = most_rows
         assumed.append(f"{most_rows} requests decode at a time: so many with {steps} drafts are within max_num_tokens")
     draft = table.get("speculative_model") or table.get("speculative_model_dir")

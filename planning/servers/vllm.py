@@ -130,10 +130,11 @@ def _engine(given: Given, settings: dict[str, Any], left: dict[str, str], assume
         tokens = usual.chunk_size
         assumed.append(f"max-num-batched-tokens is {tokens}, its default on {gpu}")
     tokens = max(tokens, running)
+    if given.integer("max-num-seqs") is not None:  # else fewer where the drafts of so many exceed a step
+        settings["engine.max_running"] = running
     block = given.integer("block-size") or BLOCK_SIZE
     utilization = given.share("gpu-memory-utilization") or UTILIZATION
     settings |= {
-        "engine.max_running": running,
         "engine.chunk_size": tokens,
         "engine.max_step_tokens": tokens,
         "engine.page_size": block,

@@ -186,6 +186,14 @@ def test_what_cannot_be_read_is_said_all_at_once(server: str, command: str, mess
     assert all(message in text for message in messages), text
 
 
+def test_the_default_batch_is_what_a_step_holds_with_its_drafts():
+    settings = read_launch("vllm", "vllm serve qwen3-8b", "--from", "H100").settings
+    for speculation, rows in (("NONE", 1024), ("EAGLE3", (8192 - 1) // 8)):
+        drafting = {} if speculation == "NONE" else {"policy": "fixed", "steps": 7}
+        given = settings | {"speculation": {"algorithm": speculation} | drafting}
+        assert assemble(load_scenario(None, (), {"--from": given})[0]).spec.config.max_running == rows
+
+
 def test_defaults_follow_the_device_and_the_model():
     def keys(server: str, command: str, gpu: str) -> dict[str, Any]:
         return dict(read_launch(server, command, "--from", gpu).settings)
@@ -202,8 +210,9 @@ def test_defaults_follow_the_device_and_the_model():
         "num_draft_tokens": 8,
     }
     assert llama["engine.max_running"] == 48
-    assert keys("vllm", "vllm serve qwen3-8b", "L4")["engine.max_running"] == 256
-    assert keys("vllm", "vllm serve qwen3-8b", "H100")["engine.max_running"] == 1024
+    for gpu, rows in (("L4", 256), ("H100", 1024)):
+        launch = read_launch("vllm", "vllm serve qwen3-8b", "--from", gpu)
+        assert f"max-num-seqs is {rows}, its default on {gpu}" in launch.assumed
     groups = keys("sglang", "--tp 8 --dp 4 --enable-dp-attention --ep 8", "H100")
     assert (
         groups["hardware.tensor_parallel"],
