@@ -6,8 +6,8 @@
 
 Starts `foretoken serve --simulate --stamp` and keeps so many streams open, each the next request of a client whose last one has ended.
 Prints the table of docs/serve.md: requests that were lost (a stream without its end, or with another number of tokens than it asked for),
-tokens per second, the time from a simulated round's end (the stamp of an event) until this process has read its text, and the memory of the
-server. Server and client have a core each, where the system lets them. Exit code 1 if a request was lost.
+tokens per second, the time from a simulated round's end (the stamp of an event) until this process finds its text there, and the memory
+of the server. Server and client have a core each, where the system lets them. Exit code 1 if a request was lost.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STAMP = re.compile(rb"\n: (\d+)\n")
 
 @dataclass
 class Stream:
-    """One connection, and what has come of the answer to its newest request: when it was read, and what."""
+    """One connection, and what has come of the answer to its newest request: when it was there, and what."""
 
     socket: socket.socket
     dice: random.Random
@@ -72,7 +72,7 @@ class Seen:
         return whole, len(got) - whole, sum(got)
 
     def delays_ms(self, since_ns: int) -> np.ndarray:
-        """Return how long after its stamp each event was read, float64 [events], of those that were stamped since then."""
+        """Return how long after its stamp each event was there, float64 [events], of those that were stamped since then."""
         found = [
             (at_ns, int(stamp)) for _, parts in self.answers for at_ns, data in parts for stamp in STAMP.findall(data)
         ]
@@ -104,10 +104,12 @@ def load(port: int, pid: int, num_streams: int, seconds: float) -> tuple[Seen, i
             stream.ask()
         if now >= begin + len(seen.memory):
             seen.memory.append(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096)
-        for number, _ in poll.poll(0.01):
+        ready = poll.poll(0.01)
+        came_ns = time.time_ns()  # at the latest: what is read below was there when `poll` returned
+        for number, _ in ready:
             stream = streams[number]
-            data = stream.socket.recv(1 << 16)
-            stream.parts.append((time.time_ns(), data))
+            data = stream.socket.recv(1 << 14)
+            stream.parts.append((came_ns, data))
             if data and not data.endswith(LAST_CHUNK):
                 continue
             seen.answers.append((stream.asked, stream.parts))

@@ -28,8 +28,8 @@ from .frontend import Frontend
 SWITCH_INTERVAL_S = 0.0002
 """How long a thread may keep the interpreter while another waits for it: with Python's 5 ms, so long would each call of the event loop into
 the system take while the scheduler computes."""
-
-
+COLLECT_AFTER = (50_000, 20, 50)
+"""When Python looks for reference cycles: serving makes hardly any, and a look through all objects lasts longer than a round's events."""
 MOST_HEAD_BYTES = 1 << 16
 """Of a request's line and headers together."""
 FLUSH_S = 2.0
@@ -161,6 +161,7 @@ class Server(uvicorn.Server):
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         gc.collect()
         gc.freeze()  # what stands at the start is not looked through again and again
+        gc.set_threshold(*COLLECT_AFTER)
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
