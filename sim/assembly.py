@@ -257,6 +257,7 @@ def _spec(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape) -> E
     usual = server.on(gpu)
     defaults = {"mixed": server.mixed, "chunk_size": usual.chunk_size, "max_running": usual.max_running}
     given |= {key: value for key, value in defaults.items() if given[key] is None}
+    context_len = scenario.model.context_len or target.max_context
 
     def resolve(rows: int) -> EngineSpec:
         sizes = hardware.graph_sizes
@@ -265,11 +266,7 @@ def _spec(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape) -> E
         elif sizes is None:
             sizes = server.graph_sizes(gpu, hardware.devices, rows)
         return resolve_spec(
-            EngineConfig(
-                num_pages=UNSIZED_POOL,
-                context_len=scenario.model.context_len or target.max_context,
-                **given | {"max_running": rows},
-            ),
+            EngineConfig(num_pages=UNSIZED_POOL, context_len=context_len, **given | {"max_running": rows}),
             algorithm,
             **speculation.model_dump(exclude={"algorithm", "heads"}),
             mode=engine.mode,
