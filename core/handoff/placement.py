@@ -2,8 +2,10 @@
 cluster are its drivers.
 
 A request is placed on a prefill and a decode worker. When a worker is lost, all living ones are told, and drop what they share with it.
-When each of them has answered, or is lost as well, the old attempts can have no further effect, and whoever died at the same time is
-known: so workers that die at once are one loss to a request. Then the verdict is given:
+The verdict waits until each of them has answered or is lost, too. From then on no message of an old attempt can have an effect. Workers
+that died at the same time have not answered, so no request goes on at one of them, and together they are one loss to a request.
+
+The verdict:
 
     the request had joined a decode worker that lives    it goes on there
     else                                                 it begins again on living workers, behind the tokens that its client has

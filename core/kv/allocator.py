@@ -246,7 +246,7 @@ class KVAllocator:
 
 
 class SlotCount(KVAllocator):
-    """Counts slots and names none: each is slot 0. For engines that nobody asks which slots a row has."""
+    """Counts the slots that are held, and gives each out as slot 0. For simulations that ask how many slots a row has, never which."""
 
     def __init__(self, num_pages: int, page_size: int = 1) -> None:
         super().__init__(num_pages, page_size)

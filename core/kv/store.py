@@ -40,7 +40,7 @@ class KVStore:
     """Allocator, request table and prefix cache behind one set of moves, so that no slot is ever between two owners.
 
     `revision` counts up whenever something happened after which a request that did not fit might fit. Without `named` slots are counted
-    and not named, which decides alike and takes a fifth less of a simulation's time; then there is no cache, and no transfer.
+    and not named, which decides alike and takes less time; then there is no cache, and no transfer.
     """
 
     def __init__(

@@ -122,7 +122,9 @@ def _formats(given: Given, settings: dict[str, Any], left: dict[str, str]) -> No
 def _engine(given: Given, settings: dict[str, Any], left: dict[str, str], assumed: list[str], gpu: str) -> None:
     usual = server_profile(PROFILE).on(lookup_gpu(gpu))
     running = given.integer("max-num-seqs")
-    if running is None:
+    if running is not None:
+        settings["engine.max_running"] = running
+    else:  # or fewer, where the drafts of so many exceed a step
         running = usual.max_running
         assumed.append(f"max-num-seqs is {running}, its default on {gpu}")
     tokens = given.integer("max-num-batched-tokens")
@@ -130,8 +132,6 @@ def _engine(given: Given, settings: dict[str, Any], left: dict[str, str], assume
         tokens = usual.chunk_size
         assumed.append(f"max-num-batched-tokens is {tokens}, its default on {gpu}")
     tokens = max(tokens, running)
-    if given.integer("max-num-seqs") is not None:  # else fewer where the drafts of so many exceed a step
-        settings["engine.max_running"] = running
     block = given.integer("block-size") or BLOCK_SIZE
     utilization = given.share("gpu-memory-utilization") or UTILIZATION
     settings |= {
