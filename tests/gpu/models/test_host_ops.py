@@ -7,6 +7,7 @@ import pytest
 import torch
 from foretoken.gpu.batch.paged import PagedAttention
 from foretoken.gpu.batch.pools import KVPool
+from foretoken.gpu.models.checkpoint import random_weights
 from foretoken.gpu.models.config import LLAMA, QWEN2, QWEN3, QWEN3_MOE, ModelConfig, MoeConfig
 from foretoken.gpu.models.decoder import Capture
 from foretoken.gpu.models.eagle import Eagle3Head, EagleHead, MultiLayerEagle
@@ -17,7 +18,6 @@ from foretoken.gpu.models.weights import initialize
 from foretoken.gpu.ops.host_keys import host_pass_of, view_keys, window_keys
 from foretoken.gpu.ops.host_ops import HostOps, rms_norm
 from foretoken.gpu.ops.port import DecodeBatch, VerifyBatch
-from test_models import random_weights
 
 SLOTS = 40
 OPS = HostOps()

@@ -17,28 +17,6 @@ from foretoken.gpu.models.weights import initialize
 from foretoken.gpu.ops.torch_ops import TorchOps
 from foretoken.gpu.session.plan import resolve_dtype
 from foretoken.gpu.tiny.dense import DenseAttention
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GptOssConfig,
-    GptOssForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
 
 SMALL = dict(  # noqa: C408
     vocab_size=97,
@@ -61,78 +39,71 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 
 FAMILIES = {
-    "llama": (LlamaForCausalLM, LlamaConfig(**SMALL)),
+    "llama": ("LlamaForCausalLM", {}),
     "llama, one kv head, tied, other head size": (
-        LlamaForCausalLM,
-        LlamaConfig(**SMALL | {"num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": True}),
+        "LlamaForCausalLM",
+        {"num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": True},
     ),
-    "llama, all biases": (LlamaForCausalLM, LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True)),
-    "llama, no grouping, llama3 rope": (
-        LlamaForCausalLM,
-        LlamaConfig(**SMALL | {"num_key_value_heads": 4}, rope_parameters=LLAMA3),
-    ),
+    "llama, all biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+    "llama, no grouping, llama3 rope": ("LlamaForCausalLM", {"num_key_value_heads": 4, "rope_parameters": LLAMA3}),
     "llama, linear rope": (
-        LlamaForCausalLM,
-        LlamaConfig(**SMALL, rope_parameters={"rope_type": "linear", "factor": 2.5, "rope_theta": 100.0}),
+        "LlamaForCausalLM",
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 100.0}},
     ),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SMALL)),
-    "qwen2, tied, yarn": (Qwen2ForCausalLM, Qwen2Config(**SMALL, tie_word_embeddings=True, rope_parameters=YARN)),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SMALL, head_dim=16)),
+    "qwen2": ("Qwen2ForCausalLM", {}),
+    "qwen2, tied, yarn": ("Qwen2ForCausalLM", {"tie_word_embeddings": True, "rope_parameters": YARN}),
+    "qwen3": ("Qwen3ForCausalLM", {"head_dim": 16}),
     "qwen3, biases, yarn without truncation": (
-        Qwen3ForCausalLM,
-        Qwen3Config(
-            **SMALL,
-            head_dim=32,
-            attention_bias=True,
-            rope_parameters=YARN | {"truncate": False, "beta_fast": 20.0, "beta_slow": 2.0, "attention_factor": 1.2},
-        ),
+        "Qwen3ForCausalLM",
+        {
+            "head_dim": 32,
+            "attention_bias": True,
+            "rope_parameters": YARN | {"truncate": False, "beta_fast": 20.0, "beta_slow": 2.0, "attention_factor": 1.2},
+        },
     ),
-    "qwen3 moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**SMALL, **MOE)),
+    "qwen3 moe": ("Qwen3MoeForCausalLM", MOE),
     "qwen3 moe, normed, every other layer": (
-        Qwen3MoeForCausalLM,
-        Qwen3MoeConfig(**SMALL, **MOE, norm_topk_prob=True, decoder_sparse_step=2),
+        "Qwen3MoeForCausalLM",
+        MOE | {"norm_topk_prob": True, "decoder_sparse_step": 2},
     ),
-    "qwen3 moe, one layer without experts": (
-        Qwen3MoeForCausalLM,
-        Qwen3MoeConfig(**SMALL, **MOE, mlp_only_layers=[1]),
-    ),
+    "qwen3 moe, one layer without experts": ("Qwen3MoeForCausalLM", MOE | {"mlp_only_layers": [1]}),
     "qwen2, windows from the second layer on": (
-        Qwen2ForCausalLM,
-        Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=9, max_window_layers=1),
+        "Qwen2ForCausalLM",
+        {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
     ),
-    "mistral, windows": (MistralForCausalLM, MistralConfig(**SMALL, sliding_window=7)),
-    "mistral": (MistralForCausalLM, MistralConfig(**SMALL, sliding_window=None, head_dim=16)),
-    "mixtral": (MixtralForCausalLM, MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2)),
-    "phi3": (Phi3ForCausalLM, Phi3Config(**SMALL, sliding_window=11, pad_token_id=0)),
+    "mistral, windows": ("MistralForCausalLM", {"sliding_window": 7}),
+    "mistral": ("MistralForCausalLM", {"sliding_window": None, "head_dim": 16}),
+    "mixtral": ("MixtralForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "phi3": ("Phi3ForCausalLM", {"sliding_window": 11, "pad_token_id": 0}),
     "gemma2": (
-        Gemma2ForCausalLM,
-        Gemma2Config(**SMALL, head_dim=16, sliding_window=8, query_pre_attn_scalar=24, final_logit_softcapping=5.0),
+        "Gemma2ForCausalLM",
+        {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 24, "final_logit_softcapping": 5.0},
     ),
     "gemma3, two rotations": (
-        Gemma3ForCausalLM,
-        Gemma3TextConfig(
-            **SMALL,
-            head_dim=16,
-            sliding_window=8,
-            layer_types=["sliding_attention", "sliding_attention", "full_attention"],
-            rope_parameters={
+        "Gemma3ForCausalLM",
+        {
+            "head_dim": 16,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
             },
-        ),
+        },
     ),
     "gpt-oss": (
-        GptOssForCausalLM,
-        GptOssConfig(
-            **SMALL,
-            head_dim=16,
-            sliding_window=6,
-            num_local_experts=4,
-            num_experts_per_tok=2,
-            rope_parameters=YARN | {"truncate": False},
-        ),
+        "GptOssForCausalLM",
+        {
+            "head_dim": 16,
+            "sliding_window": 6,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_parameters": YARN | {"truncate": False},
+        },
     ),
 }
+
+pytestmark = pytest.mark.xdist_group("transformers")
 
 
 def randomize(model: torch.nn.Module, seed: int) -> None:
@@ -143,13 +114,19 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.15, generator=generator)
 
 
+def model_of_transformers(name: str, **fields) -> torch.nn.Module:
+    """transformers takes seconds to import: not while tests are collected, and in one worker."""
+    model = getattr(pytest.importorskip("transformers"), name)
+    config = model.config_class(**SMALL | fields)
+    config._attn_implementation = "eager"  # attention written out: torch's own knows neither soft caps nor sinks
+    return model(config).eval()
+
+
 @pytest.fixture(params=list(FAMILIES), scope="module")
 def pair(request, tmp_path_factory):
     """(transformers' model, ours loaded from what it saved)"""
-    factory, config = FAMILIES[request.param]
-    # Attention written out: torch's own knows neither soft caps nor sinks.
-    config._attn_implementation = "eager"
-    theirs = factory(config).eval()
+    name, fields = FAMILIES[request.param]
+    theirs = model_of_transformers(name, **fields)
     randomize(theirs, seed=list(FAMILIES).index(request.param))
     directory = tmp_path_factory.mktemp("model")
     theirs.save_pretrained(directory)
@@ -203,7 +180,7 @@ def test_what_is_saved_loads_in_transformers(pair, tmp_path):
 
 @torch.no_grad()
 def test_routed_experts_are_those_that_transformers_chooses():
-    theirs = Qwen3MoeForCausalLM(Qwen3MoeConfig(**SMALL, **MOE, mlp_only_layers=[1], output_router_logits=True)).eval()
+    theirs = model_of_transformers("Qwen3MoeForCausalLM", **MOE, mlp_only_layers=[1], output_router_logits=True)
     randomize(theirs, seed=5)
     config = ModelConfig.from_dict({**theirs.config.to_dict(), "architectures": [QWEN3_MOE]})
     ours = Decoder(config, TorchOps(), "cpu", torch.float32)

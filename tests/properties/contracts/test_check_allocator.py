@@ -11,7 +11,7 @@ from unittest import SkipTest
 import pytest
 from bad_allocators import Exact, ListAllocator, NegativeSlice
 from foretoken.checks import driver
-from foretoken.checks.adapters import kv_allocator, kv_store
+from foretoken.checks.adapters import kv_allocator
 from foretoken.checks.registry import SUBJECTS
 from foretoken.core.errors import ConfigError
 from foretoken.properties.allocator import plain
@@ -19,7 +19,7 @@ from foretoken.properties.allocator.contract import AllocatorCapabilities, Alloc
 from foretoken.properties.conformance import AllocatorConformance, check, check_allocator
 from foretoken.properties.harness.importing import load_make
 from foretoken.properties.harness.report import PropertiesBroken
-from foretoken.properties.harness.swarm import Budget, Swarm
+from foretoken.properties.harness.swarm import Budget
 from foretoken.properties.invariants import all_invariants
 from foretoken.properties.invariants.registry import BY_THE_MATRIX
 from foretoken.properties.suites import suite_of
@@ -39,25 +39,6 @@ def test_ours_hold(name, record_property):
     record_property(
         "note", f"{name}: {rate:,.0f} operations per second of processor time, everything recounted after each"
     )
-
-
-class TurnsPagesAround(kv_store.KVStoreAdapter):
-    """Rows run backwards inside each page."""
-
-    def slots_of(self, request):
-        slots = super().slots_of(request)
-        return slots.reshape(-1, self.store.page_size)[:, ::-1].ravel()
-
-
-def test_rows_run_forwards_inside_a_page():
-    def make(config):
-        adapter = kv_store.make(config)
-        adapter.__class__ = TurnsPagesAround
-        return adapter
-
-    report = check(ALLOCATOR, make, capabilities=kv_store.make.capabilities, budget=2_000)
-    (failure,) = report.failures
-    assert failure.id == "ALLOC-11" and len(failure.case.operations) <= 3, failure.text()
 
 
 def test_holds_of_a_foreign_allocator():
@@ -187,37 +168,6 @@ def test_how_an_invariant_is_checked_is_said_honestly():
     assert set(re.findall(r'InvariantViolation\(\s*"([A-Z]+-\d+)"', text)) == BY_THE_MATRIX
     unchecked = [item for item in all_invariants() if item.check is None and item.id not in BY_THE_MATRIX]
     assert all(item.how == "not yet checked" for item in unchecked)
-
-
-# -- draws ------------------------------------------------------------------------------------------------------------
-
-
-def test_configurations_are_fresh_small_and_at_the_edges():
-    swarm = Swarm(ALLOCATOR, kv_store.make, kv_store.make.capabilities, seed=2)
-    configs = [swarm.drawn(run)[0] for run in range(400)]
-    assert {config.page_size for config in configs} == {1, 2, 3, 4, 8, 16}
-    assert {config.num_pages for config in configs} == set(range(1, 9))
-    assert all(config.row_width % config.page_size == 0 and config.num_rows for config in configs)
-    assert any(config.row_width < config.num_pages * config.page_size for config in configs)
-    kinds = [frozenset(type(operation) for operation in swarm.drawn(run)[1]) for run in range(400)]
-    assert len(set(kinds)) > 6, "kinds of operations are left out at random"
-
-
-def test_growth_is_asked_for_around_every_edge_of_a_page():
-    swarm = Swarm(ALLOCATOR, kv_store.make, kv_store.make.capabilities, seed=2)
-    asked = {}
-    for run in range(300):
-        config, operations = swarm.drawn(run)
-        for operation in operations:
-            if operation.tag == "grow":
-                asked.setdefault(config.page_size, set()).add(operation.num_tokens)
-    for size in (2, 4, 16):
-        assert {size - 1, size, size + 1, 2 * size - 1, 2 * size, 2 * size + 1, 3 * size} <= asked[size]
-
-
-def test_the_same_run_is_drawn_again():
-    first, second = (Swarm(ALLOCATOR, kv_allocator.make, kv_allocator.make.capabilities, seed=9) for _ in range(2))
-    assert first.drawn(17) == second.drawn(17) != first.drawn(18)
 
 
 # -- one test per invariant ---------------------------------------------------------------------------------------------

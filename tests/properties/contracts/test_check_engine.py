@@ -1,4 +1,4 @@
-"""The engine's suite: ours and a plain one hold, broken ones are found, and what the trial itself does is right."""
+"""The engine's suite: ours and a plain one hold, broken ones are found, and twins of configurations are sound."""
 
 import itertools
 import time
@@ -8,13 +8,9 @@ import pytest
 from foretoken.checks.adapters import core_engine
 from foretoken.checks.registry import SUBJECTS
 from foretoken.core.errors import ConfigError
-from foretoken.properties.conformance import EngineConformance, check
+from foretoken.properties.conformance import check
 from foretoken.properties.engine import plain
-from foretoken.properties.engine.contract import SHAPES, EngineCapabilities, ServingConfig, Wish
-from foretoken.properties.engine.device import Device
-from foretoken.properties.engine.language import GARBAGE, NOTHING, num_correct, prompt_of, stream_of
-from foretoken.properties.engine.model import Chunk, EngineModel, Flight, Life, RoundRow
-from foretoken.properties.engine.rules import extent, limits_of, promises, verdict
+from foretoken.properties.engine.contract import SHAPES, EngineCapabilities, ServingConfig
 from foretoken.properties.engine.trial import EngineTrial as Do
 from foretoken.properties.harness.importing import load_make
 from foretoken.properties.harness.letters import Choices, simpler_choices
@@ -47,14 +43,6 @@ def test_they_hold(name, record_property):
     # It takes the whole quick budget to come across an S of 0 in a run that is compared with another.
     assert set(report.vacuous) <= {"ACCEPT-15 was never evaluated"}
     record_property("note", f"{name}: {rate:,.0f} operations per second of processor time, recounted after each")
-
-
-class TestPlain(EngineConformance):
-    capabilities = ("slots",)
-    budget = 30_000
-
-    def make(self, config):
-        return plain.PlainEngine(config)
 
 
 # -- broken ones ------------------------------------------------------------------------------------------------------
@@ -129,20 +117,6 @@ def test_twins_of_other_configurations_do_not_fail_for_themselves():
 # -- configurations ---------------------------------------------------------------------------------------------------
 
 
-def test_configurations_are_small_and_at_the_edges_and_ours_accepts_them():
-    swarm = Swarm(SUITE, core_engine.make, OURS, seed=2)
-    configs = [swarm.drawn(run)[0] for run in range(400)]
-    assert {config.page_size for config in configs} == {1, 2, 3, 4, 8, 16}
-    assert {config.max_steps for config in configs} >= {0, 1, 2, 5, 8}
-    assert {config.topk for config in configs} == {1, 2, 4, 16}
-    assert any(config.nodes(config.max_steps) != config.max_steps + 1 for config in configs)
-    assert any(config.num_slots < 2 * config.context_len for config in configs)
-    for flag in ("overlap", "mixed", "prefix_cache", "preempt"):
-        assert {getattr(config, flag) for config in configs} == {False, True}
-    for config in configs[:150]:
-        core_engine.make(config)
-
-
 def test_twins_and_simpler_ones_are_made_too():
     kinds = {item.twin for item in of_contract("engine") if item.twin}
     assert len(kinds) == 7
@@ -159,13 +133,6 @@ def test_twins_and_simpler_ones_are_made_too():
         Do.twin_config("upside down", SMALL)
 
 
-def test_capabilities_bound_the_configuration():
-    for bits in range(200):
-        config = ServingConfig.draw(Choices(bits), EngineCapabilities())
-        assert not (config.overlap or config.mixed or config.prefix_cache or config.preempt or config.step_tokens)
-        assert config.block_rounds == len(config.candidates) == 1 and config.chunk_size == config.context_len
-
-
 @pytest.mark.parametrize(("candidates", "topk", "tree_nodes"), dict.fromkeys(SHAPES))
 def test_the_slots_of_a_round_are_those_of_our_engine(candidates, topk, tree_nodes):
     for page_size, overlap in itertools.product((1, 2, 3, 4, 8, 16), (False, True)):
@@ -175,134 +142,7 @@ def test_the_slots_of_a_round_are_those_of_our_engine(candidates, topk, tree_nod
         assert (config.round_slots, config.reserve) == (sizes.alloc_len, sizes.reserve), config
 
 
-# -- the rules --------------------------------------------------------------------------------------------------------
-
-
-def _life(max_tokens=10, stops=(), prompt=4) -> tuple[EngineModel, Life]:
-    model = EngineModel(SMALL)
-    wish = Wish("a", prompt_of(0, prompt, 0), max_tokens, stop_tokens=stops)
-    life = model.lives["a"] = Life(wish, 1, max_tokens, stream_of(wish.prompt, 0, 0))
-    return model, life
-
-
-def test_what_must_be_promised():
-    room = SMALL.context_len
-    assert promises(SMALL, Wish("a", prompt_of(0, 5, 0), 4)) == (4, 4)
-    assert promises(SMALL, Wish("a", prompt_of(0, 5, 0), 90)) == (room - 5, room - 5)
-    small = replace(SMALL, num_pages=8)
-    assert promises(small, Wish("a", prompt_of(0, 5, 0), 90))[0] == 16 - small.whole_pages(small.reserve + 2) - 5
-    assert limits_of(SMALL, Wish("a", prompt_of(0, 5, 0), 1), 3) == set()
-    assert limits_of(replace(SMALL, max_queue=2), Wish("a", prompt_of(0, 5, 0), 1), 2) == {2}
-    assert limits_of(SMALL, Wish("a", prompt_of(0, room + 2, 0), 1), 0) == {room, room + 1, room + 2}
-
-
-def test_the_door():
-    assert verdict(SMALL, Wish("a", prompt_of(0, SMALL.context_len - 1, 0), 5), 0)[1]
-    tight = replace(SMALL, num_pages=SMALL.whole_pages(SMALL.context_len) // SMALL.page_size)
-    assert verdict(tight, Wish("a", prompt_of(0, SMALL.context_len - 1, 0), 5), 0) == ("", ""), (
-        "in doubt the engine decides"
-    )
-    assert verdict(SMALL, Wish("a", prompt_of(0, SMALL.context_len, 0), 5), 0)[0]
-
-
-def test_what_a_row_may_write_counts_what_is_in_flight():
-    _, life = _life(20)
-    life.kv, life.stay = 8, 1
-    assert SMALL.ahead == {2: 3}
-    assert extent(SMALL, [], life, 2, 1) == (True, 8, 11)
-    earlier = Flight(1, [], [RoundRow(life, 1, None, 8, True, None, 0, 8, 11)], 2, 3)
-    assert extent(SMALL, [earlier], life, 2, 1) == (False, 17, 20), "three rounds of three tokens may come before"
-    life.promise = 10
-    assert extent(SMALL, [earlier], life, 2, 1) == (False, 15, 18), "no row goes more than a round past the end"
-    life.stay = 2
-    assert extent(SMALL, [earlier], life, 2, 1) == (True, 8, 11), "another stay's steps do not move this one"
-
-
-# -- the device -------------------------------------------------------------------------------------------------------
-
-
-def _device(accept: int = 8) -> tuple[Device, Life, Flight]:
-    """A device that has computed a prompt of four tokens, and the step of its first round (S = 2)."""
-    model, life = _life()
-    device = Device(replace(SMALL, accept=accept), OURS)
-    model.admit(life, 0, 0)
-    slots = tuple(range(2, 18))
-    prefill = Flight(1, [Chunk(life, 1, life.row, 0, 0, tuple(life.wish.prompt), -1, 0, True)], [], 0, 1)
-    prefill.slots["a"] = slots
-    first = device.execute(prefill, 1).first
-    assert first == stream_of(life.wish.prompt, 0, 0).tokens[4:5]
-    flight = Flight(2, [], [RoundRow(life, 1, life.row, 4, True, None, 0, 4, 7)], 2, 1)
-    flight.slots["a"] = slots
-    return device, life, flight
-
-
-def test_a_round_leaves_nothing_of_what_was_rejected():
-    device, life, flight = _device(accept=0)
-    assert device.execute(flight, 1).runs == [[[life.truth.tokens[5]]]]
-    assert device.cells[2:7] == life.truth.hashes[:5] and device.cells[7:9] == [NOTHING, NOTHING]
-    device, life, flight = _device(accept=8)
-    assert device.execute(flight, 1).runs == [[life.truth.tokens[5:8]]]
-    assert device.cells[2:9] == life.truth.hashes[:7]
-
-
-@pytest.mark.parametrize("wrong", ["cell", "table", "length"])
-def test_a_wrong_read_is_a_wrong_token(wrong):
-    device, life, flight = _device()
-    if wrong == "cell":
-        device.forget([2])
-    elif wrong == "table":
-        flight.slots["a"] = (2, 3, 6, 7, *range(8, 20))
-    else:
-        flight.rows[0] = flight.rows[0]._replace(length=5)
-    answer = device.execute(flight, 1)
-    assert set(answer.runs[0][0]) == {GARBAGE} and life.row.wrong
-
-
-def test_drafts_do_not_depend_on_the_text():
-    assert {num_correct(1, position, 4, 8) for position in range(20)} == {4}
-    assert {num_correct(1, position, 4, 0) for position in range(20)} == {0}
-    assert {num_correct(1, position, 4, 4) for position in range(60)} == {0, 1, 2, 3, 4}
-
-
 # -- single histories -------------------------------------------------------------------------------------------------
-
-
-def _run(operations, watch=None, **changes):
-    config = replace(SMALL, **changes)
-    return SUITE.execute(core_engine.make, config, OURS, SUITE.invariants(OURS), operations, watch=watch)
-
-
-def test_a_request_is_served_to_its_end():
-    trial = _run([Do.submit("a", 5, 6), Do.run(20)], accept=8)
-    life = trial.model.ended["a"]
-    assert life.state == "length" and life.delivered == life.truth.tokens[5:11]
-    assert trial.model.verified == 2 and trial.model.correct == 4, "six tokens: one after the prompt, two rounds"
-
-
-def test_hostile_results_are_refused_and_change_nothing():
-    operations = [Do.submit("a", 5, 9), Do.run(2), Do.commit_again(), Do.plan(), Do.plan(), Do.commit_early()]
-    trial = _run(operations, overlap=True)
-    assert trial.executed[Do.commit_again] == trial.executed[Do.commit_early] == 1
-    assert trial.model.ended["a"].state == "length"
-
-
-def test_a_retracted_request_computes_what_it_was_given_again():
-    seen = []
-    operations = [Do.submit("a", 5, 9), Do.run(4), Do.retract("a"), Do.run(30)]
-    _run(operations, lambda operation, trial: seen.append(trial.model.lives.get("a") or trial.model.ended["a"]))
-    life = seen[-1]
-    assert life.retractions == 1 and life.delivered == life.truth.tokens[5:14]
-
-
-def test_equal_prompts_share_their_pages():
-    entered = []
-
-    def watch(operation, trial):
-        entered.extend((life.name, start) for life, start in trial.moment.admitted)
-
-    operations = [Do.submit("a", 9, 2), Do.run(12), Do.submit("b", 9, 2), Do.plan()]
-    _run(operations, watch, prefix_cache=True)
-    assert entered == [("b", 8)], "the last of nine positions is computed; the pages hold two"
 
 
 def test_a_violation_knows_how_far_it_came():

@@ -1,15 +1,12 @@
 """The relay's suite: ours hold, a relay that is not ours too, and a report says what is wrong."""
 
 import pytest
-from foretoken.checks.adapters import future_map
 from foretoken.checks.registry import SUBJECTS
-from foretoken.properties.conformance import RelayConformance, check, check_relay
+from foretoken.properties.conformance import check, check_relay
 from foretoken.properties.harness.importing import load_make
 from foretoken.properties.harness.report import PropertiesBroken
-from foretoken.properties.harness.swarm import Swarm
 from foretoken.properties.harness.trial import Violation
 from foretoken.properties.relay.contract import HIDDEN, RelayConfig
-from foretoken.properties.relay.model import RelayModel, length_of, stamp_of
 from foretoken.properties.relay.trial import RelayTrial
 from foretoken.properties.suites import suite_of
 
@@ -114,53 +111,3 @@ def test_a_relay_that_breaks_by_accident_is_reported_as_that():
 
     report = check(RELAY, Careless, capabilities=("misuse",), budget=5_000)
     assert report.failures[0].id in ("RAISES", "RELAY-02")
-
-
-def run(history):
-    config = RelayConfig(2, (0,), 2)
-    capabilities = future_map.make.capabilities
-    return RELAY.execute(future_map.make, config, capabilities, RELAY.invariants(capabilities), history, drain=False)
-
-
-def test_what_makes_no_sense_is_left_out():
-    t = RelayTrial
-    senseless = [t.write((1,)), t.read((1,)), t.release(1), t.inherit(1, 2), t.read_as(1, 1, ()), t.half_as(1, 1)]
-    assert run([*senseless, t.stash_oddly("missing", 1), t.read_anyway((3,))]).num_operations == 0
-    trial = run([t.open(1), t.open(2), t.open(3), t.write((1, 1, 2, 0))])
-    assert trial.executed == {t.open: 2, t.write: 1} and len(trial.model.cells) == 2
-
-
-def test_the_model_follows_what_is_refused():
-    t = RelayTrial
-    trial = run([t.open(1), t.open(2), t.write((1, 2)), t.read_as(1, 1, (2,)), t.read((2, 0, 1))])
-    assert trial.moment.answer == (length_of(2), 0, length_of(1)) and not trial.model.cells
-    trial = run([t.open(1), t.write((1,)), t.inherit(1, 2), t.read_anyway((2,)), t.write_anyway("lengths", (2,))])
-    assert trial.moment.refusal and len(trial.model.cells) == 1
-
-
-def test_every_value_is_written_once_and_tells_its_write():
-    model = RelayModel(RelayConfig(3, (0, 3), 4), 1)
-    seen = set()
-    for stamp in (model.new_stamp(5), model.new_stamp(6), 2_000):
-        values = model.values(stamp).values()
-        entries = [length_of(stamp), *(entry for v in values for entry in (v if isinstance(v, list) else [v]))]
-        assert len(entries) == 9 and not seen & set(entries)
-        assert all(stamp_of(entry) == stamp for entry in entries)
-        seen |= set(entries)
-    assert model.written == {1: 5, 2: 6}
-
-
-def test_configurations_differ_and_hidden_states_are_rare_enough():
-    swarm = Swarm(RELAY, future_map.make, future_map.make.capabilities, seed=2)
-    configs = [swarm.drawn(run)[0] for run in range(200)]
-    assert {config.num_rows for config in configs} == {1, 2, 3, 4}
-    hidden = [config.hidden_width for config in configs]
-    assert 60 < hidden.count(0) < 140 and {0, 1, 4} == set(hidden)
-
-
-class TestOurs(RelayConformance):
-    capabilities = future_map.make.capabilities
-    budget = 5_000
-
-    def make(self, config):
-        return future_map.make(config)
