@@ -13,9 +13,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from ..core.errors import ForetokenError
 from ..sim.assembly import assemble
-from ..sim.load import make_workload, scan_workload
+from ..sim.load import make_workload
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
 from .candidates import REPLICAS, Candidate, base_tables
@@ -67,7 +69,8 @@ class Question:
 class Ranked:
     """A candidate with what was found: the greatest load on `gpus` devices, or the least devices for the load asked for.
 
-    `dropped`: it was not searched again after the first round. `equal`: it cannot be told apart from the best one.
+    `dropped`: it was not searched again after the first round. `equal`: it cannot be told apart from the best one; if dropped, by the
+    first round.
     """
 
     candidate: Candidate
@@ -91,6 +94,7 @@ class Plan:
     question: Question
     rough: dict[int, Finding] = field(default_factory=dict)
     fine: dict[int, Finding] = field(default_factory=dict)
+    on_a_quarter: Sequence[int] = ()  # candidates whose rough finding is that of a quarter of a trace
 
     @property
     def load_key(self) -> str:
@@ -111,13 +115,16 @@ class Plan:
             nearest = min(able, key=self._distance)  # alone it is searched on: how many devices it would take
             yield from self._first_round([nearest], workers, ends_early=False)
         kept = self._kept(self.rough, DROPPED_BELOW)
-        if self.question.load is None and self._quarter > ROUGH_ROWS:
-            slices = {"workload.num_requests": self._quarter}
-            closer = {index: self._search_again(index, 1, CLOSER, 1 + ROUGH, lambda load: slices) for index in kept}
-            yield from self._searched("first", self.rough, closer, workers)
-            # One seed on a quarter is as sure as its tolerance, and the cost model as its error.
-            kept = self._kept(kept, 1 - CLOSER - self.question.model_error)
-        again = {index: self._fine_search(index) for index in kept}
+        if self._has_slices and kept:
+            again = {index: self._search_again(index, 1, CLOSER, 1 + ROUGH, self._busiest_quarter) for index in kept}
+            yield from self._searched("first", self.rough, again, workers)
+            self.on_a_quarter = kept
+            # One seed on a quarter is as sure as its tolerance. What the cost model cannot tell apart no longer run can.
+            kept = self._kept(kept, 1 - CLOSER)
+            yield from self._searched(
+                "second", self.fine, {best: self._fine_search(best) for best in kept[:1]}, workers
+            )
+        again = {index: self._fine_search(index) for index in kept if index not in self.fine}
         yield from self._searched("second", self.fine, again, workers)
 
     def _first_round(
@@ -135,12 +142,33 @@ class Plan:
             yield name, index, finding
 
     @cached_property
-    def _quarter(self) -> int:
-        """Requests in a quarter of a trace that is run as a whole; 0 if none is."""
+    def _arrivals_s(self) -> np.ndarray:
+        """When the requests of a trace that is run as a whole arrive: seconds of the trace, float64, in order; empty if none is."""
         if self.question.requests is not None or self.scenario.workload.trace is None:
-            return 0
-        rows, _ = scan_workload(make_workload(self.scenario, 1))
-        return math.ceil(FIRST_SHARE * rows)
+            return np.empty(0)
+        start_s, scale = self.scenario.workload.start_s, self.scenario.workload.rate_scale
+        return np.array([start_s + one.time_ns * scale / 1e9 for one in make_workload(self.scenario, 1)])
+
+    @property
+    def _has_slices(self) -> bool:
+        """Whether the first round takes slices of a trace, and a quarter is more than its least."""
+        return self.question.load is None and FIRST_SHARE * len(self._arrivals_s) > ROUGH_ROWS
+
+    @cached_property
+    def _slices(self) -> dict[int, dict[str, Any]]:
+        """The settings of runs of so many requests: those that arrived in the least time, for the limits are broken there first."""
+        slices = {}
+        for count in (ROUGH_ROWS, math.ceil(FIRST_SHARE * len(self._arrivals_s))):
+            slices[count] = {"workload.num_requests": count}
+            if len(self._arrivals_s) > count:
+                first = int(np.argmin(self._arrivals_s[count - 1 :] - self._arrivals_s[: 1 - count]))
+                start_s = math.floor(self._arrivals_s[first] * 1e6) / 1e6  # so that no rounding passes over the first
+                slices[count]["workload.start_s"] = max(start_s, self.scenario.workload.start_s)
+        return slices
+
+    def _busiest_quarter(self, load: float) -> Mapping[str, Any]:
+        """Return the settings of a run of a quarter of a trace's requests."""
+        return self._slices[math.ceil(FIRST_SHARE * len(self._arrivals_s))]
 
     def _is_hopeless(self, index: int) -> bool:
         """Return whether a candidate is far from the load asked for, by the first round."""
@@ -176,8 +204,14 @@ class Plan:
         return (item.dropped, not item.holds, item.gpus * self._gpu_cost(item.candidate), item.finding.excess)
 
     def _is_equal(self, best: Ranked, item: Ranked) -> bool:
-        if item.dropped or not item.holds or item is best:
+        if item is best or best.dropped or not item.holds:
             return item is best
+        if item.dropped:
+            places = [self.candidates.index(one.candidate) for one in (best, item)]
+            if not set(places) <= set(self.on_a_quarter):
+                return False
+            loads = [self.rough[place].value for place in places]
+            return math.log(loads[0] / loads[1]) <= math.hypot(CLOSER, self.question.model_error)
         if self.question.load is not None:
             costs = [one.gpus * self._gpu_cost(one.candidate) for one in (item, best)]
             return costs[0] <= costs[1]
@@ -236,17 +270,37 @@ class Plan:
         )
 
     def _search_again(
-        self, index: int, num_seeds: int, tolerance: float, factor: float, sized: Callable[[float], dict[str, Any]]
+        self,
+        index: int,
+        num_seeds: int,
+        tolerance: float,
+        factor: float,
+        sized: Callable[[float], Mapping[str, Any]],
     ) -> Search:
         asked, candidate = self.question, self.candidates[index]
         settings = {**candidate.settings, REPLICAS: self._engines(candidate)}
         start, seeds = self.rough[index].value, asked.seeds[:num_seeds]
-        return greatest_load(settings, self.load_key, start, asked.objectives, seeds, tolerance, factor, sized)
+        if self.fine:  # the best one's: what a whole trace holds beside its quarter is much the same for all
+            first = next(iter(self.fine))
+            start *= self.fine[first].value / self.rough[first].value or 1.0
+        # On a trace the arrivals and lengths are given: seeds hardly differ.
+        bracket_seeds = 1 if self._has_slices else 2
+        return greatest_load(
+            settings,
+            self.load_key,
+            start,
+            asked.objectives,
+            seeds,
+            tolerance,
+            factor,
+            sized,
+            bracket_seeds=bracket_seeds,
+        )
 
     def _fine_search(self, index: int) -> Search:
         asked, candidate, rough = self.question, self.candidates[index], self.rough[index]
         if asked.load is None:
-            factor = 1 + (2 * CLOSER if self._quarter > ROUGH_ROWS else ROUGH)
+            factor = 1 + ((FINE if self.fine else 2 * CLOSER) if self._has_slices else ROUGH)
             return self._search_again(index, len(asked.seeds), FINE, factor, self._requests)
         if self._is_hopeless(index):
             return _nothing(replace(rough, value=0.0, interval=None, excess=math.inf))
@@ -263,9 +317,7 @@ class Plan:
 
     def _few_requests(self, load: float) -> dict[str, Any]:
         """Return how many requests a run of the first round has."""
-        if self.question.requests is None:
-            return {"workload.num_requests": ROUGH_ROWS}
-        return self._requests(load, FIRST_SHARE)
+        return self._slices[ROUGH_ROWS] if self.question.requests is None else self._requests(load, FIRST_SHARE)
 
     def _kept(self, among: Iterable[int], share: float) -> list[int]:
         """Return the candidates to search on: those with this share of the best load per cost, some at least, and plain decoding."""

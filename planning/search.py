@@ -120,12 +120,14 @@ def greatest_load(
     first_factor: float = 2.0,
     sized: Callable[[float], Mapping[str, Any]] = lambda load: {},
     within: tuple[float, float] = (0.0, math.inf),
+    bracket_seeds: int = 2,
 ) -> Search:
     """Search the greatest value of `key` (a rate, or the scale of a trace's) at which the objectives hold.
 
     Steps up or down from `start`, by `first_factor` and then by more, until one value holds and the next does not, by the mean excess of
-    two seeds. Then takes geometric means until they are within `tolerance` of each other. Each seed has its own greatest load, between
-    these two by its excess; the finding is their mean, of as many seeds as its interval needs to be as narrow as `tolerance`. `sized`:
+    the first `bracket_seeds`. Then takes geometric means until they are within `tolerance` of each other. Each seed has its own greatest
+    load, between these two by its excess; the finding is their mean, of as many seeds as its interval needs to be as narrow as `tolerance`.
+    `sized`:
     settings that follow from the load, such as how many requests a run has. `within`: whether a load is found below the first, or above
     the second, makes no difference to who asks, nor which.
     """
@@ -133,9 +135,9 @@ def greatest_load(
     factor, low, high = first_factor, None, None
     least, most = map(_tidy, within)
     value = min(_tidy(start), most)
-    pair = seeds[:2]
+    first = seeds[:bracket_seeds]
     for _ in range(MOST_STEPS):
-        if (yield from judge.mean_log_excess(value, pair)) <= 0:
+        if (yield from judge.mean_log_excess(value, first)) <= 0:
             low, value = value, min(_tidy(value * factor), most)
         else:
             high, value = value, max(_tidy(value / factor), least)
@@ -148,8 +150,8 @@ def greatest_load(
         return replace(judge.finding(low, low), is_bound=True)
     while high > least and high / low > 1 + tolerance:
         middle = _tidy(math.sqrt(low * high))
-        low, high = (middle, high) if (yield from judge.mean_log_excess(middle, pair)) <= 0 else (low, middle)
-    for count in range(len(pair), len(seeds) + 1):
+        low, high = (middle, high) if (yield from judge.mean_log_excess(middle, first)) <= 0 else (low, middle)
+    for count in range(min(2, len(seeds)), len(seeds) + 1):
         for value in (low, high):
             yield from judge.run(value, seeds[:count])
         found = estimate(

@@ -185,10 +185,17 @@ def _print(whole: Plan, ranked: list[Ranked], prices: dict[str, float], source: 
     elif ranked:
         sentences.append(_nothing_holds(whole, min(ranked, key=lambda item: item.finding.excess)))
         lines += ["", *textwrap.wrap(sentences[-1], WIDTH)]
-    dropped = [item for item in ranked if item.dropped and item.holds]
-    if dropped:
-        names = "; ".join(f"{item.candidate.name} ({item.finding.value:.3g})" for item in dropped)
-        lines += ["", *textwrap.wrap(f"Dropped after the first round: {names}.", WIDTH)]
+    for is_equal, why in (
+        (
+            True,
+            "Not searched on, for the first round cannot tell them from the best by more than the error of comparisons",
+        ),
+        (False, "Dropped after the first round"),
+    ):
+        dropped = [item for item in ranked if item.dropped and item.holds and item.equal == is_equal]
+        if dropped:
+            names = "; ".join(f"{item.candidate.name} ({item.finding.value:.3g})" for item in dropped)
+            lines += ["", *textwrap.wrap(f"{why}: {names}.", WIDTH)]
     hopeless = [item.candidate.name for item in ranked if not item.holds]
     if hopeless and shown and shown[0].holds:
         lines += ["", *textwrap.wrap(f"Within the limits at no load: {'; '.join(hopeless)}.", WIDTH)]
