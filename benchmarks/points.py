@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from foretoken.core.scheduler.spec import default_graph_sizes
-from foretoken.sim.assembly import RESERVED, assemble
+from foretoken.sim.assembly import assemble
 from foretoken.sim.cost.efficiency import default_efficiency
 from foretoken.sim.cost.forward import ForwardCost
 from foretoken.sim.cost.server import PROFILES
@@ -93,7 +93,6 @@ class Point:
             "server": self.server,
             "kernels": kernels,
             "tensor_parallel": self.tensor_parallel,
-            "reserved_fraction": RESERVED,
         }
         if PROFILES[self.server].graph_unit == "rows":  # every batch is captured, as NVIDIA's scripts ask for
             hardware["graph_sizes"] = list(default_graph_sizes(rows))

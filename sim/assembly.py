@@ -255,7 +255,8 @@ def _spec(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape) -> E
     server, gpu = server_profile(hardware.server), lookup_gpu(hardware.gpu)
     given = engine.model_dump(exclude={"mode", "kv_slots"})  # fields of the table that the engine does not have
     usual = server.on(gpu)
-    defaults = {"mixed": server.mixed, "chunk_size": usual.chunk_size, "max_running": usual.max_running}
+    defaults = {"mixed": server.mixed, "guarantee_output": server.guarantees_output}
+    defaults |= {"chunk_size": usual.chunk_size, "max_running": usual.max_running}
     given |= {key: value for key, value in defaults.items() if given[key] is None}
     context_len = scenario.model.context_len or target.max_context
 
@@ -357,10 +358,11 @@ def _usual_draft(target: ModelShape) -> ModelShape:
 
 def _memory(scenario: Scenario, target: ModelShape, gpu: GPU, draft: DraftShape | None, spec: EngineSpec) -> MemoryPlan:
     config, hardware, graphs = spec.config, scenario.hardware, 0
-    static = hardware.static_fraction
-    if static is None and hardware.reserved_fraction is None:
+    static, free = hardware.static_fraction, hardware.free_fraction
+    if static is None and free is None and hardware.reserved_fraction is None:
         algorithm = None if draft is None or draft.on_host else draft.algorithm
-        static = server_profile(hardware.server).static_fraction(gpu, _parallelism(scenario), algorithm)
+        server = server_profile(hardware.server)
+        static, free = server.static_fraction(gpu, _parallelism(scenario), algorithm), server.free_fraction
     if spec.graph_sizes:
         # Graphs by tokens serve every number of draft steps; those by rows are captured for each.
         by_rows = _graph_unit(scenario) == "rows"
@@ -377,6 +379,7 @@ def _memory(scenario: Scenario, target: ModelShape, gpu: GPU, draft: DraftShape 
         max_num_draft_tokens=spec.max_num_draft_tokens,
         reserved_fraction=RESERVED if hardware.reserved_fraction is None else hardware.reserved_fraction,
         static_fraction=static,
+        free_fraction=free,
         page_size=config.page_size,
     )
 

@@ -179,7 +179,7 @@ def _mode_fell_back(run: Assembly) -> str | None:
 
 def _cap_is_beyond_the_context(run: Assembly) -> str | None:
     cap, context = run.scenario.workload.max_tokens, run.spec.config.context_len
-    return f"a context has {context} tokens" if cap is not None and cap >= context else None
+    return f"a context has {context} tokens" if isinstance(cap, int) and cap >= context else None
 
 
 RULES: tuple[Rule, ...] = (
@@ -240,7 +240,7 @@ RULES: tuple[Rule, ...] = (
     Rule(("acceptance.rank_ratio",), _ranks_are_unused),
     # -- hardware and engine -------------------------------------------------------------------------------------------
     Rule(
-        ("hardware.reserved_fraction", "hardware.static_fraction"),
+        ("hardware.reserved_fraction", "hardware.static_fraction", "hardware.free_fraction"),
         _when(lambda run: run.scenario.engine.kv_slots is not None, "engine.kv_slots gives the size of the pool"),
     ),
     Rule(
@@ -248,6 +248,13 @@ RULES: tuple[Rule, ...] = (
         _when(
             lambda run: run.scenario.hardware.static_fraction is not None,
             "hardware.static_fraction says what weights and KV may have",
+        ),
+    ),
+    Rule(
+        ("hardware.reserved_fraction", "hardware.static_fraction"),
+        _when(
+            lambda run: run.scenario.hardware.free_fraction is not None,
+            "hardware.free_fraction says what KV may have",
         ),
     ),
     Rule(

@@ -130,7 +130,11 @@ class Simulation:
         self.faults: FaultyService | None = None
         if faults is not None:
             self.faults = FaultyService(self.env, faults, scenario.seed, self.assembly.spec.config)
-        self._max_tokens = scenario.workload.max_tokens or self.assembly.spec.config.context_len
+        config, asked = self.assembly.spec.config, scenario.workload.max_tokens
+        # None: each asks for what it emits, without which a guaranteed output would be a whole context.
+        self._max_tokens = (
+            None if asked == "output" or (asked is None and config.guarantee_output) else asked or config.context_len
+        )
         pools = self.assembly.pools
         self._named_slots = (
             named_slots
@@ -295,7 +299,7 @@ class Simulation:
         return sent
 
     def _send_one(self, arrival: Arrival, request_id: str) -> tuple[str, simpy.Event | None]:
-        request = Request(request_id, arrival.prompt, self._max_tokens, arrival.priority)
+        request = Request(request_id, arrival.prompt, self._max_tokens or arrival.output_len, arrival.priority)
         shift = self._day.shift(self.env.now) if self._day is not None else 0.0
         truth = Truth(arrival.output_len, request_key(request_id), shift)
         self._num_submitted += 1

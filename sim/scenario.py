@@ -72,12 +72,19 @@ class Hardware(Table):
     )
     replicas: Annotated[Engines, Field(ge=1)] = Field(1, description="engines behind the router")
     reserved_fraction: Annotated[float, Field(ge=0, lt=1)] | None = Field(
-        None, description="device memory left alone; default: 0.10, and for SGLang what its static_fraction leaves"
+        None,
+        description="device memory left alone; default: 0.10, and for SGLang and TensorRT-LLM what their static_fraction and free_fraction "
+        "leave",
     )
     static_fraction: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,
         description="share of the memory left by the driver for weights and KV, SGLang's mem-fraction-static; graphs and activations "
         "have the rest; instead of reserved_fraction, and SGLang's own default",
+    )
+    free_fraction: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="share for KV of the memory that weights, activations and graphs leave, TensorRT-LLM's free_gpu_memory_fraction; "
+        "instead of reserved_fraction, and TensorRT-LLM's own default, 0.9",
     )
     cuda_graphs: bool = Field(True, description="padded batch sizes, captured per number of draft steps")
     graph_sizes: list[Count] | None = Field(
@@ -198,6 +205,11 @@ class EngineTable(Table):
     watermark: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.01, description="share of the pool that admission leaves free"
     )
+    guarantee_output: bool | None = Field(
+        None,
+        description="let a request in only if its whole output fits beside those that run; else its prompt is enough, and the KV pool may "
+        "retract one; default: as the server does",
+    )
     block_rounds: Count = Field(
         32,
         description="most rounds that one plan certifies; 1: single rounds, same result (docs/design.md says except for what)",
@@ -283,8 +295,10 @@ class Workload(Table):
     prefixes: Prefixes | None = Field(
         None, description="shared prefixes of synthetic prompts; default: content unknown"
     )
-    max_tokens: Count | None = Field(
-        None, description="output cap that requests carry; default: as far as the context reaches"
+    max_tokens: Count | Literal["output"] | None = Field(
+        None,
+        description="most output that requests ask for; output: what each emits, as benchmarks ask; default: as far as the context "
+        "reaches, or output where outputs are guaranteed",
     )
     urgent_share: Share = Field(0.0, description="share of synthetic requests with priority 1")
 

@@ -1,7 +1,8 @@
 """Which requests enter the batch, and which chunks of prompts the next step computes.
 
 At most one prompt is in progress between steps: the chunk budget goes to it until it is done, then to the next in line. A request
-enters when its whole context and one reserve R fit, together with what the running requests are about to reserve.
+enters when its whole context and one reserve R fit, together with what the running requests are about to reserve; where outputs are
+guaranteed (`EngineConfig.guarantee_output`), when its own output and the rest of theirs fit, too, so that memory never retracts one.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Admission:
         self.role = role
         # Slots beside its context that a request must find; none where nothing is decoded.
         self.reserve = 0 if role is EngineRole.PREFILL else self.sizes.reserve
+        self.guarantees_output = self.config.guarantee_output and role is not EngineRole.PREFILL
 
     # -- at submission ------------------------------------------------------------------------------------------------
 
@@ -148,15 +150,28 @@ class Admission:
         return chunks, joins
 
     def needs(self, record: RequestRecord, num_cached: int) -> int:
-        """Return slots that a request takes on entering: its context beyond the cached prefix, and one reserve."""
+        """Return slots that a request takes: its context beyond the cached prefix, its output if that is guaranteed, and one reserve."""
+        if self.guarantees_output:
+            return self._slots_at_end(record) - num_cached
         context = record.prompt_len + record.emitted_before
         return ceil_to_page(context + self.reserve, self.config.page_size) - num_cached
 
     def headroom(self, num_running: int) -> int:
         """Return slots that a newcomer must leave free, so that `num_running` requests can grow."""
+        if self.guarantees_output:
+            holders = self.requests.running | self.requests.transferring
+            missing = sum(map(self._slots_at_end, holders.values())) - int(self.store.allocated[list(holders)].sum())
+            return missing + self._watermark if holders else 0
         if not num_running:
             return 0
         return self._watermark + ceil_to_page(self.reserve, self.config.page_size) * num_running
+
+    def _slots_at_end(self, record: RequestRecord) -> int:
+        return self.slots_at_end(record.prompt_len + record.max_tokens)
+
+    def slots_at_end(self, length: int) -> int:
+        """Return the most slots that a request of this length, prompt and output, holds before it ends."""
+        return ceil_to_page(length + self.reserve, self.config.page_size)
 
     def _admit(self, num_running: int) -> RequestRecord | None:
         """Admit the head of the queue, or note that it is blocked."""

@@ -37,6 +37,9 @@ class EngineConfig:
     prefix_cache: bool = True
     eviction_policy: str = "lru"
     watermark: float = 0.01  # share of the pool that admission leaves free for running requests to grow into
+    guarantee_output: bool = (
+        False  # a request enters only if the whole output of all who run fits; else the next round of each
+    )
     block_rounds: int = 32  # most rounds of one step; 1: single rounds
     preempt: bool = False  # retract a strictly lower priority to let a greater one in
     ageing_bound: int = 256  # how often a request may be overtaken by later ones of greater priority

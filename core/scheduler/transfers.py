@@ -164,8 +164,11 @@ class Transfers:
         if requests.steps_are_lost or requests.is_admission_paused:
             return None
         needed = ceil_to_page(request.prefill_len + self.admission.sizes.reserve, self.config.page_size)
+        at_end = needed
+        if self.admission.guarantees_output:
+            at_end = self.admission.slots_at_end(request.prompt.length + self.admission.max_tokens(request))
         headroom = self.admission.headroom(len(requests.rounds.rows))
-        if needed + headroom > self.store.available_slots or not self.admission.has_row:
+        if at_end + headroom > self.store.available_slots or not self.admission.has_row:
             return None
         tokens = request.context() if self.store.cache is not None else None
         tokens = tokens if tokens is None else tokens[: request.prefill_len]

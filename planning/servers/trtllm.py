@@ -20,7 +20,7 @@ MAPPED = {
         (
             "model", "backend", "dtype", "tensor-parallel-size", "pipeline-parallel-size", "moe-expert-parallel-size", "max-batch-size",
             "max-num-tokens", "max-seq-len", "free-gpu-memory-fraction", "config", "server-role", "kv-cache-config", "cuda-graph-config",
-            "speculative-config",
+            "speculative-config", "scheduler-config",
         ),
         VALUE,
     ),
@@ -31,6 +31,7 @@ OTHER_NAMES = {
     "kv-cache-free-gpu-memory-fraction": "free-gpu-memory-fraction", "extra-llm-api-options": "config",
 }  # fmt: skip
 BLOCK, LARGEST_GRAPH, FREE_FRACTION = 32, 128, 0.9
+GUARANTEED = "GUARANTEED_NO_EVICT"  # capacity_scheduler_policy, by default
 USUAL = server_profile(PROFILE).defaults[0]
 METHODS = {
     "EAGLE": "EAGLE", "EAGLE3": "EAGLE3", "MTP": "MULTI_LAYER_EAGLE", "NGRAM": "NGRAM", "DRAFT_TARGET": "STANDALONE",
@@ -69,7 +70,7 @@ def settings_of(given: Given, gpu: str, left: dict[str, str]) -> tuple[dict[str,
     _parallel(given, settings, left)
     read_formats(given, settings, left, {}, {})
     _engine(given, settings, left, assumed)
-    _kv(given, settings, left, assumed)
+    _kv(given, settings, left)
     _graphs(given, settings, assumed)
     _speculation(given, settings, left, assumed)
     if (given.text("server-role") or "").lower() in ("context", "generation"):
@@ -144,22 +145,28 @@ def _engine(given: Given, settings: dict[str, Any], left: dict[str, str], assume
     }
     if (context := given.integer("max-seq-len")) is not None:
         settings["model.context_len"] = context
+    table = given.table("scheduler-config")
+    policy = str(table.get("capacity_scheduler_policy") or GUARANTEED)
+    settings["engine.guarantee_output"] = policy.upper() == GUARANTEED
+    if policy.upper() not in (GUARANTEED, "MAX_UTILIZATION"):
+        left["scheduler_config.capacity_scheduler_policy"] = (
+            f"{policy} is not simulated; requests enter as by MAX_UTILIZATION"
+        )
+    for key in sorted(set(map(str, table)) - {"capacity_scheduler_policy"}):
+        left[f"scheduler_config.{key}"] = "requests enter in the order in which they come, as soon as they fit"
     if not given.flag("enable-chunked-prefill"):
         assumed.append(f"prompts beyond {tokens} tokens, which it refuses without chunked prefill, are cut into chunks")
 
 
-def _kv(given: Given, settings: dict[str, Any], left: dict[str, str], assumed: list[str]) -> None:
+def _kv(given: Given, settings: dict[str, Any], left: dict[str, str]) -> None:
     table = given.table("kv-cache-config")
     of_table = Given(given.source, {key: str(value) for key, value in table.items() if value is not None})
     fraction = of_table.share("free_gpu_memory_fraction") or given.share("free-gpu-memory-fraction") or FREE_FRACTION
     settings |= {
-        "hardware.reserved_fraction": round(1 - fraction, 6),
+        "hardware.free_fraction": fraction,
         "engine.page_size": of_table.integer("tokens_per_block") or BLOCK,
         "engine.prefix_cache": table.get("enable_block_reuse", True) is not False,
     }
-    assumed.append(
-        f"free_gpu_memory_fraction {fraction:g} is of the memory that weights leave; here {1 - fraction:.3g} of the whole stays free"
-    )
     if (slots := of_table.integer("max_tokens")) is not None:
         settings["engine.kv_slots"] = slots
     given.problems += [Problem(f"kv_cache_config.{one.key[2:]}", one.message) for one in of_table.problems]

@@ -118,12 +118,14 @@ def kv_pool_slots(
     max_num_draft_tokens: int = 1,
     reserved_fraction: float = 0.10,
     static_fraction: float | None = None,
+    free_fraction: float | None = None,
     page_size: int = 1,
 ) -> MemoryPlan:
     """Plan the memory of one device. `graph_count`: captured (steps, size) pairs after pruning;
     `max_prefill_tokens`: the largest chunk; `max_num_draft_tokens`: the most nodes per row that a
     verify may have; `reserved_fraction`: the share of memory left alone (0.10 is an engine's "memory utilisation 0.9");
-    `static_fraction`, instead of it: the share of the memory beside the driver's context that weights and pool may have.
+    `static_fraction`, instead of it: the share of the memory beside the driver's context that weights and pool may have;
+    `free_fraction`, instead of both: the share of what all but the pool leave that the pool may have.
     Raises `InsufficientMemory` when not one page fits.
     """
     parallel = Parallelism.of(parallel)
@@ -159,6 +161,9 @@ def kv_pool_slots(
     }
     if static_fraction is not None:
         fixed["reserved_bytes"] = _unused(gpu, fixed, static_fraction)
+    if free_fraction is not None:
+        fixed["reserved_bytes"] = 0
+        fixed["reserved_bytes"] = max(0, int((1 - free_fraction) * (gpu.memory_bytes - sum(fixed.values()))))
     draft_slot = draft.heads * body.token_bytes(tp) if draft is not None and body is not None else 0
     kept = max_batch_size * ((target.attention_window or 0) + max_num_draft_tokens) + max_prefill_tokens
     free = gpu.memory_bytes - sum(fixed.values())

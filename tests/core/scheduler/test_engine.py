@@ -8,6 +8,8 @@ from foretoken.core.contract.request import FinishReason
 from foretoken.core.errors import ConfigError
 from foretoken.core.scheduler.waiting import least_entitled
 from foretoken.properties.reference import plain_greedy
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from served_engine import MODEL, ask, finish, make, turn
 
 
@@ -190,6 +192,50 @@ def test_an_aged_request_is_not_preempted_for_ever():
             break
     assert "low" in ended
     assert engine.num_waiting > 2, "it did not just wait for the others to be gone"
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(1, 30)), min_size=2, max_size=9),
+    num_slots=st.integers(64, 200),
+    page_size=st.sampled_from([1, 4]),
+    mode=st.fixed_dictionaries(
+        {"overlap": st.booleans(), "prefix_cache": st.booleans(), "block_rounds": st.sampled_from([1, 8])}
+    ),
+)
+def test_with_guaranteed_outputs_memory_retracts_nobody(lengths, num_slots, page_size, mode):
+    events = []
+    engine, executor = make(
+        num_pages=num_slots // page_size,
+        page_size=page_size,
+        guarantee_output=True,
+        watermark=0.0,
+        events=events.append,
+        **mode,
+    )
+    requests = [ask(f"r{i}", start=i, prompt_len=prompt, max_tokens=most) for i, (prompt, most) in enumerate(lengths)]
+    for request in requests:
+        assert not engine.submit(request, 0).refusal
+    ended = finish(engine, executor)
+    assert not any(event.retracted for event in events if isinstance(event, Planned))
+    assert all(ended[each.request_id].tokens.tolist() == oracle(each) for each in requests)
+
+
+def test_without_a_guarantee_requests_enter_by_their_prompts_and_may_be_retracted():
+    def run(guarantee_output):
+        events = []
+        engine, executor = make(num_pages=80, guarantee_output=guarantee_output, watermark=0.0, events=events.append)
+        for i in range(4):
+            engine.submit(ask(f"r{i}", start=i, prompt_len=6, max_tokens=30), 0)
+        finish(engine, executor)
+        planned = [event for event in events if isinstance(event, Planned)]
+        most = max(
+            len(event.step.decode.rows) for event in planned if event.step is not None and event.step.decode is not None
+        )
+        return most, any(event.retracted for event in planned)
+
+    assert run(False) == (4, True)
+    assert run(True) == (1, False)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
