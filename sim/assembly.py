@@ -254,9 +254,8 @@ def _spec(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape) -> E
     engine, hardware, speculation = scenario.engine, scenario.hardware, scenario.speculation
     server, gpu = server_profile(hardware.server), lookup_gpu(hardware.gpu)
     given = engine.model_dump(exclude={"mode", "kv_slots"})  # fields of the table that the engine does not have
-    usual = server.on(gpu)
-    defaults = {"mixed": server.mixed, "guarantee_output": server.guarantees_output}
-    defaults |= {"chunk_size": usual.chunk_size, "max_running": usual.max_running}
+    defaults = {key: getattr(server.on(gpu), key) for key in ("chunk_size", "max_running")}
+    defaults |= {key: getattr(server, key) for key in ("mixed", "guarantee_output")}
     given |= {key: value for key, value in defaults.items() if given[key] is None}
     context_len = scenario.model.context_len or target.max_context
 
@@ -361,8 +360,8 @@ def _memory(scenario: Scenario, target: ModelShape, gpu: GPU, draft: DraftShape 
     static, free = hardware.static_fraction, hardware.free_fraction
     if static is None and free is None and hardware.reserved_fraction is None:
         algorithm = None if draft is None or draft.on_host else draft.algorithm
-        server = server_profile(hardware.server)
-        static, free = server.static_fraction(gpu, _parallelism(scenario), algorithm), server.free_fraction
+        server, parallel = server_profile(hardware.server), _parallelism(scenario)
+        static, free = server.static_fraction(gpu, parallel, algorithm), server.free_fraction
     if spec.graph_sizes:
         # Graphs by tokens serve every number of draft steps; those by rows are captured for each.
         by_rows = _graph_unit(scenario) == "rows"

@@ -244,18 +244,14 @@ RULES: tuple[Rule, ...] = (
         _when(lambda run: run.scenario.engine.kv_slots is not None, "engine.kv_slots gives the size of the pool"),
     ),
     Rule(
-        ("hardware.reserved_fraction",),
+        ("hardware.reserved_fraction", "hardware.static_fraction"),
         _when(
-            lambda run: run.scenario.hardware.static_fraction is not None,
-            "hardware.static_fraction says what weights and KV may have",
+            lambda run: run.scenario.hardware.free_fraction is not None, "hardware.free_fraction says what KV may have"
         ),
     ),
     Rule(
-        ("hardware.reserved_fraction", "hardware.static_fraction"),
-        _when(
-            lambda run: run.scenario.hardware.free_fraction is not None,
-            "hardware.free_fraction says what KV may have",
-        ),
+        ("hardware.reserved_fraction",),
+        _when(lambda run: run.scenario.hardware.static_fraction is not None, "hardware.static_fraction says it"),
     ),
     Rule(
         ("hardware.kernels_of",),

@@ -149,7 +149,6 @@ def kv_pool_slots(
     state_slots = recurrent_state_slots(max_batch_size, max_num_draft_tokens if max_num_draft_tokens > 1 else None)
     body, fusion_inputs = (draft.body, draft.fusion_inputs) if draft is not None else (None, 0)
     fixed = {
-        "reserved_bytes": int(gpu.memory_bytes * reserved_fraction),
         "context_bytes": CONTEXT_BYTES,
         "target_weights_bytes": target.weight_bytes_per_device(tp, parallel.devices, parallel.expert),
         "draft_weights_bytes": math.ceil(draft.weight_bytes / tp) if draft is not None else 0,
@@ -159,11 +158,7 @@ def kv_pool_slots(
         "graphs_bytes": graph_count * graph_bytes,
         "recurrent_states_bytes": state_slots * math.ceil(target.recurrent_state_bytes / tp),
     }
-    if static_fraction is not None:
-        fixed["reserved_bytes"] = _unused(gpu, fixed, static_fraction)
-    if free_fraction is not None:
-        fixed["reserved_bytes"] = 0
-        fixed["reserved_bytes"] = max(0, int((1 - free_fraction) * (gpu.memory_bytes - sum(fixed.values()))))
+    fixed["reserved_bytes"] = _unused(gpu, fixed, reserved_fraction, static_fraction, free_fraction)
     draft_slot = draft.heads * body.token_bytes(tp) if draft is not None and body is not None else 0
     kept = max_batch_size * ((target.attention_window or 0) + max_num_draft_tokens) + max_prefill_tokens
     free = gpu.memory_bytes - sum(fixed.values())
@@ -188,10 +183,16 @@ def kv_pool_slots(
     )
 
 
-def _unused(gpu: GPU, fixed: Mapping[str, int], static_fraction: float) -> int:
-    """Return the bytes that are neither for weights and pool nor taken by what works beside them."""
-    rest = (1 - static_fraction) * (gpu.memory_bytes - CONTEXT_BYTES)
-    return max(0, int(rest) - sum(fixed[name] for name in ("activations_bytes", "hidden_states_bytes", "graphs_bytes")))
+def _unused(gpu: GPU, fixed: Mapping[str, int], reserved: float, static: float | None, free: float | None) -> int:
+    """Return the bytes that neither the pool may have nor `fixed` takes, by whichever share is given."""
+    if free is not None:
+        return max(0, int((1 - free) * (gpu.memory_bytes - sum(fixed.values()))))
+    if static is not None:
+        rest = (1 - static) * (gpu.memory_bytes - CONTEXT_BYTES)
+        return max(
+            0, int(rest) - sum(fixed[name] for name in ("activations_bytes", "hidden_states_bytes", "graphs_bytes"))
+        )
+    return int(gpu.memory_bytes * reserved)
 
 
 def _slot_and_windows(target: ModelShape, tp: int, draft_slot: int, free: int, kept: int) -> tuple[int, int]:

@@ -41,7 +41,7 @@ class ServerProfile:
     """The timing of one serving engine.
 
     `kernels_of`: the server whose measured kernels are priced; `about`: the fit and its error; `graph_unit`: what its captured sizes
-    count; `mixed`, `guarantees_output`, and `defaults` by the memory of a device, where a scenario leaves them open; `counted_small`:
+    count; `mixed`, `guarantee_output`, and `defaults` by the memory of a device, where a scenario leaves them open; `counted_small`:
     devices that have the first of these; `has_static_share`: whether weights and KV have a share of the memory that follows from them
     (SGLang's mem-fraction-static); `free_fraction`: the share of what they leave that KV has by default; `fp8_kv`: whether FP8
     checkpoints made for it keep their KV in FP8.
@@ -54,7 +54,7 @@ class ServerProfile:
     about: str
     graph_unit: GraphUnit = "rows"
     mixed: bool = True
-    guarantees_output: bool = False
+    guarantee_output: bool = False
     defaults: tuple[Defaults, ...] = (Defaults(),)
     counted_small: tuple[str, ...] = ()
     has_static_share: bool = False
@@ -193,7 +193,7 @@ PROFILES: dict[str, ServerProfile] = {
             "trtllm",
             "fitted to TensorRT-LLM 1.0.0rc3 (Llama-3.1-8B on 1 to 8 H100) and of April 2026 (Llama-3.1-70B in FP8 on 1 to 8 H200) "
             "without speculation; drafting is that of sglang-0.5 (assumption): docs/accuracy.md",
-            guarantees_output=True,
+            guarantee_output=True,
             free_fraction=0.9,
             defaults=(_TRTLLM,),
             fp8_kv=True,

@@ -45,6 +45,7 @@ disable_overlap_scheduler: true
 max_batch_size: 64
 moe_config: {backend: CUTLASS}
 print_iter_log: true
+scheduler_config: {capacity_scheduler_policy: MAX_UTILIZATION, context_chunking_policy: FIRST_COME_FIRST_SERVED}
 speculative_config: {decoding_type: MTP, num_nextn_predict_layers: 3, max_concurrency: 32}
 """
 
@@ -90,6 +91,30 @@ def test_arguments_alone_may_stand_on_lines(tmp_path: Path):
     file = tmp_path / "arguments"
     file.write_text("# of the small model\n--model qwen3-8b\n--tp 2\n")
     assert scenario_of("sglang", str(file)).hardware.tensor_parallel == 2
+
+
+def test_trtllm_with_its_options_in_yaml(tmp_path: Path):
+    options = tmp_path / "options.yaml"
+    options.write_text(TRTLLM_OPTIONS)
+    launch = read_launch("trtllm", f"trtllm-serve llama-3.1-8b --tp_size 2 --config {options}", "--from", "H100")
+    expected: dict[str, Any] = {
+        "hardware.server": "trtllm-1.x",
+        "hardware.free_fraction": 0.8,
+        "hardware.graph_sizes": [1, 2, 64],
+        "hardware.attention_data_parallel": 2,
+        "engine.mode": "synchronous",
+        "engine.guarantee_output": False,
+        "engine.max_running": 64,
+        "model.kv_dtype": "fp8",
+    }
+    assert {key: launch.settings.get(key) for key in expected} == expected
+    assert launch.settings["speculation"]["algorithm"] == "MULTI_LAYER_EAGLE"
+    assert "--print-iter-log" in launch.without_effect
+    left = {"kv_cache_config.host_cache_size", "--moe-config", "scheduler_config.context_chunking_policy"}
+    assert left == set(launch.not_modelled)
+    options.write_text("scheduler_config: {capacity_scheduler_policy: STATIC_BATCH}\n")
+    launch = read_launch("trtllm", f"trtllm-serve llama-3.1-8b --config {options}", "--from", "H100")
+    assert list(launch.not_modelled) == ["scheduler_config.capacity_scheduler_policy"]
 
 
 def test_vllm_with_a_schedule_short_names_and_keys_of_objects():

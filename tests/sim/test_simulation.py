@@ -56,8 +56,10 @@ SERVICES = {
     "device": {},
     "either": {"model": {"target": "qwen3-0.6b"}, "hardware": {"host": "vllm-0.10"}},
     "host": {"model": {"target": "qwen3-0.6b"}, "hardware": {"host": "vllm-0.10", "gpu": "B200"}},
+    "room": {"engine": {"guarantee_output": True, "kv_slots": 2600}, "hardware": {"server": "trtllm-1.x"}},
 }
-"""What a round takes longer for: a small model on a fast device is done before the host is."""
+"""What a round takes longer for: a small model on a fast device is done before the host is; and requests that wait for the whole output of
+others."""
 
 
 def not_of_steps() -> FaultPlan:
@@ -77,7 +79,7 @@ def test_blocks_say_what_single_rounds_say(mode, faults, waits_for):
     """To the last digit, except for what a block reserves ahead. A fault of a step hits a whole block: such plans are left out."""
     summaries = []
     for block_rounds in (1, 32):
-        tables = merged(BUSY, engine={"mode": mode, "block_rounds": block_rounds}, **SERVICES[waits_for])
+        tables = merged(merged(BUSY, engine={"mode": mode, "block_rounds": block_rounds}), **SERVICES[waits_for])
         scenario = scenario_from_dict(tables, "test")
         metrics = RunMetrics()
         report = Simulation(scenario, sinks=lambda replica: [metrics.sink(replica)], faults=faults).run()  # noqa: B023

@@ -164,6 +164,12 @@ def test_a_static_share_is_that_of_weights_and_pool():
     assert crowded == kv_pool_slots(LLAMA, H100, reserved_fraction=0.0)
 
 
+def test_a_free_share_is_that_of_what_all_but_the_pool_leave():
+    plan = kv_pool_slots(LLAMA, H100, free_fraction=0.9)
+    terms = plan.terms()
+    assert terms["kv_pool"] == pytest.approx(9 * terms["reserved"], abs=10 * plan.slot_bytes)
+
+
 @pytest.mark.parametrize("bad", [{"page_size": 0}, {"reserved_fraction": 1.0}, {"max_prefill_tokens": 0}])
 def test_impossible_limits_are_refused(bad):
     with pytest.raises(InsufficientMemory, match=next(iter(bad))):
