@@ -26,6 +26,7 @@ def test_what_is_checked_has_a_name_that_loads(contract, subject):
     assert make(suite.configure(Choices(), capabilities)) is not None
 
 
+@pytest.mark.xdist_group("transformers")  # one worker imports it
 def test_there_is_a_name_for_what_is_not_ours():
     others = set(OFFERED) - {name for name, value in OFFERED.items() if value in dict(map(reversed, SUBJECTS))}
     assert others == {"transformers-blocks", "transformers-prefixes", "transformers-scheduler"}

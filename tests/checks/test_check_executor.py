@@ -50,7 +50,7 @@ def broken(make, operations=TALK, **arguments):
 # -- ours -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "budget"), [*zip(SUBJECTS["executor"], (400, 400, 400), strict=True)])
+@pytest.mark.parametrize(("name", "budget"), [*zip(SUBJECTS["executor"], (400, 400, 150), strict=True)])
 def test_ours_hold(name, budget):
     if ".gpu." in name:
         pytest.importorskip("torch")
@@ -452,7 +452,7 @@ def one_coin_for_two_things(executor):
     executor._ops.verify_sampling = lambda tree, probs, accept, bonus: verify(tree, probs, accept, accept)
 
 
-@pytest.mark.fast("None-", "one_coin_for_two_things-*")
+@pytest.mark.fast("None-")
 @pytest.mark.parametrize(
     ("defect", "words"),
     [

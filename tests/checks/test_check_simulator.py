@@ -49,6 +49,7 @@ def test_a_simulator_without_a_name_is_not_looked_for_elsewhere():
     assert not started(subject=type("Local", (CheckedSimulator,), {})).apply(Elsewhere(0))
 
 
+@pytest.mark.fast("True")
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_service_in_trouble_holds_in_every_way(overlap):
     trial = started(SimulatorConfig(4, 3, overlap))

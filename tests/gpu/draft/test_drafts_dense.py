@@ -222,7 +222,7 @@ def serve_watched(cell: Cell, draft_model: DraftModel | None = None) -> tuple[Wa
 DRAFTS = ("STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE")
 
 
-@pytest.mark.fast("STANDALONE-1-4", "EAGLE-4-1", "EAGLE3-1-4", "MULTI_LAYER_EAGLE-4-1")
+@pytest.mark.fast("EAGLE-4-1", "EAGLE3-1-4", "MULTI_LAYER_EAGLE-4-1")
 @pytest.mark.parametrize(("topk", "page_size"), [(1, 4), (4, 1), (1, 1), (4, 4)])
 @pytest.mark.parametrize("algorithm", DRAFTS)
 def test_proposals_are_those_of_dense_drafting(algorithm, topk, page_size, record_property):
@@ -245,7 +245,7 @@ def test_proposals_are_those_of_dense_drafting(algorithm, topk, page_size, recor
     assert counts["fully"] > 3 or topk > 1, counts  # a tree of few nodes seldom has a path of full depth
 
 
-@pytest.mark.fast("1-4", "2-3")
+@pytest.mark.fast("2-3")
 @pytest.mark.parametrize(("num_heads", "topk"), [(1, 1), (1, 4), (2, 3)])
 def test_few_heads_draft_like_many(num_heads, topk):
     """A single head carries nothing from round to round."""

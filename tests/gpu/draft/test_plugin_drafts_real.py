@@ -35,6 +35,7 @@ def test_every_round_starts_from_what_its_last_accepted_node_said(record_propert
     assert Witness.rounds_witnessed > 100
 
 
+@pytest.mark.fast("MultiLayerEagle")
 @pytest.mark.parametrize("base", [Standalone, Eagle, Eagle3, MultiLayerEagle])
 def test_a_plugin_takes_a_drafter_that_is_there_by_saying_so(base):
     plugin(base)

@@ -69,7 +69,7 @@ def short_sighted_model() -> Decoder:
     return model
 
 
-@pytest.mark.fast("chain", "EAGLE-3 tree")
+@pytest.mark.fast("EAGLE-3 tree")
 @pytest.mark.parametrize("name", WAYS)
 def test_who_has_no_answer_fails_alone(name):
     """Requests fail at their first token, or later, in any batch; the others are served, also from slots used again."""
@@ -124,7 +124,7 @@ def accept_lens_of(run: Served) -> dict[str, list[int]]:
     return found
 
 
-@pytest.mark.fast("chain-False", "EAGLE-3 tree-True")
+@pytest.mark.fast("EAGLE-3 tree-True")
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("name", ["chain", "EAGLE-3 tree"])
 def test_simulated_acceptance_is_that_of_the_process(name, overlap):
@@ -222,7 +222,7 @@ def test_only_who_asks_for_checks_waits_for_them():
     assert plain.launched_table is None and checked.launched_table is not None
 
 
-@pytest.mark.fast("plain", "chain", "tree")
+@pytest.mark.fast("plain", "tree")
 @pytest.mark.parametrize("name", ["plain", "chain", "tree", "heads"])
 def test_a_stop_at_the_length_cap_is_a_stop(name):
     requests = []
@@ -238,7 +238,7 @@ def test_a_stop_at_the_length_cap_is_a_stop(name):
         assert end.tokens.tolist() == plain_tokens(request)
 
 
-@pytest.mark.fast("plain-4", "tree-4", "EAGLE-3 tree-1", "heads-4")
+@pytest.mark.fast("EAGLE-3 tree-1", "heads-4")
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("name", ["plain", "chain", "tree", "EAGLE-3 tree", "heads", "look-up"])
 def test_texts_up_to_the_end_of_the_context(name, page_size):

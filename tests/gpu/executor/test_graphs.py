@@ -39,7 +39,7 @@ from serving import serve as serve_way
 from small_checkpoint import write_head, write_target
 
 
-@pytest.mark.fast("False-[!M]*", "True-MULTI_LAYER_EAGLE")
+@pytest.mark.fast("False-STANDALONE", "False-NGRAM", "True-MULTI_LAYER_EAGLE")
 @pytest.mark.parametrize("algorithm", ["NONE", "STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "NGRAM"])
 @pytest.mark.parametrize("eager", [False, True])
 def test_padded_captured_rounds_and_eager_launching_change_no_token(algorithm, eager, monkeypatch):

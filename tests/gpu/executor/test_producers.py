@@ -135,7 +135,7 @@ def ask(temperature: float) -> list[Request]:
     ]
 
 
-@pytest.mark.fast("3.0-*")
+@pytest.mark.fast("3.0-tree", "3.0-EAGLE tree, overlap")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("temperature", [0.0, 3.0])
 def test_a_payload_stays_with_its_token(way, temperature):

@@ -54,9 +54,7 @@ def expected() -> dict[str, list[int]]:
     return texts
 
 
-@pytest.mark.fast(
-    "plain-False", "chain-True", "chain, overlap-False", "tree-True", "EAGLE-3 tree-False", "look-up-True"
-)
+@pytest.mark.fast("plain-False", "tree-True", "EAGLE-3 tree-False", "look-up-True")
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("name", WAYS)
 def test_greedy_text_is_that_of_plain_decoding(name, eager, expected):
@@ -68,6 +66,7 @@ def test_greedy_text_is_that_of_plain_decoding(name, eager, expected):
     assert WAYS[name].algorithm == "NONE" or run.executor.counters.correct_drafts
 
 
+@pytest.mark.fast("tree", "look-up")
 @pytest.mark.parametrize("name", ["chain", "tree", "look-up"])
 def test_the_passes_of_shaped_rounds_are_captured(name, expected):
     captured = []

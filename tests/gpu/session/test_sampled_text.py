@@ -104,7 +104,7 @@ WAYS = {
 }
 
 
-@pytest.mark.fast("tree-cut")
+@pytest.mark.slow  # with every test each coin is compared with the core's, and the acceptance contract has the distribution
 @pytest.mark.parametrize(
     "sampling", [pytest.param(HOT, id="hot"), pytest.param(CUT, id="cut"), pytest.param(SHAPED, id="shaped")]
 )

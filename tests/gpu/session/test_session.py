@@ -86,6 +86,7 @@ def test_steps_that_are_not_given_follow_the_heads(models, options, candidates):
         plan_session(options_for(models, "MULTI_LAYER_EAGLE", **options, adaptive="default"))
 
 
+@pytest.mark.fast("STANDALONE tree, pages", "MULTI_LAYER_EAGLE", "adaptive trees", "goodput")
 @pytest.mark.parametrize("way", WAYS)
 def test_greedy_outputs_are_the_same_whatever_drafts_and_the_log_replays(models, plain, way, tmp_path):
     draft, options = WAYS[way]

@@ -213,6 +213,7 @@ class SlowMachine:
         monkeypatch.setattr(pair, "encode_texts", slow_encode)
 
 
+@pytest.mark.fast("whole")
 @pytest.mark.parametrize("resumed", [False, True], ids=["whole", "resumed"])
 def test_a_time_budget_bounds_all_and_says_what_was_cut(tmp_path, monkeypatch, resumed):
     many = {"num_continuations": 64, "num_measured": 64, "target_schedule": Schedule(10**4, 2)}
