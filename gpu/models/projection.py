@@ -1,39 +1,46 @@
 """Matrix products with weights, and how they are made fast for a few rows on a CPU.
 
-A verify pass multiplies a handful of rows with every matrix, plain decoding one row. How fast the weights are read depends on how they
-lie in memory (`layouts.py`). A large weight gets the layout that was measured to be the fastest. A call of oneDNN's kernels costs some
-13 µs before it begins, so small matrices are transposed instead: a few rows times [in, out] take two thirds to nine tenths of the time that
-they take times the transpose of [out, in]. What was stored is given up: a packed model needs no more memory than before.
+Plain decoding multiplies one row with every matrix, a verify pass a handful: both take as long as the weights take to be read. On one core
+NumPy's product with columns, [in, out], reads them fastest: one row at three quarters of what a plain sum over the same memory reaches,
+where oneDNN's blocks and torch's products with rows as stored reach a third to a half, and four rows as fast as the blocks. A large
+array of NumPy's lies in huge pages, too. Its product with five to seven rows takes longer than with eight, and with two or three than with
+four, so rows are filled up to a multiple of four.
+
+NumPy computes on one core (`session.devices.set_threads`). With more, and for numbers that NumPy has not, a large weight is given to
+oneDNN in its own layout; a call of that costs some 13 µs before it begins, which small matrices are not worth. Whatever the layout, a
+weight is in memory once, unless it is an embedding too, whose rows cannot be read from oneDNN's blocks.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .layouts import COLUMNS, ROWS, Product, choose_layout, product_of
-
 MIN_PACKED_ELEMENTS = 1 << 17
+FULL_ROWS = 4  # of the tiles that a product of several rows is made of
+ROWS, COLUMNS, BLOCKS = "rows", "columns", "blocks"  # [out, in] as stored; [in, out]; oneDNN's own
 
 
 class Projection:
     """x [n, in] → x · weightᵀ + bias, [n, out]. A plain object: calling an `nn.Module` costs as much as a small product."""
 
-    __slots__ = ("_bias", "_multiply", "_on_host", "_weight", "layout")
+    __slots__ = ("_bias", "_columns", "_multiply", "_weight", "layout")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._weight = weight
         self._bias = bias
-        self._multiply: Product | None = None
-        self._on_host: tuple[np.ndarray, np.ndarray | None] | None = None
+        self._multiply: Callable[[Tensor], Tensor] | None = None  # with blocks
+        self._columns: tuple[np.ndarray, np.ndarray | None] | None = None
         self.layout = ""  # once it is laid out for inference on a CPU; the weight stays as it is from then on
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._multiply is None:
-            return F.linear(x, self._weight, self._bias)
-        return self._multiply(x)
+        if self._columns is not None:
+            return torch.from_numpy(self.on_host(x.numpy()))
+        return F.linear(x, self._weight, self._bias) if self._multiply is None else self._multiply(x)
 
     @property
     def is_packed(self) -> bool:
@@ -41,35 +48,64 @@ class Projection:
 
     def on_host(self, x: np.ndarray) -> np.ndarray:
         """Return the same for an array, a new one that is the caller's."""
-        if self._on_host is None:
+        if self._columns is None:
             return self(torch.from_numpy(x)).detach().numpy()
-        weight, bias = self._on_host
-        out = np.matmul(x, weight)
+        weight, bias = self._columns
+        n = x.shape[0]
+        if n > 1 and n % FULL_ROWS and weight.size >= MIN_PACKED_ELEMENTS:
+            filled = np.zeros((n + -n % FULL_ROWS, x.shape[1]), x.dtype)
+            filled[:n] = x
+            out = np.matmul(filled, weight)[:n]
+        else:
+            out = np.matmul(x, weight)
         if bias is not None:
             out += bias
         return out
 
     def pack(self, keep: bool = False) -> None:
-        """Lay the weight out as suits its size, dtype and this machine. Unless `keep`, its parameter then holds no numbers any more."""
+        """Lay the weight out as suits its size and dtype and the number of threads. In columns the parameter is a view of them; of blocks
+        nothing but its shape is left, unless `keep`."""
         weight = self._weight.detach()
         if self.layout or weight.device.type != "cpu":
             return
+        self.layout = layout_for(weight)
         bias = None if self._bias is None else self._bias.detach()
-        self.layout = ROWS
-        if weight.numel() < MIN_PACKED_ELEMENTS:
-            if weight.dtype in (torch.float32, torch.float64):
-                columns = weight.t().contiguous()
-                self._on_host = columns.numpy(), None if bias is None else bias.numpy()
-                if weight.dtype is torch.float32:
-                    self.layout = COLUMNS
-                    self._multiply = lambda x: torch.mm(x, columns) if bias is None else torch.addmm(bias, x, columns)
-        else:
-            self.layout = choose_layout(weight)
-            if self.layout != ROWS:
-                self._multiply = product_of(self.layout, weight, bias)
-        if self._multiply is not None and not keep:
-            # It keeps its shape and size in name; code that reads its values finds that it has none.
-            self._weight.data = torch.full((), torch.nan, dtype=weight.dtype).expand(weight.shape)
+        if self.layout == COLUMNS:
+            columns = np.empty(weight.t().shape, weight.numpy().dtype)
+            self._columns = columns, None if bias is None else bias.numpy()
+            self._weight.data = torch.from_numpy(columns).copy_(weight.t()).t()
+        elif self.layout == BLOCKS:
+            packed, multiply = (
+                torch.ops.mkldnn._reorder_linear_weight(weight),
+                torch.ops.mkldnn._linear_pointwise.default,
+            )
+            self._multiply = lambda x: multiply(x, packed, bias, "none", [], "")
+            if not keep:
+                self._weight.data = torch.full((), torch.nan, dtype=weight.dtype).expand(weight.shape)
+
+
+def layout_for(weight: Tensor) -> str:
+    """Return the layout for a weight [out, in] on this machine."""
+    is_small = weight.numel() < MIN_PACKED_ELEMENTS
+    if weight.dtype in (torch.float32, torch.float64) and (is_small or torch.get_num_threads() == 1):
+        return COLUMNS
+    return ROWS if is_small or not has_blocks(weight.dtype) else BLOCKS
+
+
+def has_blocks(dtype: torch.dtype) -> bool:
+    """Return whether oneDNN multiplies weights of this dtype in blocks here: a build may lack the operators, a CPU those for bfloat16."""
+    operators = torch.ops.mkldnn
+    names = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
+    if not torch.backends.mkldnn.is_available() or not all(hasattr(operators, name) for name in names):
+        return False
+    return dtype is torch.float32 or (dtype is torch.bfloat16 and operators._is_mkldnn_bf16_supported())
+
+
+def is_native(dtype: torch.dtype) -> bool:
+    """Return whether this CPU multiplies numbers of a 16-bit dtype itself; others emulate it, several times slower than 32 bits."""
+    if dtype is not torch.bfloat16 or not has_blocks(dtype):
+        return False
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def pack_projections(model: nn.Module) -> None:

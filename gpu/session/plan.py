@@ -321,7 +321,7 @@ def _stays_narrow(target: ModelConfig) -> bool:
     """Return whether a 16-bit model is computed in its own dtype on this CPU: if that is native, and reading the weights takes longer than
     the calls, which are quicker for 32 bits."""
     from ..models.checkpoint import required_bytes
-    from ..models.layouts import is_native
+    from ..models.projection import is_native
     from .devices import ONE_CORE_LAYER_BYTES
 
     layer_bytes = sum(required_bytes(target, target.dtype).values()) // target.num_layers

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from foretoken.checks.executor.plain_texts import CachedAttention
-from foretoken.gpu.models import layouts, projection
+from foretoken.gpu.models import projection
 from foretoken.gpu.models.checkpoint import load_target, random_weights, save_target
 from foretoken.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foretoken.gpu.models.decoder import Capture, Decoder
 from foretoken.gpu.models.moe import ExpertMlp, as_captured
-from foretoken.gpu.models.projection import pack_projections
+from foretoken.gpu.models.projection import BLOCKS, COLUMNS, ROWS, has_blocks, layout_for, pack_projections
 from foretoken.gpu.models.weights import initialize
+from foretoken.gpu.ops.host_ops import HOST_DTYPES
 from foretoken.gpu.ops.torch_ops import TorchOps
 from foretoken.gpu.session.plan import resolve_dtype
 from foretoken.gpu.tiny.dense import DenseAttention
@@ -317,7 +319,10 @@ def test_dense_attention_keeps_sequences_apart_and_looks_back_only():
 
 
 LAYOUTS = [
-    (dtype, layout) for dtype in (torch.float32, torch.bfloat16, torch.float64) for layout in layouts.candidates(dtype)
+    (dtype, layout)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64)
+    for layout in (ROWS, COLUMNS, BLOCKS)
+    if (layout != BLOCKS or has_blocks(dtype)) and (layout != COLUMNS or dtype != torch.bfloat16)
 ]
 
 
@@ -330,16 +335,16 @@ def test_packed_weights_change_the_speed_only(dtype: torch.dtype, layout: str, m
     plain, small, packed = (random_weights(config, TorchOps(), "cpu", dtype, seed=4) for _ in range(3))
     pack_projections(small)
     monkeypatch.setattr(projection, "MIN_PACKED_ELEMENTS", 0)
-    monkeypatch.setattr(projection, "choose_layout", lambda weight: layout)
+    monkeypatch.setattr(projection, "layout_for", lambda weight: layout)
     pack_projections(packed)
     for model in small, packed:
         owned = [p for module in model.modules() for p in getattr(module, "projections", ())]
         assert len(owned) == 3 * 2 + 2 + 1, "attention twice a layer, the one dense MLP, the LM head"
-        expected = layout if model is packed else layouts.COLUMNS if dtype is torch.float32 else layouts.ROWS
+        expected = layout if model is packed else ROWS if dtype is torch.bfloat16 else COLUMNS
         assert {p.layout for p in owned} == {expected}
-        assert all(bool(p._weight.isnan().all()) == (expected != layouts.ROWS) for p in owned), (
-            "one layout is in memory"
-        )
+        for p in owned:
+            assert bool(p._weight.isnan().all()) == (expected == BLOCKS), "a weight is in memory once"
+            assert expected != COLUMNS or np.shares_memory(p._weight.numpy(), p._columns[0])
         assert model.weight_bytes == plain.weight_bytes
     tolerance = {} if dtype is not torch.bfloat16 else {"rtol": 0.05, "atol": 0.05}
     for n in (1, 2, 3, 5, 40):
@@ -353,7 +358,7 @@ def test_packed_weights_change_the_speed_only(dtype: torch.dtype, layout: str, m
 
 @pytest.mark.parametrize("native", [True, False])
 def test_large_models_keep_bfloat16_where_the_cpu_has_it(native: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(layouts, "is_native", lambda dtype: native and dtype is torch.bfloat16)
+    monkeypatch.setattr(projection, "is_native", lambda dtype: native and dtype is torch.bfloat16)
     large = ModelConfig(LLAMA, 70, 2048, 8192, 2, 16, 4, 128, dtype=torch.bfloat16)
     small = ModelConfig(LLAMA, 70, 64, 128, 2, 4, 2, 16, dtype=torch.bfloat16)
     assert resolve_dtype("auto", large, "cpu") is (torch.bfloat16 if native else torch.float32)
@@ -364,47 +369,30 @@ def test_large_models_keep_bfloat16_where_the_cpu_has_it(native: bool, monkeypat
     assert resolve_dtype("bfloat16", small, "cpu") is torch.bfloat16
 
 
+@pytest.mark.parametrize("layout", [COLUMNS, BLOCKS])
 @torch.no_grad()
-def test_tied_embeddings_are_kept_beside_the_packed_head():
+def test_tied_embeddings_are_read_beside_the_packed_head(layout: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(projection, "layout_for", lambda weight: layout)
     config = ModelConfig(LLAMA, 70, 48, 80, 1, 4, 2, 16, tied_embeddings=True)
     plain, packed = (random_weights(config, TorchOps(), "cpu", torch.float32, seed=4) for _ in range(2))
     pack_projections(packed)
-    assert packed.projections[0].layout == layouts.COLUMNS
     expected = plain(tokens_of(3) % 70, DenseAttention([3])).hidden
     out = packed(tokens_of(3) % 70, DenseAttention([3])).hidden
     torch.testing.assert_close(packed.logits(out), plain.logits(expected))
 
 
-def test_the_layout_is_measured_once_and_noted(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(layouts, "COLD_BYTES", 1024)
-    monkeypatch.setattr(layouts, "candidates", lambda dtype: (layouts.ROWS, layouts.COLUMNS))
-    times = iter([4.0] * 2 * layouts.REPEATS + [3.0] * 2 * layouts.REPEATS)
-    monkeypatch.setattr(layouts, "_timed", lambda *of: next(times))
-    layouts._known.cache_clear()
-    weight = torch.ones(8, 4)
-    assert layouts.choose_layout(weight) == layouts.COLUMNS
-    layouts._known.cache_clear()  # another process
-    assert layouts.choose_layout(weight) == layouts.COLUMNS, "read, for nothing is left to time"
-    layouts.notes_file().write_text("no JSON")
-    layouts._known.cache_clear()
-    times = iter([4.0] * 2 * layouts.REPEATS + [3.9] * 2 * layouts.REPEATS)
-    assert layouts.choose_layout(weight) == layouts.ROWS, "a gain that may be noise changes nothing"
-    kept = layouts.notes_file().read_text()
-    layouts.notes_file().write_text("{}")
-    layouts._known.cache_clear()
-
-    def note_meanwhile(*of):
-        layouts.notes_file().write_text(kept.replace('"rows"', '"columns"'))
-        return 1.0
-
-    monkeypatch.setattr(layouts, "_timed", note_meanwhile)
-    assert layouts.choose_layout(weight) == layouts.COLUMNS, "of two processes the first one's choice stays"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(layouts.notes_file()))  # a file, where no folder can be made
-    monkeypatch.setattr(layouts, "_timed", lambda *of: 1.0)
-    layouts._known.cache_clear()
-    assert layouts.choose_layout(weight) == layouts.ROWS
-    layouts._known.cache_clear()
+@pytest.mark.parametrize("threads", [1, 2])
+def test_large_weights_lie_in_columns_for_one_core_only(threads: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(projection, "has_blocks", lambda dtype: dtype is not torch.float64)
+    found = {
+        d: [layout_for(torch.empty(n, 128, dtype=d)) for n in (1023, 1024)] for d in (*HOST_DTYPES, torch.bfloat16)
+    }
+    assert found == {
+        torch.float32: [COLUMNS, COLUMNS if threads == 1 else BLOCKS],
+        torch.float64: [COLUMNS, COLUMNS if threads == 1 else ROWS],
+        torch.bfloat16: [ROWS, BLOCKS],
+    }
 
 
 @pytest.mark.gpu

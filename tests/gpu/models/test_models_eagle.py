@@ -25,8 +25,7 @@ from foretoken.gpu.models.config import LLAMA, MIMO, QWEN2, ModelConfig
 from foretoken.gpu.models.decoder import Capture, Decoder
 from foretoken.gpu.models.eagle import DraftHead, Eagle3Head, EagleHead, PredictionLayer
 from foretoken.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
-from foretoken.gpu.models.layouts import BLOCKS
-from foretoken.gpu.models.projection import pack_projections
+from foretoken.gpu.models.projection import BLOCKS, pack_projections
 from foretoken.gpu.models.tensor_files import SINGLE
 from foretoken.gpu.models.weights import initialize
 from foretoken.gpu.ops.torch_ops import TorchOps
@@ -214,7 +213,7 @@ def test_a_tied_target_lends_its_embeddings_as_lm_head():
 @torch.no_grad()
 def test_packed_heads_draft_the_same(algorithm: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(projection, "MIN_PACKED_ELEMENTS", 0)
-    monkeypatch.setattr(projection, "choose_layout", lambda weight: BLOCKS)
+    monkeypatch.setattr(projection, "layout_for", lambda weight: BLOCKS)
     narrow = random_weights(MODEL, TorchOps(), "cpu", torch.float32)
     aux_layers = (1, 2, 4) if algorithm == EAGLE3 else ()
     head = filled(random_head(HeadConfig(algorithm, LAYER, 32, 50, aux_layers), narrow))
