@@ -43,6 +43,7 @@ def test_a_tree_without_candidates_has_rows_of_its_own():
     assert violation is None, str(violation)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_moves_too_little_is_found():
     class Short(TritonOps):
         def move_accepted_(self, kv, node_slots, accept_index, accept_lens):

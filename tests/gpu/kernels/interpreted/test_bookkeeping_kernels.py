@@ -81,7 +81,7 @@ def test_greedy_verification_is_the_twins(kind):
         assert_same((emitted, bonus), TWINS.gather_emitted(found.predict, found.accept_index, found.accept_lens))
 
 
-@pytest.mark.fast("beam-1024-*", "lookup-2-*")
+@pytest.mark.fast("beam-1024-*")
 @pytest.mark.parametrize(
     ("kind", "chunk", "dtype"),
     [(kind, chunk, dtype) for chunk, dtype in ((1024, np.float32), (2, np.float64)) for kind in KINDS],
