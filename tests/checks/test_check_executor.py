@@ -5,14 +5,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from foretoken.checks.conformance import check_executor
 from foretoken.checks.executor.arrays import hidden_arrays
 from foretoken.checks.executor.contract import MANY, ExecutorCapabilities, ExecutorConfig
-from foretoken.checks.executor.expectation import ToyJudge, looked_up
 from foretoken.checks.executor.record import RecordedCore, first_unequal
 from foretoken.checks.executor.reference_subject import ReferenceAdapter
 from foretoken.checks.executor.reference_subject import make as make_reference
-from foretoken.checks.executor.simulated_subject import make as make_simulated
 from foretoken.checks.executor.trial import ExecutorTrial
 from foretoken.checks.registry import EXECUTOR as SUITE
 from foretoken.checks.registry import SUBJECTS
@@ -65,16 +62,6 @@ def test_ours_hold(name, budget):
 def test_ours_hold_for_long(name, budget, seed):
     report = check(SUITE, load_make(name), budget=budget, seed=seed, subject=name)
     assert report.ok, report.text()
-
-
-def test_one_that_shows_nothing_is_checked_for_its_answers():
-    report = check_executor(make_simulated, capabilities=(), budget=1_500)
-    assert report.skipped == {"ACCEPT-17": "needs inspection"} and report.evaluations["SIM-04"] > 500
-
-
-def test_the_same_run_twice():
-    texts = [run(make_simulated, TALK, capabilities=("trees",), drain=True).transcript for _ in range(2)]
-    assert texts[0] == texts[1] and len(texts[0]) > len(TALK)
 
 
 def test_every_drawn_configuration_and_what_is_simpler_makes_an_engine():
@@ -244,15 +231,6 @@ def test_presence_is_uniform(make, algorithm, operations, words):
     assert violation.id == "ACCEPT-17" and words in violation.broken[0].finding.was
 
 
-def test_merging_and_arriving_as_they_should():
-    for algorithm in ("EAGLE", "STANDALONE", "NONE", "MULTI_LAYER_EAGLE"):
-        merges = [ExecutorTrial.merge(first, second) for first in (-1, 0, 2) for second in (-1, 0, 3)]
-        arrivals = [ExecutorTrial.arrive(sent) for sent in ((), (0,), (1,), (1, 0, 1))]
-        steps = 0 if algorithm == "NONE" else 2
-        trial = run(make_reference, merges + arrivals, replace(PLAIN, algorithm=algorithm, steps=steps))
-        assert trial.evaluations[0] == 1 + len(merges) + len(arrivals)
-
-
 # -- the record -------------------------------------------------------------------------------------------------------
 
 
@@ -394,32 +372,6 @@ def test_an_executor_that_loses_a_request_is_found_at_the_end():
 
     violation = broken(Loses, [], drain=True)
     assert violation.id == "ANSWER" and "decode.ended" in violation.broken[0].finding.was
-
-
-# -- what every run must be -------------------------------------------------------------------------------------------
-
-
-def test_what_is_looked_up_by_hand():
-    assert looked_up((1, 2, 3, 1, 2), 4, 1) == {(3,), (3, 1), (3, 1, 2)}
-    assert looked_up((5, 1, 5, 2, 5), 5, 2) == {(2,), (2, 5), (1,), (1, 5)}, (
-        "the most recent first, an equal share each"
-    )
-    assert looked_up((5, 1, 5, 1, 5), 4, 2) == {(1,), (1, 5), (1, 5, 1)}, "both go on alike"
-    assert looked_up((1, 2, 3), 4, 1) == set() == looked_up((1,), 4, 1)
-
-
-def test_a_run_ends_where_the_target_leaves_the_tree():
-    draft = make_reference(PLAIN).toy_draft()
-    judge = ToyJudge(PLAIN.make_engine().algorithm, draft)
-    text = (3, 1, 4)
-    truth = []
-    for _ in range(6):
-        truth.append(judge.target(text + tuple(truth)))
-    assert judge.run(text, 0, 1, 1) == truth[:1], "nothing is drafted"
-    for steps in range(1, 5):
-        nodes, run = judge.drafted(text, steps, 1, steps + 1), judge.run(text, steps, 1, steps + 1)
-        assert len(nodes) == steps and run == truth[: len(run)] and tuple(run) not in nodes
-    assert judge.drafted(text, 2, 3, 13) >= judge.drafted(text, 2, 3, 5), "the best of more candidates"
 
 
 # -- sampled tokens -----------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ def summary_of(workload: dict, **tables) -> dict:
 @pytest.mark.parametrize("algorithm", ["EAGLE3", "NONE"])
 def test_full_batches_are_saturation(algorithm):
     """More clients than the batch holds: what is served is what can be served."""
-    full = summary_of({"concurrency": 100, "num_requests": 800}, speculation={"algorithm": algorithm})
+    full = summary_of({"concurrency": 100, "num_requests": 500}, speculation={"algorithm": algorithm})
     assert full["mean_running"] > 0.9 * 64
     assert full["saturation"] == pytest.approx(1.0, abs=0.1)
     assert full["overloaded"] is None, "clients of a closed loop wait for each other"
@@ -27,7 +27,7 @@ def test_full_batches_are_saturation(algorithm):
 
 
 def test_the_figure_follows_the_rate_and_says_where_the_queue_begins_to_grow():
-    slow, fast = (summary_of({"rate": rate, "num_requests": 800}) for rate in (10.0, 60.0))
+    slow, fast = (summary_of({"rate": rate, "num_requests": 500}) for rate in (10.0, 60.0))
     assert slow["saturation"] < 0.5 and slow["overloaded"] is False
     assert fast["saturation"] > 1.2 and fast["overloaded"] is True
     # The rates offered are those asked for, up to chance; accept lengths differ with the batch.
@@ -35,7 +35,7 @@ def test_the_figure_follows_the_rate_and_says_where_the_queue_begins_to_grow():
 
 
 def test_two_replicas_serve_twice_as_much():
-    one, two = (summary_of({"rate": 20.0, "num_requests": 300}, hardware={"replicas": n}) for n in (1, 2))
+    one, two = (summary_of({"rate": 20.0, "num_requests": 200}, hardware={"replicas": n}) for n in (1, 2))
     assert two["saturation"] == pytest.approx(one["saturation"] / 2, rel=0.1)
 
 
@@ -43,7 +43,7 @@ def test_the_narrower_of_two_pools_decides():
     tables = {"engine": {"max_running": 64, "page_size": 16}}
     for prefill, decode, is_over in ((1, 4, False), (4, 1, True)):
         pools = {"prefill": prefill, "decode": decode}
-        summary = summary_of({"rate": 60.0, "num_requests": 500}, disaggregation=pools, **tables)
+        summary = summary_of({"rate": 60.0, "num_requests": 200}, disaggregation=pools, **tables)
         assert (summary["saturation"] > 1) is is_over
 
 

@@ -140,6 +140,7 @@ def test_an_idle_service_answers_in_the_time_of_its_steps():
     assert summary["mean_ttft_ms"] * 1e6 == pytest.approx(expected_ns - 50_000 - size_ns, rel=1e-9)
 
 
+@pytest.mark.fast("16-*")
 @pytest.mark.parametrize("algorithm", ["NONE", "EAGLE3"])
 @pytest.mark.parametrize("concurrency", [1, 16])
 def test_overlap_is_faster_than_synchronous_where_outputs_are_long(algorithm, concurrency):

@@ -97,21 +97,6 @@ def test_equals_the_plain_reading(cfg, initial, rounds):
         assert slot.ema_accept_len == plain.ema
 
 
-def test_start():
-    assert make([1, 3, 7], 7).current_steps == 7
-    slot = make([1, 3, 7], 5)
-    assert slot.current_steps == 3 and slot.ema_accept_len == 2.0
-    assert make([0], 3).ema_accept_len == -1.0
-    assert make([3, 1, 3]).candidate_steps == (1, 3)
-
-
-@pytest.mark.parametrize(("ema", "steps"), [(0.5, 1), (0.5001, 3), (2.5, 3), (2.5001, 7)])
-def test_a_tie_drops_and_a_tie_does_not_rise(ema, steps):
-    slot = make([1, 3, 7], 3)
-    slot.update([ema])
-    assert slot.current_steps == steps
-
-
 def test_probe_from_zero_waits_twice_as_long_after_each_failure():
     slot = make([0, 2], 2)
     probes = []
@@ -156,30 +141,9 @@ def test_impossible_observations_are_refused_and_change_nothing(bad, as_array):
     assert slot.snapshot() == before
 
 
-def test_an_empty_list_changes_nothing():
-    slot = make([0, 1, 3], 1)
-    before = slot.snapshot()
-    slot.update([])
-    slot.update(np.array([], dtype=np.int32))
-    assert slot.snapshot() == before
-
-
 def test_bad_rules_are_refused():
     with pytest.raises(ConfigError, match="candidate_steps"):
         AdaptiveStepSlot(1, {"candidate_steps": []})
-
-
-@settings(max_examples=60, deadline=None)
-@given(slot_configs, st.lists(st.integers(0, 9), max_size=150))
-def test_at_most_one_switch_per_update_interval(cfg, values):
-    slot = AdaptiveStepSlot(None, cfg)
-    switched = []
-    for index, value in enumerate(values):
-        before = slot.current_steps
-        slot.update([min(value, before)])
-        if slot.current_steps != before:
-            switched.append(index)
-    assert all(b - a >= cfg.update_interval for a, b in itertools.pairwise(switched))
 
 
 def test_dwell_bounds_the_switches_of_a_hostile_input():

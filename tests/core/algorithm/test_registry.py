@@ -1,7 +1,5 @@
 """Algorithms by name: the built-in ones, plugins from a file of their own, and what is refused at registration."""
 
-from importlib.metadata import EntryPoint
-
 import pytest
 from foretoken.core.algorithm import registry
 from foretoken.core.algorithm.algorithm import BONUS_TOKENS, AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
@@ -90,26 +88,6 @@ def test_a_plugin_that_lacks_methods_is_refused_with_all_of_them(forget):
     ):
         assert expected in message, expected
     assert "BARE" not in algorithm_names()
-
-
-def test_an_entry_point_is_loaded_when_it_is_asked_for(forget, monkeypatch):
-    class FromAfar(Standalone):
-        pass
-
-    class Entry:
-        name = "afar"
-        value = "far.away:FromAfar"
-
-        def load(self):
-            return FromAfar
-
-    asked = []
-    monkeypatch.setattr(registry, "entry_points", lambda group: asked.append(group) or [Entry()])
-    assert isinstance(get_algorithm("AFAR"), FromAfar)
-    assert asked == [registry.ENTRY_POINT_GROUP]
-    assert get_algorithm("afar") is get_algorithm("AFAR")
-    assert len(asked) == 1, "once it is known nothing is looked up again"
-    assert EntryPoint  # the port that `Entry` stands for
 
 
 def test_built_in_names_cannot_be_forgotten():

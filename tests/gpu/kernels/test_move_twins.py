@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 import torch
 from foretoken.core.kv.moves import KVMovePlan, apply_moves, draft_branch_layout
-from foretoken.core.tree.outputs import compaction_index
-from foretoken.core.tree.verify import verify_greedy
 from foretoken.gpu.ops.port import KVTensors
 from foretoken.gpu.ops.torch_ops import TorchOps
-from foretoken.gpu.selftest.trees import random_targets, random_tree
 
 OPS = TorchOps()
 LAYERS, HEADS, CHANNELS = 2, 2, 4
@@ -27,50 +24,6 @@ def assert_moved(before: torch.Tensor, after: torch.Tensor, plan: KVMovePlan):
         expected = before[layer].double().numpy().copy()
         apply_moves(expected, plan)
         assert np.array_equal(after[layer].double().numpy()[1:], expected[1:])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("bs", [0, 1, 5])
-@pytest.mark.parametrize("kind", ["chain", "beam", "lookup"])
-def test_accepted_paths_are_moved_as_specified(kind, bs, dtype):
-    rng = np.random.default_rng(5)
-    num_moves = 0
-    for _ in range(25):
-        tree = random_tree(rng, bs, kind)
-        verified = verify_greedy(tree, random_targets(rng, tree))
-        nodes = tree.num_draft_tokens
-        slots = bs * nodes + 3
-        windows = (rng.permutation(slots - 1)[: bs * nodes] + 1).reshape(bs, nodes)
-        plan = KVMovePlan.from_accept_index(verified.accept_index, verified.accept_lens, windows)
-        k, v = pools(rng, slots, dtype)
-        old_k, old_v = k.clone(), v.clone()
-        accepted = torch.from_numpy(verified.accept_index), torch.from_numpy(verified.accept_lens)
-        OPS.move_accepted_(KVTensors(k, v), torch.from_numpy(windows), *accepted)
-        assert_moved(old_k, k, plan)
-        assert_moved(old_v, v, plan)
-        num_moves += len(plan.src)
-        values = torch.from_numpy(rng.random((bs * nodes, 3))).to(dtype)
-        compacted = OPS.compact(values, accepted[0], nodes)
-        assert torch.equal(compacted, values[torch.from_numpy(compaction_index(verified.accept_index, nodes))])
-        assert compacted.data_ptr() != values.data_ptr() or not values.numel()
-    assert (num_moves > 0) == (kind != "chain" and bs > 0)
-
-
-def test_padding_rows_move_only_the_sink():
-    k, v = pools(np.random.default_rng(0), 6)
-    before = k.clone()
-    windows = torch.tensor([[0, 0, 0], [3, 4, 5]])
-    accept_index = torch.tensor([[0, 2, -1], [3, 5, -1]], dtype=torch.int32)
-    OPS.move_accepted_(KVTensors(k, v), windows, accept_index, torch.tensor([2, 2], dtype=torch.int32))
-    expected = before.clone()
-    expected[:, 4] = before[:, 5]
-    assert torch.equal(k[:, 1:], expected[:, 1:])
-
-
-def test_compaction_keeps_any_trailing_shape_and_dtype():
-    accept_index = torch.tensor([[0, 2], [3, -1]], dtype=torch.int32)
-    for values in (torch.arange(6), torch.arange(24, dtype=torch.int16).view(6, 2, 2), torch.rand(6, 1) < 0.5):
-        assert torch.equal(OPS.compact(values, accept_index, 3), values[torch.tensor([0, 2, 2, 3, 4, 5])])
 
 
 def test_slots_that_alias_are_all_read_first():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from foretoken.core.errors import ConfigError, ForetokenError
+from foretoken.core.errors import ConfigError
 from foretoken.gpu.models import tensor_files
 from foretoken.gpu.models.checkpoint import (
     HEADS,
@@ -121,14 +121,6 @@ def test_of_a_model_that_sees_the_language_model_is_loaded(target: Decoder, dire
     whole = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "text_config": text}
     (directory / "config.json").write_text(json.dumps(whole))
     same(load_target(directory, OPS), target)
-
-
-def test_standalone_draft_of_another_shape(target: Decoder, tmp_path: Path):
-    draft = random_weights(replace(LAYER, hidden_size=24, num_heads=3, num_kv_heads=3), OPS, "cpu", torch.float32)
-    save_draft(draft, tmp_path)
-    loaded = load_draft(tmp_path, "STANDALONE", target)
-    assert isinstance(loaded, Decoder)
-    same(loaded, draft)
 
 
 @pytest.mark.parametrize("prefix", ["", "model."])
@@ -353,32 +345,6 @@ def test_missing_and_leftover_tensors_and_wrong_shapes_at_once(directory: Path):
         "lm_head.weight: has dtype I8",
     )
     assert len(error.problems) == 4
-
-
-def test_long_lists_are_cut(directory: Path):
-    save_file({"model.norm.weight": torch.ones(32)}, directory / SINGLE)
-    error = refused(directory, "more tensors are missing")
-    assert len(error.problems) == 9
-
-
-def test_a_draft_of_another_vocabulary(target: Decoder, tmp_path: Path):
-    save_draft(random_weights(replace(LAYER, vocab_size=48), OPS, "cpu", torch.float32), tmp_path)
-    with pytest.raises(ConfigError, match="the target has 50 tokens, the draft 48"):
-        load_draft(tmp_path, "STANDALONE", target)
-
-
-def test_a_head_for_another_model(tmp_path: Path, target: Decoder):
-    other = random_weights(replace(MODEL, hidden_size=48, num_heads=6, num_kv_heads=3), OPS, "cpu", torch.float32)
-    save_draft(random_head(HeadConfig(EAGLE, replace(other.config, num_layers=1), 48, 50), other), tmp_path)
-    with pytest.raises(ConfigError, match="states of size 48, the target's have 32"):
-        load_draft(tmp_path, EAGLE, target)
-
-
-def test_algorithms_without_a_checkpoint(target: Decoder, tmp_path: Path):
-    with pytest.raises(
-        ForetokenError, match="NGRAM has no draft checkpoint; those that have: STANDALONE, EAGLE, EAGLE3"
-    ):
-        load_draft(tmp_path, "NGRAM", target)
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from foretoken.core.adaptive import fixed_controller
-from foretoken.core.algorithm.builtin import Standalone
 from foretoken.core.algorithm.registry import get_algorithm
-from foretoken.core.contract.events import HandoffMoved, Planned
-from foretoken.core.contract.request import FinishReason, Request
-from foretoken.core.errors import ForetokenError, InvariantViolation
+from foretoken.core.contract.events import Planned
+from foretoken.core.contract.request import Request
+from foretoken.core.errors import InvariantViolation
 from foretoken.core.handoff import HandoffTiming
-from foretoken.core.handoff.messages import Manifest, Page
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.config import EngineConfig
 from foretoken.core.scheduler.engine import Engine
@@ -102,26 +100,6 @@ def test_the_pair_gives_the_tokens_of_plain_greedy_decoding(algorithm, overlap):
         assert (counts.started, counts.completed, counts.ignored) == (6, 6, 0)
 
 
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
-def test_requests_join_a_running_batch_without_a_forward_pass(algorithm):
-    events = []
-    handoff = pair(algorithm, decode={"events": events.append}, overlap=True, block_rounds=8)
-    requests = [ask(f"r{i}", 9 + i, 30, start=i) for i in range(4)]
-    for request in requests[:2]:
-        handoff.prefill.submit(request, 0)
-    while not handoff.decode.engine.requests.num_with_row:
-        handoff.turn()
-    for request in requests[2:]:
-        handoff.prefill.submit(request, 0)
-    check_ends(requests, handoff.run())
-    steps = [event.step for event in events if isinstance(event, Planned) and event.step is not None]
-    assert all(step.prefill is None for step in steps)
-    joined = [step for step in steps if step.joins]
-    assert joined and all(join.num_received for step in joined for join in step.joins)
-    assert all(set(step.arrivals.batch.rows.tolist()) <= set(step.decode.rows.tolist()) for step in joined)
-    assert any(len(step.decode.rows) > len(step.joins) for step in joined), "no request joined a batch that ran already"
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_requests_of_a_lost_decode_worker_go_on_behind_the_tokens_that_it_had_shown(algorithm):
     requests = [ask(f"r{i}", 4 + 8 * i, 14, start=i, outputs=("logprobs",)) for i in range(5)]
@@ -149,19 +127,6 @@ def test_requests_of_a_lost_decode_worker_go_on_behind_the_tokens_that_it_had_sh
     check_drained(others)
 
 
-def test_chunks_are_sent_while_the_prompt_is_still_being_computed():
-    by_turn = []
-    handoff = pair(
-        "EAGLE", lambda messages: by_turn.append(messages) or messages, chunk_size=4, page_size=2, num_pages=100
-    )
-    requests = [ask("long", 31)]
-    check_ends(requests, serve(handoff, requests))
-    sent = next(turn for turn, messages in enumerate(by_turn) if any(isinstance(m, Manifest) for m in messages))
-    before = [m.index for messages in by_turn[:sent] for m in messages if isinstance(m, Page)]
-    assert len(before) >= 10 and before == sorted(before), "pages wait for the whole prompt"
-    assert [m.index for m in by_turn[sent] if isinstance(m, Page)][-1] == 15
-
-
 def test_retraction_on_the_decode_side_computes_again_there_what_it_lost():
     events = []
     handoff = pair("EAGLE", decode={"events": events.append, "num_pages": 60, "chunk_size": 64}, overlap=True)
@@ -170,28 +135,6 @@ def test_retraction_on_the_decode_side_computes_again_there_what_it_lost():
     check_drained(handoff)
     assert any(event.retracted for event in events if isinstance(event, Planned)), "the pool was not tight"
     assert any(event.step.prefill is not None for event in events if isinstance(event, Planned) and event.step)
-
-
-def test_a_prefix_that_the_decode_side_has_is_not_sent_again():
-    pages = []
-    handoff = pair(
-        "STANDALONE", lambda messages: pages.extend(m for m in messages if isinstance(m, Page)) or messages, page_size=4
-    )
-    first = [ask("a", 20)]
-    check_ends(first, serve(handoff, first))
-    assert [page.index for page in pages] == [0, 1, 2, 3, 4]
-    pages.clear()
-    second = [ask("b", 22)]
-    check_ends(second, serve(handoff, second))
-    assert [page.index for page in pages] == [5]
-
-
-def test_equal_prompts_on_their_way_at_once_share_their_pages_once_verified():
-    handoff = pair("STANDALONE", page_size=2, overlap=True)
-    requests = [ask(f"r{i}", 17, 8 + i) for i in range(3)]
-    check_ends(requests, serve(handoff, requests))
-    assert handoff.decode.engine.store.cache.evictable_slots < 2 * 24
-    check_drained(handoff)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -209,89 +152,6 @@ def test_what_users_asked_to_see_is_complete_over_both_workers(algorithm):
             assert np.array_equal(np.stack(end.outputs[name]), wanted[name]), (request.request_id, name)
 
 
-def test_a_request_that_ends_with_its_first_token_is_never_handed_over():
-    handoff = pair("EAGLE", chunk_size=4)
-    first = int(plain_greedy(MODEL, ask("x", 20), 1)[0])
-    requests = [ask("one", 20, 1), ask("stop", 20, 9, stop_tokens=(first,))]
-    ends = serve(handoff, requests)
-    assert ends["one"].reason is FinishReason.LENGTH and ends["stop"].reason is FinishReason.STOP
-    assert all(ends[name].tokens.tolist() == [first] for name in ("one", "stop"))
-    check_drained(handoff)
-    counts = handoff.prefill.side.counts
-    assert counts.started == counts.cancelled and counts.completed == 0
-
-
-# -- hidden states ------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_hidden_states_travel_exactly_if_the_algorithm_needs_them(algorithm):
-    seen = []
-
-    def watch(messages):
-        seen.extend(m.arrival.draft for m in messages if isinstance(m, Manifest))
-        return messages
-
-    handoff = pair(algorithm, watch)
-    serve(handoff, [ask("a"), ask("b", 12)])
-    needed = get_algorithm(algorithm).needs_hidden_states
-    assert len(seen) == 2 and all((draft.hidden_states is not None) == needed for draft in seen)
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_missing_hidden_state_fails_its_request_alone(overlap):
-    def lose(messages):
-        return [
-            replace(m, arrival=replace(m.arrival, draft=replace(m.arrival.draft, hidden_states=None)))
-            if isinstance(m, Manifest) and m.key.request_id == "b"
-            else m
-            for m in messages
-        ]
-
-    handoff = pair("EAGLE", lose, overlap=overlap)
-    requests = [ask("a"), ask("b", 11), ask("c", 13)]
-    ends = serve(handoff, requests)
-    assert ends["b"].reason is FinishReason.ERROR and "hidden state" in ends["b"].message
-    check_ends([requests[0], requests[2]], ends)
-    check_drained(handoff)
-
-
-class Choosy(Standalone):
-    """An algorithm from outside that counts how often it rebuilds a draft input, and refuses some requests."""
-
-    def __init__(self, refused=()):
-        self.asked, self.refused = [], refused
-
-    def build_disagg_draft_input(self, batch, last_tokens, future_map):
-        self.asked += batch.request_ids
-        served = np.array([name not in self.refused for name in batch.request_ids])
-        rest = replace(
-            batch,
-            rows=batch.rows[served],
-            epochs=batch.epochs[served],
-            request_ids=tuple(np.array(batch.request_ids)[served]),
-            seq_lens=batch.seq_lens[served],
-            probabilities=batch.probabilities[served],
-            token_ids=batch.token_ids[served],
-            hidden_states=tuple(np.array(batch.hidden_states)[served]),
-        )
-        draft = super().build_disagg_draft_input(rest, last_tokens[served], future_map)
-        failures = tuple((int(row), ForetokenError("not to my taste")) for row in batch.rows[~served])
-        return replace(draft, failures=failures)
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_an_algorithm_rebuilds_the_draft_input_of_a_request_once_and_may_refuse_it_alone(overlap):
-    algorithm = Choosy(refused=("b",))
-    handoff = pair(algorithm, overlap=overlap)
-    requests = [ask("a"), ask("b", 11), ask("c", 13)]
-    ends = serve(handoff, requests)
-    assert sorted(algorithm.asked) == ["a", "b", "c"]
-    assert ends["b"].reason is FinishReason.ERROR and ends["b"].message == "not to my taste"
-    check_ends([requests[0], requests[2]], ends)
-    check_drained(handoff)
-
-
 # -- a bad link ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -307,11 +167,3 @@ def test_a_changed_cell_is_found_before_its_request_runs(monkeypatch):
     handoff = pair("STANDALONE")
     with pytest.raises(InvariantViolation, match="ACCEPT-06"):
         serve(handoff, [ask("a")])
-
-
-def test_every_hold_of_a_row_is_released_and_said_in_the_log():
-    events = []
-    handoff = pair("EAGLE", prefill={"events": events.append})
-    serve(handoff, [ask("a"), ask("b")])
-    moves = [event.move.value for event in events if isinstance(event, HandoffMoved)]
-    assert moves.count("hold") == moves.count("release") == moves.count("end") == 2

@@ -129,13 +129,3 @@ def test_routers_use_every_replica_and_lose_no_request(policy):
     simulation = served(router={"policy": policy}, workload=SMALL | {"prefixes": prefixes})
     assert simulation.report.num_ended == 80 and simulation.router.outstanding == [0, 0, 0]
     assert all(replica.rounds > 0 for replica in simulation.replicas)
-
-
-def test_prefix_aware_routing_finds_more_in_the_caches():
-    prefixes = {"groups": 40, "length": 150, "zipf": 0.0}
-    scenario = {"workload": SMALL | {"num_requests": 200, "prefixes": prefixes}, "hardware": {"replicas": 4}}
-    hits = {
-        policy: foretoken.simulate(scenario, {"router.policy": policy}).summary["prefix_cache_hit_rate"]
-        for policy in ("round_robin", "prefix_aware")
-    }
-    assert hits["prefix_aware"] > hits["round_robin"] > 0

@@ -41,8 +41,8 @@ PROBABILITY = {"packet": 0.1, "transfer": 0.3}
 OF_TRANSFERS = [name for name, kind in KINDS.items() if kind.needs_transfers]
 
 
-def test_eight_services_under_the_swarm():
-    fired = faults_of(serve_disaggregated_swarm, range(8))
+def test_five_services_under_the_swarm():
+    fired = faults_of(serve_disaggregated_swarm, range(5))
     assert sum(fired[kind] > 0 for kind in OF_TRANSFERS) > len(OF_TRANSFERS) / 2, fired
 
 
@@ -129,7 +129,7 @@ def test_a_plan_of_zeros_is_no_plan(tmp_path, layerwise):
     assert without.count(b'"move":"join"') == 60
 
 
-@pytest.mark.fast("1", "2")
+@pytest.mark.fast("1")
 @pytest.mark.parametrize("seed", range(4))
 def test_a_log_of_a_run_under_faults_replays(tmp_path, seed):
     path = tmp_path / "log.jsonl"

@@ -78,7 +78,7 @@ def test_a_plan_of_zeros_is_no_plan(tmp_path, change):
     assert without.count(b"\n") > 300
 
 
-@pytest.mark.fast("1", "2")
+@pytest.mark.fast("1")
 @pytest.mark.parametrize("seed", range(3))
 def test_a_log_of_a_run_under_faults_replays(tmp_path, seed):
     """What goes wrong is part of the decision log, so a fresh engine decides the same."""
