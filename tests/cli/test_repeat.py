@@ -102,46 +102,6 @@ def test_replay_names_other_times_by_which_steps_were_chosen(run, command):
     assert "kernels" not in command("replay", run).err
 
 
-def test_replay_shows_the_first_changed_decision(run, command):
-    log = run / "events.jsonl"
-    lines = records(log)
-    plans = [i for i, record in enumerate(lines) if record["t"] == "plan" and "rounds" in record]
-    for i in plans[20], plans[40]:
-        lines[i]["rounds"] += 1
-    rewrite(log, lines)
-    outcome = command("replay", log)
-    assert outcome.code == 1
-    earlier = sum(record["t"] == "plan" for record in lines[: plans[20]])
-    assert f"{earlier} decisions identical, then a difference" in outcome.out
-    assert f"line {plans[20] + 1}, replica {lines[plans[20]]['r']}" in outcome.out and "rounds was" in outcome.out
-
-
-def test_replay_refuses_what_is_no_log(command, tmp_path, run):
-    log = run / "events.jsonl"
-    lines = log.read_bytes().splitlines(keepends=True)
-    cases = {
-        "empty": (b"", "empty"),
-        "no JSON": (b"hello\n", "no JSON"),
-        "no scenario": (b'{"t":"header","schema":1}\n' + b"".join(lines[1:]), 'no "scenario"'),
-        "a scenario that does not fit": (
-            lines[0].replace(b'"page_size":4', b'"page_sizes":4') + b"".join(lines[1:]),
-            "engine.page_sizes",
-        ),
-        "cut inside a line": (b"".join(lines[:9]) + lines[9][:20], "breaks off"),
-        "cut between lines": (b"".join(lines[:9]), "breaks off"),
-    }
-    for name, (content, words) in cases.items():
-        path = tmp_path / f"{name}.jsonl"
-        path.write_bytes(content)
-        outcome = command("replay", path)
-        assert outcome.code == 2 and words in outcome.err and str(path) in outcome.err, (name, outcome)
-        assert "Traceback" not in outcome.err
-        if name.startswith("cut"):
-            outcome = command("replay", path, "--allow-truncated")
-            assert outcome.code == 0 and "interrupted" in outcome.out
-    assert command("replay", tmp_path / "none.jsonl").code == 2
-
-
 # -- interruption ---------------------------------------------------------------------------------------------------------
 
 

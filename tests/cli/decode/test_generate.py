@@ -11,7 +11,6 @@ import sys
 import pytest
 from foretoken.cli.decode.display import Display, Progress
 from foretoken.cli.decode.generate import _asked_to_stop
-from foretoken.gpu.session.text import Tokenizer
 
 
 @pytest.fixture
@@ -103,31 +102,6 @@ def test_prompts_from_standard_input(generate, prompts, monkeypatch):
     assert generate("--prompts", "-").out == from_file
 
 
-def test_chat_puts_a_text_into_the_template(generate, models, tmp_path):
-    chat = json_lines(generate("--prompt", "Hi", "--chat", "--max-tokens", 5, "--json").out)[0]
-    path = tmp_path / "p.jsonl"
-    path.write_text('{"messages": [{"role": "user", "content": "Hi"}]}')
-    assert json_lines(generate("--prompts", path, "--max-tokens", 5).out)[0]["tokens"] == chat["tokens"]
-    plain = json_lines(generate("--prompt", "Hi", "--max-tokens", 5, "--json").out)[0]
-    assert plain["tokens"] != chat["tokens"]
-
-
-def test_the_end_of_text_ends_an_output_unless_it_is_ignored(generate, models, monkeypatch):
-    tokens = json_lines(generate("--prompt", "def add", "--max-tokens", 20, "--json", "--ignore-eos").out)[0]["tokens"]
-    load = Tokenizer.load.__func__
-
-    def with_another_end(cls, directory):
-        tokenizer = load(cls, directory)
-        tokenizer.eos_ids = (tokens[6],)
-        return tokenizer
-
-    monkeypatch.setattr(Tokenizer, "load", classmethod(with_another_end))
-    ended = json_lines(generate("--prompt", "def add", "--max-tokens", 20, "--json").out)[0]
-    assert ended["finish"] == "stop" and ended["tokens"] == tokens[: tokens.index(tokens[6]) + 1]
-    on = json_lines(generate("--prompt", "def add", "--max-tokens", 20, "--json", "--ignore-eos").out)[0]
-    assert on["finish"] == "length" and on["tokens"] == tokens
-
-
 def test_stats_stand_on_standard_error(generate, models):
     outcome = generate("--prompt", "def add", "--max-tokens", 20, "--stats", "--draft", models["eagle3"], "--topk", 2)
     assert "tokens/s" not in outcome.out
@@ -175,35 +149,15 @@ def test_a_run_leaves_its_files_and_replays(generate, command, models, prompts, 
 BAD = {
     "no such model": (["--model", "nowhere", "--prompt", "x"], ["nowhere", "no such directory"]),
     "no such draft": (["--draft", "nowhere", "--prompt", "x"], ["nowhere", "no such directory"]),
-    "no such algorithm": (["--algorithm", "EAGEL3", "--prompt", "x"], ["did you mean 'EAGLE3'"]),
     "no such file": (["--prompts", "nothing.jsonl"], ["nothing.jsonl", "cannot be read"]),
-    "prompt and prompts": (["--prompt", "x", "--prompts", "y"], ["--prompts", "contradicts --prompt"]),
     "an empty prompt": (["--prompt", ""], ["--prompt", "the prompt is empty"]),
     "all settings at once": (
         ["--prompt", "x", "--temperature", "-1", "--top-p", "nan", "--max-tokens", "0"],
         ["foretoken: --temperature: is -1", "foretoken: --top-p: is nan", "foretoken: --max-tokens: is 0"],
     ),
     "a prompt beyond the context": (["--prompt", "a b c " * 200], ["--prompt", "601 tokens", "room for 255"]),
-    "a context beyond the model": (["--prompt", "x", "--context-len", "999"], ["--context-len: 999", "256 positions"]),
     "a device that is not there": (["--prompt", "x", "--device", "cuda:77"], ["cuda:77", "not there"]),
-    "an option without effect": (
-        ["--prompt", "x", "--algorithm", "NONE", "--adaptive", "default"],
-        ["foretoken: --adaptive: has no effect"],
-    ),
-    "nodes of one step count": (
-        ["--prompt", "x", "--algorithm", "NGRAM", "--steps", "3", "--num-draft-tokens", "5:6"],
-        ["foretoken: --num-draft-tokens.5: is for no candidate"],
-    ),
-    "a candidate beyond a round": (
-        ["--prompt", "x", "--algorithm", "NGRAM", "--adaptive", '{"1": {"candidate_steps": [1, 80]}}'],
-        ["foretoken: <arguments>: 1.candidate_steps: 80; expected at most 63"],
-    ),
     "a prompt that is not UTF-8": (["--prompt", "a\udcff"], ["foretoken: --prompt: is not UTF-8 (at character 2)"]),
-    "a message that is not UTF-8": (["--prompt", "\udcff", "--chat"], ["foretoken: --prompt: is not UTF-8"]),
-    "a stop text that is not UTF-8": (
-        ["--prompt", "x", "--stop", "end", "--stop", "\udcff"],
-        ["foretoken: --stop: is not UTF-8"],
-    ),
     "a directory that cannot be": (["--prompt", "x", "--out", "/dev/null/run"], ["/dev/null/run", "cannot be used"]),
 }
 
@@ -220,16 +174,6 @@ def test_bad_input_is_one_message_before_a_weight_is_read(generate, name, monkey
     assert all(word in outcome.err for word in words), outcome.err
 
 
-def test_problems_of_a_file_have_their_lines(generate, tmp_path):
-    path = tmp_path / "p.jsonl"
-    path.write_text('{"prompt": "x"}\n{"promt": "x"}\n{"prompt": "x", "top_p": 3}\n')
-    outcome = generate("--prompts", path)
-    assert outcome.code == 2
-    assert f"{path}: line 2: unknown key 'promt'" in outcome.err and f"{path}: line 3: top_p is 3" in outcome.err
-    path.write_text(json.dumps({"prompt": "x"}) + "\n" + json.dumps({"prompt": "a b c " * 200}) + "\n")
-    assert f"{path}: line 2: the prompt has 601 tokens" in generate("--prompts", path).err
-
-
 def test_broken_weights_are_found_before_any_are_read(generate, models, tmp_path, monkeypatch):
     """Of the draft too: its files are looked at before the target's weights are read."""
     for name, options in (("target", ["--model"]), ("standalone", ["--draft"]), ("eagle3", ["--draft"])):
@@ -241,17 +185,6 @@ def test_broken_weights_are_found_before_any_are_read(generate, models, tmp_path
         assert outcome.code == 2 and "truncated" in outcome.err and str(broken) in outcome.err, outcome
         weights.unlink()
         assert "model.safetensors" in generate("--prompt", "x", *options, broken).err
-
-
-def test_a_head_whose_tensors_do_not_fit_is_found_before_the_target_is_read(generate, models, tmp_path, monkeypatch):
-    import foretoken.gpu.models.checkpoint as checkpoint
-
-    shutil.copytree(models["eagle3"], tmp_path / "head")
-    config = tmp_path / "head" / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "intermediate_size": 72}))
-    monkeypatch.setattr(checkpoint, "load_target", lambda *arguments: pytest.fail("weights were read"))
-    outcome = generate("--prompt", "x", "--draft", tmp_path / "head")
-    assert outcome.code == 2 and "has shape" in outcome.err
 
 
 def test_output_fits_the_encoding_of_standard_output(generate, monkeypatch, tmp_path):
@@ -285,14 +218,6 @@ def test_standard_input_that_is_not_utf_8_is_named(generate, monkeypatch):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8"))
         outcome = generate(*more)
         assert outcome.code == 2 and "<standard input>: is not UTF-8" in outcome.err
-
-
-@pytest.mark.slow
-def test_goodput_with_one_short_request(generate, models):
-    options = ("--max-tokens", 12, "--prompt", "hello")
-    outcome = generate("--draft", models["eagle3"], "--policy", "goodput", *options)
-    assert outcome.code == 0, outcome.err
-    assert outcome.out == generate(*options).out
 
 
 def test_averages_are_those_of_ranges_that_were_verified(generate, models, tmp_path):
