@@ -194,22 +194,6 @@ def test_a_lease_begins_anew_while_pages_are_computed_and_read():
     assert trial.moment.counters[PREFILL] == (1, 1, 0, 0, 0)
 
 
-def test_what_makes_no_sense_is_left_out():
-    senseless = [
-        *(Op.deliver(DECODE, 0), Op.deliver_all(PREFILL), Op.drop(DECODE, 1), Op.duplicate(PREFILL, 0)),
-        *(
-            Op.again(DECODE, 0),
-            Op.damage(0, 0),
-            Op.serve(0, 1, 1, 0, 0),
-            Op.read(1),
-            Op.cancel(PREFILL, 3),
-            Op.advance(0),
-            Op.start(1, 0, 0),
-        ),
-    ]
-    assert run(senseless, drain=False).num_operations == 0
-
-
 def test_a_transport_over_which_nothing_comes_is_reported():
     class Silent(handoff.HandoffTransport):
         """Refuses everything."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from foretoken.checks.matrix import Cell, CellReport, random_cells, run_cell, run_cell_in_blocks, run_cells, summary
 from foretoken.core.adaptive import fixed_controller
-from foretoken.core.algorithm.builtin import Eagle3, MultiLayerEagle, Standalone
 from foretoken.core.algorithm.host_drafts import PluginError
 from foretoken.core.algorithm.registry import algorithm_names, get_algorithm, register_algorithm, unregister_algorithm
 from foretoken.core.contract.request import Request
@@ -82,24 +81,6 @@ CELLS = [
 
 def serve_all() -> list[CellReport]:
     return [run_cell(cell) for cell in CELLS]
-
-
-@pytest.mark.parametrize("base", [Standalone, Eagle3, MultiLayerEagle])
-def test_a_plugin_takes_a_drafter_that_is_there_by_saying_so(base):
-    plugin(base)
-    assert sum(report.correct_drafts for report in serve_all()) > 10
-
-
-def test_a_proposer_that_raises_ends_the_run_with_its_name():
-    class Fragile(WitnessProposer):
-        def propose(self, request):
-            if max(map(len, self.texts.values())) > 20:
-                raise IndexError("too long for me")
-            return super().propose(request)
-
-    plugin(Witness, make_proposer=lambda self, shape: Fragile())
-    with pytest.raises(PluginError, match="algorithm PLUGGED: propose raised IndexError: too long for me"):
-        serve_all()
 
 
 def test_the_witness_notices_a_value_of_another_node():

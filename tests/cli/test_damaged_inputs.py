@@ -11,6 +11,7 @@ def sounds(tmp_path_factory):
     return sound_inputs(tmp_path_factory.mktemp("sound"))
 
 
+@pytest.mark.slow
 def test_the_corpus_is_sound(sounds, tmp_path):
     """Otherwise damage would be looked for in what nothing reads."""
     for sound in sounds:

@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 from bad_allocators import CannotBeMade, Exact, ListAllocator
-from foretoken.checks.adapters import kv_allocator
 from foretoken.checks.registry import mutants_of
 from foretoken.core.errors import ConfigError
 from foretoken.properties.allocator.contract import AllocatorConfig
-from foretoken.properties.allocator.model import AllocatorModel
 from foretoken.properties.allocator.trial import AllocatorTrial as ops
 from foretoken.properties.conformance import check
 from foretoken.properties.harness.cases import load_case, parse_case
@@ -18,7 +16,6 @@ from foretoken.properties.harness.importing import load_make
 from foretoken.properties.harness.mutants import kill
 from foretoken.properties.harness.operation import decode, simpler
 from foretoken.properties.harness.trial import Violation
-from foretoken.properties.reference.canary import ShadowMemory, contents
 from foretoken.properties.suites import suite_of
 
 ALLOCATOR = suite_of("allocator")
@@ -174,58 +171,7 @@ def test_stored_cases_pass(path):
     assert violation is None, str(violation)
 
 
-def test_there_are_stored_cases():
-    assert len(CASES) >= 3
-
-
 # -- the model and the shadow memory --------------------------------------------------------------------------------------
-
-
-def test_the_shadow_memory_tells_owners_positions_and_prefixes_apart():
-    memory = ShadowMemory()
-    first, second = contents(1, 0, 4), contents(2, 0, 4)
-    memory.write([4, 5, 6, 7], first)
-    assert memory.read([4, 5, 6, 7]) == first and memory.first_wrong([4, 5], first[:2]) is None
-    memory.write([6], second[2:3])
-    assert memory.first_wrong([4, 5, 6, 7], first) == (6, second[2], first[2])
-    assert memory.first_wrong([8], first[:1]) == (8, None, first[0])
-    assert len({*first, *second, *contents(1, 4, 8)}) == 12
-    assert [cell.position for cell in contents(1, 2, 5)] == [2, 3, 4]
-
-
-def test_the_model_recounts():
-    model = AllocatorModel(page_size=2)
-    a, b = model.holder("a"), model.holder("b")
-    a.pages, a.slots, a.cells = [1, 2], [2, 3, 4, 5], contents(a.owner, 0, 4)
-    b.pages = [2]
-    assert (
-        model.held() == {1: 1, 2: 2}
-        and model.slots_of([1, 3]) == [2, 3, 6, 7]
-        and model.pages_of([2, 3, 6, 7]) == [1, 3]
-    )
-    copy = model.copy()
-    gone = a.cut(1, 2)
-    assert (gone.pages, gone.slots, a.pages, a.slots, len(a.cells)) == ([2], [4, 5], [1], [2, 3], 2)
-    model.deferred.append((1, gone, False))
-    model.launched = 1
-    assert model.waiting() == {2: 1} and model.held() == {1: 1, 2: 1} and copy.held() == {1: 1, 2: 2}
-    model.complete()
-    assert model.waiting() == {}
-
-
-def test_a_trial_leaves_out_what_makes_no_sense():
-    config = AllocatorConfig(2)
-    capabilities = kv_allocator.make.capabilities
-    senseless = [
-        ops.free("a", 1),
-        ops.restore("s"),
-        ops.free_twice("a"),
-        ops.complete(),
-    ]
-    trial = ALLOCATOR.execute(
-        kv_allocator.make, config, capabilities, ALLOCATOR.invariants(capabilities), senseless, drain=False
-    )
-    assert trial.num_operations == 0 and trial.trace == []
 
 
 def test_a_violation_names_itself():

@@ -84,22 +84,6 @@ def test_every_request_is_computed_here_and_decoded_there(tmp_path, speculation,
 
 
 @pytest.mark.parametrize(
-    ("tables", "expected"),
-    [
-        ({"disaggregation": {"prefill": 2, "decode": 3}}, (2, 3)),
-        ({"disaggregation": {"ratio": "2:1"}, "hardware": {"replicas": 6}}, (4, 2)),
-        ({"disaggregation": {"prefill": 1, "decode": 1}, "hardware": {"replicas": 2}}, (1, 1)),
-        ({"hardware": {"replicas": 3}}, (0, 0)),
-    ],
-)
-def test_pools(tables, expected):
-    pools = assemble(scenario_from_dict(tables, "test")).pools
-    assert (pools.num_prefill, pools.num_decode) == expected
-    roles = [str(pools.role_of(engine)) for engine in range(pools.num_engines)]
-    assert roles == ["prefill"] * expected[0] + ["decode"] * expected[1] + ["both"] * pools.num_both
-
-
-@pytest.mark.parametrize(
     ("tables", "words"),
     [
         ({"disaggregation": {"prefill": 1}}, "disaggregation.decode: 0 engines for decode"),

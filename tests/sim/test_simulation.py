@@ -153,25 +153,6 @@ def test_overlap_is_faster_than_synchronous_where_outputs_are_long(algorithm, co
     assert durations["overlap"] < durations["synchronous"]
 
 
-def test_a_faster_device_is_faster_and_more_replicas_shorten_queues():
-    busy = merged(SMALL, workload={"rate": 120.0})
-    slow, fast = (simulate(merged(busy, hardware={"gpu": gpu}))[2] for gpu in ("A100", "H200"))
-    assert fast["mean_e2el_ms"] < slow["mean_e2el_ms"]
-    two = simulate(merged(busy, hardware={"gpu": "A100", "replicas": 2}))[2]
-    assert two["mean_e2el_ms"] < slow["mean_e2el_ms"]
-
-
-def test_deadlines_cancel_and_everything_comes_back():
-    scenario = merged(
-        SMALL, workload={"rate": 200.0, "output": {"kind": "fixed", "value": 400}}, clients={"deadline_s": 1.0}
-    )
-    simulation, report, summary = simulate(scenario)
-    assert report.num_ended == 80 and summary["completed"] < 80
-    engine = simulation.replicas[0].engine
-    engine.check()
-    assert engine.is_idle and engine.store.num_request_slots == 0
-
-
 def test_one_request_too_long_is_refused_alone():
     scenario = merged(SMALL, workload={"prompt": {"kind": "empirical", "values": [100, 5000], "weights": [9.0, 1.0]}})
     _, report, summary = simulate(scenario)
@@ -218,13 +199,6 @@ def test_a_pinned_mean_keeps_the_spread_of_requests():
             spread[name] = summary[f"{tail}_tpot_ms"] / summary["mean_tpot_ms"]
             assert spread[name] == pytest.approx(expected, rel=off)
     assert spread["real drafts"] > 1.15 * spread["independent by position"]
-
-
-def test_trees_accept_more_than_chains_of_the_same_depth():
-    chain, tree = (
-        simulate(merged(SMALL, speculation={"policy": "fixed", "steps": 3, "topk": topk}))[2] for topk in (1, 4)
-    )
-    assert tree["accept_length"] > chain["accept_length"] + 0.3
 
 
 def test_progress_is_told():

@@ -18,6 +18,73 @@ def commit_of(records, plan):
     return next(i for i in places(records, "commit") if records[i]["step"] == records[plan]["step"])
 
 
+def changed(name, id, kind, key, number, change):
+    """Return a falsification of the record that is the `number`-th of its kind with this key: where it stands `id` is broken."""
+
+    def tamper(records):
+        place = places(records, kind, key)[number]
+        change(records[place])
+        return place, id
+
+    tamper.__name__ = name
+    return tamper
+
+
+def repeated(name, id, kind, key, number):
+    """Return a falsification that writes a record a second time."""
+
+    def tamper(records):
+        place = places(records, kind, key)[number]
+        records.insert(place + 1, dict(records[place]))
+        return place + 1, id
+
+    tamper.__name__ = name
+    return tamper
+
+
+def add(values, key, amount):
+    values[key] += amount
+
+
+def begin_with(record, digit):
+    assert isinstance(record["lens"], str)
+    record["lens"] = digit + record["lens"][1:]
+
+
+def forget_the_rounds(record):
+    del record["rounds"], record["lens"]
+    record["at"] = record["ns"]
+
+
+def begin_the_chunk_later(record):
+    add(record["prefill"][0], 1, 1)
+    add(record["prefill"][0], 2, -1)
+
+
+IN_ONE_RECORD = [
+    repeated("commit_twice", "RELAY-07", "commit", None, 5),
+    repeated("plan_twice", "RELAY-07", "plan", "decode", 3),
+    repeated("same_id_accepted", "ENGINE-12", "submit", None, 0),
+    changed("end_lost", "ENGINE-02", "commit", "finished", 0, lambda r: r.pop("finished")),
+    changed("token_lost", "ACCEPT-12", "commit", "finished", 3, lambda r: add(r["finished"][0], 2, -1)),
+    changed("stop_is_told_as_length", "ACCEPT-10", "commit", "finished", 0, lambda r: r["finished"][0].__setitem__(1, "length")),
+    changed("end_without_a_reason", "ACCEPT-10", "commit", "finished", 0, lambda r: [r.pop(k, None) for k in ("stops", "stopped")]),
+    changed("more_than_was_asked_for", "ACCEPT-11", "plan", "joins", 0, lambda r: r["joins"][0].__setitem__(5, 10**9)),
+    changed("over_long_run", "ACCEPT-02", "commit", "lens", 0, lambda r: begin_with(r, "z")),
+    changed("empty_run", "ACCEPT-02", "commit", "lens", 0, lambda r: begin_with(r, "0")),
+    changed("time_goes_back", "SIM-02", "plan", None, 9, lambda r: add(r, "ns", -(10**12))),
+    changed("chunk_left_out", "ENGINE-14", "plan", "prefill", 0, begin_the_chunk_later),
+    changed("queue_miscounted", "ENGINE-01", "plan", None, 4, lambda r: add(r, "waiting", 1)),
+    changed("more_than_the_pool", "ALLOC-01", "plan", None, 4, lambda r: r.update(held=10**9)),
+    changed("too_long_a_prompt", "ENGINE-08", "submit", None, 0, lambda r: r.update(prompt={"length": 10**8})),
+    changed("result_of_another_batch", "RELAY-07", "commit", "lens", 3, lambda r: r.update(lens=[1] * 77)),
+    changed("result_without_its_rounds", "RELAY-07", "commit", "lens", 3, forget_the_rounds),
+]  # fmt: skip
+TOKEN_LOST, QUEUE_MISCOUNTED = (
+    next(t for t in IN_ONE_RECORD if t.__name__ == n) for n in ("token_lost", "queue_miscounted")
+)
+
+
 def end_twice(records):
     place = places(records, "commit", "finished")[0]
     later = next(i for i in places(records, "commit") if i > place)
@@ -25,59 +92,10 @@ def end_twice(records):
     return later, "ENGINE-02"
 
 
-def end_lost(records):
-    place = places(records, "commit", "finished")[0]
-    del records[place]["finished"]
-    return place, "ENGINE-02"
-
-
-def token_lost(records):
-    place = places(records, "commit", "finished")[3]
-    records[place]["finished"][0][2] -= 1
-    return place, "ACCEPT-12"
-
-
-def stop_is_told_as_length(records):
-    place = places(records, "commit", "finished")[0]
-    records[place]["finished"][0][1] = "length"
-    return place, "ACCEPT-10"
-
-
-def end_without_a_reason(records):
-    place = places(records, "commit", "finished")[0]
-    for key in ("stops", "stopped"):
-        records[place].pop(key, None)
-    return place, "ACCEPT-10"
-
-
 def goes_on_past_its_length(records):
     place = places(records, "plan", "joins")[0]
     records[place]["joins"][0][5] = 3
     return places(records, "commit", "lens")[0], "ENGINE-02"
-
-
-def more_than_was_asked_for(records):
-    place = places(records, "plan", "joins")[0]
-    records[place]["joins"][0][5] = 10**9
-    return place, "ACCEPT-11"
-
-
-def over_long_run(records):
-    place = next(i for i in places(records, "commit", "lens") if isinstance(records[i]["lens"], str))
-    records[place]["lens"] = "z" + records[place]["lens"][1:]
-    return place, "ACCEPT-02"
-
-
-def empty_run(records):
-    place = next(i for i in places(records, "commit", "lens") if isinstance(records[i]["lens"], str))
-    records[place]["lens"] = "0" + records[place]["lens"][1:]
-    return place, "ACCEPT-02"
-
-
-def commit_twice(records):
-    place = places(records, "commit")[5]
-    records.insert(place + 1, dict(records[place]))
-    return place + 1, "RELAY-07"
 
 
 def commit_lost(records):
@@ -94,24 +112,6 @@ def commits_swapped(records):
     )
     records[first], records[second] = records[second], records[first]
     return first, "RELAY-07"
-
-
-def plan_twice(records):
-    place = places(records, "plan", "decode")[3]
-    records.insert(place + 1, dict(records[place]))
-    return place + 1, "RELAY-07"
-
-
-def time_goes_back(records):
-    place = places(records, "plan")[9]
-    records[place]["ns"] -= 10**12
-    return place, "SIM-02"
-
-
-def result_before_its_plan(records):
-    place = next(i for i in places(records, "commit") if isinstance(records[i]["at"], int))
-    records[place]["at"] = 1
-    return place, "SIM-02"
 
 
 def round_of_negative_length(records):
@@ -168,43 +168,12 @@ def row_decoded_twice(records):
     return place, "ENGINE-05"
 
 
-def chunk_left_out(records):
-    place = places(records, "plan", "prefill")[0]
-    records[place]["prefill"][0][1] += 1
-    records[place]["prefill"][0][2] -= 1
-    return place, "ENGINE-14"
-
-
 def decodes_before_its_prompt(records):
     place = places(records, "plan", "prefill")[0]
     records[place]["prefill"][0][2] -= 1
     records[place]["prefill"][0][3] = 0
     later = next(i for i in places(records, "plan", "decode") if i > place)
     return later, "ENGINE-02"
-
-
-def queue_miscounted(records):
-    place = places(records, "plan")[4]
-    records[place]["waiting"] += 1
-    return place, "ENGINE-01"
-
-
-def more_than_the_pool(records):
-    place = places(records, "plan")[4]
-    records[place]["held"] = 10**9
-    return place, "ALLOC-01"
-
-
-def same_id_accepted(records):
-    place = places(records, "submit")[0]
-    records.insert(place + 1, dict(records[place]))
-    return place + 1, "ENGINE-12"
-
-
-def too_long_a_prompt(records):
-    place = places(records, "submit")[0]
-    records[place]["prompt"] = {"length": 10**8}
-    return place, "ENGINE-08"
 
 
 def never_ends(records):
@@ -241,38 +210,23 @@ def released_under_a_step(records):
     return later, "RELAY-01"
 
 
-def result_of_another_batch(records):
-    place = places(records, "commit", "lens")[3]
-    records[place]["lens"] = [1] * 77
-    return place, "RELAY-07"
-
-
-def result_without_its_rounds(records):
-    place = places(records, "commit", "lens")[3]
-    del records[place]["rounds"], records[place]["lens"]
-    records[place]["at"] = records[place]["ns"]
-    return place, "RELAY-07"
-
-
 def plan_lost(records):
     place = places(records, "plan", "decode")[6]
     del records[place]
     return next(i for i in places(records, "plan") if i >= place), "RELAY-07"
 
 
+def result_before_its_plan(records):
+    place = next(i for i in places(records, "commit") if isinstance(records[i]["at"], int))
+    records[place]["at"] = 1
+    return place, "SIM-02"
+
+
 TAMPERINGS = [
-    result_of_another_batch, result_without_its_rounds, plan_lost,
-    end_twice, end_lost, token_lost, stop_is_told_as_length, end_without_a_reason, goes_on_past_its_length,
-    more_than_was_asked_for, over_long_run,
-    empty_run, commit_twice, commit_lost, commits_swapped, plan_twice, time_goes_back, result_before_its_plan,
+    *IN_ONE_RECORD, plan_lost, end_twice, goes_on_past_its_length, commit_lost, commits_swapped, result_before_its_plan,
     round_of_negative_length, token_after_the_end, row_given_twice, old_epoch, joined_twice, row_decoded_twice,
-    chunk_left_out, decodes_before_its_prompt, queue_miscounted, more_than_the_pool, same_id_accepted,
-    too_long_a_prompt, never_ends, a_block_goes_on, too_many_rounds, released_under_a_step,
+    decodes_before_its_prompt, never_ends, a_block_goes_on, too_many_rounds, released_under_a_step,
 ]  # fmt: skip
-
-
-def retraction_of(records):
-    return next(i for i in places(records, "plan", "retracted"))
 
 
 def delivered_again(records):
@@ -283,12 +237,6 @@ def delivered_again(records):
                 join[4] -= 1
                 return place, "ENGINE-03"
     raise AssertionError("no request was retracted")
-
-
-def retracted_twice(records):
-    place = retraction_of(records)
-    records[place]["retracted"] *= 2
-    return place, "ENGINE-02"
 
 
 def jumps_the_queue(records):
@@ -302,4 +250,8 @@ def jumps_the_queue(records):
     raise AssertionError("no request waits")
 
 
-OF_RETRACTIONS = [delivered_again, retracted_twice, jumps_the_queue]
+OF_RETRACTIONS = [
+    delivered_again,
+    changed("retracted_twice", "ENGINE-02", "plan", "retracted", 0, lambda r: r.update(retracted=r["retracted"] * 2)),
+    jumps_the_queue,
+]

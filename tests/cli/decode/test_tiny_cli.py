@@ -63,12 +63,6 @@ def test_bad_options_are_one_message_and_exit_code_2(command, tmp_path, options,
     assert not (tmp_path / "pair").exists()
 
 
-def test_a_directory_with_something_else_is_refused(command, tmp_path):
-    (tmp_path / "mine.txt").write_text("mine")
-    outcome = command("tiny", tmp_path, "--size", "nano")
-    assert outcome.code == 2 and "mine.txt" in outcome.err and "size nano, seed 0" in outcome.err
-
-
 def test_an_interruption_says_what_is_kept(command, tmp_path, monkeypatch):
     from foretoken.gpu.tiny import pair
 

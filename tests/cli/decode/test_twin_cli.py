@@ -36,6 +36,7 @@ def scenario(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow  # with every test from arms to comparisons: tests/twin/test_twin.py
 def test_a_profile_is_measured_and_both_sides_are_printed(command, tmp_path, models, scenario, monkeypatch):
     few = partial(
         run.TwinPlan, calibration_requests_per_s=1.0, calibration_output=24

@@ -63,14 +63,6 @@ class TestPresets:
     def test_successive_rounds_have_the_published_correlation(self, name):
         assert rounds_at(acceptance_preset(name), 5).lag_correlation[0] == pytest.approx(LAG_1[name], abs=0.03)
 
-    def test_another_seed_is_another_sample_of_the_same_kind(self, name):
-        one, two = acceptance_preset(name, 1), acceptance_preset(name, 2)
-        assert (
-            one.accept_lens(KEYS, np.zeros(4, int), 5, 50).tolist()
-            != two.accept_lens(KEYS, np.zeros(4, int), 5, 50).tolist()
-        )
-        assert rounds_at(one, 5).mean_accept_length == pytest.approx(rounds_at(two, 5).mean_accept_length, rel=0.03)
-
 
 @pytest.mark.parametrize("name", MEANS)
 def test_mean_accept_length_at_step_counts_that_were_not_fitted(name):
@@ -102,14 +94,6 @@ def test_requests_differ_by_the_published_factor(name):
 
 
 class TestGaussian:
-    def test_probabilities_over_positions_are_exact_whatever_the_correlation(self):
-        conditional = (0.7, 0.5, 0.8)
-        for shares in ((0.0, 0.0), (0.3, 0.0), (0.0, 0.6), (0.2, 0.5)):
-            process = GaussianAcceptance(conditional, 5, *shares, correlation_len=4, max_depth=3)
-            runs = process.run_windows(np.arange(4000, dtype=np.uint64), np.zeros(4000, int), 128)
-            seen = [(runs >= depth).mean() for depth in (1, 2, 3)]
-            assert seen == pytest.approx(np.cumprod(conditional), abs=0.012)
-
     def test_a_window_is_what_single_questions_give(self):
         process = GaussianAcceptance((0.6, 0.7), 3, 0.2, 0.4, 7, 0.5, Regimes(10, (-1.0, 0.5), (1.0, 3.0)))
         starts = np.array([0, 5, 7, 1000])
@@ -120,10 +104,6 @@ class TestGaussian:
             positions = starts[row] + np.arange(600)
             single = process.longest_run(KEYS[row : row + 1], positions, shifts[row])
             np.testing.assert_array_equal(windows[row], single)
-
-    def test_one_more_request_or_step_changes_no_other_answer(self):
-        alone = CHAT.run_windows(KEYS[1:2], np.array([40]), 64)
-        np.testing.assert_array_equal(CHAT.run_windows(KEYS, np.full(4, 40), 64)[1], alone[0])
 
     def test_edge_probabilities(self):
         always = GaussianAcceptance((1.0,), request_share=0.5, max_depth=5)
@@ -137,9 +117,6 @@ class TestGaussian:
         runs = deep.longest_run(KEYS[:, None], np.arange(2000))
         assert runs.max() == 64
         assert runs.dtype == np.int32
-
-    def test_deeper_drafts_keep_the_last_probability(self):
-        assert GaussianAcceptance((0.5, 0.8), max_depth=4).survival == pytest.approx((0.5, 0.4, 0.32, 0.256))
 
     def test_correlation_ends_beyond_two_knots(self):
         process = GaussianAcceptance((0.5,), 0, 0.0, 0.9, 16, max_depth=1)
@@ -195,16 +172,6 @@ class TestRounds:
     def test_no_steps_and_no_rows(self):
         assert CHAT.accept_lens(KEYS, np.zeros(4, int), 0, 3).tolist() == [[1] * 4] * 3
         assert CHAT.accept_lens(KEYS[:0], np.zeros(0, int), 5, 3).shape == (3, 0)
-
-    def test_more_steps_accept_the_same_run_further(self):
-        """Where rounds of 3 and 7 steps start at the same place, the shorter is the longer one cut."""
-        three = CHAT.accept_lens(KEYS, np.zeros(4, int), 3, 1)
-        seven = CHAT.accept_lens(KEYS, np.zeros(4, int), 7, 1)
-        np.testing.assert_array_equal(three, np.minimum(seven, 4))
-
-    def test_the_mean_is_that_of_rounds(self):
-        assert expected_accept_length(CHAT, 5) == pytest.approx(2.48, rel=0.02)
-        assert expected_accept_length(FixedMeanAcceptance(2.3), 4) == pytest.approx(2.3, rel=0.01)
 
     def test_walks_on_a_small_window(self):
         runs = np.array([[2, 9, 9, 0, 1, 9], [0, 0, 1, 9, 5, 9]])

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from foretoken import Session
-from foretoken.checks.executor.plain_texts import CachedAttention
 from foretoken.core.errors import ConfigError
 from foretoken.gpu.models import projection
 from foretoken.gpu.models.checkpoint import (
@@ -169,17 +168,6 @@ def test_a_narrower_eagle3_head_has_embeddings_of_its_own(target: Decoder, tmp_p
     out = again(TOKENS, hidden, DenseAttention([7]))
     torch.testing.assert_close(out.hidden, head(TOKENS, hidden, DenseAttention([7])).hidden)
     assert again.logits(out.logits_hidden).shape == (7, 50)
-
-
-@pytest.mark.parametrize("algorithm", [EAGLE, EAGLE3, MULTI_LAYER_EAGLE])
-def test_a_head_decodes_step_by_step_as_it_does_at_once(target: Decoder, algorithm: str):
-    aux_layers = (1, 2, 4) if algorithm == EAGLE3 else ()
-    head = filled(random_head(HeadConfig(algorithm, LAYER, 32, 50, aux_layers), target))
-    hidden = torch.randn(7, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    at_once = head(TOKENS, hidden, DenseAttention([7]))
-    attention = CachedAttention()
-    parts = [head(t, h, attention) for t, h in zip(TOKENS.split([3, 1, 3]), hidden.split([3, 1, 3]), strict=True)]
-    torch.testing.assert_close(torch.cat([part.hidden for part in parts]), at_once.hidden)
 
 
 @pytest.mark.parametrize("algorithm", [EAGLE, EAGLE3, MULTI_LAYER_EAGLE])

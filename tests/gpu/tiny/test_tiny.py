@@ -130,12 +130,6 @@ def test_an_interrupted_run_leaves_no_pair_and_the_next_goes_on_from_its_finishe
     assert weights_of(directory) == weights_of(micro_pair)
 
 
-def test_an_interruption_before_anything_is_finished_leaves_nothing(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        make_pair(tmp_path / "pair", OPTIONS, Seen(interrupt_at="target"))
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_part_that_was_being_written_is_not_taken_for_whole(tmp_path, monkeypatch):
     """The tensors are written, then the process is killed: no clean-up runs."""
     directory = tmp_path / "pair"
@@ -188,11 +182,6 @@ def test_what_is_there_is_never_overwritten(micro_pair, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "file", "full"]
 
 
-def test_an_empty_directory_is_filled(tmp_path):
-    (tmp_path / "pair").mkdir()
-    assert (make_pair(tmp_path / "pair", OPTIONS, Seen()).directory / "pair.json").is_file()
-
-
 class SlowMachine:
     """A clock that only passes of a model and encoded files move."""
 
@@ -231,14 +220,6 @@ def test_a_time_budget_bounds_all_and_says_what_was_cut(tmp_path, monkeypatch, r
     assert sum(summary["seconds"].values()) == pytest.approx(took_s, abs=2)
     cut = {line.partition(":")[0] for line in summary["cuts"]}
     assert cut == {"data", *PARTS, "own texts", "held-out texts", "held-out loss", "accept lengths"}
-
-
-def test_a_budget_that_is_ample_cuts_nothing(tmp_path, monkeypatch, micro_pair):
-    SlowMachine(monkeypatch, 0.5, 0.1)
-    summary = make_pair(tmp_path / "pair", PairOptions(MICRO, time_budget_s=1e6), Seen()).summary
-    assert summary["cuts"] == []
-    # A trial with a tenth of the files leaves no trace.
-    assert weights_of(tmp_path / "pair")["eagle3"] == weights_of(micro_pair)["eagle3"]
 
 
 def test_devices_are_checked_before_anything_is_made(tmp_path):

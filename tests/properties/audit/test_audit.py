@@ -16,7 +16,7 @@ from foretoken.properties.audit.history import audit_log
 from foretoken.properties.invariants import all_invariants
 from foretoken.sim.run import Simulation
 from foretoken.sim.scenario_file import load_scenario
-from tampered_logs import OF_RETRACTIONS, TAMPERINGS, places, queue_miscounted, records_of, token_lost
+from tampered_logs import OF_RETRACTIONS, QUEUE_MISCOUNTED, TAMPERINGS, TOKEN_LOST, places, records_of
 
 TIGHT = ("workload.num_requests=60", "workload.rate=60", "engine.kv_slots=6000")
 VARIANTS = {
@@ -178,10 +178,10 @@ def test_a_placeholder_that_is_delivered_is_caught(tmp_path):
 
 def test_one_flaw_does_not_drag_all_others_behind_it(logs, tmp_path):
     records = records_of(logs("default"))
-    token_lost(records)
+    TOKEN_LOST(records)
     assert audited(tmp_path, records).num_flaws == 1
     records = records_of(logs("default"))
-    queue_miscounted(records)
+    QUEUE_MISCOUNTED(records)
     assert audited(tmp_path, records).num_flaws <= 2
 
 

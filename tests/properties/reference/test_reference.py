@@ -1,15 +1,11 @@
 """The reference executor itself: what its model says, what its shadow KV refuses, and how it honours the port."""
 
-import itertools
-
 import numpy as np
 import pytest
 from foretoken.core.acceptance.process import GaussianAcceptance
-from foretoken.core.adaptive import build_controller, fixed_controller
+from foretoken.core.adaptive import fixed_controller
 from foretoken.core.algorithm.registry import get_algorithm
-from foretoken.core.contract.events import Planned
 from foretoken.core.contract.request import FinishReason, Request, SamplingParams
-from foretoken.core.contract.step import BlockEnd
 from foretoken.core.draws import request_key
 from foretoken.core.errors import InvariantViolation
 from foretoken.core.prompt import Prompt
@@ -115,123 +111,6 @@ def test_what_it_cannot_sample_fails_alone():
     ended = serve(requests=[plain, shaped])[2]
     assert ended["a"].tokens.tolist() == plain_greedy(MODEL, plain, 20).tolist()
     assert ended["b"].reason is FinishReason.ERROR and "penalties" in ended["b"].message
-
-
-# -- the port -----------------------------------------------------------------------------------------------------------------
-
-
-def block_in_flight(**config):
-    engine = Engine(
-        EngineConfig(
-            num_pages=800, context_len=120, max_running=2, chunk_size=16, block_rounds=12, track_tokens=True, **config
-        ),
-        get_algorithm("NONE"),
-        fixed_controller(0),
-    )
-    executor = ReferenceExecutor(engine, HashDraft(MODEL))
-    engine.submit(ask("a", [1, 2, 3], max_tokens=60), 0)
-    while True:
-        while (step := engine.plan(0)) is not None:
-            executor.launch(step)
-            if step.max_rounds > 1:
-                break
-        if step is not None:
-            break
-        engine.commit(executor.collect(), 0)
-    while engine.num_uncommitted > 1:
-        engine.commit(executor.collect(), 0)
-    return engine, executor
-
-
-def test_a_block_runs_its_rounds_and_says_why_it_ended():
-    engine, executor = block_in_flight(overlap=False)
-    result = executor.collect()
-    assert (result.decode.rounds, result.decode.block_end) == (12, BlockEnd.MAX_ROUNDS)
-    assert result.round_end_ns.shape == (12,) and (np.diff(result.round_end_ns) > 0).all()
-    engine.commit(result, 0)
-
-
-@pytest.mark.parametrize("done", [0, 1, 7])
-def test_a_stop_lets_the_running_round_finish_and_limits_the_steps_launched_and_planned(done):
-    engine, executor = block_in_flight(overlap=True)
-    if done:
-        assert not executor.advance(done)
-    second = engine.plan(0)
-    executor.request_stop(engine.last_step_id)
-    executor.launch(second)  # planned before the stop, launched after it
-    first = executor.collect()
-    assert first.decode.rounds == done + 1 and first.decode.block_end is BlockEnd.ASKED
-    engine.commit(first, 0)
-    assert executor.collect().decode.rounds == 1
-    with pytest.raises(IndexError):
-        executor.collect()
-
-
-def test_a_request_that_ends_stops_the_block_and_limits_the_step_behind_it():
-    engine, executor = block_in_flight(overlap=False)
-    engine.abort("a", 0)
-    executor.request_stop(engine.last_step_id)
-    engine.commit(executor.collect(), 0)
-    engine.submit(ask("b", [1, 2, 3], max_tokens=7), 0)
-    rounds = []
-    while (step := engine.plan(0)) is not None:
-        executor.launch(step)
-        result = executor.collect()
-        if result.decode is not None:
-            rounds.append((step.max_rounds, result.decode.rounds, result.decode.block_end))
-        engine.commit(result, 0)
-    assert rounds == [(12, 6, BlockEnd.REQUEST_ENDED)]
-
-
-def test_steps_are_launched_in_order_and_once():
-    engine, executor = block_in_flight(overlap=True)
-    second = engine.plan(0)
-    executor.launch(second)
-    with pytest.raises(InvariantViolation, match="RELAY-07"):
-        executor.launch(second)
-
-
-# -- caches, hidden states, zero steps -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("algorithm", ["NONE", "STANDALONE", "EAGLE"])
-def test_equal_prefixes_are_shared_in_one_namespace_and_never_across_two(algorithm):
-    steps = 0 if algorithm == "NONE" else 2
-    prompt = list(range(20))
-    for namespaces, expected in ((("", ""), True), (("", "other"), False)):
-        requests = [ask(f"r{i}", [*prompt, i], namespace=namespace) for i, namespace in enumerate(namespaces)]
-        _, _, ended, events = serve(algorithm, fixed_controller(steps), requests, max_running=1)
-        cached = [
-            join.num_cached
-            for event in events
-            if isinstance(event, Planned) and event.step
-            for join in event.step.joins
-        ]
-        # A bigram key needs the token after a position, so a shifted draft shares one position less.
-        assert cached == [0, (19 if algorithm == "EAGLE" else 20) if expected else 0]
-        for request in requests:
-            assert ended[request.request_id].tokens.tolist() == plain_greedy(MODEL, request, 20).tolist()
-
-
-def test_a_draft_that_needs_no_hidden_states_never_has_any():
-    _, executor, _, _ = serve("STANDALONE", requests=[ask("a", [1, 2, 3])])
-    assert "hidden_states" not in executor.future_map.bytes_per_row
-    _, with_hidden, _, _ = serve("EAGLE", requests=[ask("a", [1, 2, 3])])
-    assert with_hidden.future_map.bytes_per_row["hidden_states"] == 16
-
-
-def test_the_draft_stays_warm_through_rounds_without_steps():
-    """The policy falls to 0 steps and probes again; the reference reads the whole draft KV in every round."""
-    table = {"1": {"candidate_steps": [0, 3], "ema_alpha": 1.0, "update_interval": 1, "warmup_batches": 0}}
-    requests = [ask("a", [1, 2, 3], max_tokens=80)]
-    _, executor, ended, events = serve("EAGLE", build_controller("ema", table), requests, agreement=0.2)
-    steps = [
-        event.step.decode.steps for event in events if isinstance(event, Planned) and event.step and event.step.decode
-    ]
-    changes = [(a, b) for a, b in itertools.pairwise(steps) if a != b]
-    assert (0, 3) in changes and (3, 0) in changes
-    assert ended["a"].tokens.tolist() == plain_greedy(MODEL, requests[0], 80).tolist()
-    assert executor.num_rounds == len(steps)
 
 
 # -- the shadow KV ------------------------------------------------------------------------------------------------------------

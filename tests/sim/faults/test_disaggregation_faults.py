@@ -203,12 +203,3 @@ def test_engines_that_wait_for_each_other_for_ever_are_reported(monkeypatch):
     monkeypatch.setattr(DecodeSide, "_reserve_waiting", lambda self, now_ns: None)
     _, report = serve(BUSY, fault_plan({"recovery_s": 30.0, "transfer": {"slow": {"probability": 0.01}}}))
     assert ["wait for ever" in str(broken) for broken in report.broken] == [True]
-
-
-@pytest.mark.parametrize("kind", ["pool.denied", "pool.retraction", "device.raises", "device.restarts"])
-def test_what_happens_to_any_engine_leaves_no_transfer_behind(kind):
-    """Denied or retracted prompts, lost steps and workers: transfers of the old row end, those of the new one begin."""
-    small = {**BUSY["engine"], "chunk_size": 256, "kv_slots": 8192}
-    _, report = serve({**BUSY, "engine": small}, only(kind, 0.08))
-    assert report.kept, report.broken
-    assert report.injected[kind] > 0

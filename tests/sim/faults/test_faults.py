@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from foretoken.core.adaptive import AdaptiveController
-from foretoken.core.contract.events import Aborted, Planned, StepsLost
+from foretoken.core.contract.events import Aborted
 from foretoken.core.contract.request import FinishReason
 from foretoken.core.kv.store import KVStore
 from foretoken.core.scheduler import engine as engine_module
@@ -136,52 +136,6 @@ def test_clients_leave_in_every_state():
     _, report = serve({**BUSY, "engine": engine, "workload": {**BUSY["workload"], "prompt": {"value": 600}}}, plan)
     assert report.kept, report.broken
     assert {"not here yet", "waiting", "prefill", "decode", "ended"} == set(report.cancelled_in)
-
-
-def test_poison_takes_its_victims_alone():
-    simulation, report = serve(BUSY, only("device.poison", 0.2))
-    assert report.kept
-    poisoned = simulation.replicas[0].hooks.poisoned
-    alone = sum(count for message, count in simulation.refusals.items() if "it ran alone" in message)
-    assert 3 < alone == len(poisoned)
-
-
-def test_wrong_drafts_bring_the_steps_to_zero_and_good_ones_bring_them_back():
-    steps: list[tuple[int, int]] = []
-
-    def watch(event) -> None:
-        if type(event) is Planned and event.step is not None and event.step.decode is not None:
-            steps.append((event.now_ns, event.step.decode.steps))
-
-    config = {"1": {"candidate_steps": [0, 1, 3], "warmup_batches": 2, "update_interval": 2}}
-    scenario = {
-        **BUSY,
-        "speculation": {"algorithm": "EAGLE3", "adaptive": config, "steps": 3},
-        "workload": {**BUSY["workload"], "num_requests": 150, "rate": 5.0},
-    }
-    plan = fault_plan({"stop_s": 1.0, "draft": {"wrong": {"probability": 1.0, "lasts_s": 6.0}}})
-    _, report = serve(scenario, plan, sinks=lambda replica: [watch])
-    assert report.kept
-    during = [step for now_ns, step in steps if 3e9 < now_ns < 6e9]
-    after = [step for now_ns, step in steps if now_ns > 12e9]
-    assert during.count(0) > len(during) / 2
-    assert any(step > 0 for step in during), "0 is probed from, not absorbing"
-    assert sum(step > 0 for step in after) > len(after) / 2
-
-
-def test_a_watchdog_says_what_was_in_flight():
-    messages = []
-    plan = only("device.hangs", 0.01)
-    serve(
-        BUSY,
-        plan,
-        sinks=lambda replica: [
-            lambda event: messages.append(event.failure.message) if type(event) is StepsLost else None
-        ],
-    )
-    assert messages
-    for message in messages:
-        assert message.startswith("no answer in time; in flight: step ") and "requests r" in message
 
 
 def test_an_enabled_kind_that_never_fires_is_named():
