@@ -56,14 +56,6 @@ def test_ours_hold(name, budget):
     assert all(count > budget // 3 for count in report.evaluations.values()) and len(report.evaluations) == 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [11, 12])
-@pytest.mark.parametrize(("name", "budget"), [*zip(SUBJECTS["executor"], (40_000, 60_000, 15_000), strict=True)])
-def test_ours_hold_for_long(name, budget, seed):
-    report = check(SUITE, load_make(name), budget=budget, seed=seed, subject=name)
-    assert report.ok, report.text()
-
-
 def test_every_drawn_configuration_and_what_is_simpler_makes_an_engine():
     seen = set()
     for number in range(400):

@@ -278,18 +278,6 @@ def test_a_signal_is_noted_once_and_the_second_interrupts(generate, monkeypatch,
     assert signal.getsignal(number) == before
 
 
-@pytest.mark.slow
-def test_a_reader_that_stops_reading_is_no_error(process, models, tmp_path):
-    prompts = tmp_path / "p.jsonl"
-    prompts.write_text('{"prompt": "def add", "max_tokens": 40}\n' * 60)
-    arguments = ("--model", models["target"], "--prompts", prompts, "--max-running", 2)
-    running = process("generate", *arguments)
-    running.stdout.readline()
-    running.stdout.close()
-    assert running.wait(60) == 141
-    assert "Traceback" not in running.stderr.read()
-
-
 def test_progress_is_a_line_now_and_then(capsys, monkeypatch):
     clock = iter([0.0, 4.0, 11.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))

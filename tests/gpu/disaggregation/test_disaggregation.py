@@ -294,27 +294,6 @@ def test_who_dies_takes_only_what_it_had(nano_pair, plain, ask):
 
 
 @pytest.mark.slow
-def test_two_decode_workers_that_die_at_once_cost_each_request_one_try(nano_pair, plain, ask):
-    requests = [ask(f"e{i}", 20 + i, 24, start=i) for i in range(9)]
-    topology = Disaggregation(1, 3)
-    shown, to_kill = {}, ["decode0", "decode1"]
-
-    def kill_two(delta):
-        shown[delta.request_id] = shown.get(delta.request_id, 0) + len(delta.tokens)
-        if len(shown) == len(requests) and max(shown.values()) > 1:
-            while to_kill:
-                os.kill(workers[to_kill.pop()].pid, signal.SIGKILL)
-
-    options = options_for(nano_pair, "draft")
-    with (
-        Workers(topology.workers(), topology.devices("cpu")) as workers,
-        open_session(workers, options, topology, timing=SHORT_FENCE) as session,
-    ):
-        check_equal(session.run(requests, kill_two), plain(requests))
-        assert check_drained(session).keys() == {"prefill0", "decode2"}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("draft", "order"), [("draft", 1), ("eagle3", -1)])
 def test_a_lost_decode_worker_changes_nothing_of_what_users_get(nano_pair, ask, draft, order):
     """Sampled text behind drafts, too: rounds go on where they were, and every draw is keyed by its position."""

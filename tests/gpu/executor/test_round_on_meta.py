@@ -89,3 +89,11 @@ def test_nothing_in_a_round_looks_at_a_value(algorithm, steps, topk, nodes, samp
     assert set(result.relay) == set(relayed)
     assert {name: value.shape for name, value in result.relay.items()} == {n: v.shape for n, v in relayed.items()}
     assert result.outputs["hidden_states"].shape == (BATCH, width, 16)
+
+
+def test_nothing_in_the_relay_looks_at_a_value():
+    cells, rows = torch.zeros((3, 2), device=META), torch.zeros(2, dtype=torch.int64, device=META)
+    OPS.relay_scatter_(cells, rows, torch.zeros((2, 2), device=META))
+    assert OPS.relay_gather(cells, rows).shape == (2, 2)
+    with pytest.raises(RuntimeError):
+        rows.sum().item()
