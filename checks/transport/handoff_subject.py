@@ -272,7 +272,7 @@ class HandoffTransport:
             target, draft = self.read(int(action.slots[at][0]) // self.config.page_size)
             seal = PageSeal.of(target, draft)
             self._read.append(_described(Page(action.key, action.epoch, index, seal, target, draft)))
-            self._workers[PREFILL].side.page_sent(action.key, index, seal, self._now_ns)
+            self._workers[PREFILL].side.pages_sent(action.key, {index: seal}, self._now_ns)
 
     def reading(self) -> list[int]:
         return [int(action.slots[at][0]) // self.config.page_size for action, at in self._unread]

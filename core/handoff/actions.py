@@ -20,7 +20,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SendPages:
-    """Read these pages of KV, in both pools, send a `Page` for each, and call `PrefillSide.page_sent` once its bytes are read out.
+    """Read these pages of KV, in both pools, send a `Page` for each, and call `PrefillSide.pages_sent` once their bytes are read out.
 
     Until then the slots do not change.
     """

@@ -8,6 +8,8 @@ while, to answer late messages.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from itertools import groupby
 
 from ..algorithm.algorithm import AlgorithmShape
 from ..algorithm.arrival import DraftPayload
@@ -92,11 +94,11 @@ class DecodeSide(HandoffSide):
         """Reserve slots for waiting transfers, as a committed step may have made room. The signature is that of `PrefillSide.committed`."""
         self._reserve_waiting(now_ns)
 
-    def receive(self, peer: str, message: Message, now_ns: int, measured: PageSeal | None = None) -> None:
-        """Take a message from the prefill worker `peer`. Late, duplicate and meaningless messages change nothing.
-
-        `measured`: the seal of what has arrived, for a `Page` whose bytes went another way.
-        """
+    def receive(self, peer: str, message: Message, now_ns: int) -> None:
+        """Take a message from the prefill worker `peer`. Late, duplicate and meaningless messages change nothing."""
+        if isinstance(message, Page):
+            self.receive_pages(peer, [(message, PageSeal.of(message.target, message.draft))], now_ns)
+            return
         if isinstance(message, Offer):
             understood = self._offered(peer, message, now_ns)
         elif isinstance(message, Cancel):
@@ -105,8 +107,6 @@ class DecodeSide(HandoffSide):
             transfer = self._transfers.get((peer, message.key.request_id))
             if transfer is None or transfer.key != message.key:
                 understood = self._late(peer, message)
-            elif isinstance(message, Page):
-                understood = self._page(transfer, message, measured, now_ns)
             elif isinstance(message, Manifest):
                 understood = self._manifest(transfer, message, now_ns)
             elif isinstance(message, Renew):
@@ -116,6 +116,22 @@ class DecodeSide(HandoffSide):
             else:
                 understood = False
         self.counts.ignored += not understood
+        self._reserve_waiting(now_ns)
+
+    def receive_pages(self, peer: str, pages: Sequence[tuple[Page, PageSeal]], now_ns: int) -> None:
+        """Take pages from the prefill worker `peer`, each with the seal of what has arrived."""
+        for key, group in groupby(pages, lambda arrived: arrived[0].key):
+            transfer = self._transfers.get((peer, key.request_id))
+            if transfer is None or transfer.key != key:
+                self.counts.ignored += sum(1 for _ in group)
+                continue
+            num_before = len(transfer.received)
+            for page, found in group:
+                self.counts.ignored += not self._page(transfer, page, found)
+            if len(transfer.received) > num_before:
+                self._deadlines.set(transfer, now_ns + self.timing.hold_ns)
+                if not transfer.is_refused:
+                    self._complete(transfer, now_ns)
         self._reserve_waiting(now_ns)
 
     def peer_lost(self, peer: str, now_ns: int, reason: FinishReason = FinishReason.ERROR) -> None:
@@ -219,22 +235,20 @@ class DecodeSide(HandoffSide):
             self._say(transfer.peer, Renew(offer.key, self.epoch))
         return True
 
-    def _page(self, transfer: Incoming, page: Page, measured: PageSeal | None, now_ns: int) -> bool:
+    def _page(self, transfer: Incoming, page: Page, found: PageSeal) -> bool:
+        """Take a page; returns whether it was understood. `found`: the seal of what has arrived."""
         if transfer.state is not TransferState.RECEIVING or transfer.is_refused or page.epoch != self.epoch:
             return False
         if page.index in transfer.received:
             return False
-        if not transfer.first_page <= page.index < self._num_pages(transfer):
-            return self._refuse(transfer, f"page {page.index} is none of this prompt", now_ns)
-        found = measured if measured is not None else PageSeal.of(page.target, page.draft)
+        if not transfer.first_page <= page.index < transfer.num_pages:
+            return self._refuse(transfer, f"page {page.index} is none of this prompt")
         if not found.fits(self.page_format) or found != page.seal:
-            return self._refuse(transfer, f"page {page.index}: arrived as {found}, sent as {page.seal}", now_ns)
+            return self._refuse(transfer, f"page {page.index}: arrived as {found}, sent as {page.seal}")
         transfer.received[page.index] = found
         page_size = self.page_format.page_size
-        slots = self.engine.store.table.gather(transfer.row, page.index * page_size, (page.index + 1) * page_size)
+        slots = transfer.slots[page.index * page_size : (page.index + 1) * page_size]
         self._actions.append(WritePage(page, transfer.row, transfer.epoch, slots))
-        self._deadlines.set(transfer, now_ns + self.timing.hold_ns)
-        self._complete(transfer, now_ns)
         return True
 
     def _manifest(self, transfer: Incoming, manifest: Manifest, now_ns: int) -> bool:
@@ -244,9 +258,9 @@ class DecodeSide(HandoffSide):
             return False
         if (manifest.first_page, len(manifest.seals)) != (
             transfer.first_page,
-            self._num_pages(transfer) - transfer.first_page,
+            transfer.num_pages - transfer.first_page,
         ):
-            return self._refuse(transfer, f"a manifest of {len(manifest.seals)} pages", now_ns)
+            return self._refuse(transfer, f"a manifest of {len(manifest.seals)} pages")
         transfer.manifest = manifest
         self._deadlines.set(transfer, now_ns + self.timing.hold_ns)
         self._complete(transfer, now_ns)
@@ -259,7 +273,7 @@ class DecodeSide(HandoffSide):
             return
         for index, seal in enumerate(manifest.seals, manifest.first_page):
             if transfer.received[index] != seal:
-                self._refuse(transfer, f"page {index} is not the one of the manifest", now_ns)
+                self._refuse(transfer, f"page {index} is not the one of the manifest")
                 return
         arrival = manifest.arrival
         if arrival.draft is not None and (problem := arrival.draft.problem(self.engine.algorithm, self._shape)):
@@ -275,7 +289,7 @@ class DecodeSide(HandoffSide):
         self._say(transfer.peer, Ack(transfer.key, self.epoch))
         self._finish(transfer, TransferState.COMPLETED, now_ns)
 
-    def _refuse(self, transfer: Incoming, why: str, now_ns: int) -> bool:
+    def _refuse(self, transfer: Incoming, why: str) -> bool:
         """Reject an attempt that did not arrive as it was sent, and wait for another one until the hold ends."""
         transfer.is_refused = True
         transfer.message = why
@@ -349,6 +363,10 @@ class DecodeSide(HandoffSide):
             self._renewals.clear(transfer)
             transfer.row, transfer.epoch = outcome.row, outcome.epoch
             transfer.first_page = outcome.num_cached // self.page_format.page_size
+            transfer.num_pages = self.page_format.num_pages(transfer.offer.request.prefill_len)
+            transfer.slots = self.engine.store.table.gather(
+                outcome.row, 0, transfer.num_pages * self.page_format.page_size
+            )
             self._deadlines.set(transfer, now_ns + self.timing.hold_ns)
             accept = Accept(transfer.key, self.epoch, transfer.first_page, self.timing.hold_ns)
             self._say(transfer.peer, accept)
@@ -418,9 +436,6 @@ class DecodeSide(HandoffSide):
 
     def _move(self, transfer: Incoming, event: TransferEvent) -> None:
         transfer.state = DECODE_TRANSITIONS[transfer.state][event]
-
-    def _num_pages(self, transfer: Incoming) -> int:
-        return self.page_format.num_pages(transfer.offer.request.prefill_len)
 
 
 def _is_newer(key: TransferKey, other: TransferKey) -> bool:

@@ -10,6 +10,8 @@ The transport is a network model in the simulator, sockets and device memory in 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
+from operator import attrgetter
 from typing import Protocol
 
 from ..algorithm.algorithm import AlgorithmShape
@@ -71,17 +73,18 @@ class HandoffDriver:
 
     def receive(self, peer: str, messages: Iterable[tuple[Message, PageSeal | None]], now_ns: int) -> None:
         """Take messages from `peer`, each with the measured seal of a page whose bytes went another way."""
-        for message, measured in messages:
-            if measured is None:
-                self.side.receive(peer, message, now_ns)
+        for are_pages, group in groupby(messages, lambda arrived: arrived[1] is not None):
+            if are_pages:
+                self.side.receive_pages(peer, list(group), now_ns)
             else:
-                self.side.receive(peer, message, now_ns, measured)
+                for message, _ in group:
+                    self.side.receive(peer, message, now_ns)
         self.carry_out()
 
     def pages_sent(self, pages: Iterable[Page], now_ns: int) -> None:
         """Tell the side that these pages are read out: their slots may be written again."""
-        for page in pages:
-            self.side.page_sent(page.key, page.index, page.seal, now_ns)
+        for key, of_one in groupby(pages, attrgetter("key")):
+            self.side.pages_sent(key, {page.index: page.seal for page in of_one}, now_ns)
         self.carry_out()
 
     def peer_lost(self, peer: str, now_ns: int, reason: FinishReason = FinishReason.ERROR) -> None:

@@ -7,6 +7,7 @@ itself ends as soon as the outcome is certain.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ..algorithm.arrival import DraftPayload
@@ -42,7 +43,7 @@ class PrefillSide(HandoffSide):
     """The prefill side of all transfers from one engine. Drivers submit and abort here instead of at the engine, and call
 
     * `committed` after every `Engine.commit`, with the draft input of each prompt that it computed;
-    * `receive`, `page_sent`, `peer_lost` when something has happened, and `tick` when `next_deadline_ns` is due;
+    * `receive`, `pages_sent`, `peer_lost` when something has happened, and `tick` when `next_deadline_ns` is due;
     * then carry out `take_actions`, and pass on `take_finished` and `take_outcomes` (see `HandoffDriver`).
     """
 
@@ -163,17 +164,17 @@ class PrefillSide(HandoffSide):
         is_retried = transfer is not None and transfer.first_attempt <= key.attempt < transfer.key.attempt
         return key in self._acknowledged_keys or (is_retried and key.generation == transfer.key.generation)
 
-    def page_sent(self, key: TransferKey, index: int, seal: PageSeal, now_ns: int) -> None:
-        """Note that the bytes of a page are read out, so that its slots may be written again."""
+    def pages_sent(self, key: TransferKey, seals: Mapping[int, PageSeal], now_ns: int) -> None:
+        """Note that the bytes of pages are read out, so that their slots may be written again. `seals`: by the page's index."""
         transfer = self._readers.get(key)
-        if transfer is None or not transfer.num_reading:
-            self.counts.ignored += 1
+        if transfer is None or transfer.num_reading < len(seals):
+            self.counts.ignored += len(seals)
             return
-        transfer.num_reading -= 1
+        transfer.num_reading -= len(seals)
         if transfer.state is TransferState.FENCED and transfer.awaits_readers and not transfer.num_reading:
             self._finish(transfer, transfer.end, now_ns)
         elif transfer.state is TransferState.SENDING and key == transfer.key:
-            transfer.seals[index] = seal
+            transfer.seals.update(seals)
             self._deadlines.set(transfer, now_ns + self.timing.lease_ns)  # until then it waited for its own link
             self._send_manifest(transfer, now_ns)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ..contract.request import Request
 from .life import TransferState
 from .messages import Manifest, Offer, PageSeal, TransferKey
@@ -41,6 +43,8 @@ class Incoming:
     row: int = 0
     epoch: int = 0  # of the row
     first_page: int = 0
+    num_pages: int = 0  # of the whole prompt
+    slots: np.ndarray | None = None  # int32 [num_pages · page_size], once they are reserved
     received: dict[int, PageSeal] = field(default_factory=dict)  # verified pages of the newest attempt
     manifest: Manifest | None = None
     is_refused: bool = False  # the newest attempt was answered with a Nack; the rest of it is ignored

@@ -41,17 +41,27 @@ class HandoffTiming:
 
 
 class Deadlines:
-    """One deadline per owner; setting it again replaces it. Equal deadlines come in the order in which they were set."""
+    """One deadline per owner; setting it again replaces it. Equal deadlines come in the order in which they were set.
+
+    Most are put off many times before they are due: an owner's entry in the heap is moved only when it comes to the top.
+    """
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Hashable]] = []
+        self._queued: dict[Hashable, tuple[int, int]] = {}  # the one entry of an owner that is not out of date
         self._current: dict[Hashable, tuple[int, int]] = {}
         self._count = 0
 
     def set(self, owner: Hashable, at_ns: int) -> None:
         self._count += 1
         self._current[owner] = (at_ns, self._count)
-        heapq.heappush(self._heap, (at_ns, self._count, owner))
+        queued = self._queued.get(owner)
+        if queued is None or at_ns < queued[0]:
+            self._push(owner)
+
+    def _push(self, owner: Hashable) -> None:
+        self._queued[owner] = self._current[owner]
+        heapq.heappush(self._heap, (*self._current[owner], owner))
 
     def clear(self, owner: Hashable) -> None:
         self._current.pop(owner, None)
@@ -59,9 +69,16 @@ class Deadlines:
     @property
     def next_ns(self) -> int | None:
         """The earliest deadline; None if there is none."""
-        while self._heap and self._current.get(self._heap[0][2]) != self._heap[0][:2]:
+        while self._heap:
+            at_ns, count, owner = self._heap[0]
+            if self._current.get(owner) == (at_ns, count):
+                return at_ns
             heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
+            if self._queued.get(owner) == (at_ns, count):
+                del self._queued[owner]
+                if owner in self._current:
+                    self._push(owner)
+        return None
 
     def pop_due(self, now_ns: int) -> Hashable | None:
         """Clear the earliest deadline that has passed and return its owner; None if none has."""
@@ -69,5 +86,5 @@ class Deadlines:
         if due is None or due > now_ns:
             return None
         owner = heapq.heappop(self._heap)[2]
-        del self._current[owner]
+        del self._current[owner], self._queued[owner]
         return owner
