@@ -95,7 +95,7 @@ SendsTheFirstDraft (HANDOFF-07): The draft input is kept by request id: another 
 
 DECODE_SIDE = """
 TrustsTheLink (HANDOFF-01): Pages are taken as they come, seals are not looked at.
-    DecodeSide._page = good(self, transfer, page, page.seal, now_ns)
+    DecodeSide._page = good(self, transfer, page, page.seal)
     DecodeSide._complete:
         if transfer.manifest is not None:
             found = transfer.received.values()
@@ -104,9 +104,8 @@ TrustsTheLink (HANDOFF-01): Pages are taken as they come, seals are not looked a
 
 ComparesSizes (HANDOFF-01): A page is good when it is as long as it was said to be.
     DecodeSide._page:
-        found = PageSeal.of(page.target, page.draft)
         same = (found.target_bytes, found.draft_bytes) == (page.seal.target_bytes, page.seal.draft_bytes)
-        return good(self, transfer, page, page.seal if same else found, now_ns)
+        return good(self, transfer, page, page.seal if same else found)
 
 IgnoresTheManifest (HANDOFF-01, HANDOFF-07): Each page is checked against its own seal, and never against what was to be sent: a
 misnumbered one is good.
