@@ -12,9 +12,12 @@ from foretoken.properties.invariants import of_contract
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    monkeypatch.setattr("foretoken.properties.harness.suite.RUN_LIMIT_S", 0.4)
-    monkeypatch.setattr("foretoken.properties.harness.shrink.HANG_LIMIT_S", 0.04)
+def impatient(request, monkeypatch):
+    """Wait less for those that never return. The others get their time: on a busy machine an operation takes several times as long."""
+    callspec = getattr(request.node, "callspec", None)
+    if callspec is not None and "HANGS" in getattr(callspec.params.get("mutant"), "caught_by", ()):
+        monkeypatch.setattr("foretoken.properties.harness.suite.RUN_LIMIT_S", 0.4)
+        monkeypatch.setattr("foretoken.properties.harness.shrink.HANG_LIMIT_S", 0.04)
 
 
 SHRUNK = "relay"
@@ -22,7 +25,7 @@ SHRUNK = "relay"
 tests find all and shrink what they find, which takes most of the time."""
 
 RARE = {
-    *("ServesOneMore", "LeavesOutTheQueue", "SeedsWithTheSize", "SharesAStreamOfFaults", "KeepsTheRequest"),
+    *("ServesOneMore", "LeavesOutTheQueue", "SeedsWithTheSize", "SharesAStreamOfFaults"),
     *("KnowsTheFuture", "DrawsByBlock", "ReservesForNoDraft", "SharesAStream", "ForgetsTheVerifyTokens"),
     *("ArrivesLikeAClock", "StampsTheBegin", "ReceivesManyAtOnce"),
 }
