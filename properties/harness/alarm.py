@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-PATIENCE = 5
+MOSTLY, PATIENCE = 0.9, 5
 """A component that computes is interrupted at its limit; one that waits, or that a busy machine lets wait, at so many times that."""
 
 
@@ -26,8 +26,8 @@ def can_interrupt() -> bool:
 def alarm(limit_s: float) -> Iterator[None]:
     """Raise Hanging in the body once it has taken `limit_s` seconds, and again from time to time if it goes on.
 
-    Of these seconds it must have computed for half, else it gets `PATIENCE` times as many: where many processes share a core, time passes
-    in which nothing of it runs. What other threads of the process compute is not counted.
+    Of these seconds it must have computed for nine in ten (`MOSTLY`), else it gets `PATIENCE` times as many: where many processes share a
+    core, time passes in which nothing of it runs. What other threads of the process compute is not counted.
     """
     if not can_interrupt():
         yield
@@ -36,7 +36,7 @@ def alarm(limit_s: float) -> Iterator[None]:
     computed_s, begin_s = time.thread_time(), time.monotonic()
 
     def ring(number: int, frame: FrameType | None) -> None:
-        has_computed = time.thread_time() - computed_s >= limit_s / 2
+        has_computed = time.thread_time() - computed_s >= MOSTLY * limit_s
         if has_computed or time.monotonic() - begin_s >= PATIENCE * limit_s:
             raise Hanging
 
