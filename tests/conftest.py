@@ -6,7 +6,11 @@ import os
 from fnmatch import fnmatchcase
 
 import pytest
+from hypothesis import HealthCheck, settings
 
+# How long an example takes to draw says how busy the machine is.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 # The tests' tensors are tiny: a pool of threads in every worker and every process of a test would only wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
 # Whether the extra `measured` is installed changes no test but those that ask for it.
