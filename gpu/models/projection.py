@@ -3,8 +3,9 @@
 Plain decoding multiplies one row with every matrix, a verify pass a handful: both take as long as the weights take to be read. On one core
 NumPy's product with columns, [in, out], reads them fastest: one row at three quarters of what a plain sum over the same memory reaches,
 where oneDNN's blocks and torch's products with rows as stored reach a third to a half, and four rows as fast as the blocks. A large
-array of NumPy's lies in huge pages, too. Its product with five to seven rows takes longer than with eight, and with two or three than with
-four, so rows are filled up to a multiple of four.
+array of NumPy's lies in huge pages, too. Its product with five to seven rows takes longer than with eight, and with three than with
+four, so rows are filled up to a multiple of four. Two rows are multiplied one by one, and up to seven with a small matrix, which
+stays in the cache.
 
 NumPy computes on one core (`session.devices.set_threads`). With more, and for numbers that NumPy has not, a large weight is given to
 oneDNN in its own layout; a call of that costs some 13 µs before it begins, which small matrices are not worth. Whatever the layout, a
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 MIN_PACKED_ELEMENTS = 1 << 17
+MIN_ROWS_OF_SMALL, MIN_ROWS_OF_LARGE = 8, 3  # from which on one product of all rows is faster than one of each
 FULL_ROWS = 4  # of the tiles that a product of several rows is made of
 ROWS, COLUMNS, BLOCKS = "rows", "columns", "blocks"  # [out, in] as stored; [in, out]; oneDNN's own
 
@@ -51,8 +53,10 @@ class Projection:
         if self._columns is None:
             return self(torch.from_numpy(x)).detach().numpy()
         weight, bias = self._columns
-        n = x.shape[0]
-        if n > 1 and n % FULL_ROWS and weight.size >= MIN_PACKED_ELEMENTS:
+        n, is_large = x.shape[0], weight.size >= MIN_PACKED_ELEMENTS
+        if 1 < n < (MIN_ROWS_OF_LARGE if is_large else MIN_ROWS_OF_SMALL):
+            out = np.matmul(x[:, None], weight)[:, 0]  # row by row
+        elif is_large and n > 1 and n % FULL_ROWS:
             filled = np.zeros((n + -n % FULL_ROWS, x.shape[1]), x.dtype)
             filled[:n] = x
             out = np.matmul(filled, weight)[:n]

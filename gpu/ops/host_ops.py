@@ -23,6 +23,9 @@ from .torch_ops import TorchOps
 HOST_DTYPES = (torch.float32, torch.float64)
 FEW_TOKENS = 8
 
+Rotation = tuple[np.ndarray, np.ndarray]
+"""Cosines and sines of n tokens, [n, 1, d] each, the sines of a head's first half negative."""
+
 quiet = np.errstate(over="ignore")
 """A gate of −1,000 is 0 by way of an infinite exponential; that is meant."""
 
@@ -47,13 +50,13 @@ class HostLayer:
             q_norm, k_norm = array(layer.q_norm), array(layer.k_norm)
             self._head_norms = np.concatenate([np.tile(q_norm, (self._hq, 1)), np.tile(k_norm, (self._hk, 1))])
 
-    def run(self, residual: np.ndarray, host_pass: HostPass, rotation: np.ndarray) -> np.ndarray:
-        """Run the layer: residual [n, H] → the next layer's. `rotation` [n, d]: the rotary table's rows of these tokens."""
+    def run(self, residual: np.ndarray, host_pass: HostPass, rotation: Rotation) -> np.ndarray:
+        """Run the layer: residual [n, H] → the next layer's."""
         norm = self._input_norm
         normed = residual if norm is None else rms_norm(residual, norm, self._eps)
         return self.after_attention(self.attend(normed, host_pass, rotation), residual)
 
-    def attend(self, x: np.ndarray, host_pass: HostPass, rotation: np.ndarray) -> np.ndarray:
+    def attend(self, x: np.ndarray, host_pass: HostPass, rotation: Rotation) -> np.ndarray:
         """Attend: x [n, input size], normed → [n, H], without the residual."""
         keys = host_pass.keys
         n, hq, hk, d = x.shape[0], self._hq, self._hk, self._d
@@ -89,13 +92,13 @@ class HostLayer:
         residual = residual + out
         gate_up = self._gate_up.on_host(rms_norm(residual, self._post_norm, self._eps))
         width = gate_up.shape[1] // 2
-        gate, up = gate_up[:, :width], gate_up[:, width:]
-        up *= gate
-        np.negative(gate, out=gate)
-        np.exp(gate, out=gate)
-        gate += 1.0
-        up /= gate
-        residual += self._down.on_host(up)
+        gate = gate_up[:, :width]
+        activated = np.negative(gate)  # dense, unlike a half of several rows
+        np.exp(activated, out=activated)
+        activated += 1.0
+        np.divide(gate, activated, out=activated)
+        activated *= gate_up[:, width:]
+        residual += self._down.on_host(activated)
         return residual
 
 
@@ -120,7 +123,7 @@ class HostOps(TorchOps):
         host_layers = self._layers_on_host(layers) if host_pass is not None else ()
         if not host_layers:
             return run_layers(layers, residual, attention, cos_sin, first_input, final_norm, capture)
-        rotation = array(cos_sin)[host_pass.keys.positions]
+        rotation = rotation_of(array(cos_sin)[host_pass.keys.positions], residual.numpy().dtype)
         states = _run_on_host(host_layers, array(residual), host_pass, rotation, first_input)
         last = torch.from_numpy(states[-1])
         hidden = (
@@ -151,11 +154,10 @@ def _run_on_host(
     layers: Sequence[HostLayer],
     state: np.ndarray,
     host_pass: HostPass,
-    rotation: np.ndarray,
+    rotation: Rotation,
     first_input: Tensor | None,
 ) -> list[np.ndarray]:
     """Return the residual [n, H] before every layer, and behind the last."""
-    rotation = rotation.astype(state.dtype, copy=False)
     states = [state]
     for layer in layers:
         if first_input is not None and layer is layers[0]:
@@ -179,24 +181,28 @@ def array(tensor: Tensor) -> np.ndarray:
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     """Return x [n, H] or [n, heads, d] scaled to unit root mean square over its last axis, times weight (arXiv 1910.07467)."""
-    square = np.einsum("...i,...i->...", x, x)
+    square = np.matmul(x[..., None, :], x[..., None])[..., 0]
     square *= 1.0 / x.shape[-1]
     square += eps
-    normed = x / np.sqrt(square, out=square)[..., None]
+    normed = x / np.sqrt(square, out=square)
     normed *= weight
     return normed
 
 
-def rotate(x: np.ndarray, rotation: np.ndarray) -> np.ndarray:
-    """Return x [n, heads, d], halves rotated against each other by `rotation` [n, d]: d/2 cosines, then d/2 sines (arXiv 2104.09864)."""
+def rotation_of(table: np.ndarray, dtype: np.dtype) -> Rotation:
+    """Return a rotary table's rows [n, d], d/2 cosines and d/2 sines, as `rotate` takes them for all layers of a pass."""
+    cos, sin = np.split(table.astype(dtype, copy=False)[:, None], 2, axis=2)
+    return np.concatenate((cos, cos), axis=2), np.concatenate((-sin, sin), axis=2)
+
+
+def rotate(x: np.ndarray, rotation: Rotation) -> np.ndarray:
+    """Return x [n, heads, d], halves rotated against each other (arXiv 2104.09864)."""
     half = x.shape[2] // 2
-    cos, sin = rotation[:, None, :half], rotation[:, None, half:]
-    first, second = x[..., :half], x[..., half:]
+    cos, sin = rotation
     out = np.empty(x.shape, x.dtype)
-    np.multiply(first, cos, out=out[..., :half])
-    np.multiply(second, cos, out=out[..., half:])
-    out[..., :half] -= second * sin
-    out[..., half:] += first * sin
+    out[..., :half], out[..., half:] = x[..., half:], x[..., :half]
+    out *= sin
+    out += x * cos
     return out
 
 
