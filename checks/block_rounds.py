@@ -1,9 +1,9 @@
 """A block of rounds equals its rounds committed one by one (SIM-12), checked on two engines over the same history.
 
-Both engines see the same submits and aborts at the same times on a device whose every round, and every step without one, takes one
-unit of time. One may plan blocks, the other may not. Afterwards everything must agree: what was decided for every unit, when who
-finished with which tokens, and, whenever the first engine has committed and no block is in flight, how long every request is and how
-many slots it holds.
+Both engines see the same submits and aborts at the same times on a device whose every round, and every step without one, takes one unit of
+time. One may plan blocks, the other may not. Afterwards everything must agree: what was decided for every unit, and when each request
+finished with which tokens. Whenever the first engine has committed and no block is in flight, each request's length and number of slots
+must agree, too.
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ from .executor.trial import ExecutorTrial
 from .manager.trial import ManagerTrial
 from .transport.trial import TransportTrial
 
-EXECUTOR = register(Suite.of(ExecutorTrial, ("foretoken.checks.executor.reference_subject:make",)))
-ACCEPTANCE = register(Suite.of(ProcessTrial, ("foretoken.checks.acceptance.core_subject:make",)))
-MANAGER = register(Suite.of(ManagerTrial, ("foretoken.checks.manager.plain:make",)))
-TRANSPORT = register(Suite.of(TransportTrial, ("foretoken.checks.transport.handoff_subject:make",)))
+EXECUTOR = register(Suite(ExecutorTrial, ("foretoken.checks.executor.reference_subject:make",)))
+ACCEPTANCE = register(Suite(ProcessTrial, ("foretoken.checks.acceptance.core_subject:make",)))
+MANAGER = register(Suite(ManagerTrial, ("foretoken.checks.manager.plain:make",)))
+TRANSPORT = register(Suite(TransportTrial, ("foretoken.checks.transport.handoff_subject:make",)))
 
 OURS: dict[str, dict[str, int]] = {
     "allocator": {

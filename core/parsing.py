@@ -30,8 +30,8 @@ def parse_json(text: str, pairs_hook: PairsHook | None = None, *, with_infinity:
     """Return the value of a JSON text. `pairs_hook` makes an object from its pairs, as in `json.loads`. `with_infinity`: take Infinity and
     -Infinity, which Python writes into the configurations of some models, for numbers.
 
-    Raises ParseError for a text that is no JSON, for NaN and Infinity, for objects and lists nested more than MAX_DEPTH deep,
-    for an integer beyond ±MAX_INTEGER, for a fraction too large for a float, and for half of a surrogate pair.
+    Raises ParseError for a text that is no JSON, for NaN and Infinity, and for half of a surrogate pair. Also for nesting deeper than
+    MAX_DEPTH, for an integer beyond ±MAX_INTEGER, and for a fraction too large for a float.
     """
     if text.count("[") + text.count("{") > MAX_DEPTH:
         _check_depth(text)

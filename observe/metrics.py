@@ -1,7 +1,7 @@
 """The metrics of a run, counted while it runs: memory does not grow with its length, except for three numbers per completed request.
 
-An event is only noted. Every few hundred steps the notes are processed at once, as columns over all rounds and rows: sorted by request,
-the gaps between emissions, sums per request and sums per round are a handful of vector operations.
+An event is only noted. Every few hundred steps the notes are processed together, as columns over all rounds and rows. Once they are sorted
+by request, a few vector operations give the gaps between emissions, and the sums per request and per round.
 
     event ──► notes ──flush──► open requests ──close──► latencies, requests.parquet
                         └────► round sums ────────────► totals, timeline, rounds.parquet

@@ -82,8 +82,9 @@ def limit_of(whole: Plan, item: Ranked) -> tuple[str, str]:
 def bottleneck(run: Assembly, summary: Mapping[str, Any]) -> str:
     """Return which of `REMEDIES` limits a run, from its summary and the round that its mean batch took.
 
-    In this order: the KV pool was full while requests waited or were retracted; the host takes longer than the device; prompts take the
-    larger part of the device's time; collectives, attention or the weights take most of a round; else the arithmetic does.
+    The first that applies is named: the KV pool was full while requests waited or were retracted; the host takes longer than the device;
+    prompts take the larger part of the device's time; collectives, attention or the weights take most of a round. Else it is the
+    arithmetic.
     """
     if summary["kv_occupancy_max"] >= FULL_POOL and (summary["retractions"] or summary["max_queue_length"]):
         return "KV memory"

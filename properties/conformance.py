@@ -48,12 +48,12 @@ def check(
     """Check a component, and report; nothing is raised for a broken invariant.
 
     `make(config)` returns a fresh component. `capabilities` are names, or what the contract's package declares them with; if not given,
-    `make.capabilities`, and none if there are none. `expected_failures` maps an invariant's id to the reason why it is known to fail:
-    that is reported, but no error, and an error if it holds. `budget` is a number of operations or a time ("60s"), the contract's
-    quick one if not given; a time in which not everything has happened is stretched until it has, as far as to the quick one.
-    `supports(config)` says which configurations the component can be made from; if not given, `make.supports`, and all if there is none.
-    `without` are kinds of operations, by their names in a history, that are left out, and with them what they alone would show.
-    `spec` is the version of the suite that the test was written for; another one is refused. Raises ConfigError for impossible
+    `make.capabilities`, and none if there are none. `expected_failures` maps an invariant's id to the reason why it is known to fail: that
+    is reported, but no error, and an error if it holds. `budget` is a number of operations or a time ("60s"); if not given, it is the
+    contract's quick one. If not every operation has happened within the time, the check goes on until it has, but not past the quick number
+    of operations. `supports(config)` says which configurations the component can be made from; if not given, `make.supports`, and all if
+    there is none. `without` are kinds of operations, by their names in a history, that are left out, and with them what they alone would
+    show. `spec` is the version of the suite that the test was written for; another one is refused. Raises ConfigError for impossible
     arguments.
 
     With `every_failure` the search goes on after a failure, without the invariant that failed; else the first one ends it.

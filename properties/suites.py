@@ -15,31 +15,31 @@ from .simulator.trial import SimulatorTrial
 from .step_controller.trial import StepControllerTrial
 
 _SUITES: dict[str, Suite] = {
-    "allocator": Suite.of(
+    "allocator": Suite(
         AllocatorTrial,
         ("foretoken.properties.allocator.plain:make", "foretoken.properties.allocator.plain:make_unpadded"),
         small_scope,
     ),
-    "prefix-cache": Suite.of(
+    "prefix-cache": Suite(
         PrefixCacheTrial,
         ("foretoken.properties.prefix_cache.plain:make", "foretoken.checks.adapters.prefix_store:make"),
         prefix_cache_scope,
     ),
-    "relay": Suite.of(RelayTrial, ("foretoken.checks.adapters.future_map:make",)),
-    "accept": Suite.of(
+    "relay": Suite(RelayTrial, ("foretoken.checks.adapters.future_map:make",)),
+    "accept": Suite(
         AcceptTrial, ("foretoken.properties.accept.plain:make", "foretoken.checks.adapters.tree_accept:make")
     ),
-    "step-controller": Suite.of(
+    "step-controller": Suite(
         StepControllerTrial,
         (
             "foretoken.checks.adapters.step_controller:make_ema",
             "foretoken.checks.adapters.step_controller:make_goodput",
         ),
     ),
-    "engine": Suite.of(
+    "engine": Suite(
         EngineTrial, ("foretoken.properties.engine.plain:make", "foretoken.checks.adapters.core_engine:make")
     ),
-    "simulator": Suite.of(SimulatorTrial, ("foretoken.checks.adapters.simulator:make",)),
+    "simulator": Suite(SimulatorTrial, ("foretoken.checks.adapters.simulator:make",)),
 }
 
 

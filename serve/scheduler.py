@@ -4,9 +4,9 @@
 asyncio ── commands: at most `max_commands` ─►  take ─► submit, abort ─► turn ─► pieces ─► deliver ── call_soon_threadsafe ─► asyncio
 ```
 
-Pieces are handed over once per round, for all requests together, before the next round is planned; where time is simulated most of them
-before the round ends, so that only their bytes are left to be sent when it does. What a slow client has not read waits
-as its token ids on the asyncio side, at most the tokens that its request may have.
+Pieces are handed over once per round, for all requests together, before the next round is planned. Where time is simulated, most of them
+are made before the round ends, so that only their bytes must be sent at its end. What a slow client has not read waits as its token ids on
+the asyncio side, at most the tokens that its request may have.
 """
 
 from __future__ import annotations

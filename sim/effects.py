@@ -1,8 +1,8 @@
 """Keys of a scenario that a run does not use: a table of rules, each with its keys and the reason.
 
 A key counts as given if an option or a call gave it, or if a file has it with another value than the default: a resolved scenario lists
-every key. What the command line gives without effect is refused (`refuse_without_effect`), for it was meant for this run; what a
-file has without effect is told in a sentence (`notices_of`), for the file may be shared by runs that differ.
+every key. A setting of the command line that has no effect is refused (`refuse_without_effect`), because it was meant for this run. A
+setting of a file that has no effect is reported in a sentence (`notices_of`), because other runs may share the file.
 """
 
 from __future__ import annotations

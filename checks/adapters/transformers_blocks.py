@@ -1,7 +1,8 @@
 """A block manager that is not ours: the pool and the ledger of Hugging Face transformers' continuous batching.
 
-Its two parts, `CachePool` (which blocks are free) and `BlockLedger` (how many requests share a block, what is kept for reuse), are
-driven as its own cache allocators drive them; what those add (attention types, tensors) is left out. Needs transformers 5 with torch.
+The adapter drives its two parts as its own cache allocators do: `CachePool` (which blocks are free) and `BlockLedger` (how many requests
+share a block, and what is kept for reuse). What the allocators add, attention types and tensors, is left out. Needs transformers 5 with
+torch.
 
 It trusts its callers, nothing looks whether a block that is freed is held: so it does not declare `misuse`.
 """

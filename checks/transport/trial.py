@@ -55,10 +55,6 @@ def _good_pages(t: TransportTrial) -> list[int]:
     return [at for at, parcel in parcels if parcel.message.kind == contract.PAGE and not parcel.is_damaged]
 
 
-def _can_damage(t: TransportTrial) -> bool:
-    return bool(_good_pages(t))
-
-
 def _can_cancel(t: TransportTrial, side: str, request: int) -> bool:
     return _is_alive(t, side) and request in t.model.runs
 
@@ -157,7 +153,7 @@ class TransportTrial(TransportWatch):
         past = self.past[side]
         self._arrive(side, past[-1 - nth % len(past)])
 
-    @operation(weight=4, hostile=True, when=_can_damage, nth=PLACES, how=(3, 0, 1, 2, 3))
+    @operation(weight=4, hostile=True, when=lambda t: bool(_good_pages(t)), nth=PLACES, how=(3, 0, 1, 2, 3))
     def damage(self, nth: int, how: int) -> bool:
         """Change, cut short, or misnumber a page under way."""
         parcels, places = self.under_way[DECODE], _good_pages(self)

@@ -1,9 +1,9 @@
 """Acceptance processes to start from, by algorithm, model family and kind of text, each fitted to published statistics of real requests.
 
-Of EAGLE, and of n-gram drafting on code, were published: probabilities of *rounds* of 5 steps, the correlation of successive rounds, the
-spread of requests and mean accept lengths at several step counts (of n-gram drafting the first two). The shares were chosen to meet
-correlation and spread, the probabilities of positions by `fit.calibrate` for outputs of 300 tokens. The mean accept lengths at 1, 3 and 7
-steps were not fitted; that they come out within 2 % is what supports the mechanism.
+Published are, for EAGLE: probabilities of *rounds* of 5 steps, the correlation of successive rounds, the spread of requests, and mean
+accept lengths at several step counts. For n-gram drafting on code: the first two. The shares were chosen to meet correlation and spread,
+the probabilities of positions by `fit.calibrate` for outputs of 300 tokens. The mean accept lengths at 1, 3 and 7 steps were not fitted;
+that they come out within 2 % is what supports the mechanism.
 
 Of the others only mean accept lengths were published, of chains and some of trees. `benchmarks/acceptance_presets.py` fits the
 probabilities to them, with the shares of EAGLE on the same kind of text (n-gram: on code), which is an assumption.

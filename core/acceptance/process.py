@@ -225,16 +225,15 @@ class GaussianAcceptance(AcceptanceProcess):
     def for_tree(self, topk: int, steps: int, num_draft_tokens: int, rank_ratio: float = 0.6) -> GaussianAcceptance:
         """Return the process of the deepest accepted node of a draft tree instead of a chain.
 
-        Assumed, since acceptance by rank is not published: the target's token is the draft's j-th choice with a
-        probability that falls geometrically, p · ρ^(j−1), ρ = rank_ratio · (1 − p); ratio 1 means that enough branches
-        always contain it, 0 that only the first choice ever does. The tree is the one that tree drafting builds when
-        every node has these probabilities: beams of `topk`, then the best `num_draft_tokens` − 1 nodes. At most one
-        node of a depth lies on the target's path, so the survival at a depth is the sum of its nodes' probabilities.
-        With a `draft_confidence` c nodes are chosen by the draft's own probabilities instead: c, (1 − c)/2, (1 − c)/4, …,
-        where the log-odds of c vary over contexts with standard deviation 1. A draft that is less sure of its first choice
-        than it should be spreads its nodes over ranks that are seldom right, and accepts less than a chain of as many.
-        Shares and correlation are those of the chain. The default ratio is the one at which a process whose chain of 3
-        gives 2.25 tokens per round gives 2.92 for 21 nodes in 3 levels, as reported for Qwen3-8B (arXiv 2601.11580).
+        Acceptance by rank is not published, so it is assumed: the target's token is the draft's j-th choice with probability p · ρ^(j−1), ρ
+        = rank_ratio · (1 − p). With ratio 1 enough branches always contain the token, with ratio 0 only the first choice can be it. The
+        tree is the one that tree drafting builds when every node has these probabilities: beams of `topk`, then the best `num_draft_tokens`
+        − 1 nodes. At most one node of a depth lies on the target's path, so the survival at a depth is the sum of its nodes' probabilities.
+        With a `draft_confidence` c nodes are chosen by the draft's own probabilities instead: c, (1 − c)/2, (1 − c)/4, …, where the
+        log-odds of c vary over contexts with standard deviation 1. A draft that is less sure of its first choice than it should be spreads
+        its nodes over ranks that are seldom right, and accepts less than a chain of as many. Shares and correlation are those of the chain.
+        The default ratio is the one at which a process whose chain of 3 gives 2.25 tokens per round gives 2.92 for 21 nodes in 3 levels, as
+        reported for Qwen3-8B (arXiv 2601.11580).
         """
         survival = tree_survival(self._conditional_at, topk, steps, num_draft_tokens, rank_ratio, self.draft_confidence)
         before = np.concatenate([[1.0], survival[:-1]])

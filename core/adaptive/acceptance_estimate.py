@@ -33,7 +33,7 @@ FIRST_POSITION_PRIOR = 0.6
 """Acceptance of position 1 before anything was measured (EAGLE heads on chat text measure about .6)."""
 
 ROWS_PER_INDEPENDENT_ROW = 8.0
-"""Rows of one request resemble each other, so this many rows weigh as one independent draw: the design effect of
+"""Rows of one request resemble each other, so this many rows count as one independent draw. It is the design effect of
 requests of about 100 rounds whose accept lengths differ by a factor of two (5th to 95th percentile)."""
 
 _SLOW_ROUNDS = 2048.0

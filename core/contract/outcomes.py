@@ -17,8 +17,8 @@ class SubmitOutcome(NamedTuple):
 
 
 class AbortOutcome(NamedTuple):
-    """`finished` is None if no live request has that id (it may have ended just before), or if a block of rounds is running: what its
-    earlier rounds delivered is known when it is committed, and the request ends there."""
+    """`finished` is None if no live request has that id (it may have ended just before), or if a block of rounds is running. Such a request
+    ends when the block is committed, because only then is it known what the block's earlier rounds delivered."""
 
     finished: FinishedRequest | None
     replan: bool

@@ -43,8 +43,8 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """The rows of a step's joins that need no prefill, for executors with tokens: their KV was received, and their first relay cell
-    comes from `algorithm.build_disagg_draft_input(batch, first_tokens, future_map)`, before anything of the step is resolved."""
+    """The rows of a step's joins that need no prefill, because their KV was received; for executors with tokens. Their first relay cell
+    comes from `algorithm.build_disagg_draft_input(batch, first_tokens, future_map)`, before the step resolves anything."""
 
     batch: HandoffBatch
     first_tokens: np.ndarray  # int64 [n]: what the prefill worker sampled; delivered already

@@ -11,9 +11,9 @@ from ..kernels.constants import numbers
 def target_probs(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor, filtered: bool = True) -> Tensor:
     """Return the distribution that sampling parameters, one per row [n], make of logits [n, V]; float64 for float64 logits, else float32.
 
-    temperature 0 is greedy: all mass on the lowest id of the greatest logit. top_k ≤ 0 keeps all; among equal logits at the edge the lowest
-    ids stay; it is applied before top_p, which keeps the shortest prefix, in descending order, whose mass reaches top_p. A row with
-    NaN, with +inf, or without a finite logit becomes NaN. `filtered=False` is the host's word that every row has top_p ≥ 1 and top_k ≤ 0:
+    temperature 0 is greedy: all mass on the lowest id of the greatest logit. top_k ≤ 0 keeps all. Among equal logits at the edge the lowest
+    ids stay. top_k is applied before top_p. top_p keeps the shortest prefix, in descending order, whose mass reaches top_p. A row with NaN,
+    with +inf, or without a finite logit becomes NaN. `filtered=False` is the host's word that every row has top_p ≥ 1 and top_k ≤ 0:
     nothing is sorted.
     """
     if logits.dtype != torch.float64:

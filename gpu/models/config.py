@@ -1,7 +1,7 @@
 """The configuration of the decoder: a model's shape and what its computation needs beside it, read from a checkpoint's `config.json`.
 
-What the decoder cannot run (another family, another activation, an unknown form of quantized weights) is refused before a weight is
-read; all problems of a file are reported at once, with the file and the key.
+What the decoder cannot run (another family, another activation, an unknown form of quantized weights) is refused before a weight is read.
+All problems of a file are reported together, with the file and the key.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tensor files of a checkpoint directory, single or sharded: names and shapes first, the tensors one by one.
 
-Safetensors where there are any, else `pytorch_model.bin`, as many draft heads are published: a pickle, of which torch's loader for
-weights alone (`weights_only`) builds tensors and nothing else; a file that asks for more is refused.
+Safetensors are read where there are any, else `pytorch_model.bin`, the form of many published draft heads. That file is a pickle, of which
+torch's loader for weights (`weights_only`) builds tensors and nothing else; a file that asks for more is refused.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class VerifyBatch:
 
     Each new token sees its row's columns [0, prefix_lens) and the new tokens j of its row whose bit j is set. Bits 0: the output is 0.
 
-    A kernel chooses its blocks and how it splits the KV length for `planned_rows` of `planned_nodes` nodes: the order in which it sums
-    must be the same whatever number of steps a round takes, and whether it is captured (padded) or not. None: for the batch as it is.
+    A kernel chooses its blocks, and how it splits the KV length, for `planned_rows` rows of `planned_nodes` nodes. So the order in which it
+    sums is the same for every number of steps, and for captured (padded) and eager rounds. None: for the batch as it is.
     """
 
     table: Tensor  # int32 [num_rows + 1, row width]

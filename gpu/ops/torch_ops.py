@@ -30,9 +30,9 @@ from .port import DecodeBatch, ExtendBatch, KVTensors, VerifyBatch
 class TorchOps:
     """`Ops` with the kernels' torch twins, in any floating dtype, float64 included.
 
-    What the attention of a batch reads, slots and masks, and its rotation are made once per forward pass and kept for its other layers;
-    they are made anew as soon as one of the index tensors is another one or has been written by torch (writes through NumPy's view of
-    one go unseen).
+    The slots, masks and rotations that a batch's attention reads are computed once per forward pass and kept for its other layers. They are
+    computed again when an index tensor is another one, or when torch has written to it. A write through NumPy's view of a tensor is not
+    noticed.
     """
 
     run_layers = staticmethod(run_layers)

@@ -1,7 +1,7 @@
 """Whole sessions on the device: checkpoints loaded, prompts prefilled, rounds with each kind of draft, captured or not.
 
-Every emitted token must be the greatest of the target's logits, in float64 and without a KV pool, but for ties: the device may be off by
-what torch's own dense pass in the same dtype is off. A wrong token is off by about a logit's deviation.
+Every emitted token must have the greatest of the target's logits, computed in float64 and without a KV pool. Near ties are allowed: the
+device may be off by as much as torch's own dense pass in the same dtype. A wrong token is off by about a logit's deviation.
 """
 
 from __future__ import annotations

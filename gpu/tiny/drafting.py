@@ -1,7 +1,8 @@
 """What each draft would propose at every place of a text, in one pass over the whole text.
 
-A draft's step s at a place is reached only if its proposals before agreed with the text, so the text itself stands in for them: a pass
-over a text has the draft's exact logits of every step at every place where they matter. Training and measuring use the same passes.
+A draft reaches step s at a position only if its earlier proposals agreed with the text. So the text itself stands in for these proposals,
+and one pass over it yields the draft's exact logits of every step at every position where they matter. Training and measuring use the same
+passes.
 
     texts     x₀ x₁ x₂ …                     int64 [b, t]
     slots     slot m holds (target's hidden state m, token x[m + 1]) and proposes x[m + 2]

@@ -31,8 +31,8 @@ class Schedule:
 class TinySize:
     """One size of pair.
 
-    The target is deep and narrow: at batch 1 on a CPU the cost of a pass is the number of its operations more than their size, so that
-    verifying a few tokens costs little more than decoding one, and a draft of a single layer costs a fraction.
+    The target is deep and narrow, because at batch 1 on a CPU the cost of a pass depends on the number of its operations more than on their
+    size. So verifying a few tokens costs little more than decoding one, and a draft of a single layer costs a fraction.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Is what is emitted distributed as the target's? Many equal rows, whose coins cover the unit square evenly, and a count.
 
-No chance is left: every region of coins that leads to one token is a box, or a few of them, and a grid of midpoints misses a box by
-no more than a bound that is known beforehand.
+Chance plays no part. The coins that lead to one token form a box, or a few boxes, and a grid of midpoints measures a box's share with an
+error whose bound is known beforehand.
 """
 
 from __future__ import annotations

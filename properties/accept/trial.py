@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..harness.operation import Handles, Operation, operation
+from ..harness.trial import listed
 from . import inputs
 from .contract import MAX_NODES, METHODS, Accept, AcceptCapabilities, AcceptConfig, Batch, capacity
 from .model import AcceptModel, Answer, Moment, Round, depths_of
@@ -41,10 +42,6 @@ def _is_shape(t: AcceptTrial, shape: tuple[int, ...]) -> bool:
         return False
     is_chain = topk == 1 and nodes == steps + 1
     return nodes - 1 <= capacity(steps, topk) and (is_chain or t.capabilities.trees)
-
-
-def _can_replace(t: AcceptTrial, row: int, num_tokens: int) -> bool:
-    return bool(t.free_rows((row,))) and 1 <= num_tokens < t.config.context_len
 
 
 def _can_launch(t: AcceptTrial, round: str, rows: tuple[int, ...]) -> bool:
@@ -105,7 +102,7 @@ class AcceptTrial(Values):
 
     @operation(
         weight=2,
-        when=_can_replace,
+        when=lambda t, row, num_tokens: bool(t.free_rows((row,))) and 1 <= num_tokens < t.config.context_len,
         row=lambda c, has: range(c.num_rows),
         num_tokens=lambda c, has: (1, 2, 3, c.context_len - 2),
     )
@@ -326,7 +323,7 @@ class AcceptTrial(Values):
         if getattr(m.operation, "tag", "") not in ("launch", "launch-garbage", "propose"):
             return "done"
         trees = (
-            f"row {row}: tokens {_short(round.tokens[number])} below {_short(round.parents[number])}"
+            f"row {row}: tokens {listed(round.tokens[number])} below {listed(round.parents[number])}"
             for number, row in enumerate(round.rows)
         )
         return "-> " + ("; ".join(trees) or "an idle batch")
@@ -334,17 +331,12 @@ class AcceptTrial(Values):
 
 def _verdict_in_words(m: Moment, number: int) -> str:
     answer, round = m.answer, m.round
-    text = f"row {round.rows[number]}: accepts the flat nodes {_short(answer.lanes(number))}"
+    text = f"row {round.rows[number]}: accepts the flat nodes {listed(answer.lanes(number))}"
     for walk in answer.walks:
         if walk.number == number:
-            text = f"row {round.rows[number]}: path {_short(walk.path)} emits {_short(walk.emitted)}"
+            text = f"row {round.rows[number]}: path {listed(walk.path)} emits {listed(walk.emitted)}"
     if answer.moves is not None:
         window = set(round.batch.windows[number].tolist())
         pairs = [f"{source} to {target}" for source, target in zip(*answer.moves, strict=True) if target in window]
         text += f", moves {', '.join(pairs[:9]) or 'nothing'}"
     return text
-
-
-def _short(numbers: Sequence[int]) -> str:
-    text = ", ".join(map(str, numbers[:10]))
-    return f"[{text}]" if len(numbers) <= 10 else f"[{text}, … {len(numbers)} in all]"

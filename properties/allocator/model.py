@@ -6,7 +6,7 @@ so: how many pages are held, by how many holders, which are cached, which wait f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -44,6 +44,15 @@ class Holder:
         )
         del self.pages[keep:], self.slots[keep * page_size :], self.cells[keep * page_size :]
         return gone
+
+
+def _counted(holders: Iterable[Holder]) -> dict[int, int]:
+    """Return page -> how many of these hold it."""
+    count: dict[int, int] = {}
+    for holder in holders:
+        for page in holder.pages:
+            count[page] = count.get(page, 0) + 1
+    return count
 
 
 class AllocatorModel:
@@ -86,19 +95,11 @@ class AllocatorModel:
 
     def held(self) -> dict[int, int]:
         """Return page -> how many hold it now, recounted; pages without a holder are not in it."""
-        count: dict[int, int] = {}
-        for holder in self.everybody():
-            for page in holder.pages:
-                count[page] = count.get(page, 0) + 1
-        return count
+        return _counted(self.everybody())
 
     def waiting(self) -> dict[int, int]:
         """Return page -> how many references to it wait for a step, recounted."""
-        count: dict[int, int] = {}
-        for _, holder, _ in self.deferred:
-            for page in holder.pages:
-                count[page] = count.get(page, 0) + 1
-        return count
+        return _counted(holder for _, holder, _ in self.deferred)
 
     @property
     def num_rows_taken(self) -> int:

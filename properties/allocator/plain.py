@@ -11,19 +11,7 @@ from dataclasses import replace
 from ...core.errors import InvalidFree, KVPoolExhausted
 from .contract import AllocatorCapabilities, AllocatorConfig
 
-EVERYTHING = AllocatorCapabilities(
-    paged=True,
-    padding_page=True,
-    inspection=True,
-    snapshots=True,
-    sharing=True,
-    eviction=True,
-    deferred_free=True,
-    table=True,
-    deferred_close=True,
-    batches=True,
-    misuse=True,
-)
+EVERYTHING = AllocatorCapabilities.all()
 
 
 class PlainAllocator:

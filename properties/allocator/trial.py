@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..harness.operation import Handles, operation
+from ..harness.trial import listed
 from ..reference.canary import contents
 from .contract import AllocatorCapabilities, AllocatorConfig
 from .observed import ObservedAllocator
@@ -351,9 +352,4 @@ class AllocatorTrial(ObservedAllocator):
 
     def describe(self) -> str:
         m = self.moment
-        return f"-> {_short(m.answer)}" if m.answer is not None else "done"
-
-
-def _short(slots: Sequence[int]) -> str:
-    text = ", ".join(map(str, slots[:12]))
-    return f"[{text}]" if len(slots) <= 12 else f"[{text}, … {len(slots)} in all]"
+        return f"-> {listed(m.answer)}" if m.answer is not None else "done"

@@ -3,8 +3,8 @@
 Nothing is executed again, so engines that decide otherwise than ours can be audited. Only what lives is kept: requests, rows, steps in
 flight. After a contradiction the log is believed, so that one does not cause others.
 
-These are not the checkers of the engine contract (`properties/invariants/engine_*.py`): a log of a simulation has counts of tokens, not
-the tokens, slots and queues that those compare, and an audit must go on after a contradiction, for millions of rows.
+The checkers of the engine contract (`properties/invariants/engine_*.py`) cannot be used here. They compare tokens, slots and queues, of
+which a simulation's log has only counts. And an audit must go on after a contradiction, over millions of rows.
 """
 
 from __future__ import annotations

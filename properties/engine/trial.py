@@ -32,10 +32,6 @@ def _is_live(t: EngineTrial, request: str) -> bool:
     return request in t.model.lives
 
 
-def _is_unknown(t: EngineTrial, request: str) -> bool:
-    return request not in t.model.lives
-
-
 def _can_submit(t: EngineTrial, request: str, length: int, max_tokens: int) -> bool:
     return request not in t.model.lives and length > 0 and max_tokens > 0  # the others are `submit_impossible`
 
@@ -51,14 +47,6 @@ def _is_running(t: EngineTrial, request: str) -> bool:
 
 def _can_fail(t: EngineTrial, request: str) -> bool:
     return _is_running(t, request) and not t.model.lives[request].failing
-
-
-def _is_in_flight(t: EngineTrial) -> bool:
-    return bool(t.model.flights)
-
-
-def _may_be_lost(t: EngineTrial) -> bool:
-    return t.config.losses and bool(t.model.flights)
 
 
 class EngineTrial(Trial):
@@ -240,7 +228,7 @@ class EngineTrial(Trial):
         self._interrupt()
         m.second_abort_events = read_events(self, self.must(self.subject.abort, request))
 
-    @operation(weight=1, needs="misuse", when=_is_unknown, request=REQUESTS)
+    @operation(weight=1, needs="misuse", when=lambda t, request: request not in t.model.lives, request=REQUESTS)
     def abort_unknown(self, request: str) -> None:
         """Abort a request that is not there."""
         self.moment.abort_events = read_events(self, self.must(self.subject.abort, request))
@@ -293,7 +281,7 @@ class EngineTrial(Trial):
             return Refused(m.refusal)
 
     @operation(needs="blocks", weight=3, rounds=(1, 2, 3))
-    @operation(weight=8, when=_is_in_flight)
+    @operation(weight=8, when=lambda t: bool(t.model.flights))
     def commit(self, rounds: int = 1_000) -> None:
         """Commit the oldest step, after `rounds` rounds at most, one if it was interrupted before it ran."""
         m, model = self.moment, self.model
@@ -384,7 +372,7 @@ class EngineTrial(Trial):
         """Let the next answer about a running request report that its computation failed."""
         self.model.lives[request].failing = True
 
-    @operation(needs="losses", weight=3, when=_may_be_lost)
+    @operation(needs="losses", weight=3, when=lambda t: t.config.losses and bool(t.model.flights))
     def lose(self) -> None:
         """Let the oldest step fail as a whole, and with it those launched behind it."""
         m, model = self.moment, self.model

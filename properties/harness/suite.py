@@ -5,15 +5,14 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError, Problem
 from ..invariants import Finding, Invariant, invariant, of_contract
 from .alarm import Hanging, alarm
-from .contract import MISBEHAVIOURS, Capabilities, supports_of
-from .letters import Choices, Vocabulary
+from .contract import MISBEHAVIOURS, supports_of
+from .letters import Choices
 from .operation import Operation
 from .trial import Broken, Trial, Violation, frames
 
@@ -27,63 +26,26 @@ DRAWN_FOR_SUPPORT = 5_000
 SmallScope = Callable[[Any, int, int], Iterable[tuple[Any, list[Operation]]]]
 
 
-def _the_same(kind: str, config: Any) -> Any:
-    return config
-
-
-@dataclass(frozen=True, slots=True)
 class Suite:
-    """Everything about a contract that a driver needs.
+    """Everything about a contract that a driver needs: what its trial says of it in its class variables, and
 
-    trial(subject, config, capabilities, invariants)   a component under test; the first checks run at once
-    vocabulary(config, capabilities)                   the letters of its operations; which features and kinds there are depends on the
-                                                       capabilities alone
-    small_scope(capabilities, max_pages, max_page_size) the smallest configurations, each with a few letters; None if a contract has none
-    twin_config(kind, config)                          for an invariant over two runs: the other one's configuration, None if there is none,
-                                                       or a list of those that will do, the best first
-    controls                                           our components as import strings, the plainest first: what is shown passes on one
-    probes                                             for an invariant that a subject is known to break, the operations that do nothing
-                                                       but probe it
-    quick                                              operations that are enough to find every planted defect
-    run_length, limit_s                                operations of one run, and how long it may take
+    controls       our components as import strings, the plainest first: what is shown passes on one
+    small_scope    `small_scope(capabilities, max_pages, max_page_size)`: the smallest configurations, each with a few operations;
+                   None if a contract has none
+    probes         for an invariant that a subject is known to break, the operations that do nothing but probe it
     """
 
-    name: str
-    config: type
-    capabilities: type[Capabilities]
-    operations: tuple[type[Operation], ...]
-    trial: Callable[[Any, Any, Any, Iterable[Invariant]], Trial]
-    vocabulary: Callable[[Any, Any], Vocabulary]
-    quick: int
-    small_scope: SmallScope | None = None
-    twin_config: Callable[[str, Any], Any] = _the_same
-    controls: tuple[str, ...] = ()
-    probes: dict[str, tuple[type[Operation], ...]] = field(default_factory=dict)
-    run_length: int = 200
-    limit_s: float | None = None
-
-    @classmethod
-    def of(cls, trial: type[Trial], controls: tuple[str, ...], small_scope: SmallScope | None = None) -> Suite:
-        """Make the suite of a contract whose trial declares its operations."""
-        probes: dict[str, tuple[type[Operation], ...]] = {}
+    def __init__(
+        self, trial: type[Trial], controls: tuple[str, ...] = (), small_scope: SmallScope | None = None
+    ) -> None:
+        self.trial, self.controls, self.small_scope = trial, controls, small_scope
+        self.name, self.config, self.capabilities = trial.contract, trial.config_type, trial.capabilities_type
+        self.operations, self.vocabulary, self.twin_config = trial.operations, trial.vocabulary, trial.twin_config
+        self.quick, self.run_length, self.limit_s = trial.quick, trial.run_length, trial.limit_s
+        self.probes: dict[str, tuple[type[Operation], ...]] = {}
         for method in trial.declared:
             if method.probes:
-                probes[method.probes] = (*probes.get(method.probes, ()), method.kind)
-        return cls(
-            name=trial.contract,
-            config=trial.config_type,
-            capabilities=trial.capabilities_type,
-            operations=trial.operations,
-            trial=trial,
-            vocabulary=trial.vocabulary,
-            quick=trial.quick,
-            small_scope=small_scope,
-            twin_config=trial.twin_config,
-            controls=controls,
-            probes=probes,
-            run_length=trial.run_length,
-            limit_s=trial.limit_s,
-        )
+                self.probes[method.probes] = (*self.probes.get(method.probes, ()), method.kind)
 
     def configure(self, choose: Choices, capabilities: Any) -> Any:
         """Make the configuration of these choices, the simplest one of `Choices()`."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..accept.inputs import FIRST_TOLERANCE, SECOND_TOLERANCE
 from ..accept.model import Moment, Walk
-from .registry import Finding, Outcome, checks
+from .registry import Finding, Outcome, checks, first_difference
 
 if TYPE_CHECKING:
     from ..harness.trial import Trial
@@ -234,14 +234,13 @@ def _not_drafted(m: Moment, number: int) -> int | None:
 
 @checks("ACCEPT-13", CONTRACT, twin="on another rank")
 def ranks_agree(runs: tuple[Trial, Trial]) -> Outcome:
-    first, second = runs
-    for number, (one, other) in enumerate(zip(first.transcript, second.transcript, strict=False), 1):
-        if one != other:
-            return Finding(
-                f"answer {number} is {one} on one rank and {other} on the next",
-                "the same trees, verdicts and moves",
-                "ranks that go different ways compute with each other's halves, or wait for each other for ever",
-            )
+    found = first_difference(runs)
+    if found is not None:
+        return Finding(
+            "answer {} is {} on one rank and {} on the next".format(*found),
+            "the same trees, verdicts and moves",
+            "ranks that go different ways compute with each other's halves, or wait for each other for ever",
+        )
     return True
 
 

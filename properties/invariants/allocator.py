@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..allocator.model import Moment
-from .registry import Finding, Outcome, checks, unchanged
+from .registry import Finding, Outcome, checks, first_difference, unchanged
 
 if TYPE_CHECKING:
     from ..harness.trial import Trial
@@ -307,14 +307,13 @@ def padding_stays_out(m: Moment) -> Outcome:
 
 @checks("ALLOC-13", CONTRACT, twin="again")
 def same_history_same_ids(runs: tuple[Trial, Trial]) -> Outcome:
-    first, second = runs
-    for number, (one, other) in enumerate(zip(first.transcript, second.transcript, strict=False), 1):
-        if one != other:
-            return Finding(
-                f"operation {number} gave {one} in one run and {other} in the next",
-                "the same",
-                "a run that cannot be repeated cannot be examined, and two ranks come apart",
-            )
+    found = first_difference(runs)
+    if found is not None:
+        return Finding(
+            "operation {} gave {} in one run and {} in the next".format(*found),
+            "the same",
+            "a run that cannot be repeated cannot be examined, and two ranks come apart",
+        )
     return True
 
 

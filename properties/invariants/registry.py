@@ -38,6 +38,12 @@ def unchanged(m: Any, why: str) -> Outcome:
     return Finding(was, "nothing has changed", why)
 
 
+def first_difference(runs: tuple[Any, Any]) -> tuple[int, Any, Any] | None:
+    """Return where the transcripts of two trials first differ, counted from 1, and both entries; None if they do not."""
+    pairs = enumerate(zip(*(trial.transcript for trial in runs), strict=False), 1)
+    return next(((number, one, other) for number, (one, other) in pairs if one != other), None)
+
+
 WHEN = {
     "E": "after every operation",
     "S": "at each scheduler step",

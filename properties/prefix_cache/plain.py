@@ -7,24 +7,13 @@ have one hash. Mutants are made from it where our cache has no such part.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from zlib import crc32
 
 from .contract import PrefixCacheCapabilities, PrefixCacheConfig
 
-EVERYTHING = PrefixCacheCapabilities(
-    paged=True,
-    bigrams=True,
-    wide_ids=True,
-    namespaces=True,
-    lru=True,
-    policies=True,
-    collisions=True,
-    peek=True,
-    inspection=True,
-    misuse=True,
-)
+EVERYTHING = replace(PrefixCacheCapabilities.all(), table=False)
 
 Path = tuple["Block", ...]
 

@@ -9,10 +9,10 @@ two more tokens; a negative `extra` takes tokens off the end. So an operation ke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import product
 
 from ..harness.operation import Handles, operation
+from ..harness.trial import listed
 from .contract import PrefixCacheCapabilities, PrefixCacheConfig
 from .model import Inserted, Matched, Path, Remembered, Running
 from .observed import ObservedCache
@@ -57,10 +57,6 @@ def _edges(config: PrefixCacheConfig, has: PrefixCacheCapabilities) -> list[int]
 
 def _is_not_locked(t: PrefixCacheTrial, name: str) -> bool:
     return name not in t.model.matches or not t.model.matches[name].locks
-
-
-def _is_locked(t: PrefixCacheTrial, name: str) -> bool:
-    return not _is_not_locked(t, name)
 
 
 def _can_lock(t: PrefixCacheTrial, name: str) -> bool:
@@ -141,7 +137,7 @@ class PrefixCacheTrial(ObservedCache):
             self.carry_out(self.subject.lock, match.handle)
             match.locks += 1
 
-    @operation(weight=4, when=_is_locked, name=NAMES)
+    @operation(weight=4, when=lambda t, name: not _is_not_locked(t, name), name=NAMES)
     def unlock(self, name: str) -> None:
         """Take a lock of the match `name` back."""
         match = self.model.matches[name]
@@ -336,14 +332,9 @@ class PrefixCacheTrial(ObservedCache):
 
     def describe(self) -> str:
         m = self.moment
-        said = [f"-> {_short(match.slots) if match.slots is not None else match.length}" for match in m.matches]
+        said = [f"-> {listed(match.slots) if match.slots is not None else match.length}" for match in m.matches]
         if m.evicted is not None:
-            said.append(f"evicts {_short(m.evicted.slots)}")
+            said.append(f"evicts {listed(m.evicted.slots)}")
         if m.inserted is not None:
-            said.append(f"cached in {_short(m.inserted.canonical)}")
+            said.append(f"cached in {listed(m.inserted.canonical)}")
         return ", ".join(said) or "done"
-
-
-def _short(slots: Sequence[int]) -> str:
-    text = ", ".join(map(str, slots[:12]))
-    return f"[{text}]" if len(slots) <= 12 else f"[{text}, … {len(slots)} in all]"

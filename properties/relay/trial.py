@@ -32,10 +32,6 @@ def _can_open(t: RelayTrial, request: int) -> bool:
     return request >= 1 and request not in t.model.owners and t.model.free_row() is not None
 
 
-def _is_open(t: RelayTrial, request: int) -> bool:
-    return request in t.model.owners
-
-
 def _can_inherit(t: RelayTrial, request: int, heir: int) -> bool:
     return request in t.model.owners and heir not in t.model.owners and heir >= 1
 
@@ -93,7 +89,7 @@ class RelayTrial(Trial):
         """Give a request the lowest free row, and a generation of its own."""
         self.model.owners[request] = self.model.new_owner(self.model.free_row())
 
-    @operation(weight=4, when=_is_open, request=REQUESTS)
+    @operation(weight=4, when=lambda t, request: request in t.model.owners, request=REQUESTS)
     def release(self, request: int) -> None:
         """Let the request leave and drop its row, with a padding lane as in a padded batch."""
         row = self.model.owners.pop(request).row

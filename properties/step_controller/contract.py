@@ -19,16 +19,17 @@ CANDIDATES = ((1,), (1, 3), (2, 5), (0, 2), (0, 7), (1, 3, 7), (0, 1, 3), (0, 1,
 class StepsConfig:
     """What `make(config)` builds.
 
-    `table` is a JSON object: a key of digits is the lower bound of a range of batch sizes, and maps to an entry whose
-    `candidate_steps` are the draft steps to choose from (0: do not speculate); the other keys (`update_interval`, `warmup_batches`,
-    `ema_alpha`, `min_dwell_batches`, and with `average_rule` `up_hysteresis`, `down_hysteresis`, `ceiling_coeff`) hold for all ranges.
-    `captured` are the batch sizes with CUDA graphs: a batch is padded to the next of them, if there is one, and then belongs to the range
-    with the largest bound not above it (the first, below all). `initial` are the steps to begin with (−1: the controller's own choice).
+    `table` is a JSON object. A key of digits is the lower bound of a range of batch sizes. It maps to an entry whose `candidate_steps` are
+    the draft steps to choose from (0: do not speculate). The other keys (`update_interval`, `warmup_batches`, `ema_alpha`,
+    `min_dwell_batches`, and with `average_rule` `up_hysteresis`, `down_hysteresis`, `ceiling_coeff`) hold for all ranges. `captured` are
+    the batch sizes with CUDA graphs. A batch is padded to the next captured size, if there is one. The padded size belongs to the range
+    with the largest bound not above it, or to the first range if all bounds are above it. `initial` are the steps to begin with (−1: the
+    controller's own choice).
 
-    A round of S steps and b rows that reads k KV tokens takes `base_ns` + S · `draft_ns` + b · (S + 1) · `token_ns` + k · `kv_token_ps`
-    / 1000 nanoseconds, with k = b · `kv_per_row`. A component must not look at the rest, which is about its surroundings: which graph
-    fails to be built at first (`fail_at`, from 1 on; 0: none), how much longer than drawn all accepted runs are (`lift`), and what an
-    invariant over two runs varies between them (`varied`: "acceptance" or "cost").
+    A round of S steps and b rows that reads k KV tokens takes `base_ns` + S · `draft_ns` + b · (S + 1) · `token_ns` + k · `kv_token_ps` /
+    1000 nanoseconds, with k = b · `kv_per_row`. A component must not look at the other fields, which describe its surroundings. `fail_at`
+    says which graph fails to be built at first (counted from 1; 0: none), `lift` how much longer than drawn all accepted runs are, and
+    `varied` ("acceptance" or "cost") what an invariant over two runs changes in the second one.
     """
 
     table: str
@@ -83,8 +84,9 @@ class StepsCapabilities(Capabilities):
     averages: bool = False
     """`average(batch_size)`: each range keeps a moving average, fed by rounds of its own current steps alone"""
     average_rule: bool = False
-    """It chooses by the published rule of the moving average: each range begins at `initial` or else the middle candidate of all (its own
-    middle one if it does not have it), looks again every `update_interval` results after `warmup_batches`, and probes from 0."""
+    """It chooses by the published rule of the moving average. A range begins at `initial`, else at the middle candidate of all ranges, or
+    at its own middle one if it does not have that. It looks again every `update_interval` results after `warmup_batches`, and probes from
+    0."""
     probes: bool = False
     """It leaves 0 steps within a bound that follows from its table, and tries in vain more and more rarely."""
     settles: bool = False

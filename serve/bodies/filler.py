@@ -1,7 +1,7 @@
 """The tokenizer and the text of a simulated body, which has no vocabulary.
 
-A token is up to four ASCII characters or up to three bytes of UTF-8, and its id is these bytes: every text has tokens, about one for four
-letters of English, and comes back from them unchanged.
+A token is up to four ASCII characters or up to three bytes of UTF-8, and its id is these bytes. So every text has tokens, about one for
+four letters of English, and the tokens give the same text back.
 
     id   bits 0 … 27: four characters of seven bits, the first lowest · bits 28 … 30: how many (1 … 4)
          bits 0 … 23: three bytes, the first lowest                   · bits 28 … 30: 4 + how many (1 … 3)

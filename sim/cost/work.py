@@ -29,10 +29,10 @@ class DecodeWork(NamedTuple):
 class Routing(NamedTuple):
     """How the tokens of a pass choose experts: so many do, and reach the experts of so many independently routed ones.
 
-    Requests choose experts independently. Each further token of a request counts as `independence` (0 … 1) of a token, since
-    successive tokens of one text share experts: w tokens reach those of 1 + independence · (w − 1) independent ones. The padding of a
-    captured graph is copies of one token that an earlier step left there: it reaches experts as one further token of a request (so that 3
-    tokens in a graph of 4 reach no more than 4 do), and what the copies compute, in their few experts, is left out.
+    Requests choose experts independently. Each further token of a request counts as `independence` (0 … 1) of a token, since successive
+    tokens of one text share experts: w tokens reach those of 1 + independence · (w − 1) independent ones. The padding of a captured graph
+    is copies of one token that an earlier step left there. So it reaches experts as one further token of a request would: 3 tokens in a
+    graph of 4 reach no more experts than 4 tokens do. What the copies compute, in their few experts, is not counted.
     """
 
     tokens: int

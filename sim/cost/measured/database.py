@@ -124,8 +124,9 @@ def _distance(one: GPU, other: GPU) -> float:
 def question(shape: ModelShape, server: str, parallel: Parallelism) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the `config.json` and the options that the package is asked with. Raises NotMeasured.
 
-    A family that the package composes is asked with the model's own file, and with other formats only where a scenario changes them; what
-    is built of alike layers with grouped attention (drafts' heads, families of the same form) as Llama or Qwen3 MoE.
+    If the package composes the model's family itself, it is asked with the model's own file, and with other number formats only where a
+    scenario changes them. Models of equal layers with grouped attention (drafts' heads, families of the same form) are asked as Llama or
+    Qwen3 MoE.
     """
     options: dict[str, Any] = {
         "tp_size": parallel.tensor,

@@ -115,8 +115,8 @@ class MeasuredForward(ForwardCost):
 
 
 def _rising(table: np.ndarray, axis: int = 0) -> np.ndarray:
-    """Return times that do not fall along `axis`, between the greatest so far and the least to come: more work takes no less time, and what
-    was measured otherwise is noise or another kernel, which the server could take as well."""
+    """Return times that do not fall along `axis`: each is the mean of the greatest up to it and the least from it on. More work takes
+    no less time. A measurement that says otherwise is noise, or another kernel that the server could choose as well."""
     above = np.maximum.accumulate(table, axis)
     below = np.flip(np.minimum.accumulate(np.flip(table, axis), axis), axis)
     return (above + below) / 2
