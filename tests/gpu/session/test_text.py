@@ -203,6 +203,7 @@ TEMPLATES = {
 }
 
 
+@pytest.mark.xdist_group("transformers")  # one worker imports it
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_templates_render_as_transformers_renders_them(tmp_path, name):
     transformers = pytest.importorskip("transformers")

@@ -88,6 +88,7 @@ def test_heads_load_with_their_target_and_the_draft_vocabulary_is_smaller(nano_p
     assert heads["multi_layer_eagle"].num_heads == 2 and heads["draft"].hidden_size != target.hidden_size
 
 
+@pytest.mark.slow  # with every test models of each family are saved and loaded by it: tests/gpu/models/test_models.py
 @pytest.mark.parametrize("part", ["target", "draft"])
 @torch.no_grad()
 def test_transformers_loads_what_was_saved(nano_pair, part):

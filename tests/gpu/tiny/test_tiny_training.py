@@ -55,6 +55,7 @@ def test_corpus_leaves_out_tests_and_foreign_encodings(tmp_path):
         read_corpus(1_000_000, tmp_path / "test")
 
 
+@pytest.mark.xdist_group("transformers")  # one worker imports it
 def test_vocabulary_encodes_every_text_and_transformers_reads_it(tmp_path):
     transformers = pytest.importorskip("transformers")
     vocabulary = train_vocabulary(read_corpus(300_000).training, 400)

@@ -27,6 +27,7 @@ def test_the_bug_in_twenty_lines():
     assert failure.text(replay) == console.rstrip("\n")
 
 
+@pytest.mark.xdist_group("transformers")  # one worker imports it
 def test_the_bug_in_published_code():
     pytest.importorskip("transformers.generation.continuous_batching.cache_allocators.cache_allocator")
     (code,) = [
