@@ -1,7 +1,7 @@
-"""The engine: the main loop's two halves, `plan` and `commit`.
+"""The engine decides what runs next. This file has the two halves of the main loop, `plan` and `commit`.
 
-A driver calls `plan` until it returns None, launches each step on an executor, and hands each result to `commit`, oldest step first.
-Decisions are a pure function of the order of calls and results; `now_ns` only stamps events.
+A driver (`driver.py`) calls `plan` until it returns None and launches each step on an executor. It hands each result to `commit`, that of
+the oldest step first. Decisions are a pure function of the order of calls and results; `now_ns` only stamps events.
 
 ```
 submit ──► requests ──► plan: retract ─► preempt ─► reserve decode rounds ─► admit, cut chunks ──► Step ──► executor
@@ -9,9 +9,10 @@ submit ──► requests ──► plan: retract ─► preempt ─► reserve 
               └──── commit: failures ─► first tokens ─► count rounds ─► deliver ─► ends ─► free slots ◄─── StepResult
 ```
 
-A request waits, is admitted to a row, has its prompt computed in chunks, and decodes until it ends. Under memory pressure it is retracted
-and waits again. `life` has this as a table. `requests` keeps every request in its place and the steps in flight, `admission` admits,
-`rounds` reserves and counts, `output` keeps tokens, `transfers` connects engines, `recovery` acts after a failed step.
+`submit` queues a request. A plan admits it: it gets a row of the request table and KV slots. Steps compute its prompt in chunks, then
+decode rounds follow until it ends. Where memory runs out it is retracted: it gives its row back and waits again. `life.py` has this as a
+table, `requests.py` keeps every request and the steps in flight, `admission.py` admits, `rounds.py` reserves and counts, `output.py` keeps
+tokens, `transfers.py` connects engines, `recovery.py` acts after a failed step (words: docs/glossary.md).
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Engine:
     # -- requests come and go -------------------------------------------------------------------------------------
 
     def submit(self, request: Request, now_ns: int) -> SubmitOutcome:
-        """Queue a request, or refuse it with the reason. `replan` in the answer: a running block should stop, for a plan could admit it."""
+        """Queue a request, or refuse it with the reason. `replan` in the answer: a plan could admit it, so a running block should stop."""
         refusal = self.requests.refusal(request) or self.admission.refusal(request) or self.output.refusal(request)
         record = None if refusal else self.requests.queue(request, self.admission.max_tokens(request))
         self.emit(Submitted(now_ns, request, refusal))
@@ -130,7 +131,7 @@ class Engine:
         return step
 
     def _decide(self) -> tuple[list[Chunk], list[Join], PlannedRounds | None]:
-        """Choose what the next step computes: prefill chunks, the requests that enter with them, decode rounds."""
+        """Choose what the next step computes: prefill chunks, a join for each request that enters with them, and decode rounds."""
         self.requests.apply_retractions()
         if self.config.preempt:
             self.admission.preempt()  # before anything is reserved for a row that gives way
@@ -208,15 +209,14 @@ class Engine:
         self.recovery.count_commit()
         outcome = CommitOutcome(tuple(finished), tuple(first_tokens), tuple(computed), kept)
         if self._events is not None:
-            # An abort has an event of its own, at its own time.
-            ends = tuple(end for end in finished if end.reason is not FinishReason.ABORT)
+            ends = tuple(end for end in finished if end.reason is not FinishReason.ABORT)  # aborts have had theirs
             self._events(Committed(now_ns, flight.step, result, outcome.first_tokens, kept, ends))
         return outcome
 
     def _commit_prefill(
         self, flight: StepInFlight, result: PrefillResult
     ) -> tuple[list[str], list[str], list[FinishedRequest]]:
-        """Cache computed prompts, deliver first tokens. Returns the ids that got one, the ids to transfer, and the requests that ended."""
+        """Cache computed prompts, deliver first tokens. Returns the ids that got one, those whose KV another engine takes, and the ends."""
         first_tokens, computed, finished = [], [], []
         for i, chunk in flight.live_chunks():
             record = chunk.record
