@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from foretoken.sim.assembly import assemble
 from foretoken.sim.calibration.fit import spreads
 from foretoken.sim.calibration.least_squares import Parameter, fit_parameters, left_out_errors
 from foretoken.sim.cost.calibration import LAUNCH_TIMES
+from foretoken.sim.cost.measured.tables import cache_folder
 from foretoken.sim.cost.server import PROFILES
 from foretoken.sim.cost.work import EXPERT_INDEPENDENCE
 from foretoken.sim.scenario_file import scenario_from_dict
@@ -100,29 +102,17 @@ def run(job: Job) -> dict[str, Any]:
 # -- running ----------------------------------------------------------------------------------------------------------
 
 
+@cache
 def _sources() -> str:
     """Return a digest of the code that a simulation depends on, but for the profiles, of which it depends on one."""
-    if not _digest:
-        folders = (ROOT / name for name in ("core", "sim", "observe"))
-        files = sorted(path for folder in folders for path in folder.rglob("*.py") if path.name != "server.py")
-        _digest.append(hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest())
-    return _digest[0]
-
-
-_digest: list[str] = []
-
-
-def _cache() -> Path:
-    base = (
-        os.environ.get("FORETOKEN_CACHE")
-        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foretoken"
-    )
-    return Path(base) / "accuracy"
+    folders = (ROOT / name for name in ("core", "sim", "observe"))
+    files = sorted(path for folder in folders for path in folder.rglob("*.py") if path.name != "server.py")
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def outcomes(jobs: Sequence[Job], workers: int) -> dict[Job, dict[str, Any]]:
     """Return the result of every job, from the cache or simulated by `workers` processes."""
-    folder = _cache()
+    folder = cache_folder("accuracy")
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[Job, dict[str, Any]] = {}
     for job in jobs:
@@ -196,16 +186,13 @@ def left_out_times(point: Point) -> dict[str, float]:
     return next((known[point.server, group] for group in groups if (point.server, group) in known), {})
 
 
+@cache
 def _left_out() -> dict[tuple[str, str], dict[str, float]]:
-    if not _times:
-        with LEFT_OUT.open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                times = {name: float(row[name]) for name in row if name not in ("server", "left_out") and row[name]}
-                _times[row["server"], row["left_out"]] = times
-    return _times
-
-
-_times: dict[tuple[str, str], dict[str, float]] = {}
+    with LEFT_OUT.open(newline="", encoding="utf-8") as file:
+        return {
+            (row.pop("server"), row.pop("left_out")): {name: float(text) for name, text in row.items() if text}
+            for row in csv.DictReader(file)
+        }
 
 
 # -- what the tables say ----------------------------------------------------------------------------------------------
@@ -339,6 +326,7 @@ def summary_table(plain: Mapping[str, list[Outcome]], rounds: Mapping[str, list[
         "plain: time to first token": lambda c: percent(_ttft_errors(served[c]), mean_size),
         "plain, requests that queue: time per output token": lambda c: percent(_errors(queued[c]), mean_size),
         "plain, requests that queue: time to first token": lambda c: percent(_ttft_errors(queued[c]), mean_size),
+        "plain, requests that queue: time of a request": lambda c: percent(_request_errors(queued[c]), mean_size),
         "speculation: tokens per second": lambda c: percent([1 / (1 + e) - 1 for e in _errors(spec[c])], mean_size),
         "speculation: speed-up over plain": lambda c: percent(
             [e for item in arms(rounds[c]) for e in item.speedup_errors], mean_size
@@ -438,6 +426,17 @@ def _errors(rows: Iterable[Outcome]) -> list[float]:
 
 def _ttft_errors(rows: Iterable[Outcome]) -> list[float]:
     return [row.ttft_ms / row.point.ttft_ms - 1 for row in rows if row.ttft_ms is not None]
+
+
+def _request_errors(rows: Iterable[Outcome]) -> list[float]:
+    def whole(point: Point, first_ms: float, token_ms: float) -> float:
+        return first_ms + (point.mean(point.output) - 1) * token_ms
+
+    priced = [row for row in rows if row.ttft_ms is not None]
+    return [
+        whole(row.point, row.ttft_ms, row.ms) / whole(row.point, row.point.ttft_ms, row.published_ms) - 1
+        for row in priced
+    ]
 
 
 def not_simulated(table: Mapping[str, list[Outcome]]) -> Iterator[str]:

@@ -101,7 +101,7 @@ def fitted_ms(point: Point, token_ms: float, first_token_ms: float | None) -> fl
     How much of a request is its first token and how much the others depends on how long clients that began together stay so: where
     published times to the first token fall with longer outputs, those per token rise by as much. Their sum does not depend on it.
     """
-    together = not point.spread and first_token_ms is not None
+    together = point.clients_keep_step and first_token_ms is not None
     return token_ms + (first_token_ms / point.output if together else 0.0)
 
 
@@ -334,7 +334,7 @@ def print_spreads() -> None:
         for spread in SPREADS:
             errors = []
             for point in chosen[:: math.ceil(len(chosen) / SPREAD_POINTS)]:
-                point = replace(point, spread=spread)
+                point = replace(point, shortest=1 - spread, longest=1 + spread)
                 errors.append(point.measured(simulate(point.scenario("measured"))).first_token_ms / point.ttft_ms - 1)
             print(f"    {spread:5.0%}  mean error {np.abs(errors).mean():.0%}, bias {np.mean(errors):+.0%}", flush=True)
 

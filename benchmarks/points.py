@@ -3,9 +3,11 @@
     plain.csv     serving without speculation: time to first token and time per output token at a number of clients
     rounds.csv    SGLang and vLLM with EAGLE drafts, and the same without: output tokens per second at a number of clients
 
-In both each client sends its next request when the last has ended. `prompt` and `output` are mean lengths. `spread` is our reading of the
-data: lengths are uniform within so much, as meets the published times to the first token best (fit_servers.py --spread), for requests
-that are equally long come in waves. Speculative points give the mean accept length, which the simulation takes as it is.
+In both each client sends its next request when the last has ended. Lengths are uniform from `shortest` to `longest` times `prompt` and
+`output`. Rows of InferenceX say so themselves: its random lengths are 0.8 to 1 times the named ones (RANDOM_RANGE_RATIO in the scripts of
+SemiAnalysisAI/InferenceX). For the others, whose lengths were published as means, it is our reading of the data:
+as meets the published times to the first token best (fit_servers.py --spread), for requests that are equally long come in waves.
+Speculative points give the mean accept length, which the simulation takes as it is.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from foretoken.core.scheduler.spec import default_graph_sizes
 from foretoken.sim.assembly import assemble
+from foretoken.sim.cost.calibration import LAUNCH_TIMES
 from foretoken.sim.cost.efficiency import default_efficiency
 from foretoken.sim.cost.forward import ForwardCost
 from foretoken.sim.cost.server import PROFILES
@@ -37,6 +40,9 @@ HELD_ROW = "1.0.0rc3"
 """A version of TensorRT-LLM that gave a row of the batch to the request that pads captured batches (its pull 7998 added one). Assumption:
 the server allowed as many rows as there were clients. In its points requests wait as if one client less were served: for 1/8 of a request's
 time with 8 clients, 1/16 with 16, 1/32 with 32."""
+STATIC_FRACTIONS = {"Qwen/Qwen3-32B": 0.8}
+"""SGLang's --mem-fraction-static where it was not its own default. Assumption: by the published times of one H100 6,912 to 7,600 tokens
+fitted beside the weights (three requests of 2,304 ran at once, and two of 2,560), which 0.8 leaves. The default leaves 18,600."""
 CHECKPOINT = "mxfp4"  # a format that its checkpoints are published in: nothing is set
 LENGTHS = {"gsm8k": (300, 140), "humaneval": (200, 400), "math500": (200, 700), "MT-Bench": (300, 400)}
 """Mean prompt and output of benchmarks whose lengths were not published. Assumption: usual lengths of these texts; 300 tokens more or fewer
@@ -67,7 +73,8 @@ class Point:
     concurrency: int
     prompt: int
     output: int
-    spread: float
+    shortest: float
+    longest: float
     text: str = ""
     draft: str = ""
     algorithm: str = "NONE"
@@ -79,6 +86,16 @@ class Point:
     tpot_ms: float | None = None
     ttft_ms: float | None = None
     held_rows: int = 0  # rows of the batch that no client's request can have
+    static_fraction: float | None = None  # None: the server's own
+
+    @property
+    def clients_keep_step(self) -> bool:
+        """Whether all requests are equally long."""
+        return self.shortest == self.longest
+
+    def mean(self, length: int) -> float:
+        """Return the mean of lengths that are called `length`."""
+        return length * (self.shortest + self.longest) / 2
 
     @property
     def shape(self) -> str:
@@ -94,6 +111,8 @@ class Point:
             "kernels": kernels,
             "tensor_parallel": self.tensor_parallel,
         }
+        if self.static_fraction is not None:
+            hardware["static_fraction"] = self.static_fraction
         if PROFILES[self.server].graph_unit == "rows":  # every batch is captured, as NVIDIA's scripts ask for
             hardware["graph_sizes"] = list(default_graph_sizes(rows))
         speculation: dict[str, Any] = {"algorithm": self.algorithm}
@@ -103,7 +122,7 @@ class Point:
             speculation["num_draft_tokens"] = self.num_draft_tokens
             tables["acceptance"] = {"mean_length": self.accept_length}
         # The engine's tables are as wide as the context: no wider than these requests need, so that they are quick.
-        longest = math.ceil((self.prompt + self.output) * (1 + self.spread))
+        longest = math.ceil((self.prompt + self.output) * self.longest)
         model: dict[str, Any] = {"target": self.model, "context_len": longest + 64}
         if self.weight_dtype not in ("bf16", CHECKPOINT):
             model["weight_dtype"] = self.weight_dtype
@@ -116,10 +135,13 @@ class Point:
             "workload": {
                 "concurrency": self.concurrency,
                 "num_requests": TURNS * max(self.concurrency, 4),
-                "prompt": _lengths(self.prompt, self.spread),
-                "output": _lengths(self.output, self.spread),
+                "prompt": self._lengths(self.prompt),
+                "output": self._lengths(self.output),
             },
         }
+
+    def _lengths(self, length: int) -> dict[str, Any]:
+        return {"kind": "uniform", "low": math.ceil(length * self.shortest), "high": math.floor(length * self.longest)}
 
     def measured(self, result: Result) -> Measured:
         """Return what a run shows of this point, at the published accept length.
@@ -152,12 +174,6 @@ class Point:
         return self.tpot_ms or 1e3 * self.concurrency / self.tokens_per_s
 
 
-def _lengths(mean: int, spread: float) -> dict[str, Any]:
-    if not spread:
-        return {"kind": "fixed", "value": mean}
-    return {"kind": "uniform", "low": math.ceil(mean * (1 - spread)), "high": math.floor(mean * (1 + spread))}
-
-
 @contextmanager
 def profile_with(server: str, **times_ns: float) -> Iterator[None]:
     """Give a server's profile other times of its launch meanwhile."""
@@ -182,10 +198,12 @@ def plain_points() -> list[Point]:
             concurrency=int(row["concurrency"]),
             prompt=int(row["prompt"]),
             output=int(row["output"]),
-            spread=float(row["spread"]),
+            shortest=float(row["shortest"]),
+            longest=float(row["longest"]),
             tpot_ms=float(row["tpot_ms"]),
             ttft_ms=float(row["ttft_ms"]),
             held_rows=int(row["server_version"] == HELD_ROW),
+            static_fraction=STATIC_FRACTIONS.get(row["model"]) if row["server"] == "sglang-0.5" else None,
         )
         for row in read_rows("plain.csv")
     ]
@@ -207,7 +225,8 @@ def round_points() -> list[Point]:
                 concurrency=int(row["batch_size"]),
                 prompt=prompt,
                 output=output,
-                spread=0.2,
+                shortest=0.8,
+                longest=1.2,
                 text=row["benchmark"],
                 draft=row["draft"],
                 algorithm=row["algorithm"],
@@ -231,18 +250,7 @@ def read_rows(name: str) -> list[dict[str, str]]:
 # -- times per token as a formula of what a server waits for: near a simulation, and quick, so that fits need few -----------------------
 
 DEVICE = "device_scale"
-FREE = dict.fromkeys(
-    (
-        "graph_gap_ns",
-        "row_gap_ns",
-        "collective_gap_ns",
-        "eager_kernel_ns",
-        "draft_step_ns",
-        "tree_ns",
-        "eagle3_step_ns",
-    ),
-    0.0,
-)
+FREE = dict.fromkeys([*LAUNCH_TIMES, "eager_kernel_ns"], 0.0)
 
 
 class Estimate(NamedTuple):
@@ -269,7 +277,7 @@ class Estimate(NamedTuple):
             )
         floor = self.kernels * launch.eager_kernel_ns
         # Where clients keep step, half of the prompts come before a request's first token.
-        prompts = point.concurrency * point.accept_length / point.output * (1.0 if point.spread else 0.5)
+        prompts = point.concurrency * point.accept_length / point.mean(point.output) * (1 - point.clients_keep_step / 2)
         step = scale * self.decode_ns + wait + drafting
         if PROFILES[point.server].mixed:
             mixed = scale * self.mixed_ns + wait + drafting
@@ -285,8 +293,9 @@ def estimate(point: Point, kernels: str = "measured") -> Estimate:
     with profile_with(point.server, **FREE):
         run = assemble(scenario_from_dict(point.scenario(kernels), point.dataset))
     cost, passes = run.cost, ForwardCost(run.target, run.gpu, default_efficiency(run.gpu), run.cost.parallel)
-    context, rows = point.prompt + point.output // 2, point.concurrency
-    shape, prompt = (point.steps, point.topk, point.num_draft_tokens), [(point.prompt, 0)]
+    prompt_len, rows = round(point.mean(point.prompt)), point.concurrency
+    context = prompt_len + round(point.mean(point.output)) // 2
+    shape, prompt = (point.steps, point.topk, point.num_draft_tokens), [(prompt_len, 0)]
     mixed = cost.step_ns(prompt, (rows - 1, *shape, (rows - 1) * context) if rows > 1 else None)
     decode = cost.decode_ns(rows, *shape, rows * context)
     return Estimate(

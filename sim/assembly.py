@@ -216,11 +216,11 @@ def _kernel_tables(scenario: Scenario, shape: ModelShape | None, gpu: GPU) -> tu
     hardware = scenario.hardware
     if shape is None or hardware.kernels == "roofline":
         return None, None
-    is_demanded = hardware.kernels == "measured"
+    profile, is_demanded = server_profile(hardware.server), hardware.kernels == "measured"
     if not is_demanded and _auto_kernels() == "roofline":
         return None, "FORETOKEN_KERNELS=roofline"
     try:
-        server = hardware.kernels_of or server_profile(hardware.server).kernels_of
+        server, shape = hardware.kernels_of or profile.kernels_of, profile.priced(shape, gpu)
         tables = measured_tables(shape, gpu.name, server, _parallelism(scenario), wants_nearest=is_demanded)
     except NotMeasured as error:
         if is_demanded:

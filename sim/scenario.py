@@ -205,10 +205,10 @@ class EngineTable(Table):
     watermark: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.01, description="share of the pool that admission leaves free"
     )
-    guarantee_output: bool | None = Field(
+    guarantee_output: Share | None = Field(
         None,
-        description="let a request in only if its whole output fits beside those that run; else its prompt is enough, and the KV pool may "
-        "retract one; default: as the server does",
+        description="let a request in only if its whole output fits beside this share of what running ones may still emit; below 1 the KV "
+        "pool may retract one; 0: its prompt is enough; default: as the server does",
     )
     block_rounds: Count = Field(
         32,

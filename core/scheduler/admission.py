@@ -1,11 +1,13 @@
 """Which requests enter the batch, and which chunks of prompts the next step computes.
 
 At most one prompt is in progress between steps: the chunk budget goes to it until it is done, then to the next in line. A request
-enters when its whole context and one reserve R fit, together with what the running requests are about to reserve; where outputs are
-guaranteed (`EngineConfig.guarantee_output`), when its own output and the rest of theirs fit, too, so that memory never retracts one.
+enters when its whole context and one reserve R fit, together with what the running requests are about to reserve; with
+`EngineConfig.guarantee_output`, when its own whole output and that share of the rest of theirs fit; of share 1 memory never retracts one.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -40,7 +42,7 @@ class Admission:
         self.role = role
         # Slots beside its context that a request must find; none where nothing is decoded.
         self.reserve = 0 if role is EngineRole.PREFILL else self.sizes.reserve
-        self.guarantees_output = self.config.guarantee_output and role is not EngineRole.PREFILL
+        self.guaranteed = 0.0 if role is EngineRole.PREFILL else self.config.guarantee_output
 
     # -- at submission ------------------------------------------------------------------------------------------------
 
@@ -151,17 +153,17 @@ class Admission:
 
     def needs(self, record: RequestRecord, num_cached: int) -> int:
         """Return slots that a request takes: its context beyond the cached prefix, its output if that is guaranteed, and one reserve."""
-        if self.guarantees_output:
+        if self.guaranteed:
             return self._slots_at_end(record) - num_cached
         context = record.prompt_len + record.emitted_before
         return ceil_to_page(context + self.reserve, self.config.page_size) - num_cached
 
     def headroom(self, num_running: int) -> int:
         """Return slots that a newcomer must leave free, so that `num_running` requests can grow."""
-        if self.guarantees_output:
+        if self.guaranteed:
             holders = self.requests.running | self.requests.transferring
             missing = sum(map(self._slots_at_end, holders.values())) - int(self.store.allocated[list(holders)].sum())
-            return missing + self._watermark if holders else 0
+            return math.ceil(self.guaranteed * missing)
         if not num_running:
             return 0
         return self._watermark + ceil_to_page(self.reserve, self.config.page_size) * num_running

@@ -37,8 +37,8 @@ class EngineConfig:
     prefix_cache: bool = True
     eviction_policy: str = "lru"
     watermark: float = 0.01  # share of the pool that admission leaves free for running requests to grow into
-    guarantee_output: bool = (
-        False  # a request enters only if the whole output of all who run fits; else the next round of each
+    guarantee_output: float = (
+        0.0  # share of what running requests may still emit that a newcomer leaves free; 0: the next round of each
     )
     block_rounds: int = 32  # most rounds of one step; 1: single rounds
     preempt: bool = False  # retract a strictly lower priority to let a greater one in
@@ -76,6 +76,8 @@ class EngineConfig:
             problems.append(Problem("role", f"{self.role!r} is none of {', '.join(EngineRole)}"))
         if not (0.0 <= self.watermark < 1.0):
             problems.append(Problem("watermark", f"must be in [0, 1), got {self.watermark}"))
+        if not (0.0 <= self.guarantee_output <= 1.0):
+            problems.append(Problem("guarantee_output", f"must be in [0, 1], got {self.guarantee_output}"))
         return problems
 
     def to_json(self) -> dict[str, Any]:

@@ -165,7 +165,7 @@ class Transfers:
             return None
         needed = ceil_to_page(request.prefill_len + self.admission.sizes.reserve, self.config.page_size)
         at_end = needed
-        if self.admission.guarantees_output:
+        if self.admission.guaranteed:
             at_end = self.admission.slots_at_end(request.prompt.length + self.admission.max_tokens(request))
         headroom = self.admission.headroom(len(requests.rounds.rows))
         if at_end + headroom > self.store.available_slots or not self.admission.has_row:

@@ -147,7 +147,7 @@ def _engine(given: Given, settings: dict[str, Any], left: dict[str, str], assume
         settings["model.context_len"] = context
     table = given.table("scheduler-config")
     policy = str(table.get("capacity_scheduler_policy") or GUARANTEED)
-    settings["engine.guarantee_output"] = policy.upper() == GUARANTEED
+    settings["engine.guarantee_output"] = float(policy.upper() == GUARANTEED)
     if policy.upper() not in (GUARANTEED, "MAX_UTILIZATION"):
         left["scheduler_config.capacity_scheduler_policy"] = (
             f"{policy} is not simulated; requests enter as by MAX_UTILIZATION"

@@ -68,20 +68,16 @@ class HostCost:
 
     def explain(self) -> list[tuple[str, float, str, str]]:
         """Return rows (name, value, unit, source) for `--explain`."""
-        return [
-            (f"host {self.name}: plan", self.plan_base_ns / 1e3, "us", self.source),
-            (f"host {self.name}: plan per row", self.plan_row_ns / 1e3, "us", self.source),
-            (f"host {self.name}: launch", (self.launch_base_ns + self.sampling_base_ns) / 1e3, "us", self.source),
-            (f"host {self.name}: launch per row", (self.launch_row_ns + self.sampling_row_ns) / 1e3, "us", self.source),
-            (f"host {self.name}: commit", self.commit_base_ns / 1e3, "us", self.source),
-            (f"host {self.name}: commit per row", self.commit_row_ns / 1e3, "us", self.source),
-            (
-                f"host {self.name}: commit per token",
-                (self.commit_token_ns + self.detokenise_token_ns) / 1e3,
-                "us",
-                self.source,
-            ),
-        ]
+        times = {
+            "plan": self.plan_base_ns,
+            "plan per row": self.plan_row_ns,
+            "launch": self.launch_base_ns + self.sampling_base_ns,
+            "launch per row": self.launch_row_ns + self.sampling_row_ns,
+            "commit": self.commit_base_ns,
+            "commit per row": self.commit_row_ns,
+            "commit per token": self.commit_token_ns + self.detokenise_token_ns,
+        }
+        return [(f"host {self.name}: {what}", ns / 1e3, "us", self.source) for what, ns in times.items()]
 
 
 VLLM_0_10 = HostCost(

@@ -60,21 +60,17 @@ class LaunchCost:
 
     def explain(self) -> list[tuple[str, float, str, str]]:
         """Return rows (name, value, unit, source) for `--explain`."""
-        return [
-            (f"launch {self.name}: gap between captured passes", self.graph_gap_ns / 1e3, "us", self.source),
-            (f"launch {self.name}: gap per request of a step", self.row_gap_ns / 1e3, "us", self.source),
-            (
-                f"launch {self.name}: wait per collective and doubling of devices",
-                self.collective_gap_ns / 1e3,
-                "us",
-                self.source,
-            ),
-            (f"launch {self.name}: one kernel from the host", self.eager_kernel_ns / 1e3, "us", self.source),
-            (f"launch {self.name}: least time of a drafting pass", self.draft_pass_floor_ns / 1e3, "us", self.source),
-            (f"launch {self.name}: a draft step besides its pass", self.draft_step_ns / 1e3, "us", self.source),
-            (f"launch {self.name}: a step of EAGLE-3 besides that", self.eagle3_step_ns / 1e3, "us", self.source),
-            (f"launch {self.name}: a tree besides its passes", self.tree_ns / 1e3, "us", self.source),
-        ]
+        times = {
+            "gap between captured passes": self.graph_gap_ns,
+            "gap per request of a step": self.row_gap_ns,
+            "wait per collective and doubling of devices": self.collective_gap_ns,
+            "one kernel from the host": self.eager_kernel_ns,
+            "least time of a drafting pass": self.draft_pass_floor_ns,
+            "a draft step besides its pass": self.draft_step_ns,
+            "a step of EAGLE-3 besides that": self.eagle3_step_ns,
+            "a tree besides its passes": self.tree_ns,
+        }
+        return [(f"launch {self.name}: {what}", ns / 1e3, "us", self.source) for what, ns in times.items()]
 
 
 FULL_GRAPH = LaunchCost(

@@ -20,11 +20,12 @@ from .draft import DraftShape
 from .hardware import GPU, MIB, Parallelism
 
 GRAPH_BYTES = 25 * MIB
-CONTEXT_BYTES = 600 * MIB
+CONTEXT_BYTES, GROUP_BYTES = 1150 * MIB, 1024 * MIB
 
 _SOURCES = {
     "reserved": "memory that the engine is told to leave alone",
-    "context": "assumption: 600 MiB for the device context, libraries and their workspaces",
+    "context": "what driver, libraries and communicators take before weights are loaded: SGLang logs 78.3 … 78.8 GiB left of 79.65 on one "
+    "H100, 77.2 … 78.8 on each of several, 137.3 of 140.4 on each of eight H200 (sgl-project/sglang pull 11716)",
     "target_weights": "computed from the shape",
     "draft_weights": "computed from the shape",
     "activations": "computed: widest layer and logits of the largest batch of tokens",
@@ -149,7 +150,7 @@ def kv_pool_slots(
     state_slots = recurrent_state_slots(max_batch_size, max_num_draft_tokens if max_num_draft_tokens > 1 else None)
     body, fusion_inputs = (draft.body, draft.fusion_inputs) if draft is not None else (None, 0)
     fixed = {
-        "context_bytes": CONTEXT_BYTES,
+        "context_bytes": CONTEXT_BYTES + (GROUP_BYTES if parallel.devices > 1 else 0),
         "target_weights_bytes": target.weight_bytes_per_device(tp, parallel.devices, parallel.expert),
         "draft_weights_bytes": math.ceil(draft.weight_bytes / tp) if draft is not None else 0,
         "activations_bytes": _activation_bytes(target, tp, max_tokens, max(verify_tokens, max_batch_size)),
@@ -188,7 +189,7 @@ def _unused(gpu: GPU, fixed: Mapping[str, int], reserved: float, static: float |
     if free is not None:
         return max(0, int((1 - free) * (gpu.memory_bytes - sum(fixed.values()))))
     if static is not None:
-        rest = (1 - static) * (gpu.memory_bytes - CONTEXT_BYTES)
+        rest = (1 - static) * (gpu.memory_bytes - fixed["context_bytes"])
         return max(
             0, int(rest) - sum(fixed[name] for name in ("activations_bytes", "hidden_states_bytes", "graphs_bytes"))
         )

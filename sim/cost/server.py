@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...core.errors import ForetokenError, nearest_name
+from ...core.model_shape import ModelShape
 from ...core.scheduler.spec import default_graph_sizes
 from .draft import STANDALONE
 from .hardware import GIB, GPU, MIB, Parallelism
@@ -44,7 +45,7 @@ class ServerProfile:
     count; `mixed`, `guarantee_output`, and `defaults` by the memory of a device, where a scenario leaves them open; `counted_small`:
     devices that have the first of these; `has_static_share`: whether weights and KV have a share of the memory that follows from them
     (SGLang's mem-fraction-static); `free_fraction`: the share of what they leave that KV has by default; `fp8_kv`: whether FP8
-    checkpoints made for it keep their KV in FP8.
+    checkpoints made for it keep their KV in FP8; `slow_fp8_kv`: devices on which its attention over that takes as long as over 16 bits.
     """
 
     name: str
@@ -54,17 +55,22 @@ class ServerProfile:
     about: str
     graph_unit: GraphUnit = "rows"
     mixed: bool = True
-    guarantee_output: bool = False
+    guarantee_output: float = 0.0
     defaults: tuple[Defaults, ...] = (Defaults(),)
     counted_small: tuple[str, ...] = ()
     has_static_share: bool = False
     free_fraction: float | None = None
     fp8_kv: bool = False
+    slow_fp8_kv: tuple[str, ...] = ()
 
     def on(self, gpu: GPU) -> Defaults:
         """Return the defaults of this engine on a device."""
         memory = 0 if gpu.name in self.counted_small else gpu.memory_bytes / GIB
         return next(each for each in reversed(self.defaults) if memory >= each.gibibytes)
+
+    def priced(self, shape: ModelShape, gpu: GPU) -> ModelShape:
+        """Return the model whose measured kernels have its times on a device."""
+        return replace(shape, kv_dtype="bf16") if shape.kv_dtype == "fp8" and gpu.name in self.slow_fp8_kv else shape
 
     def graph_sizes(self, gpu: GPU, devices: int, max_running: int) -> tuple[int, ...]:
         """Return the batch sizes that it captures by default."""
@@ -133,17 +139,18 @@ PROFILES: dict[str, ServerProfile] = {
             SGLANG_OVERLAP,
             _fitted(
                 "sglang-0.5",
-                graph_gap_ns=519.8e3,
-                row_gap_ns=7.01e3,
-                collective_gap_ns=1.85e3,
-                eager_kernel_ns=41.9e3,
-                draft_step_ns=152e3,
-                tree_ns=739e3,
+                graph_gap_ns=479.8e3,
+                row_gap_ns=6.83e3,
+                collective_gap_ns=1.95e3,
+                eager_kernel_ns=44.9e3,
+                draft_step_ns=167e3,
+                tree_ns=731e3,
             ),
             "sglang",
             "fitted to SGLang 0.5 without speculation (Qwen3-32B on H100, Llama-3.1-8B and Qwen3-30B-A3B on H200) and with EAGLE-3 "
             "(Llama-3.1-8B on one H200, batch 1): docs/accuracy.md",
             mixed=False,
+            guarantee_output=0.7,
             defaults=_SGLANG,
             has_static_share=True,
         ),
@@ -153,8 +160,8 @@ PROFILES: dict[str, ServerProfile] = {
             _fitted(
                 "vllm-0.9",
                 graph_gap_ns=796e3,
-                row_gap_ns=8.64e3,
-                collective_gap_ns=1.48e3,
+                row_gap_ns=7.24e3,
+                collective_gap_ns=1.94e3,
                 draft_step_ns=74e3,
                 eagle3_step_ns=691e3,
             ),
@@ -168,32 +175,33 @@ PROFILES: dict[str, ServerProfile] = {
         ServerProfile(
             "vllm-0.18",
             VLLM_0_10,
-            _fitted("vllm-0.18", graph_gap_ns=0.0, row_gap_ns=8.64e3, collective_gap_ns=1.48e3, draft_step_ns=74e3),
+            _fitted("vllm-0.18", graph_gap_ns=0.0, row_gap_ns=7.24e3, collective_gap_ns=1.94e3, draft_step_ns=74e3),
             "vllm",
             "fitted to vLLM of April 2026 without speculation, Llama-3.1-70B in FP8 on 1 to 8 H200 and gpt-oss-120b on 2 to 8 H100, whose "
-            "times to the first token show that FP8 checkpoints keep their KV in FP8; a draft step is that of a captured "
-            "head of vllm-0.9 (assumption: EAGLE-3 is captured as well): docs/accuracy.md",
+            "times to the first token show that FP8 checkpoints keep their KV in FP8, and times per token that reading it saves no time; "
+            "a draft step is that of a captured head of vllm-0.9 (assumption: EAGLE-3 is captured as well): docs/accuracy.md",
             graph_unit="tokens",
             defaults=_VLLM,
             counted_small=("A100", "A100-40G"),
             fp8_kv=True,
+            slow_fp8_kv=("H100", "H200"),
         ),
         ServerProfile(
             "trtllm-1.x",
             VLLM_0_10,
             _fitted(
                 "trtllm-1.x",
-                graph_gap_ns=209.4e3,
-                row_gap_ns=2.93e3,
-                collective_gap_ns=0.63e3,
-                eager_kernel_ns=65.0e3,
-                draft_step_ns=152e3,
-                tree_ns=739e3,
+                graph_gap_ns=234.2e3,
+                row_gap_ns=4.43e3,
+                collective_gap_ns=0.52e3,
+                eager_kernel_ns=62.7e3,
+                draft_step_ns=167e3,
+                tree_ns=731e3,
             ),
             "trtllm",
             "fitted to TensorRT-LLM 1.0.0rc3 (Llama-3.1-8B on 1 to 8 H100) and of April 2026 (Llama-3.1-70B in FP8 on 1 to 8 H200) "
             "without speculation; drafting is that of sglang-0.5 (assumption): docs/accuracy.md",
-            guarantee_output=True,
+            guarantee_output=1.0,
             free_fraction=0.9,
             defaults=(_TRTLLM,),
             fp8_kv=True,

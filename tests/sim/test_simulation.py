@@ -56,10 +56,10 @@ SERVICES = {
     "device": {},
     "either": {"model": {"target": "qwen3-0.6b"}, "hardware": {"host": "vllm-0.10"}},
     "host": {"model": {"target": "qwen3-0.6b"}, "hardware": {"host": "vllm-0.10", "gpu": "B200"}},
-    "room": {"engine": {"guarantee_output": True, "kv_slots": 2600}, "hardware": {"server": "trtllm-1.x"}},
+    "room": {"engine": {"guarantee_output": 1.0, "kv_slots": 2600}, "hardware": {"server": "trtllm-1.x"}},
+    "share": {"engine": {"guarantee_output": 0.7, "kv_slots": 2600}, "workload": {"max_tokens": 800}},
 }
-"""What a round takes longer for: a small model on a fast device is done before the host is; and requests that wait for the whole output of
-others."""
+"""What a round takes longer for: a small model on a fast device is done before the host is; and requests that wait for room for outputs."""
 
 
 def not_of_steps() -> FaultPlan:

@@ -86,7 +86,7 @@ def measured_tables(
     config, options = question(shape, server, parallel)
     text = json.dumps([TABLE_VERSION, version, config, options, system, server], sort_keys=True)
     identity = hashlib.sha256(text.encode()).hexdigest()
-    path = _cache_folder() / f"{identity[:24]}.npz"
+    path = cache_folder("kernels") / f"{identity[:24]}.npz"
     tables = _load(path, identity)
     if tables is None:
         try:
@@ -165,11 +165,12 @@ def _query(handle: Any, source: str, has_verify: bool, has_head_norms: bool) -> 
 # -- the cache ------------------------------------------------------------------------------------------------------------
 
 
-def _cache_folder() -> Path:
+def cache_folder(of: str) -> Path:
+    """Return the user's folder of what is kept, `of` tables or results."""
     base = os.environ.get("FORETOKEN_CACHE") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "foretoken"
     )
-    return Path(base) / "kernels"
+    return Path(base) / of
 
 
 def _load(path: Path, identity: str) -> KernelTables | str | None:

@@ -36,7 +36,7 @@ TRUTH = {
     "host_base_ns": 1.1e6,
     "host_row_ns": 14e3,
     "graph_gap_ns": 300e3,
-    "row_gap_ns": 10e3,
+    "row_gap_ns": 8.5e3,
     "draft_step_ns": 250e3,
 }
 

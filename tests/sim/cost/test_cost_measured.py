@@ -375,7 +375,7 @@ class TestServers:
         assert share("L40S", 1) == 0.851 and share("H100", 1, 8) < share("H100", 8)
         plan = assemble(load_scenario(None, ["hardware.server=sglang-0.5"])[0]).memory
         used = plan.target_weights_bytes + plan.draft_weights_bytes + plan.kv_pool_bytes
-        assert used / (plan.total_bytes - plan.context_bytes) == pytest.approx(0.81, abs=0.001)
+        assert used / (plan.total_bytes - plan.context_bytes) == pytest.approx(0.81, abs=0.002)
 
     def test_fp8_checkpoints_keep_their_kv_as_their_server_does(self):
         def kv_dtype(*settings: str) -> str:
