@@ -96,7 +96,6 @@ class Recovery:
         self.limits = limits
         self.requests = requests
         self.controller = controller
-        self.num_restarts = 0
         self._emit = emit
 
     def lose_steps(self, failure: StepFailure, now_ns: int) -> LossOutcome:
@@ -129,7 +128,6 @@ class Recovery:
             for record in list(requests.running.values()):
                 requests.retract(record)
             requests.store.forget()
-            self.num_restarts += 1
         self._emit(Resumed(now_ns, restarted, requests.take_retracted()))
 
     def count_commit(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from ..harness.operation import Handles, Operation, operation
 from ..harness.trial import listed
 from . import inputs
 from .contract import MAX_NODES, METHODS, Accept, AcceptCapabilities, AcceptConfig, Batch, capacity
-from .model import AcceptModel, Answer, Moment, Round, depths_of
+from .model import AcceptModel, Answer, Moment, Round
 from .values import SEEDS, Values
 
 ROUNDS = Handles("abc")
@@ -159,40 +158,6 @@ class AcceptTrial(Values):
             if [len(part) for part in parts] != sizes:
                 raise self.misbehaviour("TYPE", f"links() has {[len(part) for part in parts]} entries", f"{sizes}")
             self.moment.links = tuple(parts)
-
-    def _look_at(
-        self, batch: Batch, handle: object, rows: tuple[int, ...] = (), garbage: str = "", is_proposed: bool = False
-    ) -> Round:
-        """Return the round as the component shows it. Raises Violation unless there is a tree per row."""
-        num_rows, nodes = batch.windows.shape
-        flat = self._flat(self.must(self.subject.tree, handle), "tree()", 3, num_rows * nodes)
-        tokens, parents, positions = (
-            [list(part[at : at + nodes]) for at in range(0, num_rows * nodes, nodes)] for part in flat
-        )
-        depths = [depths_of(tuple(links)) for links in parents]
-        if None in depths:
-            row = depths.index(None)
-            raise self.misbehaviour(
-                "TYPE",
-                f"the parents of row {row} are {parents[row]}",
-                "-1 for the root and for no node, else the number of an earlier node",
-            )
-        shape = (nodes - 1, 1, nodes) if is_proposed else self.shape
-        return Round(shape, is_proposed, rows, garbage, batch, handle, nodes, tokens, parents, positions, depths)
-
-    def _flat(self, answer: Any, what: str, count: int, length: int | None = None) -> list[tuple[int, ...]]:
-        """Return an answer of `count` flat sequences of integers, each of the given length, or of any."""
-        try:
-            parts = list(answer)
-        except TypeError:
-            parts = []
-        if len(parts) != count:
-            raise self.misbehaviour("TYPE", f"{what} is {type(answer).__name__}", f"{count} sequences of integers")
-        found = [self.integers(part, f"part {number} of {what}") for number, part in enumerate(parts)]
-        for number, part in enumerate(found):
-            if length is not None and len(part) != length:
-                raise self.misbehaviour("TYPE", f"part {number} of {what} has {len(part)} entries", f"{length} entries")
-        return found
 
     @operation(needs="constraints", weight=8, when=_has_no_grammar, round=ROUNDS, grammar=SEEDS[:8])
     def constrain(self, round: str, grammar: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from ..harness.trial import Trial
 from . import inputs, shares
 from .contract import Accept, AcceptCapabilities, AcceptConfig, Batch
 from .expected import Coins, Drafter
-from .model import Answer, Moment, Round
+from .model import Answer, Moment, Round, depths_of
 
 SEEDS = tuple(range(24))
 DRAFTED_SHAPES = ((1, 2, 3), (2, 2, 5), (3, 2, 6), (3, 3, 9), (4, 2, 8), (2, 4, 12), (5, 1, 6), (3, 4, 30), (6, 2, 20))
@@ -32,11 +33,39 @@ class Values(Trial):
     moment: Moment
     shape: tuple[int, int, int]
 
-    def _look_at(self, batch: Batch, handle: object) -> Round:
-        raise NotImplementedError
+    def _look_at(
+        self, batch: Batch, handle: object, rows: tuple[int, ...] = (), garbage: str = "", is_proposed: bool = False
+    ) -> Round:
+        """Return the round as the component shows it. Raises Violation unless there is a tree per row."""
+        num_rows, nodes = batch.windows.shape
+        flat = self._flat(self.must(self.subject.tree, handle), "tree()", 3, num_rows * nodes)
+        tokens, parents, positions = (
+            [list(part[at : at + nodes]) for at in range(0, num_rows * nodes, nodes)] for part in flat
+        )
+        depths = [depths_of(tuple(links)) for links in parents]
+        if None in depths:
+            row = depths.index(None)
+            raise self.misbehaviour(
+                "TYPE",
+                f"the parents of row {row} are {parents[row]}",
+                "-1 for the root and for no node, else the number of an earlier node",
+            )
+        shape = (nodes - 1, 1, nodes) if is_proposed else self.shape
+        return Round(shape, is_proposed, rows, garbage, batch, handle, nodes, tokens, parents, positions, depths)
 
-    def _flat(self, answer: object, what: str, count: int, length: int | None = None) -> list[tuple[int, ...]]:
-        raise NotImplementedError
+    def _flat(self, answer: Any, what: str, count: int, length: int | None = None) -> list[tuple[int, ...]]:
+        """Return an answer of `count` flat sequences of integers, each of the given length, or of any."""
+        try:
+            parts = list(answer)
+        except TypeError:
+            parts = []
+        if len(parts) != count:
+            raise self.misbehaviour("TYPE", f"{what} is {type(answer).__name__}", f"{count} sequences of integers")
+        found = [self.integers(part, f"part {number} of {what}") for number, part in enumerate(parts)]
+        for number, part in enumerate(found):
+            if length is not None and len(part) != length:
+                raise self.misbehaviour("TYPE", f"part {number} of {what} has {len(part)} entries", f"{length} entries")
+        return found
 
     def _table(self, answer: object, what: str, shape: Sequence[int]) -> np.ndarray:
         """Return an answer of numbers of this shape."""

@@ -107,8 +107,4 @@ def capabilities_of(make: Callable[[Any], Any]) -> Any:
 
 def supports_of(make: Callable[[Any], Any]) -> Callable[[Any], bool]:
     """Return the function that says which configurations `make` can build: `make.supports`, all if there is none."""
-    return getattr(make, "supports", _everything)
-
-
-def _everything(config: Any) -> bool:
-    return True
+    return getattr(make, "supports", lambda config: True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from ..prefix_cache.model import Matched, Moment, Node
 from .registry import Finding, Outcome, checks, unchanged
 
@@ -63,11 +65,11 @@ def locks_are_counts(m: Moment) -> Outcome:
             "every walk begins and ends there",
         )
     root = roots[0].id  # it is never evicted: what is counted there is each cache's own affair
-    below: dict[int, int] = {}
+    below: Counter[int] = Counter()
     for node in m.after.nodes:
-        below[node.parent] = below.get(node.parent, 0) + node.locks
+        below[node.parent] += node.locks
     for node in m.after.nodes:
-        if node.id != root and node.locks < below.get(node.id, 0):
+        if node.id != root and node.locks < below[node.id]:
             return Finding(
                 f"node {node.id} has {node.locks} locks, its children {below[node.id]} together",
                 "at least as many: a lock of a child locks its parent as well",

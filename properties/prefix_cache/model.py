@@ -6,6 +6,7 @@ cell of its last position, which says everything about its prefix.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -118,10 +119,7 @@ class PrefixCacheModel:
     def evicted_next(self, num_pages: int) -> list[int]:
         """Return the pages that go first: each time the unlocked leaf that is first by the policy."""
         locked = self.locks()
-        children: dict[int, int] = {}
-        for cached in self.tree.values():
-            if cached.parent is not None:
-                children[cached.parent.cell] = children.get(cached.parent.cell, 0) + 1
+        children = Counter(cached.parent.cell for cached in self.tree.values() if cached.parent is not None)
         leaves = [c for c in self.tree.values() if c.cell not in children and c.page not in locked]
         order = []
         while leaves and len(order) < num_pages:

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from math import fsum
+from operator import mul
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from .ledger import Ledger
@@ -131,7 +133,7 @@ class Books:
                 (life.joined_ns - life.emissions[0][0]) / 1e6 for life in ledger.lives.values() if life.joined_ns >= 0
             ]
             if not self.has_faults:
-                yield "mean_transfer_wait_ms", _mean(waits)
+                yield "mean_transfer_wait_ms", fmean(waits) if waits else None
             return
         if not duration_ns:
             return
@@ -156,8 +158,8 @@ class Books:
         end_ns = max([*ends, *(step.ends_ns[-1] for step in self.ledger.steps)], default=begin_ns)
         widths = [width_s] * len(running)
         widths[-1] = max((end_ns - begin_ns) / 1e9 - width_s * (len(running) - 1), 1e-9)
-        self.summary["the timeline's requests"] = fsum(map(_product, running, widths))
-        self.summary["the timeline's tokens"] = fsum(map(_product, self.summary["timeline_tokens_per_s"], widths))
+        self.summary["the timeline's requests"] = fsum(map(mul, running, widths))
+        self.summary["the timeline's tokens"] = fsum(map(mul, self.summary["timeline_tokens_per_s"], widths))
         yield "the timeline's requests", self._areas()[0] / 1e9
         yield "the timeline's tokens", float(sum(life.tokens for life in self.ledger.lives.values()))
 
@@ -179,15 +181,7 @@ class Books:
             yield Wrong("device_busy_share", self.summary["device_busy_share"], f"the mean of {shares}")
 
 
-def _product(a: float, b: float) -> float:
-    return a * b
-
-
 def _near(value: Any, should: Any) -> bool:
     if isinstance(should, float) and isinstance(value, int | float):
         return abs(value - should) <= EXACT * max(abs(should), 1e-3)
     return value == should
-
-
-def _mean(values: list[float]) -> float | None:
-    return fsum(values) / len(values) if values else None

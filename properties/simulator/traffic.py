@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import pairwise
 from math import ceil
+from statistics import correlation, fmean, pstdev
 
 from .answer import Answer
 from .contract import Service, SimulatorConfig
@@ -73,19 +74,15 @@ class Traffic:
 
     def _lengths(self, name: str, drawn: list[int], asked: tuple[int, ...]) -> Iterator[tuple[str, str]]:
         """Check that each length occurs as often as the others, in the mean."""
-        mean = sum(asked) / len(asked)
-        spread = (sum((value - mean) ** 2 for value in asked) / len(asked)) ** 0.5
-        got = sum(drawn) / len(drawn)
-        if abs(got - mean) > SURE * spread / len(drawn) ** 0.5 + 1e-9:
+        mean, got = fmean(asked), fmean(drawn)
+        if abs(got - mean) > SURE * pstdev(asked) / len(drawn) ** 0.5 + 1e-9:
             yield f"{len(drawn)} {name} lengths have a mean of {got:.2f}", f"{mean:.2f}: each length equally often"
 
     def _independence(self) -> Iterator[tuple[str, str]]:
         """Check that a request's two lengths come from two coins."""
-        pairs = [(prompt, output) for _, prompt, output in self.answer.arrivals]
-        n, x, y = len(pairs), sum(p for p, _ in pairs), sum(o for _, o in pairs)
-        xx, yy = n * sum(p * p for p, _ in pairs) - x * x, n * sum(o * o for _, o in pairs) - y * y
-        if xx and yy:
-            together = (n * sum(p * o for p, o in pairs) - x * y) / (xx * yy) ** 0.5
+        _, prompts, outputs = zip(*self.answer.arrivals, strict=True)
+        if len(set(prompts)) > 1 and len(set(outputs)) > 1:
+            n, together = len(prompts), correlation(prompts, outputs)
             if abs(together) > SURE / n**0.5:
                 yield f"prompts and outputs of {n} requests correlate by {together:.2f}", "lengths drawn independently"
 
