@@ -57,8 +57,8 @@ OURS: dict[str, dict[str, int]] = {
     "transport": {"foretoken.checks.transport.handoff_subject:make": 8_000},
     "simulator": {"foretoken.checks.adapters.simulator:make": 300},
 }
-"""Contract -> our components, under the names that reports and cases have. Each can be loaded if what it needs is installed, and has the
-operations of a check without a budget: the more, the more states there are to come to, about a minute in all."""
+"""Contract -> our components, under the names that reports and cases have. Each can be loaded if what it needs is installed. The number
+is that of the operations of a check without a budget: more where a component has more states, about a minute in all."""
 
 SUBJECTS: dict[str, tuple[str, ...]] = {contract: tuple(ours) for contract, ours in OURS.items()}
 OPERATIONS: dict[str, int] = {name: number for ours in OURS.values() for name, number in ours.items()}

@@ -27,9 +27,9 @@ SHIFTS, WEIGHTS = (-1.5, 1.0, 0.0), (1.0, 2.0, 5.0)
 class ProcessConfig:
     """What `make(config)` builds: a process of this kind. What the kind does not name is not looked at.
 
-    "gaussian": a run reaches depth d where a latent quality, standard normal, exceeds the threshold whose upper tail is the product of
-    the first d conditional probabilities; the last one goes on. Of the quality's variance, a share is one number per request, a share is a
-    field that turns by a quarter from knot to knot, `correlation_len` positions apart, and the rest is fresh at every position. Then
+    "gaussian": a run reaches depth d where a latent quality, standard normal, exceeds the threshold whose upper tail is the product of the
+    first d conditional probabilities; the last one goes on. The quality's variance has three parts. One is a single number per request. One
+    is a field that turns by a quarter from knot to knot, `correlation_len` positions apart. The rest is drawn anew at every position. Then
     the drift is added per 1,000 positions, and one of SHIFTS per stretch of `stretch_len` positions of a request, drawn by WEIGHTS.
     "fixed": runs of a mean, of its two neighbouring integers.
     "recorded": each request replays one of the recordings from its start, again and again.

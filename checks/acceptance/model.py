@@ -29,7 +29,7 @@ class Share:
 
 @dataclass(slots=True)
 class Moment:
-    """One operation and what came of it."""
+    """One operation and its effects."""
 
     config: ProcessConfig
     operation: object = "make"

@@ -1,7 +1,7 @@
 """A prefix cache that is not ours: the block hashes of Hugging Face transformers' continuous batching.
 
-A block is found by the hash of (the hash before it, its tokens) in `BlockLedger`, as `CacheAllocator` does it for a prompt and for the
-blocks that a forward pass has completed; pools and tensors are left out. Needs transformers 5 with torch.
+A block is found in `BlockLedger` by the hash of (the hash before it, its tokens). `CacheAllocator` does the same for a prompt and for the
+blocks that a forward pass has completed. Pools and tensors are left out. Needs transformers 5 with torch.
 
 It trusts its callers, it does not check that a block that is given up is held: so it does not declare `misuse`. It takes blocks of
 one hash for equal; the suite cannot make hashes of 64 bits collide, and does not say that they cannot.

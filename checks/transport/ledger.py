@@ -5,8 +5,8 @@ prefill   offer ─── lease ───► offer again, or cancel          acc
 decode    accept ── hold ────► cancel                          page, manifest, renewal: the hold begins anew
 ```
 
-A message that may have been ignored moves `heard_ns` alone, one that cannot have been moves `renewed_ns` too: a side must not act before
-a whole patience has passed since `renewed_ns`, and must have acted when one has passed since `heard_ns`.
+A message that may have been ignored moves `heard_ns` alone; one that cannot have been ignored moves `renewed_ns` too. A side must not act
+before a whole patience has passed since `renewed_ns`. It must have acted when one has passed since `heard_ns`.
 """
 
 from __future__ import annotations

@@ -311,8 +311,8 @@ class TransportTrial(TransportWatch):
     # -- the end --------------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Check after a silence that nothing is left, and that requests come through: while the messages of workers before arrive
-        late, each ends once; then, over a good link, each is decoded to its end."""
+        """Check after a silence that nothing is left, and that requests come through. While messages of earlier workers arrive late, each
+        request ends once; then, over a good link, each is decoded to its end."""
         self.quiet()
         for side in SIDES:
             if self.model.dead[side]:

@@ -163,7 +163,7 @@ class Observation(NamedTuple):
 
 @dataclass(slots=True)
 class Moment:
-    """One operation and what came of it. `held` and `waiting` are recounts: page -> number of references."""
+    """One operation and its effects. `held` and `waiting` are recounts: page -> number of references."""
 
     config: AllocatorConfig
     capabilities: AllocatorCapabilities

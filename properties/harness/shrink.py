@@ -61,9 +61,9 @@ def control_of(suite: Suite, capabilities: Any, subject: str) -> Control | None:
 class Shrinker:
     """Shrinks one failure; `operations` and `config` are the best so far, `drain` says whether draining them is part of it.
 
-    Only a run that fails in the same way counts: its first failure has the id of the one that was found and, for a misbehaviour, its
-    kind, say the same error from the same call. And only one that `control`, a component of ours, goes through without a failure: what
-    it fails, too, is no fault of the component. `is_disputed` says that there was none.
+    Only a run that fails in the same way counts. Its first failure must have the id of the one that was found and, for a misbehaviour, the
+    same kind, such as the same error from the same call. And `control`, a component of ours, must go through it without a failure: what
+    it fails, too, is no fault of the component. `is_disputed` says that there was no such run.
     """
 
     def __init__(

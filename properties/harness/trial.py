@@ -1,7 +1,7 @@
 """A trial: one component and its model in lockstep, under one sequence of operations, with everything checked after each.
 
 Every contract has its own subclass, which knows how to carry an operation out on both. What is the same for all is here: which
-checkers run, what is counted, how a component's answers are taken, and what becomes of a failure.
+checkers run, what is counted, how a component's answers are taken, and how a failure is reported.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def chunks_follow_each_other(m: Moment) -> Outcome:
         slots = m.flight.slots.get(life.name)
         if slots is not None:
             pages, needed = -(-len(slots) // size), -(-chunk.stop // size)
-            # Whether the pages of a prompt are taken chunk by chunk or all at once is each engine's own affair.
+            # An engine may take the pages of a prompt chunk by chunk or all at once.
             most = -(-(life.end_kv + m.config.reserve) // size) + 1
             if not needed <= pages <= most:
                 was = f"{life.name} has {pages} pages for {chunk.stop} positions"

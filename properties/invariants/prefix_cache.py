@@ -64,7 +64,7 @@ def locks_are_counts(m: Moment) -> Outcome:
             "one, without slots",
             "every walk begins and ends there",
         )
-    root = roots[0].id  # it is never evicted: what is counted there is each cache's own affair
+    root = roots[0].id  # it is never evicted, so the contract leaves open what a cache counts there
     below: Counter[int] = Counter()
     for node in m.after.nodes:
         below[node.parent] += node.locks

@@ -5,8 +5,8 @@ The target's answer is a pure function of the hash of *all* tokens before it:
     hash(prefix + token) = mix(hash(prefix), token)        the empty prefix has a hash of its own in every namespace
     logits(prefix)[v]    = mix(hash(prefix), v)            and, on regular prefixes, a boost for the last token's successor
 
-The draft sees the same hash. How often its first choice is the target's argmax is a dial (`agreement`); where it is not, the
-argmax stands at one of the next ranks, so that a tree finds what a chain misses. All draws are keyed by the prefix alone.
+The draft sees the same hash. `agreement` sets how often its first choice is the target's argmax. Elsewhere the argmax is at one of the next
+ranks, so that a tree finds what a chain misses. All draws are keyed by the prefix alone.
 """
 
 from __future__ import annotations
