@@ -37,9 +37,7 @@ class EngineConfig:
     prefix_cache: bool = True
     eviction_policy: str = "lru"
     watermark: float = 0.01  # share of the pool that admission leaves free for running requests to grow into
-    guarantee_output: float = (
-        0.0  # share of what running requests may still emit that a newcomer leaves free; 0: the next round of each
-    )
+    guarantee_output: float = 0.0  # share of the output still to come that a newcomer leaves free; 0: the next round's
     block_rounds: int = 32  # most rounds of one step; 1: single rounds
     preempt: bool = False  # retract a strictly lower priority to let a greater one in
     ageing_bound: int = 256  # how often a request may be overtaken by later ones of greater priority
