@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from ..core.errors import ConfigError, Problem, nearest
 from .accept.trial import AcceptTrial
-from .allocator.small_scope import small_scope
 from .allocator.trial import AllocatorTrial
 from .engine.trial import EngineTrial
 from .harness.suite import Suite
-from .prefix_cache.small_scope import small_scope as prefix_cache_scope
 from .prefix_cache.trial import PrefixCacheTrial
 from .relay.trial import RelayTrial
 from .simulator.trial import SimulatorTrial
@@ -18,12 +16,10 @@ _SUITES: dict[str, Suite] = {
     "allocator": Suite(
         AllocatorTrial,
         ("foretoken.properties.allocator.plain:make", "foretoken.properties.allocator.plain:make_unpadded"),
-        small_scope,
     ),
     "prefix-cache": Suite(
         PrefixCacheTrial,
         ("foretoken.properties.prefix_cache.plain:make", "foretoken.checks.adapters.prefix_store:make"),
-        prefix_cache_scope,
     ),
     "relay": Suite(RelayTrial, ("foretoken.checks.adapters.future_map:make",)),
     "accept": Suite(

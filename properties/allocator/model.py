@@ -138,17 +138,6 @@ class AllocatorModel:
         twin.launched, twin.completed, twin._owners = self.launched, self.completed, self._owners
         return twin
 
-    def known(self) -> object:
-        """Return the state as a value; steps count from the last one that was completed."""
-        return (
-            tuple((name, tuple(holder.pages)) for name, holder in sorted(self.holders.items())),
-            tuple((name, tuple(row.pages), row.committed, row.wanted) for name, row in sorted(self.rows.items())),
-            tuple((name, tuple(part.slots)) for name, part in sorted(self.parts.items())),
-            tuple(self.cached),
-            tuple((step - self.completed, tuple(holder.pages), with_row) for step, holder, with_row in self.deferred),
-            self.launched - self.completed,
-        )
-
 
 class Observation(NamedTuple):
     """All that an allocator shows; None where it declares no such capability. Equal if and only if nothing has changed."""

@@ -343,13 +343,6 @@ class AllocatorTrial(ObservedAllocator):
         self.check()
         self.moment.drained = False
 
-    def state(self) -> object:
-        """Return what the model knows and what the subject shows: all that decides what can happen next. Without `inspection`, that is
-        too little for equal states to have equal futures; then only sequences with the same answers are taken for equal."""
-        hidden = () if self.capabilities.inspection else tuple(map(str, self.transcript))
-        saved = tuple((name, model.known(), shown) for name, (_, model, shown) in sorted(self.saved.items()))
-        return self.model.known(), self.moment.after, saved, hidden
-
     def describe(self) -> str:
         m = self.moment
         return f"-> {listed(m.answer)}" if m.answer is not None else "done"

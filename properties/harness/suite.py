@@ -23,22 +23,15 @@ WARM_UP_LIMIT_S = 60.0
 DRAWN_FOR_SUPPORT = 5_000
 
 
-SmallScope = Callable[[Any, int, int], Iterable[tuple[Any, list[Operation]]]]
-
-
 class Suite:
     """Everything about a contract that a driver needs: what its trial says of it in its class variables, and
 
     controls       our components as import strings, the plainest first: what is shown passes on one
-    small_scope    `small_scope(capabilities, max_pages, max_page_size)`: the smallest configurations, each with a few operations;
-                   None if a contract has none
     probes         for an invariant that a subject is known to break, the operations that do nothing but probe it
     """
 
-    def __init__(
-        self, trial: type[Trial], controls: tuple[str, ...] = (), small_scope: SmallScope | None = None
-    ) -> None:
-        self.trial, self.controls, self.small_scope = trial, controls, small_scope
+    def __init__(self, trial: type[Trial], controls: tuple[str, ...] = ()) -> None:
+        self.trial, self.controls = trial, controls
         self.name, self.config, self.capabilities = trial.contract, trial.config_type, trial.capabilities_type
         self.operations, self.vocabulary, self.twin_config = trial.operations, trial.vocabulary, trial.twin_config
         self.quick, self.run_length, self.limit_s = trial.quick, trial.run_length, trial.limit_s

@@ -191,10 +191,6 @@ class Trial:
         """Return what the component answered to the last operation, which it did not refuse."""
         raise NotImplementedError
 
-    def state(self) -> object:
-        """Return the state as a value: trials of equal states go on equally. For the contracts that are searched in small scope."""
-        raise NotImplementedError
-
     # -- asking the component ---------------------------------------------------------------------------------------
 
     def ask(self, method: Callable[..., Any], *arguments: object) -> Any:

@@ -138,22 +138,6 @@ class PrefixCacheModel:
             return (cached.used,)
         return (cached.created,) if self.policy == "fifo" else (cached.hits, cached.used)
 
-    def known(self) -> object:
-        """Return the state as a value; of times only the order matters."""
-        ranks = {time: rank for rank, time in enumerate(sorted({c.used for c in self.tree.values()}))}
-        born = {time: rank for rank, time in enumerate(sorted({c.created for c in self.tree.values()}))}
-        return (
-            tuple(sorted((c.cell, c.page, ranks[c.used], born[c.created], c.hits) for c in self.tree.values())),
-            tuple(
-                (name, tuple(c.cell for c in match.path), self.is_stale(match.path), match.locks)
-                for name, match in sorted(self.matches.items())
-            ),
-            tuple(
-                (name, request.text.cells, tuple(request.table), tuple(c.cell for c in request.path))
-                for name, request in sorted(self.running.items())
-            ),
-        )
-
 
 # -- what the checkers look at ----------------------------------------------------------------------------------------
 

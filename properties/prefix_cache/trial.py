@@ -322,14 +322,6 @@ class PrefixCacheTrial(ObservedCache):
         self.end()
         self.check()
 
-    def state(self) -> object:
-        """Return all that decides what can happen next: what the model knows, and what the subject shows.
-
-        Without `inspection` that is too little; then only sequences with the same answers count as equal.
-        """
-        hidden = () if self.capabilities.inspection else tuple(map(str, self.transcript))
-        return self.model.known(), self.moment.after, tuple(self.free), hidden
-
     def describe(self) -> str:
         m = self.moment
         said = [f"-> {listed(match.slots) if match.slots is not None else match.length}" for match in m.matches]

@@ -5,7 +5,6 @@ from foretoken.checks.adapters import radix_cache
 from foretoken.checks.registry import SUBJECTS, mutants_of
 from foretoken.core.errors import ConfigError
 from foretoken.properties.conformance import check, check_prefix_cache
-from foretoken.properties.harness.exhaustive import Scope, explore
 from foretoken.properties.harness.importing import load_make
 from foretoken.properties.harness.mutants import kill
 from foretoken.properties.harness.operation import simpler
@@ -117,19 +116,6 @@ def test_equal_failures_have_equal_cases():
 
 
 # -- the other drivers ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [radix_cache.make, plain.make])
-def test_nothing_breaks_within_the_scope(make):
-    coverage = explore("prefix-cache", make, scope=Scope(2, 2, 4))
-    assert coverage.failure is None and coverage.complete and coverage.num_states > 150
-
-
-def test_what_is_broken_breaks_within_the_scope():
-    mutant = next(m for m in mutants_of("prefix-cache") if m.name == "SplitsWithoutTheLock")
-    coverage = explore("prefix-cache", mutant.make, scope=Scope(2, 1, 3))
-    assert coverage.failure is not None and len(coverage.failure.case.operations) <= 3
 
 
 def test_no_name_is_shortened_to_the_empty_one():
