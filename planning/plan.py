@@ -2,7 +2,7 @@
 
 Two rounds. In the first every candidate is searched roughly, with one seed and a quarter of the requests; those far behind are dropped.
 Of a whole trace the first round takes a thousand requests, and then, for those that are left, a quarter of it.
-In the second the others are searched finely, with several seeds, each beginning where the first round has ended.
+In the second the others (of a whole trace the best three) are searched finely, with several seeds, from where the first round has ended.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -29,11 +29,9 @@ from .workers import Workers
 DROPPED_BELOW = 0.75
 """A candidate whose first result per GPU is below this share of the best one's is not searched again."""
 KEPT_AT_LEAST = 3
-ROUGH, CLOSER, FINE = (
-    0.2,
-    0.05,
-    0.03,
-)  # tolerances of the first round, of its part on a quarter of a trace, and of the second
+ROUGH, CLOSER, FINE = 0.2, 0.05, 0.03
+"""Tolerances of the first round, of its part on a quarter of a trace, and of the second round."""
+AT_ONCE = 2  # runs of a search that is alone, whatever number of processes there is: the answer does not depend on it
 FIRST_SHARE = 0.25  # of the requests, in the first round
 ROUGH_ROWS = 1000  # of a trace, in the first round
 LEAST_ARRIVALS_S = 60.0  # a run at a given rate covers at least so much of it
@@ -114,18 +112,38 @@ class Plan:
         if self.question.load is not None and able and all(map(self._is_hopeless, able)):
             nearest = min(able, key=self._distance)  # alone it is searched on: how many devices it would take
             yield from self._first_round([nearest], workers, ends_early=False)
-        kept = self._kept(self.rough, DROPPED_BELOW)
-        if self._has_slices and kept:
-            again = {index: self._search_again(index, 1, CLOSER, 1 + ROUGH, self._busiest_quarter) for index in kept}
-            yield from self._searched("first", self.rough, again, workers)
+        kept, seeds = self._kept(self.rough, DROPPED_BELOW), self.question.seeds
+        if not self._has_slices:
+            again = {index: self._fine_search(index) for index in kept}
+            yield from self._searched("second", self.fine, again, workers)
+        elif kept:
+            closer = partial(self._search_again, tolerance=CLOSER, seeds=seeds[:1], sized=self._busiest_quarter)
+            yield from self._best_first("first", self.rough, kept, workers, closer, 1 + ROUGH)
             self.on_a_quarter = kept
-            # One seed on a quarter is as sure as its tolerance. What the cost model cannot tell apart no longer run can.
-            kept = self._kept(kept, 1 - CLOSER)
-            yield from self._searched(
-                "second", self.fine, {best: self._fine_search(best) for best in kept[:1]}, workers
-            )
-        again = {index: self._fine_search(index) for index in kept if index not in self.fine}
-        yield from self._searched("second", self.fine, again, workers)
+            # What a quarter cannot tell apart a whole trace hardly can: so few are enough to find the load of the best.
+            kept = self._kept(kept, 1.0)
+            fine = partial(self._search_again, tolerance=FINE, seeds=seeds, sized=self._requests)
+            yield from self._best_first("second", self.fine, kept, workers, fine, 1 + 2 * CLOSER)
+
+    def _best_first(
+        self,
+        name: str,
+        findings: dict[int, Finding],
+        kept: Sequence[int],
+        workers: Workers,
+        search: Callable[..., Search],
+        factor: float,
+    ) -> Iterator[tuple[str, int, Finding]]:
+        """Search candidates on more of a trace: the best one alone, two runs at once, then the others from where that one suggests.
+
+        For what more of a trace holds beside less of it is much the same for all candidates.
+        """
+        best, *others = kept
+        before = self.rough[best].value
+        yield from self._searched(name, findings, {best: search(best, before, factor, at_once=AT_ONCE)}, workers)
+        ratio = findings[best].value / before or 1.0
+        again = {index: search(index, ratio * self.rough[index].value) for index in others}
+        yield from self._searched(name, findings, again, workers)
 
     def _first_round(
         self, indices: Iterable[int], workers: Workers, ends_early: bool = True
@@ -272,36 +290,36 @@ class Plan:
     def _search_again(
         self,
         index: int,
-        num_seeds: int,
+        start: float,
+        factor: float | None = None,
+        *,
         tolerance: float,
-        factor: float,
+        seeds: Sequence[int],
         sized: Callable[[float], Mapping[str, Any]],
+        at_once: int = 1,
     ) -> Search:
-        asked, candidate = self.question, self.candidates[index]
-        settings = {**candidate.settings, REPLICAS: self._engines(candidate)}
-        start, seeds = self.rough[index].value, asked.seeds[:num_seeds]
-        if self.fine:  # the best one's: what a whole trace holds beside its quarter is much the same for all
-            first = next(iter(self.fine))
-            start *= self.fine[first].value / self.rough[first].value or 1.0
-        # On a trace the arrivals and lengths are given: seeds hardly differ.
-        bracket_seeds = 1 if self._has_slices else 2
+        """Search the greatest load of a candidate from `start`. `factor`: to the next load; None: what `tolerance` allows."""
         return greatest_load(
-            settings,
+            {**self.candidates[index].settings, REPLICAS: self._engines(self.candidates[index])},
             self.load_key,
             start,
-            asked.objectives,
+            self.question.objectives,
             seeds,
             tolerance,
-            factor,
+            factor or 1 + tolerance,
             sized,
-            bracket_seeds=bracket_seeds,
+            bracket_seeds=1
+            if self._has_slices
+            else 2,  # arrivals and lengths of a trace are given: seeds hardly differ
+            at_once=at_once,
         )
 
     def _fine_search(self, index: int) -> Search:
         asked, candidate, rough = self.question, self.candidates[index], self.rough[index]
         if asked.load is None:
-            factor = 1 + ((FINE if self.fine else 2 * CLOSER) if self._has_slices else ROUGH)
-            return self._search_again(index, len(asked.seeds), FINE, factor, self._requests)
+            return self._search_again(
+                index, rough.value, 1 + ROUGH, tolerance=FINE, seeds=asked.seeds, sized=self._requests
+            )
         if self._is_hopeless(index):
             return _nothing(replace(rough, value=0.0, interval=None, excess=math.inf))
         settings = {**candidate.settings, **self._requests(asked.load), self.load_key: asked.load}

@@ -6,6 +6,7 @@ share the same processes, and none waits for another.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ MOST_EXCESS = 4.0
 """Beyond this many times its limit a run tells nothing more."""
 MOST_STEPS = 8  # from the first load to one on the other side of the limit
 MOST_FACTOR = 4.0
-MOST_STEPS_BEYOND = 4.0  # the greatest load of one seed may lie so many times the distance of the last two loads away
+MOST_STEPS_BEYOND = 4.0  # the greatest load of one seed may lie so many times the last bracket's width away
 
 
 class CannotRun(Exception):
@@ -69,7 +70,8 @@ class _Judge:
     def holds(self, value: float) -> Generator[Wanted, list[Trial], bool]:
         """Decide whether the objectives hold at `value`: once the interval of the excess is on one side of 1, or by its mean in the end."""
         for count in range(min(2, len(self.seeds)), len(self.seeds) + 1):
-            mean = yield from self.mean_log_excess(value, self.seeds[:count])
+            yield from self.run([value], self.seeds[:count])
+            mean = self.mean_log_excess(value, self.seeds[:count])
             if math.isinf(mean):
                 break
             found = estimate([self.log_excess(value, seed) for seed in self.seeds[:count]])
@@ -77,22 +79,23 @@ class _Judge:
                 break
         return mean <= 0
 
-    def mean_log_excess(self, value: float, seeds: Sequence[int]) -> Generator[Wanted, list[Trial], float]:
-        """Run at `value` with these seeds, and return the mean of their excesses in logarithms; infinite if a run is out of balance."""
-        yield from self.run(value, seeds)
+    def run(self, values: Sequence[float], seeds: Sequence[int]) -> Generator[Wanted, list[Trial], None]:
+        """Run at each of these values with each of these seeds, at the same time, what has not run yet."""
+        missing = [(value, seed) for value in values for seed in seeds if (value, seed) not in self.summaries]
+        if missing:
+            trials = yield [
+                {**self.settings, **self.sized(value), self.key: value, "seed": seed} for value, seed in missing
+            ]
+            for place, trial in zip(missing, trials, strict=True):
+                if trial.status != "done":
+                    raise CannotRun(trial.message)
+                self.summaries[place] = trial.summary
+
+    def mean_log_excess(self, value: float, seeds: Sequence[int]) -> float:
+        """Return the mean of the logarithms of the excesses at a value that has run; infinite if a run is out of balance."""
         if any(math.isinf(self.share(value, seed)) for seed in seeds):
             return math.inf
         return float(np.mean([self.log_excess(value, seed) for seed in seeds]))
-
-    def run(self, value: float, seeds: Sequence[int]) -> Generator[Wanted, list[Trial], None]:
-        missing = [seed for seed in seeds if (value, seed) not in self.summaries]
-        if missing:
-            settings = {**self.settings, **self.sized(value), self.key: value}
-            trials = yield [{**settings, "seed": seed} for seed in missing]
-            for seed, trial in zip(missing, trials, strict=True):
-                if trial.status != "done":
-                    raise CannotRun(trial.message)
-                self.summaries[value, seed] = trial.summary
 
     def share(self, value: float, seed: int) -> float:
         return excess(self.objectives, self.summaries[value, seed])[0]
@@ -121,57 +124,147 @@ def greatest_load(
     sized: Callable[[float], Mapping[str, Any]] = lambda load: {},
     within: tuple[float, float] = (0.0, math.inf),
     bracket_seeds: int = 2,
+    at_once: int = 1,
 ) -> Search:
     """Search the greatest value of `key` (a rate, or the scale of a trace's) at which the objectives hold.
 
-    Steps up or down from `start`, by `first_factor` and then by more, until one value holds and the next does not, by the mean excess of
-    the first `bracket_seeds`. Then takes geometric means until they are within `tolerance` of each other. Each seed has its own greatest
-    load, between these two by its excess; the finding is their mean, of as many seeds as its interval needs to be as narrow as `tolerance`.
-    `sized`:
-    settings that follow from the load, such as how many requests a run has. `within`: whether a load is found below the first, or above
-    the second, makes no difference to who asks, nor which.
+    Steps up or down from `start`, by `first_factor` and then by more, until one load holds and the next does not, by the mean excess of
+    the first `bracket_seeds`. Then runs where a line through these two meets the limit, until it is known within `tolerance`. Each seed
+    has its own greatest load, by that line and its excess at the load nearest to the limit; the finding is their mean, of as many seeds as
+    its interval needs to be as narrow as `tolerance`.
+
+    `sized`: settings that follow from the load, such as how many requests a run has. `within`: whether a load is found below the first, or
+    above the second, makes no difference to who asks, nor which. `at_once`: the loads, and then the seeds, that are run together.
     """
     judge = _Judge(settings, key, objectives, seeds, sized)
-    factor, low, high = first_factor, None, None
     least, most = map(_tidy, within)
-    value = min(_tidy(start), most)
-    first = seeds[:bracket_seeds]
+    start, first = min(_tidy(start), most), seeds[:bracket_seeds]
+    up, down = _ladder(start, first_factor, most), _ladder(start, 1 / first_factor, least)
+    loads = [start, *itertools.islice(up, at_once - 1)]
+    excesses: dict[float, float] = {}
+    low = high = None
     for _ in range(MOST_STEPS):
-        if (yield from judge.mean_log_excess(value, first)) <= 0:
-            low, value = value, min(_tidy(value * factor), most)
-        else:
-            high, value = value, max(_tidy(value / factor), least)
-        if (low is not None and high is not None) or value in (low, high) or (high or math.inf) <= least:
+        yield from judge.run(loads, first)
+        excesses |= {load: judge.mean_log_excess(load, first) for load in loads}
+        low, high = _bracket(excesses)
+        rungs = list(itertools.islice(up if high is None else down, at_once))
+        if (low is not None and high is not None) or not rungs:
             break
-        factor = min(factor**2, MOST_FACTOR)
+        loads = _nearer(rungs, excesses, tolerance)
     if low is None:
-        return judge.finding(0.0, min(at for at, _ in judge.summaries))
+        return judge.finding(0.0, min(excesses))
     if high is None:
         return replace(judge.finding(low, low), is_bound=True)
-    while high > least and high / low > 1 + tolerance:
-        middle = _tidy(math.sqrt(low * high))
-        low, high = (middle, high) if (yield from judge.mean_log_excess(middle, first)) <= 0 else (low, middle)
-    for count in range(min(2, len(seeds)), len(seeds) + 1):
-        for value in (low, high):
-            yield from judge.run(value, seeds[:count])
-        found = estimate(
-            [_crossing(low, high, *(judge.log_excess(at, seed) for at in (low, high))) for seed in seeds[:count]]
-        )
+    width = math.inf
+    while high > least and not _is_known(excesses, low, high, tolerance):
+        halve = high / low > math.sqrt(
+            width
+        )  # the line misleads: the last step has taken less than half of the bracket
+        width = high / low
+        loads = _between(low, high, excesses, tolerance, at_once, halve)
+        yield from judge.run(loads, first)
+        excesses |= {load: judge.mean_log_excess(load, first) for load in loads}
+        low, high = _bracket(excesses)
+    near = min((low, high), key=lambda load: abs(excesses[load]))
+    slope = _slope_at(near, excesses) or _slope(excesses, low, high)
+    for count in (*range(len(first), len(seeds), at_once), len(seeds)):
+        yield from judge.run([near], seeds[:count])
+        limits = [_crossing(near, judge.log_excess(near, seed), slope, high / low) for seed in seeds[:count]]
+        found = estimate(limits)
         if found.half_width <= tolerance / 2 * found.mean:
             break
-    return judge.finding(found.mean, low, found if len(seeds) > 1 else None)
+    return judge.finding(found.mean, near, found if len(seeds) > 1 else None)
 
 
 def _tidy(load: float) -> float:
     return float(f"{load:.5g}")
 
 
-def _crossing(low: float, high: float, at_low: float, at_high: float) -> float:
-    """Return where a line through the excesses of two loads (in logarithms) meets the limit; not far beyond them."""
-    if at_high <= at_low:
-        return low if at_low > 0 else high
-    share = -at_low / (at_high - at_low)
-    return low * (high / low) ** min(max(share, -MOST_STEPS_BEYOND), 1 + MOST_STEPS_BEYOND)
+def _ladder(start: float, factor: float, bound: float) -> Iterator[float]:
+    """Yield loads from `start` to `bound`, each a greater step from the one before, by `factor` first."""
+    load, log_factor = start, math.log(factor)
+    while load < bound if factor > 1 else load > bound:
+        load = _tidy(load * math.exp(log_factor))
+        load = min(load, bound) if factor > 1 else max(load, bound)
+        yield load
+        log_factor = math.copysign(min(2 * abs(log_factor), math.log(MOST_FACTOR)), log_factor)
+
+
+def _bracket(excesses: Mapping[float, float]) -> tuple[float | None, float | None]:
+    """Return the greatest load that holds, and the least one above it that does not; None where no run has shown one."""
+    low = max((load for load, excess in excesses.items() if excess <= 0), default=None)
+    return low, min((load for load, excess in excesses.items() if excess > 0 and load > (low or 0.0)), default=None)
+
+
+def _slope(excesses: Mapping[float, float], low: float, high: float) -> float:
+    """Return by how much the logarithm of the excess rises from one load to another, per logarithm of the load."""
+    rise = min(excesses[high], math.log(MOST_EXCESS)) - excesses[low]
+    return rise / math.log(high / low)
+
+
+def _slope_at(load: float, excesses: Mapping[float, float]) -> float | None:
+    """Return the slope from a load to the nearest other one; None without another whose excess is less than the most that is told."""
+    others = [other for other in excesses if other != load and abs(excesses[other]) < math.log(MOST_EXCESS)]
+    if not others or abs(excesses[load]) >= math.log(MOST_EXCESS):
+        return None
+    return _slope(excesses, *sorted([load, min(others, key=lambda other: abs(math.log(other / load)))]))
+
+
+def _nearer(rungs: Sequence[float], excesses: Mapping[float, float], tolerance: float) -> list[float]:
+    """Return the next loads of a ladder, brought nearer where a line through the last two meets the limit before them."""
+    last = min(excesses, key=lambda load: abs(excesses[load]))
+    slope = _slope_at(last, excesses)
+    if slope is None or slope <= 0:
+        return list(rungs)
+    limit, away = last * math.exp(-excesses[last] / slope), math.copysign(math.log(1 + tolerance), -excesses[last])
+    ends = [_tidy(limit * math.exp(away * (place - len(rungs) / 2 + 1))) for place in range(len(rungs))]
+    return [min(pair) if away > 0 else max(pair) for pair in zip(rungs, ends, strict=True)]
+
+
+def _is_known(excesses: Mapping[float, float], low: float, high: float, tolerance: float) -> bool:
+    """Return whether the limit, between `low` and `high`, is known within `tolerance`.
+
+    It is if the two are so near each other, or if one of them is so near the limit by the slopes on both of its sides. (An excess that
+    bends one way meets the limit between where these two slopes meet it.)
+    """
+    if high / low <= 1 + tolerance:
+        return True
+    order = sorted(excesses)
+    for load in (low, high):
+        sides = [order[at : at + 2] for at in (order.index(load) - 1, order.index(load)) if 0 <= at < len(order) - 1]
+        slopes = [_slope(excesses, *side) for side in sides]
+        is_told = all(abs(excesses[at]) < math.log(MOST_EXCESS) for side in sides for at in side)
+        if (
+            is_told
+            and len(slopes) == 2
+            and min(slopes) > 0
+            and abs(excesses[load]) / min(slopes) <= math.log(1 + tolerance)
+        ):
+            return True
+    return False
+
+
+def _between(
+    low: float, high: float, excesses: Mapping[float, float], tolerance: float, count: int, halve: bool
+) -> list[float]:
+    """Return `count` loads, `tolerance` apart, about where a line meets the limit; with `halve` they part the bracket evenly."""
+    width = math.log(high / low)
+    if halve or excesses[high] >= math.log(MOST_EXCESS) or excesses[low] <= -math.log(MOST_EXCESS):
+        shares = [(place + 1) / (count + 1) for place in range(count)]
+    else:
+        at = -excesses[low] / (excesses[high] - excesses[low])
+        step = math.log(1 + tolerance) / width
+        shares = [at + (place - (count - 1) / 2) * step for place in range(count)]
+    # Not next to an end: that would tell nothing.
+    return sorted({_tidy(low * math.exp(width * min(max(share, 0.1), 0.9))) for share in shares})
+
+
+def _crossing(load: float, log_excess: float, slope: float, width: float) -> float:
+    """Return where a line of this slope through the excess at a load meets the limit: not far from there, by the bracket's `width`."""
+    if slope <= 0:
+        return load
+    most = MOST_STEPS_BEYOND * math.log(width)
+    return load * math.exp(min(max(-log_excess / slope, -most), most))
 
 
 def least_count(

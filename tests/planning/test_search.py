@@ -56,14 +56,41 @@ def noise(seed: int) -> float:
     return random.Random(seed).gauss(0, 1)
 
 
+SHAPES: Mapping[str, Callable[[float], float]] = {  # ms by the share of the capacity
+    "power": lambda share: 100 * share**3,
+    "queue": lambda share: 20 / (1 - 0.8 * share) if share < 1.25 else math.inf,
+    "cliff": lambda share: 40.0 if share < 1 else 1000.0,
+    "late cliff": lambda share: 95.0 if share < 1 else 110 * share,
+    "out of balance": lambda share: 60.0 if share < 1 else math.inf,
+}
+
+
 @settings(deadline=None)
-@given(capacity=st.floats(0.05, 500), start=st.floats(0.5, 50), power=st.floats(1, 6))
-def test_the_greatest_load_is_found_within_the_tolerance(capacity: float, start: float, power: float):
-    service = Service(lambda run: trial(100 * (run["load"] / capacity) ** power))
-    search = greatest_load({}, "load", start, LIMIT, range(2), tolerance=0.03)
+@given(
+    shape=st.sampled_from(sorted(SHAPES)),
+    capacity=st.floats(0.05, 500),
+    start=st.floats(0.2, 5),
+    factor=st.sampled_from([1.03, 1.2, 2.0]),
+    at_once=st.sampled_from([1, 2, 4]),
+)
+def test_the_greatest_load_is_found_within_the_tolerance(
+    shape: str, capacity: float, start: float, factor: float, at_once: int
+):
+    service = Service(lambda run: trial(SHAPES[shape](run["load"] / capacity)))
+    search = greatest_load({}, "load", start * capacity, LIMIT, range(2), 0.03, factor, at_once=at_once)
+    ((_, found),) = run_searches({0: search}, service)
+    assert found.value == pytest.approx(capacity, rel=0.03 if "cliff" in shape or "out" in shape else 0.01)
+    assert len({run["load"] for run in service.runs}) <= (16 if at_once == 1 else 10 * at_once)
+
+
+@pytest.mark.parametrize(("at_once", "factor", "most"), [(1, 1.03, 3), (2, 1.1, 4)])
+@pytest.mark.parametrize("capacity", [1.0, 1.013, 1.026])
+def test_a_smooth_load_near_the_start_takes_few_runs(capacity: float, at_once: int, factor: float, most: int):
+    service = Service(lambda run: trial(SHAPES["power"](run["load"] / capacity)))
+    search = greatest_load({}, "load", 1.0, LIMIT, [0], 0.03, factor, at_once=at_once)
     ((_, found),) = run_searches({0: search}, service)
     assert found.value == pytest.approx(capacity, rel=0.001)
-    assert len(service.runs) <= 60
+    assert len(service.runs) <= most
 
 
 def test_the_interval_covers_the_mean_of_the_seeds():
