@@ -34,6 +34,7 @@ from foretoken.gpu.bench.arm import Arm
 from foretoken.gpu.bench.plan import BenchOptions, plan_bench
 from foretoken.gpu.bench.prompts import bench_prompts
 from foretoken.gpu.bench.run import Bench
+from foretoken.gpu.executor.clock import PhaseClock
 from foretoken.gpu.models.checkpoint import load_draft, load_target
 from foretoken.gpu.session.devices import ops_for
 from foretoken.gpu.session.text import Tokenizer
@@ -70,6 +71,8 @@ CANDIDATES: dict[str, list[Spec]] = {
 OF_BATCH: list[Spec] = [PLAIN, ("ours", "STANDALONE", 3), ("ours", "EAGLE3", 3), THEIR_PLAIN]
 RATIOS = (("STANDALONE", "plain", 1.3), ("STANDALONE", "assisted", 2.0), ("NGRAM", "look-up", 1.4))  # with their goals
 Generate = Callable[[list[np.ndarray]], list[list[int]]]
+PARTS = ("draft", "verify", "catch-up", "relay", "plan and commit", "rest")
+"""Where the time of a round goes; `catch-up`: what the draft model reads of accepted tokens; `rest`: reading results, handing them over."""
 
 
 def in_words(spec: Spec) -> str:
@@ -90,6 +93,32 @@ def pair_directory() -> Path:
 
 
 # -- in a process of its own ------------------------------------------------------------------------------------------
+
+
+class Ours:
+    """This project with one setting: generates as the others do, and says where the time of its rounds went."""
+
+    def __init__(self, arm: Arm) -> None:
+        self._loop, self._executor = arm.loop, arm.executor
+        self._laps: list[tuple[str, float]] = []
+        self._executor.clock = PhaseClock(lambda name, seconds: self._laps.append((name, seconds)))
+
+    def __call__(self, prompts: list[np.ndarray]) -> list[list[int]]:
+        tokens: dict[str, list[int]] = {}
+        for number, prompt in enumerate(prompts):
+            tokens[str(number)] = []
+            assert not self._loop.submit(Request(str(number), Prompt.of_tokens(prompt), NEW_TOKENS))
+        while not self._loop.is_idle:
+            for delta in self._loop.turn():
+                tokens[delta.request_id].extend(delta.tokens.tolist())
+        return list(tokens.values())
+
+    def spent(self) -> np.ndarray:
+        """Return what was spent since the start: rounds, and seconds by the names of PARTS, float64 [1 + parts]."""
+        of = {name: sum(s for lap, s in self._laps if lap == name) for name in ("verify", "relay", "prefill")}
+        drafts = [seconds for lap, seconds in self._laps if lap == "draft"]  # of a round: its drafts, then its catch-up
+        parts = [sum(drafts[::2]), of["verify"], sum(drafts[1::2]), of["relay"], self._loop.driver.host_ns / 1e9]
+        return np.array([self._executor.counters.rounds, *parts, of["prefill"]])
 
 
 class Contenders:
@@ -134,19 +163,7 @@ class Contenders:
             dtype="float32",
         )
         plan = plan_bench(options).cells[0].arms[-1]
-        loop = Arm(plan, self.target, self.drafts.get(algorithm), self.ops, [], NEW_TOKENS).loop
-
-        def generate(prompts: list[np.ndarray]) -> list[list[int]]:
-            tokens: dict[str, list[int]] = {}
-            for number, prompt in enumerate(prompts):
-                tokens[str(number)] = []
-                assert not loop.submit(Request(str(number), Prompt.of_tokens(prompt), NEW_TOKENS))
-            while not loop.is_idle:
-                for delta in loop.turn():
-                    tokens[delta.request_id].extend(delta.tokens.tolist())
-            return list(tokens.values())
-
-        return generate
+        return Ours(Arm(plan, self.target, self.drafts.get(algorithm), self.ops, [], NEW_TOKENS))
 
     def _their(self, **settings: object) -> Generate:
         return lambda prompts: their_tokens(self.theirs, prompts, NEW_TOKENS, **settings)
@@ -172,7 +189,10 @@ class Contenders:
         return False
 
     def time(self, specs: Sequence[Spec], batches: list[list[np.ndarray]]) -> dict[str, list[float]]:
-        """Return tokens per second, CPU ms per token and the share of outputs equal to the first contender's, by contender."""
+        """Return tokens per second, CPU ms per token and the share of outputs equal to the first contender's, by contender.
+
+        Ours have behind these what their rounds are made of: tokens per round, then milliseconds of a round by PARTS.
+        """
         generates = {in_words(spec): self.make(spec, len(batches[0])) for spec in specs}
         outputs = {name: [generate(batch) for batch in batches] for name, generate in generates.items()}
         reference = next(iter(outputs.values()))
@@ -185,11 +205,17 @@ class Contenders:
             for name, found in outputs.items()
         }
         sums = {name: np.zeros(2) for name in generates}
+        before = {name: one.spent() for name, one in generates.items() if isinstance(one, Ours)}
         for batch in batches:
             for name, generate in generates.items():
                 sums[name] += seconds(generate, batch)
         tokens = NEW_TOKENS * sum(map(len, batches))
-        return {n: [tokens / s[0], 1e3 * s[1] / tokens, float(np.mean(equal[n]))] for n, s in sums.items()}
+        found = {n: [tokens / s[0], 1e3 * s[1] / tokens, float(np.mean(equal[n]))] for n, s in sums.items()}
+        for name, then in before.items():
+            rounds, *parts, prefill = generates[name].spent() - then
+            rest = sums[name][0] - prefill - sum(parts)
+            found[name] += [tokens / rounds, *(1e3 * part / rounds for part in (*parts, rest))]
+        return found
 
 
 def their_tokens(model: Any, prompts: list[np.ndarray], num_tokens: int, **settings: object) -> list[list[int]]:
@@ -291,7 +317,7 @@ def measure(processes: int) -> list[str]:
     for batch in ("1", str(BATCH)):
         lines += [f"| batch {batch} | tokens/s | CPU ms per token | equal outputs |", "| --- | --- | --- | --- |"]
         for name in runs[0][batch]:
-            rates, cpu, equal = zip(*(run[batch][name] for run in runs), strict=True)
+            rates, cpu, equal = zip(*(run[batch][name][:3] for run in runs), strict=True)
             lines.append(f"| {name} | {_spread(rates, '.0f')} | {_spread(cpu, '.2f')} | {min(equal):.0%} |")
         lines.append("")
     lines += ["| ratio, batch 1 | measured | goal |", "| --- | --- | --- |"]
@@ -300,6 +326,10 @@ def measure(processes: int) -> list[str]:
         ratios = [run["1"][names[0]][0] / run["1"][names[1]][0] for run in runs]
         missed = ": missed" if median(ratios) < goal else ""
         lines.append(f"| {names[0]} over {names[1]} | {_spread(ratios, '.2f')} | ≥ {goal:g}{missed} |")
+    lines += ["", f"| a round, batch 1, ms | tokens | {' | '.join(PARTS)} | together |", "| --- " * 9 + "|"]
+    for name in [in_words(spec) for spec in specs if spec[0] == "ours"]:
+        tokens, *parts = (median(column) for column in zip(*(run["1"][name][3:] for run in runs), strict=True))
+        lines.append(f"| {name} | {tokens:.2f} | {' | '.join(f'{part:.2f}' for part in parts)} | {sum(parts):.2f} |")
     lines += [
         "",
         "| plain, random weights | tokens/s | of the copy bandwidth | transformers | ratio |",
