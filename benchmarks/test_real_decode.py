@@ -259,8 +259,21 @@ def time_pair(directory: str, specs: list[Spec]) -> dict[str, dict[str, list[flo
     return {"1": contenders.time(specs, alone), str(BATCH): contenders.time(OF_BATCH, [batch])}
 
 
+def products_bytes_per_s(model: torch.nn.Module) -> float:
+    """Return the bytes of weights per second that one row reads in all products of a model and nothing else, the median of nine times."""
+    projections = [one for module in model.modules() for one in getattr(module, "projections", ())]
+    rows = [(one, torch.ones(1, one._weight.shape[1], dtype=one._weight.dtype)) for one in projections]
+    times = []
+    for _ in range(9):
+        begin = time.perf_counter()
+        for projection, row in rows:
+            projection(row)
+        times.append(time.perf_counter() - begin)
+    return sum(one._weight.nbytes for one in projections) / median(times)
+
+
 def time_shape(name: str) -> dict[str, float]:
-    """Return tokens per second of plain decoding with random weights, ours and theirs, and our share of the memory's bandwidth."""
+    """Return tokens per second of plain decoding with random weights, ours and theirs, and our shares of the bandwidth."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(SHAPES[name]), encoding="utf-8")
@@ -279,6 +292,7 @@ def time_shape(name: str) -> dict[str, float]:
         bench = Bench(plan_bench(options))
         ((ours,),) = bench.cells()
         dtype = bench.plan.dtype
+        products = products_bytes_per_s(bench.models[0]) / bench.machine.copy_bytes_per_s
         del bench
         config = transformers.AutoConfig.from_pretrained(folder)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
@@ -289,6 +303,7 @@ def time_shape(name: str) -> dict[str, float]:
     return {
         "ours": ours.tokens_per_s,
         "share": ours.floor_share,
+        "products": products,
         "theirs": SHAPE_TOKENS / (long - short),  # without the prompt, as ours
         "dtype": str(dtype).removeprefix("torch."),
     }
@@ -332,15 +347,16 @@ def measure(processes: int) -> list[str]:
         lines.append(f"| {name} | {tokens:.2f} | {' | '.join(f'{part:.2f}' for part in parts)} | {sum(parts):.2f} |")
     lines += [
         "",
-        "| plain, random weights | tokens/s | of the copy bandwidth | transformers | ratio |",
-        "| --- " * 5 + "|",
+        "| plain, random weights | tokens/s | of the copy bandwidth | its products alone | transformers | ratio |",
+        "| --- " * 6 + "|",
     ]
     for shape in SHAPES:
         print(f"shape {shape}", file=sys.stderr, flush=True)
         found = [in_process(time_shape, shape) for _ in range(max(1, processes // 2))]
-        columns = [[run[key] for run in found] for key in ("ours", "share", "theirs")]
-        columns.append([ours / theirs for ours, theirs in zip(columns[0], columns[2], strict=True)])
-        texts = [_spread(values, form) for values, form in zip(columns, (".1f", ".0%", ".1f", ".2f"), strict=True)]
+        columns = [[run[key] for run in found] for key in ("ours", "share", "products", "theirs")]
+        columns.append([ours / theirs for ours, theirs in zip(columns[0], columns[3], strict=True)])
+        forms = (".1f", ".0%", ".0%", ".1f", ".2f")
+        texts = [_spread(values, form) for values, form in zip(columns, forms, strict=True)]
         lines.append(f"| {shape}, {found[0]['dtype']} | {' | '.join(texts)} |")
     return lines
 
