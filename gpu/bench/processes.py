@@ -3,17 +3,14 @@ part of the noise that turns within one process do not show."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import multiprocessing
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from statistics import mean, median
 
 from ...core.errors import ForetokenError
-from ...core.parsing import parse_json
-from ..executor.graphs import CaptureReport, RoundKind
 from .plan import BenchOptions, plan_bench
 from .run import ArmResult, Bench, Machine
 
@@ -21,35 +18,29 @@ OVER_PROCESSES = ("tokens_per_s", "tokens_per_s_request", "round_ms", "prefill_t
 
 
 def run_process(options: BenchOptions) -> tuple[Machine, list[ArmResult]]:
-    """Run the whole benchmark in a fresh process, options and results as JSON. Raises ForetokenError if it fails."""
-    given = asdict(options) | {"model": None if options.model is None else str(options.model)}
-    run = subprocess.run(
-        [sys.executable, "-m", __name__], input=json.dumps(given), stdout=subprocess.PIPE, text=True, encoding="utf-8"
-    )
-    if run.returncode:
-        raise ForetokenError(f"a process of the benchmark ended with exit code {run.returncode}; its message is above")
-    return _read(run.stdout)
+    """Run the whole benchmark in a fresh process. Raises ForetokenError if it fails."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        try:
+            found = pool.submit(_measure, options).result()
+        except BrokenProcessPool as error:
+            raise ForetokenError(f"a process of the benchmark has died: {error}") from error
+    if isinstance(found, str):
+        raise ForetokenError(f"a process of the benchmark: {found}")
+    return found
+
+
+def _measure(options: BenchOptions) -> tuple[Machine, list[ArmResult]] | str:
+    """Return what is measured, or why nothing is."""
+    try:
+        bench = Bench(plan_bench(options))
+        return bench.machine, [result for cell in bench.cells() for result in cell]
+    except ForetokenError as error:
+        return str(error)
 
 
 def summarised(runs: Sequence[Sequence[ArmResult]]) -> list[ArmResult]:
     """Return every arm's medians over the processes; `speedups` are those of the processes."""
     return [_median_of(results) for results in zip(*runs, strict=True)]
-
-
-def _text_of(machine: Machine, results: Sequence[ArmResult]) -> str:
-    answer = {"machine": asdict(machine), "results": [asdict(result) for result in results]}
-    return json.dumps(answer)
-
-
-def _read(text: str) -> tuple[Machine, list[ArmResult]]:
-    """Read what `_text_of` wrote."""
-    answer = parse_json(text)
-    return Machine(**answer["machine"]), [_result_of(value) for value in answer["results"]]
-
-
-def _result_of(value: dict) -> ArmResult:
-    captures = tuple(CaptureReport(**capture | {"kind": RoundKind(capture["kind"])}) for capture in value["captures"])
-    return ArmResult(**value | {"speedups": tuple(value["speedups"]), "captures": captures})
 
 
 def _median_of(results: Sequence[ArmResult]) -> ArmResult:
@@ -61,19 +52,3 @@ def _median_of(results: Sequence[ArmResult]) -> ArmResult:
         speedups=speedups,
         shares={name: mean(result.shares.get(name, 0.0) for result in results) for name in results[0].shares},
     )
-
-
-def _main() -> None:
-    """Measure what standard input asks for; the results go to standard output."""
-    given = parse_json(sys.stdin.read())
-    options = BenchOptions(**given | {"model": None if given["model"] is None else Path(given["model"])})
-    try:
-        bench = Bench(plan_bench(options))
-        results = [result for cell in bench.cells() for result in cell]
-    except ForetokenError as error:
-        sys.exit(f"foretoken: {error}")
-    print(_text_of(bench.machine, results))
-
-
-if __name__ == "__main__":
-    _main()

@@ -9,11 +9,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from ...core.errors import ConfigError, ForetokenError, Problem
 from .report import MARKDOWN, Report
-from .steps import Outcome, Step, not_run, run_apart, run_here, worker_command
+from .steps import Outcome, Step, not_run, run_apart, run_here
 
 DEFAULT_BUDGET, DEFAULT_DIRECTORY = "10m", "selftest"
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
@@ -65,7 +66,9 @@ def _outcomes(
     steps: Sequence[Step], device: str, made: Path, seconds_left: Callable[[], float], on_begin: Callable[[Step], None]
 ) -> Iterator[Outcome]:
     if device != "cpu":
-        yield from run_apart(steps, worker_command(device, made), seconds_left, on_begin)
+        from .catalogue import serve_catalogue
+
+        yield from run_apart(steps, partial(serve_catalogue, device, made), seconds_left, on_begin)
         return
     for step in steps:
         if step.needs_gpu:

@@ -6,23 +6,18 @@ the process, and a kernel that hangs can only be killed with it. After such a st
 
 from __future__ import annotations
 
-import contextlib
 import json
+import multiprocessing
 import os
-import queue
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
-from typing import IO, Any
-
-from ...core.parsing import ParseError, parse_json
+from multiprocessing.connection import Connection
+from typing import Any
 
 STEP_LIMIT_S = 180.0
 EXIT_LIMIT_S = 10.0  # a process inside a driver that hangs cannot even be killed
@@ -95,6 +90,7 @@ def run_step(step: Step) -> Outcome:
 
     try:
         found = step.run()
+        json.dumps(found.rows, allow_nan=False)  # a figure that is no number is a failure, and no line of a report
     except Exception as error:  # whatever it is, it belongs into the report
         return outcome(State.FAILED, text=_first_line(error), traceback=traceback.format_exc())
     return outcome(State.PASSED, text=found.text, rows=tuple(found.rows))
@@ -111,24 +107,21 @@ def _first_line(error: BaseException) -> str:
 
 # -- in a process of their own ----------------------------------------------------------------------------------------
 
+Serve = Callable[[int, Callable[[Outcome], None]], None]
+"""Runs the steps from a number on, and passes on each outcome: `serve_steps` over the same steps. It is pickled."""
+
 
 def run_apart(
-    steps: Sequence[Step],
-    worker: Sequence[str],
-    seconds_left: Callable[[], float],
-    on_begin: OnBegin,
+    steps: Sequence[Step], serve: Serve, seconds_left: Callable[[], float], on_begin: OnBegin
 ) -> Iterator[Outcome]:
-    """Run `steps` in processes that `worker` (a command line) starts, each with `serve_steps` over the same steps.
-
-    A process gets the numbers of the steps that are left. When it dies or a step takes too long, the next one goes on behind that step.
-    """
+    """Run `steps` in processes that call `serve`. When one dies or a step takes too long, the next one goes on behind that step."""
     number = begun = 0
     while number < len(steps):
         if seconds_left() <= 0:
             yield not_run(steps[number], "the time was over")
             number += 1
             continue
-        with _Process([*worker, str(number)]) as process:
+        with _Process(serve, number) as process:
             first = number
             while number < len(steps) and seconds_left() > 0:
                 step = steps[number]
@@ -136,12 +129,12 @@ def run_apart(
                     on_begin(step)
                     begun = number + 1
                 begin, limit_s = time.perf_counter(), min(step.limit_s, seconds_left())
-                answer = process.next_line(limit_s)
+                answer = process.next_answer(limit_s)
                 if answer == 0 and number > first:
                     break  # it has ended itself, spoilt by the step before
                 number += 1
-                if isinstance(answer, str):
-                    yield _read_outcome(step, answer)
+                if isinstance(answer, Outcome):
+                    yield answer
                     continue
                 # A step that takes longer than any should is at fault; one that the budget cuts off is not.
                 state = State.NOT_FINISHED if limit_s < step.limit_s else State.FAILED
@@ -152,38 +145,26 @@ def run_apart(
                 break
 
 
-def _read_outcome(step: Step, answer: str) -> Outcome:
-    try:
-        value = parse_json(answer)
-    except ParseError as error:  # such as a NaN among its figures
-        return Outcome(
-            step.part, step.name, State.FAILED, text=f"what it found cannot be read: {error}", traceback=answer
-        )
-    return Outcome(**value | {"state": State(value["state"]), "rows": tuple(value["rows"])})
-
-
 class _Process:
-    """A worker, the lines that it answers with, and what it writes otherwise (kept, since it explains a death)."""
+    """A process, its answers, and what it writes (kept, since it explains a death)."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self._written = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": self._written}
-        self._process = subprocess.Popen(command, **pipes, text=True, encoding="utf-8")
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+    def __init__(self, serve: Serve, first: int) -> None:
+        self._written = tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed with the process
+        spawned = multiprocessing.get_context("spawn")
+        self._answers, theirs = spawned.Pipe(duplex=False)
+        self._process = spawned.Process(target=_serve, args=(serve, first, theirs, self._written.name), daemon=True)
+        self._process.start()
+        theirs.close()
 
-    def _read(self) -> None:
-        for line in self._process.stdout:
-            self._lines.put(line)
-        self._lines.put(None)
-
-    def next_line(self, limit_s: float) -> str | int | None:
+    def next_answer(self, limit_s: float) -> Outcome | int | None:
         """Return its next answer, its exit code if it has ended, or None once `limit_s` have passed."""
-        try:
-            line = self._lines.get(timeout=limit_s)
-            return self._process.wait(EXIT_LIMIT_S) if line is None else line
-        except (queue.Empty, subprocess.TimeoutExpired):
+        if not self._answers.poll(limit_s):
             return None
+        try:
+            return self._answers.recv()
+        except EOFError:
+            self._process.join(EXIT_LIMIT_S)
+            return self._process.exitcode
 
     def tail(self) -> str:
         """Return the end of what it wrote."""
@@ -195,33 +176,27 @@ class _Process:
 
     def __exit__(self, *error: object) -> None:
         self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(EXIT_LIMIT_S)
+        self._process.join(EXIT_LIMIT_S)
         self._written.close()
 
 
-def serve_steps(steps: Sequence[Step], first: int, is_spoilt: Callable[[], bool]) -> None:
-    """Run `steps` from number `first` on and write an outcome per line on standard output. Ends early once `is_spoilt`.
-
-    What else is written on standard output meanwhile goes to standard error.
-    """
-    with _own_output() as output:
-        for step in steps[first:]:
-            outcome = run_step(step)
-            output.write(json.dumps(asdict(outcome)) + "\n")
-            output.flush()
-            if outcome.state is State.FAILED and is_spoilt():
-                return
-
-
-@contextlib.contextmanager
-def _own_output() -> Iterator[IO[str]]:
+def _serve(serve: Serve, first: int, answers: Connection, written: str) -> None:
+    """Be a process of `run_apart`."""
+    with open(written, "ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    serve(first, answers.send)
     sys.stdout.flush()
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as output:
-        os.dup2(2, 1)
-        yield output
+    # Giving a spoilt device back may hang, or abort the process, which would be taken for the next step's death.
+    os._exit(0)
 
 
-def worker_command(device: str, directory: Path) -> list[str]:
-    """Return the command line of a process that runs the catalogue's steps."""
-    return [sys.executable, "-m", "foretoken.gpu.selftest.worker", device, str(directory)]
+def serve_steps(
+    steps: Sequence[Step], first: int, answer: Callable[[Outcome], None], is_spoilt: Callable[[], bool]
+) -> None:
+    """Run `steps` from number `first` on, and `answer` each outcome. Ends early once `is_spoilt`."""
+    for step in steps[first:]:
+        outcome = run_step(step)
+        answer(outcome)
+        if outcome.state is State.FAILED and is_spoilt():
+            return

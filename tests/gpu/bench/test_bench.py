@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from foretoken.core.algorithm.algorithm import Drafter
 from foretoken.core.errors import ForetokenError
 from foretoken.core.model_shape import known_models, lookup_model
 from foretoken.gpu.bench import copy_bandwidth as bandwidth_module
-from foretoken.gpu.bench import processes
 from foretoken.gpu.bench import prompts as prompts_module
 from foretoken.gpu.bench.arm import Arm, common_outputs
 from foretoken.gpu.bench.floor import round_bytes
@@ -249,7 +249,7 @@ def test_processes_are_summarised_and_what_cannot_be_is_explained(small):
     machine = Machine("cpu", 1, 1e9, 1, 0)
     capture = CaptureReport(3, 4, 1, RoundKind.SAMPLED, 0.5, 10)
     sent = [*results, replace(results[0], captures=(capture,))]
-    assert processes._read(processes._text_of(machine, sent)) == (machine, sent), "from process to process as JSON"
+    assert ForkingPickler.loads(ForkingPickler.dumps((machine, sent))) == (machine, sent), "from process to process"
     summary = summarised([results, slow, slow])
     assert summary[1].speedups == (results[1].speedup, slow[1].speedup, slow[1].speedup)
     assert (summary[1].tokens_per_s, summary[0].round_ms) == (1.0, 8.0)

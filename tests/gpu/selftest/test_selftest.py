@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+import worker_that_dies
 from foretoken.cli.app import app
 from foretoken.core.errors import ConfigError, ForetokenError
 from foretoken.gpu.selftest import run, sessions
@@ -19,7 +18,6 @@ from foretoken.gpu.selftest.report import JSON, MARKDOWN
 from foretoken.gpu.selftest.steps import Finding, State, Step, run_apart, run_here, run_step
 from typer.testing import CliRunner
 
-HERE = Path(__file__).resolve().parent
 FAST = {
     "kernels: building trees",
     "machine: matrix products",
@@ -124,21 +122,19 @@ def test_a_process_that_dies_or_hangs_is_followed_by_another():
     """The worker's steps: pass (printing), fail, fail and spoil the device, die by a signal, hang, find no number, pass."""
     names = ("prints", "fails", "spoils", "dies", "hangs", "unreadable", "passes")
     asked = [Step("part", name, passes, limit_s=30.0 if name != "hangs" else 2.0) for name in names]
-    worker = [sys.executable, str(HERE / "worker_that_dies.py")]
     begun: list[str] = []
-    outcomes = list(run_apart(asked, worker, lambda: 60.0, lambda step: begun.append(step.name)))
+    outcomes = list(run_apart(asked, worker_that_dies.serve, lambda: 60.0, lambda step: begun.append(step.name)))
     assert tuple(begun) == names
     assert [outcome.state for outcome in outcomes] == ["passed", *["failed"] * 5, "passed"]
     assert outcomes[0].rows == ({"process": 0},) and outcomes[-1].rows == ({"process": 5},)
     assert outcomes[2].text == "ValueError: off by one"
     assert outcomes[3].text == f"its process ended with code {-signal.SIGKILL}"
     assert "about to die" in outcomes[3].traceback and outcomes[4].text == "stopped after 2 s"
-    assert "cannot be read" in outcomes[5].text
+    assert "not JSON compliant" in outcomes[5].text
 
 
 def test_the_budget_cuts_a_step_off_and_that_is_no_failure():
-    sleeps = [sys.executable, "-c", "import time; time.sleep(60)"]
-    (outcome,) = run_apart(steps(slow=passes), sleeps, lambda: 0.2, lambda step: None)
+    (outcome,) = run_apart(steps(slow=passes), worker_that_dies.sleep, lambda: 0.2, lambda step: None)
     assert outcome.state is State.NOT_FINISHED
 
 

@@ -1,4 +1,4 @@
-"""A process of a self-test whose steps do what steps on a broken device do: `python worker_that_dies.py FIRST`."""
+"""Processes of a self-test whose steps do what steps on a broken device do."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import time
 
 from foretoken.gpu.selftest.steps import Finding, Step, serve_steps
 
-FIRST = int(sys.argv[1])
+FIRST: list[int] = []
 
 
 def passes() -> Finding:
-    return Finding("fine", ({"process": FIRST},))
+    return Finding("fine", ({"process": FIRST[0]},))
 
 
 def prints() -> Finding:
@@ -40,9 +40,13 @@ def unreadable() -> Finding:
     return Finding("fine", ({"share": float("nan")},))
 
 
-spoilt = []
-steps = [Step("part", name, run) for name, run in {"prints": prints, "fails": fails}.items()]
-steps += [Step("part", "spoils", lambda: spoilt.append(1) or fails())]
-steps += [Step("part", name, run) for name, run in {"dies": dies, "hangs": hangs}.items()]
-steps += [Step("part", name, run) for name, run in {"unreadable": unreadable, "passes": passes}.items()]
-serve_steps(steps, FIRST, lambda: bool(spoilt))
+def serve(first, answer) -> None:
+    FIRST.append(first)
+    spoilt = []
+    named = {"prints": prints, "fails": fails, "spoils": lambda: spoilt.append(1) or fails(), "dies": dies}
+    named |= {"hangs": hangs, "unreadable": unreadable, "passes": passes}
+    serve_steps([Step("part", name, run) for name, run in named.items()], first, answer, lambda: bool(spoilt))
+
+
+def sleep(first, answer) -> None:
+    time.sleep(60)
