@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from foretoken.gpu.bench.copy_bandwidth import copy_bandwidth
+from foretoken.gpu.bench.floor import copy_bandwidth
 from foretoken.gpu.kernels.layers.decode_attention import decode_attention_bytes, decode_attention_triton
 from foretoken.gpu.kernels.layers.rms_norm import add_rms_norm_triton, rms_norm_bytes
 from foretoken.gpu.kernels.layers.rope_write import rope_write_bytes, rope_write_triton

@@ -22,7 +22,7 @@ class SessionMaker:
         self._topology = None
         self._faults = {}
         if disaggregate is not None:
-            from ...gpu.disaggregation.link_faults import plans_from_environment
+            from ...gpu.disaggregation.link import plans_from_environment
             from ...gpu.disaggregation.topology import Disaggregation
 
             self._topology = Disaggregation.parse(disaggregate)
@@ -34,7 +34,7 @@ class SessionMaker:
             from ...gpu.session.plan import plan_session
 
             return plan_session(self._options, longest_request)
-        from ...gpu.disaggregation.planning import plan_disaggregated
+        from ...gpu.disaggregation.session import plan_disaggregated
 
         return plan_disaggregated(self._options, self._topology, longest_request)
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ...core.contract.step import PrefillStep
 from ..ops.port import ExtendBatch, Ops
-from .paged import PagedAttention
-from .pools import KVPool
+from .pools import KVPool, PagedAttention
 from .uploads import upload, uploads_to
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from ..ops.port import KVTensors
+from ..models.attention import PLAIN, Softmax
+from ..ops.port import AttentionBatch, DecodeBatch, KVTensors, Ops, VerifyBatch
 
 
 class KVPool:
@@ -48,3 +51,24 @@ class KVPool:
 def bytes_per_slot(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
     """Return bytes that one token's keys and values take."""
     return 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
+
+
+@dataclass(slots=True)
+class PagedAttention:
+    """Writes the KV of n new tokens while it rotates them, then attends."""
+
+    ops: Ops
+    pool: KVPool
+    batch: AttentionBatch
+    positions: Tensor  # int64 [n]
+    slots: Tensor  # int64 [n]
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, softmax: Softmax = PLAIN) -> Tensor:
+        """See `Attention`."""
+        ops, batch, kv = self.ops, self.batch, self.pool.layers[layer]
+        q, k = ops.rope_write(q, k, v, cos_sin, self.positions, self.slots, kv)
+        if isinstance(batch, DecodeBatch):
+            return ops.decode_attention(q, kv, batch, softmax)
+        if isinstance(batch, VerifyBatch):
+            return ops.verify_attention(q, k, v, kv, batch, softmax)
+        return ops.extend_attention(q, k, v, kv, batch, softmax)

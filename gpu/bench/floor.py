@@ -4,14 +4,19 @@
 
 Of a layer with a window only the KV inside it is read, although the pool keeps the whole row.
 
+That bandwidth is measured, as bytes read plus bytes written per second of a big copy: a datasheet's figure is never reached, and would
+make every share look smaller than what the kernels could change.
+
 Activations, logits and what is written are left out: they are small beside these, and kernels could keep them on the chip.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from ...core.algorithm.algorithm import Drafter
 from ..batch.pools import bytes_per_slot
@@ -83,3 +88,33 @@ def head_pass_bytes(head: DraftHead, target: Decoder) -> int:
     lm_head = target.output_embedding if head.lm_head_weight is None else head.lm_head_weight
     outputs = head.num_heads if isinstance(head, MultiLayerEagle) else 1
     return total + (outputs if head.lm_head_weight is None else outputs - 1) * lm_head.nbytes
+
+
+GPU_BYTES = 1 << 30
+CPU_BYTES = 1 << 28  # several times the caches
+COPIES = 9
+
+
+def copy_bandwidth(device: torch.device | str, num_bytes: int | None = None) -> float:
+    """Return bytes per second, reads and writes together; the median of a few copies of `num_bytes` (default: far beyond any cache)."""
+    device = torch.device(device)
+    size = num_bytes or (GPU_BYTES if device.type == "cuda" else CPU_BYTES)
+    source = torch.ones(size // 4, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    seconds = []
+    for _ in range(COPIES + 1):
+        seconds.append(_timed_copy(source, target))
+    return 2 * source.nbytes / sorted(seconds[1:])[COPIES // 2]
+
+
+def _timed_copy(source: torch.Tensor, target: torch.Tensor) -> float:
+    if source.device.type != "cuda":
+        begin = time.perf_counter()
+        target.copy_(source)
+        return time.perf_counter() - begin
+    begin_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin_event.record()
+    target.copy_(source)
+    end_event.record()
+    end_event.synchronize()
+    return begin_event.elapsed_time(end_event) / 1e3

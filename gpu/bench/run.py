@@ -24,7 +24,7 @@ from ..ops.port import Ops
 from ..session.devices import ops_for, set_threads
 from ..session.text import Tokenizer
 from .arm import Arm, Timing, common_outputs
-from .copy_bandwidth import copy_bandwidth
+from .floor import copy_bandwidth
 from .plan import ArmPlan, BenchPlan, CellPlan, acceptance_of_arm
 from .prompts import bench_prompts
 from .shapes import random_draft, random_target

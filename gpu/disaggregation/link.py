@@ -8,20 +8,34 @@ has a GPU of its own. Whatever fails on one link, the other links of the process
 
 from __future__ import annotations
 
+import os
 import queue
+import signal
 import struct
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from ...core.errors import ForetokenError
+from ...core.errors import ConfigError, ForetokenError, Problem, nearest
 from ...core.handoff import Message
 from ...core.handoff.wire import MalformedMessage, decode, encode
-from .link_faults import LinkFaults
-from .parcel import Parcel
+from ...core.parsing import ParseError, parse_json
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parcel:
+    """Messages that travel together, and the pages of its `Page` messages, in their order."""
+
+    session: int  # parcels of another session than the receiver's are not looked at
+    messages: tuple[Message, ...]
+    pages: Tensor | None = None  # uint8 [bytes]
+
 
 _MAGIC = 0x46544B50
 _HEADER_FIELDS = 5
@@ -151,3 +165,91 @@ def links(
     peers: Sequence[tuple[int, str]], page_device: torch.device, faults: LinkFaults, tell: Callable[[LinkNews], None]
 ) -> dict[str, PeerLink]:
     return {name: PeerLink(rank, name, page_device, faults, tell) for rank, name in peers}
+
+
+VARIABLE = "FORETOKEN_LINK_FAULTS"
+
+
+@dataclass(frozen=True, slots=True)
+class ParcelFaults:
+    """Faults that a test injects where one worker sends parcels. The default: none.
+
+    A plan names parcels by their number, counted from 1 over everything that a worker sends in a session (`truncate_pages`: over those
+    that have pages): {"prefill0": {"duplicate": [2], "truncate_messages": [3], "drop": [5], "delay_ms": 20, "die_before": 6}}
+    """
+
+    duplicate: tuple[int, ...] = ()  # sent twice
+    drop: tuple[int, ...] = ()  # not sent
+    truncate_messages: tuple[int, ...] = ()  # the second half of the messages' bytes is missing
+    truncate_pages: tuple[int, ...] = ()  # the second half of the pages' bytes is missing
+    delay_ms: float = 0.0  # before every parcel
+    die_before: int = 0  # the worker is killed in front of this parcel
+
+    @classmethod
+    def from_json(cls, value: Any, source: str) -> ParcelFaults:
+        known = tuple(f.name for f in fields(cls))
+        if not isinstance(value, Mapping):
+            raise ConfigError(source, [Problem("", f"is {value!r}; expected an object")])
+        problems = []
+        for name, given in value.items():
+            if name not in known:
+                problems.append(
+                    Problem(name, f"is no fault of a link{nearest(name, known)}; known: {', '.join(known)}")
+                )
+            elif isinstance(getattr(cls(), name), tuple):
+                if not isinstance(given, list) or any(type(n) is not int or n < 1 for n in given):
+                    problems.append(Problem(name, f"is {given!r}; expected a list of numbers from 1"))
+            elif isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < float("inf"):
+                problems.append(Problem(name, f"is {given!r}; expected a number"))
+        if problems:
+            raise ConfigError(source, problems)
+        return cls(**{name: tuple(given) if isinstance(given, list) else given for name, given in value.items()})
+
+
+def plans_from_environment() -> dict[str, dict[str, Any]]:
+    """Return the plans by worker that the environment asks for; ConfigError if they make no sense."""
+    text = os.environ.get(VARIABLE, "")
+    if not text:
+        return {}
+    try:
+        plans = parse_json(text)
+    except ParseError as error:
+        raise ConfigError(VARIABLE, [Problem("", f"is not JSON: {error}")]) from None
+    if not isinstance(plans, dict):
+        raise ConfigError(VARIABLE, [Problem("", f"is {plans!r}; expected an object of workers")])
+    for name, plan in plans.items():
+        ParcelFaults.from_json(plan, f"{VARIABLE}: {name}")
+    return plans
+
+
+class LinkFaults:
+    """Applies a plan; all links of a worker share one, so that numbers count all that it sends."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.begin(ParcelFaults())
+
+    def begin(self, plan: ParcelFaults) -> None:
+        """Begin a session: numbers count from the start again."""
+        with self._lock:
+            self._plan = plan
+            self._num_sent = self._num_with_pages = 0
+
+    def disturb(self, parcel: Parcel) -> Iterator[tuple[Parcel, float]]:
+        """Return what is sent instead of `parcel`, with the share of its messages' bytes that is sent."""
+        with self._lock:
+            plan = self._plan
+            self._num_sent += 1
+            self._num_with_pages += parcel.pages is not None
+            number, with_pages = self._num_sent, self._num_with_pages
+        if plan.die_before == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if plan.delay_ms:
+            time.sleep(plan.delay_ms / 1e3)
+        if number in plan.drop:
+            return
+        if parcel.pages is not None and with_pages in plan.truncate_pages:
+            parcel = replace(parcel, pages=parcel.pages[: len(parcel.pages) // 2])
+        share = 0.5 if number in plan.truncate_messages else 1.0
+        for _ in range(2 if number in plan.duplicate else 1):
+            yield parcel, share

@@ -35,9 +35,8 @@ from ...core.scheduler.driver import Driver
 from ...core.scheduler.engine import Engine
 from ..executor.executor import TorchExecutor
 from ..session.loop import Deliveries
-from .link import PeerLink
+from .link import Parcel, PeerLink
 from .page_tensors import PageTensors
-from .parcel import Parcel
 
 MAX_PAGES_BYTES = 64 << 20  # of the pages of one parcel: what is on its way takes memory on both sides
 

@@ -6,14 +6,16 @@ decode worker  ─ the others ──┴─► one list of tokens per request, in
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ...core.algorithm.registry import is_known_everywhere
 from ...core.contract.request import FinishReason, Request
-from ...core.errors import ForetokenError
+from ...core.errors import ConfigError, ForetokenError, Problem
 from ...core.handoff import HandoffTiming
 from ...core.handoff.placement import LeastLoaded, Placement, Placements, Verdict
 from ...core.handoff.wire import request_to_json
@@ -22,7 +24,7 @@ from ...core.scheduler.config import EngineRole
 from ...core.scheduler.spec import EngineSpec
 from ...observe.engine_lines import active_level
 from ..session.latencies import LatencyMeter
-from ..session.plan import SessionPlan
+from ..session.plan import ARGUMENTS, SessionOptions, SessionPlan, plan_session
 from ..session.session import (
     COMPLETED,
     FINISH,
@@ -35,6 +37,7 @@ from ..session.session import (
 )
 from ..session.text import StreamDecoder, Tokenizer
 from .processes import WorkerProcess, Workers
+from .topology import Disaggregation
 from .worker_session import SessionOrder, spec_for
 
 SECOND_NS = 1_000_000_000
@@ -342,3 +345,26 @@ class DisaggregatedSession:
         answer = self._answers.pop(request_id)
         self._latencies.ended(request_id, finish in COMPLETED)
         return TextDelta(request_id, answer.decoder.finish(), (), (), finish, message)
+
+
+def plan_disaggregated(
+    options: SessionOptions, topology: Disaggregation, longest_request: int | None = None
+) -> SessionPlan:
+    """Return the plan of each worker: all of them have the same sizes, so that whatever one has computed fits into another.
+
+    Workers on one device share its memory, and on a CPU its cores. Raises as `plan_session` does.
+    """
+    devices = topology.devices(options.device)
+    sharing = max(devices.count(device) for device in devices)
+    threads = options.threads
+    if devices[0] == "cpu" and threads is None:
+        threads = max(1, (os.cpu_count() or 1) // sharing)
+    fraction = options.memory_fraction / sharing
+    plan = plan_session(replace(options, device=devices[0], threads=threads, memory_fraction=fraction), longest_request)
+    if not is_known_everywhere(plan.algorithm.name):
+        message = (
+            f"{plan.algorithm.name} was registered in this process alone; workers are processes of their own and know the entry "
+            "points of group foretoken.algorithms"
+        )
+        raise ConfigError(ARGUMENTS, [Problem("algorithm", message)])
+    return plan

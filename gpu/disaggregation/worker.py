@@ -22,8 +22,7 @@ from ...core.handoff.wire import request_from_json
 from ...core.scheduler.config import EngineRole
 from ...observe.engine_lines import forward_lines
 from .control import ControlSocket
-from .link import LinkNews, PeerLink, connect, links
-from .link_faults import LinkFaults, ParcelFaults
+from .link import LinkFaults, LinkNews, ParcelFaults, PeerLink, connect, links
 from .serving import News, Serving
 from .worker_session import SessionOrder, open_serving
 

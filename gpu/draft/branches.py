@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from ..batch.chunks import Chunks
-from ..batch.paged import PagedAttention
-from ..batch.pools import KVPool
+from ..batch.pools import KVPool, PagedAttention
 from ..batch.tree import DeviceTree
 from ..batch.uploads import upload
 from ..kernels.constants import numbers

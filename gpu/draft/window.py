@@ -9,8 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...core.tree.build import MAX_TREE_NODES
-from ..batch.paged import PagedAttention
-from ..batch.pools import KVPool
+from ..batch.pools import KVPool, PagedAttention
 from ..kernels.constants import numbers
 from ..kernels.rounds.build_tree import chain_links
 from ..ops.port import Ops, VerifyBatch

@@ -35,12 +35,11 @@ from ..draft.port import Draft, RoundBatch
 from ..models.decoder import Decoder
 from ..ops.port import Ops
 from .clock import EventPhaseClock, PhaseClock
-from .forced import ForcedRuns
 from .graphs import RelayCells, RoundCapture, RoundGraphs, RoundKind
 from .outputs import USER_OUTPUTS, NodeProducer, at_places, node_outputs
 from .relay import TorchStorage
 from .round import DecodeRound, RoundResult, capture_for, draft_hidden, first_tokens
-from .rows import HostSampling, Rows
+from .rows import ForcedRuns, HostSampling, Rows
 from .running import PendingRound, RunningStep, arrived, result_of, to_host
 from .shaping import MakeMatcher, Shaping
 

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from ...core.draws import Purpose
 from ...core.tree.outputs import NodeOutputs
-from ..batch.paged import PagedAttention
-from ..batch.pools import KVPool
+from ..batch.pools import KVPool, PagedAttention
 from ..batch.tree import DeviceTree, DeviceVerified
 from ..batch.uploads import upload
 from ..draft.port import Accepted, Draft, Relayed, RoundBatch

@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from ..bench.copy_bandwidth import copy_bandwidth
+from ..bench.floor import copy_bandwidth
 from ..bench.report import versions
 from ..bench.run import device_name
 from ..session.memory import free_bytes

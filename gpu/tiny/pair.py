@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,21 +15,39 @@ import torch
 from torch import Tensor
 
 from ...core.errors import ConfigError, Problem
-from ..models.checkpoint import STANDALONE, load_draft, load_target, save_draft, save_target
+from ..models.checkpoint import (
+    STANDALONE,
+    load_draft,
+    load_target,
+    random_head,
+    random_weights,
+    save_draft,
+    save_target,
+)
+from ..models.config import LLAMA, ModelConfig
 from ..models.decoder import Decoder
-from ..models.head_config import EAGLE3, MULTI_LAYER_EAGLE
+from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagle
+from ..models.head_config import EAGLE3, MULTI_LAYER_EAGLE, HeadConfig, default_aux_layers
 from ..ops.torch_ops import TorchOps
 from .budget import TimeBudget, while_they_fit
 from .continuations import continue_texts
-from .corpus import Corpus, read_corpus
+from .corpus import (
+    END_OF_TEXT_ID,
+    Corpus,
+    corpus_windows,
+    encode_texts,
+    load_vocabulary,
+    most_frequent,
+    read_corpus,
+    rows_of,
+    save_vocabulary,
+    spread_prompts,
+    train_vocabulary,
+)
 from .directory import PairOptions, making, publish, read_summary, writing_part
-from .drafting import Draft, distillation_loss, next_token_loss
-from .measure import measure_drafts
-from .models import new_eagle3, new_multi_layer_eagle, new_standalone, new_target
-from .sizes import Schedule
+from .drafting import Draft, distillation_loss, measure_drafts, next_token_loss
+from .sizes import Schedule, TinyShape, TinySize
 from .training import HEAD_RATES, LANGUAGE_MODEL_RATES, LossOf, OnProgress, Trained, TrainingProgress, train
-from .vocabulary import encode_texts, load_vocabulary, save_vocabulary, train_vocabulary
-from .windows import corpus_windows, most_frequent, rows_of, spread_prompts
 
 TARGET = "target"
 ALGORITHMS = {"draft": STANDALONE, "eagle3": EAGLE3, "multi_layer_eagle": MULTI_LAYER_EAGLE}  # by directory
@@ -317,3 +335,58 @@ def _check_device(device: str) -> None:
         raise ConfigError("<arguments>", [Problem("device", f"{device!r} is neither cpu nor cuda")])
     if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigError("<arguments>", [Problem("device", "torch finds no CUDA device here; cpu works everywhere")])
+
+
+def new_target(size: TinySize, seed: int, device: str) -> Decoder:
+    """Return a Llama. Training needs gradients, so the operations are the plain ones on every device."""
+    return _language_model(size, size.target, seed, device)
+
+
+def new_standalone(size: TinySize, seed: int, device: str) -> Decoder:
+    """Return a smaller Llama of the same vocabulary."""
+    return _language_model(size, size.standalone, seed, device)
+
+
+def new_eagle3(size: TinySize, target: Decoder, vocabulary: Tensor, seed: int) -> Eagle3Head:
+    """Make an EAGLE-3 head over the tokens `vocabulary` (int64 [draft vocabulary], ascending); its output layer begins as the target's."""
+    aux_layers = default_aux_layers(target.num_layers)
+    head = _head(EAGLE3, target, seed, draft_vocab_size=size.draft_vocab_size, aux_layers=aux_layers)
+    assert isinstance(head, Eagle3Head)
+    head.set_vocabulary(vocabulary)
+    with torch.no_grad():
+        head.lm_head_weight.copy_(target.output_embedding[vocabulary.to(target.device)])
+    return head
+
+
+def new_multi_layer_eagle(size: TinySize, target: Decoder, seed: int) -> MultiLayerEagle:
+    """Return one EAGLE head per step; embeddings and output layer are the target's."""
+    head = _head(MULTI_LAYER_EAGLE, target, seed, draft_vocab_size=target.vocab_size, num_heads=size.num_heads)
+    assert isinstance(head, MultiLayerEagle)
+    return head
+
+
+def _head(algorithm: str, target: Decoder, seed: int, **sizes: Any) -> DraftHead:
+    """Return a head with a layer of the target's shape."""
+    layer = replace(target.config, num_layers=1, tied_embeddings=False)
+    return random_head(HeadConfig(algorithm, layer, target.hidden_size, **sizes), target, seed)
+
+
+def _language_model(size: TinySize, shape: TinyShape, seed: int, device: str) -> Decoder:
+    """Make a model whose layers add nothing at first, so that the token is not lost in the noise of many of them."""
+    model = random_weights(_llama(size, shape), TorchOps(), device, torch.float32, seed)
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.output_weight.zero_()
+            layer.mlp.down_weight.zero_()
+    return model
+
+
+def _llama(size: TinySize, shape: TinyShape) -> ModelConfig:
+    return ModelConfig(
+        architecture=LLAMA,
+        vocab_size=size.vocab_size,
+        **asdict(shape),
+        max_position_embeddings=size.max_positions,
+        tied_embeddings=True,
+        eos_token_ids=(END_OF_TEXT_ID,),
+    )

@@ -23,7 +23,7 @@ SMALL = {
 
 @pytest.fixture
 def arguments(tmp_path, monkeypatch) -> list:
-    monkeypatch.setattr("foretoken.gpu.bench.copy_bandwidth.CPU_BYTES", 1 << 20)  # far beyond the caches takes seconds
+    monkeypatch.setattr("foretoken.gpu.bench.floor.CPU_BYTES", 1 << 20)  # far beyond the caches takes seconds
     path = tmp_path / "small.json"
     path.write_text(json.dumps(SMALL))
     cells = [

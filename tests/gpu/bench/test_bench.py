@@ -11,7 +11,7 @@ from foretoken.cli.decode.bench_display import footing
 from foretoken.core.algorithm.algorithm import Drafter
 from foretoken.core.errors import ForetokenError
 from foretoken.core.model_shape import known_models, lookup_model
-from foretoken.gpu.bench import copy_bandwidth as bandwidth_module
+from foretoken.gpu.bench import floor as bandwidth_module
 from foretoken.gpu.bench import prompts as prompts_module
 from foretoken.gpu.bench.arm import Arm, common_outputs
 from foretoken.gpu.bench.floor import round_bytes

@@ -25,12 +25,18 @@ from foretoken.core.handoff.messages import Ack, Renew
 from foretoken.core.scheduler.config import EngineConfig, EngineRole
 from foretoken.core.scheduler.engine import Engine
 from foretoken.gpu.disaggregation.control import MAX_FRAME_BYTES, ControlError, ControlSocket
-from foretoken.gpu.disaggregation.link import _framed, _messages_in
-from foretoken.gpu.disaggregation.link_faults import VARIABLE, LinkFaults, ParcelFaults, plans_from_environment
+from foretoken.gpu.disaggregation.link import (
+    VARIABLE,
+    LinkFaults,
+    Parcel,
+    ParcelFaults,
+    _framed,
+    _messages_in,
+    plans_from_environment,
+)
 from foretoken.gpu.disaggregation.page_tensors import PageTensors
-from foretoken.gpu.disaggregation.parcel import Parcel
-from foretoken.gpu.disaggregation.planning import plan_disaggregated
 from foretoken.gpu.disaggregation.processes import Workers
+from foretoken.gpu.disaggregation.session import plan_disaggregated
 from foretoken.gpu.disaggregation.topology import Disaggregation, WorkerPlace, backend_for
 from foretoken.gpu.executor.build import build_executor
 from foretoken.gpu.session.plan import SessionOptions

@@ -21,7 +21,7 @@ from foretoken.core.handoff.wire import decode, encode
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.config import EngineConfig
 from foretoken.core.scheduler.engine import Engine
-from foretoken.gpu.disaggregation.parcel import Parcel
+from foretoken.gpu.disaggregation.link import Parcel
 from foretoken.gpu.disaggregation.serving import News, Serving
 from foretoken.gpu.executor.build import build_executor
 from foretoken.gpu.session.loop import Deliveries

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from foretoken.gpu.batch.paged import PagedAttention
-from foretoken.gpu.batch.pools import KVPool
+from foretoken.gpu.batch.pools import KVPool, PagedAttention
 from foretoken.gpu.models.checkpoint import random_weights
 from foretoken.gpu.models.config import LLAMA, QWEN2, QWEN3, QWEN3_MOE, ModelConfig, MoeConfig
 from foretoken.gpu.models.decoder import Capture
@@ -15,8 +14,7 @@ from foretoken.gpu.models.head_config import HeadConfig
 from foretoken.gpu.models.layer import Layer
 from foretoken.gpu.models.projection import pack_projections
 from foretoken.gpu.models.weights import initialize
-from foretoken.gpu.ops.host_keys import host_pass_of, view_keys, window_keys
-from foretoken.gpu.ops.host_ops import HostOps, rms_norm
+from foretoken.gpu.ops.host_ops import HostOps, host_pass_of, rms_norm, view_keys, window_keys
 from foretoken.gpu.ops.port import DecodeBatch, VerifyBatch
 
 SLOTS = 40

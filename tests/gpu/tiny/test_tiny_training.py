@@ -12,15 +12,23 @@ from foretoken.gpu.models.decoder import Decoder
 from foretoken.gpu.models.rope import Rope, cos_sin_table
 from foretoken.gpu.models.weights import initialize
 from foretoken.gpu.tiny.continuations import continue_texts
-from foretoken.gpu.tiny.corpus import NoCorpus, read_corpus
+from foretoken.gpu.tiny.corpus import (
+    END_OF_TEXT_ID,
+    NoCorpus,
+    corpus_windows,
+    encode_texts,
+    most_frequent,
+    read_corpus,
+    rows_of,
+    save_vocabulary,
+    spread_prompts,
+    train_vocabulary,
+)
 from foretoken.gpu.tiny.dense import DenseAttention, UnrolledAttention, rotate
-from foretoken.gpu.tiny.drafting import distillation_loss, propose, teach
-from foretoken.gpu.tiny.measure import accept_length, measure_drafts
-from foretoken.gpu.tiny.models import new_eagle3, new_multi_layer_eagle, new_standalone, new_target
-from foretoken.gpu.tiny.optimizer import learning_rate_scale, orthogonalised
+from foretoken.gpu.tiny.drafting import accept_length, distillation_loss, measure_drafts, propose, teach
+from foretoken.gpu.tiny.pair import new_eagle3, new_multi_layer_eagle, new_standalone, new_target
 from foretoken.gpu.tiny.sizes import NANO, size_of
-from foretoken.gpu.tiny.vocabulary import END_OF_TEXT_ID, encode_texts, save_vocabulary, train_vocabulary
-from foretoken.gpu.tiny.windows import corpus_windows, most_frequent, rows_of, spread_prompts
+from foretoken.gpu.tiny.training import learning_rate_scale, orthogonalised
 
 TEXT = "def greet(name):\n    return f'Grüße, {name} 🎈'\n"
 
