@@ -30,8 +30,16 @@ from ..core.scheduler.config import EngineConfig, EngineSizes
 from ..core.scheduler.engine import Engine
 from ..properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
 from ..properties.reference.language_model import USER_OUTPUTS
-from .block_rounds import Operation, UnitClock, compare_histories
-from .driver import Dice, Disturbance, HostileDriver, check_feedback, check_greedy_output
+from .driver import (
+    Dice,
+    Disturbance,
+    HostileDriver,
+    Operation,
+    UnitClock,
+    check_feedback,
+    check_greedy_output,
+    compare_histories,
+)
 
 VOCAB_SIZE = 24
 STOP_TOKEN = 5

@@ -47,10 +47,17 @@ from ..core.contract.events import (
     StepsLost,
     Submitted,
 )
-from ..core.contract.failure import FailureCause, StepFailure
 from ..core.contract.request import GREEDY, FinishedRequest, FinishReason, Request, SamplingParams
-from ..core.contract.step import BlockEnd, DecodeResult, PrefillResult, Step, StepResult
-from ..core.contract.table_writes import TableWrites
+from ..core.contract.step import (
+    BlockEnd,
+    DecodeResult,
+    FailureCause,
+    PrefillResult,
+    Step,
+    StepFailure,
+    StepResult,
+    TableWrites,
+)
 from ..core.errors import ForetokenError
 from ..core.prompt import NO_TOKENS, Prompt
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from ..core.acceptance.drift import Regimes
 from ..core.acceptance.presets import PresetChoice, usual_preset
-from ..core.acceptance.process import AcceptanceProcess, GaussianAcceptance
+from ..core.acceptance.process import AcceptanceProcess, GaussianAcceptance, Regimes
 from ..core.acceptance.recorded import TraceAcceptance
 from ..core.acceptance.tree import MAX_DEPTH
 from ..core.adaptive import CostTable

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import simpy
 
-from ..core.acceptance.drift import DayCurve
-from ..core.acceptance.process import AcceptanceProcess, GaussianAcceptance
+from ..core.acceptance.process import AcceptanceProcess, DayCurve, GaussianAcceptance
 from ..core.adaptive.metrics import AdaptiveMetrics
 from ..core.contract.events import Event, EventSink
 from ..core.contract.request import FinishedRequest, FinishReason, Request

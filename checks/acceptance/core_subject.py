@@ -6,8 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...core.acceptance.drift import DayCurve, Regimes
-from ...core.acceptance.process import AcceptanceProcess, FixedMeanAcceptance, GaussianAcceptance, walk_to_end
+from ...core.acceptance.process import (
+    AcceptanceProcess,
+    DayCurve,
+    FixedMeanAcceptance,
+    GaussianAcceptance,
+    Regimes,
+    walk_to_end,
+)
 from ...core.acceptance.recorded import TraceAcceptance
 from .contract import SHIFTS, WEIGHTS, ProcessCapabilities, ProcessConfig
 

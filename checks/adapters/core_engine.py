@@ -13,9 +13,8 @@ from ...core.adaptive import AdaptiveController, load_adaptive_config
 from ...core.adaptive.policy import FixedPolicy
 from ...core.algorithm.algorithm import NO_SPECULATION, SpecAlgorithm
 from ...core.algorithm.builtin import Eagle, Standalone
-from ...core.contract.failure import FailureCause, StepFailure
 from ...core.contract.request import GREEDY, FinishedRequest, Request, SamplingParams
-from ...core.contract.step import BlockEnd, DecodeResult, PrefillResult, Step, StepResult
+from ...core.contract.step import BlockEnd, DecodeResult, FailureCause, PrefillResult, Step, StepFailure, StepResult
 from ...core.errors import InvariantViolation
 from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineConfig

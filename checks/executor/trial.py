@@ -17,11 +17,10 @@ from ...properties.harness.contract import REFUSALS
 from ...properties.harness.operation import Handles, Operation, operation
 from ...properties.harness.trial import Trial
 from . import invariants as invariants  # registers the checkers
-from .arrays import FoundArray, hidden_arrays
 from .contract import HIDDEN_STATES, MANY, METHODS, STOP_TOKENS, Executor, ExecutorCapabilities, ExecutorConfig
 from .expectation import ToyJudge
 from .judge import Judge, Wrong
-from .model import DeviceModel, Moment
+from .model import DeviceModel, FoundArray, Moment, hidden_arrays
 from .record import RecordedCore
 
 MAX_STEPS_TO_DRAIN = 2000

@@ -12,9 +12,8 @@ import numpy as np
 from ...core.adaptive import fixed_controller
 from ...core.algorithm.arrival import DraftPayload
 from ...core.algorithm.registry import get_algorithm
-from ...core.contract.failure import FailureCause, StepFailure
 from ...core.contract.request import FinishReason, Request
-from ...core.contract.step import BlockEnd, DecodeResult, PrefillResult, Step, StepResult
+from ...core.contract.step import BlockEnd, DecodeResult, FailureCause, PrefillResult, Step, StepFailure, StepResult
 from ...core.errors import InvariantViolation
 from ...core.handoff import DecodeSide, HandoffTiming, PageFormat, PageSeal, PrefillSide, SendPages, WritePage
 from ...core.handoff.messages import Page

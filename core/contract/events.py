@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from .failure import StepFailure
 from .request import FinishedRequest, Request
-from .step import Step, StepResult
+from .step import Step, StepFailure, StepResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,7 @@ from .messages import (
     Renew,
     TransferKey,
 )
-from .records import Incoming, Trace
-from .side import HandoffSide
+from .side import HandoffSide, Incoming, Trace
 from .timing import Deadlines, HandoffTiming
 
 

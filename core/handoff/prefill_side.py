@@ -32,8 +32,7 @@ from .messages import (
     Renew,
     TransferKey,
 )
-from .records import Outgoing
-from .side import HandoffSide
+from .side import HandoffSide, Outgoing
 from .timing import HandoffTiming
 
 MAX_REMEMBERED = 1 << 12  # more than a decode side remembers for as long as it would act on a cancel

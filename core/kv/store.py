@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..contract.table_writes import NO_WRITES, TableWrites, WrittenRanges
+from ..contract.step import NO_WRITES, TableWrites, WrittenRanges
 from ..errors import InvariantViolation
 from .allocator import KVAllocator, SlotCount
 from .radix import PrefixMatch, RadixCache, RadixNode

@@ -32,10 +32,9 @@ from ..contract.events import (
     RetractionAsked,
     Submitted,
 )
-from ..contract.failure import StepFailure
 from ..contract.outcomes import AbortOutcome, CommitOutcome, LossOutcome, SubmitOutcome
 from ..contract.request import FinishedRequest, FinishReason, Request, TextDecoder, finish_reason
-from ..contract.step import DecodeResult, Join, PrefillResult, Step, StepResult
+from ..contract.step import DecodeResult, Join, PrefillResult, Step, StepFailure, StepResult
 from ..kv.radix import RadixCache
 from ..kv.store import KVStore
 from .admission import Admission, prefill_step

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from ..adaptive import AdaptiveController
 from ..contract.events import EventSink, Resumed, StepsLost
-from ..contract.failure import StepFailure
 from ..contract.outcomes import LossOutcome
 from ..contract.request import FinishReason
+from ..contract.step import StepFailure
 from .in_flight import StepInFlight
 from .life import RequestRecord
 from .requests import Requests

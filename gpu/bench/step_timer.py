@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from ...core.contract.request import Request
-from ...core.contract.step import DecodeStep, Join, PrefillStep, Step
-from ...core.contract.table_writes import NO_WRITES, TableWrites, WrittenRanges
+from ...core.contract.step import NO_WRITES, DecodeStep, Join, PrefillStep, Step, TableWrites, WrittenRanges
 from ...core.kv.sizing import ceil_to_page
 from ...core.prompt import Prompt
 from ...core.scheduler.spec import EngineSpec

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ...core.contract.events import Committed, Event, EventSink, Planned
-from ...core.contract.failure import FailureCause, StepFailure
 from ...core.contract.request import FinishedRequest, Request
+from ...core.contract.step import FailureCause, StepFailure
 from ...core.errors import InvariantViolation
 from ...core.scheduler.driver import Driver, Executor
 from ...core.scheduler.engine import Engine

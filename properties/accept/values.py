@@ -1,7 +1,12 @@
-"""Operations that ask a component for a value and leave everything as it is: distributions, coins, trees that it drafts itself."""
+"""Operations that ask a component for a value and leave everything as it is: distributions, coins, trees that it drafts itself.
+
+Is what is emitted distributed as the target's? Chance plays no part in the answer: the coins that lead to one token form a box, or a few
+boxes, and a grid of midpoints measures a box's share with an error whose bound is known beforehand.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,10 +15,59 @@ import numpy as np
 from ...core.draws import Purpose, hash64
 from ..harness.operation import operation
 from ..harness.trial import Trial
-from . import inputs, shares
+from . import inputs
 from .contract import Accept, AcceptCapabilities, AcceptConfig, Batch
 from .expected import Coins, Drafter
-from .model import Answer, Moment, Round, depths_of
+from .model import Answer, Moment, Round, Shares, depths_of
+
+
+def equal_rows(config: AcceptConfig, shape: tuple[int, int, int], seed: int, num_rows: int) -> Batch:
+    """Make rows without KV of their own (all windows are the sink), with the same root and candidates."""
+    found = inputs.candidates(shape, 1, config.vocab_size, seed)
+    candidates = (inputs.frozen(np.repeat(array, num_rows, axis=0)) for array in found)
+    roots, seq_lens = (np.full(num_rows, value, np.int64) for value in (seed % config.vocab_size, 1))
+    return Batch(roots, seq_lens, config.context_len - 1, np.zeros((num_rows, shape[2]), np.int64), *candidates)
+
+
+def drafted_rows(config: AcceptConfig, seed: int) -> tuple[Batch, np.ndarray, np.ndarray, np.ndarray]:
+    """Make one-step chains, as many as the grid has coins for each token that the draft may draw. Returns the batch, the target's
+    and the draft's probabilities float64 [2, V] of a row's nodes, and the rows' weights."""
+    vocab = config.vocab_size
+    no_tree = np.zeros((1, 1), np.int64), np.full((1, 1), -1, np.int64)
+    target, leaf = (inputs.probabilities(*no_tree, vocab, seed + more, 0)[0] for more in (0, 1))
+    draft = np.zeros(vocab)
+    for place, mass in ((seed, 0.5), (seed * 3 + 1, 0.25), (seed * 5 + 2, 0.25)):
+        draft[place % vocab] += mass
+    drawn = np.flatnonzero(draft)
+    rows = len(drawn) * inputs.GRID
+    batch = equal_rows(config, (1, 1, 2), seed, rows)._replace(tokens=np.repeat(drawn, inputs.GRID)[:, None])
+    weights = np.repeat(draft[drawn], inputs.GRID) / inputs.GRID
+    return batch, np.stack([target, leaf]), np.stack([draft, draft]), weights
+
+
+def shares_of(answer: Answer, weights: np.ndarray, tokens: list[int], parents: list[int], probs: np.ndarray) -> Shares:
+    """Add up what the rows emit, each with its weight. `tokens` and `parents` of one row, `probs` float64 [nd, V] of its nodes."""
+    first, second = Counter(), Counter()
+    impossible = None
+    for (row, path, emitted), weight in zip(answer.walks, weights.tolist(), strict=True):
+        first[emitted[0]] += weight
+        if len(emitted) > 2:
+            second[emitted[0], emitted[1]] += weight
+        for node, token in zip(path, emitted, strict=True):
+            if not (0 <= token < probs.shape[1] and probs[node, token] > 0):
+                impossible = impossible or (row, token)
+    should = {token: float(mass) for token, mass in enumerate(probs[0])}
+    should_second: dict[tuple[int, int], float] = {}
+    for node, parent in enumerate(parents):
+        if parent > 0 and parents[parent] == 0:
+            pair = (tokens[parent], tokens[node])
+            should_second[pair] = float(probs[0, pair[0]] * probs[parent, pair[1]])
+    return Shares(
+        {token: (first[token], should.get(token, 0.0)) for token in sorted({*first, *should})},
+        {pair: (second[pair], should_second.get(pair, 0.0)) for pair in sorted({*second, *should_second})},
+        impossible,
+    )
+
 
 SEEDS = tuple(range(24))
 DRAFTED_SHAPES = ((1, 2, 3), (2, 2, 5), (3, 2, 6), (3, 3, 9), (4, 2, 8), (2, 4, 12), (5, 1, 6), (3, 4, 30), (6, 2, 20))
@@ -147,7 +201,7 @@ class Values(Trial):
     def distribution(self, target: int, topk: int) -> None:
         """Verify many equal rows under coins that cover the unit square evenly: what is emitted must have the target's distribution."""
         shape = (2, topk, 1 + 2 * topk)
-        round = self._launch_once(shape, shares.equal_rows(self.config, shape, target, inputs.GRID))
+        round = self._launch_once(shape, equal_rows(self.config, shape, target, inputs.GRID))
         row = [np.array(rows[:1], np.int64) for rows in (round.tokens, round.parents)]
         probs = inputs.probabilities(*row, self.config.vocab_size, target, 2)
         self._measure(round, np.full(inputs.GRID, 1 / inputs.GRID), probs)
@@ -155,7 +209,7 @@ class Values(Trial):
     @operation(needs="draft_probabilities", weight=1, target=SEEDS)
     def distribution_drafted(self, target: int) -> None:
         """Do the same with drafts from a known distribution, each as often as it is drawn."""
-        batch, probs, drafts, weights = shares.drafted_rows(self.config, target)
+        batch, probs, drafts, weights = drafted_rows(self.config, target)
         self._measure(self._launch_once((1, 1, 2), batch), weights, probs, drafts)
 
     def _launch_once(self, shape: tuple[int, int, int], batch: Batch) -> Round:
@@ -175,4 +229,4 @@ class Values(Trial):
         verdict = self._flat(self.must(method, round.handle, *many, *coins), "the verdict", 4)
         answer = Answer(*verdict).read(round)
         if answer.is_formed and len(answer.walks) == round.num_rows:
-            self.moment.shares = shares.shares_of(answer, weights, round.tokens[0], round.parents[0], probs[0])
+            self.moment.shares = shares_of(answer, weights, round.tokens[0], round.parents[0], probs[0])

@@ -20,8 +20,7 @@ from ...core.algorithm.registry import get_algorithm
 from ...core.errors import ForetokenError
 from ...observe.encoding import MalformedRecord, decode_lens
 from .findings import Tally
-from .requests import Requests
-from .rows import StepInFlight
+from .requests import Requests, StepInFlight
 
 Ends = dict[str, tuple[str, int]]
 """Request id -> (reason, tokens) of the ends that a step's result implies."""

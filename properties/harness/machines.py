@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from ..suites import suite_of
-from .alarm import alarm
 from .contract import Capabilities, capabilities_of
 from .letters import Letter
 from .operation import Operation
-from .suite import RUN_LIMIT_S
+from .suite import RUN_LIMIT_S, alarm
 from .trial import Trial
 
 

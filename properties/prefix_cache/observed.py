@@ -8,8 +8,7 @@ from typing import Any
 from ..harness.operation import Operation
 from ..harness.trial import Trial
 from .contract import METHODS, PrefixCache, PrefixCacheCapabilities, PrefixCacheConfig
-from .model import Evicted, Moment, Node, Observation, PrefixCacheModel, Running
-from .texts import Text, text_of
+from .model import Evicted, Moment, Node, Observation, PrefixCacheModel, Running, Text, text_of
 
 
 class ObservedCache(Trial):

@@ -14,9 +14,8 @@ from itertools import product
 from ..harness.operation import Handles, operation
 from ..harness.trial import listed
 from .contract import PrefixCacheCapabilities, PrefixCacheConfig
-from .model import Inserted, Matched, Path, Remembered, Running
+from .model import HUGE_KIND, Inserted, Matched, Path, Remembered, Running, Text
 from .observed import ObservedCache
-from .texts import HUGE_KIND, Text
 
 NAMES = Handles(("m", "n", "o"))
 REQUESTS = Handles(("r1", "r2", "r3"))

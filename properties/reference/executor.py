@@ -29,7 +29,6 @@ from ...core.scheduler.engine import Engine
 from ...core.tree.build import VerifyTree
 from ...core.tree.finalize import Finalized, finalize
 from ...core.tree.outputs import NodeOutputs
-from . import sampling
 from .drafting import Drafted, DraftRequest, ReferenceDrafter
 from .language_model import (
     HIDDEN_SIZE,
@@ -41,9 +40,8 @@ from .language_model import (
     namespace_salt,
     node_outputs,
 )
-from .launched import check_launch
-from .outputs import DRAFT_HIDDEN, NEXT_RELAY, as_columns, by_name
-from .shadow import PrefixRead, ShadowKV
+from .outputs import DRAFT_HIDDEN, NEXT_RELAY, as_columns, by_name, sample, verify
+from .shadow import PrefixRead, ShadowKV, check_launch
 
 ROUND_NS = 1000
 """What a round is said to take: the reference has no clock, but its results are stamped."""
@@ -278,7 +276,7 @@ class ReferenceExecutor:
         logits = self.model.logits(prefix.hashes[-1:], prefix.tokens[-1:])
         if self.fail_at.get(state.request.request_id) == len(prefix.tokens) - state.request.prompt.length:
             logits[:] = np.nan
-        token = sampling.sample([state.request.sampling], [state.key], np.array([len(prefix.tokens) - 1]), logits)
+        token = sample([state.request.sampling], [state.key], np.array([len(prefix.tokens) - 1]), logits)
         return int(token[0]), node_outputs(prefix.hashes[-1:], logits, token, state.request.outputs)
 
     def _draft_hidden(self, hashes: np.ndarray) -> np.ndarray | None:
@@ -382,7 +380,7 @@ class ReferenceExecutor:
         depths = self.kv.target.positions[windows] - request.lengths[:, None]
         self._inject_failures(states, request, depths, logits)
         params, keys = [state.request.sampling for state in states], [state.key for state in states]
-        verified = sampling.verify(params, keys, request.lengths, tree, logits)
+        verified = verify(params, keys, request.lengths, tree, logits)
         wanted = {name for state in states for name in state.request.outputs}
         outputs = node_outputs(hashes.ravel(), logits, verified.predict, wanted)
         outputs[DRAFT_HIDDEN] = self._draft_hidden(hashes.ravel())

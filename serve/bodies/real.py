@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from ...core.contract.failure import FailureCause
 from ...core.contract.request import Grammar, Request
+from ...core.contract.step import FailureCause
 from ...core.prompt import Prompt
 from ...core.scheduler.driver import reload_table
 from ...core.scheduler.engine import Engine

@@ -19,9 +19,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import simpy
 
-from ...core.contract.failure import StepFailure
 from ...core.contract.request import FinishedRequest, FinishReason, Request
-from ...core.contract.step import Step, StepResult
+from ...core.contract.step import Step, StepFailure, StepResult
 from ...core.errors import InvariantViolation
 from ...core.scheduler.engine import Engine, LossOutcome
 from ..cost.host import HostCost

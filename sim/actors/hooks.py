@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from ...core.contract.failure import FailureCause
 from ...core.contract.request import FinishedRequest, Request
-from ...core.contract.step import Step, StepResult
+from ...core.contract.step import FailureCause, Step, StepResult
 from ...core.scheduler.config import EngineRole
 from ...core.scheduler.engine import AbortOutcome, CommitOutcome, LossOutcome, SubmitOutcome
 from .device import Truth

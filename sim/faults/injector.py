@@ -10,9 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 from ...core.adaptive.slot import InvalidObservation
-from ...core.contract.failure import FailureCause
 from ...core.contract.request import FinishedRequest, Request
-from ...core.contract.step import Join, Step, StepResult
+from ...core.contract.step import FailureCause, Join, Step, StepResult
 from ...core.errors import ConfigError, InvalidRequest, InvariantViolation
 from ...core.scheduler.engine import Engine, LossOutcome
 from ..actors.clock import call_at

@@ -21,9 +21,8 @@ from ...core.contract.events import (
     StepsLost,
     Submitted,
 )
-from ...core.contract.failure import FailureCause
 from ...core.contract.request import FinishedRequest, FinishReason
-from ...core.contract.step import Step
+from ...core.contract.step import FailureCause, Step
 from ...core.errors import InvariantViolation
 from ...core.scheduler.engine import Engine
 

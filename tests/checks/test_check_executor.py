@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from foretoken.checks.executor.arrays import hidden_arrays
 from foretoken.checks.executor.contract import MANY, ExecutorCapabilities, ExecutorConfig
+from foretoken.checks.executor.model import hidden_arrays
 from foretoken.checks.executor.record import RecordedCore, first_unequal
 from foretoken.checks.executor.reference_subject import ReferenceAdapter
 from foretoken.checks.executor.reference_subject import make as make_reference

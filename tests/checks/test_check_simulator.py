@@ -9,10 +9,9 @@ from foretoken.checks.mutants.simulator import BreaksTiesByHash
 from foretoken.properties.conformance import check
 from foretoken.properties.harness.cases import load_case
 from foretoken.properties.harness.trial import Violation
-from foretoken.properties.invariants.simulator.runs import more_pages_are_no_worse
+from foretoken.properties.invariants.simulator.runs import EXCEPTIONS, excuse, more_pages_are_no_worse
 from foretoken.properties.simulator.contract import SimulatorConfig
 from foretoken.properties.simulator.elsewhere import CASES
-from foretoken.properties.simulator.exceptions import EXCEPTIONS, excuse
 from foretoken.properties.simulator.trial import IMPOSSIBLE
 from foretoken.properties.suites import suite_of
 

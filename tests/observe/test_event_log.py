@@ -5,6 +5,7 @@ import pytest
 from foretoken.core.contract.events import Aborted, Committed, EngineStarted, Planned, Submitted
 from foretoken.core.contract.request import FinishedRequest, FinishReason, Request, SamplingParams
 from foretoken.core.contract.step import (
+    NO_WRITES,
     BlockEnd,
     DecodeResult,
     DecodeStep,
@@ -13,7 +14,6 @@ from foretoken.core.contract.step import (
     Step,
     StepResult,
 )
-from foretoken.core.contract.table_writes import NO_WRITES
 from foretoken.core.errors import InvalidRequest
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.engine import Engine

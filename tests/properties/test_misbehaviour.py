@@ -6,7 +6,7 @@ import bad_allocators as bad
 import pytest
 from foretoken.properties.allocator.plain import make as make_plain
 from foretoken.properties.conformance import check
-from foretoken.properties.harness.alarm import Hanging, alarm, can_interrupt
+from foretoken.properties.harness.suite import Hanging, alarm, can_interrupt
 from foretoken.properties.suites import suite_of
 
 ALLOCATOR = suite_of("allocator")

@@ -3,7 +3,7 @@
 from itertools import product
 
 import pytest
-from foretoken.checks.adapters.books import machine_of
+from foretoken.checks.adapters.simulator import machine_of
 from foretoken.observe.encoding import LineEncoder
 from foretoken.observe.metrics import RunMetrics
 from foretoken.properties.simulator.books import Books

@@ -12,7 +12,6 @@ from statistics import fmean, median
 
 from ...simulator.answer import Answer, Moment, Outcome, Queueing
 from ...simulator.contract import SimulatorConfig
-from ...simulator.exceptions import excuse
 from ..registry import Finding, checks
 from ..registry import Outcome as Verdict
 
@@ -360,3 +359,21 @@ def the_impossible_is_refused(m: Moment) -> Verdict:
     if m.is_possible and m.refusal is not None:
         return Finding(f"refused ({m.refusal})", "a run: every request has room", "what is possible is simulated")
     return True if m.runs else None
+
+
+EXCEPTIONS: dict[str, Callable[[Answer, Answer], bool]] = {
+    # What the smaller pool has refused is served now, and needs memory too.
+    "serves-more": lambda small, large: len(large.completed) > len(small.completed),
+    # On average more requests run at a time.
+    "runs-more": lambda small, large: large.summary["mean_running"] > small.summary["mean_running"],
+}
+"""Name -> whether it holds for (the run with fewer pages, the run with more). Each has a case in the tests that shows it."""
+
+
+def excuse(small: Answer, large: Answer) -> str:
+    """Return the name of the exception by which more pages may mean more retractions; empty if none covers these two runs.
+
+    A scheduler that admits a request before it knows how long its output will be starts earlier, at the risk of retractions. With a
+    little more room it has more requests in its batch, and more outputs reach the end of the pool together.
+    """
+    return next((name for name, holds in EXCEPTIONS.items() if holds(small, large)), "")

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from foretoken.core.acceptance.drift import DayCurve, Regimes
 from foretoken.core.acceptance.fit import (
     AcceptanceFitError,
     RoundStatistics,
@@ -14,7 +13,14 @@ from foretoken.core.acceptance.fit import (
     simulate_rounds,
 )
 from foretoken.core.acceptance.presets import choose_preset
-from foretoken.core.acceptance.process import FixedMeanAcceptance, GaussianAcceptance, walk, walk_to_end
+from foretoken.core.acceptance.process import (
+    DayCurve,
+    FixedMeanAcceptance,
+    GaussianAcceptance,
+    Regimes,
+    walk,
+    walk_to_end,
+)
 from foretoken.core.errors import ConfigError
 
 

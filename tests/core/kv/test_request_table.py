@@ -4,7 +4,7 @@ import resource
 
 import numpy as np
 import pytest
-from foretoken.core.contract.table_writes import NO_WRITES, TableWrites, WrittenRanges
+from foretoken.core.contract.step import NO_WRITES, TableWrites, WrittenRanges
 from foretoken.core.errors import InvariantViolation
 from foretoken.core.kv.request_table import InvalidRow, RequestTable, RequestTableFull
 from hypothesis import given, settings

@@ -4,8 +4,8 @@ import pytest
 from foretoken.core.adaptive import build_controller
 from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.core.contract.events import Planned, Resumed, StepsLost
-from foretoken.core.contract.failure import FailureCause, StepFailure
 from foretoken.core.contract.request import FinishReason
+from foretoken.core.contract.step import FailureCause, StepFailure
 from foretoken.core.draws import uniform
 from foretoken.core.errors import InvariantViolation
 from foretoken.core.scheduler.config import EngineConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from foretoken.core.errors import ConfigError
-from foretoken.core.scheduler.overlap_mode import choose_mode
+from foretoken.core.scheduler.spec import choose_mode
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -17,8 +17,7 @@ from foretoken.core.contract.events import Committed
 from foretoken.core.contract.handoff_batch import DraftInput, HandoffBatch
 from foretoken.core.contract.hidden import CaptureHiddenMode
 from foretoken.core.contract.request import FinishReason, Request, SamplingParams
-from foretoken.core.contract.step import Arrivals, BlockEnd, Join, Step
-from foretoken.core.contract.table_writes import TableWrites
+from foretoken.core.contract.step import Arrivals, BlockEnd, Join, Step, TableWrites
 from foretoken.core.draws import request_key
 from foretoken.core.errors import ForetokenError
 from foretoken.core.prompt import Prompt
