@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
+from types import ModuleType
 
 import httpx
-import openai
 from foretoken.core.contract.events import EventSink
 from foretoken.serve.app import make_app
 from foretoken.serve.bodies.port import Body
@@ -45,12 +46,17 @@ class Served:
         return httpx.Client(base_url=self.url, verify=False, timeout=DEADLINE_S)
 
     @cached_property
-    def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+    def openai(self) -> ModuleType:
+        """OpenAI's package, which takes a second to import: every worker imports this file, and one of them asks."""
+        return import_module("openai")
+
+    @cached_property
+    def client(self):
+        return self.openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
     @property
-    def async_client(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+    def async_client(self):
+        return self.openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
     def post(self, path: str, **body: object) -> httpx.Response:
         return self.http.post(path, json=body)

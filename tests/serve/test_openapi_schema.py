@@ -7,14 +7,13 @@ from foretoken.serve.limits import Limits
 from http_server import serving, simulated_body
 from hypothesis import HealthCheck, given, settings
 
-schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
-
 EXAMPLES = 150
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["POSITIVE", "NEGATIVE"])
 def test_no_answer_is_a_500(mode: str):
+    schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
     with serving(simulated_body(speed=1000.0), Limits(deadline_s=1.0, max_streams=64)) as served:
         schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
         paths, statuses = set(), []

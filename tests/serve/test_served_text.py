@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 
 import numpy as np
-import openai
 import pytest
 from foretoken.core.draws import uniform
 from foretoken.gpu.session.plan import SessionOptions
@@ -28,7 +27,7 @@ def expected(small_checkpoints: tuple[Path, Path]) -> list[str]:
     return [output.text for output in session.run(requests).values()]
 
 
-async def _stream(client: openai.AsyncOpenAI, number: int, leave_after: int | None) -> str:
+async def _stream(client, number: int, leave_after: int | None) -> str:
     text = ""
     stream = await client.completions.create(
         model="served", prompt=PROMPTS[number % 16], max_tokens=NUM_TOKENS, temperature=0, stream=True
