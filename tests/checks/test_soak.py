@@ -44,7 +44,7 @@ EXAMPLES = {
     "simulator": 20,
 }
 """Contract -> examples of Hypothesis, up to 25 operations each."""
-SHARE = 120
+SHARE = 240
 """How many times fewer examples run with every test."""
 
 SUBJECTS = [

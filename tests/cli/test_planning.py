@@ -29,40 +29,21 @@ def test_doctor_says_where_it_pays_and_where_not(command):
     assert max(map(len, (pays.out + pays_not.out).splitlines())) <= 80
 
 
-SHORT = (
-    "--set",
-    "workload.output.value=30",
-    "--set",
-    "workload.prompt.value=100",
-    "--set",
-    "engine.max_running=2",
-    "--requests",
-    100,
-    "--seeds",
-    2,
-    "--quiet",
-)
+SHORT = ("--set", "workload.output.value=8", "--set", "workload.prompt.value=100", "--set", "engine.max_running=2")
+SHORT += ("--requests", 100, "--seeds", 2, "--quiet")
 
 
 @pytest.mark.slow
 def test_plan_says_how_near_the_nearest_comes(command, tmp_path, monkeypatch):
-    monkeypatch.setattr("foretoken.planning.plan.LEAST_ARRIVALS_S", 5.0)
+    monkeypatch.setattr("foretoken.planning.plan.LEAST_ARRIVALS_S", 1.0)
     impossible = ("plan", "--slo", "e2el_p50<1us", "--try", "speculation.steps=1")
     code, out, _ = command(*impossible, *SHORT, "--out", tmp_path)
     assert code == 1 and "Nothing holds" in out and "times the limit of 0.001 ms" in " ".join(out.split())
 
 
 def test_plan_ranks_candidates_and_goes_on_from_its_store(command, tmp_path, monkeypatch):
-    monkeypatch.setattr("foretoken.planning.plan.LEAST_ARRIVALS_S", 5.0)
-    asked = (
-        "plan",
-        "--slo",
-        "e2el_p99<1s",
-        "--try",
-        "speculation.steps=1,3",
-        "--price",
-        "H100=2.5",
-    )
+    monkeypatch.setattr("foretoken.planning.plan.LEAST_ARRIVALS_S", 1.0)
+    asked = ("plan", "--slo", "e2el_p99<1s", "--try", "speculation.steps=1,3", "--price", "H100=2.5")
     code, out, errors = command(*asked, *SHORT, "--out", tmp_path)
     assert (code, errors) == (0, "")
     assert "greatest rate" in out and "per 1M" in out and "is limited by" in out
@@ -103,18 +84,8 @@ class Toy:
 
 def test_tune_writes_what_it_prints(command, tmp_path, monkeypatch):
     monkeypatch.setattr("foretoken.cli.planning.options.make_workers", lambda tables, count, cluster: Toy())
-    asked = [
-        "tune",
-        "--set",
-        "engine.max_running=16",
-        "--trials",
-        "14",
-        "--requests",
-        "20",
-        "--quiet",
-        "--out",
-        tmp_path,
-    ]
+    fixed = ["--set", "engine.max_running=16", "--trials", "14", "--requests", "20", "--quiet"]
+    asked = ["tune", *fixed, "--out", tmp_path]
     code, out, errors = command(*asked)
     assert (code, errors) == (0, "") and max(map(len, out.splitlines())) <= 80
     assert "faster than" in out and "no speculation" in out and "0.0% ahead" in out

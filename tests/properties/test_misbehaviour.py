@@ -53,6 +53,7 @@ def test_a_machine_that_stalls_once_is_no_component_that_hangs(monkeypatch):
     assert check(ALLOCATOR, make, capabilities=make_plain.capabilities, budget=2_000).ok
 
 
+@pytest.mark.fast("SwallowsEverything")
 @pytest.mark.parametrize("make", [bad.Hangs, bad.SwallowsEverything])
 def test_what_hangs_is_stopped_and_shrunk(make, monkeypatch):
     monkeypatch.setattr("foretoken.properties.harness.suite.RUN_LIMIT_S", 0.4)

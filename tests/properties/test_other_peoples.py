@@ -35,7 +35,7 @@ class RefusesLongOnes(PlainEngine):
 
 def test_an_engine_is_not_blamed_for_refusing_what_ours_refuses():
     """ENGINE-08 used to shrink to an empty prompt, which must be refused, too."""
-    report = check(ENGINE, RefusesLongOnes, budget=20_000)
+    report = check(ENGINE, RefusesLongOnes, budget=5_000)
     (failure,) = report.failures
     assert failure.id == "ENGINE-08" and not failure.is_disputed
     (operation,) = failure.case.operations
@@ -264,7 +264,7 @@ def test_a_clause_that_no_run_reached_is_reported():
     assert report.ok and any("its client is gone" in clause for clause in report.unreached["ENGINE-13"])
     assert "clauses that no run came to" in report.text() and "ENGINE-13 " in report.text()
     assert report.to_json()["unreached"]["ENGINE-13"]
-    everything = check(ENGINE, PlainEngine, budget=20_000)
+    everything = check(ENGINE, PlainEngine, budget=10_000)
     assert not any("an abort is idempotent" in clause for clause in everything.unreached.get("ENGINE-13", ()))
 
 

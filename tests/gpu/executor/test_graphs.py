@@ -56,11 +56,11 @@ def test_padded_captured_rounds_and_eager_launching_change_no_token(algorithm, e
     dice = Dice(31)
     fixed = {"algorithm": algorithm, "faults": "none", "drafts": "model", "outputs": False, "topk": 1}
     rounds = 0
-    for number in range(4):
+    for number in range(2):
         if algorithm != "NONE":
-            fixed |= {"topk": 1 + 3 * (number % 2), "steps": 3}
+            fixed |= {"topk": 1 + 3 * number, "steps": 3}
         rounds += run_real_cell(random_cell(dice, number, fixed), graph_sizes=(1, 3, 8), eager=eager).rounds
-    assert rounds > 20
+    assert rounds > 10
     assert any(used)
 
 

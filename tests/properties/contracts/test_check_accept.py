@@ -25,7 +25,7 @@ ACCEPT = suite_of("accept")
 def checked(make):
     """The report, and operations per second of processor time."""
     begin = time.process_time()
-    report = check(ACCEPT, make, budget=1_000)
+    report = check(ACCEPT, make, budget=500)
     return report, report.num_operations / (time.process_time() - begin)
 
 

@@ -26,7 +26,7 @@ from foretoken.properties.suites import suite_of
 
 ALLOCATOR = suite_of("allocator")
 
-OPERATIONS = 15_000
+OPERATIONS = 8_000
 
 
 @pytest.mark.parametrize("name", SUBJECTS["allocator"])

@@ -37,7 +37,7 @@ SMALL = ServingConfig(
 @pytest.mark.parametrize("name", SUBJECTS["engine"])
 def test_they_hold(name, record_property):
     begin = time.process_time()
-    report = check(SUITE, load_make(name), budget=8_000)
+    report = check(SUITE, load_make(name), budget=5_000)
     rate = report.num_operations / (time.process_time() - begin)
     assert not report.failures, report.text()
     # It takes the whole quick budget to come across an S of 0 in a run that is compared with another.

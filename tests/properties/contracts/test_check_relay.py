@@ -11,7 +11,7 @@ from foretoken.properties.relay.trial import RelayTrial
 from foretoken.properties.suites import suite_of
 
 RELAY = suite_of("relay")
-OPERATIONS = 8_000
+OPERATIONS = 5_000
 
 
 class DictRelay:
@@ -56,7 +56,7 @@ class DictRelay:
 def test_ours_hold(name):
     report = check(RELAY, load_make(name), budget=OPERATIONS)
     assert report.ok, report.text()
-    assert min(report.evaluations.values()) > 80 and all(report.executed.values())
+    assert min(report.evaluations.values()) > 50 and all(report.executed.values())
 
 
 def test_another_relay_holds():

@@ -17,7 +17,7 @@ CONFIG = StepsConfig(ZERO_ONE_THREE.text(), captured=(2, 8))
 
 @pytest.mark.parametrize(
     ("make", "operations"),
-    [(make_fixed, 4_000), (make_ema, 2_500), (make_goodput, 300)],
+    [(make_fixed, 2_500), (make_ema, 1_500), (make_goodput, 200)],
     ids=("fixed", "ema", "goodput"),
 )
 def test_ours_hold(make, operations):

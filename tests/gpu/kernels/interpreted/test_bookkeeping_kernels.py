@@ -70,7 +70,7 @@ def test_chains_are_built_like_the_twins(steps):
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_verification_is_the_twins(kind):
     rng = np.random.default_rng(7)
-    for bs in (1, 4) * 4:
+    for bs in (1, 4) * 2:
         tree = random_tree(rng, bs, kind)
         ours, targets = on_device(tree), torch.from_numpy(random_targets(rng, tree)).long()
         with inputs_only_read(targets, *columns(ours)):
@@ -91,7 +91,7 @@ def test_sampling_verification_is_the_twins(kind, chunk, dtype, monkeypatch):
     monkeypatch.setattr(verify_sampling, "MIN_CHUNK", chunk)
     rng = np.random.default_rng(11)
     lengths, failures = set(), 0
-    for bs in (1, 5) * (4 if kind == "chain" else 2):  # a chain seldom accepts a draft
+    for bs in (1, 5) * (4 if kind == "chain" else 1):  # a chain seldom accepts a draft
         tree = random_tree(rng, bs, kind)
         ours, probs = on_device(tree), torch.from_numpy(random_probs(rng, tree).astype(dtype))
         accept, bonus = (torch.from_numpy(rng.random((bs, tree.width))) for _ in range(2))
@@ -166,7 +166,7 @@ def assert_same_pools(found: list[torch.Tensor], expected: list[torch.Tensor]):
 def test_accepted_paths_are_moved_within_their_rows(dtype, width):
     rng = np.random.default_rng(5)
     moved = 0
-    for kind in KINDS * 3:
+    for kind in KINDS:
         tree = random_tree(rng, 4, kind)
         nodes = tree.num_draft_tokens
         verified = TWINS.verify_greedy(on_device(tree), torch.from_numpy(random_targets(rng, tree)).long())
@@ -199,7 +199,7 @@ def test_what_stands_where_it_belongs_is_not_moved():
 
 def test_slots_are_moved_across_rows_after_all_were_read():
     rng = np.random.default_rng(1)
-    for _ in range(5):
+    for _ in range(2):
         k, v = pools(rng, 12)
         targets = torch.from_numpy(rng.permutation(11)[:8] + 1)
         sources = torch.from_numpy(rng.integers(1, 12, 8))

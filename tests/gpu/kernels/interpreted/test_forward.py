@@ -163,7 +163,8 @@ def row_of_item(cut: Cut, dtype: torch.dtype, lens: list[int]) -> list[int]:
 @pytest.mark.fast("[[]?]-*", "[[]7, 0, 64, 8]-1", "[[]65, 128, 1]-4")
 @pytest.mark.parametrize(("lens", "most"), [*zip(LENS, [1, 4] * 4, strict=False), ([65, 128, 1], 4)], ids=str)
 def test_decode(lens: list[int], most: int):
-    for dtype, (heads, kv_heads) in zip(DTYPES * 2, HEADS, strict=True):
+    layouts = HEADS if most == 1 else HEADS[:2]
+    for dtype, (heads, kv_heads) in zip(DTYPES * 2, layouts, strict=False):
         batch = make_batch(sum(lens), lens, [1] * len(lens), heads=heads, kv_heads=kv_heads, dtype=dtype)
         view, q = decode_view(batch, lens), strided(batch.q)
         expected = dense_decode(batch, view)
@@ -329,7 +330,7 @@ def test_an_empty_batch_launches_nothing(ops: TorchOps):
 @pytest.mark.parametrize(("group", "most"), [(5, 16), (2, 48)])
 def test_verify_sums_in_one_order_whatever_the_number_of_nodes(group: int, most: int):
     """A chain of one step, a root alone and the largest round of a session: what they share is equal to the last bit, padded or not."""
-    prefix_lens = [260, 129]
+    prefix_lens = [132, 65]
     batch = make_batch(3, prefix_lens, [most] * 2, heads=group, kv_heads=1, dtype=torch.float32)
     chains = ((1 << torch.arange(1, most + 1)) - 1).expand(2, most)
 
@@ -363,9 +364,9 @@ def trips_of_programs(checker: Checker, pool: Tensor) -> Counter[tuple[int, int,
 def test_the_parts_of_a_long_row_are_shared_and_its_neighbours_change_no_bit(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """A row of 1,600 keys among seven of 20: the busiest of 8 programs has its share of the blocks, and at most a part more."""
+    """A row of 1,152 keys among seven of 20: the busiest of 8 programs has its share of the blocks, and at most a part more."""
     monkeypatch.setattr(flash, "PROGRAMS_PER_PROCESSOR", 2)  # of the interpreter's 4 processors
-    lens, blocks = [20] * 5 + [1600] + [20] * 2, 100 + 7 * 2
+    lens, blocks = [20] * 5 + [1152] + [20] * 2, 72 + 7 * 2
 
     def outputs(rows: slice, checker_needs=lambda checker, batch: None) -> Tensor:
         chosen = lens[rows]
@@ -375,16 +376,16 @@ def test_the_parts_of_a_long_row_are_shared_and_its_neighbours_change_no_bit(
             checker_needs(checker, batch)
             if kind == "decode":
                 parts = {n: getattr(view, n)[rows] for n in ("rows", "bases", "tails", "lens")}
-                few = replace(view, **parts, max_len=1600, planned_queries=8)
+                few = replace(view, **parts, max_len=1152, planned_queries=8)
                 return decode_attention_triton(batch.q[rows], batch.k_pool, batch.v_pool, few)
             bits = torch.ones(len(chosen), 1, dtype=torch.int64)
-            few = VerifyBatch(batch.table, batch.rows[rows], batch.prefix_lens[rows], 1600, bits, 8, 1)
+            few = VerifyBatch(batch.table, batch.rows[rows], batch.prefix_lens[rows], 1152, bits, 8, 1)
             return verify_attention_triton(batch.q[rows], batch.k[rows], batch.v[rows], *batch.kv, few)
 
     counted: list[Counter[tuple[int, int, int]]] = []
     together = outputs(slice(None), lambda checker, batch: counted.append(trips_of_programs(checker, batch.k_pool)))
     trips = counted[0]
-    cut = Cut.choose(8, 8, 1600, 1, reading_tiles(2, 16, torch.float32, 9), 128, 4)
+    cut = Cut.choose(8, 8, 1152, 1, reading_tiles(2, 16, torch.float32, 9), 128, 4)
     assert 1 < cut.most <= 8 and cut.programs == 8
     assert sum(trips.values()) == blocks
     assert max(trips.values()) <= blocks / 8 + cut.least / 16, f"{trips}, {cut}"
