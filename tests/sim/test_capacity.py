@@ -18,7 +18,7 @@ def summary_of(workload: dict, **tables) -> dict:
 @pytest.mark.parametrize("algorithm", ["EAGLE3", "NONE"])
 def test_full_batches_are_saturation(algorithm):
     """More clients than the batch holds: what is served is what can be served."""
-    full = summary_of({"concurrency": 100, "num_requests": 500}, speculation={"algorithm": algorithm})
+    full = summary_of({"concurrency": 100, "num_requests": 300}, speculation={"algorithm": algorithm})
     assert full["mean_running"] > 0.9 * 64
     assert full["saturation"] == pytest.approx(1.0, abs=0.1)
     assert full["overloaded"] is None, "clients of a closed loop wait for each other"
@@ -27,7 +27,7 @@ def test_full_batches_are_saturation(algorithm):
 
 
 def test_the_figure_follows_the_rate_and_says_where_the_queue_begins_to_grow():
-    slow, fast = (summary_of({"rate": rate, "num_requests": 500}) for rate in (10.0, 60.0))
+    slow, fast = (summary_of({"rate": rate, "num_requests": 300}) for rate in (10.0, 60.0))
     assert slow["saturation"] < 0.5 and slow["overloaded"] is False
     assert fast["saturation"] > 1.2 and fast["overloaded"] is True
     # The rates offered are those asked for, up to chance; accept lengths differ with the batch.
@@ -48,12 +48,12 @@ def test_the_narrower_of_two_pools_decides():
 
 
 def test_a_queue_that_sheds_is_overloaded():
-    summary = summary_of({"rate": 80.0, "num_requests": 500}, engine={"max_running": 64, "max_queue": 10})
+    summary = summary_of({"rate": 80.0, "num_requests": 300}, engine={"max_running": 64, "max_queue": 10})
     assert summary["refused"] > 50 and summary["overloaded"] is True and summary["saturation"] > 1
 
 
 def test_the_report_says_so(capsys):
-    overloaded = simulate({"workload": {**FIXED, "rate": 80.0, "num_requests": 500}, **SMALL_BATCH})
+    overloaded = simulate({"workload": {**FIXED, "rate": 80.0, "num_requests": 300}, **SMALL_BATCH})
     first = str(overloaded).splitlines()
     assert "overloaded: the queue only grows" in " ".join(first[:2])
     assert any("saturation" in line and "%" in line for line in first)

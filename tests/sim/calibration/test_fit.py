@@ -23,7 +23,7 @@ from foretoken.sim.scenario_file import load_scenario
 SETTINGS = ("hardware.server=sglang-0.5", "hardware.gpu=H200", "engine.mode=synchronous", "engine.max_running=64")
 BASE = load_scenario(None, SETTINGS)[0]
 LOADS = [
-    {"concurrency": clients, "input_tokens": 64.0, "output_tokens": 32.0, **draft}
+    {"concurrency": clients, "input_tokens": 64.0, "output_tokens": 16.0, **draft}
     for draft in (
         {},
         {"algorithm": "EAGLE3", "steps": 3, "accept_length": 2.5},

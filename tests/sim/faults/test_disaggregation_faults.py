@@ -121,6 +121,7 @@ def test_a_request_that_is_lost_twice_fails_and_nothing_is_left_of_it(tmp_path):
     assert summary["failed"] == sum(simulation.refusals.values()) < summary["completed"]
 
 
+@pytest.mark.fast("True")
 @pytest.mark.parametrize("layerwise", [True, False])
 def test_a_plan_of_zeros_is_no_plan(tmp_path, layerwise):
     scenario = {**BUSY, "disaggregation": {"prefill": 1, "decode": 2, "layerwise": layerwise}}

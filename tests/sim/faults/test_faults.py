@@ -70,6 +70,7 @@ def test_a_thousand_services_under_the_swarm(hundred):
 # -- no faults, equal faults ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fast("change2")
 @pytest.mark.parametrize("change", [{}, {"mode": "synchronous", "block_rounds": 1}, {"mixed": False, "preempt": True}])
 def test_a_plan_of_zeros_is_no_plan(tmp_path, change):
     scenario = {**BUSY, "engine": {**BUSY["engine"], **change}, "clients": {"cancel_share": 0.2}}
