@@ -18,8 +18,7 @@ from ...core.scheduler.engine import Engine
 from ...core.scheduler.spec import EngineSpec, resolve_spec
 from ...properties.harness.contract import Capabilities
 from ...properties.harness.letters import Choices
-from ...properties.reference import HashDraft
-from .oracle import After
+from .oracle import After, Drafts
 
 VOCAB_SIZE = 24
 TEXT_LEN = 48  # of the longest drawn request
@@ -82,7 +81,7 @@ class ExecutorConfig:
             prefix_cache=choose((False, True)),
             tokens=has.tokens,
         )
-        if has.plain:
+        if has.samples:
             config = replace(config, mixture=choose((False, True)))
             if choose((False, False, True)):
                 drafting = config if config.steps or algorithm == "NONE" else replace(config, steps=choose((0, 1, 2)))
@@ -152,15 +151,16 @@ class ExecutorCapabilities(Capabilities):
     """`merge(first, second)`"""
     handoff: bool = False
     """`draft_input(batch, last_tokens)`"""
-    toy: bool = False
-    """`toy_draft()`: draft and target are the suite's, so that every run is known; needs `tokens`"""
 
     plain: bool = False
-    """`shown()` and `after(text, first)`: what its model gives, to compare tokens and outputs with; requests sample, too; needs `tokens`"""
+    """`shown()` and `after(text, first)`: what its model gives, to compare tokens and outputs with; needs `tokens`"""
     drafts: bool = False
     """`drafted(…)`: what its draft proposes, to compare accept lengths with; needs `plain`"""
 
-    FOUNDATIONS: ClassVar = {"toy": ("tokens",), "plain": ("tokens",), "drafts": ("plain",)}
+    samples: bool = False
+    """Requests sample, too; needs `plain`"""
+
+    FOUNDATIONS: ClassVar = {"plain": ("tokens",), "drafts": ("plain",), "samples": ("plain",)}
 
 
 class Executor(Protocol):
@@ -205,10 +205,6 @@ class Executor(Protocol):
     def draft_input(self, batch: HandoffBatch, last_tokens: np.ndarray) -> DraftInput | None:
         """Return what the first round of handed over requests drafts from, None if it needs nothing but their last tokens."""
 
-    # toy
-    def toy_draft(self) -> HashDraft:
-        """Return the draft that it runs, with its target."""
-
     # plain
     def shown(self) -> Sequence[str]:
         """Return the per-token outputs that a request may ask to see."""
@@ -217,10 +213,8 @@ class Executor(Protocol):
         """Return what the target gives after tokens `first` … of `text`, computed without a batch, a tree or KV pages."""
 
     # drafts
-    def drafted(
-        self, text: Sequence[int], steps: int, topk: int, num_draft_tokens: int, noise: int
-    ) -> tuple[Sequence[int], Sequence[int]] | None:
-        """Return the drafts behind `text` as tokens and parents (0 is the root, draft j node j + 1); None if more than the text decides.
+    def drafted(self, text: Sequence[int], steps: int, topk: int, num_draft_tokens: int, noise: int) -> Drafts | None:
+        """Return the drafts behind `text`; None if more than the text decides them.
 
         `noise` other than 0 stands for another choice among nearly equal candidates.
         """
@@ -236,7 +230,6 @@ METHODS: dict[str, tuple[str, ...]] = {
     "rounds": ("advance",),
     "merging": ("merge",),
     "handoff": ("draft_input",),
-    "toy": ("toy_draft",),
     "plain": ("shown", "after"),
     "drafts": ("drafted",),
 }

@@ -12,16 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.algorithm.ngram import NgramIndex
-from ...core.tree.build import (
-    Candidates,
-    VerifyTree,
-    build_chain,
-    build_lookup_tree,
-    build_tree,
-    expand_topk,
-    first_candidates,
-)
+from ...core.tree.build import Candidates, VerifyTree, build_chain, build_tree, expand_topk, first_candidates
 from ...gpu.models.decoder import Capture, Decoder
 from ...gpu.models.eagle import DraftHead
 from ...gpu.tiny.dense import DenseAttention
@@ -148,14 +139,3 @@ def dense_tree(drafter, text: Sequence[int], shape: Shape, relayed_topk: int) ->
         drafts = np.concatenate([level.tokens for level in levels], 1)
         return Proposal(relay, levels, build_chain(root, drafts, lengths, shape.max_position))
     return Proposal(relay, levels, build_tree(root, levels, lengths, shape.num_draft_tokens, shape.max_position))
-
-
-def looked_up(text: list[int], shape: Shape) -> VerifyTree:
-    """Return what earlier occurrences in the whole text propose, output before a retraction included."""
-    index = NgramIndex()
-    index.append(np.array(text))
-    branches = max(1, min(shape.topk, shape.num_draft_tokens - 1))
-    paths = [] if shape.steps == 0 else index.draft(shape.num_draft_tokens, num_branches=branches)
-    return build_lookup_tree(
-        np.array(text[-1:]), [list(paths)], np.array([len(text) - 1]), shape.num_draft_tokens, shape.max_position
-    )

@@ -18,7 +18,6 @@ import numpy as np
 from ...core.algorithm.algorithm import SpecAlgorithm
 from ...core.contract.step import NO_TOKEN, BlockEnd, Step, StepResult
 from .contract import HIDDEN_STATES, ExecutorCapabilities, ExecutorConfig
-from .expectation import ToyJudge
 from .judge import Judge, Wrong
 
 _OPAQUE = (str, bytes, int, float, bool, complex, type, types.ModuleType, np.generic, np.dtype, Enum)
@@ -150,7 +149,7 @@ class InFlight:
 class DeviceModel:
     """Hold rows by number. `launch` and `collect` take steps and results in their order. `judge` looks at tokens and outputs."""
 
-    def __init__(self, config: ExecutorConfig, algorithm: SpecAlgorithm, judge: Judge | ToyJudge | None) -> None:
+    def __init__(self, config: ExecutorConfig, algorithm: SpecAlgorithm, judge: Judge | None) -> None:
         self.judge = judge
         self.config = config
         self.algorithm = algorithm

@@ -7,7 +7,7 @@ accepted, and whether sampled tokens have the distribution that they should have
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,13 @@ TOLERANCE = 2e-3  # of outputs, relative to their size
 MIN_DRAWS = 24
 MIN_EDGES = 4.0
 DEVIATION = 5.0  # of a sum of n terms, in standard deviations: a good sampler is that far off once in two million
+
+
+MAX_MATCH, MAX_EXAMINED = 8, 32
+"""Of look-up drafting: the longest suffix that is looked for, and how many occurrences are looked at for each branch."""
+
+Drafts = Set[tuple[int, ...]]
+"""The drafts of a round, each as the tokens from behind the root to it."""
 
 
 class After(NamedTuple):
@@ -67,28 +74,48 @@ def is_close(found: Any, wanted: Any) -> bool:
     return np.allclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE * max(1.0, float(np.abs(wanted).max(initial=0))))
 
 
-def accepted(tree: tuple[Sequence[int], Sequence[int]], continuation: Sequence[int]) -> int:
-    """Return how many tokens a round emits whose tree has these drafts (tokens, parents; node 0 is the root), for a greedy target."""
-    tokens, parents = tree
-    node, count = 0, 1
-    for wanted in continuation:
-        children = [i + 1 for i, parent in enumerate(parents) if parent == node and tokens[i] == wanted]
-        if not children:
-            break
-        node, count = children[0], count + 1
+def accepted(drafts: Drafts, run: Sequence[int]) -> int:
+    """Return how many tokens a round with these drafts emits, if a greedy target goes on as `run` does."""
+    count = 1
+    while count <= len(run) and tuple(run[:count]) in drafts:
+        count += 1
     return count
 
 
-def drafts_at_end(tree: tuple[Sequence[int], Sequence[int]], run: Sequence[int]) -> list[int]:
-    """Return the drafts that the last token of a run could have been accepted as: the children of the node behind all others."""
-    tokens, parents = tree
-    node = 0
-    for wanted in run[:-1]:
-        found = [i + 1 for i, parent in enumerate(parents) if parent == node and tokens[i] == wanted]
-        if not found:
-            return []
-        node = found[0]
-    return [tokens[i] for i, parent in enumerate(parents) if parent == node]
+def drafts_at_end(drafts: Drafts, run: Sequence[int]) -> list[int]:
+    """Return the drafts that the last token of a run could have been accepted as: those behind all others."""
+    return [path[-1] for path in drafts if path[:-1] == tuple(run[:-1])]
+
+
+def looked_up(text: Sequence[int], num_nodes: int, num_branches: int) -> Drafts:
+    """Return what followed the last tokens of a text where they occurred before: the longest match first, then the most recent.
+
+    The branches share the nodes equally; what common beginnings save extends the best of them."""
+    size, budget = len(text), num_nodes - 1
+    found = []
+    for end in range(1, size):
+        length = 0
+        while length < min(MAX_MATCH, end) and text[end - 1 - length] == text[size - 1 - length]:
+            length += 1
+        if length:
+            found.append((-length, -end))
+    paths: list[tuple[int, ...]] = []
+    share = max(1, budget // num_branches)
+    for _, minus_end in sorted(found)[: MAX_EXAMINED * num_branches]:
+        period = size + minus_end
+        path = tuple(text[at % period - minus_end] for at in range(budget))
+        if path[:share] not in [other[:share] for other in paths] and len(paths) < min(num_branches, budget):
+            paths.append(path)
+    if not paths:
+        return set()
+    lengths = [budget // len(paths)] * len(paths)
+    nodes = {path[:depth] for path, length in zip(paths, lengths, strict=True) for depth in range(1, length + 1)}
+    for path, length in zip(paths, lengths, strict=True):
+        depth = length + 1
+        while depth <= budget and (path[:depth] in nodes or len(nodes) < budget):
+            nodes.add(path[:depth])
+            depth += 1
+    return nodes
 
 
 # -- distributions ----------------------------------------------------------------------------------------------------

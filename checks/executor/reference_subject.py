@@ -7,12 +7,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ...core.algorithm.algorithm import Drafter
 from ...core.contract.handoff_batch import DraftInput, HandoffBatch
 from ...core.contract.hidden import merge_hidden
 from ...core.contract.step import Step, StepResult
+from ...properties.accept.expected import best_nodes
 from ...properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
-from ...properties.reference.language_model import HIDDEN_SIZE
-from .contract import ExecutorCapabilities, ExecutorConfig
+from ...properties.reference.language_model import HIDDEN_SIZE, extend_hash, hidden_of, namespace_salt
+from .contract import HIDDEN_STATES, ExecutorCapabilities, ExecutorConfig
+from .oracle import After, Drafts, looked_up
 
 AGREEMENT = 0.7
 
@@ -63,7 +66,8 @@ class ReferenceAdapter(WrappedExecutor):
         rounds=True,
         merging=True,
         handoff=True,
-        toy=True,
+        plain=True,
+        drafts=True,
     )
 
     def __init__(self, config: ExecutorConfig) -> None:
@@ -71,12 +75,39 @@ class ReferenceAdapter(WrappedExecutor):
         model = HashLanguageModel(seed=1, vocab_size=config.vocab_size, regularity=regularity)
         self.draft = HashDraft(model, AGREEMENT)
         self.executor = ReferenceExecutor(config.make_engine(), self.draft)
+        self._hashes: dict[tuple[int, ...], int] = {}
 
     def hidden_sizes(self) -> tuple[int, ...]:
         return (HIDDEN_SIZE,)
 
-    def toy_draft(self) -> HashDraft:
-        return self.draft
+    def shown(self) -> tuple[str, ...]:
+        return (HIDDEN_STATES,)
+
+    def after(self, text: Sequence[int], first: int) -> After:
+        hashes = np.array([self._hash(tuple(text[:end])) for end in range(first + 1, len(text) + 1)], np.uint64)
+        logits = self.executor.model.logits(hashes, np.array(text[first:]))
+        return After(logits, {HIDDEN_STATES: hidden_of(hashes)})
+
+    def drafted(self, text: Sequence[int], steps: int, topk: int, num_draft_tokens: int, noise: int) -> Drafts:
+        drafter = self.executor.algorithm.drafter
+        if drafter is Drafter.LOOKUP:
+            return looked_up(text, num_draft_tokens, max(1, min(topk, num_draft_tokens - 1)))
+
+        def after(level: int, path: tuple[int, ...]) -> list[tuple[int, np.float32]]:
+            whole = (*text, *path)
+            hashes, head = np.array([self._hash(whole)], np.uint64), level if drafter is Drafter.HEADS else 0
+            tokens, shares = self.draft.top_k(hashes, np.array(whole[-1:]), topk, head)
+            return list(zip(tokens[0].tolist(), shares[0], strict=True))
+
+        return best_nodes(after, steps, topk, num_draft_tokens)
+
+    def _hash(self, text: tuple[int, ...]) -> int:
+        """Return the hash of a text, which is that of its beginning and its last token."""
+        found = self._hashes.get(text)
+        if found is None:
+            before = self._hash(text[:-1]) if len(text) > 1 else namespace_salt("")
+            found = self._hashes[text] = int(extend_hash(before, text[-1]))
+        return found
 
     def weights(self) -> tuple[object, ...]:
         return (self.executor.model,)

@@ -19,14 +19,15 @@ from ...core.model_shape import MoeConfig
 from ...gpu.executor.build import DraftModel, build_executor
 from ...gpu.executor.executor import TorchExecutor
 from ...gpu.executor.outputs import USER_OUTPUTS
+from ...gpu.executor.shaping import paths_of
 from ...gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig
 from ...gpu.models.decoder import Decoder
 from ...gpu.models.eagle import Eagle3Head, EagleHead, MultiLayerEagle
 from ...gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from ...gpu.models.weights import initialize
 from ...gpu.ops.host_ops import HostOps
-from .dense_drafting import DenseHead, DenseModel, Shape, dense_tree, looked_up
-from .oracle import After
+from .dense_drafting import DenseHead, DenseModel, Shape, dense_tree
+from .oracle import After, Drafts, looked_up
 from .plain_texts import PlainTexts
 from .reference_subject import WrappedExecutor
 
@@ -46,7 +47,7 @@ class CheckedExecutor(WrappedExecutor):
     hidden_size = HIDDEN
     capabilities = (
         *("tokens", "trees", "hidden_states", "relay", "inspection", "rounds", "merging", "handoff"),
-        *("plain", "drafts"),
+        *("plain", "drafts", "samples"),
     )
 
     def __init__(self, config: Any) -> None:
@@ -73,23 +74,18 @@ class CheckedExecutor(WrappedExecutor):
     def after(self, text: Sequence[int], first: int) -> After:
         return self.texts.after(text, first)
 
-    def drafted(
-        self, text: Sequence[int], steps: int, topk: int, num_draft_tokens: int, noise: int
-    ) -> tuple[list[int], list[int]] | None:
+    def drafted(self, text: Sequence[int], steps: int, topk: int, num_draft_tokens: int, noise: int) -> Drafts | None:
         target, draft = self.models
-        drafter, shape = (
-            self.executor.algorithm.drafter,
-            Shape(steps, topk, num_draft_tokens, self.config.context_len - 1),
-        )
+        drafter = self.executor.algorithm.drafter
+        if drafter is Drafter.LOOKUP:
+            return looked_up(text, num_draft_tokens, max(1, min(topk, num_draft_tokens - 1)))
+        if drafter not in (Drafter.MODEL, Drafter.HEAD):
+            return None  # what a head says depends on where chunks of the text began
+        dense = DenseModel(draft, noise) if drafter is Drafter.MODEL else DenseHead(draft, target, noise)
         with torch.no_grad():
-            if drafter is Drafter.LOOKUP:
-                tree = looked_up(text, shape)
-            elif drafter in (Drafter.MODEL, Drafter.HEAD):
-                dense = DenseModel(draft, noise) if drafter is Drafter.MODEL else DenseHead(draft, target, noise)
-                tree = dense_tree(dense, text, shape, topk).tree
-            else:
-                return None  # what a head says depends on where chunks of the text began
-        return tree.tokens[1:].tolist(), tree.parents[0, 1:].tolist()
+            shape = Shape(steps, topk, num_draft_tokens, self.config.context_len - 1)
+            tree = dense_tree(dense, text, shape, topk).tree
+        return {tuple(path) for path in paths_of(tree.tokens.tolist(), tree.parents[0].tolist()) if path}
 
 
 @cache

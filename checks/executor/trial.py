@@ -18,7 +18,6 @@ from ...properties.harness.operation import Handles, Operation, operation
 from ...properties.harness.trial import Trial
 from . import invariants as invariants  # registers the checkers
 from .contract import HIDDEN_STATES, MANY, METHODS, STOP_TOKENS, Executor, ExecutorCapabilities, ExecutorConfig
-from .expectation import ToyJudge
 from .judge import Judge, Wrong
 from .model import DeviceModel, FoundArray, Moment, hidden_arrays
 from .record import RecordedCore
@@ -79,8 +78,6 @@ class ExecutorTrial(Trial):
         if self.capabilities.plain:
             self.judge = Judge(subject, config, self.capabilities)
             self._shown = tuple(self.must(subject.shown))
-        elif self.capabilities.toy:
-            self.judge = ToyJudge(algorithm, self.must(subject.toy_draft))
         self.model = DeviceModel(config, algorithm, self.judge)
         self._has_sampled = False
         self.steps: list[Step] = []  # in flight
@@ -153,7 +150,7 @@ class ExecutorTrial(Trial):
                 max_tokens,
                 stop_tokens=STOP_TOKENS if stops else (),
                 outputs=self._shown if show else (),
-                sampling=SAMPLING.get(request, SamplingParams()) if self.capabilities.plain else SamplingParams(),
+                sampling=SAMPLING.get(request, SamplingParams()) if self.capabilities.samples else SamplingParams(),
             )
         )
         if outcome.refusal:
@@ -255,7 +252,7 @@ class ExecutorTrial(Trial):
         self._look()
         return True
 
-    @operation(weight=2, needs="plain")
+    @operation(weight=2, needs="samples")
     def sample(self) -> bool:
         """Sample requests with one prompt to their end, by seeds of their own: as independent draws of the exact distribution."""
         if self._has_sampled or self.config.max_running < MANY:

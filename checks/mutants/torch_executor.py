@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from ...gpu.executor import sampling
 from ...gpu.executor.round import DecodeRound
 from ..executor.torch_subject import CheckedExecutor
@@ -52,7 +54,7 @@ SamplesLikeItsNeighbour (ANSWER): Each row is sampled with the cut-offs of the r
 
         def shifted(numbers):
             found = sampling(numbers)
-            return found and replace(found, top_k=found.top_k.roll(1), top_p=found.top_p.roll(1))
+            return found and replace(found, top_k=np.roll(found.top_k, 1), top_p=np.roll(found.top_p, 1))
 
         rows.sampling = shifted
 
@@ -92,5 +94,5 @@ HidesTheRoot (ANSWER): Nodes of the second level and below do not see the root o
 """
 
 _PLACES = [CheckedExecutor, DecodeRound, replace, sampling]
-MUTANTS = defects("executor", CheckedExecutor, _PLACES, REAL, prefix="gpu:")
+MUTANTS = defects("executor", CheckedExecutor, _PLACES, REAL, prefix="gpu:", np=np)
 __getattr__ = lookup(MUTANTS)

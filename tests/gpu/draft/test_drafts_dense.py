@@ -22,14 +22,22 @@ from foretoken.checks.executor.dense_drafting import (
     best,
     captured_states,
     dense_tree,
-    looked_up,
 )
 from foretoken.checks.matrix import Cell, config_of, controller_of, requests_of
 from foretoken.core.acceptance.process import GaussianAcceptance
+from foretoken.core.algorithm.ngram import NgramIndex
 from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.core.contract.request import SamplingParams
 from foretoken.core.scheduler.engine import Engine
-from foretoken.core.tree.build import Candidates, VerifyTree, build_chain, build_tree, expand_topk, first_candidates
+from foretoken.core.tree.build import (
+    Candidates,
+    VerifyTree,
+    build_chain,
+    build_lookup_tree,
+    build_tree,
+    expand_topk,
+    first_candidates,
+)
 from foretoken.gpu.batch.tree import DeviceTree
 from foretoken.gpu.draft.window import window_slots
 from foretoken.gpu.executor.build import DraftModel, build_executor
@@ -39,6 +47,17 @@ from foretoken.gpu.ops.torch_ops import TorchOps
 from foretoken.gpu.tiny.dense import DenseAttention
 from matrix_cells import count_retractions, draft_of, small_head, small_model
 from torch import Tensor
+
+
+def looked_up(text: list[int], shape: Shape) -> VerifyTree:
+    """Return what earlier occurrences in the whole text propose, output before a retraction included."""
+    index = NgramIndex()
+    index.append(np.array(text))
+    branches = max(1, min(shape.topk, shape.num_draft_tokens - 1))
+    paths = [] if shape.steps == 0 else index.draft(shape.num_draft_tokens, num_branches=branches)
+    return build_lookup_tree(
+        np.array(text[-1:]), [list(paths)], np.array([len(text) - 1]), shape.num_draft_tokens, shape.max_position
+    )
 
 
 def exactly_relayed(name: str):
