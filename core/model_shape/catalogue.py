@@ -86,6 +86,7 @@ def known_models() -> tuple[str, ...]:
     return tuple(BUILT_IN)
 
 
+_FP8_BLOCKS = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
 _REPOSITORIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "meta-llama/Llama-3.1-8B-Instruct": ("llama-3.1-8b", {}),
     "meta-llama/Meta-Llama-3.1-8B": ("llama-3.1-8b", {}),
@@ -96,9 +97,9 @@ _REPOSITORIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "meta-llama/Llama-3.2-1B-Instruct": ("llama-3.2-1b", {}),
     "meta-llama/Llama-3.2-3B-Instruct": ("llama-3.2-3b", {}),
     "meta-llama/Llama-2-7b-chat-hf": ("llama-2-7b", {}),
-    "Qwen/Qwen3-8B-FP8": ("qwen3-8b", {"quantization_config": {"quant_method": "fp8"}}),
-    "Qwen/Qwen3-0.6B-FP8": ("qwen3-0.6b", {"quantization_config": {"quant_method": "fp8"}}),
-    "Qwen/Qwen3-30B-A3B-FP8": ("qwen3-30b-a3b", {"quantization_config": {"quant_method": "fp8"}}),
+    "Qwen/Qwen3-8B-FP8": ("qwen3-8b", _FP8_BLOCKS),
+    "Qwen/Qwen3-0.6B-FP8": ("qwen3-0.6b", _FP8_BLOCKS),
+    "Qwen/Qwen3-30B-A3B-FP8": ("qwen3-30b-a3b", _FP8_BLOCKS),
     "Qwen/Qwen2.5-7B-Instruct": ("qwen2.5-7b", {"max_position_embeddings": 32768}),
 }
 """Repositories on Hugging Face of the shape of a built-in model, whose own is its `_name_or_path`: the name, and the keys that differ."""

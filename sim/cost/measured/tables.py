@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -21,9 +21,10 @@ import numpy as np
 from ....core.model_shape import Attention, ModelShape
 from ..hardware import Parallelism
 from . import database
-from .database import NotMeasured, check_known, package_version, question, refusal
+from .database import SERVERS, NotMeasured, check_known, package_version, question, refusal
+from .operations import MEASURED, Operations, Pass
 
-TABLE_VERSION = 4  # of what stands below: raise it when the grids or the groups of operations change
+TABLE_VERSION = 5  # of what stands below: raise it when the grids or the groups of operations change
 TOKENS = (*range(1, 65), *range(72, 513, 8), *range(576, 2049, 64), 3072, 4096, 6144, 8192, 12288, 16384)
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 QUERIES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
@@ -38,7 +39,7 @@ _GROUPS = {
     "_ar": "comm", "ar_": "comm", "dispatch": "comm", "p2p": "comm",
 }  # fmt: skip
 _IDEAL = "sol"  # the database's word for a kernel of which it has no measurement at all: the roofline's is taken
-_MEASURED = ("silicon", "mixed")  # the database's words for a table, and for points between those of a table
+_LIBRARIES = ("bf16", "fp16")  # formats whose kernels are those of the vendor's libraries under every server
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class KernelTables:
     decode:      [ROWS, CONTEXTS]               attention of one new token per row
     verify:      [ROWS, QUERIES, CONTEXTS]      attention of several new tokens per row behind a prefix; empty where the database knows none
     prefill:     [CHUNKS, PASTS]                attention of one prompt chunk behind so many tokens
-    provenance:  operation -> how the database knows it: silicon, mixed, empirical; roofline: it does not
+    provenance:  operation -> how the database knows it: silicon, mixed, empirical; roofline: it does not; or what was corrected
     measured_share:  share of a decode pass (16 rows, 1024 tokens of context) that comes from measurements
     """
 
@@ -90,11 +91,11 @@ def measured_tables(
     tables = _load(path, identity)
     if tables is None:
         try:
-            handle = database.compiled(config, options, system, server)
+            operations = _operations(shape, system, server, parallel)
             place = f"{database.PACKAGE} {version}: {shape.name} on {system}, {server}, {parallel}"
             has_head_norms = any(getattr(mixer, "qk_norm", False) for mixer, _ in shape.mixers)
             has_verify = all(isinstance(mixer, Attention) for mixer, _ in shape.mixers)
-            tables = replace(_query(handle, place, has_verify, has_head_norms), place=f"{gpu} under {server}")
+            tables = replace(_query(operations, place, has_verify, has_head_norms), place=f"{gpu} under {server}")
         except NotMeasured as error:
             tables = str(error)
         _store(path, identity, tables)
@@ -105,37 +106,47 @@ def measured_tables(
     return tables
 
 
-def _query(handle: Any, source: str, has_verify: bool, has_head_norms: bool) -> KernelTables:
+def _operations(shape: ModelShape, system: str, server: str, parallel: Parallelism) -> Operations:
+    """Return what prices the operations of a shape. Raises NotMeasured."""
+
+    def asked(of: str) -> Any:
+        return database.compiled(*question(shape, of, parallel), system, of)
+
+    own, others = asked(server), {}
+    for other in SERVERS if shape.weight_dtype not in _LIBRARIES else ():
+        if other != server:
+            with suppress(NotMeasured):
+                others[other] = asked(other)
+    return Operations(own, others)
+
+
+def _query(operations: Operations, source: str, has_verify: bool, has_head_norms: bool) -> KernelTables:
     """Ask the database for every point of the grids; `has_verify`: whether a prompt's pass behind a prefix is like a verify
     pass, as it is for plain attention alone."""
-    engine = handle._engine
     provenance: dict[str, str] = {}
 
-    def grouped(operations: Iterable[tuple[str, float, float, str]]) -> dict[str, float]:
+    def grouped(found: Pass) -> dict[str, float]:
         """Sum the times of operations by group, in ns."""
         sums = dict.fromkeys(("layers", "comm", "lm_head", "attention"), 0.0)
-        for name, milliseconds, _, known in operations:
-            short = name.removeprefix("generation_").removeprefix("context_")
+        for name, (ns, known) in found.items():
             if known == _IDEAL:
-                provenance[short] = "roofline"
+                provenance[name] = "roofline"
                 continue
-            group = next((group for mark, group in _GROUPS.items() if mark in short), "layers")
-            sums[group] += milliseconds * 1e6
-            provenance[short] = known if provenance.get(short, known) == known else "mixed"
+            group = next((group for mark, group in _GROUPS.items() if mark in name), "layers")
+            sums[group] += ns
+            provenance[name] = known if provenance.get(name, known) == known else "mixed"
         return sums
 
     def prefill(rows: int, new: int, past: int) -> dict[str, float]:
-        return grouped(engine.run_static_per_op(rows, 1, new + past, 1, past, 1.0, 1.0, "static_ctx", 32)[0])
+        return grouped(operations.prompt(rows, new, past))
 
-    few = [grouped(handle.decode_step_per_op(tokens, 1024, 2)) for tokens in TOKENS if tokens <= ROWS[-1]]
+    few = [grouped(operations.decode(tokens, 1024)) for tokens in TOKENS if tokens <= ROWS[-1]]
     many = [prefill(1, tokens, 0) for tokens in TOKENS if tokens > ROWS[-1]]
     # A prompt needs the logits of its last token alone; those of many rows are in proportion to the largest decode batch.
     lm_head = [sums["lm_head"] for sums in few]
     lm_head += [lm_head[-1] * tokens / ROWS[-1] for tokens in TOKENS if tokens > ROWS[-1]]
     by_tokens = few + many
-    decode = np.array(
-        [[grouped(handle.decode_step_per_op(rows, c, 2))["attention"] for c in CONTEXTS] for rows in ROWS]
-    )
+    decode = np.array([[grouped(operations.decode(rows, c))["attention"] for c in CONTEXTS] for rows in ROWS])
     verify = np.empty(0)
     if has_verify:
         verify = np.array([[[prefill(rows, q, c)["attention"] for c in CONTEXTS] for q in QUERIES] for rows in ROWS])
@@ -146,8 +157,8 @@ def _query(handle: Any, source: str, has_verify: bool, has_head_norms: bool) -> 
         # A verify pass reads at least what a decode pass reads: the database extrapolates it for few queries.
         verify = np.maximum(verify, decode[:, None, :])
     shares: dict[bool, float] = {True: 0.0, False: 0.0}
-    for _, milliseconds, _, known in handle.decode_step_per_op(16, 1024, 2):
-        shares[known in _MEASURED] += milliseconds
+    for ns, known in operations.decode(16, 1024).values():
+        shares[known in MEASURED] += ns
     return KernelTables(
         source=source,
         layers=np.array([sums["layers"] for sums in by_tokens]),
@@ -156,7 +167,7 @@ def _query(handle: Any, source: str, has_verify: bool, has_head_norms: bool) -> 
         decode=decode,
         verify=verify,
         prefill=np.array([[prefill(1, new, past)["attention"] for past in PASTS] for new in CHUNKS]),
-        provenance=provenance,
+        provenance=provenance | operations.corrected,
         measured_share=shares[True] / sum(shares.values()),
         has_states="roofline" not in provenance.values(),
     )

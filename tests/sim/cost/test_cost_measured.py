@@ -29,6 +29,7 @@ from foretoken.sim.cost.measured import (
     packaged_models,
     tables,
 )
+from foretoken.sim.cost.measured.operations import Operations
 from foretoken.sim.cost.measured.tables import CHUNKS, CONTEXTS, KNEE, PASTS, QUERIES, ROWS, TOKENS
 from foretoken.sim.cost.round import RoundCost
 from foretoken.sim.cost.server import server_profile
@@ -62,6 +63,30 @@ GRID = (
     ("nvidia/Nemotron-H-56B-Base-8K", "H200", {"tensor": 4}),
     ("google/gemma-4-26B-A4B", "H100", {"tensor": 2}),
 )
+
+
+class Handle:
+    """Answers as the database's handle of a model does, with the given microseconds of each operation whatever the pass."""
+
+    def __init__(self, times_us: dict[str, float]) -> None:
+        self.times_us, self._engine = times_us, self
+
+    def decode_step_per_op(self, rows: int, context: int, _output: int) -> list[tuple[str, float, float, str]]:
+        return [(f"generation_{name}", us * rows / 1e3, 0.0, "silicon") for name, us in self.times_us.items()]
+
+    def run_static_per_op(self, *_given: object) -> tuple[list[tuple[str, float, float, str]], list]:
+        return [(f"context_{name}", us / 1e3, 0.0, "silicon") for name, us in self.times_us.items()], []
+
+
+def test_what_takes_thrice_as_long_as_under_other_servers_is_taken_from_them():
+    own = {"qkv_gemm": 60.0, "ffn2_gemm": 28.0, "moe_pre_dispatch": 90.0, "tp_allreduce": 9.0, "moe": 50.0}
+    others = {"sglang": {"qkv_gemm": 6.0, "ffn2_gemm": 10.0, "moe_pre_dispatch": 10.0}, "trtllm": {"qkv_gemm": 5.0}}
+    priced = Operations(Handle(own), {name: Handle(times) for name, times in others.items()})
+    assert priced.corrected == {"qkv_gemm": "silicon, at most that of sglang and trtllm"}
+    expected = {"qkv_gemm": 5e3, "ffn2_gemm": 28e3, "moe_pre_dispatch": 90e3, "moe": 50e3}
+    for found in (priced.decode(1, 64), priced.prompt(1, 64, 0)):
+        assert {name: operation.ns for name, operation in found.items()} == pytest.approx(expected)
+    assert Operations(Handle(own), {}).corrected == {}
 
 
 def made_up_tables() -> KernelTables:
@@ -138,7 +163,7 @@ def test_tables_are_kept_and_a_damaged_file_is_made_again(tmp_path, monkeypatch)
     monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path))
     monkeypatch.setattr(tables, "package_version", lambda: "9.9")
     asked = []
-    monkeypatch.setattr(database, "compiled", lambda *given: asked.append(given))
+    monkeypatch.setattr(database, "compiled", lambda *given: asked.append(given) or Handle({}))
     monkeypatch.setattr(tables, "_query", lambda *given: made_up_tables())
     first = measured_tables(SHAPE, "H200", "sglang", 1)
     again = measured_tables(SHAPE, "H200", "sglang", 1)

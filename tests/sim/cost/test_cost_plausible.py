@@ -81,6 +81,31 @@ def test_a_later_gpu_is_no_slower(model, worse):
 
 @settings(max_examples=12, deadline=None)
 @given(deployments)
+def test_fewer_bits_are_no_slower_and_no_device_reads_faster_than_its_memory(deployment):
+    model, gpu, tp, _ = deployment
+    shape, device = lookup_model(model), lookup_gpu(gpu)
+    efficiency = default_efficiency(device)
+    passes = {
+        dtype: ForwardCost(shape.with_dtypes(dtype, None), device, efficiency, tp) for dtype in ("bf16", "fp8", "nvfp4")
+    }
+    times = [[cost.layers_ns(tokens) for cost in passes.values()] for tokens in (1, 16, 64, 256, 2048)]
+    assert all(max(few) <= SAME * wide for wide, *few in times), deployment
+    cached = np.full(len(TOKENS), 1.0)  # as if all weights had been measured in a cache
+    attention = np.full((len(ROWS), len(QUERIES), len(CONTEXTS)), 1.0)
+    tables = KernelTables(
+        "made up", cached, cached, cached, attention[:, 0], attention, np.ones((len(CHUNKS), len(PASTS))), {}
+    )
+    for dtype, cost in passes.items():
+        layers = MeasuredForward(cost, tables).layers_ns(1)
+        read = (
+            cost.shape.active_parameters - 2 * shape.vocab * shape.hidden
+        )  # by one token: without embedding and LM head
+        least = read * cost.shape.format_bytes(dtype) / tp / device.memory_bandwidth_bytes_per_s * 1e9
+        assert least < layers < cost.layers_ns(1), (deployment, dtype)
+
+
+@settings(max_examples=12, deadline=None)
+@given(deployments)
 def test_more_devices_are_slower_by_their_collectives_alone(deployment):
     model, gpu, tp, server = deployment
     if tp == 8:
