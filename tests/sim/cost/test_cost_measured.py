@@ -96,7 +96,7 @@ def made_up_tables() -> KernelTables:
     decode = rows[:, None] * per_row
     return KernelTables(
         source="made up",
-        layers=1e6 + 10.0 * np.array(TOKENS),
+        layers=1e7 + 10.0 * np.array(TOKENS),
         comm=5.0 * np.array(TOKENS),
         lm_head=7.0 * np.array(TOKENS),
         decode=decode,
@@ -112,9 +112,9 @@ def forward():
 
 
 def test_times_between_the_points_of_a_grid(forward):
-    assert forward.layers_ns(8) == 1e6 + 80
-    assert forward.layers_ns(70) == pytest.approx(1e6 + 700)  # between 64 and 72
-    assert forward.layers_ns(20_000) == pytest.approx(1e6 + 200_000)  # beyond the last, its segment goes on
+    assert forward.layers_ns(8) == 1e7 + 80
+    assert forward.layers_ns(70) == pytest.approx(1e7 + 700)  # between 64 and 72
+    assert forward.layers_ns(20_000) == pytest.approx(1e7 + 200_000)  # beyond the last, its segment goes on
     assert forward.lm_head_ns(3) == 21 and forward.comm_ns(3) == 15
     assert forward.prefill_attention_ns([(48, 128), (16, 0)]) == pytest.approx(48 * 1128 + 16 * 1000)
 
@@ -133,7 +133,7 @@ def test_a_round_is_made_of_the_tables():
     draft = eagle3_head(SHAPE)
     cost = RoundCost(SHAPE, GPU, 1, draft, tables=made_up_tables(), draft_tables=made_up_tables())
     parts = cost.decode_parts(4, 3, 1, 4, 4 * 100)
-    assert parts["verify"] == 1_000_160 and parts["lm_head"] == 7 * 16
+    assert parts["verify"] == 10_000_160 and parts["lm_head"] == 7 * 16
     assert parts["attention"] == 4 * 4 * (100 + 2 * 100)
     assert parts["draft"] >= 2 * 1_000_000  # two passes after the catch-up's drafts
     assert sum(parts.values()) == cost.decode_ns(4, 3, 1, 4, 4 * 100)
@@ -155,7 +155,7 @@ def test_fewer_experts_save_of_measured_kernels_what_they_save_of_the_roofline()
         MeasuredForward(ForwardCost(SHAPE, GPU, default_efficiency(GPU), 1), made_up_tables()).layers_ns(
             8, Routing(8, 3.0)
         )
-        == 1e6 + 80
+        == 1e7 + 80
     )
 
 
