@@ -299,7 +299,6 @@ class CellReport:
 
 
 def build_cell(cell: Cell, events=None) -> tuple[Engine, ReferenceExecutor, HashLanguageModel]:
-    """Build a fresh engine and its executor for one cell."""
     algorithm, controller = algorithm_of(cell), controller_of(cell)
     config = config_of(cell, algorithm, controller)
     engine = Engine(config, algorithm, controller, events=events, text_decoder=LetterDecoder())

@@ -65,7 +65,6 @@ OPERATIONS: dict[str, int] = {name: number for ours in OURS.values() for name, n
 
 
 def contracts() -> tuple[str, ...]:
-    """Return the names of all contracts."""
     return tuple(SUBJECTS)
 
 

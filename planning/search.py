@@ -128,10 +128,10 @@ def greatest_load(
 ) -> Search:
     """Search the greatest value of `key` (a rate, or the scale of a trace's) at which the objectives hold.
 
-    Steps up or down from `start`, by `first_factor` and then by more, until one load holds and the next does not, by the mean excess of
-    the first `bracket_seeds`. Then runs where a line through these two meets the limit, until it is known within `tolerance`. Each seed
-    has its own greatest load, by that line and its excess at the load nearest to the limit; the finding is their mean, of as many seeds as
-    its interval needs to be as narrow as `tolerance`.
+    Steps up or down from `start`, by `first_factor` and then by more, until one load holds and the next does not, by the mean excess of the
+    first `bracket_seeds`. Then runs where a line through these two meets the limit, until it is known within `tolerance`. Each seed has its
+    own greatest load, by that line and its excess at the load nearest to the limit. The finding is their mean, over as many seeds as its
+    interval needs to be as narrow as `tolerance`.
 
     `sized`: settings that follow from the load, such as how many requests a run has. `within`: whether a load is found below the first, or
     above the second, makes no difference to who asks, nor which. `at_once`: the loads, and then the seeds, that are run together.

@@ -40,7 +40,6 @@ _SUITES: dict[str, Suite] = {
 
 
 def register(suite: Suite) -> Suite:
-    """Add the suite of another contract."""
     assert suite.name not in _SUITES, f"there is a contract {suite.name} already"
     _SUITES[suite.name] = suite
     return suite

@@ -49,7 +49,6 @@ class ProcessConfig:
 
     @classmethod
     def draw(cls, choose: Choices, has: ProcessCapabilities) -> ProcessConfig:
-        """Choose a process."""
         request_percent, field_percent = choose(((0, 0), (50, 0), (0, 60), (30, 40), (0, 100), (100, 0)))
         return cls(
             kind=choose(("gaussian", "gaussian", "gaussian", "gaussian", "fixed", "recorded", "recorded")),

@@ -29,7 +29,6 @@ class CoreProcess:
         self.process = self.build(config)
 
     def build(self, config: ProcessConfig) -> AcceptanceProcess:
-        """Make the process itself."""
         if config.kind == "fixed":
             return FixedMeanAcceptance(config.mean + 1, config.seed)
         if config.kind == "recorded":
@@ -47,7 +46,6 @@ class CoreProcess:
         )
 
     def replay(self, recorded: Sequence[Sequence[int]], seed: int) -> AcceptanceProcess:
-        """Make a process of recordings."""
         return TraceAcceptance.of_runs({f"recording {number}": runs for number, runs in enumerate(recorded)}, seed)
 
     def longest_run(self, requests: np.ndarray, positions: np.ndarray, shifts: np.ndarray) -> np.ndarray:

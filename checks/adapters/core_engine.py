@@ -73,7 +73,6 @@ class CoreEngine:
         self.newest_interrupted = 0
 
     def build(self, config: EngineConfig, algorithm: SpecAlgorithm, controller: AdaptiveController) -> Engine:
-        """Make the engine itself."""
         return Engine(config, algorithm, controller, text_decoder=Decoder())
 
     # -- clients ------------------------------------------------------------------------------------------------------
@@ -132,7 +131,6 @@ class CoreEngine:
         return None if step is None else self.view(step)
 
     def view(self, step: Step) -> dict:
-        """Return a step in plain values."""
         requests, key = self.requests, self.key
         enters = []
         for join in step.joins:

@@ -232,7 +232,6 @@ class CheckedSimulator:
         ]
 
     def load(self, service: Service) -> dict[str, Any]:
-        """Return the workload table."""
         when: dict[str, Any] = {"concurrency": service.clients}
         if not service.clients:
             arrivals = ARRIVALS.get(service.arrivals, service.arrivals)
@@ -274,7 +273,6 @@ class CheckedSimulator:
         return scenario_from_dict(table, "<service>")
 
     def speculation(self) -> dict[str, Any]:
-        """Return the speculation table."""
         steps = self.config.steps
         if not steps:
             return {"algorithm": "NONE", "policy": "fixed", "steps": 0}
@@ -297,7 +295,6 @@ class CheckedSimulator:
         return fault_plan(families, "<faults>")
 
     def simulate(self, service: Service, workload: dict[str, Any]) -> dict[str, Any]:
-        """Run a service once."""
         scenario, history = self.scenario(service, workload), History()
         with TemporaryDirectory() as folder:
             metrics = RunMetrics(folder)

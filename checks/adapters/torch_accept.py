@@ -81,7 +81,6 @@ class DeviceAccept:
         return torch.cat([keys, values])[:, :, 0, 0].cpu().numpy()
 
     def tensor(self, array: np.ndarray) -> Tensor:
-        """Copy an array to the device."""
         return torch.from_numpy(np.array(array, order="C")).to(self.device)
 
 

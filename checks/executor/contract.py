@@ -37,8 +37,8 @@ class ExecutorConfig:
     `steps` is the greatest candidate; with `adaptive`, 0 and 1 are candidates too. A tree (`topk` > 1) has `num_draft_tokens` nodes, or as
     many as a single step fills; for chains it is 0. `tokens`: the executor delivers tokens, so the engine tracks them.
 
-    Steps are never 3 or 4 and topk never 2 or 4, nor is a product of both 4: the reference's hidden states are 4 wide, and no row of
-    candidates, drafts or accepted tokens may be.
+    Steps are never 3 or 4, topk never 2 or 4, and their product never 4. The reference's hidden states are 4 wide, and no row of
+    candidates, drafts or accepted tokens may be as wide.
     """
 
     algorithm: str = "STANDALONE"

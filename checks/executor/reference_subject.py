@@ -102,7 +102,6 @@ class ReferenceAdapter(WrappedExecutor):
         return best_nodes(after, steps, topk, num_draft_tokens)
 
     def _hash(self, text: tuple[int, ...]) -> int:
-        """Return the hash of a text, which is that of its beginning and its last token."""
         found = self._hashes.get(text)
         if found is None:
             before = self._hash(text[:-1]) if len(text) > 1 else namespace_salt("")

@@ -201,6 +201,5 @@ class Change:
 
 
 def _globals_of(code: CodeType) -> set[str]:
-    """Return the global names that a piece of code reads."""
     names = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
     return names.union(*(_globals_of(inner) for inner in code.co_consts if isinstance(inner, CodeType)))

@@ -230,7 +230,6 @@ def make_unattached(config: StepsConfig, make=make_ema) -> ControllerAdapter:
 
 
 def make_estimating(config: StepsConfig) -> ControllerAdapter:
-    """Make a controller that estimates what is accepted."""
     return make_unattached(config, make_goodput)
 
 

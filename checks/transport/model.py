@@ -163,7 +163,6 @@ class TransportModel:
                 run.pages.clear()
 
     def is_empty(self, side: str) -> bool:
-        """Return whether this side has no request and holds no page."""
         return not self.live(side) and not self.holds[side]
 
 

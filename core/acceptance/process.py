@@ -1,9 +1,8 @@
 """Acceptance processes: how many drafts would be accepted, without a model that says so.
 
-A process answers one question: *if a round of request r starts at output position x, how long is the longest run of
-drafts that verification would accept?* A round of S steps accepts min(run, S). Every answer is a pure function of
-(seed, request, output position), so another step count, batch, or block length asks other questions but changes no
-answer.
+A process answers one question. *If a round of request r starts at output position x, how many drafts in a row would verification accept?* A
+round of S steps accepts min(run, S). Every answer is a pure function of (seed, request, output position), so another step count, batch, or
+block length asks other questions but changes no answer.
 
 `GaussianAcceptance` is the general process. One latent quality decides a run:
 
@@ -14,12 +13,11 @@ answer.
     g   a smooth field over output positions  acceptance by position
     e   fresh at every position               shift = drift over the output, regimes, the hour of the day
 
-a, g and e are standard normal and the shares sum to one, so that the quality is standard normal again (a Gaussian
-copula; Nelsen, An Introduction to Copulas, 2006, §2.3): the configured acceptance is kept *exactly* as the average over
-output positions, whatever the correlation. The average over *rounds* is lower when there is correlation, as in
-recordings: rounds leap over the stretches that go well and dwell on the others. That is why the first draft is
-accepted less often at 5 steps than at 1 in the same requests, which no independent coin can show. The process whose
-*rounds* have given probabilities is found by `fit.calibrate`.
+a, g and e are standard normal and the shares sum to one, so the quality is standard normal again (a Gaussian copula; Nelsen, An
+Introduction to Copulas, 2006, §2.3). The configured acceptance is therefore the *exact* average over output positions, whatever the
+correlation. The average over *rounds* is lower when there is correlation, as in recordings: rounds leap over the stretches that go well and
+dwell on the others. That is why the first draft is accepted less often at 5 steps than at 1 in the same requests, which no independent coin
+can show. The process whose *rounds* have given probabilities is found by `fit.calibrate`.
 
 The fresh part is read from a table of 4,096 normal quantiles: probabilities are exact to 1/8192.
 """

@@ -138,7 +138,6 @@ class AcceptanceEstimate:
         return self._slow_accepts[position - 1]
 
     def snapshot(self) -> dict[str, object]:
-        """Return the state as plain data."""
         return {
             "trials": list(self._slow_trials),
             "accepts": list(self._slow_accepts),
@@ -335,7 +334,6 @@ class AcceptLengths:
         return _Correction(math.exp(log), weight * (1 - weight) * spread**2, spread * math.sqrt(1 - weight))
 
     def snapshot(self) -> dict[str, object]:
-        """Return the state as plain data."""
         return {
             "changes": self.changes,
             "built_for": list(self._built_for),

@@ -25,10 +25,9 @@ class UnknownStepCost(ForetokenError):
 class CostTable:
     """Round times on a grid of step counts and batch sizes, plus the cost of the KV that is read.
 
-    `round_ns[i][j]` is the time in ns of a round with `steps[i]` draft steps (0 is plain decoding) and `batch_sizes[j]`
-    rows without any KV; `kv_token_ps[i]` is added, in picoseconds, for each KV token read by the whole batch.
-    All integers, so that interpolation is exact: equal tables and arguments give equal times everywhere.
-    Raises `ConfigError` with all problems at once.
+    `round_ns[i][j]` is the time in ns of a round with `steps[i]` draft steps (0 is plain decoding) and `batch_sizes[j]` rows without any
+    KV. Each KV token that the whole batch reads adds `kv_token_ps[i]` picoseconds. All integers, so that interpolation is exact: equal
+    tables and arguments give equal times everywhere. Raises `ConfigError` with all problems at once.
     """
 
     steps: tuple[int, ...]
@@ -60,7 +59,6 @@ class CostTable:
         return max(1, numerator // (right - left)) + kv_ns
 
     def to_json(self) -> str:
-        """Return the table as JSON text."""
         return json.dumps({key: getattr(self, key) for key in _KEYS})
 
     @classmethod

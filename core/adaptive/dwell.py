@@ -13,9 +13,9 @@ _LONGEST_DWELL = 2048
 class SwitchGate:
     """Says when a switch is allowed, from the rounds at which the earlier ones happened.
 
-    Two rules. First, after a switch the next one waits for the dwell. It doubles after each reversal of direction, up to 2,048 rounds
-    (without a bound probes would end all probing: one and its way back are two reversals), and falls back to `min_dwell` after eight
-    dwells without a switch. Second, no window of 10,000 rounds holds more than 10 switches, whatever the input.
+    Two rules. First, after a switch the next one waits for the dwell. It doubles after each reversal of direction and falls back to
+    `min_dwell` after eight dwells without a switch. It is at most 2,048 rounds: a probe and its way back are two reversals, so without a
+    bound probes would end all probing. Second, no window of 10,000 rounds holds more than 10 switches, whatever the input.
 
     Rounds are the caller's counter and must not go back. A gate with `min_dwell` 0 allows everything.
     """
@@ -80,5 +80,4 @@ class SwitchGate:
         self._recent.clear()
 
     def snapshot(self) -> dict[str, object]:
-        """Return the state as plain data."""
         return {"doublings": self._doublings, "direction": self._direction, "recent": list(self._recent)}

@@ -59,7 +59,6 @@ class AdaptiveCounters:
         return self._calls, self._rows, self._correct, self._proposed, list(self._histogram)
 
     def read(self, gauges: Mapping[str, Any]) -> AdaptiveMetrics:
-        """Return everything since the start."""
         return _metrics(self._state(), gauges)
 
     def read_window(self, gauges: Mapping[str, Any]) -> AdaptiveMetrics:

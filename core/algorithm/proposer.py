@@ -2,7 +2,7 @@
 
     open_row ─► observe (the prompt) ─► first_relay ─► observe (its first token) ─► propose ─► observe (what was emitted) ─► propose …
 
-A proposal must be a function of the row's text and of what was relayed: after a retraction, or on another worker, an executor opens the row
+A proposal must be a function of the row's text and of what was relayed. After a retraction, or on another worker, an executor opens the row
 again and shows it its whole text at once. The device knows first what was accepted. So a proposer gives, for every node of its tree, the
 values from which the next round starts if that node is the last one accepted; the executor relays those of the right node.
 """

@@ -48,10 +48,10 @@ class Grammar:
 class SamplingParams:
     """How the target's distribution is turned into tokens. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off.
 
-    `min_p` leaves out tokens less likely, at this temperature, than that share of the most likely one. `presence_penalty` and
-    `frequency_penalty` are subtracted from the logits of tokens in the output, once, and as often as they are in it;
-    `repetition_penalty` divides positive logits of tokens in prompt or output, and multiplies negative ones. `logit_bias` has pairs of a
-    token and what is added to its logit, before the penalties.
+    `min_p` leaves out tokens less likely, at this temperature, than that share of the most likely one. `presence_penalty` is subtracted
+    once from the logits of tokens in the output, `frequency_penalty` as often as they are in it. `repetition_penalty` divides positive
+    logits of tokens in prompt or output, and multiplies negative ones. `logit_bias` has pairs of a token and what is added to its logit,
+    before the penalties.
     """
 
     temperature: float = 0.0

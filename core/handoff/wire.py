@@ -127,7 +127,6 @@ def _plain(value: Any, pieces: list[bytes]) -> Any:
 
 
 def request_to_json(request: Request) -> dict[str, Any]:
-    """Return a request as a JSON object."""
     return {
         "id": request.request_id,
         "prompt": request.prompt.to_json(),

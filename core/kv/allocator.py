@@ -76,7 +76,6 @@ class KVAllocator:
 
     @property
     def num_held_slots(self) -> int:
-        """Slots that are held."""
         return (self.num_pages - self._num_free_pages) * self.page_size
 
     @property

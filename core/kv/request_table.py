@@ -71,7 +71,6 @@ class RequestTable:
         self._free_rows.append(int(row))
 
     def is_held(self, row: int) -> bool:
-        """Return whether the row belongs to a request now."""
         return 0 < row <= self.num_rows and self._held[row] == 1
 
     def write(self, rows: Index, starts: Index, counts: Index, slots: NDArray[np.int32]) -> None:

@@ -328,7 +328,6 @@ class Experts:
         return into + shared
 
     def expert_parameters(self, hidden: int) -> int:
-        """Return the weights of one routed expert."""
         size = self.latent or hidden
         biases = (2 if self.gated else 1) * self.width + size if self.biases else 0
         return sum(product.parameters for product in self.expert(hidden)) + biases

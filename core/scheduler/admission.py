@@ -1,8 +1,9 @@
 """Which requests enter the batch, and which chunks of prompts the next step computes.
 
-At most one prompt is in progress between steps: the chunk budget goes to it until it is done, then to the next in line. A request
-enters when its whole context and one reserve R fit, together with what the running requests are about to reserve; with
-`EngineConfig.guarantee_output`, when its own whole output and that share of the rest of theirs fit; of share 1 memory never retracts one.
+At most one prompt is in progress between steps: the chunk budget goes to it until it is done, then to the next in line. A request enters
+when its whole context and one reserve R fit, together with what the running requests are about to reserve. With
+`EngineConfig.guarantee_output`, its own whole output and that share of the rest of theirs must fit; with a share of 1 no request is
+retracted for want of memory.
 """
 
 from __future__ import annotations
@@ -203,7 +204,6 @@ class Admission:
 
     @property
     def has_row(self) -> bool:
-        """Whether a row may be taken."""
         table = self.store.table
         if not table.num_free_rows:
             return False

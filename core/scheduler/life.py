@@ -5,8 +5,8 @@ last chunk is *launched* the request joins the decode batch (DECODE). Under memo
 and it is WAITING again, with what it has emitted so far as part of its prompt.
 
 Where prefill and decode are two engines, a request is TRANSFERRING on both while its KV is on its way. On the prefill side this lasts from
-the commit of its last chunk until the other side has it all (TRANSFERRED), on the decode side from the reservation of its slots until it
-joins the batch.
+the commit of its last chunk until the other side has it all (TRANSFERRED). On the decode side it lasts from the reservation of its slots
+until it joins the batch.
 
 `TRANSITIONS` says which event is possible in which state. `RequestRecord.advance` asks it first: a refused event changes nothing.
 

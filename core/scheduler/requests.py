@@ -273,7 +273,6 @@ class Requests:
         self._retracted_lately = False
 
     def take_retracted(self) -> tuple[str, ...]:
-        """Return the requests retracted since the last call."""
         if not self.retracted:
             return ()
         retracted, self.retracted = self.retracted, []
@@ -291,7 +290,6 @@ class Requests:
         return rounds
 
     def launch(self, flight: StepInFlight) -> None:
-        """Put a step in flight."""
         self.in_flight.append(flight)
         self.last_step_id = flight.step.step_id
 

@@ -130,7 +130,6 @@ class Arm:
 
     @property
     def captures(self) -> tuple[CaptureReport, ...]:
-        """The cost of its graphs."""
         return tuple(self.executor.graphs.reports)
 
     def run(self, max_tokens: int | None = None) -> Timing:

@@ -132,7 +132,6 @@ class BenchPlan:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the KV of the largest cell."""
         return max(cell.kv_bytes for cell in self.cells)
 
     @property

@@ -89,7 +89,6 @@ def report(
 
 
 def plan_sizes(plan: BenchPlan) -> tuple[int, ...]:
-    """Return the batch sizes of all cells, ascending."""
     return tuple(sorted({cell.batch_size for cell in plan.cells}))
 
 

@@ -208,7 +208,6 @@ def _in_words(arm: ArmPlan) -> str:
 
 
 def device_name(device: str) -> str:
-    """Return the device's name."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(torch.device(device))
     try:

@@ -133,7 +133,6 @@ class Serving:
     # -- from outside -------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, peer: str) -> None:
-        """Queue a request on a prefill worker."""
         outcome = self.handoff.submit(request, peer, now_ns())
         if outcome.refusal:
             self.news.refused(request.request_id, outcome.refusal)

@@ -66,7 +66,6 @@ def _clean(probabilities: Tensor) -> Tensor:
 
 
 def tree_of(ops: Ops, batch: RoundBatch, levels: list[DeviceCandidates]) -> DeviceTree:
-    """Return the verify tree of the best candidates of all levels."""
     depths = [depth for depth, level in enumerate(levels, start=1) for _ in range(level.tokens.shape[1])]
     return ops.build_tree(
         batch.roots,

@@ -83,7 +83,6 @@ class Rows:
         self._requests[row] = None
 
     def forget(self) -> None:
-        """Close all rows."""
         self._requests = [None] * len(self._requests)
 
     def check_owners(self, rows: np.ndarray, epochs: np.ndarray) -> None:

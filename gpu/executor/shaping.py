@@ -125,11 +125,9 @@ class Shaping:
         self._rows.pop(row, None)
 
     def forget(self) -> None:
-        """Close all rows."""
         self._rows.clear()
 
     def covers(self, rows: np.ndarray) -> bool:
-        """Return whether any of the rows has changed logits."""
         return bool(self._rows) and any(row in self._rows for row in rows.tolist())
 
     def observe(self, row: int, tokens: np.ndarray) -> None:

@@ -22,8 +22,8 @@ COUNTS = frozenset(
 def jit(function: Callable[..., Any]) -> Any:
     """`triton.jit`, or the function itself where there is no Triton.
 
-    Integers whose value changes from launch to launch are not specialised: Triton would compile the kernel anew for 1 and for multiples of
-    16, in the middle of serving, and rounds of other step counts would run other machine code.
+    Integers whose value changes from launch to launch are not specialised. Triton would compile the kernel anew for 1 and for multiples of
+    16, in the middle of serving. Rounds of other step counts would then run other machine code.
     """
     if triton is None:
         return function
@@ -32,7 +32,6 @@ def jit(function: Callable[..., Any]) -> Any:
 
 
 def cdiv(a: int, b: int) -> int:
-    """a / b, rounded up."""
     return -(-a // b)
 
 

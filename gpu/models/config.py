@@ -132,7 +132,6 @@ class ModelConfig:
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
-        """The layers that have experts."""
         return tuple(i for i in range(self.num_layers) if self.moe is not None and self.moe.is_sparse(i))
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,14 +1,14 @@
 """Matrix products with weights, and how they are made fast for a few rows on a CPU.
 
 Plain decoding multiplies one row with every matrix, a verify pass a handful: both take as long as the weights take to be read. On one core
-NumPy's product with columns, [in, out], reads them fastest: one row at three quarters of what a plain sum over the same memory reaches,
-where oneDNN's blocks and torch's products with rows as stored reach a third to a half, and four rows as fast as the blocks. A large
-array of NumPy's lies in huge pages, too. Its product with five to seven rows takes longer than with eight, and with three than with
-four, so rows are filled up to a multiple of four. Two rows are multiplied one by one, and up to seven with a small matrix, which
-stays in the cache.
+NumPy's product with columns, [in, out], reads them fastest. With one row it reaches three quarters of the rate of a plain sum over the same
+memory; oneDNN's blocks and torch's products with rows as stored reach a third to a half. With four rows it is as fast as the blocks. A
+large array of NumPy's lies in huge pages, too. Its product with five to seven rows takes longer than with eight, and with three than with
+four, so rows are filled up to a multiple of four. Two rows are multiplied one by one, and up to seven with a small matrix, which stays in
+the cache.
 
-NumPy computes on one core (`session.devices.set_threads`). With more, and for numbers that NumPy has not, a large weight is given to
-oneDNN in its own layout; a call of that costs some 13 µs before it begins, which small matrices are not worth. Whatever the layout, a
+NumPy computes on one core (`session.devices.set_threads`). With more rows, and for number formats that NumPy lacks, a large weight is given
+to oneDNN in its own layout. A call of that costs some 13 µs before it begins, which is too much for small matrices. Whatever the layout, a
 weight is in memory once, unless it is an embedding too, whose rows cannot be read from oneDNN's blocks.
 """
 

@@ -165,7 +165,7 @@ class Ops(Protocol):
         max_position: int,
     ) -> DeviceTree:
         """Choose the best nd − 1 of n candidates (tokens int64, scores float32, parents int32 [bs, n]; depths: n ints, ascending from 1);
-        see `core.tree.build.build_tree`: ties take the lowest id, no child counts as better than its parent, NaN is the worst."""
+        see `core.tree.build.build_tree`. Ties take the lowest id, no child counts as better than its parent, NaN is the worst."""
 
     def verify_greedy(self, tree: DeviceTree, target_ids: Tensor) -> DeviceVerified:
         """Accept while a child equals the target's choice; target_ids int64 [bs · nd], −1 where the target failed."""

@@ -167,7 +167,6 @@ class _Process:
             return self._process.exitcode
 
     def tail(self) -> str:
-        """Return the end of what it wrote."""
         self._written.seek(max(0, self._written.seek(0, os.SEEK_END) - TAIL_CHARACTERS))
         return self._written.read().decode("utf-8", "replace")
 

@@ -350,7 +350,6 @@ def collect_outputs(
 
 
 def join_deltas(deltas: Sequence[TextDelta]) -> Output:
-    """Return the output that all deltas of a request make."""
     last = deltas[-1]
     assert last.finish is not None, "the last delta says how the request ended"
     return Output(

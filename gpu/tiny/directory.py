@@ -106,7 +106,6 @@ def writing_part(partial: Path, part: str) -> Iterator[Path]:
 
 
 def publish(partial: Path, directory: Path, summary: dict[str, Any]) -> None:
-    """Give the whole pair its name."""
     (partial / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     (partial / LOCK).unlink()
     partial.rename(directory)

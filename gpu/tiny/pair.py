@@ -81,10 +81,10 @@ def make_pair(
 ) -> MadePair:
     """Return the pair of `options` in `directory`, trained unless it is there.
 
-    An interrupted run leaves finished parts in a directory beside it, from which the next one goes on. Weights are the same for the same
-    options, versions and number of threads, unless there is a time budget: it counts from `started_s` of `time.monotonic` (default: now),
-    and the summary's "cuts" say what was left out to keep within it. Raises ConfigError if something else is in `directory` or the device
-    is not there, NoCorpus without a standard library.
+    An interrupted run leaves finished parts in a directory beside it, from which the next one goes on. Without a time budget, weights are
+    the same for the same options, versions and number of threads. A budget counts from `started_s` of `time.monotonic` (default: now), and
+    the summary's "cuts" say what was left out to keep within it. Raises ConfigError if something else is in `directory` or the device is
+    not there, NoCorpus without a standard library.
     """
     _check_device(device)
     started_s = time.monotonic() if started_s is None else started_s
@@ -121,7 +121,6 @@ class _Workshop:
         self.budget = TimeBudget(options.time_budget_s, started_s, [*parts, *MEASURED])
 
     def make(self) -> dict[str, Any]:
-        """Make all parts that are missing and return the summary."""
         vocabulary, self._training = self._read_data()
         if TARGET in self.missing:
             self._make_target(vocabulary)
@@ -319,7 +318,6 @@ def _short_first(windows: Tensor, done: float) -> Tensor:
 
 
 def _part(directory: Path, model: Draft) -> dict[str, Any]:
-    """Return the size of a part and how it was trained."""
     num_parameters = sum(weight.numel() for weight in model.parameters())
     training = json.loads((directory / TRAINING).read_text(encoding="utf-8"))
     return {"parameters": num_parameters, "bytes": model.weight_bytes, **training}

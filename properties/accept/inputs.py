@@ -28,7 +28,6 @@ def _below(n: int, seed: int, lane: int, *shape: int) -> np.ndarray:
 
 
 def frozen(array: np.ndarray) -> np.ndarray:
-    """Make an array read-only."""
     array.setflags(write=False)
     return array
 

@@ -54,7 +54,6 @@ class Request:
     codes: list[int] = field(default_factory=list)
 
     def commit(self, token: int) -> None:
-        """Append a token that has KV now."""
         self.prefix = after(self.prefix, token)
         self.codes.append(code_of(self.prefix, len(self.codes)))
 

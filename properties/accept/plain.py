@@ -165,7 +165,6 @@ class PlainAccept:
         return child, token
 
     def beyond(self, target: list[float], draft: list[float]) -> list[float]:
-        """Return what the target has over the draft."""
         total = sum(draft)
         return [max(p - q / total, 0.0) for p, q in zip(target, draft, strict=True)]
 

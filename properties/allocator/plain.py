@@ -35,7 +35,6 @@ class PlainAllocator:
         return [page * self.page_size + offset for page in pages for offset in range(self.page_size)]
 
     def pages(self, slots: list[int]) -> list[int]:
-        """Return the pages of slots, each once, in order."""
         return list(dict.fromkeys(slot // self.page_size for slot in slots))
 
     def take(self, num_pages: int) -> list[int]:

@@ -73,7 +73,6 @@ class EngineHistory:
         return follower is not None
 
     def end(self) -> None:
-        """Check the end of a complete run."""
         for request_id in self.requests.live:
             self.tally.flaw(
                 "ENGINE-02", f"request {request_id!r} never ends", "one end for each request that is accepted"

@@ -19,7 +19,6 @@ NOTHING = -1  # a cell of the pool in which no KV stands
 
 
 def extend(prefix_hash: int, token: int) -> int:
-    """Return the hash of a prefix that grows by one token."""
     mixed = ((prefix_hash ^ (token + 1)) * _M1) & _MASK
     return mixed ^ (mixed >> 29)
 

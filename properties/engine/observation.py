@@ -96,7 +96,6 @@ class Moment:
         self.model.retract(life)
 
     def end(self, life: Life, end: End) -> None:
-        """Note an end event."""
         self.ends.append(end)
         self.ended_lives[end.request] = life
         self._note_pages(life, end.reason)

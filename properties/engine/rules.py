@@ -97,7 +97,6 @@ def limits(model: EngineModel, committed: Flight | None) -> tuple[str, ...]:
 
 
 def shown(flight: Flight | None) -> str:
-    """Return a step in words."""
     if flight is None:
         return "no step"
     parts = [f"{c.life.name} computes {c.start}…{c.stop - 1}" for c in flight.chunks]

@@ -83,7 +83,6 @@ class EngineTrial(Trial):
     # -- around every operation ---------------------------------------------------------------------------------------
 
     def begin(self, operation: Operation | str) -> None:
-        """Start a new moment."""
         self.operation = operation
         self.moment = Moment(self.model, self.device.cells, operation, self.moment.after)
         if self._was_denied or self._was_lost or self.model.asked_back:

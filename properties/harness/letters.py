@@ -33,7 +33,6 @@ class Choices:
         self._given = given
 
     def __call__(self, values: Sequence[T]) -> T:
-        """Return one of the values."""
         number = len(self.taken)
         if self._is_random:
             mixed = (self.bits + (number + 1) * 0x9E3779B97F4A7C15) & _MASK  # splitmix64

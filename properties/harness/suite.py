@@ -100,7 +100,6 @@ class Suite:
         raise ConfigError("supports", [Problem("", what)])
 
     def invariants(self, capabilities: Any) -> tuple[Invariant, ...]:
-        """Return the invariants that are checked for a subject of these capabilities."""
         return tuple(item for item in of_contract(self.name) if not item.missing(capabilities))
 
     def enabled(self, capabilities: Any) -> tuple[type[Operation], ...]:

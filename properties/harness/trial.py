@@ -320,12 +320,10 @@ def _cut(value: object, length: int) -> str:
 
 
 def shown(value: object) -> str:
-    """Return the type and the beginning of a value, for messages."""
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) < 80 else text[:77] + '…'}"
 
 
 def listed(numbers: Sequence[int], most: int = 12) -> str:
-    """Return the first numbers of a sequence, and how many there are in all."""
     text = ", ".join(map(str, numbers[:most]))
     return f"[{text}]" if len(numbers) <= most else f"[{text}, … {len(numbers)} in all]"

@@ -156,7 +156,6 @@ def _windows(m: Moment) -> str:
 
 
 def _place_of(m: Moment, slot: int) -> str:
-    """Say whose slot it is."""
     found = np.argwhere(m.model.table == slot)
     if not len(found):
         return "which belongs to no row"

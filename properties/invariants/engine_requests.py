@@ -67,7 +67,6 @@ def a_request_ends_once_and_last(m: Moment) -> Outcome:
 
 
 def _wrong_end(m: Moment) -> Finding | None:
-    """Return an end that has no cause."""
     if m.answer is not None:
         failed = m.answer.failed
     else:

@@ -108,7 +108,6 @@ class Invariant:
         return not self.on or kind in self.on or getattr(kind, "tag", "") in self.on
 
     def missing(self, capabilities: object) -> tuple[str, ...]:
-        """Return the capabilities that it needs and that are not declared."""
         return tuple(name for name in self.needs if not getattr(capabilities, name))
 
 
@@ -138,7 +137,6 @@ def checks(
 
 
 def all_invariants() -> tuple[Invariant, ...]:
-    """Return every invariant in the order of the catalogue."""
     return tuple(_REGISTRY.values())
 
 
@@ -147,7 +145,6 @@ def invariant(id: str) -> Invariant:
 
 
 def of_contract(contract: str) -> tuple[Invariant, ...]:
-    """Return the invariants that are checked for a contract, in the order of the catalogue."""
     return tuple(item for item in _REGISTRY.values() if item.contract == contract)
 
 

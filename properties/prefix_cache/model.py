@@ -150,7 +150,6 @@ class PrefixCacheModel:
         return tuple(grown)
 
     def remove(self, pages: Iterable[int]) -> None:
-        """Note that these pages have been evicted."""
         gone = set(pages)
         for cached in [cached for cached in self.tree.values() if cached.page in gone]:
             del self.tree[cached.cell]

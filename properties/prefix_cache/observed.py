@@ -61,7 +61,6 @@ class ObservedCache(Trial):
         self.transcript.append(answers if m.refusal is None else "refused")
 
     def nodes(self) -> tuple[Node, ...]:
-        """Return the nodes that the subject shows."""
         found = []
         for row in self.must(self.subject.nodes):
             if not isinstance(row, Sequence) or len(row) != 5:

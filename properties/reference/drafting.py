@@ -96,7 +96,6 @@ class ReferenceDrafter:
         return np.concatenate(ids, axis=1), np.concatenate(probabilities, axis=1)
 
     def tree(self, request: DraftRequest) -> Drafted:
-        """Build the verify tree of one round."""
         if self.host is not None:
             return self._host_tree(request, self.host)
         self._check_relay(request)

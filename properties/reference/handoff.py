@@ -43,7 +43,6 @@ CELL_BYTES = 8 * len(_COLUMNS)
 
 
 def page_format_of(executor: ReferenceExecutor) -> PageFormat:
-    """Return the format of a page of this executor's pools."""
     page_bytes = executor.page_size * CELL_BYTES
     return PageFormat(
         page_size=executor.page_size,

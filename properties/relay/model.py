@@ -119,7 +119,6 @@ class RelayModel:
 
 
 def length_of(stamp: int) -> int:
-    """Return the length that is written with a stamp."""
     return FIRST_VALUE + stamp * 64
 
 

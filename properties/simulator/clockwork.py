@@ -36,7 +36,6 @@ class Clockwork:
             self._follow(replica, ledger.moments[replica])
 
     def plan_ns(self, step: StepDone) -> int:
-        """Return the time to plan and launch a step."""
         host, rows = self.host, len(step.chunks) + len(step.decode or ())
         base = host["plan_base_ns"] + host["launch_base_ns"] + host["sampling_base_ns"]
         return base + (host["plan_row_ns"] + host["launch_row_ns"] + host["sampling_row_ns"]) * rows
@@ -48,7 +47,6 @@ class Clockwork:
         return host["commit_base_ns"] + host["commit_row_ns"] * len(step.decode or ()) + tokens_ns
 
     def device_ns(self, step: StepDone, number: int) -> float:
-        """Return the time of one round on the device."""
         chunks = [(length, start) for _, start, length, _ in step.chunks]
         decode = None
         if step.decode is not None:

@@ -38,7 +38,6 @@ def digest(answer: Any) -> str:
 
 
 def digests_of(make: Any) -> list[str]:
-    """Return the digest of each of the cases."""
     return [digest(make(config).run(service)) for config, service in CASES]
 
 

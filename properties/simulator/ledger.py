@@ -245,7 +245,6 @@ class Ledger:
             step.delivered[0] += 1
 
     def _has(self, step: StepDone, row: Row) -> bool:
-        """Return whether the row's request still has it."""
         held = self._row_of.get((step.replica, row.id))
         return held is not None and self._rows[step.replica, held] is row
 

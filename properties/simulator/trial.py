@@ -133,7 +133,6 @@ class SimulatorTrial(Trial):
         self.moment = Moment(self.config)
 
     def begin(self, operation: Operation | str) -> None:
-        """Start a new moment."""
         self.moment = Moment(self.config, operation)
 
     def drain(self) -> None:
@@ -240,7 +239,6 @@ class SimulatorTrial(Trial):
         return found
 
     def _run_once(self) -> bool:
-        """Run the service as it is, if it has not run."""
         self._base()
         return True
 

@@ -66,7 +66,6 @@ class StepsConfig:
         return cls(table.text(), captured, fail_at=fail_at, **costs)
 
     def round_time_ns(self, steps: int, batch_size: int, kv_tokens: int) -> int:
-        """Return the modelled time of one round."""
         kv_ns = self.kv_token_ps * kv_tokens // 1000
         return self.base_ns + steps * self.draft_ns + batch_size * (steps + 1) * self.token_ns + kv_ns
 

@@ -38,7 +38,6 @@ class AverageRule:
             self._ranges.append(_Range(members, index, members[index] - 1.0))
 
     def steps(self, number: int) -> int:
-        """Return the steps of a range, by its number."""
         own = self._ranges[number]
         return own.candidates[own.index]
 

@@ -146,7 +146,6 @@ class StepControllerTrial(Trial):
         return self.table.candidates[self._range_of(batch_size)]
 
     def time_ns(self, steps: int, batch_size: int) -> int:
-        """Return the modelled time of a round."""
         return self.config.round_time_ns(steps, batch_size, batch_size * self.config.kv_per_row)
 
     def _range_of(self, batch_size: int) -> int:

@@ -233,7 +233,7 @@ def expected_hit_rate(prefixes: Mapping[str, Any], prompt_lens: np.ndarray, cach
 def _hit_rate(groups: int, zipf: float, shared: float, own: float, count: int, cache_tokens: float) -> float:
     """Return the share of the tokens of `count` prompts that are found; `shared` and `own` are the mean tokens of a prompt's parts.
 
-    By the characteristic time of a least-recently-used cache (Che, Tung, Wang: "Hierarchical web caching systems", IEEE JSAC 20, 2002): a
+    By the characteristic time of a least-recently-used cache (Che, Tung, Wang: "Hierarchical web caching systems", IEEE JSAC 20, 2002). A
     prefix is found if it occurred among the last T requests, and T requests fill the cache.
     """
     ranks = np.unique(np.geomspace(1, groups + 1, min(groups, 100) + 1).astype(np.int64))

@@ -91,8 +91,8 @@ def _block(num_rows: int, d: int, dtype: torch.dtype, max_block_m: int) -> tuple
 def reading_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int, group: int = 1) -> Tiles:
     """Return the blocks for decode and verify with `group` query heads per key head, which are bound by reading the pool.
 
-    The pipeline has five stages because a key's address is itself loaded, from the table: with five, two blocks of keys are on their way
-    at any time; with three or four, one, and its latency shows.
+    The pipeline has five stages because a key's address is itself loaded, from the table. With five, two blocks of keys are on their way at
+    any time. With three or four there is one, and its latency shows.
     """
     # Before Hopper a 64-row tile does not fit the registers; in float32, where no tensor core serves, 16 rows are what fits.
     wide = dtype.itemsize > 2
@@ -128,9 +128,9 @@ class Cut:
     ) -> Cut:
         """Choose for `planned_rows` of at most `max_len` keys, each with `tiles` pairs of a key head and a block of queries.
 
-        A part's result takes `row_bytes` per row. It is written and read again, 8 bytes for every channel of a query against 4 of a key in
-        16 bits: rows that fill the device by themselves are cut where that is a 32nd of the keys' bytes, fewer rows into shorter parts.
-        A row that runs alone fills the device.
+        A part's result takes `row_bytes` per row. It is written and read again: 8 bytes for every channel of a query, against 4 of a key in
+        16 bits. Rows that fill the device by themselves are cut where that is a 32nd of the keys' bytes, fewer rows into shorter parts. A
+        row that runs alone fills the device.
         """
         programs = max(1, PROGRAMS_PER_PROCESSOR * processors // tiles)
         keys = 64 * size.block_m * min(planned_rows, programs) // programs

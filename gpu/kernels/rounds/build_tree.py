@@ -133,7 +133,7 @@ def _chain_kernel(roots, drafts, seq_lens, tokens, positions, nodes, max_positio
 
 @jit
 def _select_kernel(scores, parents, node_of, kept, n, nodes, DEPTH: tl.constexpr, N: tl.constexpr):
-    """The best nodes − 1 of a row's n candidates, in the order of their ids: `kept` has the id of each node (−1 for the root), `node_of`
+    """The best nodes − 1 of a row's n candidates, in the order of their ids. `kept` has the id of each node (−1 for the root), `node_of`
     the node of each candidate (−1 if it has none)."""
     row = tl.program_id(0).to(tl.int64)
     candidate = tl.arange(0, N)

@@ -131,7 +131,7 @@ def _rising(table: np.ndarray, axis: int = 0) -> np.ndarray:
 
 
 def _lines(times: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return two segments per row of times [..., CONTEXTS] by least squares, which meet at KNEE tokens of context: the time without
+    """Fit two segments per row of times [..., CONTEXTS] by least squares, which meet at KNEE tokens of context. Return the time without
     context, the time at the knee, and the rise per token beyond it, each [...]."""
     contexts = np.array(CONTEXTS, dtype=float)
     at_knee = times[..., CONTEXTS.index(KNEE)]
