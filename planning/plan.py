@@ -29,7 +29,7 @@ from .workers import Workers
 DROPPED_BELOW = 0.75
 """A candidate whose first result per GPU is below this share of the best one's is not searched again."""
 KEPT_AT_LEAST = 3
-ROUGH, CLOSER, FINE = 0.2, 0.05, 0.03
+ROUGH, CLOSER, FINE = 0.1, 0.05, 0.03
 """Tolerances of the first round, of its part on a quarter of a trace, and of the second round."""
 AT_ONCE = 2  # runs of a search that is alone, whatever number of processes there is: the answer does not depend on it
 FIRST_SHARE = 0.25  # of the requests, in the first round
