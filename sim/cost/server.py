@@ -8,6 +8,7 @@ engine's own overlap of host and device, so it stands in the launch, and no host
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from ...core.errors import ForetokenError, nearest_name
@@ -214,5 +215,17 @@ def server_profile(name: str) -> ServerProfile:
     """Look up the profile called `name` (case does not matter). Raises `UnknownServer`."""
     key = name.strip().lower()
     if key not in PROFILES:
-        raise UnknownServer(f"unknown server {name!r}{nearest_name(key, PROFILES)}; known: {', '.join(PROFILES)}")
+        server, _, version = key.partition("-")
+        others = [known for known in PROFILES if known.startswith(f"{server}-")]
+        hint = nearest_name(key, PROFILES)
+        if not hint and others and version:
+            near = min(others, key=lambda known: abs(_number(known) - _number(key)))
+            hint = f": no published times to fit it to; the nearest is {near}, and `foretoken calibrate --from` fits your own"
+        raise UnknownServer(f"unknown server {name!r}{hint}; known: {', '.join(PROFILES)}")
     return PROFILES[key]
+
+
+def _number(server: str) -> int:
+    """Return the version in the name of a server as a number: 1,018 for 1.18, 25 for 0.2x."""
+    major, minor = (*map(int, re.findall(r"\d{1,6}", server.replace("x", "5"))), 0, 0)[:2]
+    return 1000 * major + minor

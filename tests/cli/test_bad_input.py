@@ -29,7 +29,10 @@ SETTINGS = {
         ["model.context_len", "131072 positions"],
     ),
     "another algorithm": (["speculation.algorithm=EAGLE2"], ["unknown algorithm 'EAGLE2'; known"]),
-    "another version's server": (["hardware.server=vllm-0.10"], ["unknown server 'vllm-0.10'; known"]),
+    "another version's server": (
+        ["hardware.server=vllm-0.10"],
+        ["unknown server 'vllm-0.10': no published", "the nearest is vllm-0.9"],
+    ),
     "a model that does not fit": (
         ["model.target=llama-3.1-70b", "hardware.gpu=L4"],
         ["llama-3.1-70b", "does not fit", "L4", "needed"],

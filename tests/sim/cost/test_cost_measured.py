@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import statistics
 import subprocess
 import sys
@@ -411,11 +412,23 @@ class TestServers:
         assert kv_dtype("hardware.server=vllm-0.18") == "fp8"
         assert kv_dtype("hardware.server=sglang-0.5") == "bf16"
 
-    def test_an_unknown_server(self):
-        with pytest.raises(
-            ConfigError, match=r"hardware.server: unknown server 'sglang-0\.6'; known: foretoken, sglang-0\.5"
-        ):
-            assemble(load_scenario(None, ["hardware.server=sglang-0.6"])[0])
+    @pytest.mark.parametrize(
+        ("server", "hint"),
+        [
+            (
+                "sglang-0.4",
+                ": no published times to fit it to; the nearest is sglang-0.5, and `foretoken calibrate --from`",
+            ),
+            ("vllm-0.10", ": no published times to fit it to; the nearest is vllm-0.9,"),
+            ("vllm-0.2x", ": no published times to fit it to; the nearest is vllm-0.18,"),
+            ("vllm-0.19.1", ": no published times to fit it to; the nearest is vllm-0.18,"),
+            ("trtllm-0.20", ": no published times to fit it to; the nearest is trtllm-1.x,"),
+            ("tgi-3.0", "; known: foretoken, sglang-0.5"),
+        ],
+    )
+    def test_an_unknown_server_names_the_nearest(self, server, hint):
+        with pytest.raises(ConfigError, match=re.escape(f"hardware.server: unknown server '{server}'{hint}")):
+            assemble(load_scenario(None, [f"hardware.server={server}"])[0])
 
     @pytest.mark.slow
     def test_the_times_of_rounds_are_those_of_a_fresh_fit(self, tmp_path, monkeypatch):
