@@ -27,7 +27,10 @@ from .trial import reason_of
 from .workers import Workers
 
 DROPPED_BELOW = 0.75
-"""A candidate whose first result per GPU is below this share of the best one's is not searched again."""
+"""A candidate whose first result per GPU is below this share of the best one's is not searched again.
+
+On a trace all candidates meet the same requests, and the tolerance of that result decides.
+"""
 KEPT_AT_LEAST = 3
 ROUGH, CLOSER, FINE = 0.1, 0.05, 0.03
 """Tolerances of the first round, of its part on a quarter of a trace, and of the second round."""
@@ -112,7 +115,7 @@ class Plan:
         if self.question.load is not None and able and all(map(self._is_hopeless, able)):
             nearest = min(able, key=self._distance)  # alone it is searched on: how many devices it would take
             yield from self._first_round([nearest], workers, ends_early=False)
-        kept, seeds = self._kept(self.rough, DROPPED_BELOW), self.question.seeds
+        kept, seeds = self._kept(self.rough, 1 - ROUGH if self._has_slices else DROPPED_BELOW), self.question.seeds
         if not self._has_slices:
             again = {index: self._fine_search(index) for index in kept}
             yield from self._searched("second", self.fine, again, workers)
