@@ -45,7 +45,7 @@ OURS: dict[str, dict[str, int]] = {
         "foretoken.checks.adapters.step_controller:make_goodput": 2_000,
     },
     "engine": {
-        "foretoken.checks.adapters.core_engine:make": 80_000,
+        "foretoken.checks.adapters.core_engine:make": 60_000,
         "foretoken.properties.engine.plain:make": 15_000,
     },
     "executor": {
@@ -55,7 +55,7 @@ OURS: dict[str, dict[str, int]] = {
     },
     "block-manager": {"foretoken.checks.manager.plain:make": 15_000},
     "transport": {"foretoken.checks.transport.handoff_subject:make": 8_000},
-    "simulator": {"foretoken.checks.adapters.simulator:make": 300},
+    "simulator": {"foretoken.checks.adapters.simulator:make": 600},
 }
 """Contract -> our components, under the names that reports and cases have. Each can be loaded if what it needs is installed. The number
 is that of the operations of a check without a budget: more where a component has more states, about a minute in all."""

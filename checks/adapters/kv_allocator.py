@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...core.kv.allocator import AllocatorSnapshot, KVAllocator
+from ...core.kv.allocator import KVAllocator
 from ...properties.allocator.contract import AllocatorCapabilities, AllocatorConfig
 
 
@@ -17,7 +17,6 @@ class KVAllocatorAdapter:
         self.allocator = allocator
         self.alloc = allocator.allocate
         self.can_allocate = allocator.can_allocate
-        self.snapshot = allocator.snapshot
 
     def free(self, slots: Sequence[int]) -> None:
         self.allocator.free(np.array(slots, dtype=np.int64))
@@ -26,10 +25,7 @@ class KVAllocatorAdapter:
         return self.allocator.num_free_slots
 
     def free_pages(self) -> np.ndarray:
-        return self.allocator.snapshot().free_pages
-
-    def restore(self, snapshot: AllocatorSnapshot) -> None:
-        self.allocator.restore(snapshot)
+        return self.allocator.free_pages
 
 
 def make(config: AllocatorConfig) -> KVAllocatorAdapter:
@@ -37,4 +33,4 @@ def make(config: AllocatorConfig) -> KVAllocatorAdapter:
     return KVAllocatorAdapter(KVAllocator(config.num_pages, config.page_size))
 
 
-make.capabilities = AllocatorCapabilities(paged=True, padding_page=True, inspection=True, snapshots=True, misuse=True)
+make.capabilities = AllocatorCapabilities(paged=True, padding_page=True, inspection=True, misuse=True)

@@ -65,7 +65,7 @@ class PrefixStoreAdapter(RadixCacheAdapter):
         self.store.pass_fence(self.completed)
 
     def free_slots(self) -> np.ndarray:
-        pages = self.store.allocator.snapshot().free_pages
+        pages = self.store.allocator.free_pages
         return (pages[:, None] * self.store.page_size + np.arange(self.store.page_size)).ravel()
 
 

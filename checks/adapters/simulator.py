@@ -209,13 +209,21 @@ class History:
 class CheckedSimulator:
     """`foretoken simulate`, with everything that it writes as plain data."""
 
-    capabilities = SimulatorCapabilities(faults=True, traces=True, books=True, goodput=True)
+    capabilities = SimulatorCapabilities.all()
 
     def __init__(self, config: SimulatorConfig) -> None:
         self.config = config
+        self.block_rounds: dict[str, int] = {}  # of an engine; by default as many as a scenario has
 
     def run(self, service: Service) -> dict[str, Any]:
         return self.simulate(service, self.load(service))
+
+    def round_by_round(self, service: Service) -> dict[str, Any]:
+        self.block_rounds = {"block_rounds": 1}
+        try:
+            return self.run(service)
+        finally:
+            self.block_rounds = {}
 
     def replay(self, service: Service, arrivals: Sequence[Sequence[int]]) -> dict[str, Any]:
         with TemporaryDirectory() as folder:
@@ -266,6 +274,7 @@ class CheckedSimulator:
                 "kv_slots": service.pages * self.config.page_size,
                 "max_running": service.max_running,
                 "chunk_size": 32,
+                **self.block_rounds,
             },
             "workload": workload,
             "slo": {name: float(limit) for name, limit in slo.items() if limit},

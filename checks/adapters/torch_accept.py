@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...core.draws import Purpose
 from ...gpu.batch.tree import DeviceTree, DeviceVerified
+from ...gpu.draft.beam import first_level, next_level, tree_of
 from ...gpu.executor.round import best_tokens
+from ...gpu.executor.sampling import target_probs
 from ...gpu.ops.port import KVTensors, Ops
 from ...gpu.session.devices import ops_for
-from ...properties.accept.contract import AcceptConfig, Batch
+from ...properties.accept.contract import AcceptConfig, Batch, DraftModel
 
 
 @dataclass(slots=True)
@@ -49,6 +53,35 @@ class DeviceAccept:
             tree = self.ops.build_tree(roots, tokens, scores, parents, depths, seq_lens, nodes, batch.max_position)
         return DeviceRound(tree, self.tensor(batch.windows))
 
+    def draft(self, batch: Batch, model: DraftModel) -> DeviceRound:
+        steps, _, nodes = self.shape
+        roots, seq_lens = map(self.tensor, (batch.roots, batch.seq_lens))
+        tokens, shares = map(self.tensor, model(0, batch.roots[:, None], np.zeros((len(batch.roots), 1), np.int64)))
+        level, beam = first_level(tokens[:, 0], shares[:, 0])
+        levels = [level]
+        for step in range(1, steps):
+            level, beam = next_level(beam, *map(self.tensor, model(step, *map(on_host, (beam.tokens, beam.sources)))))
+            levels.append(level)
+        shape = SimpleNamespace(roots=roots, lengths=seq_lens, num_draft_tokens=nodes, max_position=batch.max_position)
+        return DeviceRound(tree_of(self.ops, shape, levels), self.tensor(batch.windows))
+
+    def links(self, round: DeviceRound) -> tuple[Tensor, ...]:
+        tree = round.tree
+        numbers = torch.arange(tree.num_nodes, device=tree.tokens.device)
+        sees = (tree.ancestor_bits[:, :, None] >> numbers) & 1
+        there = 1 + (tree.parents >= 0).sum(1)
+        return tree.next_token.flatten(), tree.next_sibling.flatten(), sees.flatten(), there
+
+    def distribution(
+        self, logits: np.ndarray, temperature: np.ndarray, top_k: np.ndarray, top_p: np.ndarray
+    ) -> np.ndarray:
+        return on_host(target_probs(*map(self.tensor, (logits, temperature, top_p, top_k))))
+
+    def coins(self, seed: int, requests: np.ndarray, seq_lens: np.ndarray, width: int) -> tuple[np.ndarray, ...]:
+        positions = self.tensor(seq_lens[:, None] + np.arange(width))
+        purposes, keys = (Purpose.ACCEPT_COIN, Purpose.BONUS_COIN), self.tensor(requests.view(np.int64))
+        return tuple(on_host(self.ops.coins(keys, positions, seed, purpose)) for purpose in purposes)
+
     def tree(self, round: DeviceRound) -> tuple[Tensor, ...]:
         return tuple(part.flatten() for part in (round.tree.tokens, round.tree.parents, round.tree.positions))
 
@@ -69,19 +102,21 @@ class DeviceAccept:
 
     def compact(self, round: DeviceRound, outputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         index, nodes = round.verified.accept_index, round.tree.num_nodes
-        return {
-            name: self.ops.compact(self.tensor(values), index, nodes).cpu().numpy() for name, values in outputs.items()
-        }
+        return {name: on_host(self.ops.compact(self.tensor(values), index, nodes)) for name, values in outputs.items()}
 
     def move(self, round: DeviceRound, pools: np.ndarray) -> np.ndarray:
         """Move KV: the first half of the pools are keys of so many layers, the second half their values."""
         keys, values = (self.tensor(half)[:, :, None, None] for half in np.split(pools, 2))
         verified = round.verified
         self.ops.move_accepted_(KVTensors(keys, values), round.windows, verified.accept_index, verified.accept_lens)
-        return torch.cat([keys, values])[:, :, 0, 0].cpu().numpy()
+        return on_host(torch.cat([keys, values])[:, :, 0, 0])
 
     def tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.array(array, order="C")).to(self.device)
+
+
+def on_host(values: Tensor) -> np.ndarray:
+    return values.cpu().numpy()
 
 
 def make(config: AcceptConfig) -> DeviceAccept:
@@ -92,4 +127,7 @@ def make_cuda(config: AcceptConfig) -> DeviceAccept:
     return DeviceAccept(ops_for("cuda"), "cuda")
 
 
-make.capabilities = make_cuda.capabilities = ("trees", "sampling", "target_failures", "outputs", "kv")
+make.capabilities = make_cuda.capabilities = (
+    *("trees", "sampling", "target_failures", "outputs", "kv"),
+    *("links", "beams", "parameters", "keyed_coins"),
+)

@@ -23,7 +23,7 @@ from .oracle import After, Drafts
 VOCAB_SIZE = 24
 TEXT_LEN = 48  # of the longest drawn request
 ALGORITHMS = (*["STANDALONE"] * 4, "NONE", "NONE", "NGRAM", "NGRAM")
-WITH_HEADS = (*["STANDALONE"] * 3, "NONE", "NGRAM", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE")
+WITH_HEADS = (*["STANDALONE"] * 3, "NONE", "NGRAM", "NGRAM", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE")
 STOP_TOKENS = (5, 11)
 MANY = 8  # rows of an engine in which many requests are sampled
 HIDDEN_STATES = "hidden_states"
@@ -63,8 +63,11 @@ class ExecutorConfig:
     def draw(cls, choose: Choices, has: ExecutorCapabilities) -> ExecutorConfig:
         """Choose an engine of a few rows, steps and branches."""
         algorithm = choose(WITH_HEADS if has.hidden_states else ALGORITHMS)
-        steps = 0 if algorithm == "NONE" else choose((1, 1, 2, 2, 5, 5, 0, 7))
-        topk = choose((1, 1, 3, 5)) if has.trees and steps > 0 else 1
+        # Where proposals are compared, most of them are deep: what a draft has kept of its own passes shows from the third step on.
+        steps = (
+            0 if algorithm == "NONE" else choose((5, 2, 5, 7, 5, 1, 0, 5) if has.drafts else (1, 1, 2, 2, 5, 5, 0, 7))
+        )
+        topk = choose((1, 3, 3, 5) if has.drafts else (1, 1, 3, 5)) if has.trees and steps > 0 else 1
         nodes = min(choose((3, 6, 9, 13)), 1 + topk + (steps - 1) * topk**2) if topk > 1 else 0
         config = cls(
             algorithm=algorithm,
@@ -159,8 +162,10 @@ class ExecutorCapabilities(Capabilities):
 
     samples: bool = False
     """Requests sample, too; needs `plain`"""
+    shaped: bool = False
+    """Requests have penalties, biases and the grammar of `oracle.is_allowed`, under any text; needs `plain`"""
 
-    FOUNDATIONS: ClassVar = {"plain": ("tokens",), "drafts": ("plain",), "samples": ("plain",)}
+    FOUNDATIONS: ClassVar = {"plain": ("tokens",), "drafts": ("plain",), "samples": ("plain",), "shaped": ("plain",)}
 
 
 class Executor(Protocol):

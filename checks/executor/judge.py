@@ -21,10 +21,11 @@ from .oracle import (
     kept_tokens,
     place_of,
     probabilities,
+    shaped,
     unfairness,
 )
 
-MOST_PROPOSALS = 16
+MOST_PROPOSALS = 32
 """Rounds of a run whose accept lengths are compared: a proposal from the whole text costs some passes."""
 
 
@@ -41,6 +42,7 @@ class Served(Protocol):
 
     request_id: str
     sampling: SamplingParams
+    num_prompt: int  # tokens of its text that are the prompt
     text: list[int]
 
 
@@ -106,7 +108,8 @@ class Judge:
     def _note_token_beside(self, row: Served, run: Sequence[int], drafts: Sequence[int]) -> None:
         """Note where a run's last token stands among those that `drafts`, which it could have been accepted as, leave."""
         text = [*row.text, *run[:-1]]
-        probs = probabilities(self._subject.after(text, len(text) - 1).logits[0], row.sampling)
+        plain = self._subject.after(text, len(text) - 1)
+        probs = probabilities(_shaped(row, plain.logits[0], text), row.sampling)
         if drafts and run[-1] not in drafts:
             self._beside.append(beside_drafts(probs, drafts, run[-1]))
 
@@ -114,6 +117,7 @@ class Judge:
         text, sampling = [*row.text, *run[:-1]], row.sampling
         plain: After = self._subject.after(text, len(row.text) - 1)
         for depth, (token, logits) in enumerate(zip(run, plain.logits, strict=True)):
+            logits = _shaped(row, logits, text[: len(row.text) + depth])
             kept = kept_tokens(logits, sampling, SLACK)
             if token not in kept:
                 where = f"{what}: token {depth + 1} is {token}"
@@ -142,9 +146,13 @@ class Judge:
                     raise Wrong(where, f"{_short(wanted)}, after {len(row.text) + depth} tokens")
 
 
+def _shaped(row: Served, logits: np.ndarray, text: list[int]) -> np.ndarray:
+    return shaped(logits, row.sampling, text[: row.num_prompt], text[row.num_prompt :])
+
+
 def _words(sampling: SamplingParams) -> str:
     if sampling.is_greedy:
-        return "greedy"
+        return f"greedy{', shaped' if sampling.is_shaped else ''}"
     return f"temperature {sampling.temperature}, top-k {sampling.top_k}, top-p {sampling.top_p}"
 
 

@@ -124,6 +124,7 @@ class Row:
     stop_tokens: tuple[int, ...]
     outputs: tuple[str, ...]
     sampling: Any  # `SamplingParams`: how the judge knows what may be emitted
+    num_prompt: int
     text: list[int]  # of which it has KV, and the root behind it
     over: bool = False
 
@@ -162,7 +163,7 @@ class DeviceModel:
         for join in step.joins:
             request, left = join.request, join.max_tokens - join.num_emitted
             text = [] if join.cached_tokens is None else join.cached_tokens.tolist()
-            known = request.stop_tokens, request.outputs, request.sampling
+            known = request.stop_tokens, request.outputs, request.sampling, request.prompt.length
             joins.append((join.row, Row(request.request_id, join.epoch, left, *known, text)))
         chunks = rows = None
         width = 0

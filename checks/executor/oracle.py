@@ -118,6 +118,26 @@ def looked_up(text: Sequence[int], num_nodes: int, num_branches: int) -> Drafts:
     return nodes
 
 
+def is_allowed(output: Sequence[int], num_tokens: int) -> np.ndarray:
+    """Return bool [V]: which tokens the suite's one grammar lets follow an output."""
+    return (sum(output) + np.arange(num_tokens)) % 3 != 0
+
+
+def shaped(logits: np.ndarray, sampling: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> np.ndarray:
+    """Return the logits [V] behind a prompt and an output as a request's biases, penalties and grammar change them."""
+    if not sampling.is_shaped:
+        return logits
+    logits, seen = logits.copy(), np.unique([*prompt, *output])
+    for token, bias in sampling.logit_bias:
+        logits[token] += bias
+    logits[seen] *= np.where(logits[seen] > 0, 1 / sampling.repetition_penalty, sampling.repetition_penalty)
+    times = np.bincount(output, minlength=len(logits))
+    logits -= sampling.frequency_penalty * times + sampling.presence_penalty * (times > 0)
+    if sampling.grammar is not None:
+        logits[~is_allowed(output, len(logits))] = -np.inf
+    return logits
+
+
 # -- distributions ----------------------------------------------------------------------------------------------------
 
 
@@ -173,11 +193,15 @@ def unfairness(draws: Sequence[Draw], beside: np.ndarray) -> str | None:
     Sums of n terms, each of known mean and variance, are compared with their standard deviation, so that a bound holds for any n.
     """
     by_place = {(draw.request, draw.number): draw.place for draw in draws}
-    for name, step in (("consecutive tokens of a request", (0, 1)), ("tokens of two requests at one position", (1, 0))):
+    for name, step, numbers in (
+        ("consecutive tokens of a request", (0, 1), None),
+        ("first two tokens of a request", (0, 1), (0,)),  # one is drawn behind the prompt, one in a round
+        ("tokens of two requests at one position", (1, 0), None),
+    ):
         pairs = [
             (place, by_place[request + step[0], number + step[1]])
             for (request, number), place in by_place.items()
-            if (request + step[0], number + step[1]) in by_place
+            if (request + step[0], number + step[1]) in by_place and (numbers is None or number in numbers)
         ]
         products = np.array([(a - 0.5) * (b - 0.5) for a, b in pairs])
         if len(pairs) >= MIN_DRAWS and abs(products.sum()) > DEVIATION / 12 * np.sqrt(len(pairs)):

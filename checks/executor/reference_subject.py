@@ -71,8 +71,8 @@ class ReferenceAdapter(WrappedExecutor):
     )
 
     def __init__(self, config: ExecutorConfig) -> None:
-        regularity = 0.8 if config.algorithm == "NGRAM" else 0.0
-        model = HashLanguageModel(seed=1, vocab_size=config.vocab_size, regularity=regularity)
+        cycles = {"regularity": 0.85, "period": 4} if config.algorithm == "NGRAM" else {}
+        model = HashLanguageModel(seed=1, vocab_size=config.vocab_size, **cycles)
         self.draft = HashDraft(model, AGREEMENT)
         self.executor = ReferenceExecutor(config.make_engine(), self.draft)
         self._hashes: dict[tuple[int, ...], int] = {}

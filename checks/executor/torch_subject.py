@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
@@ -27,7 +28,7 @@ from ...gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConf
 from ...gpu.models.weights import initialize
 from ...gpu.ops.host_ops import HostOps
 from .dense_drafting import DenseHead, DenseModel, Shape, dense_tree
-from .oracle import After, Drafts, looked_up
+from .oracle import After, Drafts, is_allowed, looked_up
 from .plain_texts import PlainTexts
 from .reference_subject import WrappedExecutor
 
@@ -38,6 +39,10 @@ NUM_HEADS = 7
 CONTEXT_LEN = 256
 SHARPNESS = 12.0  # a fresh model says nearly the same everywhere
 TOKEN, CONTEXT = 4.0, 0.25  # what the last token and what layers add weigh, so that a head can often be right
+LONG_CONTEXT, NOISE = (
+    3.0,
+    0.01,
+)  # of a draft model and its target: any key or value that is not its own changes what it drafts
 OPS = HostOps()
 
 
@@ -47,18 +52,25 @@ class CheckedExecutor(WrappedExecutor):
     hidden_size = HIDDEN
     capabilities = (
         *("tokens", "trees", "hidden_states", "relay", "inspection", "rounds", "merging", "handoff"),
-        *("plain", "drafts", "samples"),
+        *("plain", "drafts", "samples", "shaped"),
     )
 
     def __init__(self, config: Any) -> None:
         # Pools of threads would only wait for their members: the models are tiny.
         torch.set_num_threads(1)
         threadpool_limits(1, user_api="blas")
-        target = target_model(config.vocab_size, config.mixture)
+        target = target_model(config.vocab_size, config.mixture, context_of(config.algorithm))
         draft = draft_model(config.algorithm, config.vocab_size, config.mixture)
         self.models = (target, draft)
         self.config = config
-        self.executor: TorchExecutor = build_executor(config.make_engine(), target, draft, OPS, debug=True)
+        self.executor: TorchExecutor = build_executor(
+            config.make_engine(),
+            target,
+            draft,
+            OPS,
+            debug=True,
+            make_matcher=lambda grammar: Matcher(config.vocab_size),
+        )
         self.texts = PlainTexts(target)
 
     def hidden_sizes(self) -> tuple[int, ...]:
@@ -88,21 +100,36 @@ class CheckedExecutor(WrappedExecutor):
         return {tuple(path) for path in paths_of(tree.tokens.tolist(), tree.parents[0].tolist()) if path}
 
 
+class Matcher:
+    """The suite's grammar, as the executor asks for one."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._output: list[int] = []
+
+    def advance(self, tokens: np.ndarray) -> None:
+        self._output += tokens.tolist()
+
+    def allowed(self, path: list[int]) -> np.ndarray:
+        return is_allowed([*self._output, *path], self._vocab_size)
+
+
 @cache
-def target_model(vocab_size: int, mixture: bool = False) -> Decoder:
+def target_model(vocab_size: int, mixture: bool = False, context: float = CONTEXT) -> Decoder:
     """Return the target that all executors of a configuration share."""
-    return _fresh_target(vocab_size, mixture)
+    return _fresh_target(vocab_size, mixture, context)
 
 
-def _fresh_target(vocab_size: int, mixture: bool) -> Decoder:
-    """Make a target, with `mixture` one whose second layer has experts.
+def context_of(algorithm: str) -> float:
+    return LONG_CONTEXT if get_algorithm(algorithm).drafter is Drafter.MODEL else CONTEXT
 
-    The last token says much of what comes next, so that heads can be right.
-    """
+
+def _fresh_target(vocab_size: int, mixture: bool, context: float) -> Decoder:
+    """Make a target, with `mixture` one whose second layer has experts."""
     target = _sharpened(Decoder(_config(vocab_size, HIDDEN, 2, mixture), OPS, "cpu", torch.float32), 0)
     with torch.no_grad():
         target.embed_weight *= TOKEN
-    _damp(target)
+    _weigh_layers(target, context)
     return target
 
 
@@ -113,9 +140,8 @@ def draft_model(algorithm: str, vocab_size: int, mixture: bool = False) -> Draft
     if drafter in (Drafter.NONE, Drafter.LOOKUP):
         return None
     if drafter is Drafter.MODEL:
-        return _near(
-            _fresh_target(vocab_size, mixture)
-        )  # an executor that packed the shared one has dropped its plain weights
+        # An executor that packed the shared one has dropped its plain weights.
+        return _near(_fresh_target(vocab_size, mixture, LONG_CONTEXT))
     config = HeadConfig(
         algorithm=form,
         model=_config(vocab_size, HIDDEN, 1),
@@ -135,7 +161,7 @@ def draft_model(algorithm: str, vocab_size: int, mixture: bool = False) -> Draft
 
 def _pass_tokens_on(head: Any) -> None:
     """Let what fuses token and hidden state pass on the token, and a little of the state."""
-    _damp(head)
+    _weigh_layers(head, CONTEXT)
     with torch.no_grad():
         for name, weight in head.named_parameters():
             if name.endswith("fc_weight"):
@@ -143,11 +169,11 @@ def _pass_tokens_on(head: Any) -> None:
                 weight[:, :HIDDEN] = torch.eye(HIDDEN)
 
 
-def _damp(model: Any) -> None:
+def _weigh_layers(model: Any, context: float) -> None:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith(("output_weight", "down_weight")):
-                weight *= CONTEXT
+                weight *= context
 
 
 def _near(target: Decoder) -> Decoder:
@@ -156,7 +182,7 @@ def _near(target: Decoder) -> Decoder:
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for mine, theirs in zip(draft.parameters(), target.parameters(), strict=True):
-            mine.copy_(theirs * (1 + 0.1 * torch.randn(theirs.shape, generator=generator)))
+            mine.copy_(theirs * (1 + NOISE * torch.randn(theirs.shape, generator=generator)))
     return draft
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ...core.contract.handoff_batch import DraftInput, HandoffBatch
-from ...core.contract.request import Request, SamplingParams
+from ...core.contract.request import GRAMMAR_KINDS, GREEDY, Grammar, Request, SamplingParams
 from ...core.contract.step import Step
 from ...core.draws import Purpose, hash64, request_key
 from ...core.errors import InvariantViolation
@@ -33,6 +34,16 @@ SAMPLING = {
     "d": SamplingParams(temperature=9.0, top_p=0.5, seed=6),
 }
 """Of requests by name, where they may sample; the others are greedy."""
+PENALTIES = {"presence_penalty": 3.0, "frequency_penalty": 2.0, "logit_bias": ((3, 4.0), (7, -9.0))}
+GRAMMAR = Grammar(GRAMMAR_KINDS[0], "")
+SHAPES = {
+    "a": {"repetition_penalty": 1.6, **PENALTIES},
+    "b": {"grammar": GRAMMAR},
+    "c": {"repetition_penalty": 0.7, "grammar": GRAMMAR},
+    "d": PENALTIES,
+}
+SHAPED_LEN = 12
+"""How requests by name change logits, where they may: those of so many tokens."""
 RULES = (
     SamplingParams(temperature=4.0),
     SamplingParams(temperature=1.0, top_p=0.5),
@@ -150,7 +161,7 @@ class ExecutorTrial(Trial):
                 max_tokens,
                 stop_tokens=STOP_TOKENS if stops else (),
                 outputs=self._shown if show else (),
-                sampling=SAMPLING.get(request, SamplingParams()) if self.capabilities.samples else SamplingParams(),
+                sampling=self._sampling(request, max_tokens),
             )
         )
         if outcome.refusal:
@@ -158,6 +169,11 @@ class ExecutorTrial(Trial):
         elif outcome.replan:
             self._request_stop()
         return True
+
+    def _sampling(self, request: str, max_tokens: int) -> SamplingParams:
+        plain = SAMPLING.get(request, GREEDY) if self.capabilities.samples else GREEDY
+        is_shaped = self.capabilities.shaped and max_tokens == SHAPED_LEN
+        return replace(plain, **SHAPES.get(request, {})) if is_shaped else plain
 
     @operation(weight=1, hostile=True, request=REQUESTS)
     def abort(self, request: str) -> None:

@@ -66,11 +66,6 @@ address would be.
         memory["made"] = memory.get("made", 0) + 1
         self._stack = np.roll(self._stack, memory["made"])
 
-RestoresTheCounterAlone (ALLOC-03, ALLOC-05, RAISES): A snapshot brings back how many pages are free, not which.
-    KVAllocator.restore
-        - self._stack[: self._num_free_pages] = snapshot.free_pages
-        + return
-
 SpeaksOfPages (ALLOC-11): With pages of several slots, the neighbours are spaced by the pool, not by the page.
     KVAllocator._slots_of = good(self, pages).reshape(-1, self.page_size)[:, ::-1].ravel()
 """
@@ -96,6 +91,11 @@ GrowsByWholePagesOnly (ALLOC-08): A row that needs one slot of a new page does n
 """
 
 PLAIN = """
+RestoresTheHoldersAlone (ALLOC-01, ALLOC-03, ALLOC-05): A snapshot brings back who holds which page, not which are free.
+    PlainAllocator.restore
+        - self.free_list = snapshot["free_list"][:]
+        + pass
+
 GrowsPastTheRow (ALLOC-07): A target is not compared with the row's width.
     PlainAllocator.grow
         - num_tokens > self.row_width or

@@ -221,6 +221,13 @@ ReadsTheExpertsOfOneToken (SIM-14): Verifying many tokens of a sparse model read
         simulation.assembly.cost._target.__class__ = ExpertsOfOneToken
         return simulation
 
+StopsNoBlock (SIM-17): A request that comes while a step of several rounds runs waits for its end, though a row is free.
+    CheckedSimulator.make:
+        simulation = good(self, scenario, metrics, history, faults)
+        for actor in simulation.replicas:
+            actor.wake = lambda replan, wake=actor.wake: wake(False)
+        return simulation
+
 PlansForNothing (SIM-14): The time of planning is not charged.
     CheckedSimulator.make:
         simulation = good(self, scenario, metrics, history, faults)

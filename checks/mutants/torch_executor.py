@@ -6,6 +6,7 @@ import numpy as np
 
 from ...gpu.executor import sampling
 from ...gpu.executor.round import DecodeRound
+from ...gpu.executor.shaping import RowShaping
 from ..executor.torch_subject import CheckedExecutor
 from .planting import defects, lookup
 
@@ -73,6 +74,11 @@ LeavesOutWhatReachesTheMass (ANSWER): Top-p leaves out the token that reaches th
         - mass_before = ranked.cumsum(1) - ranked
         + mass_before = ranked.cumsum(1)
 
+PenalisesWhatWasRejected (ANSWER): Penalties count drafts that were not accepted, too.
+    RowShaping.apply
+        - counts = dict(self._counts)
+        + counts = self._counts
+
 LeavesExpertsBehind (ANSWER): Compaction takes along what is floating point; routed experts stay where their nodes were.
     CheckedExecutor.__init__:
         good(self, config)
@@ -93,6 +99,6 @@ HidesTheRoot (ANSWER): Nodes of the second level and below do not see the root o
         decode_round._verify_forward = without_root
 """
 
-_PLACES = [CheckedExecutor, DecodeRound, replace, sampling]
+_PLACES = [CheckedExecutor, DecodeRound, RowShaping, replace, sampling]
 MUTANTS = defects("executor", CheckedExecutor, _PLACES, REAL, prefix="gpu:", np=np)
 __getattr__ = lookup(MUTANTS)

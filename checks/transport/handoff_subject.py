@@ -349,7 +349,7 @@ class HandoffTransport:
     # -- what can be seen ---------------------------------------------------------------------------------------------
 
     def free(self, side: str) -> np.ndarray:
-        return self._workers[side].engine.store.allocator.snapshot().free_pages
+        return self._workers[side].engine.store.allocator.free_pages
 
     def cached(self, side: str) -> np.ndarray:
         size = self.config.page_size

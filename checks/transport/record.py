@@ -154,6 +154,8 @@ class Record:
             self.note(run, "its reservation")
         elif message.kind == contract.NACK and entry is not None:
             entry.is_refused = True
+        elif message.kind == contract.RENEW and self._timed_out and entry is not None and entry.newest == attempt[1]:
+            ledger.problem = f"the decode side still says that request {request} waits for room, which it has"
         elif message.kind == contract.CANCEL and entry is not None:
             ledger.withdrew(entry, self.now_ns, self._timed_out)
             seen.is_withdrawn = self.is_client

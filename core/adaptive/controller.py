@@ -201,10 +201,6 @@ class AdaptiveController:
         """Return the counters since the start."""
         return self._counters.read(self._gauges())
 
-    def window(self) -> AdaptiveMetrics:
-        """Return the counters since the last call of `window`."""
-        return self._counters.read_window(self._gauges())
-
     def _gauges(self) -> dict[str, Any]:
         steps = self._active_steps
         slots = getattr(self.policy, "slots", ())

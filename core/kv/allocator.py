@@ -16,7 +16,6 @@ reference counts per page here and "referenced" is one bit.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,15 +32,6 @@ _ONE = np.int32(1)
 
 class InvalidAllocation(ForetokenError):
     """An allocation of a negative number of slots, or of a part of a page. The allocator's state is unchanged."""
-
-
-@dataclass(frozen=True, slots=True)
-class AllocatorSnapshot:
-    """All that an allocator knows: `free_pages` int32 [number of free pages], the next page to be handed out last."""
-
-    num_pages: int
-    page_size: int
-    free_pages: Slots
 
 
 class KVAllocator:
@@ -138,21 +128,6 @@ class KVAllocator:
             raise self._refusal(pages)
         self._stack[self._num_free_pages : top] = pages[::-1]
         self._num_free_pages = top
-
-    def snapshot(self) -> AllocatorSnapshot:
-        """Return the state as a value; later calls do not change it."""
-        return AllocatorSnapshot(self.num_pages, self.page_size, self.free_pages)
-
-    def restore(self, snapshot: AllocatorSnapshot) -> None:
-        """Return to the state of `snapshot`: the same pages are free, and will be handed out in the same order."""
-        assert (snapshot.num_pages, snapshot.page_size) == (self.num_pages, self.page_size), (
-            f"the snapshot is of {snapshot.num_pages} pages of {snapshot.page_size} slots, "
-            f"this pool has {self.num_pages} of {self.page_size}"
-        )
-        self._num_free_pages = snapshot.free_pages.size
-        self._stack[: self._num_free_pages] = snapshot.free_pages
-        self._held[1:] = 1
-        self._held[snapshot.free_pages] = 0
 
     def check(self, holders: Iterable[Slots] | None = None) -> None:
         """Recount everything from scratch; raise `InvariantViolation` with the id of what is broken.

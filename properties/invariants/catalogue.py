@@ -169,6 +169,7 @@ Simulator, determinism, metrics:
     SIM-14 R: every round and transfer takes the time that host, bytes and operations say, and never less than its weights' bytes
     SIM-15 R: arrivals, lengths, clients, routes and links are those asked for; each request has its own acceptance
     SIM-16 R: after the drain loads, rows, slots, ports and gauges are 0; each request, message and token counts once
+    SIM-17 M: a service whose steps run several rounds gives each request the same tokens at the same times as round by round
 
 Block managers that match and allocate:
     BLOCKS-01 E: a match is whole pages, less than all of the text, and each slot of it holds the request's own text

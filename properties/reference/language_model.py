@@ -64,12 +64,13 @@ def hash_of(hidden_states: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class HashLanguageModel:
-    """The target. `regularity` is the share of prefixes on which the next token is the last one's successor."""
+    """The target. `regularity` is the share of prefixes on which the next token is the last one's successor, in cycles of `period`."""
 
     seed: int = 0
     vocab_size: int = 32
     regularity: float = 0.0
     spread: float = 3.0  # logits lie in [0, spread)
+    period: int = 0  # tokens; 0: the vocabulary
 
     def logits(self, hashes: np.ndarray, last_tokens: np.ndarray) -> np.ndarray:
         """Return logits float64 [n, V] after prefixes uint64 [n] that end in `last_tokens` int [n]."""
@@ -77,7 +78,8 @@ class HashLanguageModel:
         logits = uniform(self.seed, Purpose.MODEL, hashes[:, None], words) * self.spread
         if self.regularity > 0.0:
             regular = uniform(self.seed, Purpose.MODEL, hashes, 0, _REGULAR_LANE) < self.regularity
-            successor = (np.asarray(last_tokens) + 1) % self.vocab_size
+            last, period = np.asarray(last_tokens), self.period or self.vocab_size
+            successor = last - last % period + (last + 1) % period
             logits[regular, successor[regular]] += _BOOST
         return logits
 

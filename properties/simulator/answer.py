@@ -75,6 +75,7 @@ class Moment:
     planned: tuple[Answer, Answer] | None = None  # no plan, and one without probabilities
     enlarged: tuple[Answer, Answer] | None = None
     replayed: tuple[Answer, Answer] | None = None
+    split: tuple[Answer, Answer] | None = None  # with steps of several rounds, and without
     queue: Queueing | None = None
     impossible: str = ""
     refusal: str | None = None  # of the run that was asked for last

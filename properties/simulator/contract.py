@@ -86,8 +86,9 @@ class SimulatorCapabilities(Capabilities):
 
     faults: bool = False  # Plans with the kinds of `FAULTS`
     traces: bool = False  # `replay(service, arrivals)`
+    blocks: bool = False  # steps may run several rounds, and `round_by_round(service)` runs it with steps of one
     books: bool = False  # events are lines of a log, and an answer has `books`
-    goodput: bool = False  # `request_goodput` and `slo_attainment` in the summary
+    goodput: bool = False  # `request_goodput` and `slo_attainment`, of all requests but the aborted, in the summary
 
 
 class Simulator(Protocol):
@@ -130,6 +131,10 @@ class Simulator(Protocol):
     def replay(self, service: Service, arrivals: Sequence[Sequence[int]]) -> Mapping[str, object] | None:
         """Simulate it with these requests, as an answer's `arrivals` has them, written to a trace and read back."""
 
+    # blocks
+    def round_by_round(self, service: Service) -> Mapping[str, object] | None:
+        """Simulate it with steps of one round each."""
 
-METHODS: dict[str, tuple[str, ...]] = {"": ("run",), "traces": ("replay",)}
+
+METHODS: dict[str, tuple[str, ...]] = {"": ("run",), "traces": ("replay",), "blocks": ("round_by_round",)}
 """Capability -> the methods of a simulator that it promises; "" is what every simulator has."""

@@ -76,6 +76,11 @@ def _is_open(t: SimulatorTrial) -> bool:
     return _is_calm(t) and not t.service.clients and not t.service.cancels
 
 
+def _is_steady(t: SimulatorTrial) -> bool:
+    """Return whether nothing but the end of a request can shorten a step of several rounds."""
+    return _is_calm(t) and not t.service.cancels and not t.config.has_pools
+
+
 def _has_one_draft(t: SimulatorTrial) -> bool:
     """Return whether what a request gets in a round follows from that request alone."""
     return not t.config.adaptive and not t.service.clients and not t.service.cancels
@@ -186,7 +191,7 @@ class SimulatorTrial(Trial):
         crowd = {"rate_per_ks": 10**6, "prompt_lens": (40, 64), "clients": 0} if link_mbps < CROWDED_MBPS else {}
         return self._become(policy=policy, link_mbps=link_mbps, **crowd) and self._run_once()
 
-    @operation(needs="books", weight=5, clients=(0, 3, 1), cancels=(0, 0, 700))
+    @operation(needs="books", weight=5, clients=(0, 3, 1), cancels=(0, 700, 700))
     def clients(self, clients: int, cancels: int) -> bool:
         """Let its requests come from so many clients, or at their times; permille of them, long ones, are given up. Then run it."""
         long = {"output_lens": (30,)} if cancels else {}
@@ -339,6 +344,14 @@ class SimulatorTrial(Trial):
         if first is not None:
             arrivals = [list(arrival) for arrival in first.arrivals]
             self.moment.replayed = self._pair(self.subject.replay, self.service, arrivals)
+
+    @operation(needs="blocks", weight=12, when=lambda t, gap_ms: _is_steady(t), gap_ms=(5, 200, 50))
+    def round_by_round(self, gap_ms: int) -> bool:
+        """Let long requests come `gap_ms` apart, run it, and again with steps of one round each."""
+        if gap_ms < 1 or not self._become(num_requests=8, rate_per_ks=10**6 // gap_ms, output_lens=(30, 45)):
+            return False
+        self.moment.split = self._pair(self.subject.round_by_round, self.service)
+        return True
 
     @operation(weight=8, hostile=True, probes="SIM-11", when=lambda t, how: how in IMPOSSIBLE, how=_impossible)
     def impossible(self, how: str) -> None:

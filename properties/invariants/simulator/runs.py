@@ -20,8 +20,8 @@ CONTRACT = "simulator"
 RELATIVE = 1e-6
 """How far two computations of one number in floating point may be apart."""
 
-HISTOGRAM = 0.01
-"""How far the percentiles of gaps may be off: there are too many gaps to keep each."""
+HISTOGRAM, FINE_HISTOGRAM = 0.01, 0.0011
+"""How far the percentiles of gaps may be off: there are too many gaps to keep each. The second one is of a report that has `books`."""
 
 ROUNDING_NS = 1000.0
 PERCENTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -132,6 +132,20 @@ def _since(answer: Answer, start_ns: int) -> tuple:
     return [(ns - start_ns, prompt, output) for ns, prompt, output in answer.arrivals], requests
 
 
+@checks("SIM-17", CONTRACT, "blocks", on=("round-by-round",))
+def steps_are_their_rounds(m: Moment) -> Verdict:
+    if m.split is None:
+        return None
+    (_, together), (_, apart) = (_since(answer, 0) for answer in m.split)
+    for x, y in zip(together, apart, strict=False):
+        if x != y:
+            was = f"in steps of several rounds a request has (number, reason, arrival, tokens) {x}"
+            return Finding(was, f"{y}, as round by round", "several rounds at once save time, and decide nothing")
+    return (
+        True if len(together) == len(apart) else Finding(f"{len(together)} requests", f"{len(apart)}", "the same ones")
+    )
+
+
 @checks("SIM-06", CONTRACT, on=("one-more-request", "one-more-fault"))
 def the_draws_of_others_do_not_move(m: Moment) -> Verdict:
     if m.grown is None:
@@ -202,7 +216,7 @@ def _latencies(answer: Answer) -> Finding | None:
     measured = {"ttft": (ttft, RELATIVE), "tpot": (several, RELATIVE), "e2el": (e2el, RELATIVE)}
     # Gaps of requests that were aborted may count, too: then only the order of the percentiles is known.
     if len(completed) == len(answer.requests) - len(answer.of_reason("refused")):
-        measured["itl"] = (gaps, HISTOGRAM)
+        measured["itl"] = (gaps, HISTOGRAM if answer.books is None else FINE_HISTOGRAM)
     for name in ("ttft", "tpot", "itl", "e2el"):
         shown = [answer.summary[f"{key}_{name}_ms"] for key in PERCENTILES]
         if None not in shown and any(b < a for a, b in pairwise(shown)):
@@ -252,6 +266,9 @@ def _goodput(answer: Answer) -> Finding | None:
         all(not limit or r.emissions[at][0] - r.arrival_ns <= limit * 1e6 for at, limit in limits)
         for r in answer.completed
     )
+    asked = sum(r.reason != "aborted" for r in answer.requests)
+    if not _near(attainment, good / asked):
+        return Finding(f"attainment {attainment}", f"{good} of {asked} requests", "who was refused is not served well")
     if not _near(goodput, good / answer.duration_s):
         was = f"goodput {goodput} per second over {answer.duration_s:g} s"
         return Finding(was, f"{good} good requests, by recounting", "the demand was ignored")

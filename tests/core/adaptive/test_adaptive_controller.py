@@ -134,17 +134,6 @@ def test_metrics():
     assert metrics.switches == 2  # a mean of a third sends range 8 to plain decoding, whose next result is a probe
 
 
-def test_windows_begin_where_the_last_one_ended():
-    controller = fixed_controller(2)
-    controller.on_verify_complete([2, 1], 2, 2)
-    assert controller.window().accept_length == 2.5
-    controller.on_verify_complete([0], 2, 2)
-    window = controller.window()
-    assert (window.verify_calls, window.accept_length, window.correct_drafts_histogram) == (1, 1.0, (1, 0, 0))
-    assert controller.window().verified_rows == 0
-    assert controller.metrics().verified_rows == 3
-
-
 def test_accept_rate_uses_the_nodes_of_the_round():
     controller = fixed_controller(2, topk=2, num_draft_tokens=6)
     controller.on_verify_complete([2], 1, 2)

@@ -89,9 +89,9 @@ def test_a_reservation_takes_the_cached_prefix_or_nothing_at_all():
     row = store.reserve_row(np.arange(7), "", 8)
     assert store.num_adopted(row) == 4 and store.allocated[row] == 8
     store.check()
-    free, rows = store.allocator.snapshot().free_pages.tolist(), store.table.num_free_rows
+    free, rows = store.allocator.free_pages.tolist(), store.table.num_free_rows
     assert store.reserve_row(np.arange(7), "", 2) is None
-    assert store.allocator.snapshot().free_pages.tolist() == free and store.table.num_free_rows == rows
+    assert store.allocator.free_pages.tolist() == free and store.table.num_free_rows == rows
     store.check()
 
 
