@@ -29,7 +29,7 @@ CHECKED = {
     "transport": ids("HANDOFF", *range(1, 11)),
     "engine": ids("ENGINE", *range(1, 20)) | ids("RELAY", 1, 4, 5, 6, 7, 8, 9) | ids("ACCEPT", 3, 8, 10, 11, 12, 15)
     | ids("RADIX", 9, 12, 13, 16) | {"STEPS-07", "SIM-12"},
-    "simulator": ids("SIM", 1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16),
+    "simulator": ids("SIM", 1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16, 17),
 }  # fmt: skip
 
 
