@@ -25,6 +25,7 @@ from foretoken.properties.conformance import check
 from foretoken.properties.harness.cases import Case
 from foretoken.properties.harness.importing import load_make
 from foretoken.properties.harness.letters import Choices, simpler_choices
+from foretoken.properties.harness.swarm import Budget
 from foretoken.properties.harness.trial import Violation
 
 EVERYTHING = make_reference.capabilities
@@ -51,7 +52,7 @@ def broken(make, operations=TALK, **arguments):
 def test_ours_hold(name, budget):
     if ".gpu." in name:
         pytest.importorskip("torch")
-    report = check(SUITE, load_make(name), budget=budget, seed=1, subject=name)
+    report = check(SUITE, load_make(name), budget=Budget(budget, is_extended=True), seed=1, subject=name)
     assert report.ok, report.text()
     assert all(count > budget // 3 for count in report.evaluations.values()) and len(report.evaluations) == 2
 

@@ -53,7 +53,7 @@ def test_every_operation_survives_json(contract):
         with suppress(NotInstalled):
             make = load_make(name)
             swarm = Swarm(suite, make, suite.capabilities.of(make.capabilities), seed=1)
-            for run in range(15):
+            for run in range(25):
                 for operation in swarm.drawn(run)[1]:
                     seen.add(type(operation))
                     data = json.loads(json.dumps(encode(operation)))
