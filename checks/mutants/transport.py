@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from ...core.handoff import DecodeSide, PageSeal, PrefillSide, TransferState
-from ...core.handoff.actions import Send
 from ...core.handoff.life import TransferCounts
 from ...core.handoff.messages import Ack, CancelAck, TransferKey
+from ...core.handoff.side import Send
 from ...core.scheduler.output import OutputLog
 from ...core.scheduler.transfers import Transfers
 from ..transport.handoff_subject import CountingWorker, HandoffTransport

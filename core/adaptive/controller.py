@@ -20,8 +20,7 @@ from .goodput import GoodputPolicy
 from .graph_plan import GraphKey
 from .metrics import AdaptiveCounters, AdaptiveMetrics
 from .params import AdaptiveSpeculativeParams
-from .policy import FixedPolicy, StepPolicy
-from .routing import RangeRouter
+from .policy import FixedPolicy, RangeRouter, StepPolicy
 from .slot import InvalidObservation, checked_counts
 
 BuildGraphs = Callable[[Sequence[GraphKey]], object]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..errors import ForetokenError
 from .config import AdaptiveConfig, SlotConfig, TreeNodes, nodes_for
 from .graph_plan import GraphKey
-from .routing import RangeRouter
+from .policy import RangeRouter
 
 
 class InfeasibleDraftShape(ForetokenError):

@@ -26,7 +26,7 @@ from .config import AdaptiveConfig, load_adaptive_config, resolve_initial_steps
 from .cost_table import CostTable
 from .draft_shape import DraftTreeShape
 from .dwell import SwitchGate
-from .routing import RangeRouter
+from .policy import RangeRouter
 from .slot import NEVER
 
 MIN_DWELL_ROUNDS = 64

@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from ..errors import ForetokenError
 from .config import AdaptiveConfig
-from .routing import RangeRouter
+from .policy import RangeRouter
 
 Graph = TypeVar("Graph")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import ConfigError, Problem
 from .config import AdaptiveConfig, load_adaptive_config, resolve_initial_steps
-from .routing import RangeRouter
+from .policy import RangeRouter
 from .slot import AdaptiveStepSlot
 
 _MAX_CACHED_BATCH_SIZES = 1 << 14

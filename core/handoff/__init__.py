@@ -1,15 +1,15 @@
 """The handoff of requests from prefill workers to decode workers: two state machines, and the messages between them.
 
-The machines do no I/O: messages, local completions and the time come in, actions go out (`actions.py`). `HandoffDriver` feeds a machine
+The machines do no I/O: messages, local completions and the time come in, actions go out (`side.py`). `HandoffDriver` feeds a machine
 and carries out its actions over a transport: a modelled network, memory, or links between processes.
 """
 
-from .actions import DecodeAction, PrefillAction, Send, SendPages, TransferOutcome, WritePage
 from .decode_side import DecodeSide
 from .driver import HandoffDriver, Transport, make_side
 from .life import TransferCounts, TransferState
 from .messages import Message, PageFormat, PageSeal, TransferKey
 from .prefill_side import PrefillSide
+from .side import DecodeAction, PrefillAction, Send, SendPages, TransferOutcome, WritePage
 from .timing import HandoffTiming
 
 __all__ = [

@@ -15,7 +15,6 @@ from ..algorithm.algorithm import AlgorithmShape
 from ..algorithm.arrival import DraftPayload
 from ..contract.request import FinishReason
 from ..scheduler.engine import AbortOutcome, CommitOutcome, Engine
-from .actions import TransferOutcome, WritePage
 from .life import DECODE_TRANSITIONS, ENDED, ENDING_EVENTS, TransferEvent, TransferState
 from .messages import (
     Accept,
@@ -33,7 +32,7 @@ from .messages import (
     Renew,
     TransferKey,
 )
-from .side import HandoffSide, Incoming, Trace
+from .side import HandoffSide, Incoming, Trace, TransferOutcome, WritePage
 from .timing import Deadlines, HandoffTiming
 
 

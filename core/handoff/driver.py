@@ -19,10 +19,10 @@ from ..algorithm.arrival import DraftPayload
 from ..contract.request import FinishedRequest, FinishReason, Request
 from ..scheduler.config import EngineRole
 from ..scheduler.engine import AbortOutcome, CommitOutcome, Engine, SubmitOutcome
-from .actions import Send, SendPages, TransferOutcome, WritePage
 from .decode_side import DecodeSide
 from .messages import Message, Page, PageFormat, PageSeal
 from .prefill_side import PrefillSide
+from .side import Send, SendPages, TransferOutcome, WritePage
 from .timing import HandoffTiming
 
 

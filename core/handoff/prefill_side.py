@@ -15,7 +15,6 @@ from ..contract.hidden import ForwardPhase, check_hidden
 from ..contract.request import FinishReason, Request
 from ..scheduler.engine import AbortOutcome, CommitOutcome, Engine, SubmitOutcome
 from ..scheduler.transfers import PromptProgress
-from .actions import SendPages, TransferOutcome
 from .life import ENDED, ENDING_EVENTS, PREFILL_TRANSITIONS, TransferEvent, TransferState
 from .messages import (
     Accept,
@@ -32,7 +31,7 @@ from .messages import (
     Renew,
     TransferKey,
 )
-from .side import HandoffSide, Outgoing
+from .side import HandoffSide, Outgoing, SendPages, TransferOutcome
 from .timing import HandoffTiming
 
 MAX_REMEMBERED = 1 << 12  # more than a decode side remembers for as long as it would act on a cancel

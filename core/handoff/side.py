@@ -1,4 +1,4 @@
-"""What both sides of a handoff share: counters, deadlines, and the queues for the driver."""
+"""What both sides of a handoff share: records of transfers, counters, deadlines, and the actions and reports for the driver."""
 
 from __future__ import annotations
 
@@ -10,10 +10,54 @@ import numpy as np
 
 from ..contract.request import FinishedRequest, FinishReason, Request
 from ..scheduler.engine import Engine
-from .actions import Send, TransferOutcome
 from .life import TransferCounts, TransferState
-from .messages import Manifest, Message, Offer, PageFormat, PageSeal, TransferKey
+from .messages import Manifest, Message, Offer, Page, PageFormat, PageSeal, TransferKey
 from .timing import Deadlines, HandoffTiming
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Give `message` to the link to `peer`."""
+
+    peer: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SendPages:
+    """Read these pages of KV, in both pools, send a `Page` for each, and call `PrefillSide.pages_sent` once their bytes are read out.
+
+    Until then the slots do not change.
+    """
+
+    peer: str
+    key: TransferKey
+    epoch: int
+    indices: tuple[int, ...]
+    slots: np.ndarray  # int32 [len(indices), page_size]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WritePage:
+    """Write a verified page to these slots of both pools, before the next step is launched."""
+
+    page: Page
+    row: int
+    epoch: int  # of the row, which identifies the request that will own the KV
+    slots: np.ndarray  # int32 [page_size]
+
+
+PrefillAction = Send | SendPages
+DecodeAction = Send | WritePage
+
+
+@dataclass(frozen=True, slots=True)
+class TransferOutcome:
+    """The end of a transfer on one side, which holds nothing for it any more. Its request may have ended before."""
+
+    request_id: str
+    state: TransferState  # COMPLETED, FAILED or CANCELLED
+    message: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -106,7 +150,7 @@ class HandoffSide:
         return self._deadlines, self._renewals
 
     def take_actions(self) -> list[Any]:
-        """Return the actions to carry out now, in this order; see `actions.py`."""
+        """Return the actions to carry out now, in this order."""
         actions, self._actions = self._actions, []
         return actions
 

@@ -24,7 +24,7 @@ from ..adaptive.config import (
     read_tree_nodes,
 )
 from ..adaptive.draft_shape import DraftTreeShape
-from ..adaptive.routing import RangeRouter
+from ..adaptive.policy import RangeRouter
 from ..algorithm.algorithm import Drafter, SpecAlgorithm
 from ..algorithm.registry import get_algorithm
 from ..contract.events import EventSink

@@ -28,7 +28,7 @@ from ..batch.uploads import upload
 from ..kernels.constants import numbers
 from ..models.eagle import MultiLayerEagle
 from ..ops.port import Ops
-from .beam import first_level, next_level, tree_of
+from .branches import first_level, next_level, tree_of
 from .port import Accepted, Draft, Relayed, RoundBatch, root_only, top_candidates
 from .window import at_column, window_attention
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ..bench.launches import launches_per_round
+import torch
+
+from ..bench.arm import Arm
 from ..bench.plan import BenchOptions, plan_bench
 from ..bench.run import ArmResult, Bench
 from .context import Context
@@ -88,3 +91,39 @@ def launches(context: Context) -> Finding:
             counts = launches_per_round(arm)
             rows.append({"steps": arm.plan.steps or "plain", "nodes": arm.plan.num_nodes, **counts})
     return Finding("calls of the driver per round, batch 1", tuple(rows))
+
+
+CALLS = {  # how CUPTI names calls of the runtime and the driver -> how we do
+    "cudaLaunchKernel": "kernels",
+    "cuLaunchKernel": "kernels",
+    "cudaGraphLaunch": "graphs",
+    "cudaMemcpyAsync": "copies",
+    "cudaMemsetAsync": "fills",
+}
+SHORT, LONG = 16, 48  # output tokens of two runs, whose difference holds whole rounds and nothing else
+
+
+def launches_per_round(arm: Arm) -> dict[str, float]:
+    """Return calls per round by kind. Needs a GPU whose profiler may be used; raises RuntimeError where it records nothing."""
+    arm.run(SHORT)
+    short, long = (_counted(arm, tokens) for tokens in (SHORT, LONG))
+    rounds = long["rounds"] - short["rounds"]
+    found = {kind: (long[kind] - short[kind]) / rounds for kind in dict.fromkeys(CALLS.values())}
+    if not any(found.values()):
+        raise RuntimeError("the profiler recorded no call of the driver")
+    return {**{kind: round(count, 1) for kind, count in found.items()}, "all": round(sum(found.values()), 1)}
+
+
+def _counted(arm: Arm, max_tokens: int) -> Counter[str]:
+    before = arm.executor.counters.rounds
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        arm.run(max_tokens)
+        torch.cuda.synchronize(arm.executor.device)
+    counts = Counter(rounds=arm.executor.counters.rounds - before)
+    for event in profile.key_averages():
+        # Variants have letters behind them: cuLaunchKernelEx, cudaLaunchKernelExC.
+        name = next((name for name in CALLS if event.key.startswith(name)), None)
+        if name is not None:
+            counts[CALLS[name]] += event.count
+    return counts

@@ -21,9 +21,8 @@ from torch.nn import functional as F
 
 from ..models.decoder import Capture, Decoder
 from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagle
-from .budget import while_they_fit
 from .dense import DenseAttention, UnrolledAttention, shifted
-from .training import fast_products
+from .training import fast_products, while_they_fit
 
 Draft = Decoder | DraftHead
 

@@ -29,7 +29,6 @@ from ..models.decoder import Decoder
 from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagle
 from ..models.head_config import EAGLE3, MULTI_LAYER_EAGLE, HeadConfig, default_aux_layers
 from ..ops.torch_ops import TorchOps
-from .budget import TimeBudget, while_they_fit
 from .continuations import continue_texts
 from .corpus import (
     END_OF_TEXT_ID,
@@ -47,7 +46,17 @@ from .corpus import (
 from .directory import PairOptions, making, publish, read_summary, writing_part
 from .drafting import Draft, distillation_loss, measure_drafts, next_token_loss
 from .sizes import Schedule, TinyShape, TinySize
-from .training import HEAD_RATES, LANGUAGE_MODEL_RATES, LossOf, OnProgress, Trained, TrainingProgress, train
+from .training import (
+    HEAD_RATES,
+    LANGUAGE_MODEL_RATES,
+    LossOf,
+    OnProgress,
+    TimeBudget,
+    Trained,
+    TrainingProgress,
+    train,
+    while_they_fit,
+)
 
 TARGET = "target"
 ALGORITHMS = {"draft": STANDALONE, "eagle3": EAGLE3, "multi_layer_eagle": MULTI_LAYER_EAGLE}  # by directory

@@ -9,8 +9,7 @@ from dataclasses import replace
 from ..harness.operation import Operation, operation
 from ..harness.trial import Refused, Trial
 from .contract import METHODS, StepController, StepsCapabilities, StepsConfig
-from .model import GARBAGE, Moment, Offered, RecordingBuilder, Shown, Stretch, Told
-from .processes import PROCESSES, correct_drafts
+from .model import GARBAGE, PROCESSES, Moment, Offered, RecordingBuilder, Shown, Stretch, Told, correct_drafts
 from .rule import AverageRule, Undecided
 from .table import DAMAGES, Table, damages, read_table, reloaded
 

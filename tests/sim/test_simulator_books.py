@@ -7,9 +7,8 @@ from foretoken.checks.adapters.simulator import machine_of
 from foretoken.observe.encoding import LineEncoder
 from foretoken.observe.metrics import RunMetrics
 from foretoken.properties.simulator.books import Books
-from foretoken.properties.simulator.clockwork import Clockwork
 from foretoken.properties.simulator.ledger import Ledger
-from foretoken.properties.simulator.roofline import Decode, Roofline
+from foretoken.properties.simulator.roofline import Clockwork, Decode, Roofline
 from foretoken.sim.assembly import assemble
 from foretoken.sim.run import Simulation
 from foretoken.sim.scenario_file import scenario_from_dict

@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 from ...simulator.answer import Answer, Moment
 from ...simulator.books import Books
-from ...simulator.clockwork import Clockwork
 from ...simulator.contract import SimulatorConfig
 from ...simulator.ledger import Ledger
-from ...simulator.roofline import Roofline
+from ...simulator.roofline import Clockwork, Roofline
 from ...simulator.traffic import SEVERAL, Traffic
 from ..registry import Finding, checks
 from ..registry import Outcome as Verdict

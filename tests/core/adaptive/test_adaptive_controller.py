@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from foretoken.core.adaptive import AdaptiveController, AdaptiveSpeculativeParams, build_controller, fixed_controller
 from foretoken.core.adaptive.graph_plan import GraphKey, GraphTable, MissingGraph
-from foretoken.core.adaptive.routing import InvalidGraphSizes
+from foretoken.core.adaptive.policy import InvalidGraphSizes
 from foretoken.core.adaptive.slot import NEVER, InvalidObservation
 from foretoken.core.errors import ConfigError
 

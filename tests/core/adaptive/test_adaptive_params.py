@@ -7,7 +7,7 @@ from foretoken.core.adaptive.config import InvalidInitialSteps, load_adaptive_co
 from foretoken.core.adaptive.draft_shape import DraftTreeShape, InfeasibleDraftShape
 from foretoken.core.adaptive.graph_plan import graph_plan
 from foretoken.core.adaptive.params import AdaptiveSpeculativeParams
-from foretoken.core.adaptive.routing import InvalidGraphSizes, RangeRouter
+from foretoken.core.adaptive.policy import InvalidGraphSizes, RangeRouter
 from foretoken.core.errors import ConfigError
 from hypothesis import given, settings
 from hypothesis import strategies as st
