@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...core.draws import Purpose
 from ...gpu.batch.tree import DeviceTree, DeviceVerified
-from ...gpu.draft.beam import first_level, next_level, tree_of
+from ...gpu.draft.branches import first_level, next_level, tree_of
 from ...gpu.executor.round import best_tokens
 from ...gpu.executor.sampling import target_probs
 from ...gpu.ops.port import KVTensors, Ops
