@@ -2,6 +2,7 @@
 the run's output. (Printing would not do: with several workers what a test prints is lost.)
 """
 
+import gc
 import os
 from fnmatch import fnmatchcase
 
@@ -40,6 +41,16 @@ def pytest_give_groups_to_one_worker(items):
         grouped = getattr(item, "_nodeid", item.nodeid)
         if grouped != item.nodeid and hasattr(item, "_id"):
             item._id = type(item._id).parse(grouped)
+
+
+def pytest_collection_finish():
+    """Leave the modules and the tests out of every later collection."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()
 
 
 def pytest_terminal_summary(terminalreporter):

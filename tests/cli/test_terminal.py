@@ -34,6 +34,7 @@ def test_an_error_can_be_read_in_ascii(process):
     assert failed.communicate()[1].startswith("foretoken: --set: hardware.gpu: ")
 
 
+@pytest.mark.fast("30", "60")
 @pytest.mark.parametrize("width", [30, 40, 60, 79])
 def test_a_narrow_terminal_shows_every_number(command, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", "80")
@@ -99,6 +100,7 @@ __main__.main()
 """
 
 
+@pytest.mark.fast("foretoken.core.errors", "typer", "numpy")
 @pytest.mark.parametrize("module", ["foretoken.core.errors", "foretoken.cli.app", "typer", "pydantic", "numpy"])
 def test_ctrl_c_during_an_import_is_exit_code_130(process, module):
     running = process(module, code=IMPORT_INTERRUPTED)
@@ -119,6 +121,7 @@ def test_the_handler_of_ctrl_c_is_the_one_of_before(command):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.fast("bash")
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_can_complete_the_command(process, shell):
     out, err = process(env={"_FORETOKEN_COMPLETE": f"source_{shell}"}).communicate()

@@ -13,7 +13,7 @@ def test_every_service_has_a_digest():
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if number % 4 == 0 else pytest.mark.slow)
+        pytest.param(name, marks=() if number % 8 == 0 else pytest.mark.slow)
         for number, name in enumerate(corpus.names())
     ],
 )

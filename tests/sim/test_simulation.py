@@ -72,6 +72,7 @@ def not_of_steps() -> FaultPlan:
     return fault_plan(families, "test")
 
 
+@pytest.mark.fast("*-calm-synchronous", "*-faults-overlap")
 @pytest.mark.parametrize("mode", ["overlap", "synchronous"])
 @pytest.mark.parametrize("faults", [None, not_of_steps()], ids=["calm", "faults"])
 @pytest.mark.parametrize("waits_for", SERVICES)

@@ -1,11 +1,19 @@
 """Ways to serve small models that are made in a moment."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from foretoken.gpu.session.plan import SessionOptions
 from foretoken.twin.arms import Arm, open_arms
 from small_checkpoint import write_head, write_standalone, write_target
+
+
+@pytest.fixture(autouse=True)
+def _no_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve without the collection before each run: over the objects of all other tests it takes longer than the run."""
+    nothing = SimpleNamespace(collect=lambda: None, freeze=lambda: None, unfreeze=lambda: None)
+    monkeypatch.setattr("foretoken.twin.served.gc", nothing)
 
 
 @pytest.fixture(scope="session")
