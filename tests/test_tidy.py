@@ -89,17 +89,13 @@ MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 80
 MAX_MAIN_LOOP_LINES = 300  # core/scheduler/engine.py
 # Accepted for a reason; an entry that is no longer needed must go.
-LONG_FILES = {
-    "properties/reference/executor.py": "one executor, read from top to bottom",
-}
+LONG_FILES = {"properties/reference/executor.py": "one executor, read from top to bottom"}
 LONG_FUNCTIONS: dict[str, str] = {
     "gpu/kernels/layers/extend_attention.py::extend_attention_kernel": "35 arguments, a line each",
     "gpu/kernels/layers/verify_attention.py::verify_attention_kernel": "36 arguments, a line each",
 }
 # Modules that nothing in the packages imports: entrances for users.
-ENTRANCES = {
-    "cli.__main__": "the entry point `foretoken`",
-}
+ENTRANCES = {"cli.__main__": "the entry point `foretoken`"}
 
 
 @dataclass(frozen=True)
@@ -348,12 +344,7 @@ def test_files_are_named_after_what_is_in_them():
 
 HOLDERS_OF_SETTINGS = re.compile(r"(^|\.|_)(config|settings|speculation|scenario|args|server_args)$")
 # Here slots, rows and buffers are reserved; what a single round drafts has no business here.
-RESERVING = (
-    "core/kv",
-    "core/scheduler/config.py",
-    "core/scheduler/admission.py",
-    "core/contract/future_map.py",
-)
+RESERVING = ("core/kv", "core/scheduler/config.py", "core/scheduler/admission.py", "core/contract/future_map.py")
 
 
 def functions_around(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:

@@ -84,11 +84,7 @@ def test_what_cannot_be_is_refused(how):
 
 
 @pytest.mark.parametrize(
-    ("case", "name"),
-    [
-        ("more-pages-serve-more", "serves-more"),
-        ("more-pages-run-more", "runs-more"),
-    ],
+    ("case", "name"), [("more-pages-serve-more", "serves-more"), ("more-pages-run-more", "runs-more")]
 )
 def test_an_exception_is_one(case, name):
     """With more pages there are more retractions, and only the exception of that name says why."""

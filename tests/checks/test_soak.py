@@ -65,11 +65,7 @@ def test_the_swarm_finds_nothing(contract, subject, operations, seed, record_pro
 
 def hypothesis_on(contract: str, subject: str, examples: int, **options) -> None:
     quiet = settings(
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        max_examples=examples,
-        stateful_step_count=25,
-        **options,
+        deadline=None, suppress_health_check=list(HealthCheck), max_examples=examples, stateful_step_count=25, **options
     )
     run_state_machine_as_test(machine(contract, load_make(subject)), settings=quiet)
 

@@ -44,11 +44,6 @@ def test_a_contradiction_is_exit_code_1_with_its_line(command, run, tmp_path):
     assert "Traceback" not in outcome.err
 
 
-def test_steps_outside_the_scenario_are_found(command, run, tmp_path):
-    path = tampered(run, tmp_path, lambda text: text.replace('"S":', '"S":5', 1))
-    assert "STEPS-01" in command("audit", path, "--limit", 1).out
-
-
 def test_what_is_no_log_is_exit_code_2(command, run, tmp_path):
     outcome = command("audit", tampered(run, tmp_path, lambda text: text[: len(text) // 2]))
     assert outcome.code == 2 and "breaks off" in outcome.err and "events.jsonl" in outcome.err and outcome.out == ""

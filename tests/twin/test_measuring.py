@@ -70,11 +70,7 @@ def test_below_the_first_point_the_first_counts_and_a_falling_end_does_not_go_on
 
 @pytest.mark.parametrize(
     ("change", "key"),
-    [
-        ({"max_running": 9}, "rows"),
-        ({"steps": 8}, "steps"),
-        ({"topk": 2, "steps": 3, "num_draft_tokens": 6}, "rounds"),
-    ],
+    [({"max_running": 9}, "rows"), ({"steps": 8}, "steps"), ({"topk": 2, "steps": 3, "num_draft_tokens": 6}, "rounds")],
 )
 def test_what_was_not_measured_is_refused(make_arms, change, key):
     (arm,) = make_arms(way={"draft": "EAGLE3", "steps": 3, **change})

@@ -143,17 +143,6 @@ def test_an_interruption_while_workers_start_ends_them(process, models):
     wait_until_gone(workers)
 
 
-@pytest.mark.slow  # a worker that hangs ends alike (tests/gpu/disaggregation); who is told of it: tests/core/handoff/test_placement.py
-def test_a_dead_worker_fails_its_requests_by_name(command, models, monkeypatch):
-    monkeypatch.setenv("FORETOKEN_LINK_FAULTS", json.dumps({"prefill0": {"die_before": 2}}))
-    outcome = command(
-        "generate", "--model", models["target"], "--device", "cpu", "--prompt", "def add", "--json", *PAIR
-    )
-    assert outcome.code == 1
-    assert json.loads(outcome.out)["finish"] == "error"
-    assert "request '1' error: worker prefill0 was killed by SIGKILL; there is no other worker" in outcome.err
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -52,10 +52,7 @@ def test_without_a_directory_the_pair_goes_to_the_users_cache(command, tmp_path)
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        (["--size", "nanp"], "did you mean 'nano'"),
-        (["--size", "nano", "--device", "tpu"], "neither cpu nor cuda"),
-    ],
+    [(["--size", "nanp"], "did you mean 'nano'"), (["--size", "nano", "--device", "tpu"], "neither cpu nor cuda")],
 )
 def test_bad_options_are_one_message_and_exit_code_2(command, tmp_path, options, message):
     outcome = command("tiny", tmp_path / "pair", *options)

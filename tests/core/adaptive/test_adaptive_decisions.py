@@ -23,10 +23,7 @@ COSTS = CostTable.from_function(
 BATCH_SIZES = (1, 2, 4, 9, 16, 40)
 
 # A history is a list of rounds: (batch size, acceptance of each row as a share, lateness of the feedback).
-histories = st.lists(
-    st.tuples(st.sampled_from(BATCH_SIZES), st.floats(0, 1), st.booleans()),
-    max_size=60,
-)
+histories = st.lists(st.tuples(st.sampled_from(BATCH_SIZES), st.floats(0, 1), st.booleans()), max_size=60)
 policies = st.sampled_from(["ema", "goodput", "fixed"])
 
 

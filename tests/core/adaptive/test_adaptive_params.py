@@ -12,11 +12,7 @@ from foretoken.core.errors import ConfigError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-RANGES = {
-    "4": {"candidate_steps": [1, 3, 7]},
-    "8": {"candidate_steps": [1, 3]},
-    "32": {"candidate_steps": [0, 1]},
-}
+RANGES = {"4": {"candidate_steps": [1, 3, 7]}, "8": {"candidate_steps": [1, 3]}, "32": {"candidate_steps": [0, 1]}}
 
 
 def test_routing_without_graphs():

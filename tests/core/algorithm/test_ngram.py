@@ -37,9 +37,7 @@ def test_first_path_equals_the_definition(history, nodes):
 
 @settings(max_examples=150, deadline=None)
 @given(
-    history=st.lists(st.integers(0, 2), min_size=2, max_size=40),
-    nodes=st.integers(1, 12),
-    branches=st.integers(1, 5),
+    history=st.lists(st.integers(0, 2), min_size=2, max_size=40), nodes=st.integers(1, 12), branches=st.integers(1, 5)
 )
 def test_branches_share_the_budget_and_the_first_is_the_best(history, nodes, branches):
     index = index_of(history)

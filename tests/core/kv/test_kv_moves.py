@@ -80,10 +80,7 @@ def test_padding_lanes_share_the_sink():
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.lists(st.integers(0, 40), max_size=4),
-    st.sampled_from([1, 2, 3, 4, 16]),
-    st.integers(1, 4),
-    st.integers(0, 8),
+    st.lists(st.integers(0, 40), max_size=4), st.sampled_from([1, 2, 3, 4, 16]), st.integers(1, 4), st.integers(0, 8)
 )
 def test_branches_fill_pages_of_their_own(seq_lens, page_size, topk, steps):
     layout = draft_branch_layout(np.array(seq_lens, dtype=np.int64), page_size, topk, steps)

@@ -36,12 +36,7 @@ def requests(outputs: tuple[str, ...] = ()) -> list[Request]:
     """Prompts of several lengths, longer than a chunk too, and outputs that end at different times."""
     draws = np.random.default_rng(3)
     return [
-        Request(
-            str(i),
-            Prompt.of_tokens(draws.integers(3, VOCAB_SIZE, 4 + 9 * i)),
-            12 + 5 * i,
-            outputs=outputs,
-        )
+        Request(str(i), Prompt.of_tokens(draws.integers(3, VOCAB_SIZE, 4 + 9 * i)), 12 + 5 * i, outputs=outputs)
         for i in range(NUM_REQUESTS)
     ]
 

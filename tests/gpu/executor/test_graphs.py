@@ -143,45 +143,6 @@ def test_a_graph_that_does_not_fit_is_not_tried_again(error, monkeypatch):
     assert tried and len(tried) == len(set(tried))
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_capture_is_warmed_up_on_its_stream_and_joins_the_current_one(fails, monkeypatch):
-    """What the warm-up runs make, such as constants, is read by rounds on the current stream, even if they run out of memory."""
-    said: list[str] = []
-
-    class Recorded:
-        def __init__(self, name, **unused):
-            self.name = name
-
-        def wait_stream(self, other):
-            said.append(f"{self.name} waits for {other.name}")
-
-        def __enter__(self):
-            said.append(self.name)
-
-        def __exit__(self, *error):
-            said.append(f"end of {self.name}")
-
-    def run():
-        said.append("run")
-        if fails:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(graphs, "capture_stream", lambda device: Recorded("side"))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Recorded("current"))
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: "graph")
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph, stream, **unused: Recorded(f"capture on {stream.name}"))
-    warm_up = ["side waits for current", "side", "run", "run", "end of side", "current waits for side"]
-    if fails:
-        del warm_up[3]
-        with pytest.raises(torch.OutOfMemoryError):
-            graphs._capture(run, None, torch.device("cpu"))
-        assert said == warm_up
-    else:
-        graphs._capture(run, None, torch.device("cpu"))
-        assert said == [*warm_up, "capture on side", "run", "end of capture on side"]
-
-
 def test_a_shaped_round_is_two_graphs_and_the_second_is_captured_after_the_first_has_run():
     """Between them the host changes the logits, in the memory that the second one reads."""
     said: list[str] = []

@@ -15,10 +15,7 @@ from foretoken.gpu.tiny.dense import DenseAttention
 from matrix_cells import noisy_copy, small_model
 from serving import Served, Way, chain, serve, tree
 
-MOE = {
-    "architecture": QWEN3_MOE,
-    "moe": MoeConfig(num_experts=6, top_k=2, intermediate_size=8, norm_topk_prob=True),
-}
+MOE = {"architecture": QWEN3_MOE, "moe": MoeConfig(num_experts=6, top_k=2, intermediate_size=8, norm_topk_prob=True)}
 
 
 def dense_outputs(target: Decoder, request: Request, tokens: list[int]) -> dict[str, np.ndarray]:

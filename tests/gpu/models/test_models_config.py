@@ -10,7 +10,7 @@ import torch
 from foretoken.core.errors import ConfigError
 from foretoken.gpu.models.config import LLAMA, QWEN2, QWEN3_MOE, ModelConfig, MoeConfig
 from foretoken.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
-from foretoken.gpu.models.rope import Rope, cos_sin_table, inverse_frequencies
+from foretoken.gpu.models.rope import Rope, cos_sin_table
 
 MINIMAL = {
     "architectures": [LLAMA],
@@ -168,16 +168,6 @@ def test_files(tmp_path):
     assert ModelConfig.from_directory(tmp_path).eos_token_ids == (3, 5)
 
 
-def test_the_table_holds_cosines_then_sines_of_position_times_frequency():
-    table = cos_sin_table(Rope(100.0), 8, 5000)
-    assert table.shape == (5000, 8) and table.dtype is torch.float32
-    for position in (0, 1, 4999):
-        for i in range(4):
-            angle = position * 100.0 ** (-2 * i / 8)
-            assert table[position, i].item() == pytest.approx(math.cos(angle), abs=1e-7)
-            assert table[position, 4 + i].item() == pytest.approx(math.sin(angle), abs=1e-7)
-
-
 def test_a_table_without_values_is_not_computed(monkeypatch):
     """On the meta device that would load torch's compiler, at every start."""
 
@@ -187,17 +177,6 @@ def test_a_table_without_values_is_not_computed(monkeypatch):
     monkeypatch.setattr(torch, "arange", computed)
     table = cos_sin_table(Rope(100.0), 8, 50, "meta")
     assert (table.shape, table.dtype, table.is_meta) == ((50, 8), torch.float32, True)
-
-
-def test_llama3_scales_long_wavelengths_only():
-    """Llama 3.1's parameters: fast channels stay, slow ones are divided by 8, those between go from one to the other."""
-    plain = inverse_frequencies(Rope(5e5), 128)
-    ratio = inverse_frequencies(Rope(5e5, "llama3", 8.0, 8192, 1.0, 4.0), 128) / plain
-    wavelength = 2 * math.pi / plain
-    assert torch.all(ratio[wavelength < 8192 / 4] == 1)
-    torch.testing.assert_close(ratio[wavelength > 8192], torch.full_like(ratio[wavelength > 8192], 1 / 8))
-    middle = ratio[(wavelength >= 8192 / 4) & (wavelength <= 8192)]
-    assert len(middle) > 2 and torch.all(middle.diff() < 0) and torch.all((middle > 1 / 8) & (middle < 1))
 
 
 def test_yarn_folds_its_attention_factor_into_the_table():

@@ -33,10 +33,7 @@ SHAPES: dict[str, dict] = {
     },
     families.MIMO: {"qkv_bias": True},
 }  # fmt: skip
-LINES = [
-    '{"prompt": "def add(a, b):", "max_tokens": 20}',
-    '{"tokens": [5, 6, 7], "max_tokens": 12}',
-]
+LINES = ['{"prompt": "def add(a, b):", "max_tokens": 20}', '{"tokens": [5, 6, 7], "max_tokens": 12}']
 
 
 def test_every_family_is_here():

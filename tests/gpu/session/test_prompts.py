@@ -152,11 +152,7 @@ def test_what_only_the_tokenizer_finds_has_its_line_too(tokenizer, tmp_path):
     assert [
         (p.key, word in p.message)
         for p, word in zip(caught.value.problems, ["empty", "320", "chat template"], strict=True)
-    ] == [
-        ("line 2", True),
-        ("line 3", True),
-        ("line 4", True),
-    ]
+    ] == [("line 2", True), ("line 3", True), ("line 4", True)]
 
 
 def test_defaults_are_checked_like_lines():

@@ -15,7 +15,6 @@ from foretoken.gpu.models.checkpoint import load_draft, load_target
 from foretoken.gpu.models.decoder import Decoder
 from foretoken.gpu.ops.torch_ops import TorchOps
 from foretoken.gpu.tiny import pair
-from foretoken.gpu.tiny.dense import DenseAttention
 from foretoken.gpu.tiny.directory import PairOptions, partial_directory
 from foretoken.gpu.tiny.pair import ALGORITHMS, PARTS, make_pair
 from foretoken.gpu.tiny.sizes import NANO, Schedule, TinyShape
@@ -86,20 +85,6 @@ def test_heads_load_with_their_target_and_the_draft_vocabulary_is_smaller(nano_p
     assert not torch.equal(ids, torch.arange(len(ids))) and bool((ids.diff() > 0).all())
     assert len(heads["eagle3"].aux_layers) == 3
     assert heads["multi_layer_eagle"].num_heads == 2 and heads["draft"].hidden_size != target.hidden_size
-
-
-@pytest.mark.slow  # with every test models of each family are saved and loaded by it: tests/gpu/models/test_models.py
-@pytest.mark.parametrize("part", ["target", "draft"])
-@torch.no_grad()
-def test_transformers_loads_what_was_saved(nano_pair, part):
-    transformers = pytest.importorskip("transformers")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(nano_pair / part, dtype=torch.float32)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(nano_pair / part)
-    ours = load_target(nano_pair / part, TorchOps())
-    tokens = torch.tensor(tokenizer.encode("import os\n\n\ndef main():\n    return os.getcwd()\n"))
-    logits = ours.logits(ours.forward(tokens, DenseAttention([len(tokens)])).hidden)
-    torch.testing.assert_close(theirs(tokens[None]).logits[0], logits, atol=1e-4, rtol=1e-4)
-    assert theirs.generation_config.eos_token_id == tokenizer.eos_token_id == 0
 
 
 def test_a_pair_that_is_there_is_used_as_it_is(micro_pair):

@@ -9,7 +9,6 @@ import pytest
 import torch
 from foretoken.core.errors import ConfigError
 from foretoken.gpu.models.decoder import Decoder
-from foretoken.gpu.models.rope import Rope, cos_sin_table
 from foretoken.gpu.models.weights import initialize
 from foretoken.gpu.tiny.continuations import continue_texts
 from foretoken.gpu.tiny.corpus import (
@@ -24,7 +23,7 @@ from foretoken.gpu.tiny.corpus import (
     spread_prompts,
     train_vocabulary,
 )
-from foretoken.gpu.tiny.dense import DenseAttention, UnrolledAttention, rotate
+from foretoken.gpu.tiny.dense import DenseAttention
 from foretoken.gpu.tiny.drafting import accept_length, distillation_loss, measure_drafts, propose, teach
 from foretoken.gpu.tiny.pair import new_eagle3, new_multi_layer_eagle, new_standalone, new_target
 from foretoken.gpu.tiny.sizes import NANO, size_of
@@ -111,31 +110,6 @@ def test_orthogonalised_matrices_keep_their_directions_with_singular_values_near
 def test_learning_rate_rises_holds_and_falls_to_zero():
     assert learning_rate_scale(0.0) < 0.1 and learning_rate_scale(0.3) == 1.0
     assert learning_rate_scale(0.75) == pytest.approx(0.5) and learning_rate_scale(1.0) == 0.0
-
-
-def test_unrolled_attention_sees_the_prefix_of_step_0_and_one_slot_of_each_later_step():
-    b, t, num_heads, num_kv_heads, d, num_steps = 2, 7, 4, 2, 8, 3
-    generator = torch.Generator().manual_seed(0)
-    table = cos_sin_table(Rope(), d, 16)
-    attention = UnrolledAttention(b, t)
-    steps = []
-    for step in range(num_steps):
-        q, k, v = (
-            torch.randn(b * t, heads, d, generator=generator, dtype=torch.float64)
-            for heads in (num_heads, num_kv_heads, num_kv_heads)
-        )
-        out = attention.attend(0, q, k, v, table).view(b, t, num_heads, d)
-        turns = table[:t].double().repeat(b, 1)
-        steps.append([x.view(b, t, -1, d) for x in (rotate(q, turns), rotate(k, turns), v)])
-        for slot in range(step, t):
-            # (step, slot) pairs that the query sees.
-            seen = [(0, j) for j in range(slot - step + 1)] + [(r, slot - step + r) for r in range(1, step + 1)]
-            for row in range(b):
-                for head in range(num_heads):
-                    keys = torch.stack([steps[s][1][row, j, head // 2] for s, j in seen])
-                    values = torch.stack([steps[s][2][row, j, head // 2] for s, j in seen])
-                    weights = (keys @ steps[step][0][row, slot, head] / d**0.5).softmax(0)
-                    torch.testing.assert_close(out[row, slot, head], weights @ values)
 
 
 @pytest.fixture(scope="module")

@@ -19,13 +19,6 @@ def test_a_capacity_in_the_name_selects_the_smaller_a100():
     assert large.memory_bandwidth_bytes_per_s == 2039e9
 
 
-@pytest.mark.parametrize(
-    "name", ["A100", "A100-40G", "H100", "H200", "B200", "L4", "L40S", "RTX 4090", "rtx4090", "MI300X"]
-)
-def test_the_catalogue_has(name):
-    assert lookup_gpu(name).peak_flops["bf16"] > 1e14
-
-
 def test_unknown_names_the_nearest():
     with pytest.raises(UnknownGPU, match=r"did you mean 'H100'.*known: .*MI300X") as caught:
         lookup_gpu("H1000")

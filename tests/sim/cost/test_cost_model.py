@@ -2,7 +2,7 @@
 
 import pytest
 from foretoken.core.model_shape import Mlp, UnknownModel, known_models, lookup_model
-from foretoken.sim.cost.draft import DraftMismatch, eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
+from foretoken.sim.cost.draft import DraftMismatch, eagle3_head, eagle_head, multi_layer_eagle, standalone
 
 # Totals of the safetensors metadata on the model pages (Qwen3-0.6B: the tied LM head counted once).
 STATED_PARAMETERS = {
@@ -67,16 +67,6 @@ def test_eagle3_head_by_hand():
     assert eagle3_head(lookup_model("llama-3.1-8b")).parameters == 3 * h * h + layer + 32_000 * h
     wide = eagle3_head(lookup_model("llama-3.1-8b"), draft_vocab=128256)
     assert wide.parameters - eagle3_head(lookup_model("llama-3.1-8b")).parameters == (128256 - 32_000) * h
-
-
-def test_draft_kv_per_token():
-    target = lookup_model("llama-3.1-8b")
-    one_layer = 2 * 8 * 128 * 2
-    assert eagle_head(target).kv_bytes_per_token == one_layer
-    assert eagle3_head(target).kv_bytes_per_token == one_layer
-    assert multi_layer_eagle(target, 3).kv_bytes_per_token == 3 * one_layer
-    assert standalone(lookup_model("llama-3.2-1b"), target).kv_bytes_per_token == 2 * 16 * 8 * 64 * 2
-    assert (host_draft("NGRAM", 0.006).kv_bytes_per_token, host_draft("NGRAM", 0.006).weight_bytes) == (0, 0)
 
 
 def test_the_head_of_a_sparse_model_is_dense():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from foretoken.core.model_shape import lookup_model
 from foretoken.sim.assembly import assemble
@@ -63,15 +61,6 @@ def test_the_busiest_rank_is_what_draws_give():
             greatest.append(np.bincount(distinct * ranks // experts.count, minlength=ranks).max())
         estimate = cost._busiest(cost.active_experts(tokens), experts.count)
         assert estimate == pytest.approx(np.mean(greatest), rel=0.08), tokens
-
-
-def test_ranks_of_experts_wait_for_the_busiest():
-    apart, together = forward(SPARSE, 4, 1, 4), forward(SPARSE, 4, 1, 1)
-    assert apart.layers_ns(256) > 0 and together.layers_ns(256) > 0
-    even = replace(SPARSE)
-    assert apart.active_experts(256) == forward(even, 4).active_experts(256), (
-        "over all ranks the same experts are reached"
-    )
 
 
 def test_groups_have_their_own_requests():

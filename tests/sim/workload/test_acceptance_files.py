@@ -87,10 +87,7 @@ CONTRADICTIONS = {
 }
 
 BROKEN_RESPONSES = {
-    "a truncated line": (
-        lines_of(map(response, map(metrics, ROUNDS)))[:-40],
-        "line 3: is not JSON .a truncated line",
-    ),
+    "a truncated line": (lines_of(map(response, map(metrics, ROUNDS)))[:-40], "line 3: is not JSON .a truncated line"),
     "a truncated document": (
         json.dumps([response(metrics(ROUNDS[0]))], indent=1)[:-9],
         "is not JSON .a truncated file",

@@ -134,9 +134,7 @@ class TestWorkload:
     def test_one_distribution_moves_nothing_else(self):
         changed = {**OPEN, "output_len": FixedLength(5), "prefixes": None, "urgent_share": 0.0}
         pairs = zip(
-            SyntheticWorkload(**OPEN, num_requests=200),
-            SyntheticWorkload(**changed, num_requests=200),
-            strict=True,
+            SyntheticWorkload(**OPEN, num_requests=200), SyntheticWorkload(**changed, num_requests=200), strict=True
         )
         for one, two in pairs:
             assert (one.time_ns, one.prompt.length) == (two.time_ns, two.prompt.length)
