@@ -149,13 +149,6 @@ class StepTable:
         return Line(max(0.0, float(values.mean() - slope * points.mean())), slope)
 
 
-def line_table(base_ns: float, per_token_ns: float, per_kv_token_ns: float) -> StepTable:
-    """Return the table of a pass that takes `base_ns + per_token_ns · tokens + per_kv_token_ns · KV tokens`."""
-    tokens, kv_tokens = np.array([0.0, 1024.0]), np.array([0.0, float(1 << 20)])
-    ns = base_ns + per_token_ns * tokens[:, None] + per_kv_token_ns * kv_tokens
-    return StepTable((("tokens", tokens), (KV_TOKENS, kv_tokens)), ns)
-
-
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """A profile: for one model on one GPU, with these tensor-parallel sizes."""
@@ -237,21 +230,6 @@ class Calibration:
         return rows
 
 
-_DRAFT_PASSES = 3
-VLLM_H100_LLAMA_8B = Calibration(
-    name="vllm-0.10-h100-llama-3.1-8b",
-    source="arXiv 2601.11580, fit for vLLM 0.10.1, one H100, Llama-3.1-8B bf16, EAGLE with 3 steps",
-    gpu="H100",
-    model="llama-3.1-8b",
-    draft_algorithm="EAGLE",
-    tables={
-        "target": line_table(5_886_000.0, 21_010.0, 39.3),
-        # The fit is for three drafting passes together.
-        "draft_pass": line_table(2_135_000.0 / _DRAFT_PASSES, 840.0 / _DRAFT_PASSES, 2.4 / _DRAFT_PASSES),
-    },
-)
-
-
 def load_calibration(path: str | Path) -> Calibration:
     """Read a profile. Raises `ConfigError` with the file and every problem: unknown keys, wrong types, numbers that no time can be."""
     file = str(path)
@@ -261,19 +239,7 @@ def load_calibration(path: str | Path) -> Calibration:
 class _Reader:
     """Reads the object of a profile and notes every problem."""
 
-    KEYS = (
-        "format",
-        "version",
-        "name",
-        "source",
-        "gpu",
-        "model",
-        "tp",
-        "parameters",
-        "draft_algorithm",
-        "tables",
-        "steps",
-    )
+    KEYS = ("format", "version", *Calibration.__slots__)
     BASE_KEYS = ("server", "kernels", "points", "error", "left_out_error")
 
     def __init__(self, file: str, data: Mapping[str, Any]) -> None:

@@ -30,7 +30,7 @@ def noisy(truth, seed, noise=0.02, predict=line):
 def test_a_truth_without_noise_is_found(base, row):
     fit = fit_parameters(PARAMETERS, line, line(np.array([base, row])))
     assert fit.values == pytest.approx([base, row], abs=0.1 * 200)
-    assert np.abs(fit.errors).max() < 0.01
+    assert np.abs(fit.errors).max() < 0.015  # the pull of what was expected, two deviations away
     assert (fit.low <= fit.values).all() and (fit.values <= fit.high).all()
 
 

@@ -15,7 +15,6 @@ from foretoken.sim.cost.calibration import (
     FittedParameters,
     StepTable,
     host_total_ns,
-    line_table,
     load_calibration,
     profile_document,
     with_host_total,
@@ -29,6 +28,7 @@ from foretoken.sim.run import Simulation
 from foretoken.sim.scenario_file import scenario_from_dict
 from hypothesis import given
 from hypothesis import strategies as st
+from published_fit import line_table
 
 LLAMA, H100 = lookup_model("llama-3.1-8b"), lookup_gpu("H100")
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from foretoken.core.model_shape import lookup_model
-from foretoken.sim.cost.calibration import VLLM_H100_LLAMA_8B
 from foretoken.sim.cost.draft import eagle3_head, eagle_head
 from foretoken.sim.cost.efficiency import default_efficiency
 from foretoken.sim.cost.forward import ForwardCost
@@ -16,6 +15,7 @@ from foretoken.sim.cost.host import VLLM_0_10
 from foretoken.sim.cost.launch import PIECEWISE
 from foretoken.sim.cost.round import RoundCost
 from foretoken.sim.cost.work import EXPERT_INDEPENDENCE, PassTokens
+from published_fit import VLLM_H100_LLAMA_8B
 
 H100 = lookup_gpu("H100")
 LLAMA = lookup_model("llama-3.1-8b")

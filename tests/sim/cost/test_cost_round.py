@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from foretoken.core.errors import ConfigError
 from foretoken.core.model_shape import lookup_model
-from foretoken.sim.cost.calibration import VLLM_H100_LLAMA_8B
 from foretoken.sim.cost.curve import Curve, Line, Pass, TimeOverflow
 from foretoken.sim.cost.draft import eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
 from foretoken.sim.cost.forward import ForwardCost, UnsupportedParallelism
 from foretoken.sim.cost.hardware import lookup_gpu
 from foretoken.sim.cost.launch import PIECEWISE, UnknownPreset, launch_preset, padded_tokens
 from foretoken.sim.cost.round import DecodeWork, InvalidRound, RoundCost
+from published_fit import VLLM_H100_LLAMA_8B
 
 H100 = lookup_gpu("H100")
 LLAMA = lookup_model("llama-3.1-8b")
