@@ -14,7 +14,7 @@ SIDES = (PREFILL, DECODE)
 
 # The messages that the trial knows; it carries all others too.
 OFFER, ACCEPT, REJECT, PAGE, MANIFEST = "offer", "accept", "reject", "page", "manifest"
-ACK, NACK, CANCEL, CANCEL_ACK, RENEW, OTHER = "ack", "nack", "cancel", "cancel_ack", "renew", "other"
+ACK, NACK, CANCEL, CANCEL_ACK, RENEW = "ack", "nack", "cancel", "cancel_ack", "renew"
 
 GENERATIONS = ((1, 1), (1, 1), ((1 << 31) - 1, 1), (1, 1 << 32), ((1 << 63) + 5, 1 << 40))
 """(first generation, step) of prefill workers: also where 32 and 63 bits end."""

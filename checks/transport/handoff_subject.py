@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,24 +23,11 @@ from ...core.handoff.wire import encode
 from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineConfig, EngineRole
 from ...core.scheduler.engine import Engine
-from . import contract
 from .contract import DECODE, PREFILL, Ended, Message, PageContent, TransportCapabilities, TransportConfig
 
 CONTEXT_LEN = 64
 MAX_RUNNING = 6
 OUTPUT_TOKEN = 999  # of every round: no prompt has it
-_KINDS = {
-    "Offer": contract.OFFER,
-    "Accept": contract.ACCEPT,
-    "Reject": contract.REJECT,
-    "Page": contract.PAGE,
-    "Manifest": contract.MANIFEST,
-    "Ack": contract.ACK,
-    "Nack": contract.NACK,
-    "Cancel": contract.CANCEL,
-    "CancelAck": contract.CANCEL_ACK,
-    "Renew": contract.RENEW,
-}
 _HOW = {
     FinishReason.TRANSFERRED: "transferred",
     FinishReason.STOP: "length",
@@ -381,7 +369,9 @@ class HandoffTransport:
 
 def _described(message: Any) -> Message:
     """Return a message as the trial sees it. It travels as bytes, as between processes."""
-    kind = _KINDS.get(type(message).__name__, contract.OTHER)
+    kind = re.sub(
+        r"(?<=[a-z])(?=[A-Z])", "_", type(message).__name__
+    ).lower()  # as the contract writes it: CancelAck, cancel_ack
     number = getattr(message, "index", getattr(message, "first_page", getattr(message, "first_attempt", 0)))
     key = message.key
     return Message(kind, int(key.request_id), key.attempt, key.generation, number, decode_frame(encode(message)))
