@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from multiprocessing import Pool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +19,7 @@ from .progress import StatusLine
 
 if TYPE_CHECKING:
     from ..properties.harness.report import Report
+    from ..properties.harness.swarm import Budget
 
 EXIT_BROKEN = 1
 DEFAULT_BUDGET = "60s"  # of a component that is not ours
@@ -29,7 +34,7 @@ Contract = argument(str | None, None,
 Subject = argument(str | None, None, "The component as module:make, where `make(config)` returns a fresh one; ours by default.")
 Budget = option(str | None, "--budget",
     "Operations (200000) or time (60s, 2m), divided among the components. By default each of ours has its number of operations, about a "
-    "minute in all, and yours has 60s.")
+    "minute in all on two cores, and yours has 60s.")
 Seed = option(int, "--seed", "Equal seeds and numbers of operations give equal runs.")
 Capability = option(list[str] | None, "--capability", "A capability of the component; repeatable. By default make.capabilities.")
 Expect = option(list[str] | None, "--expect", "ID=REASON: an invariant that is known to be broken; it is an error if it holds.")
@@ -82,48 +87,69 @@ def check(
 
 
 def _check(contract, subject, budget, seed, capability, expect, without, json_file, cases) -> None:
-    from ..checks.registry import OPERATIONS, SUBJECTS, contracts, suite_of
+    from ..checks.registry import SUBJECTS, contracts, suite_of
+    from ..properties.harness.swarm import Budget
+
+    names = [suite_of(name).name for name in ([contract] if contract is not None else contracts())]
+    if (capability or expect or without) and subject is None:
+        _bad("--capability, --expect and --without", "are for a component of your own: name it as module:make")
+    chosen = [(name, one) for name in names for one in ([subject] if subject is not None else SUBJECTS[name])]
+    share = None
+    if budget is not None or subject is not None:
+        share = Budget.of(budget or DEFAULT_BUDGET).divided(len(chosen))
+    options = {"capabilities": capability or None, "expected_failures": _expected(expect), "without": without or ()}
+    run = partial(_run, subject is not None, share, cases, {**options, "seed": seed}, len(names) > 1)
+    outcomes, line = [], StatusLine(quiet=len(names) == 1 or not sys.stderr.isatty())
+    for text, outcome in _side_by_side(run, chosen) if len(names) > 1 else map(run, chosen):
+        line.clear()
+        typer.echo(f"{text}\n")
+        outcomes.append(outcome)
+        line.show(f"{len(outcomes)} of {len(chosen)} components are checked")
+    line.clear()
+    if json_file is not None:
+        from .files import write_json
+
+        write_json(json_file, sorted(outcomes, key=lambda outcome: "ok" not in outcome))
+    if not all(outcome.get("ok", True) for outcome in outcomes):
+        raise typer.Exit(EXIT_BROKEN)
+
+
+Chosen = tuple[str, str]
+"""A contract, and a component of it."""
+
+
+def _side_by_side(run: Callable[[Chosen], Any], chosen: list[Chosen]) -> Iterator[Any]:
+    """Yield what `run` returns of each, in their order. There are as many processes as cores; a component is one core's work."""
+    with Pool(min(os.cpu_count() or 1, len(chosen)), signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+        yield from pool.imap(run, chosen)
+
+
+def _run(
+    is_named: bool, budget: Budget | None, cases: Path, options: dict[str, Any], quiet: bool, chosen: Chosen
+) -> tuple[str, dict[str, Any]]:
+    """Check one component, and store the cases of its failures. Returns what to print, and what to write as JSON."""
+    from ..checks.registry import OPERATIONS, suite_of
     from ..properties.conformance import check as check_one
     from ..properties.harness.importing import NotInstalled, load_make
     from ..properties.harness.swarm import Budget
 
-    suites = [suite_of(name) for name in ([contract] if contract is not None else contracts())]
-    if (capability or expect or without) and subject is None:
-        _bad("--capability, --expect and --without", "are for a component of your own: name it as module:make")
-    expected = _expected(expect)
-    chosen = [
-        (suite, name) for suite in suites for name in ([subject] if subject is not None else SUBJECTS[suite.name])
-    ]
-    share = None
-    if budget is not None or subject is not None:
-        share = Budget.of(budget or DEFAULT_BUDGET).divided(len(chosen))
-    reports, skipped = [], []
-    for suite, name in chosen:
-        try:
-            make = load_make(name)
-        except NotInstalled as error:
-            if subject is not None:
-                raise
-            reason = f"needs {error.package}, which is not installed"
-            typer.echo(f"{suite.name}: {name} skipped: {reason}\n")
-            skipped.append({"contract": suite.name, "subject": name, "skipped": reason})
-            continue
-        options = {"capabilities": capability or None, "expected_failures": expected, "seed": seed}
-        options["budget"] = share or Budget(operations=OPERATIONS.get(name, suite.quick), is_extended=True)
-        options["without"] = without or ()
-        with _shown_progress(name) as show:
-            report = check_one(suite, make, subject=name, progress=show, **options)
-        reports.append(report)
-        _print(report, cases)
-    if json_file is not None:
-        from .files import write_json
-
-        write_json(json_file, [report.to_json() for report in reports] + skipped)
-    if not all(report.ok for report in reports):
-        raise typer.Exit(EXIT_BROKEN)
+    contract, name = chosen
+    suite = suite_of(contract)
+    try:
+        make = load_make(name)
+    except NotInstalled as error:
+        if is_named:
+            raise
+        reason = f"needs {error.package}, which is not installed"
+        return f"{contract}: {name} skipped: {reason}", {"contract": contract, "subject": name, "skipped": reason}
+    budget = budget or Budget(operations=OPERATIONS.get(name, suite.quick), is_extended=True)
+    with _shown_progress(name, quiet) as show:
+        report = check_one(suite, make, subject=name, progress=show, budget=budget, **options)
+    return _told(report, cases), report.to_json()
 
 
-def _print(report: Report, cases: Path) -> None:
+def _told(report: Report, cases: Path) -> str:
+    """Store the cases of a report's failures, and return its text."""
     paths = {}
     for failure in report.shown:
         path = cases / report.case_name(failure)
@@ -132,8 +158,7 @@ def _print(report: Report, cases: Path) -> None:
         except OSError as error:
             _bad(str(path), f"the case cannot be written: {error.strerror}")
         paths[failure.id] = path
-    typer.echo(report.text({id: f"foretoken check --replay {path}" for id, path in paths.items()}))
-    typer.echo()
+    return report.text({id: f"foretoken check --replay {path}" for id, path in paths.items()})
 
 
 def _expected(items: list[str] | None) -> dict[str, str]:
@@ -226,9 +251,9 @@ def _check_mutants(contract: str | None, budget: str | None, json_file: Path | N
 
 
 @contextmanager
-def _shown_progress(name: str) -> Iterator[Callable[[Any], None]]:
+def _shown_progress(name: str, quiet: bool) -> Iterator[Callable[[Any], None]]:
     """Show how far a check is, on a terminal only."""
-    line = StatusLine(quiet=not sys.stderr.isatty(), redraw_every_s=0.5)
+    line = StatusLine(quiet=quiet or not sys.stderr.isatty(), redraw_every_s=0.5)
 
     def show(swarm: Any) -> None:
         if line.due_s() is not None:
