@@ -20,23 +20,23 @@ TRANSPORT = register(Suite(TransportTrial, ("foretoken.checks.transport.handoff_
 
 OURS: dict[str, dict[str, int]] = {
     "allocator": {
-        "foretoken.checks.adapters.kv_allocator:make": 60_000,
-        "foretoken.checks.adapters.kv_store:make": 60_000,
+        "foretoken.checks.adapters.kv_allocator:make": 40_000,
+        "foretoken.checks.adapters.kv_store:make": 40_000,
         "foretoken.properties.allocator.plain:make": 20_000,
     },
     "prefix-cache": {
-        "foretoken.checks.adapters.radix_cache:make": 40_000,
-        "foretoken.checks.adapters.prefix_store:make": 40_000,
+        "foretoken.checks.adapters.radix_cache:make": 30_000,
+        "foretoken.checks.adapters.prefix_store:make": 30_000,
         "foretoken.properties.prefix_cache.plain:make": 10_000,
     },
     "relay": {
-        "foretoken.checks.adapters.future_map:make": 40_000,
+        "foretoken.checks.adapters.future_map:make": 25_000,
         "foretoken.checks.adapters.future_map:make_poisoned": 20_000,
     },
     "accept": {
         "foretoken.checks.adapters.tree_accept:make": 8_000,
         "foretoken.properties.accept.plain:make": 1_200,
-        "foretoken.checks.adapters.torch_accept:make": 3_000,
+        "foretoken.checks.adapters.torch_accept:make": 2_000,
     },
     "acceptance-process": {"foretoken.checks.acceptance.core_subject:make": 800},
     "step-controller": {
@@ -45,17 +45,17 @@ OURS: dict[str, dict[str, int]] = {
         "foretoken.checks.adapters.step_controller:make_goodput": 2_000,
     },
     "engine": {
-        "foretoken.checks.adapters.core_engine:make": 60_000,
+        "foretoken.checks.adapters.core_engine:make": 45_000,
         "foretoken.properties.engine.plain:make": 15_000,
     },
     "executor": {
-        "foretoken.checks.executor.reference_subject:make": 5_000,
-        "foretoken.checks.executor.simulated_subject:make": 5_000,
+        "foretoken.checks.executor.reference_subject:make": 4_000,
+        "foretoken.checks.executor.simulated_subject:make": 3_000,
         "foretoken.checks.executor.torch_subject:make": 1_600,
     },
     "block-manager": {"foretoken.checks.manager.plain:make": 15_000},
     "transport": {"foretoken.checks.transport.handoff_subject:make": 8_000},
-    "simulator": {"foretoken.checks.adapters.simulator:make": 600},
+    "simulator": {"foretoken.checks.adapters.simulator:make": 500},
 }
 """Contract -> our components, under the names that reports and cases have. Each can be loaded if what it needs is installed. The number
 is that of the operations of a check without a budget: more where a component has more states, about a minute in all on two cores."""

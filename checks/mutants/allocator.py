@@ -91,11 +91,6 @@ GrowsByWholePagesOnly (ALLOC-08): A row that needs one slot of a new page does n
 """
 
 PLAIN = """
-RestoresTheHoldersAlone (ALLOC-01, ALLOC-03, ALLOC-05): A snapshot brings back who holds which page, not which are free.
-    PlainAllocator.restore
-        - self.free_list = snapshot["free_list"][:]
-        + pass
-
 GrowsPastTheRow (ALLOC-07): A target is not compared with the row's width.
     PlainAllocator.grow
         - num_tokens > self.row_width or

@@ -48,8 +48,6 @@ class AllocatorCapabilities(Capabilities):
     """Page 0 is never given out: ids begin at 1. Without it they begin at 0."""
     inspection: bool = False
     """`free_pages()`"""
-    snapshots: bool = False
-    """`snapshot()` and `restore(snapshot)`"""
     sharing: bool = False
     """`share(slots)` and `references(page)`"""
     eviction: bool = False
@@ -90,13 +88,6 @@ class Allocator(Protocol):
     # inspection
     def free_pages(self) -> Sequence[int]:
         """Return the pages of the free list, in its own order."""
-
-    # snapshots
-    def snapshot(self) -> object:
-        """Return the state as a value."""
-
-    def restore(self, snapshot: object) -> None:
-        """Return to it."""
 
     # sharing
     def share(self, slots: Sequence[int]) -> None:
@@ -159,7 +150,6 @@ class Allocator(Protocol):
 METHODS: dict[str, tuple[str, ...]] = {
     "": ("alloc", "free", "can_allocate", "num_free"),
     "inspection": ("free_pages",),
-    "snapshots": ("snapshot", "restore"),
     "sharing": ("share", "references"),
     "eviction": ("retire", "reuse", "evict", "cached_pages"),
     "deferred_free": ("free_after", "complete", "num_deferred"),

@@ -27,12 +27,6 @@ class Holder:
         self.committed = 0  # rows only: tokens that are final
         self.wanted = 0  # rows only: tokens that there must be room for
 
-    def copy(self) -> Holder:
-        twin = Holder(self.owner)
-        twin.pages, twin.slots, twin.cells = self.pages[:], self.slots[:], self.cells[:]
-        twin.committed, twin.wanted = self.committed, self.wanted
-        return twin
-
     def cut(self, num_pages: int, page_size: int) -> Holder:
         """Take the last `num_pages` pages off and return them as a holder of their own."""
         keep = len(self.pages) - num_pages
@@ -127,16 +121,6 @@ class AllocatorModel:
         """Note that the oldest step has been processed: what waited for it is free."""
         self.completed += 1
         self.deferred = [item for item in self.deferred if item[0] > self.completed]
-
-    def copy(self) -> AllocatorModel:
-        twin = AllocatorModel(self.page_size)
-        twin.holders = {name: holder.copy() for name, holder in self.holders.items()}
-        twin.rows = {name: holder.copy() for name, holder in self.rows.items()}
-        twin.parts = {name: holder.copy() for name, holder in self.parts.items()}
-        twin.cached = dict(self.cached)
-        twin.deferred = [(step, holder.copy(), with_row) for step, holder, with_row in self.deferred]
-        twin.launched, twin.completed, twin._owners = self.launched, self.completed, self._owners
-        return twin
 
 
 class Observation(NamedTuple):

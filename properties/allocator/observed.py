@@ -29,7 +29,6 @@ class ObservedAllocator(Trial):
     def prepare(self) -> None:
         self.model = AllocatorModel(self.config.page_size)
         self.memory = ShadowMemory()
-        self.saved: dict[str, tuple[object, AllocatorModel, Observation]] = {}
         first = 1 if self.capabilities.padding_page else 0
         self._all_pages = range(first, first + self.config.num_pages)
         self.moment = Moment(self.config, self.capabilities, self.model, frozenset(self._all_pages))

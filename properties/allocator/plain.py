@@ -93,22 +93,6 @@ class PlainAllocator:
     def free_pages(self) -> list[int]:
         return list(self.free_list)
 
-    def snapshot(self) -> dict:
-        return {
-            "free_list": self.free_list[:],
-            "count": dict(self.count),
-            "cache": self.cache[:],
-            "fenced": [(step, pages[:], with_row) for step, pages, with_row in self.fenced],
-            "rows": {request: pages[:] for request, pages in self.rows.items()},
-        }
-
-    def restore(self, snapshot: dict) -> None:
-        self.free_list = snapshot["free_list"][:]
-        self.count = dict(snapshot["count"])
-        self.cache = snapshot["cache"][:]
-        self.fenced = [(step, pages[:], with_row) for step, pages, with_row in snapshot["fenced"]]
-        self.rows = {request: pages[:] for request, pages in snapshot["rows"].items()}
-
     def share(self, slots: list[int]) -> None:
         for page in self.pages(slots):
             self.count[page] += 1

@@ -12,7 +12,6 @@ from .observed import ObservedAllocator
 
 HOLDERS = Handles("abcd")
 REQUESTS = Handles(("r1", "r2", "r3"))
-SNAPSHOTS = Handles("st")
 BATCHES = ((1,), (2,), (1, 2), (3, 1), (2, 3, 1))
 MAX_IN_FLIGHT = 3
 
@@ -121,23 +120,6 @@ class AllocatorTrial(ObservedAllocator):
         slots = giver.slots[-self.config.page_size :]
         if not self.refused(self.ask(self.subject.free, slots + slots)):
             self.model.cut(holder, 1)
-
-    @operation(needs="snapshots", weight=1, name=SNAPSHOTS)
-    def snapshot(self, name: str) -> None:
-        self.saved[name] = (self.must(self.subject.snapshot), self.model.copy(), self.moment.before)
-
-    @operation(needs="snapshots", weight=1, when=lambda t, name: name in t.saved, name=SNAPSHOTS)
-    def restore(self, name: str) -> None:
-        snapshot, model, _ = self.saved[name]
-        self.carry_out(self.subject.restore, snapshot)
-        # Owners stay numbered onwards: the memory is not rolled back, so those who come now must not write what others wrote.
-        owners = self.model._owners
-        self.model = self.moment.model = model.copy()
-        self.model._owners = owners
-        for holder in self.model.everybody():
-            self.memory.write(holder.slots[: len(holder.cells)], holder.cells)
-        for page, cells in self.model.cached.items():
-            self.memory.write(self.model.slots_of([page]), cells)
 
     @operation(needs="sharing", weight=3, when=_can_fork, holder=HOLDERS, new=HOLDERS, num_pages=(1, 2, 3))
     def fork(self, holder: str, new: str, num_pages: int) -> None:
