@@ -11,16 +11,17 @@ from ..aot import AotCase
 from ..jit import jit, tl
 from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots, window_slots
 from .flash import (
+    CAPABILITIES,
     HEAD_LAYOUTS,
     LISTED_ROWS,
     LOG2_E,
     Cut,
     CutOutput,
     attend_keys,
+    attention_case,
     begin_softmax,
     device_of,
     ends_of,
-    kind_of,
     part_of,
     reading_tiles,
     row_and_part,
@@ -204,45 +205,34 @@ def decode_attention_bytes(lens: list[int], num_heads: int, num_kv_heads: int, d
 STRIDES = "q_token_stride q_head_stride k_slot_stride k_head_stride v_slot_stride v_head_stride"
 
 
-def _aot_case(
-    heads: int, kv_heads: int, d: int, rows: int, capability: int, window: int = 0, softcap: float = 0.0
-) -> AotCase:
-    size = reading_tiles(heads // kv_heads, d, torch.bfloat16, capability)
-    return AotCase(
-        f"decode_attention {heads}/{kv_heads} heads of {d}{', parts' * (rows > 1)}{kind_of(window, softcap)}",
+def _case(heads: int, kv_heads: int, d: int, rows: int, capability: int, **softmax: float) -> AotCase:
+    group = heads // kv_heads
+    return attention_case(
+        f"decode_attention {heads}/{kv_heads} heads of {d}{', parts' * (rows > 1)}",
         decode_attention_kernel,
+        reading_tiles(group, d, torch.bfloat16, capability),
         {
             "*bf16": f"q k_pool v_pool sinks out {'' if rows > 1 else 'partial lse'}",
             "*fp32": "partial lse" if rows > 1 else "",
             "*i64": "rows bases tails lens",
-            "*i32": "table",
             "i32": f"{STRIDES} table_stride num_rows least most",
-            "fp32": "scale_log2",
         },
-        {
-            "GROUP": heads // kv_heads,
-            "HEAD_DIM": d,
-            **size.constants(),
-            "ROWS": rows,
-            "WINDOW": window,
-            "SOFTCAP": softcap,
-            "SINKS": window > 0 and not softcap,
-        },
-        divisible_by_16=STRIDES,
-        **size.options(),
-        tensor_cores=True,
-        capabilities=(capability,),
+        capability,
+        group,
+        d,
+        strides=STRIDES,
+        ROWS=rows,
+        **softmax,
     )
 
 
 AOT_CASES = [
-    _aot_case(*shape, capability) for shape in ((32, 8, 128, 1), (32, 8, 128, LISTED_ROWS)) for capability in (8, 9, 10)
-]
-AOT_CASES += [
-    _aot_case(64, 8, 64, 1, capability, window=window, softcap=cap)
-    for window, cap in ((128, 0.0), (4096, 72.0))
-    for capability in (8, 9, 10)
-]
-AOT_CASES += [
-    _aot_case(8 * group, 8, d, LISTED_ROWS, capability) for group, d in HEAD_LAYOUTS for capability in (8, 9, 10)
+    case
+    for capability in CAPABILITIES
+    for case in (
+        *(_case(32, 8, 128, rows, capability) for rows in (1, LISTED_ROWS)),
+        _case(64, 8, 64, 1, capability, window=128),
+        _case(64, 8, 64, 1, capability, window=4096, softcap=72.0),
+        *(_case(8 * group, 8, d, LISTED_ROWS, capability) for group, d in HEAD_LAYOUTS),
+    )
 ]

@@ -14,14 +14,15 @@ from ..aot import AotCase
 from ..jit import cdiv, jit, tl
 from ..padded import bias_of, counting, gather, prefix_slots, window_slots
 from .flash import (
+    CAPABILITIES,
     HEAD_LAYOUTS,
     LOG2_E,
     STRIDES,
     attend_keys,
+    attention_case,
     begin_softmax,
     computing_tiles,
     device_of,
-    kind_of,
     softmax_constants,
     store_tile,
 )
@@ -265,54 +266,34 @@ def extend_attention_triton(
     return out
 
 
-def _aot_case(
-    new_len: int,
-    capability: int,
-    wide: bool = False,
-    window: int = 0,
-    softcap: float = 0.0,
-    group: int = 4,
-    d: int = 128,
-) -> AotCase:
+def _case(new_len: int, capability: int, wide: bool = False, group: int = 4, d: int = 128, **softmax: float) -> AotCase:
     dtype, pointer = (torch.float32, "*fp32") if wide else (torch.bfloat16, "*bf16")
-    size = computing_tiles(new_len * group, d, dtype, capability)
-    return AotCase(
-        f"extend_attention {8 * group}/8 heads of {d}, {new_len} tokens{', float32' * wide}{kind_of(window, softcap)}",
+    return attention_case(
+        f"extend_attention {8 * group}/8 heads of {d}, {new_len} tokens",
         extend_attention_kernel,
+        computing_tiles(new_len * group, d, dtype, capability),
         {
             pointer: "q k v k_pool v_pool sinks out",
             "*i64": "rows prefix_lens starts",
-            "*i32": "table",
             "i32": f"{STRIDES} table_stride",
-            "fp32": "scale_log2",
         },
-        {
-            "GROUP": group,
-            "HEAD_DIM": d,
-            **size.constants(),
-            "WINDOW": window,
-            "SOFTCAP": softcap,
-            "SINKS": window > 0 and not softcap,
-        },
-        divisible_by_16=STRIDES,
-        **size.options(),
-        tensor_cores=not wide,
-        may_spill=wide and d > 128,  # float32 is what kernels are compared in
-        capabilities=(capability,),
+        capability,
+        group,
+        d,
+        wide=wide,
+        **softmax,
     )
 
 
-AOT_CASES = [_aot_case(new_len, capability) for new_len in (4, 2048) for capability in (8, 9, 10)]
-AOT_CASES += [_aot_case(2048, capability, wide=True) for capability in (8, 9, 10)]
-AOT_CASES += [
-    _aot_case(2048, capability, window=window, softcap=cap)
-    for window, cap in ((128, 0.0), (4096, 72.0))
-    for capability in (8, 9, 10)
+AOT_CASES = [
+    case
+    for capability in CAPABILITIES
+    for case in (
+        *(_case(new_len, capability) for new_len in (4, 2048)),
+        _case(2048, capability, wide=True),
+        _case(2048, capability, window=128),
+        _case(2048, capability, window=4096, softcap=72.0),
+        *(_case(new_len, capability, group=group, d=d) for group, d in HEAD_LAYOUTS for new_len in (4, 2048)),
+        _case(2048, capability, wide=True, group=1, d=256),
+    )
 ]
-AOT_CASES += [
-    _aot_case(new_len, capability, group=group, d=d)
-    for group, d in HEAD_LAYOUTS
-    for new_len in (4, 2048)
-    for capability in (8, 9, 10)
-]
-AOT_CASES += [_aot_case(2048, capability, wide=True, group=1, d=256) for capability in (8, 9, 10)]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -309,6 +310,40 @@ def softmax_constants(softmax: Softmax) -> dict[str, int | float | bool]:
 def kind_of(window: int, softcap: float) -> str:
     """Return how the name of a compiled case ends: windows come with a soft cap (Gemma 2) or with sinks (gpt-oss)."""
     return "" if not window else ", window, capped" if softcap else ", window, sinks"
+
+
+CAPABILITIES = (8, 9, 10)
+"""Major numbers of the GPUs that cases are compiled for."""
+
+
+def attention_case(
+    name: str,
+    kernel: Any,
+    size: Tiles,
+    arguments: dict[str, str],
+    capability: int,
+    group: int,
+    d: int,
+    *,
+    window: int = 0,
+    softcap: float = 0.0,
+    wide: bool = False,
+    strides: str = STRIDES,
+    **constants: int,
+) -> AotCase:
+    """Return a case of an attention kernel with `group` query heads of `d` channels per key head; `wide`: in float32, as it is compared."""
+    return AotCase(
+        f"{name}{', float32' * wide}{kind_of(window, softcap)}",
+        kernel,
+        {**arguments, "*i32": "table", "fp32": "scale_log2"},
+        {"GROUP": group, "HEAD_DIM": d, **size.constants(), **constants}
+        | {"WINDOW": window, "SOFTCAP": softcap, "SINKS": window > 0 and not softcap},
+        divisible_by_16=strides,
+        **size.options(),
+        tensor_cores=not wide,
+        may_spill=wide and d > 128,
+        capabilities=(capability,),
+    )
 
 
 @dataclass(frozen=True, slots=True)

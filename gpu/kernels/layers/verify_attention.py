@@ -11,6 +11,7 @@ from ..aot import AotCase
 from ..jit import cdiv, jit, next_power_of_2, tl
 from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots, window_slots
 from .flash import (
+    CAPABILITIES,
     HEAD_LAYOUTS,
     LISTED_ROWS,
     LOG2_E,
@@ -18,10 +19,10 @@ from .flash import (
     Cut,
     CutOutput,
     attend_keys,
+    attention_case,
     begin_softmax,
     device_of,
     ends_of,
-    kind_of,
     part_of,
     reading_tiles,
     row_and_part,
@@ -279,65 +280,41 @@ def verify_attention_bytes(
     return sum(prefix_lens) * (2 * num_kv_heads * d * itemsize + 4) + new
 
 
-def _aot_case(
-    num_nodes: int,
-    rows: int,
-    capability: int,
-    wide: bool = False,
-    window: int = 0,
-    softcap: float = 0.0,
-    group: int = 4,
-    d: int = 128,
+def _case(
+    num_nodes: int, rows: int, capability: int, wide: bool = False, group: int = 4, d: int = 128, **softmax: float
 ) -> AotCase:
     dtype, pointer = (torch.float32, "*fp32") if wide else (torch.bfloat16, "*bf16")
-    size = reading_tiles(num_nodes * group, d, dtype, capability, group)
     tensors, parts = "q k v k_pool v_pool sinks out", "partial lse"  # parts are summed in float32
     floats = {pointer: f"{tensors} {parts}"} if wide or rows == 1 else {pointer: tensors, "*fp32": parts}
-    return AotCase(
-        f"verify_attention {8 * group}/8 heads of {d}, {num_nodes} nodes{', parts' * (rows > 1)}{', float32' * wide}"
-        f"{kind_of(window, softcap)}",
+    return attention_case(
+        f"verify_attention {8 * group}/8 heads of {d}, {num_nodes} nodes{', parts' * (rows > 1)}",
         verify_attention_kernel,
+        reading_tiles(num_nodes * group, d, dtype, capability, group),
         {
             **floats,
             "*i64": "rows prefix_lens ancestor_bits",
-            "*i32": "table",
             "i32": f"{STRIDES} table_stride num_rows num_nodes least most",
-            "fp32": "scale_log2",
         },
-        {
-            "GROUP": group,
-            "HEAD_DIM": d,
-            **size.constants(),
-            "NEW_BLOCK": max(16, next_power_of_2(num_nodes)),
-            "ROWS": rows,
-            "WINDOW": window,
-            "SOFTCAP": softcap,
-            "SINKS": window > 0 and not softcap,
-        },
-        divisible_by_16=STRIDES,
-        **size.options(),
-        tensor_cores=not wide,
-        may_spill=wide and d > 128,  # float32 is what kernels are compared in
-        capabilities=(capability,),
+        capability,
+        group,
+        d,
+        wide=wide,
+        NEW_BLOCK=max(16, next_power_of_2(num_nodes)),
+        ROWS=rows,
+        **softmax,
     )
 
 
-AOT_CASES = [
-    _aot_case(num_nodes, rows, capability)
-    for num_nodes, rows in ((4, LISTED_ROWS), (16, 1), (64, LISTED_ROWS))
-    for capability in (8, 9, 10)
-]
-AOT_CASES += [_aot_case(16, LISTED_ROWS, capability, wide=True) for capability in (8, 9, 10)]
-AOT_CASES += [
-    _aot_case(16, LISTED_ROWS, capability, window=window, softcap=cap)
-    for window, cap in ((128, 0.0), (4096, 72.0))
-    for capability in (8, 9, 10)
-]
 # 4 nodes make tiles of 16 and 32 rows, 16 nodes of 16 and 64.
-AOT_CASES += [
-    _aot_case(num_nodes, LISTED_ROWS, capability, group=group, d=d)
-    for group, d in HEAD_LAYOUTS
-    for num_nodes in (4, 16)
-    for capability in (8, 9, 10)
+AOT_CASES = [
+    case
+    for capability in CAPABILITIES
+    for case in (
+        *(_case(nodes, rows, capability) for nodes, rows in ((4, LISTED_ROWS), (16, 1), (64, LISTED_ROWS))),
+        _case(16, LISTED_ROWS, capability, wide=True),
+        _case(16, LISTED_ROWS, capability, window=128),
+        _case(16, LISTED_ROWS, capability, window=4096, softcap=72.0),
+        *(_case(nodes, LISTED_ROWS, capability, group=group, d=d) for group, d in HEAD_LAYOUTS for nodes in (4, 16)),
+        _case(16, LISTED_ROWS, capability, wide=True, group=1, d=256),
+    )
 ]
-AOT_CASES += [_aot_case(16, LISTED_ROWS, capability, wide=True, group=1, d=256) for capability in (8, 9, 10)]
