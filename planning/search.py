@@ -28,6 +28,8 @@ MOST_STEPS = 8  # from the first load to one on the other side of the limit
 MOST_FACTOR = 4.0
 MOST_STEPS_BEYOND = 4.0  # the greatest load of one seed may lie so many times the last bracket's width away
 
+JUST_BELOW = 0.25  # of the tolerance: a run there holds, and tells what the greatest load is like
+
 
 class CannotRun(Exception):
     """A deployment that no run can have, with the reason."""
@@ -130,50 +132,45 @@ def greatest_load(
 
     Steps up or down from `start`, by `first_factor` and then by more, until one load holds and the next does not, by the mean excess of the
     first `bracket_seeds`. Then runs where a line through these two meets the limit, until it is known within `tolerance`. Each seed has its
-    own greatest load, by that line and its excess at the load nearest to the limit. The finding is their mean, over as many seeds as its
+    own greatest load, by that line and its excess at the greatest load that has held. The finding is their mean, over as many seeds as its
     interval needs to be as narrow as `tolerance`.
 
     `sized`: settings that follow from the load, such as how many requests a run has. `within`: whether a load is found below the first, or
     above the second, makes no difference to who asks, nor which. `at_once`: the loads, and then the seeds, that are run together.
     """
-    judge = _Judge(settings, key, objectives, seeds, sized)
+    judge, curve = _Judge(settings, key, objectives, seeds, sized), _Curve({})
     least, most = map(_tidy, within)
     start, first = min(_tidy(start), most), seeds[:bracket_seeds]
-    up, down = _ladder(start, first_factor, most), _ladder(start, 1 / first_factor, least)
-    loads = [start, *itertools.islice(up, at_once - 1)]
-    excesses: dict[float, float] = {}
-    low = high = None
-    for _ in range(MOST_STEPS):
+
+    def run(loads: Sequence[float]) -> Generator[Wanted, list[Trial], tuple[float | None, float | None]]:
         yield from judge.run(loads, first)
-        excesses |= {load: judge.mean_log_excess(load, first) for load in loads}
-        low, high = _bracket(excesses)
+        curve.excesses.update({load: judge.mean_log_excess(load, first) for load in loads})
+        return curve.bracket()
+
+    up, down = _ladder(start, first_factor, most), _ladder(start, 1 / first_factor, least)
+    low, high = yield from run([start, *itertools.islice(up, at_once - 1)])
+    for _ in range(MOST_STEPS):
         rungs = list(itertools.islice(up if high is None else down, at_once))
         if (low is not None and high is not None) or not rungs:
             break
-        loads = _nearer(rungs, excesses, tolerance)
+        low, high = yield from run(curve.nearer(rungs, tolerance))
     if low is None:
-        return judge.finding(0.0, min(excesses))
+        return judge.finding(0.0, min(curve.excesses))
     if high is None:
         return replace(judge.finding(low, low), is_bound=True)
     width = math.inf
-    while high > least and not _is_known(excesses, low, high, tolerance):
-        halve = high / low > math.sqrt(
-            width
-        )  # the line misleads: the last step has taken less than half of the bracket
+    while high > least and not curve.is_known(low, high, tolerance):
+        misleads = high / low > math.sqrt(width)  # the last step has taken less than half of the bracket
         width = high / low
-        loads = _between(low, high, excesses, tolerance, at_once, halve)
-        yield from judge.run(loads, first)
-        excesses |= {load: judge.mean_log_excess(load, first) for load in loads}
-        low, high = _bracket(excesses)
-    near = min((low, high), key=lambda load: abs(excesses[load]))
-    slope = _slope_at(near, excesses) or _slope(excesses, low, high)
+        low, high = yield from run(curve.between(low, high, tolerance, at_once, even=misleads))
+    slope = curve.slope_at(low) or curve.slope(low, high)
     for count in (*range(len(first), len(seeds), at_once), len(seeds)):
-        yield from judge.run([near], seeds[:count])
-        limits = [_crossing(near, judge.log_excess(near, seed), slope, high / low) for seed in seeds[:count]]
+        yield from judge.run([low], seeds[:count])
+        limits = [_crossing(low, judge.log_excess(low, seed), slope, high / low) for seed in seeds[:count]]
         found = estimate(limits)
         if found.half_width <= tolerance / 2 * found.mean:
             break
-    return judge.finding(found.mean, near, found if len(seeds) > 1 else None)
+    return judge.finding(found.mean, low, found if len(seeds) > 1 else None)
 
 
 def _tidy(load: float) -> float:
@@ -190,73 +187,74 @@ def _ladder(start: float, factor: float, bound: float) -> Iterator[float]:
         log_factor = math.copysign(min(2 * abs(log_factor), math.log(MOST_FACTOR)), log_factor)
 
 
-def _bracket(excesses: Mapping[float, float]) -> tuple[float | None, float | None]:
-    """Return the greatest load that holds, and the least one above it that does not; None where no run has shown one."""
-    low = max((load for load, excess in excesses.items() if excess <= 0), default=None)
-    return low, min((load for load, excess in excesses.items() if excess > 0 and load > (low or 0.0)), default=None)
+@dataclass
+class _Curve:
+    """Logarithms of excesses by load, of the loads that were run; infinite where a run was out of balance."""
 
+    excesses: dict[float, float]
 
-def _slope(excesses: Mapping[float, float], low: float, high: float) -> float:
-    """Return by how much the logarithm of the excess rises from one load to another, per logarithm of the load."""
-    rise = min(excesses[high], math.log(MOST_EXCESS)) - excesses[low]
-    return rise / math.log(high / low)
+    def bracket(self) -> tuple[float | None, float | None]:
+        """Return the greatest load that holds, and the least one above it that does not; None where no run has shown one."""
+        low = max((load for load, excess in self.excesses.items() if excess <= 0), default=None)
+        above = (load for load, excess in self.excesses.items() if excess > 0 and load > (low or 0.0))
+        return low, min(above, default=None)
 
+    def is_told(self, *loads: float) -> bool:
+        """Return whether the excesses at these loads are less than the most that is told, either way."""
+        return all(abs(self.excesses[load]) < math.log(MOST_EXCESS) for load in loads)
 
-def _slope_at(load: float, excesses: Mapping[float, float]) -> float | None:
-    """Return the slope from a load to the nearest other one; None without another whose excess is less than the most that is told."""
-    others = [other for other in excesses if other != load and abs(excesses[other]) < math.log(MOST_EXCESS)]
-    if not others or abs(excesses[load]) >= math.log(MOST_EXCESS):
-        return None
-    return _slope(excesses, *sorted([load, min(others, key=lambda other: abs(math.log(other / load)))]))
+    def slope(self, low: float, high: float) -> float:
+        """Return by how much the excess rises from one load to another, per logarithm of the load."""
+        rise = min(self.excesses[high], math.log(MOST_EXCESS)) - self.excesses[low]
+        return rise / math.log(high / low)
 
+    def slope_at(self, load: float) -> float | None:
+        """Return the slope from a load to the nearest other one; None where one of the two is not told."""
+        others = [other for other in self.excesses if other != load and self.is_told(load, other)]
+        if not others:
+            return None
+        return self.slope(*sorted([load, min(others, key=lambda other: abs(math.log(other / load)))]))
 
-def _nearer(rungs: Sequence[float], excesses: Mapping[float, float], tolerance: float) -> list[float]:
-    """Return the next loads of a ladder, brought nearer where a line through the last two meets the limit before them."""
-    last = min(excesses, key=lambda load: abs(excesses[load]))
-    slope = _slope_at(last, excesses)
-    if slope is None or slope <= 0:
-        return list(rungs)
-    limit, away = last * math.exp(-excesses[last] / slope), math.copysign(math.log(1 + tolerance), -excesses[last])
-    ends = [_tidy(limit * math.exp(away * (place - len(rungs) / 2 + 1))) for place in range(len(rungs))]
-    return [min(pair) if away > 0 else max(pair) for pair in zip(rungs, ends, strict=True)]
+    def nearer(self, rungs: Sequence[float], tolerance: float) -> list[float]:
+        """Return the next loads of a ladder, brought nearer where a line through two loads meets the limit before them."""
+        last = min(self.excesses, key=lambda load: abs(self.excesses[load]))
+        slope = self.slope_at(last)
+        if slope is None or slope <= 0:
+            return list(rungs)
+        limit, away = last * math.exp(-self.excesses[last] / slope), math.copysign(tolerance, -self.excesses[last])
+        ends = [_tidy(limit * (1 + away) ** (place - len(rungs) / 2 + 1)) for place in range(len(rungs))]
+        return [min(pair) if away > 0 else max(pair) for pair in zip(rungs, ends, strict=True)]
 
+    def is_known(self, low: float, high: float, tolerance: float) -> bool:
+        """Return whether the limit, between `low` and `high`, is known within `tolerance`.
 
-def _is_known(excesses: Mapping[float, float], low: float, high: float, tolerance: float) -> bool:
-    """Return whether the limit, between `low` and `high`, is known within `tolerance`.
+        It is if the two are so near each other, or if `low` is so near the limit by the slopes on both of its sides. (An excess that bends
+        one way meets the limit between where these two slopes meet it.)
+        """
+        return high / low <= 1 + tolerance or -self.excesses[low] <= math.log(1 + tolerance) * self._least_slope(low)
 
-    It is if the two are so near each other, or if one of them is so near the limit by the slopes on both of its sides. (An excess that
-    bends one way meets the limit between where these two slopes meet it.)
-    """
-    if high / low <= 1 + tolerance:
-        return True
-    order = sorted(excesses)
-    for load in (low, high):
-        sides = [order[at : at + 2] for at in (order.index(load) - 1, order.index(load)) if 0 <= at < len(order) - 1]
-        slopes = [_slope(excesses, *side) for side in sides]
-        is_told = all(abs(excesses[at]) < math.log(MOST_EXCESS) for side in sides for at in side)
-        if (
-            is_told
-            and len(slopes) == 2
-            and min(slopes) > 0
-            and abs(excesses[load]) / min(slopes) <= math.log(1 + tolerance)
-        ):
-            return True
-    return False
+    def _least_slope(self, load: float) -> float:
+        """Return the lesser of the slopes on both sides of a load; 0 where one of them is not told."""
+        order = sorted(self.excesses)
+        at = order.index(load)
+        if not 0 < at < len(order) - 1 or not self.is_told(*order[at - 1 : at + 2]):
+            return 0.0
+        return max(0.0, min(self.slope(*order[at - 1 : at + 1]), self.slope(*order[at : at + 2])))
 
+    def between(self, low: float, high: float, tolerance: float, count: int, *, even: bool) -> list[float]:
+        """Return `count` loads, `tolerance` apart, one of them just below where the line through two meets the limit.
 
-def _between(
-    low: float, high: float, excesses: Mapping[float, float], tolerance: float, count: int, halve: bool
-) -> list[float]:
-    """Return `count` loads, `tolerance` apart, about where a line meets the limit; with `halve` they part the bracket evenly."""
-    width = math.log(high / low)
-    if halve or excesses[high] >= math.log(MOST_EXCESS) or excesses[low] <= -math.log(MOST_EXCESS):
-        shares = [(place + 1) / (count + 1) for place in range(count)]
-    else:
-        at = -excesses[low] / (excesses[high] - excesses[low])
-        step = math.log(1 + tolerance) / width
-        shares = [at + (place - (count - 1) / 2) * step for place in range(count)]
-    # Not next to an end: that would tell nothing.
-    return sorted({_tidy(low * math.exp(width * min(max(share, 0.1), 0.9))) for share in shares})
+        With `even` they part the bracket evenly.
+        """
+        width = math.log(high / low)
+        if even or not self.is_told(low, high):
+            shares = [(place + 1) / (count + 1) for place in range(count)]
+        else:
+            at = -self.excesses[low] / (self.excesses[high] - self.excesses[low])
+            step = math.log(1 + tolerance) / width
+            shares = [at + (place - count / 2 + JUST_BELOW) * step for place in range(count)]
+        # Not next to an end: that would tell nothing.
+        return sorted({_tidy(low * math.exp(width * min(max(share, 0.1), 0.9))) for share in shares})
 
 
 def _crossing(load: float, log_excess: float, slope: float, width: float) -> float:
