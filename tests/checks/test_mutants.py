@@ -27,10 +27,10 @@ tests find all and shrink what they find, which takes most of the time."""
 RARE = {
     *("ServesOneMore", "LeavesOutTheQueue", "SeedsWithTheSize", "SharesAStreamOfFaults"),
     *("KnowsTheFuture", "DrawsByBlock", "ReservesForNoDraft", "SharesAStream", "ForgetsTheVerifyTokens"),
-    *("ArrivesLikeAClock", "StampsTheBegin", "ReceivesManyAtOnce"),
+    *("ArrivesLikeAClock", "StampsTheBegin", "ReceivesManyAtOnce", "StopsNoBlock"),
 }
-"""What only many thousands of operations show, or seconds of simulation: found at night. What is planted in the simulator here, SIM-06 and
-SIM-09, has a test of its own beside it: tests/sim/workload/test_workload.py and test_check_simulator.py."""
+"""What only many thousands of operations show, or seconds of simulation: found at night. What is planted in the simulator here, SIM-06,
+SIM-09 and SIM-17, has a test of its own beside it: in tests/sim/, test_workload.py and test_simulation.py, and test_check_simulator.py."""
 
 
 def of_one_worker(contract, value, *marks):
