@@ -216,7 +216,6 @@ def _arrival(value: Any, pieces: list[bytes]) -> Arrival:
 
 
 def _number(value: Any) -> Any:
-    """Restore outputs that were NumPy numbers."""
     return value[()] if isinstance(value, np.ndarray) and not value.shape else value
 
 

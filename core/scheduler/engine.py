@@ -175,7 +175,6 @@ class Engine:
         return 1 if must_decide_each_round else self.config.block_rounds
 
     def _launch(self, chunks: list[Chunk], joins: list[Join], planned: PlannedRounds | None) -> Step:
-        """Put a step with these parts in flight."""
         received, arrivals = self.transfers.take_joined()
         step = Step(
             self.requests.last_step_id + 1,

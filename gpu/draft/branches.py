@@ -78,7 +78,7 @@ def next_level(beam: DeviceBeam, tokens: Tensor, probabilities: Tensor) -> tuple
 
 
 def _clean(probabilities: Tensor) -> Tensor:
-    """Return what is no number counts as 0, so that garbage ranks last."""
+    """Count what is no number as 0, so that garbage ranks last."""
     return torch.nan_to_num(probabilities.float(), nan=0.0, posinf=1.0, neginf=0.0).clamp(0.0, 1.0)
 
 

@@ -373,7 +373,6 @@ def new_multi_layer_eagle(size: TinySize, target: Decoder, seed: int) -> MultiLa
 
 
 def _head(algorithm: str, target: Decoder, seed: int, **sizes: Any) -> DraftHead:
-    """Return a head with a layer of the target's shape."""
     layer = replace(target.config, num_layers=1, tied_embeddings=False)
     return random_head(HeadConfig(algorithm, layer, target.hidden_size, **sizes), target, seed)
 

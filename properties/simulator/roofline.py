@@ -388,7 +388,6 @@ class Clockwork:
     def _next_launch(
         self, step: StepDone, number: int, launch_ns: float, at_ns: int, behind: list[Any] | None
     ) -> float:
-        """Return when the round after this one is launched."""
         if behind is None:
             return at_ns + self.plan_ns(step)
         return behind[1] if number == 0 else step.ends_ns[number - 1] + self.plan_ns(step)

@@ -155,7 +155,6 @@ class StepControllerTrial(Trial):
         return self.integer(answer, f"steps_for({batch_size}, …)")
 
     def _look(self) -> Shown:
-        """Ask for all that is shown."""
         has = self.capabilities
         return Shown(
             tuple(map(self._steps_for, self.batch_sizes)),
