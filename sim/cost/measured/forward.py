@@ -25,10 +25,11 @@ class MeasuredForward(ForwardCost):
         self._roofline = roofline
         self._layers, self._comm, self._lm_head = map(_rising, (tables.layers, tables.comm, tables.lm_head))
         if tables.verify.size:  # weights of mixers are in the layers
-            # Weights that fit the cache (96 MB on an L40S) were measured faster than memory gives them.
+            # Weights that fit the cache (96 MB on an L40S) were measured faster than memory gives them. The first tokens share few experts.
             reading = replace(self.efficiency, compute=1.0, ramp_ns=0.0, small_kernel_ns=0.0, soft_exponent=_ALONE)
-            passes = ForwardCost(self.shape, self.gpu, reading, self.parallel)
-            self._layers = np.maximum(self._layers, passes.layers_ns(1))
+            passes, experts = ForwardCost(self.shape, self.gpu, reading, self.parallel), self.shape.experts
+            apart = 1 if experts is None else max(1, experts.count // (8 * experts.top_k))
+            self._layers = np.maximum(self._layers, [passes.layers_ns(min(tokens, apart)) for tokens in TOKENS])
         self._prefill = _rising(_rising(tables.prefill, 0), 1)
         # One query is the first of several, where the database prices these at all.
         several = tables.decode[:, None, :]
