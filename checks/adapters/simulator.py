@@ -211,19 +211,14 @@ class CheckedSimulator:
 
     capabilities = SimulatorCapabilities.all()
 
-    def __init__(self, config: SimulatorConfig) -> None:
-        self.config = config
-        self.block_rounds: dict[str, int] = {}  # of an engine; by default as many as a scenario has
+    def __init__(self, config: SimulatorConfig, **engine: int) -> None:
+        self.config, self.engine = config, engine
 
     def run(self, service: Service) -> dict[str, Any]:
         return self.simulate(service, self.load(service))
 
     def round_by_round(self, service: Service) -> dict[str, Any]:
-        self.block_rounds = {"block_rounds": 1}
-        try:
-            return self.run(service)
-        finally:
-            self.block_rounds = {}
+        return type(self)(self.config, block_rounds=1).run(service)
 
     def replay(self, service: Service, arrivals: Sequence[Sequence[int]]) -> dict[str, Any]:
         with TemporaryDirectory() as folder:
@@ -274,7 +269,7 @@ class CheckedSimulator:
                 "kv_slots": service.pages * self.config.page_size,
                 "max_running": service.max_running,
                 "chunk_size": 32,
-                **self.block_rounds,
+                **self.engine,
             },
             "workload": workload,
             "slo": {name: float(limit) for name, limit in slo.items() if limit},

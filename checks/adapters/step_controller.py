@@ -84,27 +84,9 @@ def make_goodput(config: StepsConfig) -> ControllerAdapter:
     return ControllerAdapter(GoodputPolicy(table, costs))
 
 
-make_fixed.capabilities = StepsCapabilities(inspection=True, counters=True, sizing=True, runtime=True)
-make_ema.capabilities = StepsCapabilities(
-    adaptive=True,
-    inspection=True,
-    counters=True,
-    averages=True,
-    average_rule=True,
-    probes=True,
-    settles=True,
-    sizing=True,
-    runtime=True,
-    reload=True,
+EACH = ("inspection", "counters", "sizing", "runtime")
+make_fixed.capabilities = StepsCapabilities.of(EACH)
+make_ema.capabilities = StepsCapabilities.of(
+    (*EACH, "adaptive", "averages", "average_rule", "probes", "settles", "reload")
 )
-make_goodput.capabilities = StepsCapabilities(
-    adaptive=True,
-    inspection=True,
-    counters=True,
-    probes=True,
-    settles=True,
-    sizing=True,
-    estimates=True,
-    goodput=True,
-    runtime=True,
-)
+make_goodput.capabilities = StepsCapabilities.of((*EACH, "adaptive", "probes", "settles", "estimates", "goodput"))

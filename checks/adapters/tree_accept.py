@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -46,20 +46,7 @@ class TreeRound:
 class TreeAccept:
     """`core.tree` and `core.kv.moves`."""
 
-    capabilities = AcceptCapabilities(
-        trees=True,
-        raw_drafts=True,
-        proposals=True,
-        sampling=True,
-        target_failures=True,
-        outputs=True,
-        kv=True,
-        plan=True,
-        links=True,
-        beams=True,
-        parameters=True,
-        keyed_coins=True,
-    )
+    capabilities = replace(AcceptCapabilities.all(), draft_probabilities=False, constraints=False, in_order=False)
 
     def __init__(self, config: AcceptConfig) -> None:
         self.vocab_size = config.vocab_size

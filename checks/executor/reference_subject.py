@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -57,18 +58,7 @@ class ReferenceAdapter(WrappedExecutor):
     """Run steps on a `ReferenceExecutor`."""
 
     hidden_size = HIDDEN_SIZE
-    capabilities = ExecutorCapabilities(
-        tokens=True,
-        trees=True,
-        hidden_states=True,
-        relay=True,
-        inspection=True,
-        rounds=True,
-        merging=True,
-        handoff=True,
-        plain=True,
-        drafts=True,
-    )
+    capabilities = replace(ExecutorCapabilities.all(), accounting=False, samples=False, shaped=False)
 
     def __init__(self, config: ExecutorConfig) -> None:
         cycles = {"regularity": 0.85, "period": 4} if config.algorithm == "NGRAM" else {}
