@@ -10,7 +10,8 @@ from .contract import METHODS, Answer, Engine, EngineCapabilities, ServingConfig
 from .device import Device
 from .language import STOP, STOP_STRINGS, prompt_of
 from .model import RUNNING, EngineModel
-from .observation import Moment, Observation, names, read_events, read_step
+from .observation import Moment, Observation
+from .reading import names, read_events, read_step
 from .rules import limits, limits_of, promises, shown, verdict
 
 REQUESTS = Handles("abcdef")

@@ -11,9 +11,10 @@ from typing import Any
 
 from ..harness.operation import Operation, operation
 from ..harness.trial import Refused, Trial
-from .answer import Answer, Moment, Queueing, read_answer
+from .answer import Answer, Moment, Queueing
 from .contract import FAULTS, METHODS, Service, Simulator, SimulatorCapabilities, SimulatorConfig
 from .elsewhere import CASES, digest, digests_elsewhere, is_importable
+from .reading import read_answer
 
 MAX_REQUESTS = 64
 MAX_LENGTH = 512

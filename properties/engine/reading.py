@@ -1,0 +1,109 @@
+"""Reading what an engine says: a step's view becomes a `Flight`, events become tokens and ends. Another form is a misbehaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..harness.trial import Trial, shown
+from .contract import REASONS
+from .model import WAITING, Chunk, Flight, Life, RoundRow
+from .observation import End, Moment
+from .rules import extent
+
+_STRINGS = frozenset({str})
+_KEYS = ("step", "enters", "prefill", "decode", "steps", "rounds")
+
+
+def names(trial: Trial, answer: object, what: str) -> tuple[str, ...]:
+    """Return a sequence of requests' names as a tuple."""
+    if isinstance(answer, list | tuple) and _STRINGS.issuperset(map(type, answer)):
+        return tuple(answer)
+    raise trial.misbehaviour("TYPE", f"{what} is {shown(answer)}", "a list of names")
+
+
+def read_step(trial: Trial, view: object) -> Flight:
+    """Return the step as the model sees it, and admit the requests that enter with it. Raises a Violation (TYPE)."""
+    if not isinstance(view, Mapping) or any(key not in view for key in _KEYS):
+        raise trial.misbehaviour("TYPE", f"plan() is {shown(view)}", f"None, or a mapping with {', '.join(_KEYS)}")
+    number, steps, rounds = (trial.integer(view[key], key) for key in ("step", "steps", "rounds"))
+    m: Moment = trial.moment
+    enters = names(trial, view["enters"], "enters")
+    chunks = [_chunk(trial, m, item, enters) for item in trial.sequence(view["prefill"], "prefill")]
+    decode = trial.sequence(view["decode"], "decode")
+    if decode and steps not in m.config.ahead:
+        raise trial.misbehaviour("TYPE", f"steps is {steps}", f"one of {sorted(m.config.ahead)}")
+    if decode and rounds < 1:
+        raise trial.misbehaviour("TYPE", f"rounds is {rounds}", "at least 1")
+    rows = [_row(trial, m, item, steps, rounds) for item in decode]
+    if not chunks and not rows:
+        raise trial.misbehaviour("TYPE", "a step without chunks and rows", "None, if there is nothing to do")
+    return Flight(number, chunks, rows, steps, rounds)
+
+
+def _chunk(trial: Trial, m: Moment, item: object, enters: tuple[str, ...]) -> Chunk:
+    name, start, tokens, tail, key = _fields(trial, item, "a chunk", "(request, start, tokens, tail, key)")
+    life = _life(trial, m, name)
+    start, tail, key = trial.integer(start, "start"), trial.integer(tail, "tail"), trial.integer(key, "key")
+    tokens = trial.integers(tokens, "the tokens of a chunk")
+    if life.state is WAITING or name in enters:
+        if life.state is not WAITING:
+            m.retract(life)  # it has never been seen waiting
+        m.admitted.append((life, start))
+        m.model.admit(life, start, key)
+    is_last = start + len(tokens) >= len(life.context)
+    return Chunk(life, life.stay, life.row, start, life.launched, tokens, tail, key, is_last)
+
+
+def _row(trial: Trial, m: Moment, item: object, steps: int, rounds: int) -> RoundRow:
+    name, length, root, key = _fields(trial, item, "a row", "(request, length, root, key)")
+    life = _life(trial, m, name)
+    length, key = trial.integer(length, "length"), trial.integer(key, "key")
+    root = None if root is None else trial.integer(root, "root")
+    if life.row is None:
+        raise trial.misbehaviour("TYPE", f"request {name} decodes", "a prefill first")
+    is_known, latest, reach = extent(m.config, m.model.flights, life, steps, rounds)
+    return RoundRow(life, life.stay, life.row, length, is_known, root, key, latest, reach)
+
+
+def _fields(trial: Trial, item: object, what: str, should: str) -> Sequence[Any]:
+    if isinstance(item, list | tuple) and len(item) == should.count(",") + 1:
+        return item
+    raise trial.misbehaviour("TYPE", f"{what} is {shown(item)}", should)
+
+
+def _life(trial: Trial, m: Moment, name: object) -> Life:
+    life = m.model.lives.get(name) if type(name) is str else None
+    if life is None:
+        has_ended = type(name) is str and name in m.model.ended
+        was = f"the step has {name!r}, which {'has ended' if has_ended else 'was never submitted'}"
+        raise trial.misbehaviour("TYPE", was, "requests that live")
+    return life
+
+
+def read_events(trial: Trial, events: object) -> int:
+    """Note events in the moment and the model. Returns how many there were."""
+    items = trial.sequence(events, "the events")
+    m: Moment = trial.moment
+    for item in items:
+        kind = item[0] if isinstance(item, tuple | list) and item else None
+        if kind == "tokens" and len(item) == 3:
+            tokens = trial.integers(item[2], "delivered tokens")
+            life = m.model.lives.get(item[1])
+            if life is None:
+                m.stray += (f"{len(tokens)} tokens for {item[1]!r}",)
+                continue
+            life.delivered += tokens
+            m.delivered.setdefault(life.name, []).extend(tokens)
+        elif kind == "end" and len(item) == 5 and item[2] in REASONS:
+            marks = None if item[4] is None else trial.integers(item[4], "the marks")
+            end = End(item[1], item[2], trial.integers(item[3], "the output"), marks)
+            life = m.model.lives.get(end.request)
+            if life is None:
+                m.stray += (f"an end ({end.reason}) of {end.request!r}",)
+                continue
+            m.end(life, end)
+        else:
+            should = '("tokens", request, tokens) or ("end", request, reason, tokens, marks)'
+            raise trial.misbehaviour("TYPE", f"an event is {shown(item)}", should)
+    return len(items)
