@@ -162,21 +162,11 @@ def point_scenario(point: Point, base: Scenario) -> Scenario:
     workload |= {"output": _length(point, "output"), "concurrency": point.concurrency}
     if point.rate_per_s is not None:
         workload["rate"] = point.rate_per_s
-    settings: dict[str, Any] = {
-        "workload": workload,
-        "hardware.profile": None,
-        "slo": {},
-        "speculation": {"algorithm": "NONE"},
-    }
-    settings["acceptance"] = {}
+    settings: dict[str, Any] = {"workload": workload, "hardware.profile": None, "slo": {}, "acceptance": {}}
+    settings["speculation"] = {"algorithm": "NONE"}
     if point.is_speculative:
-        settings["speculation"] = {
-            "algorithm": point.algorithm,
-            "policy": "fixed",
-            "steps": point.steps,
-            "topk": point.topk,
-        }
-        settings["speculation"]["num_draft_tokens"] = point.num_draft_tokens
+        shape = {key: getattr(point, key) for key in ("algorithm", "steps", "topk", "num_draft_tokens")}
+        settings["speculation"] = {"policy": "fixed", **shape}
         # Few rounds are simulated: without a spread between requests their mean is near the point's.
         settings["acceptance"] = {"mean_length": point.accept_length, "request_share": 0.0, "field_share": 0.0}
     if point.tensor_parallel is not None:

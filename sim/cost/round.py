@@ -151,16 +151,6 @@ class RoundCost:
             return 0 if decode is None else int(self.decode_ns(*decode))
         return int(self._step_curve(prefill_tokens, decode)(decode[4] if decode is not None else 0))
 
-    def step_parts(
-        self,
-        prefill_tokens: Sequence[tuple[int, int]],
-        decode: DecodeWork | tuple[int, int, int, int, int] | None = None,
-    ) -> dict[str, int]:
-        """Return `step_ns` by part; the parts sum to it exactly."""
-        if not prefill_tokens:
-            return {} if decode is None else self.decode_parts(*decode)
-        return self._step_curve(prefill_tokens, decode).parts(decode[4] if decode is not None else 0)
-
     @property
     def priced_by(self) -> str:
         """What the times of passes come from: the roofline, measured kernels, or one of them for the target and one for the draft."""

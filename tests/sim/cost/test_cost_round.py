@@ -67,7 +67,7 @@ def test_parts_add_up_to_the_nanosecond(name, kv_tokens):
     parts = COSTS[name].decode_parts(*decode)
     assert sum(parts.values()) == COSTS[name].decode_ns(*decode)
     assert min(parts.values()) >= 0
-    mixed = COSTS[name].step_parts([(700, 300), (24, 0)], decode)
+    mixed = COSTS[name]._step_curve([(700, 300), (24, 0)], decode).parts(kv_tokens)
     assert sum(mixed.values()) == COSTS[name].step_ns([(700, 300), (24, 0)], decode)
 
 
@@ -174,7 +174,7 @@ def test_tokens_of_one_request_share_experts(tokens):
 
 def test_a_prompt_s_tokens_share_experts_with_each_other_alone():
     def verify(independence, chunks):
-        return RoundCost(SPARSE, H100, expert_independence=independence).step_parts(chunks)["verify"]
+        return RoundCost(SPARSE, H100, expert_independence=independence)._step_curve(chunks, None).parts(0)["verify"]
 
     assert verify(0.2, [(32, 0)]) < verify(0.2, [(8, 0)] * 4) < verify(1.0, [(32, 0)])
     assert verify(0.2, [(1, 0)] * 32) == verify(1.0, [(32, 0)])
