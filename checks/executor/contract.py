@@ -64,9 +64,8 @@ class ExecutorConfig:
         """Choose an engine of a few rows, steps and branches."""
         algorithm = choose(WITH_HEADS if has.hidden_states else ALGORITHMS)
         # Where proposals are compared, most of them are deep: what a draft has kept of its own passes shows from the third step on.
-        steps = (
-            0 if algorithm == "NONE" else choose((5, 2, 5, 7, 5, 1, 0, 5) if has.drafts else (1, 1, 2, 2, 5, 5, 0, 7))
-        )
+        depths = (1, 2, 5, 5, 5, 5, 0, 7) if has.drafts else (1, 1, 2, 2, 5, 5, 0, 7)
+        steps = 0 if algorithm == "NONE" else choose(depths)
         topk = choose((1, 3, 3, 5) if has.drafts else (1, 1, 3, 5)) if has.trees and steps > 0 else 1
         nodes = min(choose((3, 6, 9, 13)), 1 + topk + (steps - 1) * topk**2) if topk > 1 else 0
         config = cls(
