@@ -193,14 +193,15 @@ def unfairness(draws: Sequence[Draw], beside: np.ndarray) -> str | None:
     Sums of n terms, each of known mean and variance, are compared with their standard deviation, so that a bound holds for any n.
     """
     by_place = {(draw.request, draw.number): draw.place for draw in draws}
-    for name, step, numbers in (
-        ("consecutive tokens of a request", (0, 1), None),
-        ("first two tokens of a request", (0, 1), (0,)),  # one is drawn behind the prompt, one in a round
-        ("tokens of two requests at one position", (1, 0), None),
+    for name, steps, numbers in (
+        ("consecutive tokens of a request", ((0, 1),), None),
+        ("first two tokens of a request", ((0, 1),), (0,)),  # one is drawn behind the prompt, one in a round
+        ("tokens of two requests at one position", ((1, 0), (2, 0), (3, 0)), None),
     ):
         pairs = [
             (place, by_place[request + step[0], number + step[1]])
             for (request, number), place in by_place.items()
+            for step in steps
             if (request + step[0], number + step[1]) in by_place and (numbers is None or number in numbers)
         ]
         products = np.array([(a - 0.5) * (b - 0.5) for a, b in pairs])
