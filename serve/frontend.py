@@ -320,15 +320,13 @@ class Frontend:
         self._loop.call_soon(self._count_sent)  # behind the tasks that wait for this news
 
     def _prepare(self, pieces: list[Piece], held: list[Action]) -> None:
-        last: list[Action] = []  # those that take longer
         for piece in pieces:
             reply, choice = self._choices[piece.request_id]
             if reply.can_prepare and not choice.order.stop:  # at a stop string the body has to be told, at its time
                 self._add(piece).writer.prepare()
-                (last if reply.is_over else held).append(reply.writer.flush)
+                held.append(reply.writer.flush)
             else:
-                last.append(partial(self._dispatch, piece))
-        held += last
+                held.append(partial(self._dispatch, piece))
 
     def _dispatch(self, piece: Piece) -> None:
         if piece.request_id in self._choices:  # else it was aborted after the piece was prepared
