@@ -163,7 +163,8 @@ def greatest_load(
         misleads = high / low > math.sqrt(width)  # the last step has taken less than half of the bracket
         width = high / low
         low, high = yield from run(curve.between(low, high, tolerance, at_once, even=misleads))
-    slope = curve.slope_at(low) or curve.slope(low, high)
+    near, across = curve.slope_at(low), curve.slope(low, high)
+    slope = near if near is not None and near > 0 else across
     for count in (*range(len(first), len(seeds), at_once), len(seeds)):
         yield from judge.run([low], seeds[:count])
         limits = [_crossing(low, judge.log_excess(low, seed), slope, high / low) for seed in seeds[:count]]
@@ -259,8 +260,6 @@ class _Curve:
 
 def _crossing(load: float, log_excess: float, slope: float, width: float) -> float:
     """Return where a line of this slope through the excess at a load meets the limit: not far from there, by the bracket's `width`."""
-    if slope <= 0:
-        return load
     most = MOST_STEPS_BEYOND * math.log(width)
     return load * math.exp(min(max(-log_excess / slope, -most), most))
 

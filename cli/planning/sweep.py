@@ -136,7 +136,7 @@ def _print_report(sweep: Sweep, name: str, keys: Sequence[str], notices: Sequenc
     for point in shown[:MOST_ROWS]:
         cells = [_cell(sweep.values(point, key), key, digits) for key, (_, digits) in columns.items()]
         table.add_row(*(str(sweep.points[point].get(key, "–")) for key in keys), *cells)
-    console = Console(highlight=False, color_system=None)
+    console = Console(highlight=False, markup=False, color_system=None)
     seeds = "1 seed" if len(sweep.seeds) == 1 else f"{len(sweep.seeds)} seeds"
     console.print(f"{name}: {len(points)} combinations, {seeds}; mean ± half of the 95 % interval\n")
     console.print(table)

@@ -18,7 +18,7 @@ def print_faults(report: FaultReport) -> None:
     """Print the table on standard output."""
     from rich.console import Console
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print()
     console.print(_table(report))
     if report.never_fired:

@@ -145,7 +145,7 @@ class RunRecord:
 
         from ...observe.tables import report_tables
 
-        console = Console(highlight=False)
+        console = Console(highlight=False, markup=False)
         for table in report_tables(summary, self._title(assembly.spec.config.mode), width=console.width):
             console.print(table)
         console.print(f"\n{assembly.timing}", style="dim")

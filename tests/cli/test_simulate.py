@@ -46,6 +46,11 @@ def test_the_table_alone(command, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir()), "without --out nothing is written"
 
 
+def test_text_in_brackets_is_shown_as_it_is(command):
+    outcome = command("simulate", *SMALL, "--set", "name='[bold]x'")
+    assert outcome.code == 0 and "[bold]x: llama-3.1-8b" in outcome.out
+
+
 def test_the_files_of_a_run(command, tmp_path):
     run = tmp_path / "deep" / "run"
     outcome = command("simulate", *SMALL, "--out", run, "--set", "slo.ttft_ms=1000", "--set", "name=small")
@@ -105,7 +110,7 @@ def test_options_are_the_keys_that_they_name(command, tmp_path):
 
 FULL_DISK = """
 import resource
-resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 from foretoken.cli.__main__ import main
 main()
 """
