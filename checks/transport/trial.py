@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ...properties.harness.operation import operation
 from . import contract
+from . import invariants as invariants  # registers the checkers
 from .contract import DECODE, METHODS, PREFILL, SIDES, TransportCapabilities, TransportConfig
 from .model import Run
 from .record import MISNUMBERED, Fault
