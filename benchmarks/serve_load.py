@@ -6,8 +6,8 @@
 
 Starts `foretoken serve --simulate --stamp` and keeps so many streams open, each the next request of a client whose last one has ended.
 Prints the table of docs/serve.md: requests that were lost (a stream without its end, or with another number of tokens than it asked for),
-tokens per second, the time from a simulated round's end (the stamp of an event) until this process finds its text there, and the memory
-of the server. Server and client have a core each, where the system lets them. Exit code 1 if a request was lost.
+tokens per second, the time from a simulated round's end (the stamp of an event) until the system has its text for this process, and the
+memory of the server. Server and client have a core each, where the system lets them. Exit code 1 if a request was lost.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import random
 import re
 import select
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -34,6 +35,9 @@ DOCS = ROOT / "docs/serve.md"
 BEGIN, END = "<!-- measured -->\n", "<!-- end -->\n"
 RAMP_S = 5.0
 """Over which streams begin, one by one; delays are counted from its end on."""
+SO_TIMESTAMPNS = 35
+"""Of Linux: `recvmsg` tells when the newest of its data came, as two int64, seconds and nanoseconds of Unix time."""
+TIMESTAMP = struct.Struct("qq")
 LAST_CHUNK = b"0\r\n\r\n"
 STAMP = re.compile(rb"\n: (\d+)\n")
 
@@ -56,6 +60,14 @@ class Stream:
         data = json.dumps(body).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
         self.socket.sendall(head.encode() + data)
+
+    def take(self) -> bytes:
+        """Read what is there, at least a byte but at the end, and note when it came."""
+        data, extra, _, _ = self.socket.recvmsg(1 << 14, socket.CMSG_SPACE(TIMESTAMP.size))
+        for _, _, told in extra:
+            seconds, ns = TIMESTAMP.unpack(told)
+            self.parts.append((seconds * 10**9 + ns, data))
+        return data
 
 
 @dataclass
@@ -93,7 +105,9 @@ def load(port: int, pid: int, num_streams: int, seconds: float) -> tuple[Seen, i
     until, poll, streams, waiting = begin + RAMP_S + seconds, select.epoll(), {}, []
     for number in range(num_streams):
         dice = random.Random(number)
-        waiting.append(Stream(socket.create_connection(("127.0.0.1", port)), dice, begin + dice.random() * RAMP_S))
+        connection = socket.create_connection(("127.0.0.1", port))
+        connection.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        waiting.append(Stream(connection, dice, begin + dice.random() * RAMP_S))
     waiting.sort(key=lambda stream: -stream.begins)
     while streams or waiting:
         now = time.monotonic()
@@ -104,12 +118,9 @@ def load(port: int, pid: int, num_streams: int, seconds: float) -> tuple[Seen, i
             stream.ask()
         if now >= begin + len(seen.memory):
             seen.memory.append(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096)
-        ready = poll.poll(0.01)
-        came_ns = time.time_ns()  # at the latest: what is read below was there when `poll` returned
-        for number, _ in ready:
+        for number, _ in poll.poll(0.01):
             stream = streams[number]
-            data = stream.socket.recv(1 << 14)
-            stream.parts.append((came_ns, data))
+            data = stream.take()
             if data and not data.endswith(LAST_CHUNK):
                 continue
             seen.answers.append((stream.asked, stream.parts))

@@ -37,7 +37,7 @@ class Answer(Response):
         self._stream = stream
         self._send_began: float | None = None  # while the client is to take something
         self._transport: asyncio.Transport | None = None
-        self._held, self._held_deltas = b"", []  # prepared, and not written yet
+        self._held, self._held_deltas, self._ends = b"", [], False  # what is prepared, and not written yet
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         self._transport = scope.get(TRANSPORT)
@@ -78,16 +78,17 @@ class Answer(Response):
         await self._send(send, _start(200, "application/json"), body, True)
 
     async def _send_stream(self, send: Send) -> None:
-        """Send events as they come. The status waits for the first news, so that a refusal is no stream."""
+        """Send events as they come. The status waits until the first news are certain, so that a refusal is no stream."""
         start: Message | None = _start(200, "text/event-stream", {"Cache-Control": "no-cache"})
         try:
-            while deltas := await self._reply.take():
-                events = self._form.first() if start is not None else []
+            deltas, events = await self._reply.begin(), self._form.first()
+            while deltas or start is not None:
                 await self._send(send, start, b"".join(events) + self._events(deltas), False)
-                start = None
+                start, events = None, []
                 self._frontend.sent(deltas)
                 if self._transport is not None:
                     self._reply.writer = self
+                deltas = await self._reply.take()
             await self._send(send, None, b"".join([*self._form.last(), b"data: [DONE]\n\n"]), True)
         except ApiError as error:
             if start is None:
@@ -107,14 +108,16 @@ class Answer(Response):
         if events := self._events(deltas):
             self._held += b"%x\r\n%b\r\n" % (len(events), events)
             self._held_deltas += deltas
-        return not self._reply.is_over
+        self._ends = self._reply.is_over
+        return not self._ends
 
     def flush(self) -> None:
-        if self._held and not self._transport.is_closing():
-            self._transport.write(self._held)
+        if (held := self._held) and not self._transport.is_closing():
+            self._held = b""
+            self._transport.write(held)
             self._frontend.sent(self._held_deltas)
-            self._held, self._held_deltas = b"", []
-        if self._reply.is_over:
+            self._held_deltas = []
+        if self._ends:
             self._reply.wake()
 
     def _events(self, deltas: list[tuple[Choice, Delta]]) -> bytes:

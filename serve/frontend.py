@@ -104,6 +104,7 @@ class Reply:
         self.writer: Writer | None = None  # once the stream has begun
         self._has_news = False
         self._waiter: asyncio.Future | None = None
+        self._is_beginning = False  # a stream that waits for its first news
         self._failure: ApiError | None = None
         self.deadline = asyncio.get_running_loop().time() + deadline_s
 
@@ -120,10 +121,14 @@ class Reply:
         self._failure = error
         self.tell()
 
+    def prepare(self) -> bool:
+        """Let the writer make the bytes of what has come; return whether it could and more is to follow."""
+        return self.can_prepare and self.writer.prepare()
+
     def tell(self) -> None:
         """Let the writer write what has come, or, if it cannot or the reply is over, `take` look for it."""
         self._has_news = True
-        if not (self.can_prepare and self.writer.prepare()):
+        if not self.prepare():
             self.wake()
         if self.writer is not None:
             self.writer.flush()
@@ -142,12 +147,30 @@ class Reply:
     def _is_awaited(self) -> bool:
         return self._waiter is not None and not self._waiter.done()
 
+    async def begin(self) -> list[tuple[Choice, Delta]]:
+        """Wait until the stream may begin. Return the first news, or none if they are due later but cannot fail; raise as `take` does."""
+        if not self._has_news:
+            self._is_beginning = True
+            await self._wait()
+            self._is_beginning = False
+        return self.news() if self._has_news else []
+
+    def expect(self) -> bool:
+        """Let a stream that waits for its first news begin, for they are certain. Returns whether there is one."""
+        if not (self._is_beginning and self._is_awaited):
+            return False
+        self.wake()
+        return True
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
     async def take(self) -> list[tuple[Choice, Delta]]:
         """Wait for news and return them; an empty list once all choices are over. Raises ApiError if one failed, or the reply did."""
         while not self.is_over:
             if not self._has_news:
-                self._waiter = asyncio.get_running_loop().create_future()
-                await self._waiter
+                await self._wait()
             if deltas := self.news():
                 return deltas
         return []
@@ -322,9 +345,15 @@ class Frontend:
     def _prepare(self, pieces: list[Piece], held: list[Action]) -> None:
         for piece in pieces:
             reply, choice = self._choices[piece.request_id]
-            if reply.can_prepare and not choice.order.stop:  # at a stop string the body has to be told, at its time
+            if choice.order.stop:  # at a stop string the body has to be told, at its time
+                held.append(partial(self._dispatch, piece))
+            elif reply.can_prepare:
                 self._add(piece).writer.prepare()
                 held.append(reply.writer.flush)
+            elif reply.expect():
+                self._add(piece)
+                self._loop.call_soon(reply.prepare)  # behind the task that begins the stream
+                held.append(reply.tell)
             else:
                 held.append(partial(self._dispatch, piece))
 

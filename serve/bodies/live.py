@@ -17,7 +17,7 @@ import numpy as np
 
 from ...core.contract.events import Committed, Event, EventSink, Planned
 from ...core.contract.request import FinishedRequest, FinishReason, Request, cut_runs, finish_reason
-from ...core.contract.step import DecodeResult
+from ...core.contract.step import DecodeResult, StepResult
 from ...core.draws import request_key
 from ...core.errors import InvariantViolation
 from ...core.scheduler.engine import Engine
@@ -130,8 +130,10 @@ class LiveSimulation(Simulation):
                 continue
             step, result = actor.next_commit
             at_ns = int(result.round_end_ns[-1])
-            if step.decode is not None and at_ns > now_ns:
-                ahead = _expected(actor.engine, step.decode.rows, result.decode, at_ns)
+            if at_ns > now_ns:
+                ahead = _first_tokens(actor.engine, result, at_ns)
+                if step.decode is not None:
+                    ahead += _expected(actor.engine, step.decode.rows, result.decode, at_ns)
                 self._foreseen_of[number] = {emission.request_id: emission for emission in ahead}
                 self._told.update(emission.request_id for emission in ahead if emission.finished is not None)
                 found.append(ahead)
@@ -191,6 +193,21 @@ class LiveSimulation(Simulation):
             self._told.remove(finished.request_id)
         else:
             self._ends.append(Emission(finished.request_id, self.env.now, 0, finished))
+
+
+def _first_tokens(engine: Engine, result: StepResult, at_ns: int) -> list[Emission]:
+    """Return the first tokens that a commit of the oldest step will deliver, but for those that end their request."""
+    flight = engine.requests.in_flight[0]
+    if result.prefill is None:
+        return []
+    stopped = result.prefill.stopped
+    emissions = []
+    for i, chunk in flight.live_chunks():
+        record = chunk.record
+        ends = record.emitted_before + 1 == record.max_tokens or (stopped is not None and stopped[i])
+        if chunk.is_last and not record.has_first_token and not ends:
+            emissions.append(Emission(record.request.request_id, at_ns, 1))
+    return emissions
 
 
 def _expected(engine: Engine, rows: np.ndarray, result: DecodeResult, at_ns: int) -> list[Emission]:

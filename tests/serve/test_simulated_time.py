@@ -39,11 +39,12 @@ class _Clock:
 
 
 class _Outlet:
-    """Keeps the pieces that were told at their time; `num_ahead` counts those that were prepared before."""
+    """Keeps the pieces that were told at their time. `num_ahead`: how many were prepared before; `begun`: requests whose first was."""
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
         self.num_ahead = 0
+        self.begun: set[str] = set()
         self._held: list[Piece] = []
 
     def deliver(self, pieces: list[Piece]) -> None:
@@ -53,6 +54,8 @@ class _Outlet:
         assert len({piece.at_ns for piece in pieces}) == 1
         self._held += pieces
         self.num_ahead += len(pieces)
+        told = {piece.request_id for piece in self.pieces}
+        self.begun |= {piece.request_id for piece in pieces} - told
 
     def release(self, now_ns: int) -> None:
         self.pieces += [piece for piece in self._held if piece.at_ns <= now_ns]
@@ -113,7 +116,7 @@ def test_a_clients_arrivals_bring_the_events_of_a_simulation(keys: tuple[str, ..
     assert sum(piece.finished is not None for piece in outlet.pieces) == 40
     assert sum(len(piece.tokens) for piece in outlet.pieces) == 40 * 40
     assert [piece.at_ns for piece in outlet.pieces] == sorted(piece.at_ns for piece in outlet.pieces)
-    assert outlet.num_ahead > 0.8 * len(outlet.pieces)
+    assert outlet.num_ahead > 0.8 * len(outlet.pieces) and len(outlet.begun) > 30
     assert sum(isinstance(event, Planned | Committed) for of in served_events.values() for event in of) > 100
 
 
