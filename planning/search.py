@@ -26,7 +26,7 @@ MOST_EXCESS = 4.0
 """Beyond this many times its limit a run tells nothing more."""
 MOST_STEPS = 8  # from the first load to one on the other side of the limit
 MOST_FACTOR = 4.0
-MOST_STEPS_BEYOND = 4.0  # the greatest load of one seed may lie so many times the last bracket's width away
+SURE = 3.0  # standard errors from the limit at which an excess is taken for its side
 
 JUST_BELOW = 0.25  # of the tolerance: a run there holds, and tells what the greatest load is like
 
@@ -106,6 +106,15 @@ class _Judge:
         share = self.share(value, seed)
         return math.log(min(max(share, 1 / MOST_EXCESS), MOST_EXCESS))
 
+    def noise(self) -> float:
+        """Return the standard deviation of log excesses between seeds at one load, over all loads with several; 0 if there is none."""
+        excesses: dict[float, list[float]] = {}
+        for value, seed in self.summaries:
+            excesses.setdefault(value, []).append(self.log_excess(value, seed))
+        of_several = [np.array(of) - np.mean(of) for of in excesses.values() if len(of) > 1]
+        freedom = sum(len(of) - 1 for of in of_several)
+        return math.sqrt(sum(float(of @ of) for of in of_several) / freedom) if freedom else 0.0
+
     def finding(self, value: float, at: float, interval: Estimate | None = None) -> Finding:
         """Return the finding `value`, with what the runs at `at` have shown."""
         summary = self.summaries[at, self.seeds[0]]
@@ -132,8 +141,9 @@ def greatest_load(
 
     Steps up or down from `start`, by `first_factor` and then by more, until one load holds and the next does not, by the mean excess of the
     first `bracket_seeds`. Then runs where a line through these two meets the limit, until it is known within `tolerance`. Each seed has its
-    own greatest load, by that line and its excess at the greatest load that has held. The finding is their mean, over as many seeds as its
-    interval needs to be as narrow as `tolerance`.
+    own greatest load, by its excess at the greatest load that has held and the slope there. The finding is their mean, over as many seeds
+    as its interval needs to be as narrow as `tolerance`. The slope is that between loads whose excesses differ from the limit by more than
+    the seeds do: where a flat curve lies at its limit these are far apart, and the interval is wide.
 
     `sized`: settings that follow from the load, such as how many requests a run has. `within`: whether a load is found below the first, or
     above the second, makes no difference to who asks, nor which. `at_once`: the loads, and then the seeds, that are run together.
@@ -148,6 +158,15 @@ def greatest_load(
         return curve.bracket()
 
     up, down = _ladder(start, first_factor, most), _ladder(start, 1 / first_factor, least)
+
+    def widen(margin: float) -> Generator[Wanted, list[Trial], None]:
+        """Run lesser and greater loads until one on each side differs from the limit by more than `margin`."""
+        for side, furthest, factor, bound in ((0, min, 1 / first_factor, least), (1, max, first_factor, most)):
+            for load in itertools.islice(_ladder(furthest(curve.excesses), factor, bound), MOST_STEPS):
+                if curve.bracket(margin)[side] is not None:
+                    break
+                yield from run([load])
+
     low, high = yield from run([start, *itertools.islice(up, at_once - 1)])
     for _ in range(MOST_STEPS):
         rungs = list(itertools.islice(up if high is None else down, at_once))
@@ -163,12 +182,12 @@ def greatest_load(
         misleads = high / low > math.sqrt(width)  # the last step has taken less than half of the bracket
         width = high / low
         low, high = yield from run(curve.between(low, high, tolerance, at_once, even=misleads))
-    near, across = curve.slope_at(low), curve.slope(low, high)
-    slope = near if near is not None and near > 0 else across
     for count in (*range(len(first), len(seeds), at_once), len(seeds)):
         yield from judge.run([low], seeds[:count])
-        limits = [_crossing(low, judge.log_excess(low, seed), slope, high / low) for seed in seeds[:count]]
-        found = estimate(limits)
+        margin = SURE * judge.noise() / math.sqrt(len(first))
+        yield from widen(margin)
+        slope = curve.slope_around(low, high, margin)
+        found = estimate([_crossing(low, judge.log_excess(low, seed), slope) for seed in seeds[:count]])
         if found.half_width <= tolerance / 2 * found.mean:
             break
     return judge.finding(found.mean, low, found if len(seeds) > 1 else None)
@@ -194,10 +213,13 @@ class _Curve:
 
     excesses: dict[float, float]
 
-    def bracket(self) -> tuple[float | None, float | None]:
-        """Return the greatest load that holds, and the least one above it that does not; None where no run has shown one."""
-        low = max((load for load, excess in self.excesses.items() if excess <= 0), default=None)
-        above = (load for load, excess in self.excesses.items() if excess > 0 and load > (low or 0.0))
+    def bracket(self, margin: float = 0.0) -> tuple[float | None, float | None]:
+        """Return the greatest load that holds, and the least one above it that does not, both by more than `margin`.
+
+        None where no run has shown one.
+        """
+        low = max((load for load, excess in self.excesses.items() if excess <= -margin), default=None)
+        above = (load for load, excess in self.excesses.items() if excess > margin and load > (low or 0.0))
         return low, min(above, default=None)
 
     def is_told(self, *loads: float) -> bool:
@@ -216,15 +238,28 @@ class _Curve:
             return None
         return self.slope(*sorted([load, min(others, key=lambda other: abs(math.log(other / load)))]))
 
+    def slope_around(self, low: float, high: float, margin: float) -> float:
+        """Return the slope at the limit, which lies from `low` to `high`: by loads that differ from it by more than `margin`."""
+        holds, breaks = self.bracket(margin)
+        near = self.slope_at(low)
+        if (holds, breaks) == (low, high) and near is not None and near > 0:
+            return near
+        return self.slope(min(low, holds or low), max(high, breaks or high))
+
     def nearer(self, rungs: Sequence[float], tolerance: float) -> list[float]:
-        """Return the next loads of a ladder, brought nearer where a line through two loads meets the limit before them."""
+        """Return the next loads of a ladder, brought nearer where a line through two loads meets the limit before them.
+
+        No load lies between those that have run.
+        """
         last = min(self.excesses, key=lambda load: abs(self.excesses[load]))
         slope = self.slope_at(last)
         if slope is None or slope <= 0:
             return list(rungs)
         limit, away = last * math.exp(-self.excesses[last] / slope), math.copysign(tolerance, -self.excesses[last])
         ends = [_tidy(limit * (1 + away) ** (place - len(rungs) / 2 + 1)) for place in range(len(rungs))]
-        return [min(pair) if away > 0 else max(pair) for pair in zip(rungs, ends, strict=True)]
+        if away > 0:
+            return [min(rung, end) if end > max(self.excesses) else rung for rung, end in zip(rungs, ends, strict=True)]
+        return [max(rung, end) if end < min(self.excesses) else rung for rung, end in zip(rungs, ends, strict=True)]
 
     def is_known(self, low: float, high: float, tolerance: float) -> bool:
         """Return whether the limit, between `low` and `high`, is known within `tolerance`.
@@ -258,9 +293,9 @@ class _Curve:
         return sorted({_tidy(low * math.exp(width * min(max(share, 0.1), 0.9))) for share in shares})
 
 
-def _crossing(load: float, log_excess: float, slope: float, width: float) -> float:
-    """Return where a line of this slope through the excess at a load meets the limit: not far from there, by the bracket's `width`."""
-    most = MOST_STEPS_BEYOND * math.log(width)
+def _crossing(load: float, log_excess: float, slope: float) -> float:
+    """Return where a line of this slope through the excess at a load meets the limit, at most a factor of MOST_FACTOR from there."""
+    most = math.log(MOST_FACTOR)
     return load * math.exp(min(max(-log_excess / slope, -most), most))
 
 
