@@ -48,7 +48,7 @@ def broken(make, operations=TALK, **arguments):
 # -- ours -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "budget"), [*zip(SUBJECTS["executor"], (400, 400, 120), strict=True)])
+@pytest.mark.parametrize(("name", "budget"), [*zip(SUBJECTS["executor"], (300, 300, 75), strict=True)])
 def test_ours_hold(name, budget):
     if ".gpu." in name:
         pytest.importorskip("torch")

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 NO_NETWORK = """
 import socket, sys
@@ -19,6 +21,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow  # the links and the names in the pages are tested in test_documents.py
 def test_the_site_builds_without_a_warning(tmp_path):
     line = [sys.executable, "-c", NO_NETWORK, "-q", "-W", "--keep-going", "-c", "docs/site", "docs", tmp_path / "site"]
     built = subprocess.run(

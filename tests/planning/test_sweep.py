@@ -114,6 +114,7 @@ def test_settings_that_cannot_run_are_refused_with_the_reason(tmp_path: Path):
     assert "does not fit" in trials[2, 0].message and "has no effect" in trials[3, 0].message
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_costs_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The second scenario kills every process that takes it; the others run, and the sweep ends."""
     program = tmp_path / "worker.py"

@@ -72,7 +72,7 @@ def test_table_and_json(command, arguments, tmp_path):
     for cell, row in zip(record["cells"], rows, strict=True):
         assert f"{cell['tokens_per_s']:,.1f}" == row[4] and f"{cell['speedup']:.2f}×" == row[7]
     assert list(tmp_path.glob(".*")) == []
-    assert command(*arguments, "--quiet").err == ""
+    assert command(*arguments, "--batch-sizes", 1, "--quiet").err == ""
 
 
 def test_an_interruption_keeps_finished_cells(command, arguments, tmp_path, monkeypatch):

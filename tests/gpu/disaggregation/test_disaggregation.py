@@ -235,6 +235,7 @@ def test_a_bad_link_changes_no_output(workers, nano_pair, plain, faults, six):
     assert decode["retries"] == (2 if "truncate_pages" in faults["prefill0"] else 0)
 
 
+@pytest.mark.slow  # waits for the lease
 def test_a_message_that_is_cut_short_is_sent_again_after_a_lease(workers, nano_pair, plain, ask):
     """Of a single request the prefill worker sends the offer, the pages, the manifest, and over again."""
     options = options_for(nano_pair, chunk_size=64)

@@ -241,7 +241,7 @@ def serve_watched(cell: Cell, draft_model: DraftModel | None = None) -> tuple[Wa
 DRAFTS = ("STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE")
 
 
-@pytest.mark.fast("EAGLE-4-1", "EAGLE3-1-4", "MULTI_LAYER_EAGLE-4-1")
+@pytest.mark.fast("EAGLE3-1-4", "MULTI_LAYER_EAGLE-4-1")
 @pytest.mark.parametrize(("topk", "page_size"), [(1, 4), (4, 1), (1, 1), (4, 4)])
 @pytest.mark.parametrize("algorithm", DRAFTS)
 def test_proposals_are_those_of_dense_drafting(algorithm, topk, page_size, record_property):

@@ -20,6 +20,8 @@ from foretoken.sim.cost.calibration import load_calibration, profile_document
 from foretoken.sim.run import Simulation
 from foretoken.sim.scenario_file import load_scenario
 
+pytestmark = pytest.mark.xdist_group("fit")  # one worker makes the fit that most tests share
+
 SETTINGS = ("hardware.server=sglang-0.5", "hardware.gpu=H200", "engine.mode=synchronous", "engine.max_running=64")
 BASE = load_scenario(None, SETTINGS)[0]
 LOADS = [
@@ -140,6 +142,7 @@ def test_clients_that_keep_no_step_are_known_by_their_times_to_the_first_token(s
         assert as_its_clients_send(Predictor(told, BASE), BASE).point is told
 
 
+@pytest.mark.slow
 def test_what_no_point_tells_is_said_and_a_point_that_would_is_named(tmp_path):
     few = [run for run in noisy(5) if run["concurrency"] == 1]
     fit = fitted(tmp_path, few)

@@ -160,7 +160,7 @@ def row_of_item(cut: Cut, dtype: torch.dtype, lens: list[int]) -> list[int]:
     return items if cut.most > 1 else [*range(len(lens))]
 
 
-@pytest.mark.fast("[[]?]-*", "[[]7, 0, 64, 8]-1", "[[]65, 128, 1]-4")
+@pytest.mark.fast("[[]0]-4", "[[]5]-1", "[[]7, 0, 64, 8]-1", "[[]65, 128, 1]-4")
 @pytest.mark.parametrize(("lens", "most"), [*zip(LENS, [1, 4] * 4, strict=False), ([65, 128, 1], 4)], ids=str)
 def test_decode(lens: list[int], most: int):
     layouts = HEADS if most == 1 else HEADS[:2]
@@ -192,7 +192,7 @@ def test_decode_follows_base_and_tail(most: int):
     close(TWINS.decode_attention(batch.q, batch.kv, view), expected)
 
 
-@pytest.mark.fast("[[]5]-1-1", "[[]0]-3-4", "[[]70]-64-1")
+@pytest.mark.fast("[[]5]-1-1", "[[]0]-3-4")
 @pytest.mark.parametrize(
     ("prefix_lens", "nd", "most"),
     [
@@ -241,7 +241,7 @@ def test_verify_of_a_full_tile_of_64_nodes_with_8_heads_each():
     close(actual, dense_verify(batch, bits))
 
 
-@pytest.mark.fast("[[]?]-[[]?]", "[[]5, 0, 66, 3]-*")
+@pytest.mark.fast("[[]5, 0, 66, 3]-*")
 @pytest.mark.parametrize(
     ("prefix_lens", "new_lens"),
     [([0], [9]), ([6], [5]), ([0, 0], [3, 70]), ([5, 0, 66, 3], [4, 37, 0, 1]), ([4], [0]), ([130], [33])],
