@@ -70,8 +70,8 @@ class Question:
 class Ranked:
     """A candidate with what was found: the greatest load on `gpus` devices, or the least devices for the load asked for.
 
-    `dropped`: it was not searched again after the first round. `equal`: it cannot be told apart from the best one; if dropped, by the
-    first round.
+    `dropped`: it was not searched again after the first round; `first_share`: what it held there as a share of the most, per cost.
+    `equal`: it cannot be told apart from the best one; if dropped, by the first round.
     """
 
     candidate: Candidate
@@ -79,6 +79,7 @@ class Ranked:
     gpus: int
     load: float
     dropped: bool = False
+    first_share: float = 0.0
     equal: bool = False
 
     @property
@@ -95,6 +96,7 @@ class Plan:
     question: Question
     rough: dict[int, Finding] = field(default_factory=dict)
     fine: dict[int, Finding] = field(default_factory=dict)
+    first_share: dict[int, float] = field(default_factory=dict)  # the rough loads per cost as shares of the most
     on_a_quarter: Sequence[int] = ()  # candidates whose rough finding is that of a quarter of a trace
 
     @property
@@ -241,15 +243,15 @@ class Plan:
 
     def _ranked(self, index: int, finding: Finding) -> Ranked:
         candidate, asked = self.candidates[index], self.question
-        dropped = index not in self.fine
+        dropped, first_share = index not in self.fine, self.first_share.get(index, 0.0)
         if asked.load is None:
-            return Ranked(
-                candidate, finding, self._engines(candidate) * candidate.gpus_per_engine, finding.value, dropped
-            )
+            gpus = self._engines(candidate) * candidate.gpus_per_engine
+            return Ranked(candidate, finding, gpus, finding.value, dropped, first_share)
         engines = finding.value
         if dropped:  # by its load per smallest deployment
             engines = candidate.unit * math.ceil(asked.load / finding.value) if finding.value else 0
-        return Ranked(candidate, finding, int(engines) * candidate.gpus_per_engine, asked.load, dropped)
+        gpus = int(engines) * candidate.gpus_per_engine
+        return Ranked(candidate, finding, gpus, asked.load, dropped, first_share)
 
     def gpu_of(self, candidate: Candidate) -> str:
         return candidate.settings.get("hardware.gpu", self.scenario.hardware.gpu)
@@ -351,12 +353,12 @@ class Plan:
         able = sorted((index for index in among if self.rough[index].value > 0), key=per_cost, reverse=True)
         if not able:
             return []
-        best = per_cost(able[0])
+        self.first_share |= {index: per_cost(index) / per_cost(able[0]) for index in able}
         return [
             index
             for place, index in enumerate(able)
             if place < KEPT_AT_LEAST
-            or per_cost(index) >= share * best
+            or self.first_share[index] >= share
             or self.candidates[index].name.startswith("plain decoding")
         ]
 

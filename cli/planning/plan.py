@@ -185,16 +185,11 @@ def _print(whole: Plan, ranked: list[Ranked], prices: dict[str, float], source: 
     elif ranked:
         sentences.append(_nothing_holds(whole, min(ranked, key=lambda item: item.finding.excess)))
         lines += ["", *textwrap.wrap(sentences[-1], WIDTH)]
-    for is_equal, why in (
-        (
-            True,
-            "Not searched on, for the first round cannot tell them from the best by more than the error of comparisons",
-        ),
-        (False, "Dropped after the first round"),
-    ):
+    left = "not searched on (in brackets: of the best load in the first round)"
+    for is_equal, why in ((True, f"Equal within the error of comparisons, {left}"), (False, f"Behind, {left}")):
         dropped = [item for item in ranked if item.dropped and item.holds and item.equal == is_equal]
         if dropped:
-            names = "; ".join(f"{item.candidate.name} ({item.finding.value:.3g})" for item in dropped)
+            names = "; ".join(f"{item.candidate.name} ({item.first_share:.0%})" for item in dropped)
             lines += ["", *textwrap.wrap(f"{why}: {names}.", WIDTH)]
     hopeless = [item.candidate.name for item in ranked if not item.holds]
     if hopeless and shown and shown[0].holds:
