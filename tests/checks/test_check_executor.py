@@ -14,13 +14,8 @@ from foretoken.checks.executor.trial import ExecutorTrial
 from foretoken.checks.registry import EXECUTOR as SUITE
 from foretoken.checks.registry import SUBJECTS
 from foretoken.core.contract.hidden import merge_hidden
-from foretoken.core.contract.request import Request
 from foretoken.core.contract.step import BlockEnd
 from foretoken.core.errors import ConfigError
-from foretoken.core.prompt import Prompt
-from foretoken.core.scheduler.driver import Driver
-from foretoken.observe.log import EventLog
-from foretoken.observe.replay import replay
 from foretoken.properties.conformance import check
 from foretoken.properties.harness.cases import Case
 from foretoken.properties.harness.importing import load_make
@@ -243,25 +238,6 @@ def test_the_engine_that_is_fed_follows_through_retraction_and_abort():
     trial.drain()
     assert core.difference is None and core.num_events > 30
     assert core.fed.is_idle and core.fed.last_step_id == core.live.last_step_id > 8
-
-
-@pytest.mark.parametrize("name", SUBJECTS["executor"])
-def test_a_log_of_a_run_replays_without_its_executor(tmp_path, name):
-    if ".gpu." in name:
-        pytest.importorskip("torch")
-    make = load_make(name)
-    capabilities = ExecutorCapabilities.of(make.capabilities)
-    config = replace(PLAIN, steps=2, adaptive=True, block_rounds=8, overlap=True, tokens=capabilities.tokens)
-    log = EventLog(tmp_path / "events.jsonl", {})
-    engine = config.make_engine(log.sink(0))
-    driver = Driver(engine, make(config))
-    for number in range(5):
-        prompt = Prompt.of_tokens(np.arange(3 + number) % config.vocab_size)
-        assert driver.submit(Request(f"r{number}", prompt, 12)).refusal == ""
-    driver.run_until_idle()
-    log.close(True)
-    report = replay(log.path, lambda header, replica, events: config.make_engine(events))
-    assert report.identical and report.complete and report.num_commits == driver.num_steps > 8, report.difference
 
 
 def test_the_first_field_that_differs():

@@ -61,8 +61,3 @@ def test_a_log_of_an_engine_that_is_not_ours_is_audited_without_its_header(comma
 
     outcome = command("audit", tampered(run, tmp_path, foreign))
     assert outcome.code == 0 and "not evaluated: STEPS-01" in outcome.out
-
-
-def test_a_report_that_cannot_be_written_says_so(command, run, tmp_path):
-    outcome = command("audit", run, "--json", tmp_path)
-    assert outcome.code == 2 and "cannot be written" in outcome.err

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-ROW = "2023-11-16 18:17:03.9799600,4808,10\n"
-
 
 def settings(*pairs: str) -> list[str]:
     return [word for pair in pairs for word in ("--set", pair)]
@@ -67,13 +64,6 @@ def test_setting(case, command):
     assert outcome.err.startswith("foretoken: ") and "Traceback" not in outcome.err
     for words in expected:
         assert words in outcome.err
-
-
-def test_a_trace_of_which_nothing_fits(command, tmp_path):
-    path = tmp_path / "trace.csv"
-    path.write_text(AZURE + ROW.replace("4808", "480800"))
-    outcome = command("simulate", "--trace", path, "--quiet")
-    assert outcome.code == 2 and "none of the 1 requests" in outcome.err and "131072" in outcome.err
 
 
 def test_all_problems_of_a_file_at_once(command, tmp_path):

@@ -54,17 +54,6 @@ def test_a_narrow_terminal_shows_every_number(command, monkeypatch, width):
     assert ("needs 44 columns" in narrow) == (width < 44), "what is left out is said"
 
 
-def test_the_report_uses_the_words_of_the_keys(command):
-    out = command("simulate", *SMALL).out
-    for key, meaning in (
-        ("TTFT", "to first token"),
-        ("TPOT", "per output token"),
-        ("ITL", "between emissions"),
-        ("E2EL", "end"),
-    ):
-        assert re.search(rf"^{key}, {meaning}", out, re.MULTILINE)
-
-
 @pytest.mark.fast("a run", "help")
 @pytest.mark.parametrize(
     "arguments",
@@ -131,8 +120,3 @@ def test_shells_can_complete_the_command(process, shell):
 def test_completion_offers_the_subcommands(process):
     env = {"_FORETOKEN_COMPLETE": "complete_bash", "COMP_WORDS": "foretoken si", "COMP_CWORD": "1"}
     assert process(env=env).communicate()[0].split() == ["simulate"]
-
-
-def test_the_help_says_how_to_get_completion(command):
-    out = command("--help").out
-    assert "--install-completion" in out and "--show-completion" in out

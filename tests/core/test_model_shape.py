@@ -76,16 +76,6 @@ def test_mistral_window_covers_all_layers_and_null_none(read):
     assert windows(read({**config, "sliding_window": None})) == {None: 32}
 
 
-def test_mixtral(read):
-    config = {
-        **LLAMA, "model_type": "mixtral", "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2,
-    }  # fmt: skip
-    shape = read(config)
-    # Mixtral 8x7B: 46.7 B in total, 12.9 B active.
-    assert shape.parameters == pytest.approx(46.7e9, rel=0.002)
-    assert shape.active_parameters == pytest.approx(12.9e9, rel=0.002)
-
-
 def test_dense_layers_of_a_sparse_model(read):
     assert read({**QWEN3_MOE, "mlp_only_layers": [0, 1]}).moe_layers == 46
     assert read({**QWEN3_MOE, "decoder_sparse_step": 2}).moe_layers == 24
@@ -99,11 +89,6 @@ def test_text_config_of_a_multimodal_file(read):
     nested["text_config"]["hidden_size"] = "4096"
     with pytest.raises(ConfigError, match=r"text_config.hidden_size: must be a whole number, got '4096'"):
         read(nested)
-
-
-def test_eight_bit_weights(read):
-    shape = read({**LLAMA, "quantization_config": {"quant_method": "fp8"}})
-    assert (shape.weight_dtype, shape.kv_dtype) == ("fp8", "bf16")
 
 
 def test_all_problems_at_once_with_file_and_key(read, tmp_path):

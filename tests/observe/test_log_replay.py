@@ -57,12 +57,6 @@ def test_a_fresh_engine_decides_the_same(tmp_path, variant):
         assert (report.num_decisions, report.num_commits) == (kinds.count("Planned"), kinds.count("Committed"))
 
 
-def test_replicas_are_replayed_side_by_side(tmp_path):
-    path = write(tmp_path / "log", recorded_events(1), recorded_events(2), complete=False)
-    report = replay(path, factory())
-    assert report.identical and report.num_replicas == 2 and not report.complete
-
-
 def test_another_configuration_differs_in_the_first_line(tmp_path):
     path = write(tmp_path / "log", recorded_events(0))
     report = replay(path, factory(chunk_size=47))

@@ -9,7 +9,7 @@ from foretoken.core.kv.allocator import SlotCount
 from foretoken.observe.metrics import RunMetrics
 from foretoken.sim.faults.plan import KINDS, FaultPlan, fault_plan
 from foretoken.sim.run import NothingFits, Simulation
-from foretoken.sim.scenario_file import load_scenario, scenario_from_dict
+from foretoken.sim.scenario_file import scenario_from_dict
 from foretoken.sim.workload.traces import TraceError
 from foretoken.simulation import summarize_run
 
@@ -116,17 +116,6 @@ def test_counted_slots_decide_what_named_slots_decide(engine):
     assert told[0] == told[1] and any(retracted for _, retracted, *_ in told[0][0])
 
 
-def test_every_request_is_served_whole():
-    simulation, report, summary = simulate(SMALL)
-    assert report.complete and report.num_submitted == report.num_ended == summary["completed"] == 80
-    assert summary["total_output_tokens"] == 80 * 50
-    assert summary["total_input_tokens"] == 80 * 200
-    for replica in simulation.replicas:
-        replica.engine.check()
-        assert replica.engine.is_idle
-        assert not replica.device.truths
-
-
 def test_an_idle_service_answers_in_the_time_of_its_steps():
     """One request alone: time to first token is link, host and one prefill step; nothing queues."""
     scenario = merged(
@@ -202,14 +191,6 @@ def test_a_pinned_mean_keeps_the_spread_of_requests():
     assert spread["real drafts"] > 1.15 * spread["independent by position"]
 
 
-def test_progress_is_told():
-    seen = []
-    simulation = Simulation(load_scenario(None, ["workload.num_requests=20"])[0])
-    simulation.run(seen.append)
-    assert seen[-1].num_ended == seen[-1].num_expected == 20
-    assert [p.now_ns for p in seen] == sorted(p.now_ns for p in seen)
-
-
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -223,14 +204,6 @@ def test_progress_is_told():
 def test_a_length_says_only_what_differs(given, expected):
     output = scenario_from_dict({"workload": {"output": given}}, "test").workload.output
     assert {key: getattr(output, key) for key in expected} == expected
-
-
-def test_a_look_up_tree_as_large_as_its_steps_allow():
-    given = {"algorithm": "NGRAM", "policy": "fixed", "steps": 2, "topk": 2, "num_draft_tokens": 7}
-    summary = simulate(merged(SMALL, speculation=given))[2]
-    assert summary["completed"] == 80
-    assert summary["proposed_drafts"] == 6 * summary["verified_rows"]
-    assert 1 < summary["accept_length"] <= 3
 
 
 def test_adaptive_trees_are_as_large_as_their_own_steps_allow():

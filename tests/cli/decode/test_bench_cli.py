@@ -139,13 +139,6 @@ def test_too_much_memory(command, arguments, monkeypatch):
         assert words in outcome.err
 
 
-def test_help_teaches(command):
-    outcome = command("bench", "--help")
-    assert outcome.code == 0
-    for words in ("--random-weights llama-3.1-8b", "Ctrl-C", "floor", "the median", "--acceptance", "--no-graphs"):
-        assert words in outcome.out
-
-
 def test_the_options_are_the_plans(command, arguments, monkeypatch):
     """Every option arrives where it belongs."""
     seen = []

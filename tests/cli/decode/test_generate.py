@@ -220,16 +220,6 @@ def test_standard_input_that_is_not_utf_8_is_named(generate, monkeypatch):
         assert outcome.code == 2 and "<standard input>: is not UTF-8" in outcome.err
 
 
-def test_averages_are_those_of_ranges_that_were_verified(generate, models, tmp_path):
-    rule = '{"candidate_steps": [1, 2]}'
-    table = f'{{"1": {rule}, "8": {rule}}}'
-    options = ("--adaptive", table, "--stats", "--out", tmp_path / "run")
-    outcome = generate("--prompt", "def add", "--max-tokens", 20, "--draft", models["eagle3"], *options)
-    assert " from 1" in outcome.err and "from 8" not in outcome.err, outcome.err
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert [key for key in summary if key.startswith("ema_accept_len")] == ["ema_accept_len_from_1"]
-
-
 def test_a_terminal_without_a_prompt_is_told_what_to_give(generate, monkeypatch):
     as_stdin(monkeypatch, "")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
@@ -286,9 +276,3 @@ def test_progress_is_a_line_now_and_then(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
     progress.add(100, ended=True)
     assert capsys.readouterr().err == "1 of 3 requests, 110 tokens, 10 tokens/s\n"
-
-
-def test_help_teaches(command):
-    outcome = command("generate", "--help")
-    for words in ("Model and draft", "Speculation", "Sampling", "--num-draft-tokens", "foretoken replay"):
-        assert words in outcome.out

@@ -168,17 +168,6 @@ def test_bad_input_is_one_message_before_a_process_is_started(command, models, m
     assert "Traceback" not in outcome.err
 
 
-def test_faults_that_make_no_sense_are_bad_input_too(command, models, monkeypatch):
-    monkeypatch.setenv("FORETOKEN_LINK_FAULTS", '{"prefill0": {"dleay_ms": 3}}')
-    outcome = command("generate", "--model", models["target"], "--prompt", "def add", *PAIR)
-    assert outcome.code == 2 and "dleay_ms: is no fault of a link (did you mean 'delay_ms'?)" in outcome.err
-
-
-def test_help_teaches_how_to_disaggregate(command):
-    text = " ".join(command("generate", "--help").out.split())
-    assert "--disaggregate" in text and "prefill=N,decode=M" in text and "--disaggregate prefill=1,decode=1" in text
-
-
 @pytest.mark.slow
 def test_a_plugin_with_a_field_of_its_own_is_disaggregated(process, models, tmp_path):
     """The example package, found by its entry point in the parent and in both workers."""

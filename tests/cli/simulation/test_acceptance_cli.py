@@ -86,8 +86,3 @@ def test_bad_input_is_one_message(command, tmp_path, text, arguments, expected):
     (tmp_path / "input").write_text(text)
     code, out, errors = command("acceptance", tmp_path / "input", *arguments)
     assert (code, out) == (2, "") and expected in errors and "Traceback" not in errors
-
-
-def test_a_file_that_is_not_there(command, tmp_path):
-    code, _, errors = command("acceptance", tmp_path / "none")
-    assert code == 2 and "cannot be read" in errors

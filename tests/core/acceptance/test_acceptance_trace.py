@@ -20,11 +20,6 @@ def test_a_recording_is_replayed_for_any_step_count():
     assert process.accept_lens(KEYS, np.array([0, 1]), 2, 2).tolist() == [[3, 3], [1, 3]]
 
 
-def test_a_longer_request_begins_its_recording_again():
-    process = TraceAcceptance.of_runs({"b": RECORDED["b"]})
-    assert process.longest_run(KEYS[:1], np.arange(7)).tolist() == [0, 0, 7, 0, 0, 7, 0]
-
-
 def test_sampled_requests_replay_whole_recordings():
     process = TraceAcceptance.of_runs(RECORDED)
     runs = process.run_windows(np.arange(300, dtype=np.uint64), np.zeros(300, int), 5)

@@ -71,13 +71,6 @@ def test_feedback_shows_at_the_next_choice():
     assert controller.activate_step_by_batch(1) == 1 and controller.metrics().activations == 1
 
 
-def test_fractions_are_averaged_as_they_are():
-    controller = build_controller("ema", RANGES, initial_steps=3)
-    controller.on_verify_complete([0.5, 1.75], 1, 3)
-    assert controller.metrics().ema_accept_len[1] == 1.125
-    assert controller.metrics().correct_drafts_histogram == (1, 1, 0, 0)
-
-
 def test_only_ranges_with_verified_drafts_have_an_average():
     controller = build_controller("ema", RANGES, initial_steps=3)
     assert controller.metrics().ema_accept_len == {}
@@ -85,13 +78,6 @@ def test_only_ranges_with_verified_drafts_have_an_average():
     assert controller.metrics().ema_accept_len == {}
     controller.on_verify_complete([1], 8, 1)
     assert list(controller.metrics().ema_accept_len) == [8]
-
-
-def test_feedback_goes_to_the_range_of_the_launched_batch_size():
-    controller = build_controller("ema", RANGES, initial_steps=3)
-    controller.on_verify_complete([0, 0], 7, 3)  # launched with 7 rows, 5 of them gone since
-    assert controller.activate_step_by_batch(7) == 1
-    assert controller.activate_step_by_batch(8) == 1
 
 
 def test_fixed_controller():

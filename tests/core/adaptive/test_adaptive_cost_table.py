@@ -20,11 +20,6 @@ def test_grid_points_and_between():
     assert TABLE.round_time_ns(0, 28) == 250  # the last segment goes on
 
 
-def test_kv_tokens_cost_picoseconds_each():
-    assert TABLE.round_time_ns(0, 1, 1000) == 100 + 1500
-    assert TABLE.round_time_ns(2, 1, 3) == 200 + 6
-
-
 @given(st.integers(1, 100), st.integers(0, 10**9))
 def test_interpolation_is_exact(batch_size, kv_tokens):
     left, right, a, b = (1, 4, 200, 201) if batch_size < 4 else (4, 16, 201, 305)

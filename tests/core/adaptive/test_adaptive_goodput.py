@@ -340,11 +340,3 @@ class TestSwitchGate:
                 recorded.append(now)
         for first, last in zip(recorded, recorded[SWITCHES_PER_WINDOW:], strict=False):
             assert last - first >= WINDOW_ROUNDS
-
-    def test_the_window_alone_stops_a_policy_without_reversals(self):
-        gate = SwitchGate(1)
-        for step in range(10):
-            assert gate.earliest(step) == step
-            gate.record(step, step, step + 1)
-        assert gate.earliest(10) == WINDOW_ROUNDS
-        assert gate.earliest(10, switches=2) == WINDOW_ROUNDS + 1

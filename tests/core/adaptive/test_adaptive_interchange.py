@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from foretoken.core.adaptive.config import PRESETS, AdaptiveConfig, SlotConfig, load_adaptive_config
+from foretoken.core.adaptive.config import AdaptiveConfig, SlotConfig, load_adaptive_config
 from foretoken.core.adaptive.interchange import export_table, import_table, table_schema, to_json
 from foretoken.core.errors import ConfigError
 from foretoken.sim.scenario import Scenario
@@ -189,12 +189,3 @@ def test_the_schema_has_every_key_with_default_and_meaning():
     assert all(key["description"] for key in entry["properties"].values())
     assert entry["properties"]["down_hysteresis"]["default"] == -0.25
     assert table_schema() in Scenario.model_json_schema()["$defs"]["Speculation"]["properties"]["adaptive"]["anyOf"]
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_fit_the_schema(name):
-    """By hand: no validator of JSON schemas is among the dependencies."""
-    schema = table_schema()
-    for key, entry in PRESETS[name].items():
-        assert key.isdigit()
-        assert set(entry) <= set(schema["patternProperties"]["^[0-9]+$"]["properties"])

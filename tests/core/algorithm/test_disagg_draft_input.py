@@ -106,11 +106,3 @@ def test_a_missing_hidden_state_fails_its_request_alone(name, missing):
         assert found["bonus_tokens"].tolist() == [7 + i for i in served]
     with pytest.raises(InvariantViolation, match="RELAY-02"):
         relay.resolve(batch.rows[list(missing)], batch.epochs[list(missing)])
-
-
-def test_another_epoch_cannot_read_what_was_handed_over():
-    algorithm = get_algorithm("EAGLE")
-    batch, relay = handoff(algorithm, 1), relay_of(algorithm)
-    algorithm.build_disagg_draft_input(batch, np.array([7]), relay)
-    with pytest.raises(InvariantViolation, match="RELAY-03"):
-        relay.resolve(batch.rows, batch.epochs + 1)

@@ -55,29 +55,10 @@ def test_branches_share_the_budget_and_the_first_is_the_best(history, nodes, bra
     assert tree.num_nodes[0] == len(trie) + 1
 
 
-def test_longer_matches_come_first_then_recent_ones():
-    history = [1, 2, 3, 50, 9, 3, 60, 2, 3, 70, 2, 3]
-    paths = index_of(history).draft(10, num_branches=3)
-    assert [path[0] for path in paths] == [70, 50, 60]
-    assert index_of([7, 1, 8, 7, 1, 9, 1]).draft(2)[0].tolist() == [9]
-    assert index_of([5, 7, 1, 8, 1, 9, 7, 1]).draft(2)[0].tolist() == [8]
-
-
 def test_common_prefixes_give_their_budget_to_the_best_path():
     history = [1, 4, 5, 6, 0, 1, 4, 5, 7, 0, 1]
     paths = index_of(history).draft(8, num_branches=2)
     assert [path.tolist() for path in paths] == [[4, 5, 7, 0, 1, 4], [4, 5, 6]]
-
-
-def test_repetition_continues_past_the_end_of_the_history():
-    assert index_of([1, 2, 3, 1, 2, 3, 1, 2, 3]).draft(8)[0].tolist() == [1, 2, 3, 1, 2, 3, 1]
-    assert index_of([4, 4]).draft(5)[0].tolist() == [4, 4, 4, 4]
-
-
-def test_no_match_no_draft():
-    for history in ([], [1], [1, 2, 3]):
-        assert index_of(history).draft(5) == ()
-    assert index_of([1, 1]).draft(1) == ()
 
 
 @settings(max_examples=60, deadline=None)

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from foretoken.core.contract.request import FinishReason, cut_runs, finish_reason, first_stop_string, first_stop_token
+from foretoken.core.contract.request import cut_runs, first_stop_string, first_stop_token
 
 
 def by_hand(accept_len, stop, remaining):
@@ -34,14 +34,6 @@ def test_without_stops_none_are_looked_for():
     given = cut_runs(accept, np.full(3, -1), remaining)
     for one, other in zip(none, given, strict=True):
         assert one.tolist() == other.tolist()
-
-
-def test_a_stop_exactly_at_the_cap_is_a_stop_and_one_past_it_is_none():
-    runs = cut_runs(np.array([4, 4]), np.array([2, 3]), np.array([3, 3]))
-    assert runs.kept.tolist() == [3, 3]
-    assert runs.stopped.tolist() == [True, False]
-    assert runs.ended.all()
-    assert [finish_reason(bool(stopped)) for stopped in runs.stopped] == [FinishReason.STOP, FinishReason.LENGTH]
 
 
 def test_the_first_of_several_stop_tokens_counts():

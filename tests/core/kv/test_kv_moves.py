@@ -25,13 +25,6 @@ def test_a_slot_may_be_a_source_and_a_target():
         assert pool[10:].tolist() == [10, 12, 13, 13, 14]
 
 
-def test_widths_come_from_the_data():
-    """Three lanes over trees of five nodes: with a stride of nd the second row would write into another place."""
-    node_slots = int32(range(10, 20), (2, 5))
-    plan = KVMovePlan.from_accept_index(int32([[0, 4, -1], [5, 7, 9]]), int32([2, 3]), node_slots)
-    assert dict(zip(plan.dst.tolist(), plan.src.tolist(), strict=True)) == {11: 14, 16: 17, 17: 19}
-
-
 def test_a_tree_may_have_fewer_nodes_than_lanes():
     plan = KVMovePlan.from_accept_index(int32([[0, 1, -1, -1]]), int32([2]), int32([[5, 6]]))
     assert plan.src.size == 0

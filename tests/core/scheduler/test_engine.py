@@ -1,9 +1,7 @@
 """The engine's door, its order of results, aborts, failures and priorities, one behaviour at a time."""
 
-import dataclasses
-
 import pytest
-from foretoken.core.contract.events import Aborted, Committed, Planned, Submitted
+from foretoken.core.contract.events import Planned
 from foretoken.core.contract.request import FinishReason
 from foretoken.core.errors import ConfigError
 from foretoken.core.scheduler.waiting import least_entitled
@@ -273,38 +271,3 @@ def test_the_hold_ends_when_no_request_is_left_to_decode():
 
 
 # -- determinism ----------------------------------------------------------------------------------------------------------
-
-
-def plain(event):
-    """An event as text: every field of it, arrays spelled out."""
-    return repr(dataclasses.astuple(event)) if not isinstance(event, Aborted) else repr(event)
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_the_decision_log_fed_to_a_fresh_engine_gives_every_plan_again(overlap):
-    def fresh(sink):
-        return make(algorithm="EAGLE", num_pages=90, overlap=overlap, block_rounds=8, watermark=0.0, events=sink)
-
-    log = []
-    engine, executor = fresh(log.append)
-    for i in range(6):
-        engine.submit(ask(f"r{i}", start=i * 3, prompt_len=4 + i, max_tokens=16), 0)
-    for _ in range(7):
-        turn(engine, executor)
-    if engine.abort("r1", 0).replan:
-        executor.request_stop(engine.last_step_id)
-    finish(engine, executor)
-
-    replayed = []
-    again, _ = fresh(replayed.append)
-    for event in log:
-        if isinstance(event, Submitted):
-            again.submit(event.request, event.now_ns)
-        elif isinstance(event, Aborted):
-            again.abort(event.request_id, event.now_ns)
-        elif isinstance(event, Planned):
-            again.plan(event.now_ns)
-        elif isinstance(event, Committed):
-            again.commit(event.result, event.now_ns)
-    assert [plain(event) for event in replayed] == [plain(event) for event in log]
-    assert sum(isinstance(event, Planned) for event in log) > 10

@@ -236,17 +236,6 @@ def test_a_restart_empties_the_cache_and_loses_no_request():
     assert [(join.request.request_id, join.num_cached) for join in joins] == [("b", 0)]
 
 
-def test_what_is_in_flight_is_said():
-    engine, executor = make(overlap=True)
-    for name in ("a", "b"):
-        engine.submit(ask(name, prompt_len=6), 0)
-    assert engine.requests.describe_in_flight() == "nothing"
-    executor.launch(engine.plan(0))
-    executor.launch(engine.plan(0))
-    said = engine.requests.describe_in_flight()
-    assert said.startswith("step 1 (12 prefill tokens; requests a, b); step 2 (2 rows × 4 tokens × 1 rounds")
-
-
 def test_a_newcomer_that_makes_steps_fail_is_tried_by_itself_and_the_others_once():
     events = []
     engine, executor = make(max_running=8, overlap=False, events=events.append)

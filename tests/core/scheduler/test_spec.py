@@ -194,23 +194,6 @@ def test_each_policy_has_a_table_of_its_own():
         assert resolve_spec(CONFIG, get_algorithm("EAGLE3"), policy=policy).adaptive.candidate_steps == candidates
 
 
-def test_adaptive_decisions_are_replayed(tmp_path):
-    description = described(
-        policy="ema",
-        adaptive=load_adaptive_config(
-            {"1": {"candidate_steps": [1, 3], "warmup_batches": 0, "update_interval": 1, "ema_alpha": 0.9}}
-        ),
-        initial_steps=3,
-        decodes_text=True,
-    )
-    path = tmp_path / "events.jsonl"
-    record(path, description, [ask(number) for number in range(6)], agreement=0.0)
-    report = replay(path, from_header)
-    assert report.identical, report.difference
-    steps = {r.data.get("S") for r in read_log(path) if r.kind == "plan"}
-    assert {1, 3} <= steps
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -51,21 +51,6 @@ def test_every_output_follows_its_node(seed, batch_size, nodes, width):
                 assert np.array_equal(compacted[name][row * nodes + j], outputs[name][accept_index[row, j]]), name
 
 
-def test_sources_are_read_before_targets_are_written():
-    outputs = NodeOutputs({"x": np.arange(5)})
-    assert outputs.compact(np.array([[0, 2, 3, -1]]), 5)["x"].tolist()[:3] == [0, 2, 3]
-    assert outputs["x"].tolist() == [0, 1, 2, 3, 4]
-
-
-def test_width_and_nodes_are_different_numbers():
-    # Two steps of three branches in a tree of eight: three accepted nodes at most, stride eight.
-    outputs = NodeOutputs({"x": np.arange(16)})
-    compacted = outputs.compact(np.array([[0, 3, 7], [8, 12, -1]]), 8)["x"]
-    assert compacted[:3].tolist() == [0, 3, 7] and compacted[8:10].tolist() == [8, 12]
-    # A path can be no longer than its tree, but the lanes may be more than its nodes.
-    assert NodeOutputs({"x": np.arange(2)}).compact(np.array([[0, 1, -1, -1]]), 2)["x"].tolist() == [0, 1]
-
-
 def test_outputs_count_their_nodes_and_stay_what_they_are():
     outputs = NodeOutputs({"none": None, "hidden": np.zeros((6, 4)), "tokens": np.arange(6)})
     assert outputs.num_nodes == 6 and NodeOutputs({"none": None}).num_nodes is None

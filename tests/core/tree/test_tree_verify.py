@@ -11,7 +11,6 @@ from foretoken.core.tree.verify import (
     Coins,
     argmax_tokens,
     draw_coins,
-    sample_tokens,
     target_distribution,
     verify_greedy,
     verify_sampling,
@@ -112,15 +111,6 @@ def test_greedy_reports_a_failed_target_on_the_path_only():
     assert (verified.bonus_tokens >= 0).all()
 
 
-def test_no_drafts_is_plain_decoding():
-    tree = build_chain(np.array([4, 5]), np.zeros((2, 0), int), np.array([7, 8]))
-    probs = np.array([[0.25, 0.75], [0.5, 0.5]])
-    coins = draw_coins(3, np.array([1, 2]), np.array([7, 8]), 1)
-    verified = verify_sampling(tree, probs, coins)
-    assert verified.accept_index.tolist() == [[0], [1]]
-    assert np.array_equal(verified.bonus_tokens, sample_tokens(probs, coins.bonus[:, 0]))
-
-
 def test_coins_depend_on_request_and_position_alone():
     wide = draw_coins(9, np.array([5, 6]), np.array([10, 20]), 8)
     later = draw_coins(9, np.array([6, 7, 5]), np.array([22, 1, 13]), 3)
@@ -184,8 +174,3 @@ def test_target_distribution_at_its_edges():
     assert np.isnan(probs[2]).all() and np.isnan(probs[4]).all()
     assert probs[3].tolist() == [0.0, 1.0, 0.0]
     assert cut.tolist() == [[0.0, 1.0, 0.0]]
-
-
-def test_the_nucleus_is_the_shortest_prefix_that_reaches_top_p_and_never_empty():
-    assert target_distribution(np.zeros((1, 4)), top_p=0.5).tolist() == [[0.5, 0.5, 0.0, 0.0]]
-    assert target_distribution(np.array([[0.0, 1.0]]), top_p=0.0).tolist() == [[0.0, 1.0]]

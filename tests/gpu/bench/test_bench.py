@@ -173,13 +173,6 @@ def test_every_kind_of_draft_is_timed(small, changes):
     assert bench.machine.copy_bytes_per_s > 0
 
 
-@pytest.mark.fast("3.0-4-3.0")
-@pytest.mark.parametrize(("mean", "steps", "expected"), [("3.0", "4", 3.0), ("2.0", "1", 2.0), ("1.0", "3", 1.0)])
-def test_a_mean_acceptance_is_met(small, mean, steps, expected):
-    *_, results = run(replace(small, acceptance=mean, steps=steps, repeat=1, output_tokens=40))
-    assert results[1].accept_length == pytest.approx(expected, abs=1e-9)
-
-
 def test_trees_go_as_deep_as_they_are_accepted(small):
     """A random draft must be sure enough of itself that its trees have depth."""
     options = replace(small, steps="4", topk=4, num_draft_tokens=8, acceptance="0.99,0.99", output_tokens=100, repeat=1)

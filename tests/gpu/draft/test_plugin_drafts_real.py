@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from foretoken.checks.matrix import Cell, random_cells
 from foretoken.core.algorithm.builtin import Eagle, Eagle3, MultiLayerEagle, Standalone
-from foretoken.core.algorithm.host_drafts import PluginError
 from foretoken.core.algorithm.registry import algorithm_names, register_algorithm, unregister_algorithm
 from matrix_cells import applicable, run_real_cell
-from witness import Witness, WitnessProposer
+from witness import Witness
 
 
 @pytest.fixture(autouse=True)
@@ -41,15 +40,3 @@ def test_a_plugin_takes_a_drafter_that_is_there_by_saying_so(base):
     plugin(base)
     report = run_real_cell(Cell(algorithm="PLUGGED", mode="overlap", page_size=4, topk=2, steps=3, seed=4))
     assert report.drafted > 0 and report.tokens > 0
-
-
-def test_a_proposer_that_raises_ends_the_run_with_its_name():
-    class Fragile(WitnessProposer):
-        def propose(self, request):
-            if max(map(len, self.texts.values())) > 20:
-                raise IndexError("too long for me")
-            return super().propose(request)
-
-    plugin(Witness, make_proposer=lambda self, shape: Fragile())
-    with pytest.raises(PluginError, match="algorithm PLUGGED: propose raised IndexError: too long for me"):
-        run_real_cell(Cell(algorithm="PLUGGED", mode="overlap", steps=3, seed=3))

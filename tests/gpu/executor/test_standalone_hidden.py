@@ -13,7 +13,6 @@ import pytest
 import torch
 from foretoken.checks.driver import Disturbance
 from foretoken.core.adaptive import build_controller
-from foretoken.core.contract.hidden import CaptureHiddenMode, ForwardPhase
 from foretoken.core.contract.request import Request
 from foretoken.core.prompt import Prompt
 from foretoken.gpu.executor.build import relayed_hidden_size
@@ -102,15 +101,6 @@ def test_one_that_is_kept_is_found(monkeypatch):
     monkeypatch.setattr(DecodeRound, "_verify_forward", keeping)
     _, created = run(Way("STANDALONE", small_model(9, **DRAFT), {"steps": 3}))
     assert any(shape[-1] == HIDDEN for shape in created.kept)
-
-
-def test_capture_is_off_at_every_producer():
-    served = serve(
-        Way("STANDALONE", small_model(9, **DRAFT), {"steps": 2}), requests(), target=small_model(0, **TARGET)
-    )
-    algorithm, draft = served.engine.algorithm, served.executor.draft
-    assert not algorithm.needs_hidden_states and not draft.wants_hidden and draft.aux_layers == ()
-    assert {algorithm.capture_hidden_mode(phase) for phase in ForwardPhase} == {CaptureHiddenMode.NULL}
 
 
 def test_the_saving(record_property):

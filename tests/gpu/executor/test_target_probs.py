@@ -5,14 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from foretoken.core.contract.request import Request, SamplingParams
-from foretoken.core.draws import Purpose
-from foretoken.core.prompt import Prompt
 from foretoken.core.tree.verify import sample_tokens, target_distribution
 from foretoken.gpu.executor.sampling import target_probs
 from foretoken.gpu.kernels.rounds.verify_sampling import sample_torch
-from foretoken.gpu.ops.host_ops import HostOps
-from serving import Way, chain, serve, tree
 
 
 def cases(rng: np.random.Generator, n: int, vocab: int):
@@ -64,29 +59,3 @@ def test_samples_follow_the_coins():
     broken = torch.tensor([[0.5, torch.nan], [0.0, 0.0], [torch.inf, 1.0], [0.0, 2.0]])
     assert sample_torch(broken, torch.full((4,), 0.5, dtype=torch.float64)).tolist() == [-1, -1, -1, 1]
     assert sample_torch(torch.zeros(0, 4), torch.zeros(0, dtype=torch.float64)).tolist() == []
-
-
-@pytest.mark.parametrize(
-    "way", [chain("STANDALONE", 3), tree("STANDALONE", 3, 2, 6), Way()], ids=["chain", "tree", "plain"]
-)
-def test_no_coin_decides_twice(way):
-    """Every coin is drawn for one request, one position and one use: to accept there, or to draw the bonus token."""
-    drawn = []
-
-    class Recording(HostOps):
-        def coins(self, keys, positions, seed, purpose):
-            drawn.extend(
-                (key, at, purpose) for key, row in zip(keys.tolist(), positions.tolist(), strict=True) for at in row
-            )
-            return super().coins(keys, positions, seed, purpose)
-
-    requests = [
-        Request(f"r{i}", Prompt.of_tokens([i, 3, 5]), 12, sampling=SamplingParams(temperature=2.0)) for i in range(3)
-    ]
-    serve(way, requests, ops=Recording(), disturbance=None)
-    accepts = {coin[:2] for coin in drawn if coin[2] == Purpose.ACCEPT_COIN}
-    bonuses = {coin[:2] for coin in drawn if coin[2] == Purpose.BONUS_COIN}
-    assert bonuses > accepts and len({key for key, _ in accepts}) == len({key for key, _ in bonuses}) == 3
-    # 3 requests, from the last token of the prompt on; what is beyond the last accepted one is drawn again, from the next root on.
-    assert len(bonuses) >= 3 * 12
-    assert {at for _, at in bonuses} >= set(range(2, 13))

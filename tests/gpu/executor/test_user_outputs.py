@@ -82,28 +82,6 @@ def test_outputs_belong_to_their_tokens(name):
     assert sum(compare(small_model(0), request, run) for request in requests) > 100
 
 
-def test_trees_were_compacted():
-    """The cases above would show nothing of compaction if accepted paths stood in front by themselves."""
-    moved = 0
-    way = WAYS["tree"]
-
-    def count(executor):
-        ops = executor._round._ops
-        real = ops.compact
-
-        def compact(values, accept_index, num_draft_tokens):
-            nonlocal moved
-            rows, width = accept_index.shape
-            in_front = torch.arange(rows)[:, None] * num_draft_tokens + torch.arange(width)
-            moved += int(((accept_index >= 0) & (accept_index != in_front)).any())
-            return real(values, accept_index, num_draft_tokens)
-
-        ops.compact = compact
-
-    serve(way, [ask(n, outputs=USER_OUTPUTS) for n in range(6)], before=count)
-    assert moved > 20
-
-
 @pytest.mark.fast("way1")
 @pytest.mark.parametrize("way", [chain("STANDALONE", 3, chunk_size=5), tree("EAGLE", 3, 3, 12, chunk_size=5)])
 def test_outputs_survive_retraction(way):

@@ -2,29 +2,10 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
-from foretoken.gpu.kernels.layers.rms_norm import add_rms_norm_torch, rms_norm_torch
 from foretoken.gpu.kernels.layers.rope_write import _joined, rope_write_torch, rotation_of
 from foretoken.gpu.kernels.layers.verify_attention import verify_attention_torch, verify_keys
-from foretoken.gpu.kernels.padded import begin_of, keys_of
+from foretoken.gpu.kernels.padded import keys_of
 from foretoken.gpu.models.attention import Softmax
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("scale", [1.0, 1e-4, 0.0])
-def test_the_norm_is_torchs(dtype, scale):
-    """Also where eps decides, and of zeros."""
-    torch.manual_seed(0)
-    x = torch.randn(5, 3, 24, dtype=dtype) * scale
-    residual, weight = torch.randn(5, 3, 24, dtype=dtype) * scale, torch.rand(24, dtype=dtype)
-    tolerance = {torch.float64: 1e-14, torch.float32: 2e-6, torch.bfloat16: 0.0}[dtype]
-    with torch.no_grad():
-        assert torch.allclose(
-            rms_norm_torch(x, weight, 1e-5), F.rms_norm(x, (24,), weight, 1e-5), rtol=tolerance, atol=tolerance
-        )
-        normed, total = add_rms_norm_torch(x, residual, weight, 1e-5)
-        assert torch.equal(total, x + residual)
-        assert torch.allclose(normed, F.rms_norm(total, (24,), weight, 1e-5), rtol=tolerance, atol=tolerance)
 
 
 @torch.no_grad()
@@ -71,10 +52,3 @@ def test_slots_in_a_row_are_read_where_they_are(rows, lens):
             weights = (torch.einsum("hd,thd->ht", q[i * 2 + node], seen_k) * 0.3).softmax(-1)
             expected = torch.einsum("ht,thd->hd", weights, seen_v)
             assert torch.allclose(found[i * 2 + node], expected, atol=1e-12)
-
-
-def test_slots_begin():
-    assert begin_of(torch.tensor([3, 4, 5], dtype=torch.int32), 1) == 3
-    assert begin_of(torch.tensor([3], dtype=torch.int32), 1) == 3
-    for slots, bs in ([3, 5, 6], 1), ([3, 4, 0], 1), ([5, 4, 3], 1), ([3, 4], 2), ([], 1):
-        assert begin_of(torch.tensor(slots, dtype=torch.int32), bs) is None

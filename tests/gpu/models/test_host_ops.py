@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from foretoken.gpu.batch.pools import KVPool, PagedAttention
@@ -14,7 +13,7 @@ from foretoken.gpu.models.head_config import HeadConfig
 from foretoken.gpu.models.layer import Layer
 from foretoken.gpu.models.projection import pack_projections
 from foretoken.gpu.models.weights import initialize
-from foretoken.gpu.ops.host_ops import HostOps, host_pass_of, rms_norm, view_keys, window_keys
+from foretoken.gpu.ops.host_ops import HostOps, host_pass_of, view_keys, window_keys
 from foretoken.gpu.ops.port import DecodeBatch, VerifyBatch
 
 SLOTS = 40
@@ -198,9 +197,3 @@ def test_experts_stay_with_torch():
     pool = pool_of(model, torch.float32)
     out = model(torch.tensor([1, 2]), window(pool, NEIGHBOURS, 5, [1, 3]), Capture(routed_experts=True))
     assert out.routed_experts is not None and out.routed_experts.shape == (2, 1, 2)
-
-
-def test_the_norm_where_eps_decides():
-    x = np.array([[1e-4, -2e-4], [0.0, 0.0]])
-    expected = torch.nn.functional.rms_norm(torch.from_numpy(x), (2,), torch.ones(2, dtype=torch.float64), 1e-5)
-    np.testing.assert_allclose(rms_norm(x, np.ones(2), 1e-5), expected.numpy(), rtol=1e-12)

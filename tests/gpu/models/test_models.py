@@ -265,12 +265,6 @@ def test_gradients_agree_with_finite_differences(architecture: str):
         torch.testing.assert_close((parameter.grad * direction).sum(), (above - below) / 2e-6, rtol=1e-5, atol=1e-7)
 
 
-def test_a_fresh_model_does_not_record_gradients():
-    model = random_weights(ModelConfig(LLAMA, 11, 16, 24, 1, 2, 1, 8), TorchOps(), "cpu", torch.float32)
-    out = model(torch.tensor([1, 2]), DenseAttention([2]))
-    assert not out.hidden.requires_grad and not any(p.requires_grad for p in model.parameters())
-
-
 def test_random_weights_depend_on_the_seed_and_on_nothing_else():
     config = ModelConfig(LLAMA, 11, 16, 24, 1, 2, 1, 8)
     torch.manual_seed(1)

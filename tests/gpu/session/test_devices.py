@@ -29,10 +29,6 @@ def test_every_operation_is_there_with_the_ports_parameters(implementation: type
     assert list(inspect.signature(getattr(implementation(), name)).parameters) == asked[1:]  # without self
 
 
-def test_a_cpu_gets_the_torch_operations():
-    assert isinstance(ops_for("cpu"), TorchOps)
-
-
 @pytest.mark.parametrize("device", ["tpu", "", "cud"])
 def test_an_unknown_device_is_refused(device: str):
     with pytest.raises(ConfigError, match="cpu, cuda"):

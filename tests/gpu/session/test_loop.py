@@ -115,15 +115,6 @@ def test_aborted_requests_end_with_what_they_had(turns, overlap):
     assert turns < 2 or any(end.num_output for end in collected.ends.values())
 
 
-def test_a_request_that_comes_later_is_served():
-    loop, collected = make(), Collected()
-    loop.submit(ask(1, max_tokens=60))
-    collected.run(loop, 2)
-    assert loop.submit(ask(2)) == "" and "duplicate" in loop.submit(ask(2))
-    collected.run(loop)
-    assert len(collected.tokens["r1"]) == 60 and len(collected.tokens["r2"]) == 20
-
-
 def test_the_loop_says_where_its_time_went():
     ticks = iter(range(0, 10**9, 10))
     loop = make()

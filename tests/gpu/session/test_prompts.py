@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from foretoken.core.contract.request import SamplingParams
 from foretoken.core.errors import ConfigError
-from foretoken.gpu.session.prompts import PromptEntry, RequestDefaults, make_requests, read_prompt_file, read_prompts
+from foretoken.gpu.session.prompts import RequestDefaults, make_requests, read_prompt_file, read_prompts
 from small_checkpoint import small_tokenizer
 
 
@@ -161,8 +161,3 @@ def test_defaults_are_checked_like_lines():
     ).problems()
     assert {problem.key for problem in problems} == {"max_tokens", "temperature", "top_p", "top_k", "seed", "stop"}
     assert RequestDefaults().problems() == []
-
-
-def test_an_entry_needs_no_file(tokenizer):
-    (request,) = make_requests([PromptEntry("1", "", prompt="x")], tokenizer, RequestDefaults(), "--prompt")
-    assert request.max_tokens == RequestDefaults().max_tokens

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from foretoken.core.contract.request import Request, SamplingParams
+from foretoken.core.contract.request import Request
 from foretoken.core.errors import ConfigError, ForetokenError, InvariantViolation
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.engine import Engine
@@ -140,14 +140,6 @@ def test_a_text_that_ends_inside_a_character_is_told_to_its_end(models, plain):
     assert plain["1"].text == tokenizer.decode(tokens)
 
 
-def test_the_end_of_text_token_ends_a_request(models, plain):
-    end = plain["1"].tokens[7]
-    first = plain["1"].tokens.index(end)
-    request = dataclasses.replace(requests_of(models)[0], stop_tokens=(end,))
-    (output,) = DecodeSession.open(options_for(models, "standalone")).run([request]).values()
-    assert output.finish == "stop" and output.tokens == plain["1"].tokens[: first + 1]
-
-
 def test_deltas_come_while_it_decodes_and_make_the_output(models, plain):
     session = DecodeSession.open(options_for(models, block_rounds=2))
     deltas = list(session.stream(requests_of(models)[:1]))
@@ -194,15 +186,6 @@ def test_a_refused_request_is_told_of(models):
     outputs = session.run([long, requests_of(models)[3]])
     assert outputs["long"].finish == "refused" and "too long" in outputs["long"].message
     assert outputs["4"].finish == "length"
-
-
-def test_sampled_outputs_depend_on_the_seed_alone(models):
-    def sampled(seed, own_seed, **options):
-        request = dataclasses.replace(requests_of(models)[0], sampling=SamplingParams(1.0, 1.0, 0, own_seed))
-        return DecodeSession.open(options_for(models, seed=seed, **options)).run([request])["1"].tokens
-
-    assert sampled(1, 0) == sampled(1, 0, block_rounds=1, overlap=True)
-    assert len({sampled(1, 0), sampled(2, 0), sampled(1, 9)}) == 3
 
 
 # -- from options to a plan -------------------------------------------------------------------------------------------

@@ -208,15 +208,6 @@ def test_a_time_budget_bounds_all_and_says_what_was_cut(tmp_path, monkeypatch, r
     assert cut == {"data", *PARTS, "own texts", "held-out texts", "held-out loss", "accept lengths"}
 
 
-def test_devices_are_checked_before_anything_is_made(tmp_path):
-    with pytest.raises(ConfigError, match="neither cpu nor cuda"):
-        make_pair(tmp_path / "pair", OPTIONS, Seen(), "tpu")
-    if not torch.cuda.is_available():
-        with pytest.raises(ConfigError, match="no CUDA device"):
-            make_pair(tmp_path / "pair", OPTIONS, Seen(), "cuda")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.gpu
 def test_a_pair_is_made_on_a_gpu(tmp_path):
     made = make_pair(tmp_path / "pair", PairOptions(NANO), Seen(), "cuda")

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from foretoken.core.errors import ConfigError
 from foretoken.gpu.models.decoder import Decoder
 from foretoken.gpu.models.weights import initialize
 from foretoken.gpu.tiny.continuations import continue_texts
@@ -16,7 +15,6 @@ from foretoken.gpu.tiny.corpus import (
     NoCorpus,
     corpus_windows,
     encode_texts,
-    most_frequent,
     read_corpus,
     rows_of,
     save_vocabulary,
@@ -26,8 +24,7 @@ from foretoken.gpu.tiny.corpus import (
 from foretoken.gpu.tiny.dense import DenseAttention
 from foretoken.gpu.tiny.drafting import accept_length, distillation_loss, measure_drafts, propose, teach
 from foretoken.gpu.tiny.pair import new_eagle3, new_multi_layer_eagle, new_standalone, new_target
-from foretoken.gpu.tiny.sizes import NANO, size_of
-from foretoken.gpu.tiny.training import learning_rate_scale, orthogonalised
+from foretoken.gpu.tiny.sizes import NANO
 
 TEXT = "def greet(name):\n    return f'Grüße, {name} 🎈'\n"
 
@@ -89,27 +86,6 @@ def test_windows_depend_on_seed_part_and_step_alone():
     texts = torch.arange(6)[:, None]
     assert [rows_of(texts, 4, step).flatten().tolist() for step in (0, 1)] == [[0, 1, 2, 3], [4, 5, 0, 1]]
     assert spread_prompts(tokens, 3, 10)[:, 0].tolist() == [0, 495, 990]
-
-
-def test_most_frequent_tokens_ascend_and_ties_take_the_lower():
-    rows = [torch.tensor([5, 5, 5, 2]), torch.tensor([[7, 7], [2, 1]])]
-    assert most_frequent(rows, 8, 3).tolist() == [2, 5, 7]
-    assert most_frequent(rows, 8, 5).tolist() == [0, 1, 2, 5, 7]
-
-
-@pytest.mark.parametrize("shape", [(48, 16), (16, 48), (32, 32)])
-def test_orthogonalised_matrices_keep_their_directions_with_singular_values_near_one(shape):
-    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    update = orthogonalised(matrix)
-    values = torch.linalg.svdvals(update)
-    assert float(values.min()) > 0.5 and float(values.max()) < 1.3
-    u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
-    assert float((update * (u @ vh)).sum() / update.norm() / (u @ vh).norm()) > 0.97
-
-
-def test_learning_rate_rises_holds_and_falls_to_zero():
-    assert learning_rate_scale(0.0) < 0.1 and learning_rate_scale(0.3) == 1.0
-    assert learning_rate_scale(0.75) == pytest.approx(0.5) and learning_rate_scale(1.0) == 0.0
 
 
 @pytest.fixture(scope="module")
@@ -211,9 +187,3 @@ def test_distillation_needs_the_target_and_teaches_only_the_draft():
     expected = 0.5 * (-(logs.exp() * logs).sum(-1) - logs.max(-1).values).mean()
     torch.testing.assert_close(own, expected, rtol=1e-2, atol=1e-2)  # products may be in bfloat16
     assert float(own) < float(loss.detach())
-
-
-def test_unknown_sizes_name_the_known():
-    with pytest.raises(ConfigError, match="nano, tiny, small, medium") as error:
-        size_of("nanp")
-    assert "did you mean 'nano'" in str(error.value)

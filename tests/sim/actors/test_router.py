@@ -113,19 +113,3 @@ def test_every_load_is_zero_after_the_drain(policy):
     (balancer,) = simulation.router.balancers.values()
     assert balancer.outstanding == balancer.waiting_tokens == [0, 0, 0]
     assert simulation.router.outstanding == [0, 0, 0]
-
-
-SMALL = {
-    "num_requests": 80,
-    "rate": 10.0,
-    "prompt": {"kind": "fixed", "value": 200},
-    "output": {"kind": "fixed", "value": 50},
-}
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_routers_use_every_replica_and_lose_no_request(policy):
-    prefixes = {"groups": 9, "length": 100, "zipf": 0.0}
-    simulation = served(router={"policy": policy}, workload=SMALL | {"prefixes": prefixes})
-    assert simulation.report.num_ended == 80 and simulation.router.outstanding == [0, 0, 0]
-    assert all(replica.rounds > 0 for replica in simulation.replicas)
