@@ -32,34 +32,20 @@ from .simulation.trace import trace
 
 app = typer.Typer(
     name="foretoken",
-    epilog="Begin with `foretoken simulate`; every command has --help.",
+    epilog="Begin with `foretoken simulate` or `foretoken tiny`; to check an engine, `foretoken check --list`. Every command has --help.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.command()(simulate)
-app.command()(plan)
-app.command()(tune)
-app.command()(doctor)
-app.command()(cost)
-app.command()(sweep)
-app.command()(report)
-app.command()(generate)
-app.command()(bench)
-app.command()(warmup)
-app.command()(selftest)
-app.command()(twin)
-app.command()(serve)
-app.command()(lossless)
-app.command()(replay)
-app.add_typer(adaptive, name="adaptive")
-app.command()(trace)
-app.command()(acceptance)
-app.command()(calibrate)
-app.command()(schema)
-app.command()(tiny)
-app.command()(check)
-app.command()(audit)
+app.add_typer(adaptive, name="adaptive", rich_help_panel="Plan")
+for panel, commands in {
+    "Plan": (simulate, plan, tune, doctor, cost, sweep, report, trace, acceptance, calibrate, schema),
+    "Decode": (generate, bench, twin, tiny, warmup, selftest),
+    "Serve": (serve, lossless, replay),
+    "Check": (check, audit),
+}.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
 
 
 def _print_version(asked: bool) -> None:

@@ -31,16 +31,18 @@ DEFAULT_CASES = Path("runs/cases")
 Contract = argument(str | None, None,
     "The contract: allocator, prefix-cache, relay, accept, acceptance-process, step-controller, engine, executor, block-manager, "
     "transport or simulator; all by default.")
-Subject = argument(str | None, None, "The component as module:make, where `make(config)` returns a fresh one; ours by default.")
+Subject = argument(str | None, None,
+    "The component as MODULE:MAKE, where `MAKE(config)` returns a fresh one; docs/contracts.md lists its methods. By default ours.")
 Budget = option(str | None, "--budget",
     "Operations (200000) or time (60s, 2m), divided among the components. By default each of ours has its number of operations, about a "
     "minute in all on two cores, and yours has 60s.")
 Seed = option(int, "--seed", "Equal seeds and numbers of operations give equal runs.")
-Capability = option(list[str] | None, "--capability", "A capability of the component; repeatable. By default make.capabilities.")
+Capability = option(list[str] | None, "--capability",
+    "What more the component can do, such as paged, sharing or misuse; repeatable. By default make.capabilities.")
 Expect = option(list[str] | None, "--expect", "ID=REASON: an invariant that is known to be broken; it is an error if it holds.")
 Without = option(list[str] | None, "--without", "A kind of operation, by its name in a history, that is left out; repeatable.")
-ShowList = option(bool, "--list", "Print every invariant and how it is checked.")
-Mutants = option(bool, "--mutants", "Check that every mutant is killed.")
+ShowList = option(bool, "--list", "Print every invariant, or those of one contract, and how it is checked.")
+Mutants = option(bool, "--mutants", "Plant known defects in our own components, and check that each is found.")
 Replay = option(Path | None, "--replay", "Run a stored case again.")
 JsonFile = option(Path | None, "--json", "Write the report to this file, too.")
 Cases = option(Path, "--cases", "Directory for the cases of failures.")
@@ -56,8 +58,8 @@ def check(
 
     Runs random operations on the component and on a plain model of it, and checks
     every invariant after each one. Operations that break one are shrunk to a few
-    and stored as a case. Exit code 0: all invariants hold; 1: one is broken;
-    2: bad input.
+    and stored as a case. Exit code 0: none was found broken (those skipped are
+    named); 1: one is; 2: bad input.
 
         foretoken check
         foretoken check allocator my.package:make --budget 60s

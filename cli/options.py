@@ -25,8 +25,15 @@ def argument(kind: Any, metavar: str | None, text: str) -> Any:
 
 
 output_option = in_panel("Output")
-ScenarioFile = argument(Path | None, "SCENARIO.toml", "Scenario file; by default all keys have their defaults.")
-Settings = option(list[str] | None, "--set", "One key of the scenario, with a TOML value; repeatable.", "KEY=VALUE")
+ScenarioFile = argument(
+    Path | None, "SCENARIO.toml", "Scenario file; without one, Llama-3.1-8B on one H100 with EAGLE-3."
+)
+Settings = option(
+    list[str] | None,
+    "--set",
+    "One key of the scenario, with a TOML value; repeatable. `foretoken simulate --explain` prints all keys.",
+    "KEY=VALUE",
+)
 TraceFile = option(Path | None, "--trace", "Replay the requests of this trace (workload.trace).", "FILE")
 Seed = option(int | None, "--seed", "Seed of every draw (seed).", min=0)
 Log = argument(Path, None, "events.jsonl of a run, or the directory that has it.")

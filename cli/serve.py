@@ -44,8 +44,9 @@ Seed = engine_option(int | None, "--seed", "Seed of every draw; of a scenario it
 Host = server_option(str, "--host", "Address to listen on; the default takes this machine's clients alone.")
 Port = server_option(int, "--port", "Port to listen on; 0: a free one.", min=0, max=65535)
 ApiKey = server_option(str | None, "--api-key",
-    "Key that clients must send; better given by the variable.", "KEY", envvar="FORETOKEN_API_KEY")
-ServedName = server_option(str | None, "--served-model-name", "The model's name for clients.", "NAME")
+    "Key that clients must send. Better set the variable: others can see a command line.", "KEY", envvar="FORETOKEN_API_KEY")
+ServedName = server_option(str | None, "--served-model-name",
+    "The model's name for clients; by default that of the directory, or of the scenario's model.", "NAME")
 MetricsAs = server_option(str, "--metrics-as", "Whose names the metrics have: foretoken, vllm, sglang.")
 Record = server_option(Path | None, "--record",
     "Write events.jsonl to this directory, which has none yet, for foretoken replay; it grows with every round.", "DIR")
@@ -80,8 +81,9 @@ def serve(
         foretoken serve --model models/target --draft models/eagle3
         foretoken serve --simulate examples/chat_on_h100.toml
         foretoken serve --simulate scenario.toml --speed 10 --record runs/served
-        curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
-            -d '{"prompt": "Why is the sky blue?", "max_tokens": 32, "stream": true}'
+        curl http://127.0.0.1:8000/v1/completions \\
+            -H 'Content-Type: application/json' \\
+            -d '{"prompt": "Why sing?", "max_tokens": 32, "stream": true}'
         foretoken replay runs/served
 
     SIGTERM and Ctrl-C let requests end, a second one gives them up; SIGHUP reads

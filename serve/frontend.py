@@ -27,7 +27,7 @@ from .scheduler import SchedulerThread
 Action = Callable[[], None]
 FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
 SPARE_COMMANDS = 8
-"""Calls that may wait for the scheduler beside an order and an abort for each output."""
+"""How many commands may wait for the scheduler, beside one order and one abort for each output."""
 
 
 @dataclass(slots=True)
@@ -80,14 +80,14 @@ class Choice:
 
 
 class Writer(Protocol):
-    """Writes a stream past the task that sends it, while that waits for news."""
+    """Writes a stream in the place of the task that sends it, while that task waits for news."""
 
     @property
     def is_ready(self) -> bool:
         """Whether the client has taken what was written."""
 
     def prepare(self) -> bool:
-        """Make the bytes of what has come; return whether they are all that is to be sent now."""
+        """Make the bytes of what has come. Returns False if the reply is over or has failed: then the task sends the rest."""
 
     def flush(self) -> None:
         """Write what was prepared; wake the reply if it is over."""
@@ -122,11 +122,11 @@ class Reply:
         self.tell()
 
     def prepare(self) -> bool:
-        """Let the writer make the bytes of what has come; return whether it could and more is to follow."""
+        """Let the writer make the bytes of what has come. Returns False if it cannot, or if the reply is over."""
         return self.can_prepare and self.writer.prepare()
 
     def tell(self) -> None:
-        """Let the writer write what has come, or, if it cannot or the reply is over, `take` look for it."""
+        """Let the writer write what has come. If it cannot, or the reply is over, wake `take`, which fetches it."""
         self._has_news = True
         if not self.prepare():
             self.wake()
@@ -140,7 +140,7 @@ class Reply:
 
     @property
     def can_prepare(self) -> bool:
-        """Whether the writer can take what comes next: the task that sends waits for it."""
+        """Whether the writer may write: the sending task waits, and the client has taken all that was written before."""
         return self._is_awaited and self._failure is None and self.writer is not None and self.writer.is_ready
 
     @property
@@ -148,7 +148,7 @@ class Reply:
         return self._waiter is not None and not self._waiter.done()
 
     async def begin(self) -> list[tuple[Choice, Delta]]:
-        """Wait until the stream may begin. Return the first news, or none if they are due later but cannot fail; raise as `take` does."""
+        """Wait until the stream may begin. Return the first news, or none if they are certain but not due yet; raise as `take` does."""
         if not self._has_news:
             self._is_beginning = True
             await self._wait()
@@ -156,7 +156,7 @@ class Reply:
         return self.news() if self._has_news else []
 
     def expect(self) -> bool:
-        """Let a stream that waits for its first news begin, for they are certain. Returns whether there is one."""
+        """Let a stream begin before its first news are due, because they are certain. Returns whether a stream waits for them."""
         if not (self._is_beginning and self._is_awaited):
             return False
         self.wake()
@@ -217,7 +217,7 @@ class Frontend:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sent = threading.Event()
         self._sent_at: list[tuple[float, Iterable[tuple[Choice, Delta]]]] = []  # and not counted yet
-        self._held: list[tuple[int, list[Action]]] = []  # when, and what is done then to send what was prepared
+        self._held: list[tuple[int, list[Action]]] = []  # (due time, actions that send what was prepared for it)
         self.scheduler = SchedulerThread(body, self, self._body_failed, 2 * limits.max_streams + SPARE_COMMANDS)
 
     @property
@@ -329,7 +329,7 @@ class Frontend:
                 self._hand_over(held)
 
     def _hand_over(self, actions: list[Action]) -> None:
-        """Have the event loop act. Where time is simulated, wait for it (for no client), for it shares the interpreter with this thread."""
+        """Let the event loop run `actions`. Where time is simulated, wait for it: both share the interpreter. No client is waited for."""
         self._sent.clear()
         self._loop.call_soon_threadsafe(self._act, actions)
         if self.body.hand_over_s:

@@ -22,7 +22,7 @@ Text = Annotated[str, Field(strict=True)]
 
 
 def only(*accepted: Any) -> Any:
-    """Return the type of a parameter that is not supported: what changes nothing is accepted, anything else an error."""
+    """Return the type of an unsupported parameter: values without effect are accepted, any other is an error."""
 
     def check(value: Any) -> Any:
         if not any(type(value) is type(one) and value == one for one in (*accepted, None)):

@@ -120,7 +120,7 @@ class Simulation:
         self._num_submitted = 0
         self._last_arrival_ns = 0
         self._num_ended = 0
-        self._last_request_ns = 0  # when the last one was sent, or ended
+        self._last_request_ns = 0  # when a request was last sent, or ended
         self._foreseen = 0  # requests below this number are announced to the device
         self._waiting_clients: dict[str, simpy.Event] = {}
         self._has_listeners = scenario.workload.concurrency is not None or scenario.clients != type(scenario.clients)()
@@ -130,7 +130,7 @@ class Simulation:
         if faults is not None:
             self.faults = FaultyService(self.env, faults, scenario.seed, self.assembly.spec.config)
         config, asked = self.assembly.spec.config, scenario.workload.max_tokens
-        # None: each asks for what it emits, without which a guaranteed output would be a whole context.
+        # None: each request asks for as many tokens as it emits; else a guaranteed output would be a whole context.
         self._max_tokens = (
             None if asked == "output" or (asked is None and config.guarantee_output) else asked or config.context_len
         )
@@ -199,8 +199,8 @@ class Simulation:
         )
 
     def _duration_ns(self, complete: bool) -> int:
-        """Return the time of the last request, result or page. Timers that find nothing to do are no part of the run: those of
-        clients whose request has ended, and those of engines that remember a transfer."""
+        """Return the time of the last request, result or page. A timer without effect does not lengthen the run, such as a client's whose
+        request has ended, or an engine's that remembers a transfer."""
         if not complete:
             return self.env.now
         last_ns = max(self._last_request_ns, *(replica.worked_until_ns for replica in self.replicas))

@@ -74,7 +74,7 @@ GivesOneTokenMore (ACCEPT-11): The length at which a request ends is that of its
 
 MasksTheStopByTheCap (ACCEPT-10): A run that reaches the length cap ends by length, whatever its last token is.
     DecodeRounds.count:
-        counted = good(self, planned, result, num_left_at_plan, leaving)
+        counted = good(self, planned, result, num_departed_at_plan, leaving)
         at_the_cap = self.kv_len[planned.index] >= self.end_len[planned.index]
         return counted._replace(stopped=counted.stopped & ~at_the_cap)
 

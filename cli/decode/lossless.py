@@ -21,7 +21,7 @@ MAX_SHOWN = 48  # characters of a text
 Plain = argument(str, "URL_PLAIN", "Endpoint without speculation: http://HOST:PORT.")
 Speculative = argument(str | None, "URL_SPECULATIVE", "The same model with it; else URL_PLAIN against itself.")
 asking_option = in_panel("Asking")
-MARGIN = "Log-probabilities this close are a tie: 0.25 is two steps of a bfloat16 logit from 16 on."
+MARGIN = "Log-probabilities no further apart than this are a tie; bfloat16 logits of 16 to 32 have steps of 0.125."
 PROMPTS = 'One prompt a line, or .jsonl with {"prompt": TEXT}; by default a built-in set.'
 # fmt: off
 Model = asking_option(str | None, "--model", "Model to ask for; by default the first that is listed.")
@@ -46,9 +46,9 @@ def lossless(
 
     Sends the same prompts to /v1/completions of both (vLLM, SGLang, llama.cpp,
     foretoken serve) at temperature 0 and compares the texts token by token. Where
-    they part, log-probabilities tell a tie, which float noise decides, from an
-    error; a text that the plain endpoint gives itself when it is asked again,
-    alone or among others, is noise. For an error a small prompt is looked for.
+    two differ, log-probabilities decide: two nearly equal ones are a tie, all else
+    an error. If the plain endpoint gives the other text, too, when it is asked
+    again, the difference is noise. For an error a smaller prompt is searched.
 
         foretoken lossless http://127.0.0.1:8000 http://127.0.0.1:8001
         foretoken lossless http://127.0.0.1:8000 --repeat 5

@@ -63,7 +63,8 @@ Draft = model_option(Path | None, "--draft", "Draft checkpoint: a small model, o
 Dtype = model_option(str, "--dtype",
     "float64, float32, float16, bfloat16. auto: the checkpoint's; on a CPU float32 for 16 bits, unless it has native bfloat16.")
 Algorithm = speculation_option(str, "--algorithm",
-    "STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, NONE or a plugin. auto: by the draft; without one NGRAM on a CPU.", "NAME")
+    "STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, NONE or a plugin. auto: by the draft; without one NGRAM on a CPU, "
+    "NONE on a GPU.", "NAME")
 Steps = speculation_option(int | None, "--steps",
     "Draft steps per round; 3 by default, of a multi-layer head as many as it has heads. With --adaptive: the first ones.")
 Topk = speculation_option(int, "--topk", "Branches per draft step; more than 1 drafts trees.")
@@ -78,7 +79,8 @@ Threads = engine_option(int | None, "--threads", "Threads on a CPU; by default o
 Overlap = engine_option(bool | None, "--overlap/--synchronous", "Plan a step while the previous one runs; the default on a GPU.")
 PageSize = engine_option(int, "--page-size", "Tokens of a KV page.")
 MaxRunning = engine_option(int, "--max-running", "Requests decoded together.")
-ContextLen = engine_option(int | None, "--context-len", "Tokens of a prompt with its output; by default what the prompts need.")
+ContextLen = engine_option(int | None, "--context-len",
+    "Tokens of a prompt with its output; by default what the prompts need, of a server the model's greatest.")
 KvTokens = engine_option(int | None, "--kv-tokens", "KV slots of the pool; by default what the running requests need.")
 Debug = engine_option(bool, "--debug", "Check every index that moves or writes KV; slow.")
 Quiet = output_option(bool, "--quiet -q", "No progress on standard error.")

@@ -29,8 +29,8 @@ def doctor(
 ) -> None:  # fmt: skip
     """Say whether speculation pays in a deployment: up to which batch and load, and what it does to latencies.
 
-    Three tables. The best number of draft steps with its gain over plain
-    decoding, by batch and context. The accept length at which speculation
+    First the answer, then three tables. The best number of draft steps with its
+    gain over plain decoding, by batch and context. The accept length at which speculation
     breaks even, beside the one expected. Latencies of a short simulation of the
     scenario's own load, as it is and without speculation. `foretoken cost`
     shows what a round is made of.

@@ -29,7 +29,7 @@ REQUESTS = 600  # of a run, where no trace has its own
 
 
 # fmt: off
-Slo = option(str, "--slo", "Latencies to keep: ttft_p99<1s,tpot_p99<50ms", "LIMITS")
+Slo = option(str, "--slo", "Limits with commas between them: ttft, tpot, itl or e2el, each as mean, p50, p90, p95 or p99.", "LIMITS")
 Rate = option(float | None, "--rate", "Requests/s to serve; of a trace, a multiple of its own rate.", min=1e-6, max=1e6)
 Gpus = option(int | None, "--gpus", "GPUs to divide into engines; default: those of one engine.", min=1, max=4096)
 Tried = option(list[str] | None, "--try", "Values to compare, written as for sweep's --grid.", "KEY=VALUES")
@@ -55,7 +55,8 @@ def plan(
     list. A rough first round drops the candidates that are far behind. The
     others are ranked, with 95 % intervals over seeds; = marks those that cannot
     be told from the best. Every run is kept: after Ctrl-C the same command
-    goes on.
+    goes on. Exit code 1: no candidate holds the limits; 2: bad input, or none
+    can run.
 
         foretoken plan --slo 'ttft_p99<500ms,tpot_p99<20ms'
         foretoken plan chat.toml --rate 40 --price H100=2.5

@@ -74,7 +74,7 @@ def _columns(values: np.ndarray | None, served: np.ndarray, dtype: type) -> np.n
 
 
 class Standalone(TopKDrafting):
-    """A small language model of the same vocabulary drafts. There are no draft-side hidden states, anywhere."""
+    """Drafts with a small language model of the same vocabulary. It relays and hands over no hidden states."""
 
     name = "STANDALONE"
     drafter = Drafter.MODEL
@@ -109,9 +109,9 @@ class Eagle3(Eagle):
 
 
 def carried_hidden_size(hidden_size: int, num_heads: int) -> int:
-    """Return the values per row that one head per step relays: a hidden state of every head but the last, from which its successor goes on.
+    """Return how many values per row multi-layer EAGLE relays: one hidden state of each head but the last, from which the next head starts.
 
-    A single head hands on nothing, but the relay has room for one hidden state.
+    A single head relays nothing; the relay has room for one hidden state all the same.
     """
     return max(num_heads - 1, 1) * hidden_size
 

@@ -1,7 +1,7 @@
 """The contract between the engine and every executor: what a step asks for, and what its result says.
 
-Dataclasses of NumPy arrays, one row per request. Nothing of a step is written after it is planned. (Freezing them would make them six times
-as slow to make, and each step takes seven, events included.)
+Dataclasses of NumPy arrays, one row per request. Nothing of a step is written after its plan. (They are not frozen classes: those take six
+times as long to make, and each step makes seven objects, its events included.)
 
 ```
             known to the CPU                     reserved for steps in flight
@@ -67,7 +67,7 @@ class TableWrites:
 
 def _columns(written: WrittenRanges) -> np.ndarray:
     """Return starts[i] … starts[i] + counts[i] − 1 for all i, joined."""
-    # Number c of the whole is starts[i] + (c − numbers before range i).
+    # Element c of the result, which lies in range i, is starts[i] + c − (number of elements before range i).
     before = np.cumsum(written.counts) - written.counts
     return np.repeat(written.starts - before, written.counts) + np.arange(written.slots.size)
 
@@ -84,12 +84,12 @@ class Join:
     """A request that takes a row with this step. Executors open their per-row state from it."""
 
     row: int
-    epoch: int  # of the row; a result or relay value of another epoch is another request's
+    epoch: int  # of the row; a result or relay value with another epoch belongs to another request
     request: Request
     max_tokens: int  # the finish rule's cap, ≤ request.max_tokens (context and pool limits applied)
     num_emitted: int  # output tokens delivered before (> 0 after a retraction); they are part of the prefill
     num_cached: int  # KV tokens taken over from the prefix cache
-    # int64 [num_cached]: what they are (of an arrival: all num_received); None where the executor does not ask for tokens
+    # int64 [num_cached]: these tokens (of an arrival: all num_received tokens); None if the executor needs no tokens
     cached_tokens: np.ndarray | None
     num_received: int = 0  # KV length that a prefill worker has computed and sent: the row decodes without a prefill
 
@@ -113,7 +113,7 @@ class PrefillStep:
     lens: np.ndarray  # int64 [n], ≥ 1
     is_last: np.ndarray  # bool [n]: the chunk ends the prompt: it emits the row's first token and first relay cell
     tokens: np.ndarray | None  # int64 [sum(lens)], row after row; None where the executor does not ask for them
-    tail_tokens: np.ndarray  # int64 [n]: the context's token after a chunk; −1: there is none, a first token is drawn
+    tail_tokens: np.ndarray  # int64 [n]: the context's token after a chunk; −1: none, the first token is drawn
 
 
 @dataclass(slots=True)

@@ -4,15 +4,16 @@ A driver (`driver.py`) calls `plan` until it returns None and launches each step
 the oldest step first. Decisions are a pure function of the order of calls and results; `now_ns` only stamps events.
 
 ```
-submit ──► requests ──► plan: retract ─► preempt ─► reserve decode rounds ─► admit, cut chunks ──► Step ──► executor
-              ▲                                                                                               │
-              └──── commit: failures ─► first tokens ─► count rounds ─► deliver ─► ends ─► free slots ◄─── StepResult
+submit ──► requests ──► plan: demanded retractions ─► preempt ─► reserve rounds ─► admit, cut chunks ─► Step ─► executor
+              ▲                                                                                                 │
+              └──── commit: failures ─► first tokens ─► count rounds ─► deliver ─► ends ─► free slots ◄───── StepResult
 ```
 
-`submit` queues a request. A plan admits it: it gets a row of the request table and KV slots. Steps compute its prompt in chunks, then
-decode rounds follow until it ends. Where memory runs out it is retracted: it gives its row back and waits again. `life.py` has this as a
-table, `requests.py` keeps every request and the steps in flight, `admission.py` admits, `rounds.py` reserves and counts, `output.py` keeps
-tokens, `transfers.py` connects engines, `recovery.py` acts after a failed step (words: docs/glossary.md).
+`submit` queues a request. A plan admits it to a row of the request table. Steps compute its prompt in chunks, each of which takes its
+KV slots when it is cut; then decode rounds follow until it ends. Where no round fits, a request is retracted: it gives row and slots back
+and waits again at its old place, what it has emitted counted as prompt. `life.py` has this as a table, `requests.py` keeps every request
+and the steps in flight, `admission.py` admits, `rounds.py` reserves and counts, `output.py` keeps tokens, `recovery.py` acts after a
+failed step. A handoff between engines calls `Engine.transfers` (`transfers.py`) directly. Words: docs/glossary.md.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class Engine:
         if self.requests.steps_are_lost or len(in_flight) >= self.pipeline_depth:
             return None
         self.store.num_denied = 0
-        while True:
+        while True:  # one turn, but for injected denials (`deny_allocations`)
             denied_before = self.store.num_denied
             chunks, joins, planned = self._decide()
             if chunks or planned is not None or in_flight or self.store.num_denied == denied_before:
@@ -130,7 +131,7 @@ class Engine:
         return step
 
     def _decide(self) -> tuple[list[Chunk], list[Join], PlannedRounds | None]:
-        """Choose what the next step computes: prefill chunks, a join for each request that enters with them, and decode rounds."""
+        """Choose the chunks and rounds of the next step, and a join for each newcomer. Without `mixed` chunks go first, alone."""
         self.requests.apply_retractions()
         if self.config.preempt:
             self.admission.preempt()  # before anything is reserved for a row that gives way
@@ -154,14 +155,14 @@ class Engine:
             if self.store.has_fenced or self.requests.leaving:
                 return None  # the next commit releases slots
             if len(running) == 1 and self.store.num_held_rows:
-                return None  # transfers hold the rest: it is released, or their requests join and can be retracted
+                return None  # transfers hold the other slots: these are released, or their requests join and can be retracted
             # `least_entitled` refuses a request alone, because it must fit the pool. An injected denial retracts it nevertheless.
             alone = len(running) == 1 and self.store.num_denied > 0
             self.requests.retract(next(iter(running.values())) if alone else least_entitled(running.values()))
         return None
 
     def _max_rounds(self) -> int:
-        """Return how many rounds may run before the engine must decide again (docs/design.md, "Blocks of rounds")."""
+        """Return the most rounds before the next decision; memory or the controller may allow fewer (`DecodeRounds.reserve`)."""
         must_decide_each_round = (
             self.config.block_rounds == 1
             or self.rounds.single_round_rows > 0  # only the host sees where a stop string ends a request
@@ -175,7 +176,7 @@ class Engine:
         return 1 if must_decide_each_round else self.config.block_rounds
 
     def _launch(self, chunks: list[Chunk], joins: list[Join], planned: PlannedRounds | None) -> Step:
-        received, arrivals = self.transfers.take_joined()
+        received, arrivals = self.transfers.take_joined()  # requests whose prompts a prefill engine has computed
         step = Step(
             self.requests.last_step_id + 1,
             tuple(received + joins),
@@ -185,7 +186,7 @@ class Engine:
             planned.decode if planned is not None else None,
             arrivals,
         )
-        self.requests.launch(StepInFlight(step, chunks, planned, self.rounds.num_left))
+        self.requests.launch(StepInFlight(step, chunks, planned, self.rounds.num_departed))
         for chunk in chunks:
             if chunk.is_last and self.role is not EngineRole.PREFILL:
                 self.requests.begin_decoding(chunk.record)  # already now, for the plan that overlaps this step
@@ -207,7 +208,7 @@ class Engine:
         self.recovery.count_commit()
         outcome = CommitOutcome(tuple(finished), tuple(first_tokens), tuple(computed), kept)
         if self._events is not None:
-            ends = tuple(end for end in finished if end.reason is not FinishReason.ABORT)  # aborts have had theirs
+            ends = tuple(end for end in finished if end.reason is not FinishReason.ABORT)  # `abort` has emitted those
             self._events(Committed(now_ns, flight.step, result, outcome.first_tokens, kept, ends))
         return outcome
 
@@ -222,12 +223,12 @@ class Engine:
             self.requests.share_prefix(record)
             if not chunk.is_last:
                 continue
-            if not record.has_first_token:  # else a worker that was lost has delivered it
+            if not record.has_first_token:  # True: another worker delivered it before it was lost
                 first_tokens.append(record.request.request_id)
             has_stop_string = self.output.first_token(record, result, i)
             stopped = has_stop_string or (result.stopped is not None and bool(result.stopped[i]))
             if self.role is EngineRole.PREFILL:
-                self.requests.hand_over(record)  # also if it ends below: this counts its first token
+                self.requests.hand_over(record)  # before it may end below: only then `output` counts its first token
             if stopped or record.emitted_before + 1 == record.max_tokens:
                 finished.append(self.requests.finish(record, finish_reason(stopped)))
             elif self.role is EngineRole.PREFILL:
@@ -237,9 +238,9 @@ class Engine:
     def _commit_rounds(self, flight: StepInFlight, result: DecodeResult) -> tuple[np.ndarray, list[FinishedRequest]]:
         """Count the rounds, teach the controller, deliver tokens. Returns the tokens kept by round and row, and the requests that ended."""
         requests, planned, rows = self.requests, flight.planned, flight.step.decode.rows
-        counted = self.rounds.count(planned, result, flight.num_left, requests.leaving)
+        counted = self.rounds.count(planned, result, flight.num_departed, requests.leaving)
         self.rounds.teach_controller(planned.decode, result, counted.live, counted.live_before)
-        if planned.decode.max_rounds > 1:
+        if planned.decode.max_rounds > 1:  # a single round keeps its slots: they are R of the next one
             in_later_step = requests.in_later_step(rows)
             self.rounds.release_unused(planned, result, counted.kv_before_last, in_later_step)
         if counted.live is None or counted.live.any():  # None: all rows are live
@@ -255,7 +256,7 @@ class Engine:
         return counted.kept, finished + requests.end_leaving()
 
     def lose_steps(self, failure: StepFailure, now_ns: int) -> LossOutcome:
-        """Give up all steps in flight, because the oldest has failed. Raises RELAY-07 for another step. No plan until `resume`."""
+        """Queue the requests of all steps in flight again: the oldest has failed. One that fails alone ends. No plan until `resume`."""
         return self.recovery.lose_steps(failure, now_ns)
 
     def resume(self, now_ns: int, *, restarted: bool = False) -> None:

@@ -30,7 +30,7 @@ class StepInFlight:
     step: Step
     chunks: list[Chunk]
     planned: PlannedRounds | None  # of its decode part
-    num_left: int  # DecodeRounds.num_left when it was planned
+    num_departed: int  # DecodeRounds.num_departed when it was planned
 
     def live_chunks(self) -> Iterator[tuple[int, Chunk]]:
         """Yield the chunks whose requests still have the row, with their indices. Results of the others are dropped."""

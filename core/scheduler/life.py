@@ -14,7 +14,7 @@ A demand (finish, give up, retract) may come while steps are in flight. Outside 
 still computes for the request is dropped, and the row's slots stay fenced until the step is committed. In a running *block* the rounds
 before the last count as if they had been committed one by one. So a request that is given up inside one is LEAVING until the block is
 committed or lost. `JOINT_RULES` says for every state what a demand does, outside a running block and inside one. `Requests`
-applies them until one leaves the state as it is.
+applies them until a rule does not change the state.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 ```
  waiting ──admit──► running (in_progress while its prompt has chunks left) ──end──► gone
     ▲                  │   │ ▲
-    └─────retract──────┘   │ └─join── transferring        rows whose KV is on its way between engines
-                           └─leave──► leaving             rows that end when the running block is committed
+    └─────retract──────┘   │ └─join── transferring ◄─hand_over── running of a prefill engine; rows whose KV is on its way
+                           └─leave──► leaving                    rows that end when the running block is committed
 ```
 
 A request's place follows from its state (`life.py`), and `_advance` changes both together. Steps in flight are kept here, too, because
@@ -219,7 +219,7 @@ class Requests:
             if response is Response.END:
                 return self._end(record)
             if response is Response.LEAVE:
-                self.rounds.leave(record.row, bool(record.request.stop_strings))
+                self.rounds.remove(record.row, bool(record.request.stop_strings))
                 self._advance(record, RequestEvent.LEAVE)
             elif response is Response.RETRACT:
                 self.retract(record)
@@ -250,7 +250,7 @@ class Requests:
             if record.has_whole_prompt:
                 num_valid = int(self.rounds.kv_len[row])
             if self.rounds.live[row]:
-                self.rounds.leave(row, bool(record.request.stop_strings))
+                self.rounds.remove(row, bool(record.request.stop_strings))
         if self.in_progress is record:
             self.in_progress = None
         self.output.close(record)

@@ -57,7 +57,7 @@ class DecodeRounds:
         self.kv_len = np.zeros(config.max_running + 1, dtype=np.int64)
         self.end_len = np.zeros(config.max_running + 1, dtype=np.int64)
         self.live = np.zeros(config.max_running + 1, dtype=bool)
-        self.num_left = 0  # rows that have ever left; grows after a plan if a row of the plan has left since
+        self.num_departed = 0  # rows removed so far; greater than at a plan if a row of the plan has been removed since
         self._members: list[int] = []
         self._rows = np.empty(0, dtype=np.int32)
         self._index = np.empty(0, dtype=np.intp)
@@ -79,12 +79,12 @@ class DecodeRounds:
         self._stale = True
         self.single_round_rows += single_round
 
-    def leave(self, row: int, single_round: bool) -> None:
-        """Take out a row whose request has left it; what steps in flight still deliver to it is dropped."""
+    def remove(self, row: int, single_round: bool) -> None:
+        """Remove a row whose request has left it; what steps in flight still deliver to it is dropped."""
         self.live[row] = False
         self._members.remove(row)
         self._stale = True
-        self.num_left += 1
+        self.num_departed += 1
         self.single_round_rows -= single_round
 
     @property
@@ -153,7 +153,7 @@ class DecodeRounds:
     # -- commit -------------------------------------------------------------------------------------------------------
 
     def count(
-        self, planned: PlannedRounds, result: DecodeResult, num_left_at_plan: int, leaving: Collection[int]
+        self, planned: PlannedRounds, result: DecodeResult, num_departed_at_plan: int, leaving: Collection[int]
     ) -> CountedRounds:
         """Apply the finish rule and move the committed lengths of the live rows. Raises SIM-12 for a result of another shape.
 
@@ -182,7 +182,7 @@ class DecodeRounds:
         ended = runs.ended
         kv_after = kv_before_last + runs.kept
         live = None
-        if num_left_at_plan != self.num_left:
+        if num_departed_at_plan != self.num_departed:
             live = self.live[rows]
             if np.count_nonzero(live) == len(live):
                 live = None

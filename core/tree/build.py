@@ -8,7 +8,7 @@ seq_len. A node's number is greater than its parent's, and siblings are ordered 
 
 The beam of a step is its k best candidates. A verify tree keeps the nd − 1 best candidates over all steps, by
 cumulative score, the lowest id first among equals, and numbers them by ascending candidate id. A child never scores
-above its parent and has a greater id, so what is kept is always closed under parents. (EAGLE-2's dynamic tree: Li et
+above its parent and has a greater id, so the parent of a kept candidate is kept, too. (EAGLE-2's dynamic tree: Li et
 al., arXiv 2406.16858.)
 """
 
@@ -255,7 +255,8 @@ def build_proposed_tree(
 ) -> VerifyTree:
     """Build trees as they were proposed: node j + 1 is `draft_tokens` below `draft_parents`, int [bs, nd − 1]; 0 is the root, −1 none.
 
-    A parent is a node before its children; a node below a missing one is missing, too. Any depth below nd is possible, so width = nd.
+    A parent's number is smaller than its children's. A node whose parent is missing is missing, too.
+    Any depth below nd is possible, so width = nd.
     """
     batch_size, nodes = draft_tokens.shape[0], draft_tokens.shape[1] + 1
     assert roots.shape == (batch_size,), "one tree per root"
@@ -284,7 +285,7 @@ def build_proposed_tree(
 
 
 def _clean_scores(probabilities: np.ndarray) -> np.ndarray:
-    """Return probabilities as float32 in [0, 1]; what is no number counts as 0, so that garbage ranks last."""
+    """Return probabilities as float32 in [0, 1]; NaN counts as 0, so that it ranks last."""
     return np.clip(np.nan_to_num(probabilities.astype(np.float32), nan=0.0), 0.0, 1.0)
 
 

@@ -1,8 +1,8 @@
-"""Timing real decode: every cell's arms take turns, plain decoding among them, and medians count.
+"""Time real decoding: the arms of a cell, plain decoding among them, run in turns; results are medians.
 
 for each cell    engines of all arms ─► warm up ─► (plain, 1 step, 3 steps, …) × repeat ─► medians, speed-ups of the same turn
 
-Taking turns matters more than repeating: a machine whose clock or neighbours change slows all arms of a turn alike.
+Turns matter more than repeats: a change of clock speed, or of other load on the machine, slows all arms of a turn alike.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ArmResult:
     rounds: int
     prefill_tokens_per_s: float
     shares: dict[str, float]  # draft, verify, graph, host, other
-    floor_share: float  # time in which memory could have delivered what the rounds read, of the time they took
+    floor_share: float  # least time in which memory delivers what the rounds read, as a share of their time
     idle_share: float | None  # of the device between phases; None on a CPU
     equal_outputs: int | None  # requests with the tokens of plain decoding; None if acceptance is simulated
     kv_bytes: int
@@ -143,7 +143,7 @@ class Bench:
             turns.append([arm.run() for arm in arms])
         results = tuple(self._result(cell, arm, i, turns) for i, arm in enumerate(arms))
         del arms, arm
-        gc.collect()  # executors are in cycles with their engines' controllers, and their pools are large
+        gc.collect()  # executors and their engines' controllers refer to each other, and the pools are large
         if self._target.device.type == "cuda":
             torch.cuda.empty_cache()
         return results

@@ -192,14 +192,14 @@ class TorchExecutor:
     # -- starting -------------------------------------------------------------------------------------------------
 
     def _start_what_can_run(self) -> None:
-        """Enqueue the first rounds of launched steps, up to the first step that may run further rounds before them."""
+        """Enqueue the first rounds of launched steps, in order; stop behind a step that may run further rounds."""
         with on_device(self.device), torch.no_grad():
             for running in self._queue:
                 if not running.started:
                     self._start(running)
                     if running.step.decode is not None:
                         running.pending = self._enqueue_round(running)
-                # The next round may follow from this one's tokens.
+                # The next round's drafts, penalties or grammar may depend on this round's tokens.
                 waits = self.draft.on_host or self._is_shaped(running.step)
                 if running.limit > 1 or (waits and not running.is_over):
                     return
@@ -368,7 +368,7 @@ class TorchExecutor:
         return result
 
     def _observe(self, row: int, tokens: np.ndarray) -> None:
-        """Tell what works on the host the next tokens of a row's text."""
+        """Pass the next tokens of a row to the parts on the host: look-up drafts, penalties, grammars."""
         if self.draft.on_host:
             self.draft.observe(row, tokens)
         self._shaping.observe(row, tokens)
@@ -382,7 +382,7 @@ class TorchExecutor:
             if self._debug:
                 self._check_lengths(part, rounds_done, lengths)
         else:
-            # As in a captured round, whose kernels split the KV length for every length that there may be.
+            # As in a captured round: its kernels split the KV for the greatest length that can occur.
             max_len = self._max_len
         return RoundBatch(
             row_numbers=part.rows,
@@ -425,7 +425,7 @@ class TorchExecutor:
                 self._observe(int(part.rows[i]), np.maximum(emitted[i, : accept_lens[i]], 0))
         running.decoded.add(accept_lens, stops, emitted, outputs, ended)
         if ended.any():
-            # A step that was begun before this was known ends with its first round, as one that begins later does.
+            # A row has ended: steps begun behind this one stop after their first round, as steps that begin later do.
             for behind in self._queue:
                 if behind is not running and behind.started and behind.step.decode is not None:
                     behind.limit = 1

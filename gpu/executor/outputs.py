@@ -30,12 +30,12 @@ NEXT_RELAY = "next_relay."
 class NodeProducer(Protocol):
     """Makes an output that the target's pass does not give by itself: the choices of a sparse indexer, or a recurrent state.
 
-    An executor with producers calls them in every pass, whether a request has asked to see what they make or not. Their values are
+    An executor calls its producers in every pass, even if no request has asked for their output. Their values are
     compacted like all others, and those of the last accepted node come back to them. All tensors are the device's.
     """
 
     def open_row(self, join: Join) -> None:
-        """Give a request its row. `join.cached_tokens` are not prefilled again: what follows from them is to be made anew."""
+        """Give a request its row. `join.cached_tokens` are not prefilled: the producer computes its state for them here."""
 
     def prompt(self, chunks: Chunks) -> Tensor:
         """Take in prompt chunks; return the values [m, …] after the last token of each of the m prompts that end with them."""

@@ -1,4 +1,4 @@
-"""The torch twins' view of a ragged batch: every row padded to the host's bound, what lies past a row's end masked away.
+"""Pads a ragged batch for the torch versions of kernels: each row to the bound that the host knows, with positions past its end masked.
 
 Padding reads slot 0, whose content is harmless as long as it is finite: a masked key gets weight 0, and 0 · NaN would be NaN.
 """
@@ -25,8 +25,8 @@ class PaddedKeys:
     """Which keys the queries of each row read.
 
     `slots`: int32 [bs · max_len], pool slots of the prefix, 0 past its end; `bias`: [bs, 1, queries, keys], 0 where a query sees a key and
-    −inf where it does not, in the queries' dtype. `begin`: the first of a single row's slots if all lie one behind the other, so that
-    they can be read where they are.
+    −inf where it does not, in the queries' dtype. `begin`: the first slot if the batch is one row with
+    consecutive slots, which are then read in place; else None.
     """
 
     slots: Tensor
@@ -35,7 +35,7 @@ class PaddedKeys:
 
 
 class LastValue:
-    """The value made last, given again while its inputs are the same tensors and unchanged.
+    """Keeps the value made last, and returns it again while its inputs are the same, unchanged tensors.
 
     The layers of a forward pass ask with the same arguments, and what is made of these does not depend on the layer. A change of a
     tensor's content is noticed by its version counter, which every in-place operation of torch raises. Tensors made in inference mode
@@ -79,7 +79,7 @@ def gather(pool: Tensor, slots: Tensor, bs: int) -> Tensor:
 
 
 def begin_of(slots: Tensor, bs: int) -> int | None:
-    """The first slot of a single row if its slots ascend by one; else None. A CPU has them at hand, a GPU would have to be waited for."""
+    """Return the first slot of a single row if its slots ascend by one; else None. None on a GPU: reading slots would wait for it."""
     if bs != 1 or slots.device.type != "cpu" or not slots.numel():
         return None
     found = slots.numpy()
@@ -87,7 +87,7 @@ def begin_of(slots: Tensor, bs: int) -> int | None:
 
 
 def keys_of(pool: Tensor, keys: PaddedKeys, bs: int) -> Tensor:
-    """Return what `keys` says of pool [slots, Hk, d], as [bs, max_len, Hk, d]; a view of the pool where it can be."""
+    """Return the entries of pool [slots, Hk, d] that `keys` names, as [bs, max_len, Hk, d]; a view if `keys.begin` is known."""
     if keys.begin is not None:
         return pool.narrow(0, keys.begin, keys.slots.shape[0]).unsqueeze(0)
     return gather(pool, keys.slots, bs)

@@ -11,12 +11,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Softmax:
-    """How a layer makes weights of the products of queries and keys, where it differs from the softmax of q · k / √d over all keys."""
+    """How a layer turns query-key products into weights. By default: the softmax of q · k / √d over all keys."""
 
     scale: float | None = None  # of the products; None: d^-½
     window: int = 0  # positions that a query sees, its own included; 0: all before it
     softcap: float = 0.0  # c: scores become c · tanh(score / c); 0: they stay (Gemma 2)
-    sinks: Tensor | None = None  # [Hq]: a score of each head that takes its share and has no value (gpt-oss)
+    sinks: Tensor | None = None  # [Hq]: one more score per head in the softmax, which has no value (gpt-oss)
 
     @property
     def is_plain(self) -> bool:
@@ -28,7 +28,7 @@ class Softmax:
         return q.shape[-1] ** -0.5 if self.scale is None else self.scale
 
     def window_within(self, positions: int) -> int:
-        """Return the window, 0 where it hides nothing of a text of so many positions."""
+        """Return the window, or 0 if a text of `positions` tokens fits into it."""
         return self.window if self.window < positions else 0
 
     def weights(self, products: Tensor, bias: Tensor, sinks: Tensor | None) -> Tensor:

@@ -37,7 +37,7 @@ class HeadOutput:
 class DraftHead(nn.Module):
     """What all heads have in common: embeddings, LM head, vocabulary, sizes. Weights are frozen until `requires_grad_`."""
 
-    # The target layers whose entering states are captured; without any, the last hidden state is.
+    # The target layers whose input states are captured; if empty, the target's last hidden state is captured.
     aux_layers: tuple[int, ...] = ()
 
     def __init__(self, config: HeadConfig, target: Decoder, own_embeddings: bool, own_lm_head: bool) -> None:
@@ -89,7 +89,7 @@ class DraftHead(nn.Module):
 
     @property
     def weight_bytes(self) -> int:
-        """Without what it shares with the target."""
+        """Bytes of the head's own weights; those shared with the target are not counted."""
         return weight_bytes(self)
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
@@ -108,7 +108,7 @@ class DraftHead(nn.Module):
 
 
 def unprefixed(name: str) -> str:
-    """Return a tensor's name without the prefix of whole models, and as SafeAILab calls what the speculators format has other names for."""
+    """Return a tensor's name without the prefix `model.`; a name of the speculators format becomes SafeAILab's."""
     name = name.removeprefix("model.")
     for theirs, published in (("fusion_fc.", "fc."), ("transformer.", "layers.0.")):
         if name.startswith(theirs):
@@ -134,7 +134,7 @@ class EagleLayers(nn.Module):
         self._layers = tuple(self.layers)
 
     def run(self, embedded: Tensor, hidden: Tensor, attention: Attention, cos_sin: Tensor) -> Tensor:
-        """Run the layer: [n, H] and [n, H] → [n, H], without a final norm: it is meant to be the target's next normed state."""
+        """Run the layer: [n, H] and [n, H] → [n, H], without a final norm: the layer predicts the target's next state after its norm."""
         residual = self.projections[0](torch.cat((embedded, hidden), -1))
         return self.ops.run_layers(self._layers, residual, attention, cos_sin).hidden
 

@@ -156,7 +156,7 @@ def head_form(data: Mapping[str, Any], tensor_names: Iterable[str], source: str)
             known = ", ".join(PREDICTION_LAYERS)
             reader.problem(
                 "architectures",
-                f"{architectures}: of the prediction layers of a model those of {known} are implemented",
+                f"{architectures}: prediction layers are implemented for {known} alone",
             )
             reader.raise_problems()
         return EAGLE
@@ -177,12 +177,12 @@ def _prediction_layer(reader: ConfigReader, target: ModelConfig) -> HeadConfig:
     own = ModelConfig.from_dict(reader.data, reader.source)
     if replace(own, dtype=target.dtype) != replace(target, eos_token_ids=own.eos_token_ids):
         reader.problem(
-            "architectures", "the prediction layer of a model drafts for this model alone; the target is another one"
+            "architectures", "a prediction layer drafts only for the model of its own checkpoint, not for this target"
         )
     if reader.integer("num_nextn_predict_layers", 0, minimum=0) != 1:
         found = reader.get("num_nextn_predict_layers")
         reader.problem(
-            "num_nextn_predict_layers", f"one layer is expected, which drafts step after step, got {found!r}"
+            "num_nextn_predict_layers", f"expected 1: a single layer, which drafts every step; got {found!r}"
         )
     reader.raise_problems()
     layer = replace(target, architecture=QWEN2, num_layers=1, windowed_layers=(), window=0, quantization=None)

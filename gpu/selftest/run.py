@@ -92,7 +92,7 @@ def closing_lines(report: Report) -> list[str]:
 
 
 def main() -> int:
-    """Run it with the interpreter's own libraries for the command line, on machines that lack the command's."""
+    """Run the self-test with argparse, on machines without the packages that the command `foretoken` needs."""
     parser = argparse.ArgumentParser("python -m foretoken.gpu.selftest.run", description=__doc__)
     parser.add_argument("--device", default="auto", help="cpu, cuda; auto: a GPU if there is one")
     parser.add_argument("--out", type=Path, default=Path(DEFAULT_DIRECTORY), help="directory of the report")

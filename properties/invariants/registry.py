@@ -68,7 +68,7 @@ class Invariant:
 
     `on` are the tags of the operations that it has something to say about; () is all of them.
 
-    A `general` one is upset by almost any defect. With `twin`, it is about two runs of the same operations: `check` gets both trials,
+    Almost any defect breaks a `general` one. With `twin`, it is about two runs of the same operations: `check` gets both trials,
     and the suite's `twin_config(twin, config)` says how the second one was configured.
     """
 
@@ -96,7 +96,7 @@ class Invariant:
 
     @property
     def telling(self) -> int:
-        """Of several that are broken at once, the one that says most names the failure: first what is about the operation itself."""
+        """How specific it is. Of several that are broken at once, the one with the greatest value names the failure."""
         return 0 if self.general else 1 if not self.on else 2
 
     @property
@@ -150,10 +150,10 @@ def of_contract(contract: str) -> tuple[Invariant, ...]:
 
 # -- clauses --------------------------------------------------------------------------------------------------------------
 #
-# An invariant has several clauses, and one that no run came to has proved nothing. A clause is an `if` whose body ends with
-# `return Finding(…)`. What is judged stands last in its condition, behind what it presupposes: in `if m.impossible and m.promise is not
-# None` the clause is reached where `m.promise is not None` is evaluated. The code of the checkers, and of the functions of their module
-# that they call, is compiled once more with a mark there.
+# A checker has several clauses; a clause that no run reached has proved nothing. A clause is an `if` whose body ends with
+# `return Finding(…)`. The last operand of its condition is what is judged, those before it are preconditions: in `if m.impossible and
+# m.promise is not None` the clause is reached when `m.promise is not None` is evaluated. The code of the checkers, and of the functions
+# of their module that they call, is compiled once more with a mark before that operand.
 
 _MARK = "__clause_reached__"
 

@@ -1,7 +1,7 @@
 """The reference model of a prefix cache: a tree of single pages, who has locked which path, and the moment that checkers look at.
 
 A radix tree joins pages to nodes and splits nodes; that cannot be seen from outside, so the model has no nodes. A page is found by the
-cell of its last position, which says everything about its prefix.
+cell of its last position: a number for the namespace and all keys up to there.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from .contract import PrefixCacheCapabilities, PrefixCacheConfig
 
 LARGE_TOKEN = 2**16 + 1
 HUGE_TOKEN = 2**31 + 1
-"""Cut to 16, or to 31 bits, they are token 1."""
+"""Token ids that become 1 if an implementation cuts them to 16, or to 31 bits."""
 
 NUM_KINDS = 5
 HUGE_KIND = 4
 
 
 def page_of(kind: int, page_size: int) -> tuple[int, ...]:
-    """Return the tokens of a kind of page: like kind 0 but for the last token (1), for the first (2), for a token that looks the same when
-    it is cut to 16 bits (3), to 31 bits (4)."""
+    """Return the tokens of a page of this kind. Kind 0 has ones alone. Of the others one token is different: the last (1), the first (2),
+    or the last by a number that becomes 1 when it is cut to 16 bits (3) or 31 bits (4)."""
     ones = (1,) * (page_size - 1)
     match kind % NUM_KINDS:
         case 0:
@@ -39,7 +39,7 @@ def page_of(kind: int, page_size: int) -> tuple[int, ...]:
 
 
 class Text(NamedTuple):
-    """Token ids, and the cell of every position that has a key: equal if and only if namespace and all keys up to it are."""
+    """Token ids, and a cell for each position that has a key: two cells are equal if and only if namespace and all keys up to there are."""
 
     tokens: tuple[int, ...]
     namespace: str

@@ -13,7 +13,7 @@ from .engine import EngineActor
 from .link import Link
 
 BYTES_PER_TOKEN = 4
-DECODING_TOKENS = 256  # prefix_aware: a request that decodes delays a prompt as about so many waiting prompt tokens do
+DECODING_TOKENS = 256  # prefix_aware: a decoding request delays a prompt as about this many waiting prompt tokens do
 
 
 class SentBlocks:
@@ -57,12 +57,12 @@ def _blocks_of(prompt: Prompt) -> Iterator[tuple[int, int]]:
 class Balancer:
     """Chooses one of several engines for each request, and keeps the load of each.
 
-    Policies: `round_robin`; `least_loaded` by outstanding requests; `random`; `prefix_aware`: the engine where a prompt's prefill would be
-    done first: the prompt tokens that wait there, and those of this prompt that its cache lacks, as far as is known from what was sent.
+    Policies: `round_robin`; `least_loaded` by outstanding requests; `random`; `prefix_aware`: the engine that would finish the prompt's
+    prefill first, by the prompt tokens that wait there and those of this prompt that its cache lacks (a guess from what was sent there).
     Prompts of unknown content go to the least loaded engine then.
 
     outstanding:    requests per engine that have not ended
-    waiting_tokens: their uncached prompt tokens, per engine, of those without a first token
+    waiting_tokens: uncached prompt tokens per engine, of the requests without a first token
 
     `cache_tokens`: tokens that an engine's prefix cache can hold. `lane` keeps the draws of balancers apart.
     """

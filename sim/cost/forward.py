@@ -38,7 +38,7 @@ class Line:
 
 class ForwardCost:
     """Costs of passes of one shape. `qkv_inputs`: the attention input's width in hidden sizes (2 for an EAGLE-3
-    layer). Tokens and rows are those of the whole engine: of attention-data parallel groups each takes its share."""
+    layer). Tokens and rows are those of the whole engine: each attention-data parallel group takes its share of them."""
 
     def __init__(
         self, shape: ModelShape, gpu: GPU, efficiency: Efficiency, parallel: int | Parallelism, qkv_inputs: int = 1
@@ -155,13 +155,13 @@ class ForwardCost:
         return experts.count * (1.0 - (1.0 - experts.top_k / experts.count) ** independent)
 
     def _experts_ns(self, own: int, experts: Experts, routing: Routing) -> float:
-        """Return the time of a mixture of experts: the routed ones of the busiest rank, over the tokens of the whole engine, and what every
-        token passes, over those of one group."""
+        """Return the time of a mixture of experts: the routed experts of the busiest rank, for the tokens of the whole engine, and router
+        and shared experts, for the tokens of one group."""
         hidden, ranks = self.shape.hidden, self.parallel.expert
         active, assigned = self.active_experts(routing.independent, experts), routing.tokens * experts.top_k
         if ranks > 1:
             active, assigned = self._busiest(active, experts.count), self._busiest(assigned, math.inf)
-        # All but a trace of the experts are reached by many tokens: that trace is no further row.
+        # Many tokens reach nearly all experts: `active` is then just below their number, which must not round up to one more row.
         rows = math.ceil(assigned / active - 1e-6)
         products = experts.expert(hidden, self.parallel.devices // ranks)
         grouped = sum(self.gemm_ns(rows, p.inner, p.columns, active) for p in products)
@@ -171,9 +171,9 @@ class ForwardCost:
         return grouped + router + routing + self._products_ns(own, experts.shared(hidden, self.tp), self._mlp)
 
     def _busiest(self, amount: float, most: float) -> float:
-        """Return the share of the busiest of the expert ranks in an amount that falls on them at random, each unit independently.
+        """Return how much of `amount` the busiest expert rank gets if each unit goes to a rank at random, independently of the others.
 
-        The greatest of r nearly normal shares is the mean and as many standard deviations as the greatest of r normal draws
+        The greatest of r nearly normal shares is the mean plus as many standard deviations as the greatest of r normal draws has
         (Blom 1958, Statistical Estimates and Transformed Beta-Variables: Φ⁻¹((r − 3/8) / (r + 1/4))). `most`: what there is over all ranks.
         """
         ranks = self.parallel.expert

@@ -2,8 +2,8 @@
 
 A profile bundles how the engine schedules, the host's time per step, what the device waits for between passes, and the server whose kernels
 are priced. `benchmarks/fit_servers.py` fits the waits of every profile that names a fit, from `benchmarks/published/`, and prints
-their cross-validated errors; a test compares the numbers below with a fresh fit. What the device waits for was measured with the
-engine's own overlap of host and device, so it stands in the launch, and no host time is added to it that hides behind the device.
+their cross-validated errors; a test compares the numbers below with a fresh fit. The waits were measured while the
+engine overlapped host and device. So they are part of the launch, and host time that runs beside the device is not added to them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ServerProfile:
         return next(each for each in reversed(self.defaults) if memory >= each.gibibytes)
 
     def priced(self, shape: ModelShape, gpu: GPU) -> ModelShape:
-        """Return the model whose measured kernels have its times on a device."""
+        """Return the model to look up in the measured kernels: with KV of 16 bits where attention over FP8 takes as long."""
         return replace(shape, kv_dtype="bf16") if shape.kv_dtype == "fp8" and gpu.name in self.slow_fp8_kv else shape
 
     def graph_sizes(self, gpu: GPU, devices: int, max_running: int) -> tuple[int, ...]:
@@ -112,9 +112,9 @@ _VLLM = Defaults(0, 2048, 256), Defaults(70, 8192, 1024), Defaults(160, 16_384, 
 """--max-num-batched-tokens and --max-num-seqs of the HTTP server (vllm-project/vllm, vllm/engine/arg_utils.py, get_batch_defaults), where
 an A100 counts as a small device."""
 _TRTLLM = Defaults(0, 8192, 2048, (512, 512))
-"""max_num_tokens and max_batch_size (NVIDIA/TensorRT-LLM, tensorrt_llm/llmapi/llm_args.py). It captures 128 unless it is told otherwise,
-which launch commands are read with; here 512, as launch files of ai-dynamo/aiconfigurator ask for: `eager_kernel_ns` is fitted to steps
-with prompts, and is too long for decoding."""
+"""max_num_tokens and max_batch_size (NVIDIA/TensorRT-LLM, tensorrt_llm/llmapi/llm_args.py). By default it captures
+batches of up to 128, and launch commands are read so. Here it is 512, as in the launch files of ai-dynamo/aiconfigurator, because
+`eager_kernel_ns` is fitted to steps with prompts and is too long for decoding."""
 
 
 _FIT = "benchmarks/fit_servers.py: least squares on benchmarks/published/ over measured kernels"

@@ -36,10 +36,10 @@ _UNREADABLE = (LookupError, TypeError, ValueError, ArithmeticError, ForetokenErr
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceLog:
-    """What one or more files of one form tell: one of the last three, which each tell less than the one before.
+    """What files of one form tell, in one of `rounds`, `histograms` and `counts`; each of these tells less than the one before.
 
     form:       what was recognised
-    left_out:   what was read and cannot be used, with its number
+    left_out:   kinds of records that cannot be used, and how many of each there are
     rounds:     int64 [4, n]: request, position, steps and correct drafts of each round with drafts
     histograms: int64 [requests, steps + 1]: rounds by their correct drafts
     counts:     float64 [steps + 1]: rounds by their correct drafts, of all requests
@@ -66,7 +66,7 @@ class AcceptanceLog:
         return (len(self.counts) if self.histograms is None else self.histograms.shape[1]) - 1
 
     def fit(self, start: GaussianAcceptance) -> AcceptanceFit:
-        """Fit what the log tells; the rest is that of `start`. A log of few rounds tells no shares.
+        """Fit the process to the log, and take the rest from `start`. With few rounds or requests only the counts are fitted.
 
         Positions that no round reached are left out: the fit then has fewer steps than the log.
         """
@@ -198,7 +198,7 @@ class _Engine:
 
 @dataclass(slots=True)
 class _Response:
-    """The metrics of one request, checked: its histogram, and its rounds and the most drafts of one if they are told."""
+    """The checked metrics of one request: its histogram; its rounds and the most drafts in a round, if the file has them."""
 
     steps: int | None
     histogram: np.ndarray

@@ -92,7 +92,7 @@ RetractedRequestsForgetTheirOutput (MATRIX): What was delivered before a retract
         record.emitted_before = 0
 
 DepartedRowsSettled (MATRIX): Rows that have left are counted as if they were there.
-    DecodeRounds.count = good(self, planned, result, self.num_left, ())
+    DecodeRounds.count = good(self, planned, result, self.num_departed, ())
 
 StopMaskedByTheLengthCap (MATRIX): A stop in the last place ends by length.
     rounds.cut_runs:

@@ -43,7 +43,7 @@ def verify_keys(
 ) -> PaddedKeys:
     """Slots of the prefixes, and the bias [bs, 1, nd · group, prefix + nd] of prefix and new tokens.
 
-    With a `window` the prefix is its end, of which the root sees all; a node behind it sees by its depth less.
+    With a `window` only the last window − 1 prefix positions are read. A node at depth d sees the last window − 1 − d; the root has d = 0.
     """
     num_nodes = ancestor_bits.shape[1]
     is_ancestor = (ancestor_bits.unsqueeze(2) >> counting(num_nodes, rows.device)).bitwise_and_(1).bool()
@@ -132,9 +132,10 @@ def verify_attention_kernel(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """Programs of each key head and block of nodes share the parts of all rows; the tile's rows are nodes times the group's query heads.
+    """Axes 1 and 2 choose a key head and a block of nodes; along axis 0 programs share the parts of all rows. A tile has a row per node and
+    query head of the group.
 
-    The first part also sees the new tokens. Bit j of a node's mask shows it the row's j-th node; a node without bits sees nothing.
+    The first part also sees the new tokens. A node sees node j of its row if bit j of its mask is set; without a set bit it sees nothing.
     """
     kv_head = tl.program_id(1)
     packed, channel, lane = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
