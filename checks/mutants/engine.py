@@ -12,12 +12,13 @@ from ...core.kv.store import KVStore
 from ...core.scheduler.admission import Admission
 from ...core.scheduler.engine import Engine
 from ...core.scheduler.output import OutputLog
+from ...core.scheduler.recovery import Recovery, StepLimits
 from ...core.scheduler.requests import Requests
 from ...core.scheduler.rounds import DecodeRounds
 from ...core.scheduler.waiting import WaitingQueue
 from ...properties.engine.language import STOP, stream_of
 from ...properties.engine.plain import PlainEngine
-from ..adapters.core_engine import CoreEngine
+from ..adapters.core_engine import CoreEngine, _end
 from .planting import defects, lookup
 
 REQUESTS = """
@@ -355,6 +356,53 @@ ReservesForNoDraft (ACCEPT-15): Without drafts one prompt token less is computed
 """
 """Who waits, and for what; and what only two runs show."""
 
+FAILURES = """
+TriesTheGuiltyLast (ENGINE-16): After a failed step those go first that have run before.
+    Recovery.lose_steps
+        - record.prefill_committed == record.num_cached
+        + record.prefill_committed != record.num_cached
+
+ForgetsEarlierSuspects (ENGINE-16): A second failure replaces the suspects of the first.
+    WaitingQueue.try_first = good(self, records) or setattr(self, "_first", list(records))
+
+LetsOneMoreIn (ENGINE-05): After a failed step one row more runs than may.
+    Admission.has_row
+        - < row_limit
+        + <= row_limit
+
+NeverFails (ENGINE-02): A request that fails every step is tried for ever.
+    StepLimits.count_failure = good(self, num_rows, num_suspects, has_prefill, can_draft_less) and False
+
+DraftsLessForEver (STEPS-07): Good steps do not bring drafts back.
+    StepLimits.count_success = (self.fewer_steps, good(self), setattr(self, "fewer_steps", True))[1]
+
+ForgetsToLookAgain (ENGINE-07): A request that found no row is not tried again when there may be more of them.
+    Recovery._apply_limits = self.controller.draft_fewest(self.limits.fewer_steps)
+"""
+"""After a step that has failed."""
+
+RESERVES = """
+ReservesForOne (ENGINE-07): A request enters beside a reserve for one other, however many run.
+    Admission.headroom = good(self, min(num_running, 1))
+
+StopsBlocksForEver (ENGINE-07): A row with stop strings that has left is counted on, so that nothing runs in blocks any more.
+    DecodeRounds.leave = good(self, row, False)
+
+KeepsWhatOverlapNeeds (ACCEPT-08): What a block leaves is that of a plan that has seen its last round, in overlap mode too.
+    DecodeRounds.release_unused
+        - if self.config.overlap and in_later_step is not True:
+        + if False:
+
+LetsTheAbortedRun (ENGINE-07): A block goes on for its rounds when one of its requests is aborted.
+    CoreEngine.abort = [_end(f) for f in [self.engine.abort(request, 0).finished] if f is not None]
+
+TakesNoRow (ENGINE-07): No request gives way where only a row is missing.
+    Admission.preempt
+        - if missing <= 0 and self.store.table.num_free_rows:
+        + if missing <= 0:
+"""
+"""What is left for those that run."""
+
 PLAIN = """
 HandsOverAPlaceholder (RELAY-05): The input of the first round after a prompt is the placeholder of a token that has not been delivered.
     PlainEngine.plan:
@@ -375,7 +423,7 @@ GoesByTheProcess (ENGINE-19): Free pages are taken from either end, in turns ove
 
 _PLACES = [
     *(CoreEngine, Engine, Admission, DecodeRounds, KVAllocator, KVStore, OutputLog, Requests, WaitingQueue),
-    *(PlainEngine, FinishReason, replace, stream_of),
+    *(PlainEngine, FinishReason, Recovery, StepLimits, replace, stream_of),
 ]
 MUTANTS = (
     *defects("engine", CoreEngine, _PLACES, REQUESTS),
@@ -383,5 +431,7 @@ MUTANTS = (
     *defects("engine", CoreEngine, _PLACES, SLOTS),
     *defects("engine", PlainEngine, _PLACES, PLAIN),
     *defects("engine", CoreEngine, _PLACES, WAITING, STOP=STOP),
+    *defects("engine", CoreEngine, _PLACES, FAILURES),
+    *defects("engine", CoreEngine, _PLACES, RESERVES, _end=_end),
 )
 __getattr__ = lookup(MUTANTS)

@@ -142,7 +142,8 @@ class Admission:
             chunks.append(chunk)
             budget -= chunk.length
         while may_admit and budget > 0 and self.requests.in_progress is None and not self.head_is_blocked:
-            record = self._admit(num_decoding + len(joins))
+            # Each of the chunks so far ends its prompt: that request decodes, too, from the next step on.
+            record = self._admit(num_decoding + len(chunks))
             if record is None:
                 break
             chunk = self._chunk_of(record, budget)

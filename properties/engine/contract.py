@@ -139,7 +139,8 @@ class ServingConfig:
             smallest,
             smallest - limit // 2,
         )
-        slots = choose((smallest * 5, smallest * 16, *few))
+        many = (smallest * 16,) * (4 if block_rounds > 1 else 1)
+        slots = choose((smallest * 5, *many, *few))
         chunk_size = choose((64, 64, 8, 3, 2)) if has.chunked_prefill else limit
         spare = choose((0, 0, 0, 1, 2, 5)) if config.mixed else 0
         verify = config.max_running * max(map(config.nodes, candidates))
@@ -205,6 +206,10 @@ class EngineCapabilities(Capabilities):
     retraction: bool = False  # `retract(request)`: a running request gives everything back and waits again
     denial: bool = False  # `deny(count)`: the next attempts to allocate find nothing
     losses: bool = False  # `lose(step)` and `resume()`: a step fails as a whole
+    isolation: bool = False  # after that it asks less of each step, and tries suspects apart, as `recovery.py` says
+    reserves: bool = (
+        False  # what enters leaves each that runs its reserve, and rows go in blocks where no plan could differ
+    )
     counters: bool = False  # `counters()`: what was verified and accepted so far
     stop_strings: bool = False  # `Wish.stop_strings`: the engine reads the text of an output by `language.text`
     reasons: bool = (
@@ -216,7 +221,12 @@ class EngineCapabilities(Capabilities):
         False  # the device runs steps in order: a page that a step may still write can go to a later step
     )
 
-    FOUNDATIONS: ClassVar = {"prefix_cache": ("slots",), "ordered_reuse": ("slots",)}
+    FOUNDATIONS: ClassVar = {
+        "prefix_cache": ("slots",),
+        "ordered_reuse": ("slots",),
+        "isolation": ("losses",),
+        "reserves": ("slots",),
+    }
     RELAXES: ClassVar = ("ordered_reuse",)
 
 

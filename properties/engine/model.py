@@ -44,6 +44,8 @@ class Life:
     aborted: bool = False
     leaving: bool = False  # aborted, and its end event is due with a commit
     failing: bool = False
+    poisoned: bool = False  # every step fails that has it
+    has_committed: bool = False  # a step since it has entered
     retractions: int = 0
     overtaken: int = 0
 
@@ -163,6 +165,7 @@ class Flight:
     steps: int
     rounds: int
     slots: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    held: dict[str, int] = field(default_factory=dict)  # how many each had before
     writes: dict[int, tuple[Life, int]] = field(default_factory=dict)  # page -> whose stay may write it
     interrupted: bool = False
 
@@ -223,6 +226,7 @@ class EngineModel:
         life.stay += 1
         life.context = [*life.wish.prompt, *life.delivered]
         life.launched = start
+        life.has_committed = False
         life.row = Row(stream_of(life.context, key, self.config.model), start)
 
     def retract(self, life: Life) -> None:
@@ -286,6 +290,7 @@ class EngineModel:
         self.committed = max(self.committed, flight.number)
         for number, chunk in enumerate(flight.chunks):
             life = chunk.life
+            life.has_committed |= chunk.is_present
             if chunk.is_present and chunk.is_last:
                 life.kv = chunk.stop
                 if life.wish.marks and life.name not in answer.failed:

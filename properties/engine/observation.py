@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from .contract import Answer, Wish
 from .model import EngineModel, Flight, Life
+from .recovery import Loss, Recovery
 
 
 class Observation(NamedTuple):
@@ -56,6 +57,8 @@ class Moment:
     before_plan: Sequence[Flight] = ()  # the steps that were in flight
     lingering_before: Collection[int] = ()  # pages that wait for a step to be committed
     was_lost = False  # a step has failed: fewer steps may be drafted, and suspects of the failure go first
+    recovery: Recovery | None = None  # what that has led to, where there are rules for it
+    first: Sequence[Life] = ()  # before a plan: the suspects that go first
     is_disturbed = False  # allocations were denied, a step was lost or a request was asked back: no promise of progress
     cached_before: frozenset[int] | None = None  # what the last cells of the cached pages held
     # commit
@@ -66,8 +69,10 @@ class Moment:
     counters: tuple[int, ...] | None = None
     gone: tuple[str, ...] = ()  # requests of the committed step that had left before
     lost_flights: Sequence[Flight] = ()  # what has just failed
+    loss: Loss | None = None  # what must follow from that
     # pages
     leaked: tuple[int, str, str] | None = None  # (page, whose it was, why it left) of one that should be free
+    keeps_reserves = False  # the engine declares `reserves`
     reuse_is_ordered = False  # a page that a step in flight may write can go to a step that is launched later
     is_still = False  # all pages have the owners that they had, and the same steps are in flight
 
@@ -83,6 +88,10 @@ class Moment:
         self.ends: list[End] = []
         self.ended_lives: dict[str, Life] = {}
         self.owners: dict[int, str] = {}  # page -> the request that has it, "" free, "*" cached
+
+    @property
+    def max_running(self) -> int:
+        return self.config.max_running if self.recovery is None else self.recovery.max_running
 
     @property
     def leak_from(self) -> str | None:

@@ -12,6 +12,7 @@ from .language import STOP, STOP_STRINGS, prompt_of
 from .model import RUNNING, EngineModel
 from .observation import Moment, Observation
 from .reading import names, read_events, read_step
+from .recovery import Recovery
 from .rules import limits, limits_of, promises, shown, verdict
 
 REQUESTS = Handles("abcdef")
@@ -71,6 +72,7 @@ class EngineTrial(Trial):
         self.device = Device(self.config, self.capabilities)
         self._all_pages = frozenset(range(1, self.config.num_pages + 1))
         self._has_cache = self.capabilities.prefix_cache and self.config.prefix_cache
+        self._recovery = Recovery(self.config) if self.capabilities.isolation else None
         self._owners: dict[int, str] = {}
         self._was_denied = self._was_lost = False
         self.moment = Moment(self.model, self.device.cells, "make", Observation((), (), None, None, None))
@@ -85,9 +87,12 @@ class EngineTrial(Trial):
     def begin(self, operation: Operation | str) -> None:
         self.operation = operation
         self.moment = Moment(self.model, self.device.cells, operation, self.moment.after)
-        if self._was_denied or self._was_lost or self.model.asked_back:
+        self.moment.recovery = self._recovery
+        has_no_rules = self._was_lost and self._recovery is None
+        if self._was_denied or has_no_rules or self.model.lost or self.model.asked_back:
             self.moment.is_disturbed = True
         self.moment.reuse_is_ordered = self.capabilities.ordered_reuse
+        self.moment.keeps_reserves = self.capabilities.reserves
 
     def end(self) -> None:
         if not self.moment.observed:
@@ -248,7 +253,7 @@ class EngineTrial(Trial):
         m, model = self.moment, self.model
         m.asked = True
         m.asked_back = frozenset(model.asked_back)
-        m.was_lost = self._was_lost
+        m.was_lost, m.first = self._was_lost, self._recovery.first() if self._recovery else ()
         m.was_waiting, m.before_plan, m.lingering_before = model.waiting(), tuple(model.flights), tuple(model.lingering)
         view = self._step(self.subject.plan)
         if view is not None and not isinstance(view, Refused):
@@ -259,6 +264,7 @@ class EngineTrial(Trial):
         self._observe()
         if m.flight is not None:
             model.launch(m.flight, m.after.slots)
+            m.flight.held = {name: len(slots) for name, slots in (m.before.slots or {}).items()}
         if m.admitted:
             m.count_overtaken()
             self._was_denied = False  # what enters has been allocated something
@@ -280,7 +286,7 @@ class EngineTrial(Trial):
             return Refused(m.refusal)
 
     @operation(needs="blocks", weight=3, rounds=(1, 2, 3))
-    @operation(weight=8, when=lambda t: bool(t.model.flights))
+    @operation(weight=8, when=lambda t: bool(t.model.flights) and not t._fails())
     def commit(self, rounds: int = 1_000) -> None:
         """Commit the oldest step, after `rounds` rounds at most, one if it was interrupted before it ran."""
         m, model = self.moment, self.model
@@ -294,6 +300,8 @@ class EngineTrial(Trial):
         if isinstance(events, Refused):
             return
         model.commit(flight, m.answer, m.expected)
+        if self._recovery is not None:
+            self._recovery.commit()
         read_events(self, events)
         model.recount_flight()
         if self.capabilities.counters and (m.ends or m.gone or (flight.rows and flight.steps == 0)):
@@ -323,17 +331,19 @@ class EngineTrial(Trial):
         if not self.refused(events, None):
             read_events(self, events)
 
-    @operation(weight=6, when=lambda t, cycles: cycles > 0, cycles=(1, 2, 3, 6))
-    def run(self, cycles: int) -> None:
-        """Run some cycles of a driver: plan until there is no more, commit the oldest. Each is checked like any other operation."""
+    @operation(weight=6, when=lambda t, cycles: cycles > 0, cycles=(1, 2, 3, 6), late=(False, False, True))
+    def run(self, cycles: int, late: bool = False) -> None:
+        """Run some cycles of a driver: plan until there is no more, commit the oldest. A `late` one plans the next step only when nothing
+        is in flight. Each is checked like any other operation."""
         for _ in range(cycles):
-            while len(self.model.flights) < self.config.depth:
+            while len(self.model.flights) < (1 if late else self.config.depth):
                 self._inner(PLAN)
                 if self.moment.flight is None:
                     break
             if not self.model.flights:
                 break
-            self._inner(COMMIT)
+            for inner in (LOSE, RESUME) if self._fails() else (COMMIT,):
+                self._inner(inner)
 
     def _inner(self, operation: Operation) -> None:
         """Carry out an operation inside another one."""
@@ -371,6 +381,17 @@ class EngineTrial(Trial):
         """Let the next answer about a running request report that its computation failed."""
         self.model.lives[request].failing = True
 
+    @operation(
+        needs="losses", weight=2, when=lambda t, request: t.config.losses and _is_live(t, request), request=REQUESTS
+    )
+    def poison(self, request: str) -> None:
+        """Let every step fail that has this request, from now on."""
+        self.model.lives[request].poisoned = True
+
+    def _fails(self) -> bool:
+        """Return whether the oldest step has a request that lets it fail."""
+        return any(part.life.poisoned and part.is_present for part in self.model.flights[0].parts)
+
     @operation(needs="losses", weight=3, when=lambda t: t.config.losses and bool(t.model.flights))
     def lose(self) -> None:
         """Let the oldest step fail as a whole, and with it those launched behind it."""
@@ -381,12 +402,15 @@ class EngineTrial(Trial):
         model.last_answer = Answer(oldest.number, [STOP] * len(oldest.chunks), [[[STOP]] * len(oldest.rows)])
         for flight in model.flights:
             self.device.spoil(flight)
+        if self._recovery is not None:
+            m.loss = self._recovery.fail(model.flights, model.running())
         events = self.must(self.subject.lose, oldest.number)
         model.lost = model.lost + model.flights
         model.flights = []
         read_events(self, events)
         self._was_lost = True
         self._observe()
+        model.retractions_since_progress = 0
         model.decisions.append(("lose", m.after.waiting, m.after.running))
 
     @operation(needs="losses", weight=3, when=lambda t: bool(t.model.lost))
@@ -402,7 +426,8 @@ class EngineTrial(Trial):
         """Serve all requests to their ends, within a bound; then nothing may be held."""
         if self.model.lost:
             self.resume()
-        self.run(50 + 10 * sum(len(life.wish.prompt) + life.promise for life in self.model.lives.values()))
+        lives = self.model.lives.values()
+        self.run(50 + sum(10 * (len(life.wish.prompt) + life.promise) + 60 * life.poisoned for life in lives))
         self.begin("drained")
         self.moment.drained = True
         self._observe()
@@ -419,4 +444,4 @@ class EngineTrial(Trial):
         return "; ".join(parts) or "done"
 
 
-PLAN, COMMIT = EngineTrial.plan(), EngineTrial.commit()
+PLAN, COMMIT, LOSE, RESUME = EngineTrial.plan(), EngineTrial.commit(), EngineTrial.lose(), EngineTrial.resume()

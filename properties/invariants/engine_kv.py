@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..engine.language import NOTHING
+from ..engine.model import RUNNING
 from ..engine.observation import Moment
 from .registry import Finding, Outcome, checks
 
@@ -107,6 +108,8 @@ def a_retracted_request_holds_nothing(m: Moment) -> Outcome:
 
 @checks("ACCEPT-08", CONTRACT, "slots", on=("commit",))
 def no_row_holds_more_than_its_reserve(m: Moment) -> Outcome:
+    if m.keeps_reserves and m.committed.rounds > 1 and (kept := _kept_of_a_block(m)) is not None:
+        return kept
     if any(flight.rounds > 1 for flight in m.model.flights):
         return None  # the reserve of a block is its own
     found = None
@@ -120,6 +123,28 @@ def no_row_holds_more_than_its_reserve(m: Moment) -> Outcome:
             was = f"{name} has {len(slots)} slots for {life.kv} positions"
             return Finding(was, f"fewer than {bound} beyond them", "slots are reserved and never used")
     return found
+
+
+def _kept_of_a_block(m: Moment) -> Finding | None:
+    """Return a row that holds more after a block than the same rounds, planned one by one, would have left it."""
+    flight, config, later = m.committed, m.config, {row.life for other in m.model.flights for row in other.rows}
+    for number, row in enumerate(flight.rows):
+        life, lengths = row.life, [len(runs[number]) for runs in m.answer.runs]
+        slots = m.after.slots.get(life.name)
+        if (
+            slots is None
+            or life.state is not RUNNING
+            or not row.is_present
+            or any(f.rounds > 1 for f in m.model.flights)
+        ):
+            continue
+        # A plan knows the length before the last round; one that overlaps it, that of a round earlier.
+        unseen = lengths[-1:] if life in later or not config.overlap else lengths[-2:]
+        most = max(flight.held[life.name], config.whole_pages(life.kv - sum(unseen) + config.reserve))
+        if life not in later and len(slots) > most:
+            was = f"{life.name} holds {len(slots)} slots after {len(lengths)} rounds of a block"
+            return Finding(was, f"{most}, as after single rounds", "what a block has reserved must serve others")
+    return None
 
 
 @checks("RADIX-09", CONTRACT, "prefix_cache")

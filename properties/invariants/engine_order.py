@@ -12,14 +12,15 @@ CONTRACT = "engine"
 @checks("ENGINE-05", CONTRACT, on=("plan",))
 def a_step_keeps_its_budgets(m: Moment) -> Outcome:
     config, flight, num_running = m.config, m.flight, len(m.after.running)
-    if num_running > config.max_running:
-        return Finding(f"{num_running} requests run", f"{config.max_running} at most", "the batch has that many rows")
+    if num_running > m.max_running:
+        return Finding(f"{num_running} requests run", f"{m.max_running} at most", "the batch may have that many rows")
     if flight is None:
         return None
     prefill = sum([len(chunk.tokens) for chunk in flight.chunks])
     verify = len(flight.rows) * config.nodes(flight.steps)
-    if prefill > config.chunk_size:
-        return Finding(f"{prefill} prefill tokens", f"{config.chunk_size}", "all rows wait as long as a step takes")
+    most = config.chunk_size if m.recovery is None else m.recovery.prefill
+    if prefill > most:
+        return Finding(f"{prefill} prefill tokens", f"{most}", "all rows wait as long as a step takes")
     if flight.chunks and config.step_tokens and prefill + verify > config.step_tokens:
         was, should = f"{prefill} + {verify} tokens", f"{config.step_tokens} in all"
         return Finding(was, should, "the budget counts verify tokens too")
@@ -28,7 +29,8 @@ def a_step_keeps_its_budgets(m: Moment) -> Outcome:
         return Finding(f"the step has {names}", "each request once", "two results of one row contradict each other")
     if not config.mixed and flight.chunks and flight.rows:
         return Finding("prefill and decode in one step", "one of them", "the configuration says so")
-    most = 1 if flight.chunks else config.block_rounds
+    is_reduced = m.recovery is not None and m.recovery.is_reduced
+    most = 1 if flight.chunks or is_reduced else config.block_rounds
     if flight.rounds > most:
         return Finding(f"{flight.rounds} rounds", f"{most} at most", "the engine decides nothing until a step ends")
     return True
@@ -49,7 +51,7 @@ def no_request_is_overtaken_for_ever(m: Moment) -> Outcome:
 def only_the_lower_gives_way(m: Moment) -> Outcome:
     found = None
     entered = {life.name for life, _ in m.admitted}
-    for victim in () if m.was_lost else m.retracted:
+    for victim in () if m.was_lost and m.recovery is None else m.retracted:
         if victim.name in m.asked_back:
             continue
         found = True
@@ -64,6 +66,8 @@ def only_the_lower_gives_way(m: Moment) -> Outcome:
             if is_equal and life.number > victim.number and life.overtaken < m.config.ageing:
                 should, why = f"{name} gives way, which came later", "the oldest would never come to its end"
                 return Finding(f"{was} {name} stays", should, why)
+            if name in entered and m.first:
+                continue  # it may be what a step has failed with
             if name in entered:
                 if not m.is_disturbed and its <= priority:
                     should, why = "a strictly greater priority", "equals would push each other out for ever"
@@ -127,10 +131,17 @@ def chunks_follow_each_other(m: Moment) -> Outcome:
 
 @checks("ENGINE-16", CONTRACT, on=("plan",))
 def equals_enter_in_order(m: Moment) -> Outcome:
-    if not m.admitted or m.was_lost:
+    if not m.admitted or (m.was_lost and m.recovery is None):
         return None
+    first = list(m.first)
     waiting = [life for life in m.was_waiting if life.name in m.after.waiting]
     for entered, _ in m.admitted:
+        if first:
+            if entered is not first[0]:
+                was, should = f"{entered.name} enters after a failed step", f"{first[0].name}, which it may be due to"
+                return Finding(was, should, "until suspects have run apart, the others may be lost with them again")
+            first.pop(0)
+            continue
         mine = entered.wish.priority
         for life in waiting:
             theirs = life.wish.priority
@@ -242,7 +253,11 @@ def steps_change_at_a_launch(m: Moment) -> Outcome:
         return True
     if m.flight is None or not m.flight.rows:
         return None
-    if not (m.was_lost and m.flight.steps == m.config.candidates[0]) and m.flight.steps != m.model.steps:
+    fewest, wanted = m.config.candidates[0], m.model.steps
+    if m.recovery is not None and m.recovery.fewest:
+        wanted = fewest
+    is_free = m.was_lost and m.recovery is None and m.flight.steps == fewest
+    if m.flight.steps != wanted and not is_free:
         was = f"step {m.flight.number} drafts {m.flight.steps}"
-        return Finding(was, f"{m.model.steps}", "so it was said before its launch")
+        return Finding(was, f"{wanted}", "so it was said before its launch, or a step has failed")
     return True

@@ -19,7 +19,7 @@ CONTRACT = "engine"
 def what_fits_is_launched(m: Moment) -> Outcome:
     if not m.asked:
         return _blocks_that_go_on(m)
-    return _needless_retraction(m) or _idle(m)
+    return _needless_retraction(m) or (_against_reserves(m) if m.keeps_reserves else None) or _idle(m)
 
 
 def _idle(m: Moment) -> Outcome:
@@ -38,19 +38,65 @@ def _idle(m: Moment) -> Outcome:
             if not life.leaving and free >= room and (not life.decoding or not _may_have_ended(m, life)):
                 was = f"nothing is launched, with {life.name} running and {free} slots free"
                 return Finding(was, f"a step; {room} slots are enough for all that run", "the device idles")
-    if not m.was_waiting or m.admitted or len(running) >= config.max_running:
+    if not m.was_waiting or m.admitted:
         return True
     if any(not life.decoding or life.leaving for life in running):
         return True  # a prompt in progress goes first
     if m.flight is not None and m.flight.chunks:
         return True
+    if len(running) >= m.max_running:
+        return _preemption_that_is_due(m, running) or True
     needed = max(len(life.wish.prompt) + len(life.delivered) for life in m.was_waiting)
     # All that run reserve for the next step, and a request that enters may be asked to leave them as much again.
     needed += room_for_all(config, 2 * len(running) + 1) + config.num_slots // 64
     if free >= needed:
-        was = f"no request enters, with {len(running)} of {config.max_running} running and {free} slots free"
+        was = f"no request enters, with {len(running)} of {m.max_running} running and {free} slots free"
         return Finding(was, f"the head of the queue; {needed} slots are enough for any", "a row stays empty")
     return _preemption_that_is_due(m, running) or True
+
+
+def _against_reserves(m: Moment) -> Finding | None:
+    """Return a finding if what enters leaves less than a reserve to each that runs, or a step has fewer or more rounds than its own plan
+    may decide on."""
+    config, flight, slots = m.config, m.flight, m.after.slots
+    if flight is None or m.refusal is not None:
+        return None
+    size, cached = config.page_size, set(m.after.cached or ())
+    free = len(m.after.free) * size
+    decoding = [life for life in m.model.running() if life.decoding and not life.leaving]
+    if m.admitted:
+        life, used = m.admitted[-1][0], {slot // size for own in slots.values() for slot in own[::size]}
+        needed = max(config.whole_pages(len(life.context) + config.reserve) - len(slots[life.name]), 0)
+        others = {*flight.lives(), *decoding} - {life, *(chunk.life for chunk in flight.chunks if not chunk.is_last)}
+        needed += config.whole_pages(config.reserve) * len(others)
+        room = free + len(cached - used) * size
+        if room < needed:
+            was = f"{life.name} enters, which leaves {room} slots"
+            should = f"{needed}: the rest of its own and a reserve for {len(others)} others"
+            return Finding(was, should, "it is retracted again, and all that it has computed is lost")
+    waiting, others = m.model.waiting(), m.before_plan
+    if flight.rounds > 1 and waiting and len(m.after.running) < m.max_running and not m.is_disturbed:
+        needed = max(len(life.context_of_now) for life in waiting) + room_for_all(config, len(decoding) + 1)
+        if free >= needed + config.num_slots // 64:
+            was = (
+                f"step {flight.number} has {flight.rounds} rounds, with {waiting[0].name} waiting and {free} slots free"
+            )
+            return Finding(was, f"one: {needed} slots are enough for it", "a request that fits waits for a whole block")
+    may_differ = waiting or m.is_disturbed or m.model.holding or (m.recovery is not None and m.recovery.is_reduced)
+    if may_differ or flight.chunks or flight.rounds > 1 or config.block_rounds == 1 or not flight.rows:
+        return None
+    if any(other.rounds > 1 or other.chunks for other in others) or len(decoding) < len(m.after.running):
+        return None
+    if any(life.wish.stop_strings for life in decoding):
+        return None
+    newest = max(row.latest for row in flight.rows) + (4 + 2 * len(others)) * config.round_slots
+    slack = (
+        config.chunk_size + config.context_len + 3 * room_for_all(config, config.max_running) + config.num_slots // 64
+    )
+    if newest <= config.context_len and free >= slack + 4 * len(decoding) * (config.round_slots + size):
+        was = f"step {flight.number} has one round, with {free} slots free, and nothing waits"
+        return Finding(was, "several: no plan could differ", "the host decides as often as the device steps")
+    return None
 
 
 def _may_have_ended(m: Moment, life: Life) -> bool:
@@ -65,6 +111,8 @@ def _may_have_ended(m: Moment, life: Life) -> bool:
 def _preemption_that_is_due(m: Moment, running: Sequence[Life]) -> Finding | None:
     """Return a finding if a request of greater priority waits, nothing comes back by itself, and what runs below it would make room."""
     config = m.config
+    if m.recovery is not None and m.recovery.is_reduced:
+        return None  # what is lost already need not be given up as well
     if not config.preempt or m.model.lingering or any(life.aborted for life in m.was_waiting):
         return None
     head = max(m.was_waiting, key=lambda life: (life.wish.priority, -life.number))
@@ -103,15 +151,16 @@ def _needless_retraction(m: Moment) -> Finding | None:
     rounds = [flight.rounds for flight in m.before_plan if flight.rows]
     reserve = max(config.reserve, (1 + sum(rounds)) * config.round_slots)
     lives = [m.model.lives[name] for name in m.before.running if name in m.model.lives]
-    staying = [life for life in lives if life not in others and not life.leaving]
+    leaving = [life for life in lives if life.leaving]
+    staying = [life for life in lives if life not in others and life not in leaving]
     needed = 0
     for life in staying:
         length = max(len(life.context_of_now), len(life.context))
         needed += max(config.whole_pages(length + reserve) - len(slots[life.name]), 0)
     if needed > room:
         return None
-    room += len(m.lingering_before) * size
-    has_row = len(m.before.running) - len(others) < config.max_running
+    room += len(m.lingering_before) * size + sum(len(slots[life.name]) for life in leaving)
+    has_row = len(m.before.running) - len(others) - len(leaving) < config.max_running
     for head in m.was_waiting if config.preempt else ():
         most = config.whole_pages(len(head.context_of_now) + config.reserve) + size
         if head.wish.priority > last.wish.priority and (most > room or not has_row):
@@ -138,11 +187,18 @@ def _blocks_that_go_on(m: Moment) -> Outcome:
         return None
     if tag == "abort" and m.operation.request not in before.running:
         return None
+    if (
+        tag == "abort"
+        and m.operation.request in [row.life.name for row in blocks[0].rows]
+        and blocks[0] is m.model.flights[0]
+    ):
+        was = f"step {newest} goes on for several rounds with {m.operation.request}, which is aborted"
+        return Finding(was, "it ends at its next round", "its client waits for the end of the block")
     if tag == "submit" and (m.promise is None or before.waiting):
         return None
     waiting = [life for life in m.model.waiting() if life.name != m.operation.request or tag == "submit"]
     num_running = len(before.running) - (tag == "abort")
-    if m.model.lingering or m.model.holding or not waiting or num_running >= config.max_running:
+    if m.model.holding or not waiting or num_running >= config.max_running:
         return None
     needed = max(len(life.context_of_now) for life in waiting) + room_for_all(config, 2 * num_running + 1)
     needed += config.num_slots // 64

@@ -51,7 +51,7 @@ def a_request_ends_once_and_last(m: Moment) -> Outcome:
             if life.state is not RUNNING or life.name not in m.after.running:
                 was = f"step {m.flight.number} has {life.name}, which is {life.state}"
                 return Finding(was, "requests that run", "a waiting request has no row to compute on")
-    wrong = _wrong_end(m) if m.ends else None
+    wrong = _wrong_end(m) if m.ends or m.loss is not None else None
     if wrong is not None:
         return wrong
     if m.committed is not None and m.refusal is None:
@@ -76,6 +76,17 @@ def _wrong_end(m: Moment) -> Finding | None:
             return Finding(f"{end.request} ends as aborted", "its client did not abort it", "only its client may")
         if end.reason == "error" and end.request not in failed:
             return Finding(f"{end.request} ends with an error", "the device reported none", "it could have gone on")
+    if m.loss is not None:
+        blamed = [m.loss.blamed.name] if m.loss.blamed is not None else []
+        failed = [end.request for end in m.ends if end.reason == "error"]
+        if failed != blamed:
+            should = f"{blamed}: who was alone in a failed step than which none is smaller"
+            return Finding(
+                f"{failed} end with an error", should, "an innocent request would fail, or a guilty one go on"
+            )
+        if sorted(m.after.running) != sorted(m.loss.running):
+            was, should = f"{list(m.after.running)} run on after a failed step", f"{list(m.loss.running)}"
+            return Finding(was, should, "the most entitled keep what they have, as many as there may be rows")
     if m.answer is None and sum([end.reason == "error" for end in m.ends]) > 1:
         was = f"{len(m.ends)} requests end with an error"
         return Finding(was, "one at most", "one step has failed, not all its requests")

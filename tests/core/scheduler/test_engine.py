@@ -270,4 +270,15 @@ def test_the_hold_ends_when_no_request_is_left_to_decode():
     assert finish(engine, executor)["alone"].tokens.tolist() == oracle(ask("alone"))
 
 
-# -- determinism ----------------------------------------------------------------------------------------------------------
+# -- what enters -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_newcomer_leaves_its_reserve_to_the_prompt_that_ends_before_it():
+    engine, executor = make("NONE", 0, num_pages=34, chunk_size=8, overlap=False, watermark=0.0)
+    reserve = engine.sizes.reserve
+    engine.submit(ask("first", prompt_len=12, max_tokens=20), 0)
+    turn(engine, executor)
+    # The second chunk of the first prompt leaves room for the second one, but not for a reserve of both.
+    engine.submit(ask("second", prompt_len=34 - 12 - reserve, max_tokens=2, start=12), 0)
+    step = engine.plan(0)
+    assert step.prefill.lens.tolist() == [4] and engine.num_waiting == 1
