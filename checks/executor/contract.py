@@ -158,13 +158,21 @@ class ExecutorCapabilities(Capabilities):
     """`shown()` and `after(text, first)`: what its model gives, to compare tokens and outputs with; needs `tokens`"""
     drafts: bool = False
     """`drafted(…)`: what its draft proposes, to compare accept lengths with; needs `plain`"""
+    proposals: bool = False
+    """`proposed()`: what it has drafted, to be the same; needs `drafts`"""
 
     samples: bool = False
     """Requests sample, too; needs `plain`"""
     shaped: bool = False
     """Requests have penalties, biases and the grammar of `oracle.is_allowed`, under any text; needs `plain`"""
 
-    FOUNDATIONS: ClassVar = {"plain": ("tokens",), "drafts": ("plain",), "samples": ("plain",), "shaped": ("plain",)}
+    FOUNDATIONS: ClassVar = {
+        "plain": ("tokens",),
+        "drafts": ("plain",),
+        "proposals": ("drafts",),
+        "samples": ("plain",),
+        "shaped": ("plain",),
+    }
 
 
 class Executor(Protocol):
@@ -223,6 +231,10 @@ class Executor(Protocol):
         `noise` other than 0 stands for another choice among nearly equal candidates.
         """
 
+    # proposals
+    def proposed(self) -> Sequence[Sequence[Drafts]]:
+        """Return the drafts of every row in every round of the result that was collected last."""
+
 
 MakeExecutor = Callable[[ExecutorConfig], Executor]
 
@@ -236,5 +248,6 @@ METHODS: dict[str, tuple[str, ...]] = {
     "handoff": ("draft_input",),
     "plain": ("shown", "after"),
     "drafts": ("drafted",),
+    "proposals": ("proposed",),
 }
 """Capability -> the methods of an executor that it promises; "" is what every executor has."""

@@ -12,6 +12,7 @@ from .contract import Executor, ExecutorCapabilities, ExecutorConfig
 from .oracle import (
     SLACK,
     After,
+    Drafts,
     Draw,
     accepted,
     beside_drafts,
@@ -27,6 +28,10 @@ from .oracle import (
 
 MOST_PROPOSALS = 32
 """Rounds of a run whose accept lengths are compared: a proposal from the whole text costs some passes."""
+
+
+MOST_TIES = 24
+"""Choices among nearly equal candidates that are tried before a proposal is wrong."""
 
 
 class Wrong(Exception):
@@ -51,6 +56,7 @@ class Judge:
 
     def __init__(self, subject: Executor, config: ExecutorConfig, has: ExecutorCapabilities) -> None:
         self._subject, self._config, self._has_drafts = subject, config, has.drafts
+        self._has_proposals = has.proposals
         self._proposals_left = MOST_PROPOSALS
         self._emitted: dict[str, int] = {}
         self._draws: list[tuple[Any, ...]] = []  # request, and the other fields of a `Draw`
@@ -75,20 +81,30 @@ class Judge:
         self._tokens(row, [token], shown, what)
 
     def round(
-        self, row: Served, run: Sequence[int], tree: tuple[int, int, int], shown: Mapping[str, Any], what: str
+        self,
+        row: Served,
+        run: Sequence[int],
+        tree: tuple[int, int, int],
+        shown: Mapping[str, Any],
+        what: str,
+        place: tuple[int, int],
     ) -> None:
-        """Judge a round. `run` is what it emitted behind the row's text; `tree` are its steps, top-k and nodes."""
+        """Judge a round. `run` is what it emitted behind the row's text; `tree` are its steps, top-k and nodes, `place` its round
+        and row."""
         self._tokens(row, run, shown, what)
         steps, topk, nodes = tree
         if not self._has_drafts or steps == 0 or len(row.text) + steps + 1 >= self._config.context_len:
             return
+        if self._has_proposals and self._proposals_left:
+            self._proposals_left -= 1
+            self._proposal(row.text, tree, self._subject.proposed()[place[0]][place[1]], what)
         if not row.sampling.is_greedy:
             if self._is_collecting:
                 drafted = self._subject.drafted(row.text, steps, topk, nodes, 0)
                 if drafted is not None:
                     self._note_token_beside(row, run, drafts_at_end(drafted, run))
             return
-        if self._proposals_left == 0:
+        if self._has_proposals or self._proposals_left == 0:
             return
         self._proposals_left -= 1
         wanted = []
@@ -104,6 +120,18 @@ class Judge:
         raise Wrong(
             f"{what} emits {len(run)} tokens, {list(run)}, with {steps} steps of {topk} and {nodes} nodes", should
         )
+
+    def _proposal(self, text: Sequence[int], tree: tuple[int, int, int], found: Drafts, what: str) -> None:
+        """Compare the drafts of a round with those that the draft model alone has for the row's text."""
+        steps, topk, nodes = tree
+        wanted: Drafts | None = None
+        for noise in range(MOST_TIES):
+            wanted = self._subject.drafted(text, steps, topk, nodes, noise)
+            if wanted is None or wanted == found:
+                return
+        own, others = sorted(found - wanted)[:3], sorted(wanted - found)[:3]
+        was = f"{what} drafts {own} behind {len(text)} tokens, with {steps} steps of {topk} and {nodes} nodes"
+        raise Wrong(was, f"{others}: what the draft says of that text and branch alone")
 
     def _note_token_beside(self, row: Served, run: Sequence[int], drafts: Sequence[int]) -> None:
         """Note where a run's last token stands among those that `drafts`, which it could have been accepted as, leave."""

@@ -300,7 +300,7 @@ class DeviceModel:
                 if self.judge is not None and row not in failed:
                     length = lens[number][i]
                     shown = {name: part.outputs[number][name][i, :length] for name in state.outputs}
-                    self.judge.round(state, run[:length], flight.tree, shown, what)
+                    self.judge.round(state, run[:length], flight.tree, shown, what, (number, i))
                 state.text += [] if run is None else run[: lens[number][i]]
             for i, row in enumerate(flight.rows):
                 self.rows[row].over |= expected[i]

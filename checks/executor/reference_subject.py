@@ -58,7 +58,7 @@ class ReferenceAdapter(WrappedExecutor):
     """Run steps on a `ReferenceExecutor`."""
 
     hidden_size = HIDDEN_SIZE
-    capabilities = replace(ExecutorCapabilities.all(), accounting=False, samples=False, shaped=False)
+    capabilities = replace(ExecutorCapabilities.all(), accounting=False, samples=False, shaped=False, proposals=False)
 
     def __init__(self, config: ExecutorConfig) -> None:
         cycles = {"regularity": 0.85, "period": 4} if config.algorithm == "NGRAM" else {}

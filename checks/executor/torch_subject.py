@@ -6,8 +6,8 @@ Its models have random weights and a few thousand parameters, made in memory. Th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,9 @@ from threadpoolctl import threadpool_limits
 
 from ...core.algorithm.algorithm import Drafter
 from ...core.algorithm.registry import get_algorithm
+from ...core.contract.step import StepResult
 from ...core.model_shape import MoeConfig
+from ...gpu.batch.tree import DeviceTree
 from ...gpu.executor.build import DraftModel, build_executor
 from ...gpu.executor.executor import TorchExecutor
 from ...gpu.executor.outputs import USER_OUTPUTS
@@ -52,7 +54,7 @@ class CheckedExecutor(WrappedExecutor):
     hidden_size = HIDDEN
     capabilities = (
         *("tokens", "trees", "hidden_states", "relay", "inspection", "rounds", "merging", "handoff"),
-        *("plain", "drafts", "samples", "shaped"),
+        *("plain", "drafts", "proposals", "samples", "shaped"),
     )
 
     def __init__(self, config: Any) -> None:
@@ -72,6 +74,24 @@ class CheckedExecutor(WrappedExecutor):
             make_matcher=lambda grammar: Matcher(config.vocab_size),
         )
         self.texts = PlainTexts(target)
+        self._drafted: list[list[Drafts]] = []  # per round
+        self._proposed: list[list[Drafts]] = []
+        self.executor.draft.propose = partial(self._propose, self.executor.draft.propose)
+
+    def _propose(self, propose: Callable[..., DeviceTree], *arguments: Any) -> DeviceTree:
+        tree = propose(*arguments)
+        trees = zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)
+        self._drafted.append([_drafts(tokens, parents) for tokens, parents in trees])
+        return tree
+
+    def collect(self) -> StepResult:
+        result = super().collect()
+        rounds = 0 if result.decode is None else result.decode.rounds
+        self._proposed, self._drafted = self._drafted[:rounds], self._drafted[rounds:]
+        return result
+
+    def proposed(self) -> list[list[Drafts]]:
+        return self._proposed
 
     def hidden_sizes(self) -> tuple[int, ...]:
         return (HIDDEN, DRAFT_HIDDEN)
@@ -97,7 +117,7 @@ class CheckedExecutor(WrappedExecutor):
         with torch.no_grad():
             shape = Shape(steps, topk, num_draft_tokens, self.config.context_len - 1)
             tree = dense_tree(dense, text, shape, topk).tree
-        return {tuple(path) for path in paths_of(tree.tokens.tolist(), tree.parents[0].tolist()) if path}
+        return _drafts(tree.tokens.tolist(), tree.parents[0].tolist())
 
 
 class Matcher:
@@ -112,6 +132,10 @@ class Matcher:
 
     def allowed(self, path: list[int]) -> np.ndarray:
         return is_allowed([*self._output, *path], self._vocab_size)
+
+
+def _drafts(tokens: list[int], parents: list[int]) -> Drafts:
+    return {tuple(path) for path in paths_of(tokens, parents) if path}
 
 
 @cache

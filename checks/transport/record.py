@@ -61,6 +61,7 @@ class Record:
             int, tuple[int, int, int]
         ] = {}  # request -> (generation, attempt, when) that ended at the decode side
         self.generation = 0  # the newest that the decode worker knows
+        self._queued: dict[tuple[int, int], None] = {}  # (request, generation) that waits there for room, in its turn
         self.is_client = False  # what is sent now follows from what a client does
         self.acknowledged = ""  # an ack for what has not arrived
         self.now_ns = 0
@@ -77,12 +78,15 @@ class Record:
         """Note that a side was told of the other worker's end, or of one with a newer `generation`."""
         self.model.lose_peer(side, now_ns, generation)
         self.ledger.lose_peer(side, generation)
+        if side == DECODE:
+            self._queued = {name: None for name in self._queued if generation is not None and name[1] >= generation}
 
     def forget(self, side: str) -> None:
         """Note that a worker is gone, and its requests and pages with it."""
         self.model.forget(side)
         if side == DECODE:
             self.ended.clear()
+            self._queued.clear()
             self.generation = 0
         self.ledger.forget(side)
 
@@ -140,7 +144,15 @@ class Record:
         model, ledger, run, request = self.model, self.ledger, seen.run, message.request
         attempt = (message.generation, message.attempt)
         entry = ledger.incoming_of(request, *attempt)
+        if message.kind == contract.RENEW and entry is None:
+            self._queued.setdefault((request, message.generation))
+        elif message.kind in (contract.REJECT, contract.CANCEL):
+            self._queued.pop((request, message.generation), None)
         if message.kind == contract.ACCEPT:
+            hold = model.holds[DECODE].get(request)
+            if entry is None and (hold is None or hold.run is not run):
+                self._check_turn(run, message.generation)
+            self._queued.pop((request, message.generation), None)
             ledger.accepted(run, *attempt, self.now_ns)
             seen.first_page = message.number
             seen.was_accepted, run.called_back = True, False
@@ -173,6 +185,20 @@ class Record:
                 run.has_joined = run.is_decoding = True
                 model.decoding[request] = run
             run.target_pages = self._pages(DECODE, request) or run.target_pages
+
+    def _check_turn(self, run: Run, generation: int) -> None:
+        """Check that no request waits for room at the decode side that came before one that gets it."""
+        for other in self.model.decoding.values():
+            is_there = other.is_decoding and not (other.called_back or other.withdrawn)
+            if other is not run and is_there and other.num_joined and not self._pages(DECODE, other.request):
+                self.ledger.problem = f"request {run.request} gets slots, and {other.request}, which was decoded, waits"
+        for request, newest in self._queued:
+            if (request, newest) == (run.request, generation):
+                return
+            self.ledger.problem = (
+                f"request {run.request} gets slots before request {request}, which was offered earlier"
+            )
+            return
 
     def missing(self, run: Run) -> str:
         attempts = [attempt for attempt in self.model.attempts.values() if attempt.run is run]
@@ -253,6 +279,7 @@ class Record:
             seen.manifest = True
             self.note(run, "the manifest's arrival")
         elif message.kind == contract.CANCEL:
+            self._queued.pop((message.request, message.generation), None)
             self._note_cancel_at_decode(seen, message)
         elif entry is not None:
             self.ledger.arrived(entry, message.attempt, False, self.now_ns)

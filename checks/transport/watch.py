@@ -127,11 +127,16 @@ class TransportWatch(Trial):
             self.past[side].append(parcel)
         before = self._visible(side)
         has_transfers = before[0][-1] > 0
+        is_awaited = side == PREFILL and message.kind == contract.NACK and self._expects(message)
         self.record.arrives(side, parcel, self.now_ns, has_transfers)
         self.must(self.subject.deliver, side, message, self.now_ns)
         answers = self._take(side)
         for answer in answers:
             self._sent(side, answer)
+        if is_awaited and not any(answer.kind in (contract.OFFER, contract.CANCEL) for answer in answers):
+            self.moment.late = (
+                f"the prefill side does nothing when request {message.request} has not arrived as it was sent"
+            )
         if message.kind == contract.CANCEL and all(answer.kind != contract.CANCEL_ACK for answer in answers):
             self.moment.leaked = f"the {side} side does not answer a cancel for request {message.request}"
         after = self._visible(side)
@@ -147,6 +152,15 @@ class TransportWatch(Trial):
                 what = f"{message.kind} of attempt {message.attempt}, generation {message.generation}"
                 why = "had arrived before" if is_double else "counts no more"
                 self.moment.repeated = f"{what} for request {message.request} {why}, and changed what the side has"
+
+    def _expects(self, message: Message) -> bool:
+        """Return whether a refusal of the newest attempt is for pages that the prefill side sends, or has sent."""
+        name = (message.request, message.generation, message.attempt)
+        entry, seen = self.ledger.outgoing_of(*name), self.model.attempts.get(name)
+        if entry is None or seen is None or DECODE in seen.ends or self.ledger.num_accepts.get(name) != 1:
+            return False
+        is_over = entry.is_cancelled or entry.is_lost or entry.is_answered or bool(entry.end)
+        return not is_over and (not entry.is_waiting or entry.manifest == entry.newest)
 
     def _is_stale(self, side: str, seen: AttemptSeen, message: Message) -> bool:
         """Return whether the request has a newer attempt, or the worker that took part in this one is gone.
