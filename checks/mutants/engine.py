@@ -386,7 +386,7 @@ ReservesForOne (ENGINE-07): A request enters beside a reserve for one other, how
     Admission.headroom = good(self, min(num_running, 1))
 
 StopsBlocksForEver (ENGINE-07): A row with stop strings that has left is counted on, so that nothing runs in blocks any more.
-    DecodeRounds.leave = good(self, row, False)
+    DecodeRounds.remove = good(self, row, False)
 
 KeepsWhatOverlapNeeds (ACCEPT-08): What a block leaves is that of a plan that has seen its last round, in overlap mode too.
     DecodeRounds.release_unused

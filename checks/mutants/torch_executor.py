@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...gpu.draft.branches import BranchDraft
 from ...gpu.executor import sampling
 from ...gpu.executor.round import DecodeRound
 from ...gpu.executor.shaping import RowShaping
@@ -86,6 +87,15 @@ LeavesExpertsBehind (ANSWER): Compaction takes along what is floating point; rou
         compact = ops.compact
         ops.compact = lambda values, *where: values if values.dtype == torch.int32 else compact(values, *where)
 
+RelaysTheRootsState (ANSWER): The next round drafts from what the head said of the root, not of the last accepted token.
+    BranchDraft.catch_up
+        - hidden = at_column(hidden.view(bs, columns, -1), last)
+        + hidden = at_column(hidden.view(bs, columns, -1), last * 0)
+
+GoesOnFromItsOwnState (ANSWER): A branch that follows another one goes on from the hidden state of its own place.
+    BranchDraft._tree
+        - hidden = None if hidden is None else _from_sources(hidden, beam)
+
 HidesTheRoot (ANSWER): Nodes of the second level and below do not see the root of their tree.
     CheckedExecutor.__init__:
         good(self, config)
@@ -99,6 +109,6 @@ HidesTheRoot (ANSWER): Nodes of the second level and below do not see the root o
         decode_round._verify_forward = without_root
 """
 
-_PLACES = [CheckedExecutor, DecodeRound, RowShaping, replace, sampling]
+_PLACES = [BranchDraft, CheckedExecutor, DecodeRound, RowShaping, replace, sampling]
 MUTANTS = defects("executor", CheckedExecutor, _PLACES, REAL, prefix="gpu:", np=np)
 __getattr__ = lookup(MUTANTS)

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...core.handoff import DecodeSide, PageSeal, PrefillSide, TransferState
 from ...core.handoff.life import TransferCounts
-from ...core.handoff.messages import Ack, CancelAck, TransferKey
+from ...core.handoff.messages import Ack, CancelAck, Nack, TransferKey
 from ...core.handoff.side import Send
 from ...core.scheduler.output import OutputLog
 from ...core.scheduler.transfers import Transfers
@@ -237,6 +237,25 @@ DraftIdsIn32Bits (HANDOFF-07): Token ids are sent in 32 bits.
 CountsNothing (HANDOFF-05): The counters are constant, and add up.
     HandoffTransport.counters = 3, 2, 1, 0, 0
 
+ServesTheLastFirst (HANDOFF-03): Of the requests that wait for room at the decode side the one that came last is next.
+    DecodeSide._reserve_waiting:
+        self._queue.reverse()
+        good(self, now_ns)
+        self._queue.reverse()
+
+OvertakesTheLost (HANDOFF-03): What comes gets slots before a request that the decode worker had, and has to compute again.
+    Transfers._row_for
+        - if len(requests.waiting) or requests.in_progress is not None:
+        + if requests.in_progress is not None:
+
+WaitsWhenRefused (HANDOFF-03): A refusal of pages is taken note of when they are all sent, and not before.
+    PrefillSide.receive:
+        transfer = self._transfers.get(message.key)
+        if isinstance(message, Nack) and transfer is not None and transfer.state is TransferState.SENDING:
+            self.counts.ignored += 1
+        else:
+            good(self, peer, message, now_ns)
+
 FailsWithoutAReason (HANDOFF-08): A request that fails has no reason.
     HandoffTransport.ended = [Ended(end.request, end.how, end.num_output, "") for end in good(self, side)]
 
@@ -262,7 +281,7 @@ ForgetsWhatWasShown (HANDOFF-05): A request that goes on behind its lost worker 
 
 _PLACES = [
     *(PrefillSide, DecodeSide, TransferCounts, Transfers, OutputLog, HandoffTransport, CountingWorker),
-    *(replace, PageSeal, TransferState, Ack, CancelAck, Send, TransferKey),
+    *(replace, PageSeal, TransferState, Ack, CancelAck, Nack, Send, TransferKey),
 ]
 MUTANTS = (
     *defects("transport", HandoffTransport, _PLACES, PREFILL_SIDE),
