@@ -34,9 +34,9 @@ from foretoken.sim.assembly import assemble
 from foretoken.sim.calibration.fit import spreads
 from foretoken.sim.calibration.least_squares import Parameter, fit_parameters, left_out_errors
 from foretoken.sim.cost.calibration import LAUNCH_TIMES
+from foretoken.sim.cost.forward import EXPERT_INDEPENDENCE
 from foretoken.sim.cost.measured.tables import cache_folder
 from foretoken.sim.cost.server import PROFILES
-from foretoken.sim.cost.work import EXPERT_INDEPENDENCE
 from foretoken.sim.scenario_file import scenario_from_dict
 from foretoken.simulation import run_scenario  # at once: worker processes are forked with all that they need
 from points import DEVICE, Estimate, Point, estimate, plain_points, profile_with, read_rows, round_points

@@ -1,4 +1,4 @@
-"""Fits how independently the tokens of one request choose experts, and prints it with its errors, as `sim/cost/work.py` has it.
+"""Fits how independently the tokens of one request choose experts, and prints it with its errors, as `sim/cost/forward.py` has it.
 
     python benchmarks/fit_expert_independence.py
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from foretoken.sim.cost.work import EXPERT_INDEPENDENCE
+from foretoken.sim.cost.forward import EXPERT_INDEPENDENCE
 from scipy.optimize import minimize_scalar, nnls
 
 PUBLISHED = Path(__file__).parent / "published"
@@ -74,7 +74,7 @@ def curve_errors(independence: float, experts: int = 128, per_token: int = 8) ->
 def main() -> None:
     counts = published_counts()
     independence = fit(counts)
-    print(f"independence {independence:.2f} (sim/cost/work.py: {EXPERT_INDEPENDENCE})")
+    print(f"independence {independence:.2f} (sim/cost/forward.py: {EXPERT_INDEPENDENCE})")
     for i, (count, error) in enumerate(zip(counts, errors(counts, independence), strict=True)):
         others = counts[:i] + counts[i + 1 :]
         left_out = errors([count], fit(others))[0]

@@ -42,7 +42,7 @@ from foretoken import simulate
 from foretoken.core.model_shape import lookup_model
 from foretoken.sim.cost.draft import EAGLE3, DraftShape, eagle3_head, eagle_head
 from foretoken.sim.cost.hardware import lookup_gpu
-from foretoken.sim.cost.launch import FULL_GRAPH, LaunchCost
+from foretoken.sim.cost.host import FULL_GRAPH, LaunchCost
 from foretoken.sim.cost.measured import measured_tables
 from foretoken.sim.cost.round import GREEDY, RoundCost
 from foretoken.sim.cost.server import PROFILES

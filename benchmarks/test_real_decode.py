@@ -32,15 +32,13 @@ from foretoken.core.model_shape import built_in_config
 from foretoken.core.prompt import Prompt
 from foretoken.gpu.bench.arm import Arm
 from foretoken.gpu.bench.plan import BenchOptions, plan_bench
-from foretoken.gpu.bench.prompts import bench_prompts
-from foretoken.gpu.bench.run import Bench
-from foretoken.gpu.executor.clock import PhaseClock
+from foretoken.gpu.bench.run import Bench, bench_prompts
+from foretoken.gpu.executor.round import PhaseClock
 from foretoken.gpu.models.checkpoint import load_draft, load_target
 from foretoken.gpu.session.devices import ops_for
 from foretoken.gpu.session.text import Tokenizer
-from foretoken.gpu.tiny.directory import PairOptions
 from foretoken.gpu.tiny.pair import make_pair
-from foretoken.gpu.tiny.sizes import size_of
+from foretoken.gpu.tiny.sizes import PairOptions, size_of
 
 transformers = pytest.importorskip("transformers")
 

@@ -17,10 +17,8 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import InvariantViolation
-from .histogram import LogHistogram, added_counts
-from .requests.columns import GrowingColumn
-from .requests.lives import ReplicaMetrics
-from .timeline import GaugeAreas
+from .histogram import GaugeAreas, LogHistogram, added_counts
+from .requests.lives import GrowingColumn, ReplicaMetrics
 
 REASONS = ("refused", "stop", "length", "abort", "error", "transferred")  # by FinishReason; 0 never entered
 GAUGES = ("running", "waiting", "held", "system")

@@ -12,8 +12,7 @@ from ..core.errors import ForetokenError, InvariantViolation
 from ..observe.metrics import RunMetrics
 from ..sim.effects import given_keys
 from ..sim.run import Progress, Simulation
-from ..sim.scenario_check import SCENARIO
-from ..sim.scenario_file import OVERRIDES, SETTINGS, scenario_with
+from ..sim.scenario_file import OVERRIDES, SCENARIO, SETTINGS, scenario_with
 from ..simulation import summarize_run
 
 Status = Literal["done", "refused", "failed"]

@@ -8,16 +8,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from ..core.acceptance.presets import PresetChoice, usual_preset
+from ..core.acceptance.presets import PresetChoice, TraceAcceptance, usual_preset
 from ..core.acceptance.process import AcceptanceProcess, GaussianAcceptance, Regimes
-from ..core.acceptance.recorded import TraceAcceptance
 from ..core.acceptance.tree import MAX_DEPTH
 from ..core.adaptive import CostTable
-from ..core.adaptive.graph_plan import graph_plan
+from ..core.adaptive.slot import graph_plan
 from ..core.algorithm.algorithm import AlgorithmShape, Drafter, SpecAlgorithm
 from ..core.algorithm.builtin import carried_hidden_size
 from ..core.algorithm.registry import get_algorithm
-from ..core.config_reader import read_json_object
 from ..core.contract.events import EventSink
 from ..core.errors import ConfigError, ForetokenError, Problem, nearest
 from ..core.model_shape import (
@@ -29,6 +27,7 @@ from ..core.model_shape import (
     modelopt_config,
     read_model_shape,
 )
+from ..core.parsing import read_json_object
 from ..core.scheduler.config import EngineConfig
 from ..core.scheduler.engine import Engine
 from ..core.scheduler.spec import GRAPH_SIZES, UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
@@ -37,15 +36,14 @@ from .cost.calibration import Calibration, load_calibration
 from .cost.draft import EAGLE, DraftShape, eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
 from .cost.executor_steps import ExecutorSteps, StepCost
 from .cost.hardware import GPU, Parallelism, lookup_gpu
-from .cost.host import HostCost, host_preset
-from .cost.launch import GraphUnit, launch_preset
+from .cost.host import GraphUnit, HostCost, host_preset, launch_preset
 from .cost.measured import KernelTables, NotMeasured, measured_tables, packaged_config
 from .cost.memory import GRAPH_BYTES, MemoryPlan, kv_pool_slots
 from .cost.round import RoundCost
 from .cost.server import server_profile
 from .disaggregation.pools import Pools, pools_of, timing_of
 from .scenario import Scenario
-from .scenario_check import SCENARIO, check_context, check_names, is_config_file
+from .scenario_file import SCENARIO, check_context, check_names, is_config_file
 from .workload.recorded_runs import load_recorded_runs
 
 RESERVED = 0.10  # of a device's memory: what servers leave alone by default, those with a static share apart

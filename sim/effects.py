@@ -13,8 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ..core.acceptance.presets import ANY_FAMILY, PRESETS, UNKNOWN_FAMILY
-from ..core.acceptance.recorded import TraceAcceptance
+from ..core.acceptance.presets import ANY_FAMILY, PRESETS, UNKNOWN_FAMILY, TraceAcceptance
 from ..core.algorithm.algorithm import Drafter
 from ..core.errors import ConfigError, Problem
 from .assembly import Assembly
@@ -22,8 +21,7 @@ from .cost.draft import EAGLE3
 from .cost.hardware import MIB
 from .load import contents_are_known
 from .scenario import Scenario
-from .scenario_check import SCENARIO
-from .scenario_file import OVERRIDES, SETTINGS, origin_of
+from .scenario_file import OVERRIDES, SCENARIO, SETTINGS, origin_of
 
 COMMAND_LINE = (SETTINGS, "--trace", "--seed")
 EXPLICIT = (*COMMAND_LINE, OVERRIDES)

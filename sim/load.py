@@ -6,10 +6,16 @@ import math
 
 from ..core.errors import ConfigError, Problem
 from .scenario import Length, Scenario, Workload
-from .scenario_check import SCENARIO
+from .scenario_file import SCENARIO
 from .workload.arrivals import ArrivalProcess, RateCurve
-from .workload.lengths import EmpiricalLength, FixedLength, LengthDistribution, LognormalLength, UniformLength
-from .workload.prefixes import SharedPrefixes
+from .workload.lengths import (
+    EmpiricalLength,
+    FixedLength,
+    LengthDistribution,
+    LognormalLength,
+    SharedPrefixes,
+    UniformLength,
+)
 from .workload.traces import TraceSource
 from .workload.workload import SyntheticWorkload
 

@@ -10,36 +10,32 @@ import numpy as np
 import simpy
 
 from ..core.acceptance.process import AcceptanceProcess, DayCurve, GaussianAcceptance
-from ..core.adaptive.metrics import AdaptiveMetrics
+from ..core.adaptive.controller import AdaptiveMetrics
 from ..core.contract.events import Event, EventSink
 from ..core.contract.request import FinishedRequest, FinishReason, Request
 from ..core.draws import Purpose, request_key
 from ..core.errors import ForetokenError
 from ..core.scheduler.config import EngineRole
 from ..observe.engine_lines import engine_lines
-from .actors.client import Patience, closed_loop_client
+from .actors.client import Patience, closed_loop_client, open_loop_source
 from .actors.clock import Environment
-from .actors.device import Device, Truth
+from .actors.device import Device, HostJitter, Jitter, Truth
 from .actors.engine import EngineActor, SpanSink
 from .actors.hooks import NO_HOOKS
-from .actors.jitter import HostJitter, Jitter
-from .actors.link import Link
-from .actors.router import ReplicaRouter
-from .actors.source import open_loop_source
+from .actors.router import Link, ReplicaRouter
 from .assembly import Assembly, assemble
 from .cost.calibration import Calibration
 from .disaggregation.cluster import Cluster
 from .disaggregation.endpoint import EndpointHooks
-from .disaggregation.network import Network, PacketHooks
-from .disaggregation.transfers import DisaggregationReport
+from .disaggregation.network import DisaggregationReport, Network, PacketHooks
 from .effects import notices_of, refuse_without_effect
 from .faults.clock import StampedMoves
-from .faults.link import UnreliableLink
 from .faults.plan import FaultPlan
 from .faults.service import FaultReport, FaultyService
+from .faults.transfers import UnreliableLink
 from .load import asked_lengths, contents_are_known, make_workload, scan_workload
 from .scenario import Scenario
-from .workload.arrival import Arrival
+from .workload.workload import Arrival
 
 
 class NothingFits(ForetokenError):

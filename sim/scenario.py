@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..core.adaptive.interchange import table_schema
-from .cost.launch import GraphUnit
-from .cost.work import EXPERT_INDEPENDENCE
+from .cost.forward import EXPERT_INDEPENDENCE
+from .cost.host import GraphUnit
 
 Positive = Annotated[float, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]  # thirty years; simulated time counts nanoseconds in 64 bits

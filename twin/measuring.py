@@ -14,8 +14,7 @@ from ..core.contract.request import Request
 from ..core.draws import Purpose, hash64
 from ..core.errors import ConfigError, Problem
 from ..core.prompt import Prompt
-from ..gpu.bench.prompts import bench_prompts
-from ..gpu.bench.run import device_name
+from ..gpu.bench.run import bench_prompts, device_name
 from ..gpu.bench.step_timer import RoundTime, StepTimer
 from ..gpu.session.text import Tokenizer
 from ..sim.cost.executor_steps import AXES, AlgorithmSteps, ExecutorSteps, Grid, RoundGrids, StepCost

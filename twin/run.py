@@ -18,7 +18,7 @@ from ..core.contract.events import Committed, Event, Planned
 from ..core.contract.request import Request
 from ..core.errors import ConfigError, ForetokenError, Problem
 from ..core.prompt import Prompt
-from ..gpu.bench.prompts import bench_prompts
+from ..gpu.bench.run import bench_prompts
 from ..sim.cost.executor_steps import ExecutorSteps, StepCost
 from ..sim.load import make_workload
 from ..sim.scenario import Scenario

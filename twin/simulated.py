@@ -12,9 +12,8 @@ from ..core.draws import Purpose, request_key
 from ..core.errors import ForetokenError
 from ..core.scheduler.spec import EngineSpec
 from ..sim.actors.clock import Environment, call_at
-from ..sim.actors.device import Device, Truth
+from ..sim.actors.device import Device, HostJitter, Jitter, Truth
 from ..sim.actors.engine import EngineActor
-from ..sim.actors.jitter import HostJitter, Jitter
 from ..sim.cost.executor_steps import StepCost
 from ..sim.cost.host import HostCost
 from .served import Asked

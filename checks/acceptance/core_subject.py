@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ...core.acceptance.presets import TraceAcceptance
 from ...core.acceptance.process import (
     AcceptanceProcess,
     DayCurve,
@@ -14,7 +15,6 @@ from ...core.acceptance.process import (
     Regimes,
     walk_to_end,
 )
-from ...core.acceptance.recorded import TraceAcceptance
 from .contract import SHIFTS, WEIGHTS, ProcessCapabilities, ProcessConfig
 
 HOUR_NS = 3_600_000_000_000

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...core.kv.request_table import RequestTableFull
-from ...core.kv.sizing import ceil_to_page
+from ...core.kv.request_table import RequestTableFull, ceil_to_page
 from ...core.kv.store import Departure, KVStore
 from ...properties.allocator.contract import AllocatorCapabilities, AllocatorConfig
 from .kv_allocator import KVAllocatorAdapter

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...core.kv.sizing import ceil_to_page
+from ...core.kv.request_table import ceil_to_page
 from ...core.kv.store import Departure, KVStore
 from ...properties.prefix_cache.contract import PrefixCacheConfig
 from .radix_cache import RadixCacheAdapter

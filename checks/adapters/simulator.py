@@ -18,8 +18,7 @@ from ...core.contract.events import Committed, Event, Planned, Submitted
 from ...core.draws import request_key
 from ...core.model_shape import DTYPE_BYTES, Attention, Mlp, ModelShape
 from ...observe.encoding import LineEncoder
-from ...observe.metrics import RunMetrics
-from ...observe.parquet import read_rows
+from ...observe.metrics import RunMetrics, read_rows
 from ...observe.summary import SLO
 from ...properties.simulator.contract import TREE_NODES, Service, SimulatorCapabilities, SimulatorConfig
 from ...sim.actors.client import Patience
@@ -29,7 +28,7 @@ from ...sim.faults.plan import FaultPlan, fault_plan
 from ...sim.run import RunReport, Simulation
 from ...sim.scenario import Scenario
 from ...sim.scenario_file import scenario_from_dict
-from ...sim.workload.arrival import Arrival
+from ...sim.workload.workload import Arrival
 
 
 def machine_of(assembly: Assembly) -> dict[str, Any]:

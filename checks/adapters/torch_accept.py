@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from ...core.draws import Purpose
-from ...gpu.batch.tree import DeviceTree, DeviceVerified
 from ...gpu.draft.branches import first_level, next_level, tree_of
 from ...gpu.executor.round import best_tokens
-from ...gpu.executor.sampling import target_probs
-from ...gpu.ops.port import KVTensors, Ops
+from ...gpu.executor.shaping import target_probs
+from ...gpu.ops.port import DeviceTree, DeviceVerified, KVTensors, Ops
 from ...gpu.session.devices import ops_for
 from ...properties.accept.contract import AcceptConfig, Batch, DraftModel
 

@@ -19,8 +19,7 @@ from ...core.tree.build import (
     first_candidates,
     replace_invalid_tokens,
 )
-from ...core.tree.finalize import Finalized, finalize
-from ...core.tree.outputs import NodeOutputs
+from ...core.tree.outputs import Finalized, NodeOutputs, finalize
 from ...core.tree.verify import (
     Coins,
     Verified,

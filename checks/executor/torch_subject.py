@@ -18,7 +18,6 @@ from ...core.algorithm.algorithm import Drafter
 from ...core.algorithm.registry import get_algorithm
 from ...core.contract.step import StepResult
 from ...core.model_shape import MoeConfig
-from ...gpu.batch.tree import DeviceTree
 from ...gpu.executor.build import DraftModel, build_executor
 from ...gpu.executor.executor import TorchExecutor
 from ...gpu.executor.outputs import USER_OUTPUTS
@@ -29,6 +28,7 @@ from ...gpu.models.eagle import Eagle3Head, EagleHead, MultiLayerEagle
 from ...gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from ...gpu.models.weights import initialize
 from ...gpu.ops.host_ops import HostOps
+from ...gpu.ops.port import DeviceTree
 from .dense_drafting import DenseHead, DenseModel, Shape, dense_tree
 from .oracle import After, Drafts, is_allowed, looked_up
 from .plain_texts import PlainTexts

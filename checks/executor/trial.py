@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.contract.handoff_batch import DraftInput, HandoffBatch
+from ...core.contract.hidden import DraftInput, HandoffBatch
 from ...core.contract.request import GRAMMAR_KINDS, GREEDY, Grammar, Request, SamplingParams
 from ...core.contract.step import Step
 from ...core.draws import Purpose, hash64, request_key

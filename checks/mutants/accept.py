@@ -8,7 +8,7 @@ import numpy as np
 
 from ...core.kv.moves import KVMovePlan
 from ...core.tree import verify
-from ...core.tree.finalize import emitted_tokens
+from ...core.tree.outputs import emitted_tokens
 from ...core.tree.verify import Verified
 from ...properties.accept.plain import PlainAccept
 from ..adapters.tree_accept import TreeAccept

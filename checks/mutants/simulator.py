@@ -10,7 +10,7 @@ import numpy as np
 
 from ...core.contract.events import Committed
 from ...core.draws import request_key
-from ...sim.actors.link import Link
+from ...sim.actors.router import Link
 from ...sim.cost.forward import ForwardCost
 from ...sim.cost.round import RoundCost
 from ..adapters.simulator import CheckedSimulator

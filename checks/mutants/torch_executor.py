@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...gpu.draft.branches import BranchDraft
-from ...gpu.executor import sampling
+from ...gpu.executor import shaping
 from ...gpu.executor.round import DecodeRound
 from ...gpu.executor.shaping import RowShaping
 from ..executor.torch_subject import CheckedExecutor
@@ -71,7 +71,7 @@ TossesTheSameCoinsEveryRound (ANSWER): The positions of a round's coins begin at
         + positions = numbers(tree.width, logits.device)[None, :].expand(len(batch.lengths), -1)
 
 LeavesOutWhatReachesTheMass (ANSWER): Top-p leaves out the token that reaches the mass, if another is left.
-    sampling._filter
+    shaping._filter
         - mass_before = ranked.cumsum(1) - ranked
         + mass_before = ranked.cumsum(1)
 
@@ -109,6 +109,6 @@ HidesTheRoot (ANSWER): Nodes of the second level and below do not see the root o
         decode_round._verify_forward = without_root
 """
 
-_PLACES = [BranchDraft, CheckedExecutor, DecodeRound, RowShaping, replace, sampling]
+_PLACES = [BranchDraft, CheckedExecutor, DecodeRound, RowShaping, replace, shaping]
 MUTANTS = defects("executor", CheckedExecutor, _PLACES, REAL, prefix="gpu:", np=np)
 __getattr__ = lookup(MUTANTS)

@@ -17,9 +17,8 @@ from ...core.contract.request import FinishReason, Request
 from ...core.contract.step import BlockEnd, DecodeResult, FailureCause, PrefillResult, Step, StepFailure, StepResult
 from ...core.errors import InvariantViolation
 from ...core.handoff import DecodeSide, HandoffTiming, PageFormat, PageSeal, PrefillSide, SendPages, WritePage
-from ...core.handoff.messages import Page
-from ...core.handoff.wire import decode as decode_frame
-from ...core.handoff.wire import encode
+from ...core.handoff.messages import Page, encode
+from ...core.handoff.messages import decode as decode_frame
 from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineConfig, EngineRole
 from ...core.scheduler.engine import Engine

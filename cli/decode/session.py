@@ -23,7 +23,7 @@ class SessionMaker:
         self._faults = {}
         if disaggregate is not None:
             from ...gpu.disaggregation.link import plans_from_environment
-            from ...gpu.disaggregation.topology import Disaggregation
+            from ...gpu.disaggregation.processes import Disaggregation
 
             self._topology = Disaggregation.parse(disaggregate)
             self._topology.devices(options.device)

@@ -53,9 +53,8 @@ def tiny(
     started_s = time.monotonic()
     # Waiting threads must not spin, which would take the cores of other work; torch reads this when it is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from ...gpu.tiny.directory import PairOptions, partial_directory
     from ...gpu.tiny.pair import make_pair
-    from ...gpu.tiny.sizes import size_of
+    from ...gpu.tiny.sizes import PairOptions, partial_directory, size_of
     from ..progress import training_progress
 
     options = PairOptions(size_of(size), seed, time_budget_s)

@@ -182,9 +182,8 @@ def _check(loads: Sequence[str], model: Path | None, draft: Path | None, pair: P
 
 def _usual_pair(quiet: bool) -> Path:
     """Return the tiny pair of the user's cache; train it if it is missing, which takes some minutes."""
-    from ...gpu.tiny.directory import PairOptions
     from ...gpu.tiny.pair import make_pair
-    from ...gpu.tiny.sizes import size_of
+    from ...gpu.tiny.sizes import PairOptions, size_of
     from ..progress import training_progress
 
     with training_progress(quiet) as show:

@@ -25,8 +25,7 @@ def warmup(model: Model, session: Mapping[str, Any], quiet: Quiet = False) -> No
     from ...core.scheduler.spec import default_graph_sizes
     from ...gpu.session.hub import local_checkpoint
     from ...gpu.session.plan import SessionOptions, plan_session, with_look_up
-    from ...gpu.session.session import DecodeSession
-    from ...gpu.session.warmup import warm_up
+    from ...gpu.session.session import DecodeSession, warm_up
     from ..progress import StatusLine
 
     options = with_look_up(SessionOptions(local_checkpoint(model), **session_values(session)))

@@ -52,8 +52,8 @@ def acceptance(
         foretoken simulate acceptance.toml
     """
     from ...core.acceptance.presets import choose_preset
-    from ...sim.workload.acceptance_files import read_acceptance
     from ...sim.workload.acceptance_logs import AcceptanceLog
+    from ...sim.workload.acceptance_means import read_acceptance
 
     chosen = choose_preset(preset).preset
     log = read_acceptance([str(path) for path in files], steps, allow_truncated)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ...core.acceptance.process import GaussianAcceptance
-from ...core.adaptive.graph_plan import graph_plan
+from ...core.adaptive.slot import graph_plan
 from ...core.contract.future_map import LENGTH_FIELD
 from ...sim.cost.memory import GRAPH_BYTES
 

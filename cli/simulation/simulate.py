@@ -168,7 +168,7 @@ def _run(
 def errors_at(origins: dict[str, str]) -> Iterator[None]:
     """Report problems of the scenario at the file or option that gave the key."""
     from ...core.errors import ConfigError
-    from ...sim.scenario_check import at_origins
+    from ...sim.scenario_file import at_origins
 
     try:
         yield

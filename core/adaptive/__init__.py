@@ -4,8 +4,7 @@ from .config import AdaptiveConfig, SlotConfig, load_adaptive_config
 from .controller import AdaptiveController, build_controller, fixed_controller
 from .cost_table import CostTable
 from .goodput import GoodputPolicy
-from .params import AdaptiveSpeculativeParams
-from .slot import AdaptiveStepSlot, InvalidObservation
+from .slot import AdaptiveSpeculativeParams, AdaptiveStepSlot, InvalidObservation
 
 __all__ = [
     "AdaptiveConfig",

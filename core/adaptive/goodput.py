@@ -25,9 +25,7 @@ from .acceptance_estimate import ROWS_PER_INDEPENDENT_ROW, AcceptLengths, Shape
 from .config import AdaptiveConfig, load_adaptive_config, resolve_initial_steps
 from .cost_table import CostTable
 from .draft_shape import DraftTreeShape
-from .dwell import SwitchGate
-from .policy import RangeRouter
-from .slot import NEVER
+from .policy import NEVER, RangeRouter, SwitchGate
 
 MIN_DWELL_ROUNDS = 64
 MIN_GAIN = 0.005  # relative gain below which steps are not changed

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..errors import ForetokenError
-from .config import SlotConfig, slot_config
-from .dwell import SwitchGate
-
-NEVER = 1 << 30
-"""Rounds to the next decision of a choice that cannot change."""
+from ..errors import ConfigError, ForetokenError, Problem
+from .config import AdaptiveConfig, SlotConfig, load_adaptive_config, resolve_initial_steps, slot_config
+from .policy import NEVER, RangeRouter, SwitchGate
 
 _MAX_PROBE_WAIT = 32
 
@@ -192,3 +191,163 @@ def checked_total(correct_drafts: Iterable[float], limit: int) -> tuple[float, i
         if not 0 <= value <= limit:  # False for NaN too
             raise InvalidObservation(f"correct drafts {value}; expected a number from 0 to {limit}, the executed steps")
     return sum(values), len(values)
+
+
+_MAX_CACHED_BATCH_SIZES = 1 << 14
+
+
+class AdaptiveSpeculativeParams:
+    """The `ema` policy: a batch size is padded to its captured graph size and decided by the slot of its range.
+
+    `config` is what `load_adaptive_config` reads. Raises `ConfigError`, and `InvalidInitialSteps` if `initial_steps` is
+    in no range.
+    """
+
+    name = "ema"
+
+    def __init__(
+        self,
+        initial_steps: int | None = None,
+        config: str | Mapping[str, Any] | AdaptiveConfig = "default",
+    ) -> None:
+        self.config = load_adaptive_config(config)
+        self.initial_steps = resolve_initial_steps(self.config, initial_steps)
+        self._slots = [AdaptiveStepSlot(self.initial_steps, cfg) for cfg in self.config.slots]
+        self._router = RangeRouter(self.config)
+        self._slot_of: dict[int, AdaptiveStepSlot] = {}
+        self._retired_switches = 0
+        self._built = frozenset(self.config.candidate_steps)
+
+    @property
+    def slots(self) -> tuple[AdaptiveStepSlot, ...]:
+        """One slot per range, in the order of `config.bounds`."""
+        return tuple(self._slots)
+
+    @property
+    def switches(self) -> int:
+        return self._retired_switches + sum(slot.switches for slot in self._slots)
+
+    def set_cuda_graph_bs(self, sizes: Sequence[int] | None) -> None:
+        """Route by these captured batch sizes, or None when graphs are off. Raises `InvalidGraphSizes`."""
+        self._router = RangeRouter(self.config, sizes)
+        self._slot_of.clear()
+
+    def slot_for_batch(self, bs: int) -> AdaptiveStepSlot:
+        slot = self._slot_of.get(bs)
+        if slot is None:
+            slot = self._slots[self._router.range_index(bs)]
+            if len(self._slot_of) < _MAX_CACHED_BATCH_SIZES:
+                self._slot_of[bs] = slot
+        return slot
+
+    def reload(self, config: AdaptiveConfig) -> None:
+        """Go on with another table. A range whose bound and rule are unchanged keeps its state, the others begin anew.
+
+        Raises `ConfigError` and changes nothing if the new table has candidates that the first one had not: nothing
+        was built for them.
+        """
+        config = load_adaptive_config(config)
+        unbuilt = sorted(set(config.candidate_steps) - self._built)
+        if unbuilt:
+            message = f"{unbuilt} were not built at start-up; expected some of {sorted(self._built)}"
+            raise ConfigError(config.source, [Problem("candidate_steps", message)])
+        kept = dict(zip(self.config.bounds, self._slots, strict=True))
+        slots = []
+        for bound, cfg in zip(config.bounds, config.slots, strict=True):
+            old = kept.get(bound)
+            if old is not None and old.config == cfg:
+                slots.append(kept.pop(bound))
+            else:
+                slots.append(AdaptiveStepSlot(old.current_steps if old else self.initial_steps, cfg))
+        self._retired_switches += sum(slot.switches for slot in kept.values())
+        sizes = self._router.sizes
+        self.config, self._slots = config, slots
+        self.set_cuda_graph_bs(sizes or None)
+
+    # --- the policy protocol ---
+
+    def steps_for(self, batch_size: int, kv_tokens: int) -> int:
+        slot = self._slot_of.get(batch_size)
+        return (slot or self.slot_for_batch(batch_size)).current_steps
+
+    def observe(self, counts: Sequence[int], total: float, rows: int, batch_size: int, executed_steps: int) -> None:
+        slot = self._slot_of.get(batch_size) or self.slot_for_batch(batch_size)
+        if executed_steps == slot.current_steps:
+            slot.observe(total, rows)
+
+    def rounds_to_next_decision(self, batch_size: int) -> int:
+        return self.slot_for_batch(batch_size).rounds_to_next_decision()
+
+    def snapshot(self) -> dict[str, object]:
+        return {
+            "policy": self.name,
+            "slots": {bound: slot.snapshot() for bound, slot in zip(self.config.bounds, self._slots, strict=True)},
+        }
+
+
+# -- which CUDA graphs adaptive steps need ----------------------------------------------------------------------------
+
+Graph = TypeVar("Graph")
+
+
+class MissingGraph(ForetokenError):
+    """A round fits into a captured batch size, but nothing was built under its key; the message lists what was."""
+
+
+class GraphKey(NamedTuple):
+    """What the graph of a decode round is found by; `batch_size` is the captured size that the round is padded to."""
+
+    steps: int
+    num_draft_tokens: int
+    batch_size: int
+
+
+class GraphTable(Generic[Graph]):
+    """The graphs of decode rounds by key: built before the first round, all or none, and only read from then on."""
+
+    def __init__(self) -> None:
+        self._graphs: dict[GraphKey, Graph] = {}
+        self._sizes: tuple[int, ...] = ()
+
+    def build(self, keys: Sequence[GraphKey], capture: Callable[[GraphKey], Graph]) -> None:
+        """Replace the table by one graph per key, captured in this order. If `capture` raises, the table stays as it was."""
+        self._graphs = {key: capture(key) for key in keys}
+        self._sizes = tuple(sorted({key.batch_size for key in keys}))
+
+    def find(self, steps: int, num_draft_tokens: int, batch_size: int) -> Graph | None:
+        """Return the graph of a round, or None if no captured size is large enough. Raises `MissingGraph`."""
+        index = bisect_left(self._sizes, batch_size)
+        if index == len(self._sizes):
+            return None
+        key = GraphKey(steps, num_draft_tokens, self._sizes[index])
+        if key not in self._graphs:
+            raise MissingGraph(f"no graph of {key}; there are graphs of {sorted(self._graphs)}: call init_states first")
+        return self._graphs[key]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPlan:
+    """The (steps, captured batch size) pairs that routing can reach, ascending, and what leaving out the others saves."""
+
+    pairs: tuple[tuple[int, int], ...]
+    num_graphs: int
+    num_graphs_unpruned: int
+    num_bytes: int
+    num_bytes_unpruned: int
+
+
+def graph_plan(
+    config: AdaptiveConfig, captured_sizes: Sequence[int], bytes_per_graph: int | Callable[[int, int], int] = 0
+) -> GraphPlan:
+    """Return the plan for these captured sizes. `bytes_per_graph` is a number or a function of (steps, batch size).
+
+    Raises `InvalidGraphSizes`.
+    """
+    router = RangeRouter(config, captured_sizes)
+    every = [(steps, size) for steps in config.candidate_steps for size in router.sizes]
+    pairs = tuple((steps, size) for steps, size in every if steps in router.candidates(size))
+
+    def cost(pair: tuple[int, int]) -> int:
+        return bytes_per_graph(*pair) if callable(bytes_per_graph) else bytes_per_graph
+
+    return GraphPlan(pairs, len(pairs), len(every), sum(map(cost, pairs)), sum(map(cost, every)))

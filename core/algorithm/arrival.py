@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..contract.future_map import FutureMap
-from ..contract.handoff_batch import HandoffBatch, MissingHiddenState
-from ..contract.hidden import ForwardPhase, check_hidden
+from ..contract.hidden import ForwardPhase, HandoffBatch, MissingHiddenState, check_hidden
 from ..contract.step import Arrivals, Join
 from ..errors import InvariantViolation
 from .algorithm import AlgorithmShape, SpecAlgorithm

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..contract.future_map import FutureMap, RelayField
-from ..contract.handoff_batch import DraftInput, HandoffBatch, MissingHiddenState
-from ..contract.hidden import ForwardPhase
+from ..contract.hidden import DraftInput, ForwardPhase, HandoffBatch, MissingHiddenState
 from ..errors import Problem
 from .algorithm import AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
 from .ngram import NgramProposer

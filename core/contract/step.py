@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .handoff_batch import HandoffBatch
+from .hidden import HandoffBatch
 from .request import Request
 
 

@@ -9,8 +9,7 @@ from .driver import HandoffDriver, Transport, make_side
 from .life import TransferCounts, TransferState
 from .messages import Message, PageFormat, PageSeal, TransferKey
 from .prefill_side import PrefillSide
-from .side import DecodeAction, PrefillAction, Send, SendPages, TransferOutcome, WritePage
-from .timing import HandoffTiming
+from .side import DecodeAction, HandoffTiming, PrefillAction, Send, SendPages, TransferOutcome, WritePage
 
 __all__ = [
     "DecodeAction",

@@ -32,8 +32,7 @@ from .messages import (
     Renew,
     TransferKey,
 )
-from .side import HandoffSide, Incoming, Trace, TransferOutcome, WritePage
-from .timing import Deadlines, HandoffTiming
+from .side import Deadlines, HandoffSide, HandoffTiming, Incoming, Trace, TransferOutcome, WritePage
 
 
 class DecodeSide(HandoffSide):

@@ -22,8 +22,7 @@ from ..scheduler.engine import AbortOutcome, CommitOutcome, Engine, SubmitOutcom
 from .decode_side import DecodeSide
 from .messages import Message, Page, PageFormat, PageSeal
 from .prefill_side import PrefillSide
-from .side import Send, SendPages, TransferOutcome, WritePage
-from .timing import HandoffTiming
+from .side import HandoffTiming, Send, SendPages, TransferOutcome, WritePage
 
 
 class Transport(Protocol):

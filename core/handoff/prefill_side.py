@@ -31,8 +31,7 @@ from .messages import (
     Renew,
     TransferKey,
 )
-from .side import HandoffSide, Outgoing, SendPages, TransferOutcome
-from .timing import HandoffTiming
+from .side import HandoffSide, HandoffTiming, Outgoing, SendPages, TransferOutcome
 
 MAX_REMEMBERED = 1 << 12  # more than a decode side remembers for as long as it would act on a cancel
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..config_reader import REQUIRED, ConfigReader
 from ..errors import nearest_name
+from ..parsing import REQUIRED, ConfigReader
 from .layers import Experts, Mlp, Part
 from .mixers import (
     Mixers,

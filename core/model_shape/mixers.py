@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..config_reader import ConfigReader
+from ..parsing import ConfigReader
 from .layers import Attention, CompressedAttention, Index, LatentAttention, Mixer, Recurrence
 
 Mixers = Iterable[Mixer | None]

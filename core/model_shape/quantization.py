@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from typing import Any
 
-from ..config_reader import ConfigReader
+from ..parsing import ConfigReader
 
 WEIGHT_BITS: Mapping[str, float] = {
     "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "int4": 4 + 20 / 128, "nvfp4": 4 + 8 / 16, "mxfp4": 4 + 8 / 32,

@@ -15,13 +15,13 @@ import numpy as np
 from ..contract.request import Request
 from ..contract.step import NO_TOKEN, Join, PrefillStep
 from ..kv.radix import PrefixMatch
-from ..kv.sizing import ceil_to_page
+from ..kv.request_table import ceil_to_page
 from ..kv.store import KVStore
 from .config import EngineConfig, EngineRole, EngineSizes
-from .in_flight import Chunk
 from .life import RequestRecord
 from .recovery import StepLimits
 from .requests import Requests
+from .rounds import Chunk
 from .waiting import giving_way
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ..adaptive import AdaptiveController
 from ..algorithm.algorithm import DraftKV, SpecAlgorithm
 from ..errors import ConfigError, Problem
-from ..kv.sizing import ceil_to_page, get_alloc_len_per_decode, request_table_width, reserve_per_decode
+from ..kv.request_table import ceil_to_page, get_alloc_len_per_decode, request_table_width, reserve_per_decode
 
 
 class EngineRole(StrEnum):

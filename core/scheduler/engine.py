@@ -40,12 +40,11 @@ from ..kv.radix import RadixCache
 from ..kv.store import KVStore
 from .admission import Admission, prefill_step
 from .config import EngineConfig, EngineRole, EngineSizes
-from .in_flight import Chunk, StepInFlight
 from .life import RequestState
 from .output import OutputLog
 from .recovery import Recovery
 from .requests import Requests
-from .rounds import DecodeRounds, PlannedRounds
+from .rounds import Chunk, DecodeRounds, PlannedRounds, StepInFlight
 from .transfers import Transfers
 from .waiting import least_entitled
 

@@ -23,9 +23,9 @@ from ..contract.events import EventSink, Resumed, StepsLost
 from ..contract.outcomes import LossOutcome
 from ..contract.request import FinishReason
 from ..contract.step import StepFailure
-from .in_flight import StepInFlight
 from .life import RequestRecord
 from .requests import Requests
+from .rounds import StepInFlight
 from .waiting import entitlement, least_entitled
 
 GOOD_STEPS = 8

@@ -22,10 +22,9 @@ from ..contract.step import StepResult
 from ..errors import InvariantViolation
 from ..kv.radix import PrefixMatch
 from ..kv.store import Departure, KVStore
-from .in_flight import Chunk, StepInFlight
 from .life import ENDINGS, JOINT_RULES, Demand, RequestEvent, RequestRecord, RequestState, Response
 from .output import OutputLog
-from .rounds import DecodeRounds
+from .rounds import Chunk, DecodeRounds, StepInFlight
 from .waiting import WaitingQueue
 
 

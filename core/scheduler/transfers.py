@@ -23,7 +23,7 @@ from ..contract.outcomes import JoinOutcome, ReserveOutcome
 from ..contract.request import FinishedRequest, FinishReason, Request
 from ..contract.step import Arrivals, Join
 from ..errors import InvariantViolation
-from ..kv.sizing import ceil_to_page
+from ..kv.request_table import ceil_to_page
 from .admission import Admission
 from .config import EngineConfig, EngineRole
 from .life import RequestRecord, RequestState

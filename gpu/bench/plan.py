@@ -12,7 +12,7 @@ from ...core.acceptance.process import AcceptanceProcess, FixedMeanAcceptance, G
 from ...core.algorithm.algorithm import SpecAlgorithm
 from ...core.algorithm.registry import get_algorithm
 from ...core.errors import ConfigError, Problem, nearest
-from ...core.kv.sizing import ceil_to_page
+from ...core.kv.request_table import ceil_to_page
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, resolve_spec
 from ..session.hub import local_checkpoint

@@ -16,14 +16,13 @@ from torch import Tensor
 
 from ...core.contract.request import Request
 from ...core.contract.step import NO_WRITES, DecodeStep, Join, PrefillStep, Step, TableWrites, WrittenRanges
-from ...core.kv.sizing import ceil_to_page
+from ...core.kv.request_table import ceil_to_page
 from ...core.prompt import Prompt
 from ...core.scheduler.spec import EngineSpec
-from ..batch.tree import DeviceTree, DeviceVerified
 from ..executor.build import DraftModel, build_executor
-from ..executor.clock import EventPhaseClock, PhaseClock
+from ..executor.round import EventPhaseClock, PhaseClock
 from ..models.decoder import Decoder
-from ..ops.port import KVTensors, Ops
+from ..ops.port import DeviceTree, DeviceVerified, KVTensors, Ops
 
 _ENDLESS = 1 << 40  # tokens that a row may still emit
 

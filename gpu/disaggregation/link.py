@@ -1,6 +1,6 @@
 """The link between two workers: parcels over `torch.distributed`, one thread that sends and one that receives per peer.
 
-    header int64 [5] │ messages uint8: length u32, frame of `core.handoff.wire`, … │ pages uint8, page after page
+    header int64 [5] │ messages uint8: length u32, frame of `core.handoff.messages`, … │ pages uint8, page after page
 
 Messages travel on the host (gloo). Pages travel as one tensor: over gloo from host to host, or over NCCL from GPU to GPU where every worker
 has a GPU of its own. Whatever fails on one link, the other links of the process group go on.
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ...core.errors import ConfigError, ForetokenError, Problem, nearest
 from ...core.handoff import Message
-from ...core.handoff.wire import MalformedMessage, decode, encode
+from ...core.handoff.messages import MalformedMessage, decode, encode
 from ...core.parsing import ParseError, parse_json
 
 

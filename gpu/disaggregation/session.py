@@ -17,13 +17,13 @@ from ...core.algorithm.registry import is_known_everywhere
 from ...core.contract.request import FinishReason, Request
 from ...core.errors import ConfigError, ForetokenError, Problem
 from ...core.handoff import HandoffTiming
+from ...core.handoff.messages import request_to_json
 from ...core.handoff.placement import LeastLoaded, Placement, Placements, Verdict
-from ...core.handoff.wire import request_to_json
 from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineRole
 from ...core.scheduler.spec import EngineSpec
 from ...observe.engine_lines import active_level
-from ..session.latencies import LatencyMeter
+from ..session.loop import LatencyMeter
 from ..session.plan import ARGUMENTS, SessionOptions, SessionPlan, plan_session
 from ..session.session import (
     COMPLETED,
@@ -36,9 +36,8 @@ from ..session.session import (
     collect_outputs,
 )
 from ..session.text import StreamDecoder, Tokenizer
-from .processes import WorkerProcess, Workers
-from .topology import Disaggregation
-from .worker_session import SessionOrder, spec_for
+from .processes import Disaggregation, WorkerProcess, Workers
+from .worker import SessionOrder, spec_for
 
 SECOND_NS = 1_000_000_000
 TIMING = HandoffTiming(lease_ns=60 * SECOND_NS, hold_ns=180 * SECOND_NS, fence_ns=5 * SECOND_NS)

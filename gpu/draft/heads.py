@@ -21,16 +21,13 @@ import torch
 from torch import Tensor
 
 from ...core.algorithm.builtin import carried_hidden_size
-from ..batch.chunks import Chunks
-from ..batch.pools import KVPool
-from ..batch.tree import DeviceTree
+from ..batch.pools import Chunks, KVPool
 from ..batch.uploads import upload
 from ..kernels.constants import numbers
 from ..models.eagle import MultiLayerEagle
-from ..ops.port import Ops
-from .branches import first_level, next_level, tree_of
+from ..ops.port import DeviceTree, Ops
+from .branches import at_column, first_level, next_level, tree_of, window_attention
 from .port import Accepted, Draft, Relayed, RoundBatch, root_only, top_candidates
-from .window import at_column, window_attention
 
 
 class HeadsDraft(Draft):

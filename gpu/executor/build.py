@@ -13,8 +13,7 @@ from ..batch.pools import KVPool
 from ..draft.branches import BranchDraft
 from ..draft.heads import HeadsDraft, carried_size
 from ..draft.network import HeadNetwork, LanguageModelNetwork
-from ..draft.port import Draft, NoDraft
-from ..draft.proposed import ProposedDraft
+from ..draft.port import Draft, NoDraft, ProposedDraft
 from ..models.decoder import Decoder
 from ..models.eagle import DraftHead, MultiLayerEagle
 from ..models.projection import pack_projections

@@ -27,18 +27,15 @@ from ...core.contract.step import Arrivals, DecodeStep, Join, PrefillResult, Pre
 from ...core.errors import InvariantViolation, nearest
 from ...core.scheduler.engine import Engine
 from ...core.scheduler.spec import default_graph_sizes
-from ..batch.chunks import Chunks
-from ..batch.pools import KVPool
-from ..batch.tree import DeviceTree
+from ..batch.pools import Chunks, KVPool
 from ..batch.uploads import on_device, upload
 from ..draft.port import Draft, RoundBatch
 from ..models.decoder import Decoder
-from ..ops.port import Ops
-from .clock import EventPhaseClock, PhaseClock
+from ..ops.port import DeviceTree, Ops
 from .graphs import RelayCells, RoundCapture, RoundGraphs, RoundKind
 from .outputs import USER_OUTPUTS, NodeProducer, at_places, node_outputs
 from .relay import TorchStorage
-from .round import DecodeRound, RoundResult, capture_for, draft_hidden, first_tokens
+from .round import DecodeRound, EventPhaseClock, PhaseClock, RoundResult, capture_for, draft_hidden, first_tokens
 from .rows import ForcedRuns, HostSampling, Rows
 from .running import PendingRound, RunningStep, arrived, result_of, to_host
 from .shaping import MakeMatcher, Shaping

@@ -14,10 +14,10 @@ from typing import Protocol
 from torch import Tensor
 
 from ...core.contract.step import Join
-from ..batch.chunks import Chunks
-from ..batch.tree import DeviceTree
+from ..batch.pools import Chunks
 from ..draft.port import RoundBatch
 from ..models.decoder import DecoderOutput
+from ..ops.port import DeviceTree
 
 USER_OUTPUTS = ("logprobs", "top_logprobs", "top_logprob_ids", "hidden_states", "routed_experts")
 NUM_TOP_LOGPROBS = 5

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from ...core.config_reader import ConfigReader, read_json_object
 from ...core.model_shape import ARCHITECTURES as ARCHITECTURE_OF_FAMILY
 from ...core.model_shape import (
     FAMILIES,
@@ -26,6 +25,7 @@ from ...core.model_shape import (
     read_windows,
     replace_missing,
 )
+from ...core.parsing import ConfigReader, read_json_object
 from ...observe.input_files import read_text
 from .quantized import Quantization, read_quantization
 from .rope import Rope, read_ropes

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...core.config_reader import ConfigReader
 from ...core.errors import ConfigError, Problem
 from ...core.model_shape import HF_QUANT_CONFIG, modelopt_config
 from ...core.model_shape.quantization import CONFIG_KEYS
+from ...core.parsing import ConfigReader
 from .config import (
     ARCHITECTURES,
     LLAMA,

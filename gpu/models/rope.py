@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ...core.config_reader import ConfigReader
+    from ...core.parsing import ConfigReader
 
 Scaling = Literal["default", "linear", "llama3", "yarn"]
 SCALINGS: tuple[Scaling, ...] = ("default", "linear", "llama3", "yarn")

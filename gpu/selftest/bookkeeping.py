@@ -16,9 +16,8 @@ from torch import Tensor
 
 from ..ops.port import KVTensors
 from ..ops.torch_ops import TorchOps
-from .context import Context
 from .forward import moved
-from .steps import Finding, Step
+from .steps import Context, Finding, Step
 from .trees import (
     KINDS,
     MAX_POSITION,

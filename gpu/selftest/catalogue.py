@@ -8,12 +8,11 @@ from pathlib import Path
 import torch
 
 from .bookkeeping import bookkeeping_steps
-from .context import Context
 from .forward import forward_steps
 from .machine import machine_steps
 from .sessions import session_steps
 from .speed import speed_steps
-from .steps import Outcome, Step, serve_steps
+from .steps import Context, Outcome, Step, serve_steps
 
 
 def catalogue(context: Context) -> list[Step]:

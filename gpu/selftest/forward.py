@@ -14,8 +14,7 @@ from ..models.attention import PLAIN, Softmax
 from ..ops.port import KVTensors
 from ..ops.torch_ops import TorchOps
 from .batches import MAX_POSITIONS, Batch, decode_view, make_batch, random_tree_bits, rotary_table, softmaxes
-from .context import Context
-from .steps import Finding, Step
+from .steps import Context, Finding, Step
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Absolute and relative; an error of the kernels' logic is of the size of the values, about 1."""

@@ -15,9 +15,8 @@ from ..bench.floor import copy_bandwidth
 from ..bench.report import versions
 from ..bench.run import device_name
 from ..session.memory import free_bytes
-from .context import Context
 from .forward import worst_of
-from .steps import Finding, Step
+from .steps import Context, Finding, Step
 
 GIB = 1 << 30
 OLDEST_CAPABILITY = (8, 0)  # of GPUs with bfloat16 in their tensor cores, which the kernels are compiled for

@@ -3,18 +3,124 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ...core.errors import ConfigError, ForetokenError, Problem
-from .report import MARKDOWN, Report
-from .steps import Outcome, Step, not_run, run_apart, run_here
+from .steps import Context, Outcome, State, Step, not_run, run_apart, run_here
+
+FORMAT = 1
+MARKDOWN, JSON = "selftest.md", "selftest.json"
+
+
+@dataclass(slots=True)
+class Report:
+    """What is known so far. `running` is the step that has begun and not ended."""
+
+    directory: Path
+    device: str
+    command: Sequence[str]
+    begun: str  # date and time
+    num_steps: int
+    outcomes: list[Outcome] = field(default_factory=list)
+    running: str = ""
+    interrupted: bool = False
+    seconds: float = 0.0
+
+    @property
+    def counts(self) -> Mapping[State, int]:
+        counted = Counter(outcome.state for outcome in self.outcomes)
+        return {state: counted[state] for state in State if counted[state]}
+
+    @property
+    def ok(self) -> bool:
+        return not self.counts.get(State.FAILED)
+
+    def summary(self) -> str:
+        """Return one line: how many steps ended how."""
+        counts = ", ".join(f"{count} {state}" for state, count in self.counts.items()) or "nothing ran"
+        left = self.num_steps - len(self.outcomes)
+        return f"{counts}{f', {left} not reached' if left else ''} in {self.seconds:.0f} s on {self.device}"
+
+    def begin(self, step: Step) -> None:
+        self.running = step.title
+        self.write()
+
+    def add(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        self.running = ""
+        self.write()
+
+    def write(self) -> None:
+        """Write both files, each as a whole. Raises ForetokenError if they cannot be."""
+        texts = {MARKDOWN: self.markdown(), JSON: json.dumps(self.document(), indent=1) + "\n"}
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            for name, text in texts.items():
+                partial = self.directory / f".{name}.partial"
+                partial.write_text(text, encoding="utf-8")
+                partial.replace(self.directory / name)
+        except OSError as error:
+            raise ForetokenError(f"{self.directory}: cannot be written: {error.strerror or error}") from None
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "complete": len(self.outcomes) == self.num_steps,
+            "device": self.device,
+            "begun": self.begun,
+            "seconds": round(self.seconds, 1),
+            "interrupted": self.interrupted,
+            "running": self.running,
+            "command": list(self.command),
+            "counts": {str(state): count for state, count in self.counts.items()},
+            "steps": [asdict(outcome) for outcome in self.outcomes],
+        }
+
+    def markdown(self) -> str:
+        lines = ["# foretoken selftest", "", f"{self.begun}, `{' '.join(self.command)}`", "", self.summary(), ""]
+        if self.interrupted:
+            lines += ["It was interrupted.", ""]
+        if self.running:
+            lines += [f"Begun and not ended: **{self.running}**", ""]
+        failed = [outcome for outcome in self.outcomes if outcome.state in (State.FAILED, State.NOT_FINISHED)]
+        if failed:
+            lines += ["## Failures", ""]
+            for outcome in failed:
+                lines += [f"### {outcome.part}: {outcome.name}", "", outcome.text, ""]
+                lines += ["```text", outcome.traceback.strip(), "```", ""] if outcome.traceback.strip() else []
+        steps = [
+            {"part": o.part, "step": o.name, "": o.state.upper() if o.state is State.FAILED else str(o.state),
+             "s": f"{o.seconds:.2f}", "found": o.text}
+            for o in self.outcomes
+        ]  # fmt: skip
+        lines += ["## Steps", "", *_table(steps)]
+        for outcome in self.outcomes:
+            if outcome.rows:
+                lines += [f"## {outcome.part}: {outcome.name}", "", outcome.text, "", *_table(outcome.rows)]
+        return "\n".join(lines)
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a Markdown table with a column for each key, in the order in which they come."""
+    titles = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [[str(row.get(title, "")).replace("|", "\\|").replace("\n", " ") for title in titles] for row in rows]
+    return [_line(titles), _line(["---"] * len(titles)), *map(_line, cells), ""]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
 
 DEFAULT_BUDGET, DEFAULT_DIRECTORY = "10m", "selftest"
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
@@ -36,7 +142,6 @@ def selftest(device: str, directory: Path, budget: str, on_line: OnLine) -> Repo
     """
     from ..session.plan import resolve_device
     from .catalogue import catalogue
-    from .context import Context
 
     end_s = time.monotonic() + seconds_of(budget)
     device = resolve_device(device)

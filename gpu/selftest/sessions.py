@@ -29,8 +29,7 @@ from ..session.plan import SessionOptions
 from ..session.session import COMPLETED, DecodeSession, Output
 from ..tiny.dense import DenseAttention
 from .bookkeeping import no_synchronisation
-from .context import Context, name_of
-from .steps import Finding, Step
+from .steps import Context, Finding, Step, name_of
 
 NUM_REQUESTS = 4
 HEAD_NAMES = ("EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE")

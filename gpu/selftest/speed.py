@@ -14,9 +14,8 @@ import torch
 from ..bench.arm import Arm
 from ..bench.plan import BenchOptions, plan_bench
 from ..bench.run import ArmResult, Bench
-from .context import Context
 from .sessions import shape_of
-from .steps import Finding, Step
+from .steps import Context, Finding, Step
 
 MODEL = "llama-3.1-8b"
 CHAIN_ACCEPT_LENGTH = "2.93"  # of an EAGLE-3 chain of three on chats: what docs/benchmarks.md compares with

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ...core.tree.build import Candidates, VerifyTree, build_chain, build_lookup_tree, build_tree, tree_capacity
-from ..batch.tree import DeviceTree
+from ..ops.port import DeviceTree
 
 VOCAB = 5
 MAX_POSITION = 40

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...core.algorithm.algorithm import Drafter, DraftKV, SpecAlgorithm
 from ...core.errors import ForetokenError
-from ...core.kv.sizing import ceil_to_page
+from ...core.kv.request_table import ceil_to_page
 
 if TYPE_CHECKING:
     import torch

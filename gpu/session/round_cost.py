@@ -17,7 +17,7 @@ from ...core.adaptive import CostTable
 from ...core.adaptive.config import fixed_config
 from ...core.contract.request import Request
 from ...core.errors import ConfigError, Problem
-from ...core.kv.sizing import ceil_to_page
+from ...core.kv.request_table import ceil_to_page
 from ...core.prompt import Prompt
 from ...core.scheduler.driver import Driver, Executor
 from ...core.scheduler.engine import Engine

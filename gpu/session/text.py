@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...core.config_reader import read_json_object
 from ...core.errors import ConfigError, InvalidRequest, Problem
+from ...core.parsing import read_json_object
 from ...observe.input_files import read_text
 
 if TYPE_CHECKING:

@@ -43,9 +43,8 @@ from .corpus import (
     spread_prompts,
     train_vocabulary,
 )
-from .directory import PairOptions, making, publish, read_summary, writing_part
 from .drafting import Draft, distillation_loss, measure_drafts, next_token_loss
-from .sizes import Schedule, TinyShape, TinySize
+from .sizes import PairOptions, Schedule, TinyShape, TinySize, making, publish, read_summary, writing_part
 from .training import (
     HEAD_RATES,
     LANGUAGE_MODEL_RATES,

@@ -27,8 +27,7 @@ from ...core.draws import request_key
 from ...core.errors import InvariantViolation
 from ...core.scheduler.engine import Engine
 from ...core.tree.build import VerifyTree
-from ...core.tree.finalize import Finalized, finalize
-from ...core.tree.outputs import NodeOutputs
+from ...core.tree.outputs import Finalized, NodeOutputs, finalize
 from .drafting import Drafted, DraftRequest, ReferenceDrafter
 from .language_model import (
     HIDDEN_SIZE,

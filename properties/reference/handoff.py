@@ -30,8 +30,7 @@ from ...core.handoff import (
     WritePage,
     make_side,
 )
-from ...core.handoff.messages import Page
-from ...core.handoff.wire import decode, encode
+from ...core.handoff.messages import Page, decode, encode
 from ...core.scheduler.driver import Driver
 from ...core.scheduler.engine import AbortOutcome, Engine
 from .executor import ReferenceExecutor

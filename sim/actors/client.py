@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 
 import simpy
 
 from ...core.draws import Purpose, uniform
-from ..workload.arrival import Arrival
+from ..workload.workload import Arrival
+
+
+def open_loop_source(
+    env: simpy.Environment, arrivals: Iterable[Arrival], send: Send, cancel: Cancel, patience: Patience
+) -> Generator[simpy.Event, None, None]:
+    """Send every arrival at its time; a client with limited patience becomes a process of its own."""
+    for arrival in arrivals:
+        if arrival.time_ns > env.now:
+            yield env.timeout(arrival.time_ns - env.now)
+        patience_ns = None if patience.is_endless else patience.of(arrival.row)
+        if patience_ns is None:
+            send(arrival)
+        else:
+            env.process(impatient_client(env, arrival, send, cancel, patience_ns))
+
 
 Send = Callable[[Arrival], tuple[str, simpy.Event]]  # returns the request's id and the event of its end
 Cancel = Callable[[str], None]

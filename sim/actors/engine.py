@@ -25,9 +25,8 @@ from ...core.errors import InvariantViolation
 from ...core.scheduler.engine import Engine, LossOutcome
 from ..cost.host import HostCost
 from .clock import AFTER_ARRIVALS, Environment, until
-from .device import Device, DrawnRounds, Truth
+from .device import Device, DrawnRounds, HostJitter, Truth
 from .hooks import NO_HOOKS, HandoffPart, Hooks, StepFault
-from .jitter import HostJitter
 
 NOTHING_LOST = LossOutcome((), ())
 

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+
+import simpy
 
 from ...core.contract.request import Request
 from ...core.draws import Purpose, uniform
 from ...core.prompt import Prompt
+from .clock import call_at
 from .device import Truth
 from .engine import EngineActor
-from .link import Link
+
+
+class Link:
+    """Delivers in order; a message waits until the ones before it have passed."""
+
+    def __init__(self, env: simpy.Environment, latency_ns: int, bytes_per_s: float) -> None:
+        self.env = env
+        self.latency_ns = latency_ns
+        self.bytes_per_s = bytes_per_s
+        self._free_ns = 0
+
+    def send(self, num_bytes: int, deliver: Callable[..., None], *arguments) -> None:
+        """Call `deliver(*arguments)` when the message has arrived."""
+        self._free_ns = max(self._free_ns, self.env.now) + int(num_bytes / self.bytes_per_s * 1e9)
+        call_at(self.env, self._free_ns + self.latency_ns, deliver, *arguments)
+
 
 BYTES_PER_TOKEN = 4
 DECODING_TOKENS = 256  # prefix_aware: a decoding request delays a prompt as about this many waiting prompt tokens do

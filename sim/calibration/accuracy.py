@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...core.config_reader import read_json_object
+from ...core.parsing import read_json_object
 from ...observe.input_files import read_text
 
 FIGURES = Path(__file__).with_name("accuracy.json")

@@ -23,8 +23,7 @@ from ..cost.hardware import lookup_gpu
 from ..cost.server import server_profile
 from ..run import Simulation
 from ..scenario import Scenario
-from ..scenario_check import is_config_file
-from ..scenario_file import scenario_with
+from ..scenario_file import is_config_file, scenario_with
 from .points import MEASURED, Point
 
 WAVES = 4

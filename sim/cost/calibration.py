@@ -20,13 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from ...core.config_reader import read_json_object
 from ...core.errors import ConfigError, Problem, nearest
+from ...core.parsing import read_json_object
 from ...observe.input_files import read_text
 from .executor_steps import ExecutorSteps, read_executor_steps
 from .forward import Line
-from .host import HostCost
-from .launch import LaunchCost
+from .host import HostCost, LaunchCost
 
 FORMAT = "foretoken-profile"
 VERSION = 1

@@ -23,8 +23,8 @@ import numpy as np
 
 from ...core.errors import ConfigError, Problem, nearest
 from ...core.scheduler.spec import EngineSpec
+from .forward import DecodeWork
 from .host import HostCost
-from .work import DecodeWork
 
 AXES = {
     "prefill": ("chunks", "tokens", "context"),

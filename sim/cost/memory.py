@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...core.errors import ForetokenError
-from ...core.kv.sizing import recurrent_state_slots
+from ...core.kv.request_table import recurrent_state_slots
 from ...core.model_shape import ModelShape
 from .draft import DraftShape
 from .hardware import GPU, MIB, Parallelism

@@ -28,11 +28,10 @@ from .calibration import Calibration, StepTable
 from .curve import Curve, Pass
 from .draft import MULTI_LAYER_EAGLE, DraftShape
 from .efficiency import Efficiency, default_efficiency
-from .forward import ForwardCost, Line
+from .forward import EXPERT_INDEPENDENCE, DecodeWork, ForwardCost, InvalidRound, Line, PassTokens, check_round
 from .hardware import GPU, Parallelism
-from .launch import FULL_GRAPH, GraphUnit, LaunchCost, padded_tokens
+from .host import FULL_GRAPH, GraphUnit, LaunchCost, padded_tokens
 from .measured import KernelTables, MeasuredForward
-from .work import EXPERT_INDEPENDENCE, DecodeWork, InvalidRound, PassTokens, check_round
 
 GREEDY = "greedy"
 STOCHASTIC = "stochastic"

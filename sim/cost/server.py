@@ -16,8 +16,7 @@ from ...core.model_shape import ModelShape
 from ...core.scheduler.spec import default_graph_sizes
 from .draft import STANDALONE
 from .hardware import GIB, GPU, MIB, Parallelism
-from .host import FORETOKEN, SGLANG_OVERLAP, VLLM_0_10, HostCost
-from .launch import FULL_GRAPH, GraphUnit, LaunchCost
+from .host import FORETOKEN, FULL_GRAPH, SGLANG_OVERLAP, VLLM_0_10, GraphUnit, HostCost, LaunchCost
 
 
 class UnknownServer(ForetokenError):

@@ -35,8 +35,7 @@ from ...core.scheduler.life import RequestState
 from ..actors.clock import call_at
 from ..actors.device import Truth
 from ..actors.engine import EngineActor
-from .network import ArrivedPages, Interconnect, Layers
-from .transfers import TransferTimes
+from .network import ArrivedPages, Interconnect, Layers, TransferTimes
 
 NOTHING_ENDED = CommitOutcome((), ())
 

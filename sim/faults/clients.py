@@ -12,9 +12,9 @@ from ...core.contract.request import Request, SamplingParams
 from ...core.prompt import Prompt
 from ..actors.clock import call_at
 from ..actors.device import Truth
-from ..workload.arrival import Arrival
+from ..workload.workload import Arrival
 from .injector import FaultInjector
-from .ledger import Ledger
+from .plan import Ledger
 
 HUGE = 1 << 40
 NAN = float("nan")

@@ -21,7 +21,7 @@ from ..actors.hooks import Hooks, StepFault
 from ..disaggregation.cluster import Cluster
 from ..disaggregation.endpoint import HandoffEndpoint
 from .clock import HostClock
-from .ledger import Ledger
+from .plan import Ledger
 from .promises import Promises, Witness
 
 DEATH = "transfer.peer_dies"

@@ -13,13 +13,12 @@ from ...core.contract.request import FinishedRequest, FinishReason
 from ...core.errors import InvariantViolation
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.engine import Engine
-from ..actors.link import Link
+from ..actors.router import Link
 from ..disaggregation.cluster import Cluster
-from ..workload.arrival import Arrival
+from ..workload.workload import Arrival
 from .clients import FaultyClients
 from .injector import FaultInjector
-from .ledger import Ledger
-from .plan import KINDS, FaultPlan
+from .plan import KINDS, FaultPlan, Ledger
 from .promises import OF_KIND, Broken, Promises, Witness
 from .transfers import TransferFaults
 

@@ -20,10 +20,10 @@ from ...core.draws import Purpose
 from ...core.prompt import MAX_PROMPT_LENGTH
 from ..load import make_workload
 from ..scenario_file import scenario_with
-from .arrival import Arrival
 from .arrivals import ArrivalProcess, RateCurve
 from .description import Columns, Description, counts_in, describe, dispersion_of
 from .lengths import FixedLength, LengthDistribution, LognormalLength
+from .workload import Arrival
 
 MOST_DISTANCE = 0.05
 """Where a lognormal has no share of lengths off by more than this (Kolmogorov-Smirnov), it stands for them."""

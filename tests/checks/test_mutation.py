@@ -59,7 +59,7 @@ def test_every_change_of_the_tree_can_be_parsed():
 
 
 def test_the_draw_takes_every_package_in_turn_and_follows_its_seed():
-    modules = ["core/draws.py", "sim/load.py", "gpu/batch/chunks.py"]
+    modules = ["core/draws.py", "sim/load.py", "gpu/batch/pools.py"]
     first = list(islice(changes.drawn(modules, 1), 9))
     assert {change.module for change in first[: len(modules)]} == set(modules)
     assert first == list(islice(changes.drawn(modules, 1), 9)) != list(islice(changes.drawn(modules, 2), 9))

@@ -4,9 +4,9 @@ import json
 from dataclasses import replace
 
 import pytest
-from foretoken.core.config_reader import read_json_object
 from foretoken.core.errors import ConfigError
 from foretoken.core.model_shape import UnknownModel, lookup_model, read_model_shape
+from foretoken.core.parsing import read_json_object
 from foretoken.observe.input_files import read_text
 
 LLAMA = {

@@ -28,9 +28,8 @@ def nano_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
     Kept in pytest's cache until the code that makes it changes.
     """
-    from foretoken.gpu.tiny.directory import PairOptions
     from foretoken.gpu.tiny.pair import make_pair
-    from foretoken.gpu.tiny.sizes import NANO, Schedule
+    from foretoken.gpu.tiny.sizes import NANO, PairOptions, Schedule
 
     digest = hashlib.sha256(f"{torch.__version__} {platform.python_version()}".encode())
     for name in MADE_BY:

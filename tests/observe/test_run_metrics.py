@@ -161,7 +161,7 @@ def test_the_random_runs_meet_what_matters():
 
 def test_writes_a_row_per_request_and_per_round(tmp_path, monkeypatch):
     parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr("foretoken.observe.parquet.ROW_GROUP", 40)
+    monkeypatch.setattr("foretoken.observe.metrics.ROW_GROUP", 40)
     monkeypatch.setattr(metrics_module, "_FLUSH_ENTRIES", 100)
     events = merged(recorded_events(2, 70), recorded_events(3, 70, num_pages=45))
     slow = SlowMetrics(events)

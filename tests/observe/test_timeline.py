@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from foretoken.observe.timeline import FIRST_BUCKET_NS, Timeline
+from foretoken.observe.histogram import FIRST_BUCKET_NS, Timeline
 
 
 def brute_force(times, values, edges):

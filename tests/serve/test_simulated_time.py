@@ -14,8 +14,7 @@ from foretoken.observe.encoding import LineEncoder
 from foretoken.serve.bodies.filler import FillerTokenizer
 from foretoken.serve.bodies.port import Order, Piece
 from foretoken.sim.run import Simulation
-from foretoken.sim.workload.arrival import Arrival
-from foretoken.sim.workload.workload import SyntheticWorkload
+from foretoken.sim.workload.workload import Arrival, SyntheticWorkload
 from http_server import Served, serving, simulated_body
 from hypothesis import given, settings
 from hypothesis import strategies as st

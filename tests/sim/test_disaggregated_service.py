@@ -8,7 +8,7 @@ from foretoken.observe.log import EventLog
 from foretoken.observe.metrics import RunMetrics
 from foretoken.observe.replay import replay
 from foretoken.sim.assembly import assemble
-from foretoken.sim.disaggregation.roles import Roles
+from foretoken.sim.disaggregation.cluster import Roles
 from foretoken.sim.run import Simulation
 from foretoken.sim.scenario_file import scenario_from_dict
 

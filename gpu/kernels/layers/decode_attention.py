@@ -7,8 +7,7 @@ from torch import Tensor
 
 from ...models.attention import PLAIN, Softmax
 from ...ops.port import DecodeBatch
-from ..aot import AotCase
-from ..jit import jit, tl
+from ..jit import AotCase, jit, tl
 from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots, window_slots
 from .flash import (
     CAPABILITIES,

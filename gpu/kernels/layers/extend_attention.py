@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ...models.attention import PLAIN, Softmax
 from ...ops.port import ExtendBatch
-from ..aot import AotCase
-from ..jit import cdiv, jit, tl
+from ..jit import AotCase, cdiv, jit, tl
 from ..padded import bias_of, counting, gather, prefix_slots, window_slots
 from .flash import (
     CAPABILITIES,

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from ...models.attention import Softmax
-from ..aot import AotCase
-from ..jit import cdiv, jit, next_power_of_2, tl
+from ..jit import AotCase, cdiv, jit, next_power_of_2, tl
 
 LOG2_E = 1.4426950408889634
 MAX_PARTS = 128

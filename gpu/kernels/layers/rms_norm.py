@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..aot import AotCase
-from ..jit import cdiv, jit, next_power_of_2, tl
+from ..jit import AotCase, cdiv, jit, next_power_of_2, tl
 
 ELEMENTS_PER_PROGRAM = 1024
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..aot import AotCase
-from ..jit import cdiv, jit, next_power_of_2, tl
+from ..jit import AotCase, cdiv, jit, next_power_of_2, tl
 
 HEADS_PER_PROGRAM = 4
 

@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..aot import AotCase
-from ..jit import cdiv, jit, tl
+from ..jit import AotCase, cdiv, jit, tl
 
 BLOCK = 1024
 

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from ...models.attention import PLAIN, Softmax
 from ...ops.port import VerifyBatch
-from ..aot import AotCase
-from ..jit import cdiv, jit, next_power_of_2, tl
+from ..jit import AotCase, cdiv, jit, next_power_of_2, tl
 from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots, window_slots
 from .flash import (
     CAPABILITIES,

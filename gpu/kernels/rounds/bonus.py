@@ -1,12 +1,11 @@
-"""The emitted tokens of each row in order, and the last of them: the root of the next tree (`core.tree.finalize`)."""
+"""The emitted tokens of each row in order, and the last of them: the root of the next tree (`core.tree.outputs`)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ..aot import AotCase
-from ..jit import jit, next_power_of_2, tl
+from ..jit import AotCase, jit, next_power_of_2, tl
 
 
 def gather_emitted_torch(predict: Tensor, accept_index: Tensor, accept_lens: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,10 +9,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ...batch.tree import DeviceTree
-from ..aot import AotCase
+from ...ops.port import DeviceTree
 from ..constants import later, node_bits, numbers, sequence
-from ..jit import jit, next_power_of_2, tl
+from ..jit import AotCase, jit, next_power_of_2, tl
 
 
 @dataclass(frozen=True, slots=True)

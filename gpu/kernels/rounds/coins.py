@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from ....core.draws import uniform
-from ..aot import AotCase
-from ..jit import cdiv, jit, tl
+from ..jit import AotCase, cdiv, jit, tl
 
 _MASK = (1 << 64) - 1
 _SEED_STEP, _PURPOSE_STEP = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03

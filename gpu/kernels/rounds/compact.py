@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..aot import AotCase
-from ..constants import node_numbers
-from ..jit import cdiv, jit, tl
-from ..words import words
+from ..constants import node_numbers, words
+from ..jit import AotCase, cdiv, jit, tl
 
 
 def compact_torch(values: Tensor, accept_index: Tensor, num_draft_tokens: int) -> Tensor:

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from ...ops.port import KVTensors
-from ..aot import AotCase
-from ..constants import numbers
-from ..jit import cdiv, jit, next_power_of_2, tl
-from ..words import words
+from ..constants import numbers, words
+from ..jit import AotCase, cdiv, jit, next_power_of_2, tl
 
 
 def duplicate_tails_torch_(

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from ...ops.port import KVTensors
-from ..aot import AotCase
-from ..constants import numbers
-from ..jit import cdiv, jit, next_power_of_2, tl
-from ..words import words
+from ..constants import numbers, words
+from ..jit import AotCase, cdiv, jit, next_power_of_2, tl
 
 
 def move_accepted_torch_(kv: KVTensors, node_slots: Tensor, accept_index: Tensor, accept_lens: Tensor) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..aot import AotCase
-from ..jit import cdiv, jit, tl
-from ..words import words
+from ..constants import words
+from ..jit import AotCase, cdiv, jit, tl
 
 BLOCK = 512
 """Words that one program copies."""

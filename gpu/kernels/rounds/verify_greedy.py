@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...batch.tree import DeviceTree, DeviceVerified
-from ..aot import AotCase
+from ...ops.port import DeviceTree, DeviceVerified
 from ..constants import later, node_bits, node_numbers, numbers
-from ..jit import jit, next_power_of_2, tl
+from ..jit import AotCase, jit, next_power_of_2, tl
 from .build_tree import is_chain
 
 

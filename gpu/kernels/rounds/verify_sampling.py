@@ -9,10 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...batch.tree import DeviceTree, DeviceVerified
-from ..aot import AotCase
+from ...ops.port import DeviceTree, DeviceVerified
 from ..constants import later, numbers
-from ..jit import cdiv, jit, next_power_of_2, tl
+from ..jit import AotCase, cdiv, jit, next_power_of_2, tl
 from .build_tree import is_chain
 from .verify_greedy import chain_path, last_nodes, store_path, tree_path
 

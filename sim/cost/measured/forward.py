@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..forward import ForwardCost, Line
-from ..work import Routing
+from ..forward import ForwardCost, Line, Routing
 from .tables import CHUNKS, CONTEXTS, KNEE, PASTS, QUERIES, ROWS, TOKENS, KernelTables
 
 _ALONE = 64.0  # exponent of the soft corner with which memory and compute do not delay each other

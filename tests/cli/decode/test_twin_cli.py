@@ -42,7 +42,7 @@ def test_a_profile_is_measured_and_both_sides_are_printed(command, tmp_path, mod
         run.TwinPlan, calibration_requests_per_s=1.0, calibration_output=24
     )  # tell the acceptance well enough
     monkeypatch.setattr(run, "TwinPlan", few)
-    monkeypatch.setattr("foretoken.gpu.bench.prompts.CORPUS_BYTES", 400_000)
+    monkeypatch.setattr("foretoken.gpu.bench.run.CORPUS_BYTES", 400_000)
     target, draft = models
     profile, numbers = tmp_path / "profile.json", tmp_path / "twin.json"
     size = ("--max-running", 2, "--context-len", 64, "--threads", 1, "--clock", "cpu", "-q")

@@ -8,7 +8,7 @@ import tomllib
 import numpy as np
 import pytest
 from foretoken.observe.log import LogError
-from foretoken.sim.workload.acceptance_files import read_acceptance
+from foretoken.sim.workload.acceptance_means import read_acceptance
 
 SERVICE = (
     "workload.num_requests=150 workload.output.kind=fixed workload.output.value=150 workload.prompt.value=32 "

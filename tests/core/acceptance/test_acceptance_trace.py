@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from foretoken.core.acceptance.recorded import TraceAcceptance
+from foretoken.core.acceptance.presets import TraceAcceptance
 from foretoken.core.errors import ConfigError
 from foretoken.sim.workload.recorded_runs import AcceptanceTraceError, parse_recorded_runs
 

@@ -10,7 +10,7 @@ from foretoken.core.acceptance.tree import tree_survival
 from foretoken.core.adaptive import CostTable, GoodputPolicy, build_controller
 from foretoken.core.adaptive.acceptance_estimate import AcceptanceEstimate, AcceptLengths
 from foretoken.core.adaptive.cost_table import UnknownStepCost
-from foretoken.core.adaptive.dwell import SWITCHES_PER_WINDOW, WINDOW_ROUNDS, SwitchGate
+from foretoken.core.adaptive.policy import SWITCHES_PER_WINDOW, WINDOW_ROUNDS, SwitchGate
 from foretoken.core.adaptive.slot import NEVER
 from foretoken.core.errors import ConfigError
 from hypothesis import given, settings

@@ -9,7 +9,7 @@ from foretoken.core.contract.request import FinishReason, Request
 from foretoken.core.errors import ConfigError, InvariantViolation
 from foretoken.core.handoff import HandoffTiming
 from foretoken.core.handoff.life import DECODE_TRANSITIONS, ENDED, PREFILL_TRANSITIONS, TransferCounts, TransferState
-from foretoken.core.handoff.timing import Deadlines
+from foretoken.core.handoff.side import Deadlines
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.config import EngineConfig, EngineRole
 from foretoken.core.scheduler.engine import Engine

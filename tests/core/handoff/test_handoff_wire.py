@@ -10,6 +10,7 @@ from foretoken.core.handoff.messages import (
     Ack,
     Cancel,
     CancelAck,
+    MalformedMessage,
     Manifest,
     Nack,
     Offer,
@@ -19,8 +20,9 @@ from foretoken.core.handoff.messages import (
     Reject,
     Renew,
     TransferKey,
+    decode,
+    encode,
 )
-from foretoken.core.handoff.wire import MalformedMessage, decode, encode
 from foretoken.core.prompt import Prompt
 
 HUGE = 2**80 + 1
@@ -118,7 +120,7 @@ def test_what_is_json_and_no_message_is_refused(what):
     import json
     from zlib import crc32
 
-    from foretoken.core.handoff.wire import _FRAME, MAGIC, VERSION
+    from foretoken.core.handoff.messages import _FRAME, MAGIC, VERSION
 
     header = {"message": "Ack", "fields": {"key": ["a", 1, 1], "epoch": 1}, "sizes": []}
     header |= {"object": {"fields": 3}, "kind": {"message": "Run"}, "field": {"fields": {"key": ["a", 1], "epoch": 1}}}[

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from foretoken.core.errors import InvariantViolation
 from foretoken.core.kv.moves import KVMovePlan, apply_moves, draft_branch_layout
-from foretoken.core.kv.sizing import ceil_to_page, get_alloc_len_per_decode
+from foretoken.core.kv.request_table import ceil_to_page, get_alloc_len_per_decode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

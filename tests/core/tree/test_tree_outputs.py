@@ -7,8 +7,7 @@ import pytest
 from foretoken.core.errors import InvariantViolation
 from foretoken.core.kv.moves import KVMovePlan, apply_moves
 from foretoken.core.tree.build import build_chain, build_lookup_tree
-from foretoken.core.tree.finalize import emitted_tokens, finalize, gather_last
-from foretoken.core.tree.outputs import NodeOutputs
+from foretoken.core.tree.outputs import NodeOutputs, emitted_tokens, finalize, gather_last
 from foretoken.core.tree.verify import verify_greedy
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -12,14 +12,13 @@ from foretoken.core.algorithm.algorithm import Drafter
 from foretoken.core.errors import ForetokenError
 from foretoken.core.model_shape import known_models, lookup_model
 from foretoken.gpu.bench import floor as bandwidth_module
-from foretoken.gpu.bench import prompts as prompts_module
+from foretoken.gpu.bench import run as prompts_module
 from foretoken.gpu.bench.arm import Arm, common_outputs
 from foretoken.gpu.bench.floor import round_bytes
 from foretoken.gpu.bench.plan import BenchOptions, acceptance_of_arm, plan_bench
 from foretoken.gpu.bench.processes import summarised
-from foretoken.gpu.bench.prompts import bench_prompts
 from foretoken.gpu.bench.report import graph_costs, report
-from foretoken.gpu.bench.run import Bench, Machine
+from foretoken.gpu.bench.run import Bench, Machine, bench_prompts
 from foretoken.gpu.bench.shapes import random_draft, random_target, shape_of
 from foretoken.gpu.executor.graphs import CaptureReport, RoundKind
 from foretoken.gpu.session.devices import ops_for

@@ -10,9 +10,8 @@ import pytest
 from foretoken.core.contract.request import Grammar, Request, SamplingParams
 from foretoken.core.handoff import HandoffTiming
 from foretoken.core.prompt import Prompt
-from foretoken.gpu.disaggregation.processes import WorkerFailed, Workers
+from foretoken.gpu.disaggregation.processes import Disaggregation, WorkerFailed, Workers
 from foretoken.gpu.disaggregation.session import TIMING, DisaggregatedSession, plan_disaggregated
-from foretoken.gpu.disaggregation.topology import Disaggregation
 from foretoken.gpu.session.plan import SessionOptions
 from foretoken.gpu.session.session import DecodeSession
 from foretoken.gpu.session.text import Tokenizer

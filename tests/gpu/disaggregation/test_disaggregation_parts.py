@@ -35,9 +35,8 @@ from foretoken.gpu.disaggregation.link import (
     plans_from_environment,
 )
 from foretoken.gpu.disaggregation.page_tensors import PageTensors
-from foretoken.gpu.disaggregation.processes import Workers
+from foretoken.gpu.disaggregation.processes import Disaggregation, WorkerPlace, Workers, backend_for
 from foretoken.gpu.disaggregation.session import plan_disaggregated
-from foretoken.gpu.disaggregation.topology import Disaggregation, WorkerPlace, backend_for
 from foretoken.gpu.executor.build import build_executor
 from foretoken.gpu.session.plan import SessionOptions
 from matrix_cells import OPS, small_head, small_model

@@ -38,11 +38,11 @@ from foretoken.core.tree.build import (
     expand_topk,
     first_candidates,
 )
-from foretoken.gpu.batch.tree import DeviceTree
-from foretoken.gpu.draft.window import window_slots
+from foretoken.gpu.draft.branches import window_slots
 from foretoken.gpu.executor.build import DraftModel, build_executor
 from foretoken.gpu.models.decoder import Decoder
 from foretoken.gpu.models.eagle import MultiLayerEagle
+from foretoken.gpu.ops.port import DeviceTree
 from foretoken.gpu.ops.torch_ops import TorchOps
 from foretoken.gpu.tiny.dense import DenseAttention
 from matrix_cells import count_retractions, draft_of, small_head, small_model

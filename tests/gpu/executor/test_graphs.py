@@ -14,7 +14,7 @@ from foretoken.checks.driver import Dice
 from foretoken.checks.matrix import random_cell
 from foretoken.cli.app import app
 from foretoken.core.adaptive import build_controller
-from foretoken.core.adaptive.graph_plan import MissingGraph
+from foretoken.core.adaptive.slot import MissingGraph
 from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.core.contract.request import Request, SamplingParams
 from foretoken.core.prompt import Prompt
@@ -22,7 +22,7 @@ from foretoken.core.scheduler.config import EngineConfig
 from foretoken.core.scheduler.driver import Driver
 from foretoken.core.scheduler.engine import Engine
 from foretoken.gpu.batch.uploads import Uploads
-from foretoken.gpu.draft import window
+from foretoken.gpu.draft import branches
 from foretoken.gpu.executor import executor as gpu_executor
 from foretoken.gpu.executor import graphs, running
 from foretoken.gpu.executor import round as gpu_round
@@ -31,8 +31,7 @@ from foretoken.gpu.executor.graphs import CapturedRound, RoundCapture, RoundGrap
 from foretoken.gpu.executor.outputs import USER_OUTPUTS
 from foretoken.gpu.ops.port import VerifyBatch
 from foretoken.gpu.session.plan import SessionOptions
-from foretoken.gpu.session.session import DecodeSession
-from foretoken.gpu.session.warmup import warm_up
+from foretoken.gpu.session.session import DecodeSession, warm_up
 from matrix_cells import OPS, noisy_copy, run_real_cell, small_head, small_model
 from serving import Way, chain
 from serving import serve as serve_way
@@ -305,7 +304,7 @@ def test_kernels_are_planned_alike_for_every_step_count_captured_or_not(algorith
         return make
 
     monkeypatch.setattr(gpu_round, "VerifyBatch", recording("verify"))
-    monkeypatch.setattr(window, "VerifyBatch", recording("catch-up"))
+    monkeypatch.setattr(branches, "VerifyBatch", recording("catch-up"))
     table = {"1": {"candidate_steps": [0, 1, 3], "update_interval": 1, "warmup_batches": 0}}
     found = []
     for sizes in ((4,), None):

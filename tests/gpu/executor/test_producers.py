@@ -16,8 +16,7 @@ from foretoken.core.contract.events import Planned
 from foretoken.core.contract.request import Request, SamplingParams
 from foretoken.core.draws import request_key
 from foretoken.core.handoff import HandoffTiming
-from foretoken.core.handoff.messages import Page
-from foretoken.core.handoff.wire import decode, encode
+from foretoken.core.handoff.messages import Page, decode, encode
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.config import EngineConfig
 from foretoken.core.scheduler.engine import Engine

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from foretoken.core.tree.verify import sample_tokens, target_distribution
-from foretoken.gpu.executor.sampling import target_probs
+from foretoken.gpu.executor.shaping import target_probs
 from foretoken.gpu.kernels.rounds.verify_sampling import sample_torch
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import foretoken.gpu.kernels as kernels
 import triton
-from foretoken.gpu.kernels.aot import AotCase
+from foretoken.gpu.kernels.jit import AotCase
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 

@@ -13,9 +13,8 @@ from foretoken.cli.app import app
 from foretoken.core.errors import ConfigError, ForetokenError
 from foretoken.gpu.selftest import run, sessions
 from foretoken.gpu.selftest.catalogue import catalogue
-from foretoken.gpu.selftest.context import Context
-from foretoken.gpu.selftest.report import JSON, MARKDOWN
-from foretoken.gpu.selftest.steps import Finding, State, Step, run_apart, run_here, run_step
+from foretoken.gpu.selftest.run import JSON, MARKDOWN
+from foretoken.gpu.selftest.steps import Context, Finding, State, Step, run_apart, run_here, run_step
 from typer.testing import CliRunner
 
 FAST = {

@@ -11,7 +11,7 @@ from foretoken.core.model_shape import built_in_config
 from foretoken.core.scheduler.config import EngineConfig
 from foretoken.core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
 from foretoken.gpu.bench.shapes import draft_shape
-from foretoken.gpu.executor.sampling import target_probs
+from foretoken.gpu.executor.shaping import target_probs
 from foretoken.gpu.models.config import ModelConfig
 from foretoken.gpu.session.memory import (
     FILTER_BYTES,

@@ -15,9 +15,8 @@ from foretoken.gpu.models.checkpoint import load_draft, load_target
 from foretoken.gpu.models.decoder import Decoder
 from foretoken.gpu.ops.torch_ops import TorchOps
 from foretoken.gpu.tiny import pair
-from foretoken.gpu.tiny.directory import PairOptions, partial_directory
 from foretoken.gpu.tiny.pair import ALGORITHMS, PARTS, make_pair
-from foretoken.gpu.tiny.sizes import NANO, Schedule, TinyShape
+from foretoken.gpu.tiny.sizes import NANO, PairOptions, Schedule, TinyShape, partial_directory
 
 # Untaught but whole: made in a second.
 MICRO = replace(

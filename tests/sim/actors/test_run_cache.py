@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from foretoken.core.acceptance.presets import choose_preset
+from foretoken.core.acceptance.presets import TraceAcceptance, choose_preset
 from foretoken.core.acceptance.process import FixedMeanAcceptance, GaussianAcceptance
-from foretoken.core.acceptance.recorded import TraceAcceptance
 from foretoken.sim.actors.run_cache import RunCache
 
 CHAT = choose_preset("chat").preset.process(0)

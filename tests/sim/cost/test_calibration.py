@@ -21,8 +21,7 @@ from foretoken.sim.cost.calibration import (
 )
 from foretoken.sim.cost.draft import eagle3_head
 from foretoken.sim.cost.hardware import lookup_gpu
-from foretoken.sim.cost.host import HOST_PRESETS
-from foretoken.sim.cost.launch import LaunchCost
+from foretoken.sim.cost.host import HOST_PRESETS, LaunchCost
 from foretoken.sim.cost.round import RoundCost
 from foretoken.sim.run import Simulation
 from foretoken.sim.scenario_file import scenario_from_dict

@@ -18,9 +18,9 @@ from foretoken.core.model_shape import lookup_model, read_model_shape
 from foretoken.sim.assembly import assemble
 from foretoken.sim.cost.draft import eagle3_head
 from foretoken.sim.cost.efficiency import default_efficiency
-from foretoken.sim.cost.forward import ForwardCost
+from foretoken.sim.cost.forward import ForwardCost, Routing
 from foretoken.sim.cost.hardware import Parallelism, lookup_gpu
-from foretoken.sim.cost.launch import FULL_GRAPH
+from foretoken.sim.cost.host import FULL_GRAPH
 from foretoken.sim.cost.measured import (
     KernelTables,
     MeasuredForward,
@@ -30,11 +30,9 @@ from foretoken.sim.cost.measured import (
     packaged_models,
     tables,
 )
-from foretoken.sim.cost.measured.operations import Operations
-from foretoken.sim.cost.measured.tables import CHUNKS, CONTEXTS, KNEE, PASTS, QUERIES, ROWS, TOKENS
+from foretoken.sim.cost.measured.tables import CHUNKS, CONTEXTS, KNEE, PASTS, QUERIES, ROWS, TOKENS, Operations
 from foretoken.sim.cost.round import RoundCost
 from foretoken.sim.cost.server import server_profile
-from foretoken.sim.cost.work import Routing
 from foretoken.sim.scenario_file import load_scenario
 
 SHAPE, GPU = lookup_model("llama-3.1-8b"), lookup_gpu("H200")

@@ -9,12 +9,10 @@ import pytest
 from foretoken.core.model_shape import lookup_model
 from foretoken.sim.cost.draft import eagle3_head, eagle_head
 from foretoken.sim.cost.efficiency import default_efficiency
-from foretoken.sim.cost.forward import ForwardCost
+from foretoken.sim.cost.forward import EXPERT_INDEPENDENCE, ForwardCost, PassTokens
 from foretoken.sim.cost.hardware import lookup_gpu
-from foretoken.sim.cost.host import VLLM_0_10
-from foretoken.sim.cost.launch import PIECEWISE
+from foretoken.sim.cost.host import PIECEWISE, VLLM_0_10
 from foretoken.sim.cost.round import RoundCost
-from foretoken.sim.cost.work import EXPERT_INDEPENDENCE, PassTokens
 from published_fit import VLLM_H100_LLAMA_8B
 
 H100 = lookup_gpu("H100")

@@ -12,7 +12,7 @@ from foretoken.sim.cost.curve import Curve, Line, Pass, TimeOverflow
 from foretoken.sim.cost.draft import eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
 from foretoken.sim.cost.forward import ForwardCost, UnsupportedParallelism
 from foretoken.sim.cost.hardware import lookup_gpu
-from foretoken.sim.cost.launch import PIECEWISE, UnknownPreset, launch_preset, padded_tokens
+from foretoken.sim.cost.host import PIECEWISE, UnknownPreset, launch_preset, padded_tokens
 from foretoken.sim.cost.round import DecodeWork, InvalidRound, RoundCost
 from published_fit import VLLM_H100_LLAMA_8B
 

@@ -21,9 +21,9 @@ from foretoken.observe.replay import replay
 from foretoken.sim.actors.engine import EngineActor
 from foretoken.sim.faults.clock import HostClock
 from foretoken.sim.faults.injector import FaultInjector
-from foretoken.sim.faults.link import UnreliableLink
 from foretoken.sim.faults.plan import KINDS, FaultPlan, fault_plan, swarm_plan
 from foretoken.sim.faults.promises import OF_KIND
+from foretoken.sim.faults.transfers import UnreliableLink
 from service_under_faults import (
     check_sabotage_is_reported,
     engine_of_log,

@@ -11,7 +11,7 @@ from foretoken.core.acceptance.fit import simulate_rounds
 from foretoken.core.acceptance.presets import PRESETS
 from foretoken.core.acceptance.process import GaussianAcceptance
 from foretoken.core.errors import ConfigError
-from foretoken.sim.workload.acceptance_files import read_acceptance
+from foretoken.sim.workload.acceptance_means import read_acceptance
 
 CHAT = PRESETS["eagle-llama-chat"].process()
 

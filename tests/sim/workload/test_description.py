@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from foretoken import simulate
 from foretoken.core.prompt import Prompt
-from foretoken.sim.workload.arrival import Arrival
-from foretoken.sim.workload.description import Arrivals, describe
-from foretoken.sim.workload.reuse import ReuseMeter
+from foretoken.sim.workload.description import Arrivals, ReuseMeter, describe
 from foretoken.sim.workload.synthesis import expected_hit_rate, ks_distance, synthesize, synthetic
+from foretoken.sim.workload.workload import Arrival
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -10,8 +10,7 @@ from foretoken.core.errors import ConfigError
 from foretoken.sim.load import make_workload
 from foretoken.sim.scenario_file import scenario_from_dict
 from foretoken.sim.workload.arrivals import ArrivalProcess
-from foretoken.sim.workload.lengths import EmpiricalLength, FixedLength, LognormalLength, UniformLength
-from foretoken.sim.workload.prefixes import SharedPrefixes
+from foretoken.sim.workload.lengths import EmpiricalLength, FixedLength, LognormalLength, SharedPrefixes, UniformLength
 from foretoken.sim.workload.workload import SyntheticWorkload
 
 INDEX = np.arange(50_000, dtype=np.uint64)

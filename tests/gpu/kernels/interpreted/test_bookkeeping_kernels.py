@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from foretoken.gpu.batch.tree import DeviceTree
 from foretoken.gpu.kernels.rounds import verify_sampling
-from foretoken.gpu.ops.port import KVTensors
+from foretoken.gpu.ops.port import DeviceTree, KVTensors
 from foretoken.gpu.ops.torch_ops import TorchOps
 from foretoken.gpu.ops.triton_ops import TritonOps
 from foretoken.gpu.selftest.trees import (
