@@ -11,7 +11,7 @@ from foretoken.gpu.selftest.steps import Context, State, run_step
 @pytest.mark.slow
 @pytest.mark.parametrize("title", ["sessions: float32, plain", "modes: graphs = eager, STANDALONE chain"])
 def test_the_tokens_have_the_greatest_logits(title, tmp_path, monkeypatch):
-    monkeypatch.setattr("foretoken.gpu.session.memory.ops_for", lambda device: TritonOps())
+    monkeypatch.setattr("foretoken.gpu.session.devices.ops_for", lambda device: TritonOps())
     monkeypatch.setattr(sessions, "NUM_REQUESTS", 2)
     (step,) = [step for step in sessions.session_steps(Context("cpu", tmp_path)) if step.title == title]
     outcome = run_step(step)
