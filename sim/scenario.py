@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..core.adaptive.interchange import table_schema
+from ..core.prompt import MAX_PROMPT_LENGTH
 from .cost.forward import EXPERT_INDEPENDENCE
 from .cost.host import GraphUnit
 
@@ -18,6 +19,7 @@ Positive = Annotated[float, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]  # thirty years; simulated time counts nanoseconds in 64 bits
 Rate = Annotated[float, Field(ge=1e-6, le=1e9)]
 Count = Annotated[int, Field(ge=1)]
+Tokens = Annotated[int, Field(ge=1, le=MAX_PROMPT_LENGTH)]
 Engines = Annotated[int, Field(ge=0, le=1024)]  # each has some megabytes of tables
 Share = Annotated[float, Field(ge=0, le=1)]
 Spread = Annotated[float, Field(ge=0, le=10)]
@@ -222,22 +224,24 @@ class Length(Table):
     kind: Literal["fixed", "uniform", "lognormal", "empirical"] = Field(
         "fixed", description="distribution of a length in tokens"
     )
-    value: Count | None = Field(None, description="fixed: the length")
-    low: Count = Field(1, description="uniform, lognormal: the least")
-    high: Count | None = Field(
+    value: Tokens | None = Field(None, description="fixed: the length")
+    low: Tokens = Field(1, description="uniform, lognormal: the least")
+    high: Tokens | None = Field(
         None,
         description="uniform, lognormal: the greatest; default of lognormal: as far as the model's context reaches",
     )
     mean: Positive | None = Field(None, description="lognormal: the mean before clipping")
-    sigma: Positive | None = Field(None, description="lognormal: standard deviation of the logarithm")
-    values: list[Count] | None = Field(None, description="empirical: the lengths")
+    sigma: Annotated[float, Field(gt=0, le=10)] | None = Field(
+        None, description="lognormal: standard deviation of the logarithm"
+    )
+    values: Annotated[list[Tokens], Field(min_length=1)] | None = Field(None, description="empirical: the lengths")
     weights: list[Annotated[float, Field(ge=0)]] | None = Field(
         None, description="empirical: how often each; default: equally"
     )
 
     @model_validator(mode="after")
-    def _has_no_other_kind(self) -> Length:
-        """Refuse a number that the kind does not use: it would be ignored, and the run would not be the intended one."""
+    def _is_of_one_kind(self) -> Length:
+        """Refuse a number that the kind does not use (it would be ignored), and numbers that contradict each other."""
         of_kind = {"fixed": ("value",), "lognormal": ("mean", "sigma"), "empirical": ("values", "weights")}
         used = of_kind.get(self.kind, ())
         foreign = [
@@ -245,6 +249,10 @@ class Length(Table):
         ]
         if foreign:
             raise ValueError(f"a {self.kind} length has no {' or '.join(foreign)}")
+        if self.high is not None and self.low > self.high:
+            raise ValueError(f"low is {self.low}, more than high, {self.high}")
+        if self.weights is not None and (len(self.weights) != len(self.values or ()) or not any(self.weights)):
+            raise ValueError("weights: expected one for each value, one of them positive")
         return self
 
 
@@ -255,9 +263,9 @@ LENGTHS = {
 
 
 class Prefixes(Table):
-    groups: Count = Field(1, description="number of shared prefixes")
-    length: Count = Field(512, description="tokens of a shared prefix")
-    zipf: Annotated[float, Field(ge=0)] = Field(
+    groups: Annotated[int, Field(ge=1, le=1_000_000)] = Field(1, description="number of shared prefixes")
+    length: Tokens = Field(512, description="tokens of a shared prefix")
+    zipf: Annotated[float, Field(ge=0, le=10)] = Field(
         1.0, description="popularity of group i falls as 1 / i**zipf; 0: all alike"
     )
 
@@ -283,8 +291,10 @@ class Workload(Table):
     curve: list[Annotated[float, Field(ge=0, le=1e6)]] | None = Field(
         None, description="curve: rates at equal distances over period_s, in any unit, with straight lines between them"
     )
-    period_s: Seconds = Field(86_400.0, description="day, curve: its length, after which it begins again")
-    burstiness: Positive = Field(
+    period_s: Annotated[Seconds, Field(ge=1e-3)] = Field(
+        86_400.0, description="day, curve: its length, after which it begins again"
+    )
+    burstiness: Annotated[float, Field(ge=0.05, le=20)] = Field(
         1.0, description="gamma, day, curve: coefficient of variation of the gaps; 1 is Poisson, more is burstier"
     )
     concurrency: Count | None = Field(
@@ -301,6 +311,12 @@ class Workload(Table):
         "reaches, or output where outputs are guaranteed",
     )
     urgent_share: Share = Field(0.0, description="share of synthetic requests with priority 1")
+
+    @model_validator(mode="after")
+    def _stops_after_its_start(self) -> Workload:
+        if self.trace is not None and self.stop_s is not None and self.stop_s <= self.start_s:
+            raise ValueError(f"stop_s is {self.stop_s:g}, expected more than start_s, {self.start_s:g}")
+        return self
 
     @model_validator(mode="before")
     @classmethod

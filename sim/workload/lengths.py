@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...core.draws import Purpose, hash64, normal, uniform
-from ...core.errors import ConfigError, Problem
-from ...core.prompt import MAX_PROMPT_LENGTH, Prompt
+from ...core.prompt import Prompt
 
 
 class LengthDistribution(ABC):
@@ -31,9 +30,6 @@ class FixedLength(LengthDistribution):
 
     tokens: int
 
-    def __post_init__(self) -> None:
-        _check_range("tokens", self.tokens, self.tokens)
-
     def draw(self, seed: int, purpose: int, index: np.ndarray) -> np.ndarray:
         return np.full(len(index), self.tokens, np.int64)
 
@@ -48,9 +44,6 @@ class UniformLength(LengthDistribution):
 
     low: int
     high: int
-
-    def __post_init__(self) -> None:
-        _check_range("low … high", self.low, self.high)
 
     def draw(self, seed: int, purpose: int, index: np.ndarray) -> np.ndarray:
         return self.low + (uniform(seed, purpose, index, 0) * (self.high - self.low + 1)).astype(np.int64)
@@ -72,16 +65,6 @@ class LognormalLength(LengthDistribution):
     low: int = 1
     high: int = 131072
 
-    def __post_init__(self) -> None:
-        problems = []
-        if not 0 < self.mean < float("inf"):
-            problems.append(Problem("mean", f"{self.mean}: expected a positive number of tokens"))
-        if not 0 <= self.sigma <= 10:
-            problems.append(Problem("sigma", f"{self.sigma}: expected 0 ... 10"))
-        if problems:
-            raise ConfigError("<length>", problems)
-        _check_range("low … high", self.low, self.high)
-
     def draw(self, seed: int, purpose: int, index: np.ndarray) -> np.ndarray:
         median = self.mean * np.exp(-0.5 * self.sigma**2)
         lengths = median * np.exp(self.sigma * normal(seed, purpose, index, 0))
@@ -99,18 +82,6 @@ class EmpiricalLength(LengthDistribution):
     values: tuple[int, ...]
     weights: tuple[float, ...]
 
-    def __post_init__(self) -> None:
-        problems = []
-        if not self.values or len(self.values) != len(self.weights):
-            message = f"{len(self.weights)} weights for {len(self.values)} values: expected one each, at least one"
-            problems.append(Problem("weights", message))
-        weights = np.array(self.weights, float)
-        if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
-            problems.append(Problem("weights", "expected finite weights, none negative and one positive"))
-        if problems:
-            raise ConfigError("<length>", problems)
-        _check_range("values", min(self.values), max(self.values))
-
     def draw(self, seed: int, purpose: int, index: np.ndarray) -> np.ndarray:
         edges = np.cumsum(np.array(self.weights, float))
         where = np.searchsorted(edges, uniform(seed, purpose, index, 0) * edges[-1], side="right")
@@ -121,12 +92,6 @@ class EmpiricalLength(LengthDistribution):
         values = np.array(self.values, float)
         mean = float(np.average(values, weights=self.weights))
         return mean, float(np.average((values - mean) ** 2, weights=self.weights)) ** 0.5
-
-
-def _check_range(key: str, low: int, high: int) -> None:
-    if not (isinstance(low, int) and isinstance(high, int) and 1 <= low <= high <= MAX_PROMPT_LENGTH):
-        found = str(low) if low == high else f"{low} … {high}"
-        raise ConfigError("<length>", [Problem(key, f"{found}: expected whole numbers, 1 ... {MAX_PROMPT_LENGTH}")])
 
 
 _GROUP_LANE, _UNIQUE_LANE, _TURN_LANE = 1, 2, 3
@@ -144,15 +109,6 @@ class SharedPrefixes:
     num_groups: int
     prefix_len: LengthDistribution
     popularity: float = 0.0
-
-    def __post_init__(self) -> None:
-        problems = []
-        if not 1 <= self.num_groups <= 1_000_000:
-            problems.append(Problem("num_groups", f"{self.num_groups}: expected 1 ... 1000000"))
-        if not 0.0 <= self.popularity <= 10.0:
-            problems.append(Problem("popularity", f"{self.popularity}: expected an exponent, 0 ... 10"))
-        if problems:
-            raise ConfigError("<prefixes>", problems)
 
     def groups(self, seed: int, index: np.ndarray) -> np.ndarray:
         """Return the group of each request: int64 [n], 0 … num_groups − 1."""

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.errors import ConfigError, ForetokenError, Problem, nearest
+from ...core.errors import ForetokenError, nearest
 from ...core.parsing import ParseError, parse_json
 from ...core.prompt import MAX_HASH_ID, MAX_PROMPT_LENGTH, Prompt
 from ...observe.input_files import read_lines
@@ -160,7 +160,7 @@ class TraceSource:
     stop_s:     rows at or after this time are left out
     limit:      at most so many requests
 
-    Errors: ConfigError for bad arguments; TraceError while reading.
+    Errors while reading: TraceError, and ConfigError for a file that cannot be read.
     """
 
     path: str | Path
@@ -169,22 +169,6 @@ class TraceSource:
     start_s: float = 0.0
     stop_s: float | None = None
     limit: int | None = None
-
-    def __post_init__(self) -> None:
-        problems = []
-        if self.format not in ("auto", *FORMATS):
-            hint = nearest(self.format, FORMATS)
-            problems.append(Problem("format", f"{self.format!r}: expected auto, {', '.join(FORMATS)}{hint}"))
-        if not 0 < self.rate_scale < float("inf"):
-            problems.append(Problem("rate_scale", f"{self.rate_scale}: expected a positive number"))
-        if not 0 <= self.start_s < float("inf"):
-            problems.append(Problem("start_s", f"{self.start_s}: expected 0 or more seconds"))
-        if self.stop_s is not None and not self.stop_s > self.start_s:
-            problems.append(Problem("stop_s", f"{self.stop_s}: expected more than start_s, {self.start_s}"))
-        if self.limit is not None and self.limit < 1:
-            problems.append(Problem("limit", f"{self.limit}: expected at least 1"))
-        if problems:
-            raise ConfigError(str(self.path), problems)
 
     def __iter__(self) -> Iterator[Arrival]:
         start_ns = round(self.start_s * 1e9)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...core.draws import Purpose, uniform
-from ...core.errors import ConfigError, Problem
 from ...core.prompt import Prompt
 from .arrivals import ArrivalProcess
 from .lengths import LengthDistribution, SharedPrefixes
@@ -56,8 +55,6 @@ class SyntheticWorkload:
     stop_s:           no arrival at or after this time
     urgent_share:     share of requests with priority 1 instead of 0
     seed:             another seed is another sample of the same workload
-
-    Errors: ConfigError with all problems.
     """
 
     prompt_len: LengthDistribution
@@ -69,25 +66,6 @@ class SyntheticWorkload:
     stop_s: float | None = None
     urgent_share: float = 0.0
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        problems = []
-        if (self.arrivals is None) == (self.concurrency is None):
-            problems.append(
-                Problem("concurrency", "expected either arrivals (open loop) or a concurrency (closed loop)")
-            )
-        if self.concurrency is not None and self.concurrency < 1:
-            problems.append(Problem("concurrency", f"{self.concurrency}: expected at least 1 client"))
-        if self.num_requests is not None and self.num_requests < 1:
-            problems.append(Problem("num_requests", f"{self.num_requests}: expected at least 1"))
-        if self.stop_s is not None and not self.stop_s > 0:
-            problems.append(Problem("stop_s", f"{self.stop_s}: expected a positive number of seconds"))
-        if self.stop_s is not None and self.arrivals is None:
-            problems.append(Problem("stop_s", "a closed loop has no arrival times: expected num_requests instead"))
-        if not 0.0 <= self.urgent_share <= 1.0:
-            problems.append(Problem("urgent_share", f"{self.urgent_share}: expected 0 ... 1"))
-        if problems:
-            raise ConfigError("<workload>", problems)
 
     def __iter__(self) -> Iterator[Arrival]:
         first = 0

@@ -203,12 +203,6 @@ class TestFile:
         with pytest.raises(ConfigError, match="cannot be read"):
             list(TraceSource(tmp_path / "nothing.csv"))
 
-    def test_bad_arguments_are_named_at_once(self):
-        with pytest.raises(ConfigError) as caught:
-            TraceSource("t.csv", "azur", rate_scale=0, start_s=5, stop_s=4, limit=0)
-        assert [problem.key for problem in caught.value.problems] == ["format", "rate_scale", "stop_s", "limit"]
-        assert "did you mean 'azure'" in str(caught.value)
-
     def test_window_scale_and_limit(self, write, monkeypatch):
         monkeypatch.setattr(traces, "CHUNK_ROWS", 4)
         path = write("".join(mooncake_line(1000 * second, 5, 3) for second in range(20)))

@@ -8,7 +8,7 @@ import pytest
 from foretoken.core.draws import Purpose
 from foretoken.core.errors import ConfigError
 from foretoken.sim.load import make_workload
-from foretoken.sim.scenario_file import scenario_from_dict
+from foretoken.sim.scenario_file import load_scenario, scenario_from_dict
 from foretoken.sim.workload.arrivals import ArrivalProcess
 from foretoken.sim.workload.lengths import EmpiricalLength, FixedLength, LognormalLength, SharedPrefixes, UniformLength
 from foretoken.sim.workload.workload import SyntheticWorkload
@@ -52,24 +52,6 @@ class TestLengths:
         np.testing.assert_array_equal(distribution.draw(1, Purpose.LENGTH, INDEX[700:900]), whole[700:900])
         assert not np.array_equal(draw(distribution, seed=2), whole)
 
-    @pytest.mark.parametrize(
-        "make",
-        [
-            lambda: FixedLength(0),
-            lambda: FixedLength(1.5),
-            lambda: UniformLength(5, 4),
-            lambda: LognormalLength(float("nan"), 1.0),
-            lambda: LognormalLength(10.0, -1.0),
-            lambda: EmpiricalLength((1, 2), (1.0,)),
-            lambda: EmpiricalLength((1,), (-1.0,)),
-            lambda: EmpiricalLength((), ()),
-            lambda: EmpiricalLength((0,), (1.0,)),
-        ],
-    )
-    def test_bad_lengths(self, make):
-        with pytest.raises(ConfigError):
-            make()
-
 
 class TestPrefixes:
     PREFIXES = SharedPrefixes(4, UniformLength(50, 90), popularity=1.0)
@@ -106,11 +88,6 @@ class TestPrefixes:
         assert two[0] == sixty[0]
         assert two[1] != sixty[1]
         assert one[0] != sixty[0]
-
-    def test_bad_prefixes(self):
-        with pytest.raises(ConfigError) as caught:
-            SharedPrefixes(0, FixedLength(1), popularity=-1.0)
-        assert [problem.key for problem in caught.value.problems] == ["num_groups", "popularity"]
 
 
 OPEN = {
@@ -170,18 +147,27 @@ class TestWorkload:
         tracemalloc.stop()
         assert peak < 8e6
 
-    @pytest.mark.parametrize(
-        ("arguments", "key"),
-        [
-            ({}, "concurrency"),
-            ({"arrivals": ArrivalProcess.poisson(1.0), "concurrency": 3}, "concurrency"),
-            ({"concurrency": 0}, "concurrency"),
-            ({"concurrency": 1, "num_requests": 0}, "num_requests"),
-            ({"concurrency": 1, "stop_s": 5.0}, "stop_s"),
-            ({"concurrency": 1, "urgent_share": 2.0}, "urgent_share"),
-        ],
-    )
-    def test_bad_workloads(self, arguments, key):
-        with pytest.raises(ConfigError) as caught:
-            SyntheticWorkload(FixedLength(1), FixedLength(1), **arguments)
-        assert [problem.key for problem in caught.value.problems] == [key]
+
+@pytest.mark.parametrize(
+    ("setting", "key"),
+    [
+        ("workload.burstiness=-1.0", "workload.burstiness"),
+        ("workload.amplitude=1.5", "workload.amplitude"),
+        ("workload.rate=0.0", "workload.rate"),
+        ("workload.num_requests=0", "workload.num_requests"),
+        ("workload.prompt={value=0}", "workload.prompt.value"),
+        ("workload.prompt={kind='uniform', low=5, high=4}", "workload.prompt"),
+        ("workload.prompt={sigma=-1.0}", "workload.prompt.sigma"),
+        ("workload.output={values=[]}", "workload.output.values"),
+        ("workload.output={values=[1, 2], weights=[1.0]}", "workload.output"),
+        ("workload.output={values=[1], weights=[0.0]}", "workload.output"),
+        ("workload.output={value=2147483648}", "workload.output.value"),
+        ("workload.prefixes={groups=0}", "workload.prefixes.groups"),
+        ("workload.prefixes={zipf=-1.0}", "workload.prefixes.zipf"),
+        ("workload={trace='t.csv', start_s=5, stop_s=4}", "workload"),
+    ],
+)
+def test_what_no_workload_has_is_refused_with_its_key(setting, key):
+    with pytest.raises(ConfigError) as caught:
+        load_scenario(None, [setting])
+    assert [problem.key for problem in caught.value.problems] == [key]
