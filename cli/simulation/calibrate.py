@@ -139,9 +139,7 @@ def _labels(names: Iterable[str]) -> str:
 def _parameters(fit: PointFit) -> Iterator[str]:
     """Yield the lines of the parameters: in the server's profile, fitted, and how well they are told."""
     fitted = fit.calibration.parameters
-    kernels = {"roofline": "the roofline", "measured": "measured kernels", "tables": "a profile's tables"}[
-        fitted.kernels
-    ]
+    kernels = {"roofline": "the roofline", "measured": "measured kernels"}[fitted.kernels]
     yield f"{fitted.points} points, fitted around {fitted.server} over {kernels}: {fit.calibration.model} on {fit.calibration.gpu}"
     yield ""
     yield f"{'':26}{'server':>9}{'fitted':>9}   {'interval (90 %)':20}{'told':>8}"
@@ -201,5 +199,4 @@ def _table(fit: PointFit, out: Path) -> Iterator[str]:
     yield f"profile = {json.dumps(str(out), ensure_ascii=False)}"
     yield f'gpu = "{profile.gpu}"'
     yield f'server = "{profile.parameters.server}"'
-    if profile.parameters.kernels != "tables":
-        yield f'kernels = "{profile.parameters.kernels}"'
+    yield f'kernels = "{profile.parameters.kernels}"'

@@ -1,30 +1,26 @@
 """Profiles: what was measured of one deployment, as `profile.json` holds it (`hardware.profile`).
 
-A profile has one part or several:
+A profile has one of two parts:
 
     parameters   the few numbers of the timing that were fitted to benchmark results: `foretoken calibrate --from`
-    tables       times of single operations over grids, as they were measured: they replace the roofline's
-    steps        the steps of our own executor: `foretoken calibrate --model`; alone, as they replace all other times
+    steps        the steps of our own executor, which replace all other times: `foretoken calibrate --model`
 
-Parameters hold for the server profile and the kernels around which they were fitted, and apply to whatever prices the passes; tables hold
-for one model, GPU and tensor parallelism. docs/calibration.md describes the file.
+Parameters hold for the server profile and the kernels around which they were fitted, and apply to whatever prices the passes.
+docs/calibration.md describes the file.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from ...core.errors import ConfigError, Problem, nearest
 from ...core.parsing import read_json_object
 from ...observe.input_files import read_text
 from .executor_steps import ExecutorSteps, read_executor_steps
-from .forward import Line
 from .host import HostCost, LaunchCost
 
 FORMAT = "foretoken-profile"
@@ -44,19 +40,6 @@ PARAMETERS: dict[str, str] = {
     "tree_ns": "fixed time of a round that drafts a tree",
 }
 """The parameters that a profile may have. Times in nanoseconds."""
-
-KV_TOKENS = "kv_tokens"
-TABLES: dict[str, tuple[str, ...]] = {
-    "target": ("tokens", KV_TOKENS),
-    "draft_pass": ("tokens", KV_TOKENS),
-    "sampling": ("tokens",),
-}
-"""The operations that a profile may have times of, and the axes of each: `tokens` of one pass, `kv_tokens` that it reads over the batch.
-
-`target`: the target's forward pass with its LM head; `draft_pass`: one drafting pass of `draft_algorithm`; `sampling`: sampling and
-acceptance, of the verified tokens.
-"""
-MAX_CELLS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,37 +101,6 @@ def with_host_total(host: HostCost, share: str, total_ns: float) -> HostCost:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTable:
-    """Times of one operation over a grid: linear between its points and beyond the last ones.
-
-    axes:  a name and its increasing points, for every dimension of `ns`
-    ns:    float64, [points of each axis …]
-    """
-
-    axes: tuple[tuple[str, np.ndarray], ...]
-    ns: np.ndarray
-
-    def line(self, *at: float) -> Line:
-        """Return the time where all axes but `kv_tokens` have the values `at`, linear in KV tokens (least squares over its points)."""
-        values = self.ns
-        for (_, points), place in zip(self.axes, at, strict=False):
-            if len(points) == 1:
-                values = values[0]
-                continue
-            j = min(max(int(np.searchsorted(points, place)), 1), len(points) - 1)
-            weight = (place - points[j - 1]) / (points[j] - points[j - 1])
-            values = (1 - weight) * values[j - 1] + weight * values[j]
-        if self.axes[-1][0] != KV_TOKENS:
-            return Line(max(0.0, float(values)))
-        points = self.axes[-1][1]
-        if len(points) == 1:
-            return Line(max(0.0, float(values[0])))
-        offset = points - points.mean()
-        slope = max(0.0, float(offset @ values / (offset @ offset)))
-        return Line(max(0.0, float(values.mean() - slope * points.mean())), slope)
-
-
-@dataclass(frozen=True, slots=True)
 class Calibration:
     """A profile: for one model on one GPU, with these tensor-parallel sizes."""
 
@@ -158,25 +110,13 @@ class Calibration:
     model: str
     tp: tuple[int, ...] = (1,)
     parameters: FittedParameters | None = None
-    draft_algorithm: str = ""
-    tables: Mapping[str, StepTable] = field(default_factory=dict)
     steps: ExecutorSteps | None = None
 
-    def check(self, gpu: str, model: str, tp: int) -> None:
-        """Raise `ConfigError` if this profile was measured on another GPU, or has tables of another model or tensor parallelism."""
-        used = [("gpu", self.gpu, gpu)]
-        if self.tables:
-            used += [
-                ("model", self.model, model),
-                ("tp", _words(self.tp), tp if tp not in self.tp else _words(self.tp)),
-            ]
-        problems = [
-            Problem(f"profile.{key}", f"measured for {measured}, but the run uses {found}")
-            for key, measured, found in used
-            if measured != found
-        ]
-        if problems:
-            raise ConfigError(self.name, problems)
+    def check(self, gpu: str) -> None:
+        """Raise `ConfigError` if this profile was measured on another GPU."""
+        if self.gpu != gpu:
+            message = f"measured for {self.gpu}, but the run uses {gpu}"
+            raise ConfigError(self.name, [Problem("profile.gpu", message)])
 
     def check_base(self, server: str, kernels: str) -> None:
         """Raise `ConfigError` if the parameters were fitted around another server profile, or over other kernels."""
@@ -209,10 +149,6 @@ class Calibration:
         if tp not in self.tp:
             yield f"hardware.profile was calibrated with tensor parallel {_words(self.tp)}; its fit may be worse for {tp}"
 
-    def table(self, name: str, algorithm: str | None = None) -> StepTable | None:
-        """Return the times of an operation, None if they are not known; those of a draft hold for its `algorithm` alone."""
-        return None if algorithm not in (None, self.draft_algorithm) else self.tables.get(name)
-
     def explain(self) -> list[tuple[str, float, str, str]]:
         """Return rows (name, value, unit, source) for `--explain`."""
         rows: list[tuple[str, float, str, str]] = []
@@ -222,10 +158,6 @@ class Calibration:
             rows.append(
                 (f"calibrated {name.removesuffix('_ns')}", item.value * scale, unit, f"{self.source}: {interval}")
             )
-        for name, table in self.tables.items():
-            least, most = float(table.ns.min()) / 1e3, float(table.ns.max()) / 1e3
-            rows.append((f"measured {name}: least", least, "us", self.source))
-            rows.append((f"measured {name}: greatest", most, "us", self.source))
         return rows
 
 
@@ -258,23 +190,19 @@ class _Reader:
             self._problem("tp", f"expected a list of integers ≥ 1, found {_short(tp)}")
         given = data.get("parameters")
         parameters = self._parameters(given) if given is not None else None
-        tables = dict(self._tables(data.get("tables")))
-        algorithm = self._text("draft_algorithm", data) if "draft_pass" in tables else data.get("draft_algorithm", "")
         steps = None
         if data.get("steps") is not None:
-            if given is not None or tables:
-                self._problem("steps", "stand alone: they replace what parameters and tables are about")
+            if given is not None:
+                self._problem("steps", "stand alone: they replace what parameters are about")
             try:
                 steps = read_executor_steps(data["steps"], self.file)
             except ConfigError as error:
                 self.problems += error.problems
-        elif given is None and not data.get("tables"):
-            self._problem("parameters", "missing, and there are no tables and no steps either")
+        elif given is None:
+            self._problem("parameters", "missing, and there are no steps either")
         if self.problems:
             raise ConfigError(self.file, self.problems)
-        return Calibration(
-            **texts, tp=tuple(tp), parameters=parameters, draft_algorithm=algorithm, tables=tables, steps=steps
-        )
+        return Calibration(**texts, tp=tuple(tp), parameters=parameters, steps=steps)
 
     def _parameters(self, data: Any) -> FittedParameters | None:
         if not isinstance(data, dict):
@@ -293,51 +221,6 @@ class _Reader:
         if DEVICE in values and not 0.01 <= values[DEVICE].value <= 100:
             self._problem(f"parameters.{DEVICE}.value", f"expected 0.01 … 100, found {values[DEVICE].value:g}")
         return FittedParameters(server, kernels, values, int(errors[0]), *errors[1:])
-
-    def _tables(self, data: Any) -> Iterator[tuple[str, StepTable]]:
-        if not isinstance(data, dict | None):
-            self._problem("tables", f"expected an object, found {_short(data)}")
-        if not isinstance(data, dict):
-            return
-        self._known("tables.", data, TABLES)
-        for name, item in data.items():
-            table = self._table(name, item) if name in TABLES else None
-            if table is not None:
-                yield name, table
-
-    def _table(self, name: str, item: Any) -> StepTable | None:
-        key = f"tables.{name}"
-        axes = item.get("axes") if isinstance(item, dict) else None
-        if not isinstance(axes, dict) or tuple(axes) != TABLES[name]:
-            found = _short(list(axes) if isinstance(axes, dict) else item)
-            self._problem(
-                f"{key}.axes", f"expected an object with {', '.join(TABLES[name])} in this order, found {found}"
-            )
-            return None
-        self._known(f"{key}.", item, ("axes", "ns"))
-        before = len(self.problems)
-        points = {axis: self._array(f"{key}.axes.{axis}", values) for axis, values in axes.items()}
-        for axis, values in points.items():
-            if values is not None and (values.ndim != 1 or not values.size or (np.diff(values) <= 0).any()):
-                self._problem(f"{key}.axes.{axis}", "expected a list of increasing numbers")
-        ns = self._array(f"{key}.ns", item.get("ns"))
-        if len(self.problems) == before:
-            expected = tuple(len(values) for values in points.values())
-            if ns.shape != expected:
-                self._problem(
-                    f"{key}.ns", f"expected lists of {_words(expected, ' × ')} times, found {_words(ns.shape, ' × ')}"
-                )
-        return StepTable(tuple(points.items()), ns) if len(self.problems) == before else None
-
-    def _array(self, key: str, value: Any) -> np.ndarray | None:
-        try:
-            array = np.array(value) if isinstance(value, list) else None
-        except ValueError:  # lists of different lengths
-            array = None
-        if array is None or array.dtype.kind not in "iuf" or array.size > MAX_CELLS or (array < 0).any():
-            self._problem(key, f"expected lists of numbers ≥ 0, equally long, found {_short(value)}")
-            return None
-        return array.astype(float)
 
     def _known(self, prefix: str, data: Mapping[str, Any], known: Any) -> None:
         for key in data:
@@ -370,19 +253,13 @@ def profile_document(calibration: Calibration) -> dict[str, Any]:
     if fitted is not None:
         items = {n: {k: getattr(item, k) for k in FittedParameter.__slots__} for n, item in fitted.values.items()}
         document["parameters"] = {key: getattr(fitted, key) for key in _Reader.BASE_KEYS} | items
-    if calibration.tables:
-        document["draft_algorithm"] = calibration.draft_algorithm
-        document["tables"] = {
-            name: {"axes": {axis: points.tolist() for axis, points in table.axes}, "ns": table.ns.tolist()}
-            for name, table in calibration.tables.items()
-        }
     if calibration.steps is not None:
         document["steps"] = calibration.steps.to_json()
     return document
 
 
-def _words(numbers: tuple[int, ...], between: str = ", ") -> str:
-    return between.join(map(str, numbers))
+def _words(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def _short(value: Any) -> str:

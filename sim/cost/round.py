@@ -24,7 +24,7 @@ import numpy as np
 
 from ...core.model_shape import ModelShape
 from ...core.scheduler.spec import GRAPH_SIZES
-from .calibration import Calibration, StepTable
+from .calibration import Calibration
 from .curve import Curve, Pass
 from .draft import MULTI_LAYER_EAGLE, DraftShape
 from .efficiency import Efficiency, default_efficiency
@@ -90,7 +90,7 @@ class RoundCost:
         ):
             raise InvalidRound(f"graph sizes must be positive and increasing, not {graph_sizes}")
         if calibration is not None:
-            calibration.check(gpu.name, target.name, Parallelism.of(parallel).devices)
+            calibration.check(gpu.name)
         self.target = target
         self.gpu = gpu
         self.parallel = Parallelism.of(parallel)
@@ -153,8 +153,6 @@ class RoundCost:
     @property
     def priced_by(self) -> str:
         """What the times of passes come from: the roofline, measured kernels, or one of them for the target and one for the draft."""
-        if self._measured("target") is not None:
-            return "the profile"
         by = [forward.priced_by for forward in (self._target, self._draft) if forward is not None]
         return (
             by[0] if len(set(by)) == 1 else f"{by[0]} for the target, {by[1]} for the draft"
@@ -162,9 +160,7 @@ class RoundCost:
 
     @property
     def kernels(self) -> str:
-        """What prices the target's passes, before a profile's factor: "tables" of the profile, "measured" or "roofline"."""
-        if self._measured("target") is not None:
-            return "tables"
+        """What prices the target's passes, before a profile's factor: "measured" or "roofline"."""
         return "measured" if isinstance(self._target, MeasuredForward) else "roofline"
 
     @property
@@ -213,9 +209,6 @@ class RoundCost:
     def _target_pass(self, batch_size: int, nodes: int, tokens: PassTokens) -> Pass:
         """Return the pass that verifies `nodes` tokens for each row; padding rows compute but have no KV to read."""
         cap = batch_size * self._target.knee
-        if (measured := self._measured("target")) is not None:
-            line = measured.line(batch_size * nodes)
-            return Pass({"verify": Line(line.base_ns), "attention": Line(0.0, line.slope_ns)})
         parts = {
             "verify": Line(self._target.layers_ns(tokens.count, tokens.routing)),
             "attention": self._target.decode_attention(batch_size, nodes, batch_size * nodes),
@@ -225,9 +218,6 @@ class RoundCost:
         if self.parallel.devices > 1:
             parts["comm"] = Line(self._target.comm_ns(tokens.count))
         return Pass(parts, self._floor_ns(self._target, tokens), window_cap_tokens=cap)
-
-    def _measured(self, operation: str, algorithm: str | None = None) -> StepTable | None:
-        return None if self.calibration is None else self.calibration.table(operation, algorithm)
 
     def _curve_of(self, passes: Sequence[Pass]) -> Curve:
         """Return the curve of `passes`, their kernels scaled as the profile has it; the launch is fitted by itself."""
@@ -264,8 +254,6 @@ class RoundCost:
         Greedy: read the 16-bit logits once. Stochastic: softmax (read 2, write 4 bytes), truncation (read and write 4), acceptance
         (read 4): 18 bytes per logit. Then the acceptance walk and its bookkeeping, in small kernels.
         """
-        if (measured := self._measured("sampling")) is not None:
-            return measured.line(rows).base_ns
         logit_bytes, kernels = (2, 3) if self.sampling == GREEDY else (18, 7)
         moved = float(rows) * self.target.vocab * logit_bytes
         return self.efficiency.stream_ns(self.gpu, moved) + kernels * self.efficiency.small_kernel_ns
@@ -338,8 +326,6 @@ class RoundCost:
         forward, draft = self._draft, self.draft
         assert forward is not None and draft is not None
         body = forward.shape
-        if (measured := self._measured("draft_pass", draft.algorithm)) is not None:
-            return Pass({label: measured.line(tokens.count)}, repeat=repeat)
         layers_ns = forward.layers_ns(tokens.count, tokens.routing)
         if draft.fusion_inputs and (draft.fusion_every_pass or not later):
             layers_ns += self._fusion_ns(tokens.count)
@@ -418,10 +404,6 @@ class RoundCost:
         tokens = PassTokens.of_requests(
             len(chunks) + batch_size, new_tokens + batch_size * nodes, self.expert_independence
         )
-        if (measured := self._measured("target")) is not None:
-            fit = measured.line(tokens.count)
-            attention = Line(fit.slope_ns * sum(past for _, past in chunks), fit.slope_ns)
-            return Pass({"verify": Line(fit.base_ns), "attention": attention})
         prefill_ns = self._target.prefill_attention_ns(chunks)
         parts = {
             "verify": Line(self._target.layers_ns(tokens.count, tokens.routing)),

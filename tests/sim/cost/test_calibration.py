@@ -1,9 +1,8 @@
-"""Profiles: the file is read as it was written, every problem of it is told, and its parameters and tables do what they say."""
+"""Profiles: the file is read as it was written, every problem of it is told, and its parameters do what they say."""
 
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from foretoken.core.errors import ConfigError
 from foretoken.core.model_shape import lookup_model
@@ -13,7 +12,6 @@ from foretoken.sim.cost.calibration import (
     Calibration,
     FittedParameter,
     FittedParameters,
-    StepTable,
     host_total_ns,
     load_calibration,
     profile_document,
@@ -27,7 +25,6 @@ from foretoken.sim.run import Simulation
 from foretoken.sim.scenario_file import scenario_from_dict
 from hypothesis import given
 from hypothesis import strategies as st
-from published_fit import line_table
 
 LLAMA, H100 = lookup_model("llama-3.1-8b"), lookup_gpu("H100")
 
@@ -37,9 +34,9 @@ def fitted(server="foretoken", kernels="roofline", **values):
     return FittedParameters(server, kernels, items, 7, 0.02, 0.03)
 
 
-def calibration(parameters=None, tables=None, **fields):
+def calibration(parameters=None, **fields):
     given = {"name": "mine", "source": "my bench", "gpu": "H100", "model": "llama-3.1-8b"} | fields
-    return Calibration(parameters=parameters, tables=tables or {}, **given)
+    return Calibration(parameters=parameters, **given)
 
 
 def written(tmp_path, what):
@@ -48,16 +45,15 @@ def written(tmp_path, what):
     return file
 
 
-@given(st.lists(st.sampled_from(sorted(PARAMETERS)), unique=True), st.floats(0.01, 100), st.booleans())
-def test_a_profile_is_read_as_it_was_written(tmp_path_factory, names, value, with_tables):
-    tables = {"target": line_table(value, 2.0, 3.0)} if with_tables else {}
-    whole = calibration(fitted(**dict.fromkeys(names, value)), tables, tp=(1, 2))
+@given(st.lists(st.sampled_from(sorted(PARAMETERS)), unique=True), st.floats(0.01, 100))
+def test_a_profile_is_read_as_it_was_written(tmp_path_factory, names, value):
+    whole = calibration(fitted(**dict.fromkeys(names, value)), tp=(1, 2))
     read = load_calibration(written(tmp_path_factory.mktemp("profile"), whole))
     assert profile_document(read) == profile_document(whole)
     assert read.parameters == whole.parameters and read.tp == (1, 2)
 
 
-DOCUMENT = profile_document(calibration(fitted(device_scale=1.1, host_base_ns=1e5), {"target": line_table(1, 2, 3)}))
+DOCUMENT = profile_document(calibration(fitted(device_scale=1.1, host_base_ns=1e5)))
 
 
 def changed(key, value):
@@ -87,15 +83,6 @@ def changed(key, value):
         ("parameters.host_base_ns.low", -1, "parameters.host_base_ns.low"),
         ("parameters.host_base_ns.high", True, "parameters.host_base_ns.high"),
         ("parameters.host_bass_ns", {}, "parameters.host_bass_ns"),
-        ("tables", 3, "tables"),
-        ("tables.verify", {}, "tables.verify"),
-        ("tables.target.axes", {"tokens": [1]}, "tables.target.axes"),
-        ("tables.target.axes.tokens", [2, 1], "tables.target.axes.tokens"),
-        ("tables.target.axes.tokens", ["1", "2"], "tables.target.axes.tokens"),
-        ("tables.target.ns", [[1, 2], [3]], "tables.target.ns"),
-        ("tables.target.ns", [[1, 2]], "tables.target.ns"),
-        ("tables.target.ns", [[1, -2], [3, 4]], "tables.target.ns"),
-        ("tables.target.spread", 1, "tables.target.spread"),
     ],
 )
 def test_every_problem_of_a_profile_names_its_key(tmp_path, key, value, problem):
@@ -108,7 +95,6 @@ def test_every_problem_of_a_profile_names_its_key(tmp_path, key, value, problem)
 
 def test_all_problems_are_told_at_once(tmp_path):
     document = changed("gpu", 3) | {"tp": "two", "draft_pass": {}}
-    document["tables"] = None
     document["parameters"]["points"] = "many"
     with pytest.raises(ConfigError) as caught:
         load_calibration(written(tmp_path, document))
@@ -197,26 +183,3 @@ def test_parameters_hold_for_their_server_gpu_and_kernels():
             assemble(scenario, calibration(parameters, **fields))
     other = calibration(fitted(), model="other", tp=(2, 4))
     assert len(Simulation(scenario, calibration=other).notices) == 2 + len(Simulation(scenario).notices)
-
-
-# -- what tables do -------------------------------------------------------------------------------------------------------
-
-
-def test_tables_hold_for_their_model_and_parallelism():
-    tables = {"target": line_table(1e6, 1e3, 10.0)}
-    for fields, key in (({"model": "other"}, "profile.model"), ({"tp": (2,)}, "profile.tp")):
-        with pytest.raises(ConfigError, match=key):
-            RoundCost(LLAMA, H100, calibration=calibration(None, tables, **fields))
-
-
-@given(st.floats(0, 1e7), st.floats(0, 1e5), st.floats(0, 100), st.integers(0, 4096))
-def test_a_table_of_a_line_is_that_line(base, per_token, per_kv, tokens):
-    line = line_table(base, per_token, per_kv).line(tokens)
-    assert line.base_ns == pytest.approx(base + per_token * tokens, rel=1e-6, abs=1)
-    assert line.slope_ns == pytest.approx(per_kv, rel=1e-6, abs=1e-5)
-
-
-def test_between_its_points_a_table_is_linear():
-    table = StepTable((("tokens", np.array([1.0, 4.0, 10.0])),), np.array([100.0, 400.0, 500.0]))
-    assert [table.line(tokens).base_ns for tokens in (1, 2, 7, 13)] == pytest.approx([100, 200, 450, 550])
-    assert table.line(4).slope_ns == 0.0

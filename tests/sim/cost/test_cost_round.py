@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from foretoken.core.errors import ConfigError
 from foretoken.core.model_shape import lookup_model
+from foretoken.sim.cost.calibration import DEVICE, Calibration, FittedParameter, FittedParameters
 from foretoken.sim.cost.curve import Curve, Line, Pass, TimeOverflow
 from foretoken.sim.cost.draft import eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
 from foretoken.sim.cost.forward import ForwardCost, UnsupportedParallelism
 from foretoken.sim.cost.hardware import lookup_gpu
 from foretoken.sim.cost.host import PIECEWISE, UnknownPreset, launch_preset, padded_tokens
 from foretoken.sim.cost.round import DecodeWork, InvalidRound, RoundCost
-from published_fit import VLLM_H100_LLAMA_8B
 
 H100 = lookup_gpu("H100")
 LLAMA = lookup_model("llama-3.1-8b")
@@ -24,6 +24,13 @@ SPARSE = lookup_model("qwen3-30b-a3b")
 ((ATTENTION, _),) = LLAMA.mixers
 WINDOWED = replace(LLAMA, mixers=((ATTENTION, 16), (replace(ATTENTION, window=4096), 16)))
 
+CALIBRATION = Calibration(
+    "mine",
+    "my bench",
+    "H100",
+    "llama-3.1-8b",
+    parameters=FittedParameters("foretoken", "roofline", {DEVICE: FittedParameter(1.1, 1.0, 1.2, 0.9)}, 3, 0.01, 0.02),
+)
 COSTS = {
     "plain": RoundCost(LLAMA, H100),
     "eagle": RoundCost(LLAMA, H100, draft=eagle_head(LLAMA)),
@@ -36,7 +43,7 @@ COSTS = {
     "windowed": RoundCost(WINDOWED, H100, draft=eagle_head(LLAMA)),
     "sparse": RoundCost(SPARSE, H100, draft=eagle_head(SPARSE)),
     "tp4": RoundCost(LLAMA_70B, H100, 4, draft=eagle3_head(LLAMA_70B)),
-    "calibrated": RoundCost(LLAMA, H100, draft=eagle_head(LLAMA), calibration=VLLM_H100_LLAMA_8B),
+    "calibrated": RoundCost(LLAMA, H100, draft=eagle_head(LLAMA), calibration=CALIBRATION),
 }
 
 
@@ -227,23 +234,9 @@ def test_graph_sizes_must_increase(sizes):
         RoundCost(LLAMA, H100, graph_sizes=sizes)
 
 
-def test_calibration_replaces_its_parts_and_no_others():
-    parts = COSTS["calibrated"].decode_parts(4, 3, 1, 4, 10_000)
-    assert parts["verify"] == pytest.approx(5_886_000 + 21_010 * 16, abs=2)
-    assert parts["attention"] == pytest.approx(39.3 * 10_000, abs=2)
-    drafted = parts["draft"] + parts["draft_catch_up"]
-    assert drafted == pytest.approx(2_135_000 + 280 * (2 * 4 + 16) + 2.4 * 10_000, abs=4)
-    assert parts["sampling"] == COSTS["eagle"].decode_parts(4, 3, 1, 4, 10_000)["sampling"]
-    # A fit for EAGLE says nothing about another algorithm's draft.
-    other = RoundCost(LLAMA, H100, draft=eagle3_head(LLAMA), calibration=VLLM_H100_LLAMA_8B)
-    assert "draft_lm_head" in other.decode_parts(4, 3, 1, 4, 10_000)
-
-
 def test_a_calibration_of_something_else_is_refused():
     with pytest.raises(ConfigError, match=r"profile.gpu: measured for H100, but the run uses H200"):
-        RoundCost(LLAMA, lookup_gpu("H200"), calibration=VLLM_H100_LLAMA_8B)
-    with pytest.raises(ConfigError, match=r"profile.tp"):
-        RoundCost(LLAMA, H100, 2, calibration=VLLM_H100_LLAMA_8B)
+        RoundCost(LLAMA, lookup_gpu("H200"), calibration=CALIBRATION)
 
 
 def test_a_time_beyond_64_bits_is_an_error():
