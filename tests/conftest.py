@@ -53,6 +53,27 @@ def pytest_sessionfinish():
     gc.unfreeze()
 
 
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """Directories of a small target and its drafts, by name; no test writes there."""
+    from small_checkpoint import write_head, write_standalone, write_target
+
+    root = tmp_path_factory.mktemp("models")
+    heads = {name: write_head(root / name, name) for name in ("EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE")}
+    return {"target": write_target(root / "target"), "STANDALONE": write_standalone(root / "standalone"), **heads}
+
+
+@pytest.fixture
+def forget():
+    """Take out of the registry what a test has registered."""
+    from foretoken.core.algorithm.registry import algorithm_names, unregister_algorithm
+
+    before = set(algorithm_names())
+    yield
+    for name in set(algorithm_names()) - before:
+        unregister_algorithm(name)
+
+
 def pytest_terminal_summary(terminalreporter):
     notes = [
         value

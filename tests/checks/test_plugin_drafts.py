@@ -6,7 +6,7 @@ import pytest
 from foretoken.checks.matrix import Cell, CellReport, random_cells, run_cell, run_cell_in_blocks, run_cells, summary
 from foretoken.core.adaptive import fixed_controller
 from foretoken.core.algorithm.host_drafts import PluginError
-from foretoken.core.algorithm.registry import algorithm_names, get_algorithm, register_algorithm, unregister_algorithm
+from foretoken.core.algorithm.registry import get_algorithm, register_algorithm
 from foretoken.core.contract.request import Request
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.config import EngineConfig
@@ -15,13 +15,7 @@ from foretoken.properties.reference import HashDraft, HashLanguageModel, Referen
 from foretoken.properties.reference.handoff import HandoffPair
 from witness import Witness, WitnessProposer
 
-
-@pytest.fixture(autouse=True)
-def forget():
-    before = set(algorithm_names())
-    yield
-    for name in set(algorithm_names()) - before:
-        unregister_algorithm(name)
+pytestmark = pytest.mark.usefixtures("forget")
 
 
 def plugin(base, **changes):

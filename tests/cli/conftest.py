@@ -59,16 +59,3 @@ def process() -> Callable[..., subprocess.Popen[str]]:
         if running.poll() is None:
             running.kill()
         running.communicate()
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """A small target and its drafts."""
-    from small_checkpoint import write_head, write_standalone, write_target
-
-    root = tmp_path_factory.mktemp("models")
-    return {
-        "target": write_target(root / "target"),
-        "standalone": write_standalone(root / "standalone"),
-        "eagle3": write_head(root / "eagle3"),
-    }

@@ -32,7 +32,7 @@ def damages(sounds, tmp_path, seeds):
 
 
 def test_damaged_inputs(sounds, tmp_path):
-    assert damages(sounds, tmp_path, range(25)) == []
+    assert damages(sounds, tmp_path, range(15)) == []
 
 
 @pytest.mark.slow

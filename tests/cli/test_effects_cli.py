@@ -72,7 +72,7 @@ def test_an_option_of_generate_without_effect_is_refused(command, models, option
 def test_what_is_unusual_in_an_adaptive_table_is_a_note(command, models, tmp_path):
     table = tmp_path / "table.json"
     table.write_text('{"candidate_steps": [1, 2], "ema_alpha": 0.5}')
-    line = ("generate", "--model", models["target"], "--draft", models["eagle3"], "--prompt", "def", "--max-tokens", 2)
+    line = ("generate", "--model", models["target"], "--draft", models["EAGLE3"], "--prompt", "def", "--max-tokens", 2)
     outcome = command(*line, "--adaptive", table, "--quiet")
     assert outcome.code == 0
     assert (

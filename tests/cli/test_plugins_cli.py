@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from foretoken.core.algorithm.registry import algorithm_names, unregister_algorithm
-from small_checkpoint import write_target
 
 GOOD = """
 import numpy as np
@@ -27,7 +25,7 @@ class Mine(LookupDrafting):
 
 
 @pytest.fixture
-def install(tmp_path, monkeypatch):
+def install(tmp_path, monkeypatch, forget):
     """`install(code)`: a distribution whose entry point MINE is the class `Mine` of this code."""
     number = iter(range(100))
 
@@ -41,35 +39,37 @@ def install(tmp_path, monkeypatch):
         (site / f"{module}.py").write_text(code)
         monkeypatch.syspath_prepend(site)
 
-    before = set(algorithm_names())
-    yield write
-    for name in set(algorithm_names()) - before:
-        unregister_algorithm(name)
+    return write
 
 
 SIMULATE = ("simulate", "--quiet", "--set", "workload.num_requests=5", "--set", "speculation.algorithm=MINE")
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return write_target(tmp_path_factory.mktemp("models") / "target")
-
-
-def generate(model, *more):
-    line = ("generate", "--model", model, "--algorithm", "mine", "--prompt", "for i in range", "--max-tokens", 12)
+def generate(models, *more):
+    line = (
+        "generate",
+        "--model",
+        models["target"],
+        "--algorithm",
+        "mine",
+        "--prompt",
+        "for i in range",
+        "--max-tokens",
+        12,
+    )
     return (*line, "--dtype", "float64", "--device", "cpu", "--quiet", *more)
 
 
-def test_a_good_one_serves(command, install, model):
+def test_a_good_one_serves(command, install, models):
     install(GOOD)
     assert command(*SIMULATE).code == 0
-    plain = command(*generate(model, "--algorithm", "NONE"))
-    drafted = command(*generate(model))
+    plain = command(*generate(models, "--algorithm", "NONE"))
+    drafted = command(*generate(models))
     assert drafted.code == 0, drafted.err
     assert drafted.out == plain.out
 
 
-def test_a_mode_that_the_algorithm_cannot_have_is_told_or_refused(command, install, model):
+def test_a_mode_that_the_algorithm_cannot_have_is_told_or_refused(command, install, models):
     install(GOOD.replace("class Mine(LookupDrafting):", "class Mine(LookupDrafting):\n    supports_overlap = False"))
     reason = "algorithm MINE does not support overlap mode"
     told = command(*SIMULATE)
@@ -78,7 +78,7 @@ def test_a_mode_that_the_algorithm_cannot_have_is_told_or_refused(command, insta
     refused = command(*SIMULATE, "--set", "engine.mode=overlap")
     assert refused.code == 2 and f"engine.mode: 'overlap' has no effect: {reason}" in refused.err
     assert command(*SIMULATE, "--set", "engine.mode=synchronous").code == 0
-    refused = command(*generate(model, "--overlap"))
+    refused = command(*generate(models, "--overlap"))
     assert refused.code == 2 and f"overlap: has no effect: {reason}" in refused.err
 
 
@@ -112,16 +112,16 @@ def test_one_that_cannot_be_used_is_refused_with_the_reason(command, install, co
         ),
     ],
 )
-def test_one_that_fails_while_it_decodes_ends_the_run_with_its_name(command, install, model, change, words):
+def test_one_that_fails_while_it_decodes_ends_the_run_with_its_name(command, install, models, change, words):
     install(GOOD.replace(*change))
-    outcome = command(*generate(model, "--steps", 4))
+    outcome = command(*generate(models, "--steps", 4))
     assert outcome.code == 2
     assert words in outcome.err and "algorithm MINE" in outcome.err and "Traceback" not in outcome.err
 
 
 @pytest.mark.parametrize("token", ["-1", "1 << 40", "10 ** 6"])
-def test_drafts_that_are_no_tokens_are_rejected(command, install, model, token):
+def test_drafts_that_are_no_tokens_are_rejected(command, install, models, token):
     install(GOOD.replace("TOKEN = 3", f"TOKEN = {token}"))
-    plain = command(*generate(model, "--algorithm", "NONE"))
-    drafted = command(*generate(model))
+    plain = command(*generate(models, "--algorithm", "NONE"))
+    drafted = command(*generate(models))
     assert (drafted.code, drafted.out) == (0, plain.out)

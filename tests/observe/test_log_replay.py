@@ -5,15 +5,7 @@ from foretoken.core.contract.events import Committed, Submitted
 from foretoken.core.scheduler.engine import Engine
 from foretoken.observe.log import EventLog, LogError
 from foretoken.observe.replay import replay
-from observed_run import ALGORITHM, make_config, make_controller, recorded_events
-
-VARIANTS = [
-    {},
-    {"overlap": False},
-    {"track_tokens": True},
-    {"num_pages": 45, "preempt": True, "mixed": False},
-    {"num_pages": 1000, "max_running": 80, "watermark": 0.0},
-]
+from observed_run import ALGORITHM, VARIANTS, make_config, make_controller, recorded_events
 
 
 def write(path, *streams, complete=True):

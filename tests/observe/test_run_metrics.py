@@ -12,16 +12,8 @@ from foretoken.core.scheduler.engine import Engine
 from foretoken.observe import metrics as metrics_module
 from foretoken.observe.metrics import RunMetrics
 from foretoken.observe.summary import SLO
-from observed_run import ALGORITHM, ToyExecutor, make_config, make_controller, recorded_events
+from observed_run import ALGORITHM, VARIANTS, ToyExecutor, make_config, make_controller, recorded_events
 from slow_metrics import SlowMetrics
-
-VARIANTS = [
-    {},
-    {"overlap": False},
-    {"track_tokens": True},
-    {"num_pages": 45, "preempt": True, "mixed": False},
-    {"num_pages": 1000, "max_running": 80, "watermark": 0.0},
-]
 
 
 def merged(*streams):

@@ -12,7 +12,6 @@ import foretoken
 import pytest
 from foretoken.cli.__main__ import main
 from foretoken.core.errors import ConfigError, ForetokenError
-from small_checkpoint import write_head, write_target
 
 SMALL = {"workload": {"num_requests": 30, "rate": 20.0}}
 
@@ -75,13 +74,13 @@ def test_check_reports_what_breaks():
         foretoken.check("alocator", "plain-allocator")
 
 
-def test_closed_sessions_leave_nothing_without_a_collection_of_cycles(tmp_path):
-    target, held = write_target(tmp_path / "target"), []
+def test_closed_sessions_leave_nothing_without_a_collection_of_cycles(models):
+    held = []
     gc.collect()
     gc.disable()
     try:
         for _ in range(3):
-            with foretoken.Session(target, algorithm="NGRAM", steps=2, graphs=True) as session:
+            with foretoken.Session(models["target"], algorithm="NGRAM", steps=2, graphs=True) as session:
                 session.generate("def add(a, b):", max_tokens=6, ignore_eos=True)
                 executor = session._session.executor
                 held += [weakref.ref(x) for x in (executor.pool.keys, executor.target, executor)]
@@ -92,10 +91,9 @@ def test_closed_sessions_leave_nothing_without_a_collection_of_cycles(tmp_path):
         gc.enable()
 
 
-def test_a_session_decodes_and_streams_the_same_text(tmp_path):
-    target = write_target(tmp_path / "target")
-    plain = foretoken.Session(target, dtype="float64")
-    drafted = foretoken.Session(str(target), draft=write_head(tmp_path / "eagle3"), dtype="float64", steps=2)
+def test_a_session_decodes_and_streams_the_same_text(models):
+    plain = foretoken.Session(models["target"], dtype="float64")
+    drafted = foretoken.Session(str(models["target"]), draft=models["EAGLE3"], dtype="float64", steps=2)
     outputs = plain.generate(["def f(", "class A:"], max_tokens=12, ignore_eos=True)
     assert [output.text for output in outputs] == [
         drafted.generate(text, max_tokens=12, ignore_eos=True).text for text in ("def f(", "class A:")

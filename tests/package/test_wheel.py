@@ -53,6 +53,7 @@ def install(environment: Path, requirement: str) -> None:
     call(*pip, "--constraint", ROOT / "constraints.txt", requirement, cwd=environment)
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("wheel")
 def test_the_wheel_has_every_module_and_nothing_else(wheel):
     archive = zipfile.ZipFile(wheel)
@@ -66,6 +67,7 @@ def test_the_wheel_has_every_module_and_nothing_else(wheel):
     assert modules == {f"foretoken/{name.removeprefix('foretoken/')}" for name in expected}
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("wheel")
 def test_the_wheel_has_its_licence(wheel):
     archive = zipfile.ZipFile(wheel)

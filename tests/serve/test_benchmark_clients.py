@@ -26,15 +26,13 @@ COMMANDS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("client", COMMANDS)
-def test_a_benchmark_client_gets_all_that_it_asks_for(
-    client: str, small_checkpoints: tuple[Path, Path], tmp_path: Path
-):
+def test_a_benchmark_client_gets_all_that_it_asks_for(client: str, models: dict[str, Path], tmp_path: Path):
     command = shutil.which(client)
     if command is None:
         pytest.skip(f"{client} is not installed")
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()
-    shutil.copy(small_checkpoints[0] / "tokenizer.json", tokenizer)
+    shutil.copy(models["target"] / "tokenizer.json", tokenizer)
     (tokenizer / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     metrics = ServerMetrics()
     with serving(simulated_body(metrics=metrics, speed=20.0), metrics=metrics, model="served") as served:

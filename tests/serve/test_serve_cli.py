@@ -111,8 +111,8 @@ def test_what_is_left_when_draining_ends_is_given_up(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_is_served_as_generate_decodes_it(tmp_path: Path, small_checkpoints: tuple[Path, Path]):
-    target, draft = small_checkpoints
+def test_a_checkpoint_is_served_as_generate_decodes_it(tmp_path: Path, models: dict[str, Path]):
+    target, draft = models["target"], models["STANDALONE"]
     record = tmp_path / "record"
     options = ["--draft", str(draft), "--dtype", "float64", "--record", str(record)]
     with serve(tmp_path, *options, model=target) as (process, address, _):

@@ -19,9 +19,9 @@ FAILING_STEPS = (3, 4, 16)
 
 
 @pytest.fixture(scope="module")
-def expected(small_checkpoints: tuple[Path, Path]) -> list[str]:
+def expected(models: dict[str, Path]) -> list[str]:
     """Greedy text without drafts and without HTTP."""
-    session = DecodeSession.open(SessionOptions(small_checkpoints[0], dtype="float64"))
+    session = DecodeSession.open(SessionOptions(models["target"], dtype="float64"))
     entries = [PromptEntry(str(i), "", prompt=prompt) for i, prompt in enumerate(PROMPTS)]
     requests = make_requests(entries, session.tokenizer, RequestDefaults(NUM_TOKENS), "<test>")
     return [output.text for output in session.run(requests).values()]

@@ -201,7 +201,7 @@ def test_routers_of_both_pools():
 
 
 def test_the_router_of_prefixes_finds_what_was_computed_before():
-    load = {"prefixes": {"groups": 6, "length": 1024, "zipf": 0.0}, "prompt": {"value": 1200}, "num_requests": 120}
+    load = {"prefixes": {"groups": 6, "length": 1024, "zipf": 0.0}, "prompt": {"value": 1200}, "num_requests": 60}
     rates = {}
     for policy in ("prefix_aware", "random"):
         pools = {"prefill": 3, "prefill_policy": policy, "decode_policy": policy, "decode": 3}

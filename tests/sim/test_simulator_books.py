@@ -57,6 +57,9 @@ def test_the_roofline_is_that_of_the_cost_model(hardware, model, way):
         assert took_ns > roofline.target.least_ns
 
 
+@pytest.mark.fast(
+    "[nhm]*-whole-overlap", "[nhm]*-pools-sync*", "[ctl]*-whole-sync*", "[ctl]*-pools-overlap"
+)  # every pair of choices
 @pytest.mark.parametrize("mode", ["overlap", "synchronous"])
 @pytest.mark.parametrize("pools", [{}, {"prefill": 1, "decode": 2, "bandwidth_gbps": 1.0}], ids=["whole", "pools"])
 @pytest.mark.parametrize("way", SPECULATION)

@@ -16,6 +16,13 @@ from foretoken.core.scheduler.config import EngineConfig
 from foretoken.core.scheduler.engine import Engine
 
 ALGORITHM = Standalone()
+VARIANTS = [
+    {},
+    {"overlap": False},
+    {"track_tokens": True},
+    {"num_pages": 45, "preempt": True, "mixed": False},
+    {"num_pages": 1000, "max_running": 80, "watermark": 0.0},
+]
 
 
 class ToyExecutor:

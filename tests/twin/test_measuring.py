@@ -111,10 +111,10 @@ def test_a_damaged_profile_is_named_by_its_key(damage, key):
     assert key in [problem.key for problem in refused.value.problems]
 
 
-def test_a_scenario_takes_measured_steps(checkpoints, tmp_path):
+def test_a_scenario_takes_measured_steps(models, tmp_path):
     steps = made_steps("EAGLE3")
     write_json(tmp_path / "profile.json", profile_document(profile(steps)))
-    config = checkpoints["target"] / "config.json"
+    config = models["target"] / "config.json"
     text = config.read_text().replace("float32", "bfloat16")
     (tmp_path / "config.json").write_text(text)
     settings = {

@@ -50,7 +50,7 @@ def test_one_prompt_gives_its_text_alone(generate, models, monkeypatch):
     (line,) = json_lines(as_json.out)
     assert line["text"].rstrip("\n") == outcome.out.rstrip("\n") and outcome.out.endswith("\n")
     assert (line["finish"], len(line["tokens"]), line["id"]) == ("length", 20, "1")
-    drafted = generate("--prompt", "def add", "--max-tokens", 20, "--draft", models["standalone"], "--topk", 2)
+    drafted = generate("--prompt", "def add", "--max-tokens", 20, "--draft", models["STANDALONE"], "--topk", 2)
     assert drafted.out == outcome.out
     as_stdin(monkeypatch, "def add")
     assert generate("--max-tokens", 20).out == outcome.out
@@ -103,7 +103,7 @@ def test_prompts_from_standard_input(generate, prompts, monkeypatch):
 
 
 def test_stats_stand_on_standard_error(generate, models):
-    outcome = generate("--prompt", "def add", "--max-tokens", 20, "--stats", "--draft", models["eagle3"], "--topk", 2)
+    outcome = generate("--prompt", "def add", "--max-tokens", 20, "--stats", "--draft", models["EAGLE3"], "--topk", 2)
     assert "tokens/s" not in outcome.out
     for words in (
         "1 request: 2 prompt and 20 output tokens",
@@ -126,7 +126,7 @@ def test_a_run_leaves_its_files_and_replays(generate, command, models, prompts, 
     run.mkdir(parents=True)
     (run / "rounds.parquet").write_text("of an earlier run")
     outcome = generate(
-        "--prompts", prompts, "--out", run, "--draft", models["standalone"], "--adaptive", "default", "--overlap"
+        "--prompts", prompts, "--out", run, "--draft", models["STANDALONE"], "--adaptive", "default", "--overlap"
     )
     assert outcome.code == 0
     assert {path.name for path in run.iterdir()} == {"events.jsonl", "outputs.jsonl", "summary.json"}
@@ -176,7 +176,7 @@ def test_bad_input_is_one_message_before_a_weight_is_read(generate, name, monkey
 
 def test_broken_weights_are_found_before_any_are_read(generate, models, tmp_path, monkeypatch):
     """Of the draft too: its files are looked at before the target's weights are read."""
-    for name, options in (("target", ["--model"]), ("standalone", ["--draft"]), ("eagle3", ["--draft"])):
+    for name, options in (("target", ["--model"]), ("STANDALONE", ["--draft"]), ("EAGLE3", ["--draft"])):
         broken = tmp_path / name
         shutil.copytree(models[name], broken)
         weights = broken / "model.safetensors"

@@ -81,7 +81,7 @@ def wait_until_free(port):
 
 
 def test_the_output_is_that_of_one_process_and_every_worker_keeps_a_log(command, models, prompts, tmp_path):
-    arguments = ("generate", "--model", models["target"], "--draft", models["eagle3"], "--topk", 2)
+    arguments = ("generate", "--model", models["target"], "--draft", models["EAGLE3"], "--topk", 2)
     arguments += ("--dtype", "float64", "--device", "cpu", "--prompts", prompts)
     alone = command(*arguments)
     out = tmp_path / "run"

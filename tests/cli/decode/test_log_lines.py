@@ -52,7 +52,7 @@ def test_lines_and_statistics_of_decoding(command, models, tmp_path, more):
         "--model",
         models["target"],
         "--draft",
-        models["eagle3"],
+        models["EAGLE3"],
         "--adaptive",
         table,
         "--dtype",

@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 from foretoken.twin import run
-from small_checkpoint import write_head, write_target
 
 SCENARIO = """
 name = "small"
@@ -24,12 +23,6 @@ output = {value = 5}
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    return write_target(root / "target"), write_head(root / "eagle3", "EAGLE3")
-
-
-@pytest.fixture(scope="module")
 def scenario(tmp_path_factory):
     path = tmp_path_factory.mktemp("scenario") / "small.toml"
     path.write_text(SCENARIO)
@@ -43,7 +36,7 @@ def test_a_profile_is_measured_and_both_sides_are_printed(command, tmp_path, mod
     )  # tell the acceptance well enough
     monkeypatch.setattr(run, "TwinPlan", few)
     monkeypatch.setattr("foretoken.gpu.bench.run.CORPUS_BYTES", 400_000)
-    target, draft = models
+    target, draft = models["target"], models["EAGLE3"]
     profile, numbers = tmp_path / "profile.json", tmp_path / "twin.json"
     size = ("--max-running", 2, "--context-len", 64, "--threads", 1, "--clock", "cpu", "-q")
     code, text, errors = command(
@@ -97,6 +90,6 @@ def test_a_profile_is_measured_and_both_sides_are_printed(command, tmp_path, mod
     ],
 )
 def test_what_does_not_fit_is_one_message(command, models, scenario, arguments, message):
-    names = {"target": models[0], "scenario": scenario}
+    names = {"target": models["target"], "scenario": scenario}
     code, _, errors = command(*(str(argument).format(**names) for argument in arguments))
     assert code == 2 and message in errors

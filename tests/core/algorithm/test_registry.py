@@ -12,15 +12,6 @@ from foretoken.properties.reference import plain_greedy
 from served_engine import MODEL, ask, finish, make
 
 
-@pytest.fixture
-def forget():
-    before = set(algorithm_names())
-    yield
-    for name in algorithm_names():
-        if name not in before:
-            unregister_algorithm(name)
-
-
 @pytest.mark.parametrize("name", ["NONE", "STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "NGRAM"])
 def test_names_are_case_insensitive(name):
     assert get_algorithm(name) is get_algorithm(name.lower()) is get_algorithm(name.title())

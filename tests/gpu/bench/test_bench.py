@@ -24,7 +24,6 @@ from foretoken.gpu.executor.graphs import CaptureReport, RoundKind
 from foretoken.gpu.session.devices import ops_for
 from foretoken.gpu.session.memory import NotEnoughMemory
 from foretoken.gpu.session.text import Tokenizer
-from small_checkpoint import write_head, write_standalone, write_target
 
 SMALL = {
     "architectures": ["LlamaForCausalLM"],
@@ -188,14 +187,19 @@ def test_probabilities_hold_for_a_chain_and_grow_for_a_tree(small):
         assert first == 0.5 if topk == 1 else 0.6 < first < 0.9
 
 
-@pytest.mark.fast("write_head")
-@pytest.mark.parametrize("write_draft", [write_standalone, write_head], ids=lambda write: write.__name__)
-def test_a_checkpoint_decodes_its_own_tokens(tmp_path, write_draft):
-    target = write_target(tmp_path / "target")
+@pytest.mark.fast("EAGLE3")
+@pytest.mark.parametrize("draft", ["STANDALONE", "EAGLE3"])
+def test_a_checkpoint_decodes_its_own_tokens(models, draft):
     options = BenchOptions(
-        model=target, batch_sizes="1,3", context_lengths="10", output_tokens=10, repeat=1, device="cpu", steps="2"
+        model=models["target"],
+        batch_sizes="1,3",
+        context_lengths="10",
+        output_tokens=10,
+        repeat=1,
+        device="cpu",
+        steps="2",
     )
-    plan, _, results = run(replace(options, draft=str(write_draft(tmp_path / "draft")), dtype="float64"))
+    plan, _, results = run(replace(options, draft=str(models[draft]), dtype="float64"))
     assert plan.acceptance is None and plan.acceptance_name == "measured"
     assert [result.equal_outputs for result in results] == [4, 4, 6, 6], "four prompts at least, in whole batches"
 
@@ -289,8 +293,8 @@ def test_a_copy_reads_and_writes(monkeypatch):
 # -- prompts and shapes -----------------------------------------------------------------------------------------------
 
 
-def test_prompts_of_a_tokenizer_are_text(tmp_path):
-    tokenizer = Tokenizer.load(write_target(tmp_path))
+def test_prompts_of_a_tokenizer_are_text(models):
+    tokenizer = Tokenizer.load(models["target"])
     prompts = bench_prompts(tokenizer, 320, 4, 50, 0)
     assert len({tuple(prompt) for prompt in prompts}) == 4
     for prompt in prompts:

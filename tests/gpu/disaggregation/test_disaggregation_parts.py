@@ -13,12 +13,7 @@ import numpy as np
 import pytest
 import torch
 from foretoken.core.algorithm.algorithm import SpecAlgorithm
-from foretoken.core.algorithm.registry import (
-    get_algorithm,
-    is_known_everywhere,
-    register_algorithm,
-    unregister_algorithm,
-)
+from foretoken.core.algorithm.registry import get_algorithm, is_known_everywhere, register_algorithm
 from foretoken.core.errors import ConfigError
 from foretoken.core.handoff import TransferKey
 from foretoken.core.handoff.messages import Ack, Renew
@@ -41,7 +36,6 @@ from foretoken.gpu.executor.build import build_executor
 from foretoken.gpu.session.plan import SessionOptions
 from matrix_cells import OPS, small_head, small_model
 from serving import CONFIG, Way
-from small_checkpoint import write_target
 
 # -- counts and devices -----------------------------------------------------------------------------------------------------
 
@@ -99,8 +93,8 @@ def test_more_workers_than_gpus_are_refused(monkeypatch, num_gpus, asked):
         Disaggregation(1, 2).devices(asked)
 
 
-def test_workers_on_one_device_share_what_it_has(tmp_path, monkeypatch):
-    options = SessionOptions(write_target(tmp_path / "target"), device="cpu", memory_fraction=0.8)
+def test_workers_on_one_device_share_what_it_has(models, monkeypatch):
+    options = SessionOptions(models["target"], device="cpu", memory_fraction=0.8)
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     plan = plan_disaggregated(options, Disaggregation(1, 3))
     assert plan.options.memory_fraction == pytest.approx(0.2) and plan.options.threads == 2
@@ -108,19 +102,12 @@ def test_workers_on_one_device_share_what_it_has(tmp_path, monkeypatch):
     assert plan_disaggregated(asked, Disaggregation(1, 3)).options.threads == 5
 
 
-def test_an_algorithm_that_other_processes_do_not_know_is_refused(tmp_path):
-    @register_algorithm("ONLY_HERE")
-    class OnlyHere(SpecAlgorithm):
-        pass
-
-    try:
-        assert not is_known_everywhere("only_here") and is_known_everywhere("eagle3")
-        options = SessionOptions(write_target(tmp_path / "target"), device="cpu", algorithm="ONLY_HERE")
-        with pytest.raises(ConfigError) as caught:
-            plan_disaggregated(options, Disaggregation(1, 1))
-    finally:
-        unregister_algorithm("ONLY_HERE")
-    assert "ONLY_HERE was registered in this process alone" in str(caught.value)
+def test_an_algorithm_that_other_processes_do_not_know_is_refused(models, forget):
+    register_algorithm("ONLY_HERE")(type("OnlyHere", (SpecAlgorithm,), {}))
+    assert not is_known_everywhere("only_here") and is_known_everywhere("eagle3")
+    options = SessionOptions(models["target"], device="cpu", algorithm="ONLY_HERE")
+    with pytest.raises(ConfigError, match="ONLY_HERE was registered in this process alone"):
+        plan_disaggregated(options, Disaggregation(1, 1))
 
 
 # -- pages as bytes -----------------------------------------------------------------------------------------------------------

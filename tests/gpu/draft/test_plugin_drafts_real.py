@@ -5,17 +5,11 @@ from __future__ import annotations
 import pytest
 from foretoken.checks.matrix import Cell, random_cells
 from foretoken.core.algorithm.builtin import Eagle, Eagle3, MultiLayerEagle, Standalone
-from foretoken.core.algorithm.registry import algorithm_names, register_algorithm, unregister_algorithm
+from foretoken.core.algorithm.registry import register_algorithm
 from matrix_cells import applicable, run_real_cell
 from witness import Witness
 
-
-@pytest.fixture(autouse=True)
-def forget():
-    before = set(algorithm_names())
-    yield
-    for name in set(algorithm_names()) - before:
-        unregister_algorithm(name)
+pytestmark = pytest.mark.usefixtures("forget")
 
 
 def plugin(base, **changes):

@@ -9,7 +9,7 @@ from foretoken.core.contract.request import Request
 from foretoken.core.prompt import Prompt
 from foretoken.gpu.session.plan import SessionOptions
 from foretoken.gpu.session.session import DecodeSession
-from small_checkpoint import VOCAB_SIZE, write_head, write_standalone, write_target
+from small_checkpoint import VOCAB_SIZE
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,14 +22,6 @@ WAYS = {
     "EAGLE3 tree": ("EAGLE3", {"steps": 3, "topk": 3, "num_draft_tokens": 9}),
     "MULTI_LAYER_EAGLE": ("MULTI_LAYER_EAGLE", {"steps": 2}),
 }
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """Directories by name: the target, and a draft of each kind."""
-    root = tmp_path_factory.mktemp("models")
-    heads = {name: write_head(root / name, name) for name in ("EAGLE3", "MULTI_LAYER_EAGLE")}
-    return {"target": write_target(root / "target"), "STANDALONE": write_standalone(root / "standalone"), **heads}
 
 
 def requests(outputs: tuple[str, ...] = ()) -> list[Request]:

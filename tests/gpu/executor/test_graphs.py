@@ -35,7 +35,6 @@ from foretoken.gpu.session.session import DecodeSession, warm_up
 from matrix_cells import OPS, noisy_copy, run_real_cell, small_head, small_model
 from serving import Way, chain
 from serving import serve as serve_way
-from small_checkpoint import write_head, write_target
 
 
 @pytest.mark.fast("False-STANDALONE", "False-NGRAM", "True-MULTI_LAYER_EAGLE")
@@ -228,9 +227,8 @@ def test_padding_rows_leave_the_pools_and_the_relay_of_others_alone():
     assert not (written & ~held)[1:].any(), "a padded row wrote to a slot that no row was given"
 
 
-def test_a_session_captures_the_sizes_that_its_batches_can_have(tmp_path):
-    target, draft = write_target(tmp_path / "target"), write_head(tmp_path / "eagle3")
-    plain = SessionOptions(model=target, draft=draft, dtype="float64", max_running=3)
+def test_a_session_captures_the_sizes_that_its_batches_can_have(models):
+    plain = SessionOptions(model=models["target"], draft=models["EAGLE3"], dtype="float64", max_running=3)
     texts, sizes = [], []
     for options in (plain, replace(plain, graphs=True, block_rounds=1, overlap=True)):
         session = DecodeSession.open(options)

@@ -57,6 +57,7 @@ def pool_of(model) -> KVPool:
     return KVPool(model.num_layers, SLOTS, model.num_kv_heads, model.head_dim, torch.float32, META)
 
 
+@pytest.mark.fast("*-True", "NONE-*", "STANDALONE-3-4-9-False")
 @pytest.mark.parametrize("sampled", [False, True])
 @pytest.mark.parametrize(("algorithm", "steps", "topk", "nodes"), CASES)
 def test_nothing_in_a_round_looks_at_a_value(algorithm, steps, topk, nodes, sampled):

@@ -11,7 +11,7 @@ from foretoken.gpu.session.plan import SessionOptions
 from foretoken.gpu.session.prompts import Grammars, RequestDefaults, json_schema, make_requests, read_prompts
 from foretoken.gpu.session.session import DecodeSession
 from foretoken.gpu.session.text import Tokenizer
-from small_checkpoint import CONTEXT, VOCAB_SIZE, write_head, write_standalone, write_target
+from small_checkpoint import CONTEXT, VOCAB_SIZE
 
 pytest.importorskip("llguidance", reason="needs the extra grammar")
 
@@ -32,16 +32,6 @@ LINES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    return {
-        "target": write_target(root / "target"),
-        "standalone": write_standalone(root / "standalone"),
-        "eagle3": write_head(root / "eagle3"),
-    }
-
-
 def texts_of(models, **options) -> list[str]:
     plan = SessionOptions(model=models["target"], dtype="float64", device="cpu", context_len=CONTEXT, **options)
     tokenizer = Tokenizer.load(models["target"])
@@ -58,7 +48,7 @@ def test_outputs_are_of_their_grammar_and_those_of_plain_decoding(models):
         assert value["name"] in ("Ada", "Grace") and 0 <= value["age"] <= 99 and len(value) == 2
     word, number = plain[1].split(" ")
     assert word in ("tick", "tock") and len(number) == 3 and number.isdecimal()
-    ways = ({"algorithm": "NGRAM"}, {"draft": models["standalone"], "steps": 3}, {"draft": models["eagle3"], "topk": 3})
+    ways = ({"algorithm": "NGRAM"}, {"draft": models["STANDALONE"], "steps": 3}, {"draft": models["EAGLE3"], "topk": 3})
     for way in ways:
         drafted = texts_of(models, **way)
         assert drafted[:3] == plain[:3], way

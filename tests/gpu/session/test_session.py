@@ -24,15 +24,7 @@ from foretoken.gpu.session.session import DecodeSession, SessionOptions, check_l
 from foretoken.gpu.session.text import Tokenizer
 from foretoken.observe.log import EventLog
 from foretoken.observe.replay import replay
-from small_checkpoint import CONTEXT, SHAPE, VOCAB_SIZE, write_head, write_standalone, write_target
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """Directories by name: target, standalone, and a head of each kind."""
-    root = tmp_path_factory.mktemp("models")
-    heads = {name: write_head(root / name, name) for name in ("EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE")}
-    return {"target": write_target(root / "target"), "standalone": write_standalone(root / "standalone"), **heads}
+from small_checkpoint import CONTEXT, SHAPE, VOCAB_SIZE, write_target
 
 
 def options_for(models, draft=None, **options) -> SessionOptions:
@@ -58,16 +50,16 @@ def plain(models):
 
 
 WAYS = {
-    "STANDALONE chain, overlap": ("standalone", {"overlap": True}),
-    "STANDALONE tree, pages": ("standalone", {"topk": 2, "page_size": 4, "debug": True}),
+    "STANDALONE chain, overlap": ("STANDALONE", {"overlap": True}),
+    "STANDALONE tree, pages": ("STANDALONE", {"topk": 2, "page_size": 4, "debug": True}),
     "EAGLE": ("EAGLE", {}),
     "EAGLE3 tree": ("EAGLE3", {"topk": 3, "steps": 2, "num_draft_tokens": 6}),
     "MULTI_LAYER_EAGLE": ("MULTI_LAYER_EAGLE", {}),
     "NGRAM": (None, {"algorithm": "NGRAM", "steps": 4}),
-    "adaptive": ("standalone", {"adaptive": "with-zero", "block_rounds": 1}),
-    "adaptive trees": ("standalone", {"adaptive": "with-zero", "topk": 3, "num_draft_tokens": {"3": 9, "7": 12}}),
+    "adaptive": ("STANDALONE", {"adaptive": "with-zero", "block_rounds": 1}),
+    "adaptive trees": ("STANDALONE", {"adaptive": "with-zero", "topk": 3, "num_draft_tokens": {"3": 9, "7": 12}}),
     "goodput": (
-        "standalone",
+        "STANDALONE",
         {"adaptive": '{"1": {"candidate_steps": [0, 2]}}', "policy": "goodput", "max_running": 4},
     ),
 }
@@ -124,7 +116,7 @@ def test_stop_strings_end_text_and_request(models, plain):
         if text.index(text[i : i + 2]) == i and "\ufffd" not in text[i : i + 2]
     )
     lines = [json.dumps({"prompt": "def add(a, b):", "max_tokens": 40, "stop": ["never", stop]})]
-    session = DecodeSession.open(options_for(models, "standalone"))
+    session = DecodeSession.open(options_for(models, "STANDALONE"))
     (output,) = session.run(requests_of(models, lines)).values()
     assert output.finish == "stop" and output.text == text[: text.index(stop)]
     assert stop in tokenizer.decode(np.array(output.tokens))
@@ -158,7 +150,7 @@ def test_deltas_come_while_it_decodes_and_make_the_output(models, plain):
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_interruption_ends_all_requests_with_what_they_have(models, plain, overlap):
-    session = DecodeSession.open(options_for(models, "standalone", overlap=overlap, max_running=2, block_rounds=2))
+    session = DecodeSession.open(options_for(models, "STANDALONE", overlap=overlap, max_running=2, block_rounds=2))
     told = []
     outputs = session.run(requests_of(models), told.append, lambda: len(told) >= 4)
     assert session.loop.is_idle and session.engine.is_idle
@@ -192,9 +184,9 @@ def test_a_refused_request_is_told_of(models):
 
 
 def test_the_context_is_what_the_requests_need(models):
-    plan = plan_session(options_for(models, "standalone", steps=4), longest_request=50)
+    plan = plan_session(options_for(models, "STANDALONE", steps=4), longest_request=50)
     assert plan.spec.config.context_len == 50, "what a round writes past the last token is in the row's reserve"
-    assert plan_session(options_for(models, "standalone"), 10**6).spec.config.context_len == CONTEXT
+    assert plan_session(options_for(models, "STANDALONE"), 10**6).spec.config.context_len == CONTEXT
     assert plan_session(options_for(models)).spec.config.context_len == CONTEXT
     assert plan_session(options_for(models, context_len=40), 200).spec.config.context_len == 40
 
@@ -207,7 +199,7 @@ def test_the_mode_is_that_of_the_device_unless_it_is_asked_for(models):
 
 def test_the_pool_is_as_large_as_the_requests_or_the_memory(models, monkeypatch):
     def plan(**options):
-        return plan_session(options_for(models, "standalone", dtype="float32", max_running=4, **options), 60)
+        return plan_session(options_for(models, "STANDALONE", dtype="float32", max_running=4, **options), 60)
 
     roomy = plan(page_size=4)
     slots = roomy.spec.config.num_pages * 4
@@ -227,7 +219,7 @@ def test_the_pool_is_as_large_as_the_requests_or_the_memory(models, monkeypatch)
 
 
 def test_weights_are_counted_before_they_are_read(models):
-    plan = plan_session(options_for(models, "standalone", dtype="float32"))
+    plan = plan_session(options_for(models, "STANDALONE", dtype="float32"))
     session = DecodeSession.open(plan.options, plan=plan)
     target = sum(p.numel() * 4 for p in session.executor.target.parameters())
     assert target < plan.weight_bytes < 2 * target
@@ -272,14 +264,14 @@ def test_heads_beyond_the_steps_may_guess_past_the_end_of_the_context(models, tm
 BAD = {
     "no model": ({"model": "nowhere"}, "nowhere: no such directory"),
     "a draft that is missing": ({"algorithm": "EAGLE3"}, "EAGLE3 needs the directory of a draft"),
-    "a draft too many": ({"draft": "standalone", "algorithm": "NGRAM"}, "NGRAM takes no draft"),
+    "a draft too many": ({"draft": "STANDALONE", "algorithm": "NGRAM"}, "NGRAM takes no draft"),
     "steps without a draft": ({"steps": 3}, "NONE drafts nothing"),
-    "unknown policy": ({"draft": "standalone", "policy": "goodptu"}, "did you mean 'goodput'"),
+    "unknown policy": ({"draft": "STANDALONE", "policy": "goodptu"}, "did you mean 'goodput'"),
     "unknown dtype": ({"dtype": "flaot32"}, "did you mean 'float32'"),
     "a device that is not there": ({"device": "cuda:99"}, "not there"),
     "more steps than heads": ({"draft": "MULTI_LAYER_EAGLE", "steps": 3}, "3 steps need 3 heads, the draft has 2"),
-    "a tree beyond its capacity": ({"draft": "standalone", "topk": 2, "steps": 2, "num_draft_tokens": 8}, "at most 7"),
-    "nodes of a chain": ({"draft": "standalone", "steps": 2, "num_draft_tokens": 8}, "give topk for a tree"),
+    "a tree beyond its capacity": ({"draft": "STANDALONE", "topk": 2, "steps": 2, "num_draft_tokens": 8}, "at most 7"),
+    "nodes of a chain": ({"draft": "STANDALONE", "steps": 2, "num_draft_tokens": 8}, "give topk for a tree"),
     "a context that is not there": ({"context_len": 257}, "beyond the model's 256 positions"),
     "no pool": ({"kv_tokens": 2}, "hold no request"),
     "several at once": ({"page_size": 0, "max_running": 0, "seed": -1}, "max_running: must be at least 1"),
@@ -288,12 +280,12 @@ BAD = {
         {"draft": "EAGLE3", "steps": 64},
         "<arguments>: steps: 64; expected at most 63 draft steps",
     ),
-    "steps that are no candidate": ({"draft": "standalone", "adaptive": "default", "steps": 2}, "candidate"),
+    "steps that are no candidate": ({"draft": "STANDALONE", "adaptive": "default", "steps": 2}, "candidate"),
 }
 
 
 def test_the_most_steps_that_a_round_holds_are_decoded(models, plain):
-    for change in ({"draft": models["standalone"]}, {"algorithm": "NGRAM"}):
+    for change in ({"draft": models["STANDALONE"]}, {"algorithm": "NGRAM"}):
         session = DecodeSession.open(dataclasses.replace(options_for(models), steps=63, **change))
         (request,) = requests_of(models, LINES[:1])
         assert session.run([request])[request.request_id].tokens == plain[request.request_id].tokens
@@ -357,7 +349,7 @@ def test_the_cost_table_is_the_time_of_rounds(models):
                 now[0] += 100 + 10 * len(part.rows) + 7 * part.steps + int(part.seq_lens.sum())
 
     options = options_for(
-        models, "standalone", adaptive='{"1": {"candidate_steps": [0, 2]}}', policy="goodput", max_running=5
+        models, "STANDALONE", adaptive='{"1": {"candidate_steps": [0, 2]}}', policy="goodput", max_running=5
     )
     plan = plan_session(options)
     draft = HashDraft(HashLanguageModel(seed=1, vocab_size=24))
@@ -369,7 +361,7 @@ def test_the_cost_table_is_the_time_of_rounds(models):
         assert 900 <= token_ps <= 1100
 
 
-@pytest.mark.parametrize("draft", ["standalone", "EAGLE3"])
+@pytest.mark.parametrize("draft", ["STANDALONE", "EAGLE3"])
 def test_rounds_are_measured_though_the_only_request_is_short(models, draft):
     options = options_for(models, draft, policy="goodput", max_running=2)
     plan = plan_session(options, longest_request=5)
@@ -396,10 +388,10 @@ def test_where_rounds_are_captured_the_measured_ones_are_too(models, monkeypatch
 
     monkeypatch.setattr(round_cost, "build_executor", build)
     options = {"adaptive": '{"1": {"candidate_steps": [0, 2]}}', "policy": "goodput", "max_running": 2}
-    DecodeSession.open(options_for(models, "standalone", graphs=False, **options))
+    DecodeSession.open(options_for(models, "STANDALONE", graphs=False, **options))
     assert captured and not any(captured)
     captured.clear()
-    DecodeSession.open(options_for(models, "standalone", graphs=True, **options))
+    DecodeSession.open(options_for(models, "STANDALONE", graphs=True, **options))
     assert all(len(graphs) == 1 for graphs in captured)
     found = {(graph.steps, graph.batch_size, graph.kind.value) for (graph,) in captured}
     assert found == {(s, size, "greedy") for s in (0, 2) for size in (1, 2)}

@@ -51,7 +51,7 @@ def test_a_factor_depends_on_seed_replica_purpose_and_number_alone():
     assert of().times_ns(7, np.array([1000, 2000])).tolist() == [of().time_ns(7, 1000), of().time_ns(8, 2000)]
 
 
-@pytest.mark.fast("foretoken-overlap", "vllm-0.10-synchronous")
+@pytest.mark.fast("foretoken-overlap")
 @pytest.mark.parametrize("mode", ["overlap", "synchronous"])
 @pytest.mark.parametrize("host", ["foretoken", "vllm-0.10"])
 def test_a_block_fluctuates_as_its_rounds_do(mode, host):

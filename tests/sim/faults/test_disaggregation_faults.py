@@ -15,13 +15,12 @@ from foretoken.properties.simulator.ledger import Ledger
 from foretoken.sim.actors.clock import call_at
 from foretoken.sim.disaggregation.endpoint import HandoffEndpoint
 from foretoken.sim.faults.injector import LOSS
-from foretoken.sim.faults.plan import KINDS, FaultPlan, fault_plan, swarm_plan
+from foretoken.sim.faults.plan import KINDS, FaultPlan, fault_plan
 from foretoken.sim.faults.promises import OF_KIND
 from foretoken.sim.run import Simulation
 from foretoken.sim.scenario_file import scenario_from_dict
 from service_under_faults import (
     check_sabotage_is_reported,
-    disaggregated_service,
     engine_of_log,
     everything,
     faults_of,
@@ -44,13 +43,6 @@ OF_TRANSFERS = [name for name, kind in KINDS.items() if kind.needs_transfers]
 def test_five_services_under_the_swarm():
     fired = faults_of(serve_disaggregated_swarm, range(5))
     assert sum(fired[kind] > 0 for kind in OF_TRANSFERS) > len(OF_TRANSFERS) / 2, fired
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("hundred", range(10))
-def test_a_thousand_disaggregated_services_under_the_swarm(hundred):
-    fired = faults_of(serve_disaggregated_swarm, range(100 * hundred, 100 * hundred + 100))
-    assert sorted(fired) == sorted(KINDS) and all(fired.values()), fired
 
 
 @pytest.mark.parametrize("kind", OF_TRANSFERS)
@@ -128,15 +120,6 @@ def test_a_plan_of_zeros_is_no_plan(tmp_path, layerwise):
     without = logged(scenario, None, tmp_path / "without.jsonl")
     assert logged(scenario, fault_plan(everything(0.0)), tmp_path / "with.jsonl") == without
     assert without.count(b'"move":"join"') == 60
-
-
-@pytest.mark.fast("1")
-@pytest.mark.parametrize("seed", range(4))
-def test_a_log_of_a_run_under_faults_replays(tmp_path, seed):
-    path = tmp_path / "log.jsonl"
-    logged(disaggregated_service(seed), swarm_plan(seed, transfers=True), path)
-    report = replay(path, engine_of_log)
-    assert report.identical and report.num_replicas >= 2, report.difference
 
 
 # -- promises that are broken ---------------------------------------------------------------------------------------------

@@ -26,12 +26,14 @@ from foretoken.sim.faults.promises import OF_KIND
 from foretoken.sim.faults.transfers import UnreliableLink
 from service_under_faults import (
     check_sabotage_is_reported,
+    disaggregated_service,
     engine_of_log,
     everything,
     faults_of,
     logged,
     only,
     serve,
+    serve_disaggregated_swarm,
     serve_swarm,
     service,
 )
@@ -62,9 +64,10 @@ def test_eight_services_under_the_swarm():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hundred", range(10))
-def test_a_thousand_services_under_the_swarm(hundred):
-    fired = faults_of(serve_swarm, range(100 * hundred, 100 * hundred + 100))
-    assert sorted(fired) == sorted(OF_ANY_SERVICE) and all(fired.values()), fired
+@pytest.mark.parametrize(("serve_seed", "kinds"), [(serve_swarm, OF_ANY_SERVICE), (serve_disaggregated_swarm, KINDS)])
+def test_a_thousand_services_under_the_swarm(serve_seed, kinds, hundred):
+    fired = faults_of(serve_seed, range(100 * hundred, 100 * hundred + 100))
+    assert sorted(fired) == sorted(kinds) and all(fired.values()), fired
 
 
 # -- no faults, equal faults ----------------------------------------------------------------------------------------------
@@ -79,16 +82,17 @@ def test_a_plan_of_zeros_is_no_plan(tmp_path, change):
     assert without.count(b"\n") > 300
 
 
-@pytest.mark.fast("1")
-@pytest.mark.parametrize("seed", range(3))
-def test_a_log_of_a_run_under_faults_replays(tmp_path, seed):
+@pytest.mark.fast("*1")
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("make_scenario", [service, disaggregated_service])
+def test_a_log_of_a_run_under_faults_replays(tmp_path, make_scenario, seed):
     """What goes wrong is part of the decision log, so a fresh engine decides the same."""
     path = tmp_path / "log.jsonl"
-    scenario = service(seed)
-    logged(scenario, swarm_plan(seed), path)
+    transfers = make_scenario is disaggregated_service
+    logged(make_scenario(seed), swarm_plan(seed, transfers=transfers), path)
     report = replay(path, engine_of_log)
     assert report.identical, report.difference
-    assert report.num_decisions > 100
+    assert report.num_decisions > 100 and report.num_replicas > transfers
 
 
 # -- each kind ------------------------------------------------------------------------------------------------------------
