@@ -174,15 +174,15 @@ def planted(text):
     return [pytest.param(mutant.make, id=mutant.name) for mutant in defects("engine", None, PLACES, text, np=np)]
 
 
-# The others show in few cells.
-@pytest.mark.fast("[!RN]*", "Re[jtl]*", "Row*", "No*")
+# These show in the first cells.
+@pytest.mark.fast("[AHOPRS]l*", "Hid*", "One*", "Pre*", "Re[jtl]*", "Row*")
 @pytest.mark.parametrize("make", planted(IN_ONE_ENGINE))
 def test_a_planted_defect_is_noticed(make):
     with make.planted():
         assert noticed()
 
 
-@pytest.mark.fast("[!TA]*", "AStop*")
+@pytest.mark.fast("BlocksK*")
 @pytest.mark.parametrize("make", planted(BETWEEN_BLOCKS_AND_SINGLE_ROUNDS))
 def test_a_planted_difference_between_blocks_and_rounds_is_noticed(make):
     with make.planted():

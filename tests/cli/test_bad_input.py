@@ -26,15 +26,6 @@ SETTINGS = {
         ["model.context_len", "131072 positions"],
     ),
     "another algorithm": (["speculation.algorithm=EAGLE2"], ["unknown algorithm 'EAGLE2'; known"]),
-    "another version's server": (
-        ["hardware.server=vllm-0.10"],
-        ["unknown server 'vllm-0.10': no published", "the nearest is vllm-0.9"],
-    ),
-    "a model that does not fit": (
-        ["model.target=llama-3.1-70b", "hardware.gpu=L4"],
-        ["llama-3.1-70b", "does not fit", "L4", "needed"],
-    ),
-    "devices that do not divide the model": (["hardware.tensor_parallel=3"], ["3", "32 attention heads"]),
     "a pool too small for anything": (["engine.kv_slots=3"], ["3 pages", "slots needed"]),
     "nd beyond the tree": (
         ["speculation.policy=fixed", "speculation.steps=3", "speculation.topk=2", "speculation.num_draft_tokens=60"],
@@ -73,14 +64,14 @@ def test_all_problems_of_a_file_at_once(command, tmp_path):
     assert outcome.code == 2
     lines = outcome.err.splitlines()
     assert len(lines) == 4 and all(line.startswith(f"foretoken: {path}: ") for line in lines)
-    for words in [
+    for words in (
         "engine.pagesize",
         "'page_size'",
         "engine.mode",
         "'synchronous'",
         "workload.rate",
         "workload.burstiness",
-    ]:
+    ):
         assert words in outcome.err
 
 

@@ -63,12 +63,6 @@ def test_each_bit_of_the_key_flips_about_half_of_the_hash():
         assert abs(flipped - 0.5) < 0.01, bit
 
 
-def test_streams_of_two_requests_are_no_shifted_copies():
-    first, second = (set(hash64(0, 1, request, np.arange(20_000)).tolist()) for request in (1, 2))
-    assert len(first) == len(second) == 20_000
-    assert not first & second
-
-
 def test_integers_arrays_and_broadcasts_agree_without_warnings():
     requests = np.array([0, 1, 2**63, 2**64 - 1], dtype=np.uint64)
     positions = np.array([0, 5, 2**40], dtype=np.int64)

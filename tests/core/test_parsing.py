@@ -20,7 +20,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(values, st.sampled_from([None, 2]), st.booleans())
 def test_what_json_writes_is_read_back(value, indent, ascii_only):
     assert parse_json(json.dumps(value, indent=indent, ensure_ascii=ascii_only)) == value

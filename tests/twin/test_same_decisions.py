@@ -1,7 +1,5 @@
 """The twin's claim: with the simulated clock, the real executor is asked for the same steps at the same times as the simulated one."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from foretoken.core.acceptance.process import AcceptanceProcess, GaussianAcceptance
@@ -146,17 +144,3 @@ def test_a_real_and_a_simulated_run_decide_alike(make_arms, way, asked, config, 
     assert [item[0] for item in real] and len(real) > len(asked)
     for ours, theirs in zip(simulated, real, strict=True):
         assert ours == theirs
-
-
-def test_another_time_is_another_decision(make_arms):
-    """The comparison above would notice: with a slower profile the same requests are batched otherwise."""
-    (arm,) = make_arms(plain={"max_running": 4, "context_len": 80})
-    steps = made_steps("NONE")
-    slower = replace(steps, host=replace(steps.host, plan_base_ns=steps.host.plan_base_ns + 1))
-    asked = [Asked(Request(f"r{i}", Prompt.of_tokens(np.arange(9)), 8), i * 1_000_000) for i in range(6)]
-    process = GaussianAcceptance((0.5,))
-    runs = [
-        decisions(simulate(arm.simulated_spec, found.cost(arm.spec, "p"), found.host, process, asked))
-        for found in (steps, slower)
-    ]
-    assert runs[0] != runs[1]

@@ -26,21 +26,8 @@ def arguments(tmp_path, monkeypatch) -> list:
     monkeypatch.setattr("foretoken.gpu.bench.floor.CPU_BYTES", 1 << 20)  # far beyond the caches takes seconds
     path = tmp_path / "small.json"
     path.write_text(json.dumps(SMALL))
-    cells = [
-        "--batch-sizes",
-        "1,2",
-        "--context-lengths",
-        "8",
-        "--steps",
-        "2",
-        "--output-tokens",
-        "16",
-        "--repeat",
-        "1",
-        "--prompts",
-        "1",
-    ]
-    return ["bench", "--random-weights", path, *cells, "--device", "cpu"]
+    cells = "--batch-sizes 1,2 --context-lengths 8 --steps 2 --output-tokens 16 --repeat 1 --prompts 1 --device cpu"
+    return ["bench", "--random-weights", path, *cells.split()]
 
 
 def rows_of(out: str) -> list[list[str]]:

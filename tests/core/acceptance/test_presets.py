@@ -96,19 +96,18 @@ def test_what_a_run_accepts_depends_on_the_draft():
         }
         return foretoken.simulate(scenario | tables).summary
 
-    lengths = {
-        name: summary(name)["accept_length"] for name in ("EAGLE", "EAGLE3", "STANDALONE", "MULTI_LAYER_EAGLE", "NGRAM")
-    }
+    of = {name: summary(name) for name in ("EAGLE", "EAGLE3", "STANDALONE", "MULTI_LAYER_EAGLE", "NGRAM")}
+    lengths = {name: each["accept_length"] for name, each in of.items()}
     assert lengths["EAGLE"] == pytest.approx(2.25, rel=0.03)
     assert lengths["EAGLE3"] == pytest.approx(2.79, rel=0.03)
     assert len({round(length, 1) for length in lengths.values()}) == 5
-    assert not [notice for notice in summary("EAGLE3")["notices"] if "acceptance" in notice]
-    (borrowed,) = [notice for notice in summary("MULTI_LAYER_EAGLE")["notices"] if "acceptance" in notice]
+    assert not [notice for notice in of["EAGLE3"]["notices"] if "acceptance" in notice]
+    (borrowed,) = [notice for notice in of["MULTI_LAYER_EAGLE"]["notices"] if "acceptance" in notice]
     assert borrowed.startswith(
         "no published acceptance for MULTI_LAYER_EAGLE on llama chat; that of MULTI_LAYER_EAGLE on another model's math "
         "is used (preset multi-layer-eagle-math; vLLM pull 48892"
     )
-    (lookup,) = [notice for notice in summary("NGRAM")["notices"] if "look-ups" in notice]
+    (lookup,) = [notice for notice in of["NGRAM"]["notices"] if "look-ups" in notice]
     assert "ngram-code" in lookup
     edit = summary("NGRAM", acceptance={"preset": "edit"})
     assert edit["accept_length"] > lengths["NGRAM"] + 0.3

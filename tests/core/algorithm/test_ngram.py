@@ -35,7 +35,7 @@ def test_first_path_equals_the_definition(history, nodes):
     assert [path.tolist() for path in draft] == ([expected] if expected else [])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     history=st.lists(st.integers(0, 2), min_size=2, max_size=40), nodes=st.integers(1, 12), branches=st.integers(1, 5)
 )

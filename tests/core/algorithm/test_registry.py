@@ -69,14 +69,14 @@ def test_a_plugin_that_lacks_methods_is_refused_with_all_of_them(forget):
     with pytest.raises(ConfigError) as error:
         register_algorithm("BARE")(Bare)
     message = str(error.value)
-    for expected in (
+    for expected in [
         "build_disagg_draft_input",
         "relay_fields",
         "draft_kv",
         "accept_width",
         "num_draft_tokens",
         "__init__",
-    ):
+    ]:
         assert expected in message, expected
     assert "BARE" not in algorithm_names()
 
@@ -273,11 +273,7 @@ def test_all_problems_of_a_proposer_are_listed(forget):
         open_row = 3
 
     message = refusal(make_proposer=lambda self, shape: Poor())
-    for words in (
-        "Poor.observe: takes (row), expected (row, tokens)",
-        "Poor.open_row: must be",
-        "Poor.propose: is miss",
-    ):
+    for words in ("Poor.observe: takes (row), expected (row, tokens)", "Poor.open_row: must", "Poor.propose: is miss"):
         assert words in message
 
 

@@ -10,7 +10,6 @@ from foretoken.checks.matrix import VOCAB_SIZE
 from foretoken.core.contract.request import FinishReason, Request, SamplingParams
 from foretoken.core.errors import InvalidRequest
 from foretoken.core.prompt import Prompt
-from foretoken.gpu.executor import shaping
 from matrix_cells import small_model
 from serving import Way, chain, serve, tree
 from shaped import TOY, ToyMatcher, plain_text
@@ -98,26 +97,3 @@ def test_a_grammar_that_cannot_be_made_fails_its_request_alone(expected):
         run = serve(WAYS["chain"], requests_for(), make_matcher=make)
         assert run.finished["grammar"].reason is FinishReason.ERROR and words in run.finished["grammar"].message
         assert run.tokens["repetition"] == expected["repetition"]
-
-
-@pytest.mark.parametrize("defect", ["no path", "no counts of the path", "a bias at the root alone"])
-def test_wrong_shaping_is_noticed(defect, expected, monkeypatch):
-    """Planted: every node gets the mask of its root, or the penalties of its root."""
-    if defect == "no path":
-        monkeypatch.setattr(shaping, "paths_of", lambda tokens, parents: [[] for _ in tokens])
-    elif defect == "a bias at the root alone":
-        real_apply = shaping.RowShaping.apply
-
-        def apply(self, logits, path):
-            kept = self.params
-            self.params = replace(kept, logit_bias=()) if path else kept
-            real_apply(self, logits, path)
-            self.params = kept
-
-        monkeypatch.setattr(shaping.RowShaping, "apply", apply)
-    else:
-        real = shaping._penalise
-        monkeypatch.setattr(
-            shaping, "_penalise", lambda logits, params, counts, prompt: real(logits, params, {}, prompt)
-        )
-    assert serve(WAYS["chain"], requests_for(), make_matcher=make_matcher).tokens != expected

@@ -23,13 +23,7 @@ def test_kernels_under_the_interpreter(markers: str, record_property):
     run = subprocess.run(
         [
             sys.executable,
-            "-P",
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-m",
+            *["-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m"],
             markers,
             str(HERE / "interpreted"),
         ],

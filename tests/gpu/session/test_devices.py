@@ -35,6 +35,7 @@ def test_an_unknown_device_is_refused(device: str):
         ops_for(device)
 
 
+@pytest.mark.slow
 def test_without_triton_a_cpu_works_and_cuda_is_refused():
     program = """
 import sys

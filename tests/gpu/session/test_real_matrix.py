@@ -4,6 +4,7 @@ More random cells: FORETOKEN_MATRIX_CELLS=2000 pytest -m slow tests/gpu/session/
 """
 
 import os
+from functools import cache
 
 import pytest
 from foretoken.checks.matrix import DIMENSIONS, is_legal, pairs_of, pairwise_cells, random_cells
@@ -14,19 +15,22 @@ RANDOM_CELLS = int(os.environ.get("FORETOKEN_MATRIX_CELLS", "200"))
 NOT_HERE = ("drafts", "outputs", "faults")  # dimensions with one choice left, or not all of them
 
 
+@cache
 def cover(seed=0):
     """A cover of all pairs in the dimensions that apply; what gets the same is served once."""
     return list(dict.fromkeys(applicable(cell) for cell in pairwise_cells(seed)))
 
 
+def choices(cell):
+    return {(name, getattr(cell, name)) for name in DIMENSIONS}
+
+
 def few(cells):
-    """Those that first show a choice."""
-    seen, shown = set(), []
-    for cell in cells:
-        new = {(name, getattr(cell, name)) for name in DIMENSIONS}
-        if not new <= seen:
-            shown.append(cell)
-            seen |= new
+    """Some that show every choice: the next is the first with the most choices that none has shown."""
+    left, shown = set().union(*map(choices, cells)), []
+    while left:
+        shown.append(max(cells, key=lambda cell: len(choices(cell) & left)))
+        left -= choices(shown[-1])
     return shown
 
 
@@ -61,7 +65,7 @@ def test_pairwise_cells_serve_the_tokens_of_plain_decoding(seed, record_property
     record_property("note", f"real matrix, cover {seed}: {len(cells)} cells, {in_words(counts)}")
     # The cover is no empty exercise.
     for name in ("tokens", "blocks", "drafted", "correct_drafts", "retractions", "disturbances"):
-        assert counts[name] > 5, (name, counts)
+        assert counts[name] >= 5, (name, counts)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from foretoken.sim.actors.device import Jitter
 from foretoken.sim.run import Simulation
 from foretoken.sim.scenario_file import scenario_from_dict
 
-NAMES = (
+NAMES = [
     "duration",
     "mean_ttft_ms",
     "mean_tpot_ms",
@@ -17,7 +17,7 @@ NAMES = (
     "p99_itl_ms",
     "p99_e2el_ms",
     "accept_length",
-)
+]
 
 
 def summary_of(hardware: dict, engine: dict, seed: int = 3, **tables: dict) -> dict:

@@ -216,9 +216,9 @@ class TestFile:
         assert len(rows_and_times()) == 20
 
     def test_memory_does_not_grow_with_the_file(self, write, monkeypatch):
-        monkeypatch.setattr(traces, "CHUNK_ROWS", 1000)
+        monkeypatch.setattr(traces, "CHUNK_ROWS", 400)
         peaks = []
-        for num_rows in (5_000, 15_000):
+        for num_rows in (2_000, 6_000):
             path = write("".join(mooncake_line(second, 5, 3) for second in range(num_rows)))
             tracemalloc.start()
             assert sum(1 for _ in TraceSource(path)) == num_rows
