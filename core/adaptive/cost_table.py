@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError, ForetokenError, Problem, nearest
-from ..parsing import ParseError, parse_json
+from ..errors import ConfigError, ForetokenError, Problem
 
 _KEYS = ("steps", "batch_sizes", "round_ns", "kv_token_ps")
 _LARGEST = 1 << 53
@@ -58,25 +56,15 @@ class CostTable:
         numerator = times[j - 1] * (right - batch_size) + times[j] * (batch_size - left)
         return max(1, numerator // (right - left)) + kv_ns
 
-    def to_json(self) -> str:
-        return json.dumps({key: getattr(self, key) for key in _KEYS})
+    def to_json(self) -> dict[str, Any]:
+        return {key: getattr(self, key) for key in _KEYS}
 
     @classmethod
-    def from_json(cls, text: str, source: str = "<cost table>") -> CostTable:
-        """Read what `to_json` wrote. Raises `ConfigError` with the source and all problems."""
-        try:
-            table = parse_json(text)
-        except ParseError as error:
-            raise ConfigError(source, [Problem("", f"is not JSON: {error}")]) from None
-        if not isinstance(table, Mapping):
-            raise ConfigError(source, [Problem("", "is no JSON object; expected " + ", ".join(_KEYS))])
-        problems = [
-            Problem(str(key), f"is not a known key{nearest(str(key), _KEYS)}; expected one of {', '.join(_KEYS)}")
-            for key in table
-            if key not in _KEYS
-        ]
-        problems += [Problem(key, "is missing") for key in _KEYS if key not in table]
-        problems += _problems({key: table[key] for key in _KEYS if key in table})
+    def from_json(cls, table: Any, source: str = "<cost table>") -> CostTable:
+        """Read what `to_json` returned. Raises `ConfigError` with the source and all problems."""
+        if not isinstance(table, Mapping) or sorted(table) != sorted(_KEYS):
+            raise ConfigError(source, [Problem("", f"expected an object with {', '.join(_KEYS)}")])
+        problems = _problems(table)
         if problems:
             raise ConfigError(source, problems)
         rows = tuple(tuple(row) for row in table["round_ns"])
@@ -98,41 +86,25 @@ class CostTable:
 
 
 def _problems(table: Mapping[str, Any]) -> list[Problem]:
-    """Return everything wrong with the columns of a table that are there."""
-    problems: list[Problem] = []
-    lengths: dict[str, int] = {}
-    for key, lowest in (("steps", 0), ("batch_sizes", 1), ("kv_token_ps", 0)):
-        if key not in table:
-            continue
-        values = table[key]
-        expected = f"expected a non-empty list of integers >= {lowest}"
-        if not isinstance(values, list | tuple) or not values:
-            problems.append(Problem(key, expected))
-            continue
-        lengths[key] = len(values)
-        wrong = [index for index, value in enumerate(values) if not _is_integer(value, lowest)]
-        problems += [Problem(f"{key}[{index}]", f"is {values[index]!r}; {expected}") for index in wrong]
-        ascending = wrong or all(a < b for a, b in itertools.pairwise(values))
-        if key != "kv_token_ps" and not ascending:
-            problems.append(Problem(key, f"is {list(values)}; expected ascending numbers without repeats"))
-    steps, sizes = lengths.get("steps"), lengths.get("batch_sizes")
-    if steps is not None and lengths.get("kv_token_ps", steps) != steps:
-        problems.append(Problem("kv_token_ps", f"has {lengths['kv_token_ps']} numbers; expected {steps}, one per step"))
-    rows = table.get("round_ns")
-    if "round_ns" in table and not isinstance(rows, list | tuple):
-        problems.append(Problem("round_ns", "expected a list of rows, one per step"))
-    elif rows is not None:
-        if steps is not None and len(rows) != steps:
-            problems.append(Problem("round_ns", f"has {len(rows)} rows; expected {steps}, one per step"))
-        for i, row in enumerate(rows):
-            if not isinstance(row, list | tuple) or (sizes is not None and len(row) != sizes):
-                problems.append(Problem(f"round_ns[{i}]", f"expected a list of {sizes} numbers, one per batch size"))
-                continue
-            for j, value in enumerate(row):
-                if not _is_integer(value, 1):
-                    problems.append(Problem(f"round_ns[{i}][{j}]", f"is {value!r}; expected an integer >= 1, in ns"))
-    return problems
+    """Return everything wrong with the columns of a table."""
+    steps, sizes, rows, slopes = (table[key] for key in _KEYS)
+    problems = [
+        Problem(key, f"is {values!r}; expected ascending integers >= {lowest}")
+        for key, values, lowest in (("steps", steps, 0), ("batch_sizes", sizes, 1))
+        if not _are_integers(values, lowest) or not values or any(a >= b for a, b in itertools.pairwise(values))
+    ]
+    if problems:
+        return problems
+    if not _are_integers(slopes, 0) or len(slopes) != len(steps):
+        problems.append(Problem("kv_token_ps", f"is {slopes!r}; expected {len(steps)} integers >= 0, one per step"))
+    if not isinstance(rows, list | tuple) or len(rows) != len(steps):
+        return [*problems, Problem("round_ns", f"expected {len(steps)} rows, one per step")]
+    expected = f"expected {len(sizes)} integers >= 1 (ns), one per batch size"
+    wrong = [i for i, row in enumerate(rows) if not _are_integers(row, 1) or len(row) != len(sizes)]
+    return problems + [Problem(f"round_ns[{i}]", f"is {rows[i]!r}; {expected}") for i in wrong]
 
 
-def _is_integer(value: Any, lowest: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and lowest <= value <= _LARGEST
+def _are_integers(values: Any, lowest: int) -> bool:
+    return isinstance(values, list | tuple) and all(
+        type(value) is int and lowest <= value <= _LARGEST for value in values
+    )

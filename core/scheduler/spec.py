@@ -6,7 +6,6 @@ settings make the same engine everywhere. As JSON a specification is part of a l
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -192,7 +191,7 @@ class EngineSpec:
             "initial_steps": self.initial_steps,
             "topk": self.topk,
             "num_draft_tokens": _nodes_to_json(self.num_draft_tokens),
-            "cost_table": None if self.cost_table is None else json.loads(self.cost_table.to_json()),
+            "cost_table": None if self.cost_table is None else self.cost_table.to_json(),
             "graph_sizes": None if self.graph_sizes is None else list(self.graph_sizes),
             "decodes_text": self.decodes_text,
         }
@@ -214,7 +213,7 @@ class EngineSpec:
                     "config": EngineConfig(**value["config"]),
                     "adaptive": load_adaptive_config(value["adaptive"], source),
                     "num_draft_tokens": nodes,
-                    "cost_table": None if table is None else CostTable.from_json(json.dumps(table), source),
+                    "cost_table": None if table is None else CostTable.from_json(table, source),
                     "graph_sizes": None if sizes is None else tuple(sizes),
                 }
             )

@@ -57,9 +57,8 @@ class RoundCost:
 
     `tables`, `draft_tables`: measured times of the target's and the draft's passes, which replace the roofline's.
     `graph_sizes`: captured sizes in increasing order, None for no graphs; `graph_unit`: what they count. `sampling`: "stochastic"
-    (softmax and lossless acceptance over the vocabulary) or "greedy" (argmax). `shared_draft_prefix`: whether the branches of a
-    drafting tree read their common prefix once (a cascade kernel) or once each. `keep_draft_warm`: whether rounds with
-    0 steps run the catch-up. `expert_independence`: see `work.Routing`.
+    (softmax and lossless acceptance over the vocabulary) or "greedy" (argmax). `keep_draft_warm`: whether rounds with
+    0 steps run the catch-up. `expert_independence`: see `forward.Routing`.
     """
 
     sees_rows = False  # a round's time follows from its shape and the KV tokens of all rows together
@@ -79,7 +78,6 @@ class RoundCost:
         tables: KernelTables | None = None,
         draft_tables: KernelTables | None = None,
         sampling: str = STOCHASTIC,
-        shared_draft_prefix: bool = False,
         keep_draft_warm: bool = False,
         expert_independence: float = EXPERT_INDEPENDENCE,
     ) -> None:
@@ -102,7 +100,6 @@ class RoundCost:
         self.launch = launch
         self.calibration = calibration
         self.sampling = sampling
-        self.draft_reads_per_branch = not shared_draft_prefix
         self.keep_draft_warm = keep_draft_warm
         self.expert_independence = expert_independence
         roofline = ForwardCost(target, gpu, self.efficiency, self.parallel)
@@ -287,10 +284,7 @@ class RoundCost:
         if steps > 1 and draft.algorithm != MULTI_LAYER_EAGLE:
             # On average a branch has half of the steps' own tokens behind it.
             own, tokens = batch_size * steps // 2, self._tokens(batch_size, topk, has_graph)
-            if self.draft_reads_per_branch:
-                attention = forward.decode_attention(batch_size, 1, own, reads=topk)
-            else:
-                attention = forward.decode_attention(batch_size, topk, own * topk)
+            attention = forward.decode_attention(batch_size, 1, own, reads=topk)
             passes.append(self._draft_pass("draft", batch_size, tokens, tokens.count, attention, steps - 1, later=True))
         if topk > 1:
             # Cumulative scores, selection, sorting, parents, sibling links, mask.

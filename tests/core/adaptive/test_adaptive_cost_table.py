@@ -45,27 +45,27 @@ def test_json_round_trip_and_sampling():
     ("change", "words"),
     [
         ({"steps": [2, 0]}, "steps: is .*ascending"),
-        ({"steps": []}, "steps: expected a non-empty list"),
-        ({"batch_sizes": [0, 4, 16]}, r"batch_sizes\[0\]: is 0"),
-        ({"round_ns": [[1, 2, 3]]}, "round_ns: has 1 rows; expected 2"),
-        ({"round_ns": [[1, 2, 3], [1, 2]]}, r"round_ns\[1\]: expected a list of 3"),
-        ({"round_ns": [[1, 2, 3], [1, 2, 0.5]]}, r"round_ns\[1\]\[2\]: is 0.5"),
-        ({"kv_token_ps": [1]}, "kv_token_ps: has 1 numbers; expected 2"),
-        ({"kv_tokens_ps": [1]}, "did you mean 'kv_token_ps'"),
+        ({"steps": []}, "steps: is .*ascending"),
+        ({"steps": [False, True]}, "steps: is .*integers"),
+        ({"batch_sizes": [0, 4, 16]}, "batch_sizes: is .*>= 1"),
+        ({"round_ns": [[1, 2, 3]]}, "round_ns: expected 2 rows"),
+        ({"round_ns": [[1, 2, 3], [1, 2]]}, r"round_ns\[1\]: is .*expected 3"),
+        ({"round_ns": [[1, 2, 3], [1, 2, 0.5]]}, r"round_ns\[1\]: is .*integers"),
+        ({"kv_token_ps": [1]}, "kv_token_ps: is .*expected 2"),
+        ({"kv_tokens_ps": [1]}, "expected an object with steps"),
     ],
 )
 def test_refusals(change, words):
-    table = {**json.loads(TABLE.to_json()), **change}
+    table = {**TABLE.to_json(), **change}
     with pytest.raises(ConfigError, match=words):
-        CostTable.from_json(json.dumps(table))
+        CostTable.from_json(json.loads(json.dumps(table)))
 
 
 def test_all_problems_at_once_with_the_source():
+    table = {"steps": [1], "batch_sizes": [1], "round_ns": [[-1]], "kv_token_ps": []}
     with pytest.raises(ConfigError) as caught:
-        CostTable.from_json('{"steps": [true], "batch_sizes": [1], "round_ns": [[-1]]}', "h100.json")
-    assert [problem.key for problem in caught.value.problems] == ["kv_token_ps", "steps[0]", "round_ns[0][0]"]
+        CostTable.from_json(table, "h100.json")
+    assert [problem.key for problem in caught.value.problems] == ["kv_token_ps", "round_ns[0]"]
     assert str(caught.value).startswith("h100.json")
-    with pytest.raises(ConfigError, match="no JSON object"):
-        CostTable.from_json("3")
-    with pytest.raises(ConfigError, match="is not JSON"):
-        CostTable.from_json("{")
+    with pytest.raises(ConfigError, match="expected an object"):
+        CostTable.from_json(3)

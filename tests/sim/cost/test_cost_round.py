@@ -153,8 +153,7 @@ def test_trees_pay_for_building_moving_and_branches():
     assert "kv_move" not in chain
     assert tree["tree"] > 0
     assert tree["kv_move"] > 0
-    shared = RoundCost(LLAMA, H100, draft=eagle3_head(LLAMA), shared_draft_prefix=True)
-    assert tree["draft_attention"] > shared.decode_parts(8, 3, 4, 4, 50_000)["draft_attention"]
+    assert tree["draft_attention"] > chain["draft_attention"]
 
 
 def test_zero_steps_draft_only_when_told_to_stay_warm():
