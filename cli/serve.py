@@ -280,7 +280,7 @@ def _tell_faults(body: Body) -> None:
     report = getattr(body, "finish", lambda: None)()
     if report is None:
         return
-    from .simulation.faults_report import EXIT_BROKEN, print_broken, print_faults
+    from .simulation.run_record import EXIT_BROKEN, print_broken, print_faults
 
     print_faults(report)
     if not report.kept:

@@ -24,10 +24,9 @@ from ..sim.load import make_workload
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
 from .arms import Arm
-from .comparison import Comparison, compare
+from .comparison import Comparison, compare, simulate
 from .measuring import Pace, tokenizer_of
 from .served import Asked, Served, make_clock, metrics_of, serve
-from .simulated import simulate
 
 CALIBRATION_SEED = 104_729  # other windows of the text than those of the workload
 LIGHT, KNEE, SATURATED = "light", "knee", "saturated"

@@ -9,7 +9,7 @@ from ...core.adaptive.slot import GraphTable, MissingGraph
 from ...core.errors import ConfigError
 from ...properties.harness.mutants import Mutant
 from ...properties.step_controller.contract import StepsConfig
-from ...properties.step_controller.table import read_table
+from ...properties.step_controller.rule import read_table
 from ..adapters.step_controller import ControllerAdapter, make_ema, make_goodput
 from .planting import defects
 

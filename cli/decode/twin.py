@@ -76,9 +76,8 @@ def twin(
     from ...gpu.session.plan import SessionOptions
     from ...observe.log import package_version
     from ...sim.scenario_file import load_scenario
-    from ...twin.arms import open_arms
+    from ...twin.arms import open_arms, way_of_scenario, ways_of_draft, ways_of_pair
     from ...twin.run import TwinPlan, default_scenario, run_twin
-    from ...twin.ways import way_of_scenario, ways_of_draft, ways_of_pair
     from ..files import JsonRecord
     from ..progress import StatusLine
 

@@ -86,7 +86,7 @@ def simulate(
     with termination_is_interruption() as received, errors_at(origins):
         report = _run(resolved, origins, out, out is not None and not no_events, not no_perfetto, quiet, plan)
     if report.faults is not None and not report.faults.kept:
-        from .faults_report import EXIT_BROKEN, print_broken
+        from .run_record import EXIT_BROKEN, print_broken
 
         print_broken(report.faults, resolved.seed)
         raise typer.Exit(EXIT_BROKEN)
@@ -107,8 +107,7 @@ def _explained(scenario: Scenario, origins: dict[str, str]) -> str:
     """Return the scenario, every number that follows from it, and what it does that a user may not expect."""
     from ...sim.assembly import assemble
     from ...sim.effects import notices_of, refuse_without_effect
-    from .derived import derived_rows
-    from .scenario_text import scenario_text
+    from .scenario_text import derived_rows, scenario_text
 
     with errors_at(origins):
         assembly = assemble(scenario)
@@ -129,8 +128,8 @@ def _run(
     """Simulate, write the files, print the report."""
     from ...sim.run import Simulation
     from ..progress import simulation_progress
-    from .derived import derived_rows
     from .run_record import RunRecord
+    from .scenario_text import derived_rows
 
     record = RunRecord(scenario, out, events=events, perfetto=perfetto)
     with record:
@@ -151,7 +150,7 @@ def _run(
         summary = record.finish(report)
     record.print_report(summary, simulation.assembly)
     if report.faults is not None:
-        from .faults_report import print_faults
+        from .run_record import print_faults
 
         print_faults(report.faults)
     if report.num_skipped_rows:

@@ -9,8 +9,9 @@ which a simulation's log has only counts. And an audit must go on after a contra
 
 from __future__ import annotations
 
+import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,68 @@ from ...core.algorithm.algorithm import Drafter
 from ...core.algorithm.registry import get_algorithm
 from ...core.errors import ForetokenError
 from ...observe.encoding import MalformedRecord, decode_lens
-from .findings import Tally
+from ...observe.log import LogError, read_log
+from .findings import Audit, Tally
 from .requests import Requests, StepInFlight
+
+
+def audit_log(
+    path: str | os.PathLike[str], *, candidates: Iterable[int] | None = None, allow_truncated: bool = False
+) -> Audit:
+    """Audit the log at `path`. `candidates`: the numbers of steps that the engines may choose from, if known.
+
+    Raises LogError, with file and line, for a damaged log, and for one that breaks off unless `allow_truncated`.
+    """
+    tally = Tally()
+    steps = None if candidates is None else frozenset(candidates)
+    engines: dict[int, EngineHistory] = {}
+    not_audited: dict[str, int] = {}
+    complete = False
+    num_records = 0
+    for record in read_log(path, allow_truncated=allow_truncated):
+        num_records += 1
+        kind, data = record.kind, record.data
+        tally.line = record.line
+        if kind == "header":
+            continue
+        if kind == "end":
+            complete = data["complete"]
+            if data.get("events", num_records - 2) != num_records - 2:
+                raise LogError(
+                    path, record.line, f"{num_records - 2} events, by the last line {data['events']}: lines are lost"
+                )
+            break
+        tally.replica = replica = data["r"]
+        if kind == "engine":
+            if replica in engines:
+                raise LogError(path, record.line, f"replica {replica} starts twice")
+            engines[replica] = EngineHistory(data["config"], steps, tally)
+            continue
+        if replica not in engines:
+            raise LogError(path, record.line, f"replica {replica} has no 'engine' record before this one")
+        try:
+            if not engines[replica].follow(kind, data):
+                not_audited[kind] = not_audited.get(kind, 0) + 1
+        except ForetokenError as error:
+            raise LogError(path, record.line, str(error)) from error
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            raise LogError(path, record.line, f"a {kind!r} record that cannot be read: {error!r}") from error
+    if complete:
+        for tally.replica, engine in engines.items():
+            engine.end()
+    return Audit(
+        path=os.fspath(path),
+        complete=complete,
+        num_records=num_records,
+        num_replicas=len(engines),
+        num_requests=sum(engine.requests.num_submitted for engine in engines.values()),
+        num_tokens=sum(engine.rows.num_tokens for engine in engines.values()),
+        evaluations=tally.evaluations,
+        not_audited=not_audited,
+        flaws=tuple(tally.flaws),
+        num_flaws=tally.num_flaws,
+    )
+
 
 Ends = dict[str, tuple[str, int]]
 """Request id -> (reason, tokens) of the ends that a step's result implies."""

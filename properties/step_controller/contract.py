@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 
 from ..harness.contract import Capabilities
 from ..harness.letters import Choices
-from .table import Table
+from .rule import Table
 
 CAPTURED = ((), (), (32,), (4, 16), (1, 2, 4, 8), (1, 3, 6, 12))
 BOUNDS = ((1,), (1, 4), (2, 5), (1, 16), (1, 2, 8))

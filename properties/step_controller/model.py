@@ -15,7 +15,7 @@ import numpy as np
 
 from ...core.draws import Purpose, hash64
 from .contract import StepsCapabilities, StepsConfig
-from .table import Table
+from .rule import Table
 
 DEPTH = 8
 

@@ -10,8 +10,7 @@ from ..harness.operation import Operation, operation
 from ..harness.trial import Refused, Trial
 from .contract import METHODS, StepController, StepsCapabilities, StepsConfig
 from .model import GARBAGE, PROCESSES, Moment, Offered, RecordingBuilder, Shown, Stretch, Told, correct_drafts
-from .rule import AverageRule, Undecided
-from .table import DAMAGES, Table, damages, read_table, reloaded
+from .rule import DAMAGES, AverageRule, Table, Undecided, damages, read_table, reloaded
 
 RUNS = ((0,), (1,), (2,), (7,), (8, 0), (0, 1, 2), (3, 5), (1, 0, 0, 0))
 """How many drafts of each row would be accepted at most, over the rows in turn; with S steps, min(run, S) are."""

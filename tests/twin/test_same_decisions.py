@@ -7,9 +7,9 @@ from foretoken.core.contract.events import Committed, Planned, Submitted
 from foretoken.core.contract.request import Request
 from foretoken.core.prompt import Prompt
 from foretoken.gpu.executor.build import build_executor
+from foretoken.twin.comparison import simulate
 from foretoken.twin.measuring import priced_ns
 from foretoken.twin.served import Asked, StepLap, serve
-from foretoken.twin.simulated import simulate
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from made_steps import made_steps

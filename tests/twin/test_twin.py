@@ -11,11 +11,10 @@ from foretoken.core.errors import ConfigError
 from foretoken.core.prompt import Prompt
 from foretoken.sim.cost.executor_steps import read_executor_steps
 from foretoken.sim.scenario_file import scenario_with
-from foretoken.twin.comparison import Compared, compare
+from foretoken.twin.comparison import Compared, compare, simulate
 from foretoken.twin.measuring import MeasuringPlan, Pace, measure_steps
 from foretoken.twin.run import TwinPlan, _draft_of, default_scenario, rounds_of, run_twin
 from foretoken.twin.served import Asked, CpuClock, make_clock, metrics_of, serve
-from foretoken.twin.simulated import simulate
 from made_steps import made_steps
 
 

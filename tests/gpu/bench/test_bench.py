@@ -7,7 +7,7 @@ from multiprocessing.reduction import ForkingPickler
 import numpy as np
 import pytest
 import torch
-from foretoken.cli.decode.bench_display import footing
+from foretoken.cli.decode.bench import footing
 from foretoken.core.algorithm.algorithm import Drafter
 from foretoken.core.errors import ForetokenError
 from foretoken.core.model_shape import known_models, lookup_model

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from foretoken.cli.simulation.derived import derived_rows
+from foretoken.cli.simulation.scenario_text import derived_rows
 from foretoken.core.errors import ConfigError, ForetokenError
 from foretoken.gpu.session.plan import SessionOptions, plan_session
 from foretoken.gpu.session.session import DecodeSession

@@ -11,8 +11,8 @@ from foretoken.core.contract.request import SamplingParams
 from foretoken.core.errors import ForetokenError
 from foretoken.core.prompt import Prompt
 from foretoken.observe.log import EventLog, LogError
+from foretoken.properties.audit.engine_history import audit_log
 from foretoken.properties.audit.findings import AUDITED, MAX_FINDINGS
-from foretoken.properties.audit.history import audit_log
 from foretoken.properties.invariants import all_invariants
 from foretoken.sim.run import Simulation
 from foretoken.sim.scenario_file import load_scenario

@@ -12,7 +12,7 @@ from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.config import EngineConfig, EngineRole
 from foretoken.core.scheduler.engine import Engine
 from foretoken.observe.log import EventLog
-from foretoken.properties.audit.history import audit_log
+from foretoken.properties.audit.engine_history import audit_log
 from foretoken.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
 from foretoken.properties.reference.handoff import HandoffPair
 from foretoken.sim.faults.plan import swarm_plan

@@ -7,7 +7,7 @@ from foretoken.properties.conformance import check, check_step_controller
 from foretoken.properties.harness.report import PropertiesBroken
 from foretoken.properties.harness.trial import Violation
 from foretoken.properties.step_controller.contract import StepsConfig
-from foretoken.properties.step_controller.table import DAMAGES, Table, damages, read_table
+from foretoken.properties.step_controller.rule import DAMAGES, Table, damages, read_table
 from foretoken.properties.suites import suite_of
 
 STEPS = suite_of("step-controller")

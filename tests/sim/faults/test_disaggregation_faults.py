@@ -10,7 +10,7 @@ from foretoken.core.kv.store import KVStore
 from foretoken.observe.log import EventLog
 from foretoken.observe.metrics import RunMetrics
 from foretoken.observe.replay import replay
-from foretoken.properties.audit.history import audit_log
+from foretoken.properties.audit.engine_history import audit_log
 from foretoken.properties.simulator.ledger import Ledger
 from foretoken.sim.actors.clock import call_at
 from foretoken.sim.disaggregation.endpoint import HandoffEndpoint
