@@ -23,7 +23,7 @@ from .oracle import After, Drafts
 VOCAB_SIZE = 24
 TEXT_LEN = 48  # of the longest drawn request
 ALGORITHMS = (*["STANDALONE"] * 4, "NONE", "NONE", "NGRAM", "NGRAM")
-WITH_HEADS = (*["STANDALONE"] * 3, "NONE", "NGRAM", "NGRAM", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE")
+WITH_HEADS = (*["STANDALONE"] * 3, "NONE", "NGRAM", "NGRAM", *["EAGLE", "EAGLE3"] * 2, "MULTI_LAYER_EAGLE")
 STOP_TOKENS = (5, 11)
 MANY = 8  # rows of an engine in which many requests are sampled
 HIDDEN_STATES = "hidden_states"
@@ -85,7 +85,7 @@ class ExecutorConfig:
         )
         if has.samples:
             config = replace(config, mixture=choose((False, True)))
-            if choose((False, False, True)):
+            if choose((False, False, False, False, True)):
                 drafting = config if config.steps or algorithm == "NONE" else replace(config, steps=choose((0, 1, 2)))
                 return replace(drafting, max_running=MANY)._with_pool(3)
         return config._with_pool(choose((0, 1, 2, 3)))

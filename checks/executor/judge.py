@@ -26,7 +26,7 @@ from .oracle import (
     unfairness,
 )
 
-MOST_PROPOSALS = 32
+MOST_PROPOSALS = 20
 """Rounds of a run whose accept lengths are compared: a proposal from the whole text costs some passes."""
 
 

@@ -73,7 +73,7 @@ class ExecutorTrial(Trial):
     methods = METHODS
     looks = ("hidden_sizes", "hidden_bytes", "relay_fields", "roots", "weights")
     quick = 6_000
-    run_length = 60
+    run_length = 30
     limit_s = 60.0
 
     subject: Executor

@@ -385,6 +385,14 @@ RESERVES = """
 ReservesForOne (ENGINE-07): A request enters beside a reserve for one other, however many run.
     Admission.headroom = good(self, min(num_running, 1))
 
+EntersAtOnce (ENGINE-07): What was retracted enters again before a round is committed.
+    Requests.is_admission_paused = False
+
+AddsUpPages (ENGINE-07): Context and reserve are rounded to pages one by one, so that a request which fits waits.
+    Admission.needs
+        - ceil_to_page(context + self.reserve, self.config.page_size) - num_cached
+        + ceil_to_page(context, self.config.page_size) + ceil_to_page(self.reserve, self.config.page_size) - num_cached
+
 StopsBlocksForEver (ENGINE-07): A row with stop strings that has left is counted on, so that nothing runs in blocks any more.
     DecodeRounds.remove = good(self, row, False)
 

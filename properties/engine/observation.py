@@ -58,6 +58,7 @@ class Moment:
     lingering_before: Collection[int] = ()  # pages that wait for a step to be committed
     was_lost = False  # a step has failed: fewer steps may be drafted, and suspects of the failure go first
     recovery: Recovery | None = None  # what that has led to, where there are rules for it
+    was_holding = False  # nothing may enter until a round is committed
     first: Sequence[Life] = ()  # before a plan: the suspects that go first
     is_disturbed = False  # allocations were denied, a step was lost or a request was asked back: no promise of progress
     cached_before: frozenset[int] | None = None  # what the last cells of the cached pages held

@@ -255,6 +255,7 @@ class EngineTrial(Trial):
         m.asked_back = frozenset(model.asked_back)
         m.was_lost, m.first = self._was_lost, self._recovery.first() if self._recovery else ()
         m.was_waiting, m.before_plan, m.lingering_before = model.waiting(), tuple(model.flights), tuple(model.lingering)
+        before = model.running()
         view = self._step(self.subject.plan)
         if view is not None and not isinstance(view, Refused):
             m.flight = read_step(self, view)
@@ -265,6 +266,10 @@ class EngineTrial(Trial):
         if m.flight is not None:
             model.launch(m.flight, m.after.slots)
             m.flight.held = {name: len(slots) for name, slots in (m.before.slots or {}).items()}
+        new = {chunk.life for chunk in m.flight.chunks} if m.flight is not None else ()
+        if not any(f.rows for f in m.before_plan) and not any(x.decoding and x not in new for x in before):
+            model.holding = False  # no round is to come
+        m.was_holding = model.holding
         if m.admitted:
             m.count_overtaken()
             self._was_denied = False  # what enters has been allocated something

@@ -47,6 +47,13 @@ def _idle(m: Moment) -> Outcome:
     if len(running) >= m.max_running:
         return _preemption_that_is_due(m, running) or True
     needed = max(len(life.wish.prompt) + len(life.delivered) for life in m.was_waiting)
+    if m.keeps_reserves:
+        free = len(m.after.free) * config.page_size  # what runs has taken its own
+        exact = config.whole_pages(needed + config.reserve) + config.whole_pages(config.reserve) * len(running)
+        if free >= exact + config.num_slots // 64:
+            was = f"no request enters, with {len(running)} of {m.max_running} running, which leave {free} slots"
+            should = f"the head of the queue, if it has {needed} tokens at most and each that runs keeps its reserve"
+            return Finding(was, should, "a row stays empty")
     # All that run reserve for the next step, and a request that enters may be asked to leave them as much again.
     needed += room_for_all(config, 2 * len(running) + 1) + config.num_slots // 64
     if free >= needed:
@@ -64,6 +71,9 @@ def _against_reserves(m: Moment) -> Finding | None:
     size, cached = config.page_size, set(m.after.cached or ())
     free = len(m.after.free) * size
     decoding = [life for life in m.model.running() if life.decoding and not life.leaving]
+    if m.admitted and m.was_holding:
+        was = f"{m.admitted[0][0].name} enters before a round is committed since a retraction"
+        return Finding(was, "nothing enters until then", "two requests could retract each other in turns")
     if m.admitted:
         life, used = m.admitted[-1][0], {slot // size for own in slots.values() for slot in own[::size]}
         needed = max(config.whole_pages(len(life.context) + config.reserve) - len(slots[life.name]), 0)
