@@ -117,6 +117,13 @@ class Moment:
         for page in {slot // size for slot in (self.before.slots or {}).get(life.name, ())}:
             self.model.lingering.setdefault(page, (0, life.name, why))
 
+    def note_hold(self, running: Sequence[Life]) -> None:
+        """Note whether this plan had to wait for a round to be committed. `running` are the requests that ran before it."""
+        new = {chunk.life for chunk in self.flight.chunks} if self.flight is not None else ()
+        if not any(f.rows for f in self.before_plan) and not any(x.decoding and x not in new for x in running):
+            self.model.holding = False  # no round is to come
+        self.was_holding = self.model.holding
+
     def count_overtaken(self) -> None:
         """Count, for the first of each class, the later requests that have entered before it."""
         self.overtaken = []

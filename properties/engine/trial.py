@@ -266,10 +266,7 @@ class EngineTrial(Trial):
         if m.flight is not None:
             model.launch(m.flight, m.after.slots)
             m.flight.held = {name: len(slots) for name, slots in (m.before.slots or {}).items()}
-        new = {chunk.life for chunk in m.flight.chunks} if m.flight is not None else ()
-        if not any(f.rows for f in m.before_plan) and not any(x.decoding and x not in new for x in before):
-            model.holding = False  # no round is to come
-        m.was_holding = model.holding
+        m.note_hold(before)
         if m.admitted:
             m.count_overtaken()
             self._was_denied = False  # what enters has been allocated something
