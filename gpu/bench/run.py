@@ -39,7 +39,9 @@ def bench_prompts(
 ) -> list[np.ndarray]:
     """Return `num_prompts` different prompts of exactly `length` tokens, int64; the same ones for the same arguments.
 
-    They are windows of Python source (of the standard library's files from which a tiny pair learns nothing), spread evenly.
+    They are windows of Python source (of the standard library's files from which a tiny pair learns nothing), spread evenly; without a
+    tokenizer tokens as frequent as words are. Equal tokens would not do: they make equal keys and values, look-up drafts always find
+    them, and experts are all the same.
     """
     text = _text_tokens(tokenizer) if tokenizer is not None else None
     if text is None or len(text) < 2:

@@ -27,6 +27,11 @@ from ..ops.port import DecodeBatch, DeviceTree, Ops, VerifyBatch
 from .network import DraftNetwork
 from .port import Accepted, Draft, Relayed, RoundBatch, root_only
 
+# The draft's catch-up is one pass over what a round has accepted, a window of columns per row:
+#
+#     column      0      1      …   a − 1     a …
+#     position    len    len+1      len+a−1            a accepted nodes; KV of columns ≥ a goes to the sink
+
 
 def window_slots(batch: RoundBatch, columns: int) -> Tensor:
     """Return the slots of `columns` positions from each row's length on, int64 [bs, columns]."""

@@ -10,6 +10,15 @@ import numpy as np
 from ...core.contract.events import Aborted, HandoffMove, HandoffMoved, Planned, Resumed, StepsLost, Submitted
 from ...core.contract.request import FinishedRequest, FinishReason
 
+# -- requests that two engines have -----------------------------------------------------------------------------------
+# One engine computes the prompt, the other decodes. For the metrics they are one request:
+#
+#     prefill    submit ─── first token ───────── transferred
+#     decode                     reserve ─── join ─────────────── end        one slot of the open requests, from submit to the last end
+#
+# The end that counts is the first one that is not a handover; the slot is closed when both engines are done with it, because until then
+# rounds may still deliver to it. A request whose decode engine was lost keeps its slot until it is submitted again, or the run ends.
+
 Closing = tuple[int, int, int, int]  # slot, reason, time or −1, output or −1
 
 

@@ -1,4 +1,10 @@
-"""One engine's history, as its log tells it: each record is checked against those before it.
+"""The audit of a log: one engine's history, as its log tells it; each record is checked against those before it.
+
+    audit = audit_log("runs/a/events.jsonl")
+    assert audit.ok, audit.text()
+
+Any engine that writes the schema of `core/contract/events.py` (as `observe/encoding.py` puts it into lines) can be audited. The log is
+read once, from front to back; memory does not grow with it.
 
 Nothing is executed again, so engines that decide otherwise than ours can be audited. Only what lives is kept: requests, rows, steps in
 flight. After a contradiction the log is believed, so that one does not cause others.

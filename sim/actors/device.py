@@ -25,7 +25,12 @@ _WINDOW = 1024
 
 
 class Jitter:
-    """The factors of one kind of time. `spread`: their standard deviation, above 0; `lane` tells kinds of one purpose apart."""
+    """The factors of one kind of time, lognormal with mean 1, so that means stay and tails grow.
+
+    `spread`: their standard deviation, above 0; `lane` tells kinds of one purpose apart. Factors are keyed by (seed, replica, number of the
+    step), where each decode round counts as a step. So runs with other settings see the same sequence, and a block of rounds sees what its
+    rounds would see one by one.
+    """
 
     def __init__(self, spread: float, seed: int, purpose: Purpose, replica: int, lane: int = 0) -> None:
         assert spread > 0

@@ -153,7 +153,10 @@ class UnknownPreset(ForetokenError):
 
 @dataclass(frozen=True, slots=True)
 class LaunchCost:
-    """Launch behaviour of an engine. Times in nanoseconds.
+    """Launch behaviour of an engine: whole passes as captured graphs, or kernel by kernel from the host. Times in nanoseconds.
+
+    A captured pass costs a short gap on the device. A pass that is dispatched kernel by kernel cannot run faster than the host launches
+    it: its time is at least (kernels × time per launch), a *floor*, not an addition.
 
     `graph_gap_ns`: device idle between two captured passes; `row_gap_ns`: the same per request of a step, for what the host does for each
     while the device waits (sampling parameters, inputs, finished requests); `eager_kernel_ns`: host time to launch one kernel;

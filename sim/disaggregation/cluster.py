@@ -22,6 +22,12 @@ from .endpoint import EndpointHooks, HandoffEndpoint, Surroundings
 from .network import DisaggregationReport, Interconnect, Network, PacketHooks, TransferTimes
 from .pools import timing_of
 
+# Engines change roles one at a time, out of the pool that is less busy, and only when the engine is empty:
+#
+#     serving ──the other pool is much busier──► draining: no new requests ──empty──► serving in the other role
+#
+# Empty means that no request, no row, no transfer is left, nor the memory of one that could still be asked for (HANDOFF-10).
+
 BUSIER_BY = 0.2
 """A pool gets an engine of the other one when its devices were busier by more than this share of the time."""
 
