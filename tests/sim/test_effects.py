@@ -86,29 +86,24 @@ def told(settings: list[str], path=None) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(("settings", "key", "reason"), CASES, ids=[" ".join(case[0]) for case in CASES])
-def test_the_command_line_is_refused(files, settings, key, reason):
+def test_the_command_line_is_refused_and_a_file_is_told(files, tmp_path, settings, key, reason):
+    """Also a resolved scenario, which has every key: only those are told that are not the default."""
+    from foretoken.cli.simulation.scenario_text import scenario_text
+
     scenario, origins = load_scenario(None, settings)
     with pytest.raises(ConfigError) as refused:
         refuse_without_effect(assemble(scenario), origins)
     assert [problem.key for problem in refused.value.problems] == [key], "and no other key"
     assert reason in str(refused.value)
-
-
-@pytest.mark.parametrize(("settings", "key", "reason"), CASES, ids=[" ".join(case[0]) for case in CASES])
-def test_a_file_is_told(files, tmp_path, settings, key, reason):
-    """Also a resolved scenario, which has every key: only those are told that are not the default."""
-    from foretoken.cli.simulation.scenario_text import scenario_text
-
-    scenario, origins = load_scenario(None, settings)
     path = tmp_path / "scenario.toml"
     path.write_text(scenario_text(scenario, origins))
-    notices = told([], path)
     again, origins = load_scenario(path)
-    refuse_without_effect(assemble(again), origins)
-    default = {name: value for name, value, _ in flat_items(Scenario())}.get(key, "absent")
-    value = {name: value for name, value, _ in flat_items(scenario)}[key]
+    assembly = assemble(again)
+    refuse_without_effect(assembly, origins)
+    default, given = ({name: value for name, value, _ in flat_items(each)} for each in (Scenario(), scenario))
+    notices = notices_of(assembly, origins)
     matching = [notice for notice in notices if notice.startswith(f"{key} = ") and str(path) in notice]
-    if value != default and key != "workload.prefixes.groups":
+    if given[key] != default.get(key) and key != "workload.prefixes.groups":
         assert len(matching) == 1 and reason in matching[0]
 
 
