@@ -46,12 +46,12 @@ OURS: dict[str, dict[str, int]] = {
     },
     "engine": {
         "foretoken.checks.adapters.core_engine:make": 45_000,
-        "foretoken.properties.engine.plain:make": 15_000,
+        "foretoken.properties.engine.plain:make": 8_000,
     },
     "executor": {
-        "foretoken.checks.executor.reference_subject:make": 4_000,
+        "foretoken.checks.executor.reference_subject:make": 3_000,
         "foretoken.checks.executor.simulated_subject:make": 3_000,
-        "foretoken.checks.executor.torch_subject:make": 1_600,
+        "foretoken.checks.executor.torch_subject:make": 1_300,
     },
     "block-manager": {"foretoken.checks.manager.plain:make": 15_000},
     "transport": {"foretoken.checks.transport.handoff_subject:make": 8_000},
