@@ -42,12 +42,16 @@ class LossOutcome(NamedTuple):
 
 
 class ReserveOutcome(NamedTuple):
-    """`refusal`: the request can never run here. `row` 0: not now. Else its row and epoch, and how much of it the prefix cache has."""
+    """`refusal`: the request can never run here. `row` 0: not now. Else its row and epoch, and how much of it the prefix cache has.
+
+    `replan`: it may be possible without the slots that a running block holds, so stop the block.
+    """
 
     refusal: str
     row: int = 0
     epoch: int = 0
     num_cached: int = 0
+    replan: bool = False
 
 
 class JoinOutcome(NamedTuple):

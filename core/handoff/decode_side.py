@@ -354,6 +354,7 @@ class DecodeSide(HandoffSide):
                 self._finish(transfer, TransferState.FAILED, now_ns)
                 continue
             if not outcome.row:
+                self._replan = self._replan or outcome.replan
                 return
             self._queue.popleft()
             self._move(transfer, TransferEvent.RESERVE)

@@ -77,8 +77,8 @@ def _is_open(t: SimulatorTrial) -> bool:
 
 
 def _is_steady(t: SimulatorTrial) -> bool:
-    """Return whether nothing but the end of a request can shorten a step of several rounds."""
-    return _is_calm(t) and not t.service.cancels and not t.config.has_pools
+    """Return whether no slots that a step of several rounds holds are wanted before its end."""
+    return _is_calm(t) and not t.config.has_pools
 
 
 def _has_one_draft(t: SimulatorTrial) -> bool:

@@ -61,7 +61,7 @@ def impatient_client(
 def closed_loop_client(
     env: simpy.Environment, arrivals: Iterator[Arrival], send: Send, cancel: Cancel, patience: Patience
 ) -> Generator[simpy.Event, None, None]:
-    """Send the next request whenever the last one has ended, until there are none."""
+    """Send the next request whenever the last one has ended or was given up, until there are none."""
     for arrival in arrivals:
         request_id, ended = send(arrival)
         patience_ns = None if patience.is_endless else patience.of(arrival.row)
@@ -71,4 +71,3 @@ def closed_loop_client(
         yield ended | env.timeout(patience_ns)
         if not ended.triggered:
             cancel(request_id)
-            yield ended

@@ -105,8 +105,17 @@ def test_what_never_fits_is_refused_and_what_does_not_fit_now_waits():
     assert "too long" in engine.transfers.reserve(ask("a", 8, 1), 0).refusal
     assert engine.transfers.reserve(ask("a", 14), 0).row
     assert "duplicate" in engine.transfers.reserve(ask("a", 14), 0).refusal
-    assert engine.transfers.reserve(ask("b", 14), 0) == ("", 0, 0, 0)
+    assert engine.transfers.reserve(ask("b", 14), 0) == ("", 0, 0, 0, False)
     engine.check()
+
+
+def test_a_reservation_that_a_running_block_leaves_no_slots_asks_for_its_end():
+    engine = engine_of("decode", num_pages=50, block_rounds=8)
+    row = engine.transfers.reserve(ask("a", 8, 30), 0).row
+    engine.transfers.join("a", arrival(), 0)
+    engine.transfers.release_hold(row, 0)
+    assert engine.plan(0).max_rounds > 1
+    assert engine.transfers.reserve(ask("b", 20), 0) == ("", 0, 0, 0, True)
 
 
 def test_a_prefill_worker_reserves_nothing_for_output():
