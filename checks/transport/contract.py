@@ -27,8 +27,8 @@ class Message(NamedTuple):
     """A message on the link. `body` is the transport's own; the other fields say what it is about.
 
     `attempt` and `generation` number the attempts of a request and the incarnations of the prefill worker: no request has a pair twice.
-    `number` is the index of a page, the first page that an accept wants, or the first attempt of the transfer that an offer or a cancel
-    is about.
+    `number` is the index of a page, the first page that an accept wants, or the first attempt that an offer or a cancel is about: a cancel
+    ends the attempts from that one to its own, and no earlier one, even where its sender no longer knows that both were of one transfer.
     """
 
     kind: str

@@ -50,6 +50,11 @@ class Fault:
         return (changed, parcel) if self._kind - 3 == MISNUMBERED else (changed,)
 
 
+def covers(cancel: Message, attempt: tuple[int, int]) -> bool:
+    """Return whether a cancel is about this (generation, attempt)."""
+    return cancel.generation == attempt[0] and cancel.number <= attempt[1] <= cancel.attempt
+
+
 class Record:
     """Feeds `model` and `ledger`. `pages` returns the pages of a request on a side."""
 
@@ -57,9 +62,8 @@ class Record:
         self.config = config
         self.model = TransportModel(config)
         self.ledger = Ledger(config)
-        self.ended: dict[
-            int, tuple[int, int, int]
-        ] = {}  # request -> (generation, attempt, when) that ended at the decode side
+        # request -> (generation, attempt, when) that ended at the decode side
+        self.ended: dict[int, tuple[int, int, int]] = {}
         self.generation = 0  # the newest that the decode worker knows
         self._queued: dict[tuple[int, int], None] = {}  # (request, generation) that waits there for room, in its turn
         self.is_client = False  # what is sent now follows from what a client does
@@ -225,7 +229,8 @@ class Record:
         else:
             self._note_arrival_at_prefill(seen, message)
         hold = model.holds[side].get(request)
-        if hold is not None and hold.run is seen.run and message.kind in ENDING[side] and attempt[1:] >= newest:
+        is_of_newest = covers(message, newest) if message.kind == contract.CANCEL else attempt[1:] >= newest
+        if hold is not None and hold.run is seen.run and message.kind in ENDING[side] and is_of_newest:
             hold.may_go = True
             hold.is_called_back = side == DECODE and message.kind == contract.CANCEL
 
@@ -286,11 +291,10 @@ class Record:
 
     def _note_cancel_at_decode(self, seen: AttemptSeen, message: Message) -> None:
         run = seen.run
-        attempt = (message.request, message.generation, message.attempt)
         newest = run.newest.get(DECODE)
-        if newest is not None and attempt[1:] >= newest and newest[0] == message.generation:
+        if newest is not None and covers(message, newest):
             run.called_back = run.acked_ns is None or self.is_remembered(run, self.now_ns)
             entry = self.ledger.incoming_of(message.request, *newest)
-            if entry is not None and self.ledger.firsts.get(attempt) == entry.first:
+            if entry is not None:
                 entry.is_answered = True
                 self._end_at_decode(message)

@@ -21,7 +21,7 @@ from .contract import (
     TransportConfig,
 )
 from .model import GARBAGE, AttemptSeen, Hold, Joined, Moment, Run, content_of, draft_of, first_token_of, tokens_of
-from .record import Fault, Parcel, Record
+from .record import Fault, Parcel, Record, covers
 
 MAX_UNDER_WAY = 60
 MAX_PAST = 8
@@ -178,19 +178,17 @@ class TransportWatch(Trial):
         return side in seen.ends
 
     def _has_earlier_attempt(self, side: str, seen: AttemptSeen, message: Message) -> bool:
-        """Return whether an earlier attempt of the transfer is open here: a cancel ends all attempts up to its own.
+        """Return whether an earlier attempt that the cancel is about is open here.
 
         A worker that begins anew may accept a late offer of one attempt while the next one was accepted by the worker before it.
         """
-        for (_, generation, attempt), earlier in self.model.attempts.items():
-            is_of_transfer = earlier.run is seen.run and generation == message.generation and attempt < message.attempt
-            if is_of_transfer and earlier.was_accepted and side not in earlier.ends:
-                return True
-        return False
+        return any(
+            earlier.run is seen.run and covers(message, key[1:]) and earlier.was_accepted and side not in earlier.ends
+            for key, earlier in self.model.attempts.items()
+        )
 
     def _visible(self, side: str) -> tuple[object, ...]:
-        subject = self.subject
-        counters = self.integers(self.must(subject.counters, side), f"counters({side})")
+        counters = self.integers(self.must(self.subject.counters, side), f"counters({side})")
         held = tuple(self._pages(side, request) for request in self.model.runs)
         return counters, tuple(self._free(side)), held
 
@@ -366,8 +364,7 @@ class TransportWatch(Trial):
         return dict.fromkeys(self.integers(self.must(self.subject.cached, DECODE), "cached(decode)"))
 
     def _check_unverified(self, request: int, hold: Hold, cached: dict[int, None]) -> None:
-        first = min((a.first_page for a in self.model.attempts.values() if a.run is hold.run), default=0)
-        first = max([a.first_page for a in self.model.attempts.values() if a.run is hold.run], default=first)
+        first = max((a.first_page for a in self.model.attempts.values() if a.run is hold.run), default=0)
         for index, page in hold.pages.items():
             if index >= first:
                 self.moment.num_unverified += 1

@@ -30,7 +30,6 @@ from .messages import (
     PageSeal,
     Reject,
     Renew,
-    TransferKey,
 )
 from .side import Deadlines, HandoffSide, HandoffTiming, Incoming, Trace, TransferOutcome, WritePage
 
@@ -85,6 +84,7 @@ class DecodeSide(HandoffSide):
         self._replan = self._replan or outcome.replan
         for transfer in [t for t in self._transfers.values() if t.request_id == request_id]:
             self._give_up(transfer, TransferState.CANCELLED, "aborted", now_ns)
+        self._reserve_waiting(now_ns)
         return outcome
 
     def committed(self, outcome: CommitOutcome, now_ns: int, payloads: dict[str, DraftPayload] | None = None) -> None:
@@ -108,12 +108,11 @@ class DecodeSide(HandoffSide):
                 understood = self._manifest(transfer, message, now_ns)
             elif isinstance(message, Renew):
                 understood = self._renewed(transfer, message, now_ns)
-            elif isinstance(message, CancelAck):
-                understood = self._cancel_answered(transfer, now_ns)
             else:
-                understood = False
+                understood = isinstance(message, CancelAck) and self._cancel_answered(transfer, now_ns)
         self.counts.ignored += not understood
-        self._reserve_waiting(now_ns)
+        if understood:
+            self._reserve_waiting(now_ns)
 
     def receive_pages(self, peer: str, pages: Sequence[tuple[Page, PageSeal]], now_ns: int) -> None:
         """Take pages from the prefill worker `peer`, each with the seal of what has arrived."""
@@ -129,12 +128,13 @@ class DecodeSide(HandoffSide):
                 self._deadlines.set(transfer, now_ns + self.timing.hold_ns)
                 if not transfer.is_refused:
                     self._complete(transfer, now_ns)
-        self._reserve_waiting(now_ns)
+                    self._reserve_waiting(now_ns)
 
     def peer_lost(self, peer: str, now_ns: int, reason: FinishReason = FinishReason.ERROR) -> None:
         """Fail the transfers from a prefill worker that is gone; their requests have not begun here. Slots are free after a fence."""
         for transfer in [t for t in self._transfers.values() if t.peer == peer]:
             self._lose(transfer, f"prefill worker {peer!r} is gone", now_ns)
+        self._reserve_waiting(now_ns)
 
     def worker_lost(self, epoch: int, now_ns: int) -> None:
         """End all transfers: this worker was restarted, without its KV. Messages for the old epoch are ignored from now on."""
@@ -313,7 +313,8 @@ class DecodeSide(HandoffSide):
             self._remember(name, Trace(key, False), now_ns)  # an offer of a later attempt that it ends may still arrive
             return True
         trace = self._traces.get(name)
-        if transfer is not None or (trace is not None and _is_newer(trace.key, key)):
+        is_old = trace is not None and (trace.key.generation, trace.key.attempt) > (key.generation, key.attempt)
+        if transfer is not None or is_old:
             return False
         same = trace is not None and trace.key.generation == key.generation
         if same and trace.joined and message.first_attempt <= trace.key.attempt:
@@ -434,7 +435,3 @@ class DecodeSide(HandoffSide):
 
     def _move(self, transfer: Incoming, event: TransferEvent) -> None:
         transfer.state = DECODE_TRANSITIONS[transfer.state][event]
-
-
-def _is_newer(key: TransferKey, other: TransferKey) -> bool:
-    return (key.generation, key.attempt) > (other.generation, other.attempt)

@@ -144,6 +144,13 @@ NO_DEFECTS = {
             *(Op.deliver_all(DECODE), Op.again(PREFILL, 0), Op.deliver(DECODE, 0), Op.quiet()),
         ],
     ),
+    "a cancel of one attempt alone ends no earlier one": (
+        TransportConfig(prefill_pages=26, decode_pages=46),
+        [
+            *(Op.start(1, 0, 1), Op.compute(), Op.deliver_all(DECODE), Op.advance(20), Op.deliver_all(DECODE)),
+            *(Op.deliver_all(PREFILL), Op.quiet(), Op.again(DECODE, 1), Op.again(PREFILL, 0), Op.deliver_all(DECODE)),
+        ],
+    ),
     "a page may be read again when it has another owner": (
         TransportConfig(prefill_pages=14, decode_pages=46, chunk_size=16, slow_link=True),
         [],

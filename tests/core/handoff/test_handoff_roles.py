@@ -7,8 +7,9 @@ from foretoken.core.algorithm.arrival import Arrival, DraftPayload
 from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.core.contract.request import FinishReason, Request
 from foretoken.core.errors import ConfigError, InvariantViolation
-from foretoken.core.handoff import HandoffTiming
+from foretoken.core.handoff import DecodeSide, HandoffTiming, PageFormat
 from foretoken.core.handoff.life import DECODE_TRANSITIONS, ENDED, PREFILL_TRANSITIONS, TransferCounts, TransferState
+from foretoken.core.handoff.messages import Accept, Cancel, CancelAck, Offer, TransferKey
 from foretoken.core.handoff.side import Deadlines
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.config import EngineConfig, EngineRole
@@ -123,6 +124,44 @@ def test_a_prefill_worker_reserves_nothing_for_output():
     assert not engine.submit(ask("a", 8), 0).refusal
     assert engine.plan(0).prefill.lens.tolist() == [8]
     assert "too long" in engine.submit(ask("b", 9), 0).refusal
+
+
+# -- room at the decode side -----------------------------------------------------------------------------------------
+
+
+def crowded(*lengths):
+    """Return a decode side to which prompts "0", "1", … of these lengths were offered, by a prefill worker of that name each."""
+    side = DecodeSide(engine_of("decode", num_pages=30), PageFormat(1, 8, 8, 0, "canary"), 1)
+    for n, length in enumerate(lengths):
+        offer = Offer(TransferKey(str(n), 2, 1), 2, ask(str(n), length), "STANDALONE", side.page_format, 9)
+        side.receive(f"prefill{n}", offer, 0)
+    return side
+
+
+def accepted(side):
+    return [send.message.key.request_id for send in side.take_actions() if isinstance(send.message, Accept)]
+
+
+def test_room_is_given_when_it_is_made():
+    side = crowded(14, 17, 10)
+    assert accepted(side) == ["0"]  # "2" would fit, and waits behind "1"
+    side.abort("1", 1)
+    assert accepted(side) == ["2"]
+    side = crowded(14, 17, 10)
+    accepted(side)
+    side.peer_lost("prefill1", 1)
+    assert accepted(side) == ["2"]
+
+
+def test_a_late_message_gives_no_room_that_something_else_has_made():
+    """A cancel of an attempt before the one that has ended began the transfer that waited for room."""
+    side = crowded(14, 17)
+    side.worker_lost(2, 1)
+    assert accepted(side) == ["0"]  # and has ended
+    side.receive("prefill0", Cancel(TransferKey("0", 1, 1), 1, False, "no such transfer"), 2)
+    assert [type(send.message) for send in side.take_actions()] == [CancelAck] and side.counts.ignored == 1
+    side.tick(3)
+    assert accepted(side) == ["1"]
 
 
 # -- tables, deadlines, counters ------------------------------------------------------------------------------------------------------
