@@ -70,7 +70,7 @@ class TransportTrial(TransportWatch):
     config_type = TransportConfig
     capabilities_type = TransportCapabilities
     methods = METHODS
-    quick = 8_000
+    quick = 10_000
     run_length = 120
 
     def end(self) -> None:
