@@ -36,7 +36,7 @@ BEGIN, END = "<!-- measured -->\n", "<!-- end -->\n"
 RAMP_S = 5.0
 """Over which streams begin, one by one; delays are counted from its end on."""
 READ_EVERY_S = 0.004
-"""A client that slept until the next event would be woken by each, at the cost of the server, whose core delivers what goes to this machine."""
+"""Clients that slept until the next event would be woken by each, at the cost of the server."""
 SO_TIMESTAMPNS = 35
 """Of Linux: `recvmsg` tells when the newest of its data came, as two int64, seconds and nanoseconds of Unix time."""
 TIMESTAMP = struct.Struct("qq")
