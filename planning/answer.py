@@ -82,9 +82,8 @@ def limit_of(whole: Plan, item: Ranked) -> tuple[str, str]:
 def bottleneck(run: Assembly, summary: Mapping[str, Any]) -> str:
     """Return which of `REMEDIES` limits a run, from its summary and the round that its mean batch took.
 
-    The first that applies is named: the KV pool was full while requests waited or were retracted; the host takes longer than the device;
-    prompts take the larger part of the device's time; collectives, attention or the weights take most of a round. Else it is the
-    arithmetic.
+    Returns the first that applies: the KV pool was full while requests waited or were retracted. The host takes longer than the device.
+    Prompts take the larger part of the device's time. Collectives, attention or the weights take most of a round. Else the arithmetic.
     """
     if summary["kv_occupancy_max"] >= FULL_POOL and (summary["retractions"] or summary["max_queue_length"]):
         return "KV memory"

@@ -53,8 +53,8 @@ class Candidate:
 def make_candidates(scenario: Scenario, tried: Mapping[str, Sequence[Any]], gpus: int | None) -> list[Candidate]:
     """Return the configurations to compare: those of `tried`, keys with their values, and usual ones for what it leaves open.
 
-    Usual are: plain decoding; chains of 1, 2, 3, 5, 7 drafts, a small tree and `goodput` of the scenario's algorithm (EAGLE3 if it has
-    none); and with `gpus` every tensor parallelism that divides them. Raises ConfigError for values that no scenario can have.
+    Usual are plain decoding and, of the scenario's algorithm (EAGLE3 if it has none), chains of 1, 2, 3, 5, 7 drafts, a small tree and
+    `goodput`. With `gpus`, each with every tensor parallelism that divides them. Raises ConfigError for values that no scenario can have.
     """
     owned = [Problem(key, "is what the plan searches; it cannot be tried") for key in tried if key in OWNED]
     if owned:

@@ -25,8 +25,12 @@ _FORMS = "0..7 (every integer), 0.5..2:4 (four numbers, evenly spaced), 1..64:lo
 def parse_grid(axes: Sequence[str], option: str = OPTION) -> dict[str, list[Any]]:
     """Return the values of each key, from texts `key=values`.
 
-    `values` is a TOML array, values with commas between them, or a range: `low..high` of integers, `low..high:n` of n evenly spaced
-    numbers, `low..high:log` of doublings from `low` on with `high` itself, `low..high:logn` of n numbers with one ratio between them.
+    `values` is a TOML array, values with commas between them, or a range:
+
+        low..high        the integers
+        low..high:n      n evenly spaced numbers
+        low..high:log    doublings from `low` on, and `high` itself
+        low..high:logn   n numbers with one ratio between them
 
     Raises ConfigError for a text of another form, a key that is given twice, no values, and more than MAX_VALUES combinations.
     """

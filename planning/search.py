@@ -143,7 +143,7 @@ def greatest_load(
     first `bracket_seeds`. Then runs where a line through these two meets the limit, until it is known within `tolerance`. Each seed has its
     own greatest load, by its excess at the greatest load that has held and the slope there. The finding is their mean, over as many seeds
     as its interval needs to be as narrow as `tolerance`. The slope is that between loads whose excesses differ from the limit by more than
-    the seeds do: where a flat curve lies at its limit these are far apart, and the interval is wide.
+    the seeds do. Where a flat curve lies at its limit these loads are far apart, and the interval is wide.
 
     `sized`: settings that follow from the load, such as how many requests a run has. `within`: whether a load is found below the first, or
     above the second, makes no difference to who asks, nor which. `at_once`: the loads, and then the seeds, that are run together.

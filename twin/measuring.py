@@ -334,8 +334,8 @@ class _HostTimes:
         commit = _fit([lap.commit_ns for lap in laps], decoding, tokens)
         return HostCost(
             name="executor", plan_base_ns=plan[0], plan_row_ns=plan[1], launch_base_ns=launch[0], launch_row_ns=launch[1],
-            commit_base_ns=commit[0], commit_row_ns=commit[1], commit_token_ns=commit[2], sampling_base_ns=0,
-            sampling_row_ns=0, detokenise_token_ns=0, source=f"least squares over {len(laps)} served steps",
+            commit_base_ns=commit[0], commit_row_ns=commit[1], commit_token_ns=commit[2],
+            source=f"least squares over {len(laps)} served steps",
         )  # fmt: skip
 
     def spread(self) -> float:

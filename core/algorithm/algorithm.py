@@ -86,10 +86,6 @@ class SpecAlgorithm:
         """Return the columns of `accept_index`: the longest path with its bonus token."""
         return steps + 1
 
-    def draft_kv_tokens(self, steps: int, topk: int) -> int:
-        """Return how many KV positions past the committed length drafting writes in a round (0 without draft KV)."""
-        return steps * topk if self.draft_kv is not DraftKV.NONE else 0
-
     def relay_fields(self, shape: AlgorithmShape) -> tuple[RelayField, ...]:
         """Return what a step stashes for the next one, beside the length: the bonus token first, and what the draft starts from.
 

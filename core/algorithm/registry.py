@@ -245,10 +245,9 @@ def answer_problems(algorithm: SpecAlgorithm) -> list[Problem]:
     fields = ask("relay_fields", _ANY_SHAPE)
     if fields is not None:
         problems += _field_problems(fields, algorithm)
-    for method, least in (("accept_width", 1), ("draft_kv_tokens", 0)):
-        number = ask(method, 2, 3)
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < least):
-            problems.append(Problem(method, f"gave {number!r}, expected an integer of at least {least}"))
+    width = ask("accept_width", 2, 3)
+    if width is not None and (isinstance(width, bool) or not isinstance(width, int) or width < 1):
+        problems.append(Problem("accept_width", f"gave {width!r}, expected an integer of at least 1"))
     kind = ask("prefix_key_kind")
     if kind not in (None, "token", "bigram"):
         problems.append(Problem("prefix_key_kind", f"gave {kind!r}, expected 'token' or 'bigram'"))

@@ -1,5 +1,7 @@
-"""A benchmark in several processes, one after another: what differs from process to process (where memory lies, which core it gets) is a
-part of the noise that turns within one process do not show."""
+"""A benchmark in several processes, one after another.
+
+Where memory lies and which core a process gets differ from process to process. Turns within one process do not show that noise.
+"""
 
 from __future__ import annotations
 

@@ -174,8 +174,8 @@ VARIABLE = "FORETOKEN_LINK_FAULTS"
 class ParcelFaults:
     """Faults that a test injects where one worker sends parcels. The default: none.
 
-    A plan names parcels by their number, counted from 1 over everything that a worker sends in a session (`truncate_pages`: over those
-    that have pages): {"prefill0": {"duplicate": [2], "truncate_messages": [3], "drop": [5], "delay_ms": 20, "die_before": 6}}
+    A plan names parcels by their number, counted from 1 over everything that a worker sends in a session; in `truncate_pages`, over those
+    that have pages. {"prefill0": {"duplicate": [2], "truncate_messages": [3], "drop": [5], "delay_ms": 20, "die_before": 6}}
     """
 
     duplicate: tuple[int, ...] = ()  # sent twice

@@ -1,15 +1,15 @@
 """Multi-layer EAGLE: one head per step, all of them run in the catch-up, so that proposing costs nothing.
 
-Head 0 takes (target hidden state j, token j + 1) at slot j, head s ≥ 1 takes (output of head s − 1 at slot j − 1, token j + 1). Behind the
-last accepted slot n − 1 head s goes on with the first choices of the heads before it:
+At slot j head 0 takes the target's hidden state j and token j + 1. Head s ≥ 1 takes the output of head s − 1 at slot j − 1 and token
+j + 1. Behind the last accepted slot n − 1 head s goes on with the first choices of the heads before it:
 
     slot      …    n − 2      n − 1      n          n + 1
     head 0         t(n−1)     t(n)                              → g₁, the best token n + 1
     head 1         t(n−1)     t(n)       g₁                     → g₂
     head 2         t(n−1)     t(n)       g₁         g₂          → g₃
 
-KV is kept up to slot n − 1 and therefore always belongs to emitted tokens. What head s − 1 said at slot n − 1 is relayed, for head s needs
-it where the next window begins; between chunks of a prompt it waits in a buffer by row.
+KV is kept up to slot n − 1 and therefore always belongs to emitted tokens. The output of head s − 1 at slot n − 1 is relayed, because head
+s needs it where the next window begins. Between chunks of a prompt it waits in a buffer by row.
 """
 
 from __future__ import annotations

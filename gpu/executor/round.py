@@ -330,7 +330,7 @@ def accept_forced(tree: DeviceTree, target_ids: Tensor, runs: Tensor) -> DeviceV
     """Accept exactly `runs` int64 [bs] drafts (fewer than there are nodes), as if the target had chosen them: simulated acceptance.
 
     They are first children from the root on. Where the tree has no such path of that length they are its first nodes, whatever these
-    follow: lengths are as asked for, and the host, which does not look, counts on them.
+    follow. The host counts on the lengths that it asked for and does not look.
     """
     bs, nodes = tree.tokens.shape
     rows, depths = numbers(bs, runs.device), numbers(tree.width, runs.device)

@@ -22,16 +22,11 @@ VERSION = attrgetter("_version")
 
 @dataclass(frozen=True, slots=True)
 class PaddedKeys:
-    """Which keys the queries of each row read.
+    """Which keys the queries of each row read."""
 
-    `slots`: int32 [bs · max_len], pool slots of the prefix, 0 past its end; `bias`: [bs, 1, queries, keys], 0 where a query sees a key and
-    −inf where it does not, in the queries' dtype. `begin`: the first slot if the batch is one row with
-    consecutive slots, which are then read in place; else None.
-    """
-
-    slots: Tensor
-    bias: Tensor
-    begin: int | None = None
+    slots: Tensor  # int32 [bs · max_len], pool slots of the prefix, 0 past its end
+    bias: Tensor  # [bs, 1, queries, keys] in the queries' dtype: 0 where a query sees a key, −inf where it does not
+    begin: int | None = None  # the first slot of a batch of one row with consecutive slots, which are read in place
 
 
 class LastValue:
@@ -110,9 +105,10 @@ def bias_of(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def attend_packed(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, softmax: Softmax) -> Tensor:
-    """q [bs · m, Hq, d] over k, v [bs, keys, Hk, d] → [bs · m, Hq, d]; bias [bs, 1, m · Hq / Hk, keys], 0 where nothing is seen.
+    """Attend with q [bs · m, Hq, d] over k, v [bs, keys, Hk, d] → [bs · m, Hq, d], 0 where nothing is seen.
 
-    The query heads that share a key head, and the row's m queries, are the rows of one matrix, so each key is read once.
+    `bias` is [bs, 1, m · Hq / Hk, keys]. The query heads that share a key head, and the row's m queries, are the rows of one matrix, so
+    each key is read once.
     """
     bs, _, heads, d = k.shape
     k, v = k.transpose(1, 2), v.transpose(1, 2)

@@ -2,7 +2,7 @@
 
 Plain decoding multiplies one row with every matrix, a verify pass a handful: both take as long as the weights take to be read. On one core
 NumPy's product with columns, [in, out], reads them fastest. With one row it reaches three quarters of the rate of a plain sum over the same
-memory; oneDNN's blocks and torch's products with rows as stored reach a third to a half. With four rows it is as fast as the blocks. A
+memory. OneDNN's blocks and torch's products with rows as stored reach a third to a half. With four rows it is as fast as the blocks. A
 large array of NumPy's lies in huge pages, too. Its product with five to seven rows takes longer than with eight, and with three than with
 four, so rows are filled up to a multiple of four. Two rows are multiplied one by one, and up to seven with a small matrix, which stays in
 the cache.

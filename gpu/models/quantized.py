@@ -1,7 +1,7 @@
 """Quantized weights of a checkpoint, as the tensors that they stand for.
 
 A matrix is stored as several tensors: packed numbers, scales, zero points. `unpacked` names one tensor for them, under the name that the
-matrix has in an unquantized checkpoint; reading it computes the weights in float32, from where they are rounded to the model's dtype.
+matrix has in an unquantized checkpoint. Reading it computes the weights in float32, and they are then rounded to the model's dtype.
 Activations are not quantized, whatever the checkpoint was calibrated for.
 
     fp8, compressed-tensors, modelopt   weight · scale, the scale per tensor, per row, or per block of (most often) 128 × 128

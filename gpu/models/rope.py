@@ -131,10 +131,11 @@ def cos_sin_table(rope: Rope, head_dim: int, num_positions: int, device: torch.d
 def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
     """Return the radians per position of each pair of channels, float64 [head_dim / 2]: theta^(−2i / d), scaled.
 
-    linear: all divided by the factor (position interpolation, arXiv 2306.15595). llama3: wavelengths longer than the original context /
-    low_freq_factor are divided by the factor, those shorter than it / high_freq_factor stay, between them linearly in 1 / wavelength
-    (Llama 3.1's reference code). yarn: by rotations over the original context, a linear ramp over the channels between beta_slow and
-    beta_fast (arXiv 2309.00071, section 3.2, "NTK-by-parts").
+    linear: all are divided by the factor (position interpolation, arXiv 2306.15595).
+    llama3: divided where the wavelength is longer than the original context / low_freq_factor, unchanged where it is shorter than the
+    context / high_freq_factor, and between these linear in 1 / wavelength (Llama 3.1's reference code).
+    yarn: a linear ramp over the channels whose rotations over the original context are between beta_slow and beta_fast (arXiv
+    2309.00071, section 3.2, "NTK-by-parts").
     """
     channels = torch.arange(0, head_dim, 2, dtype=torch.float64)
     frequencies = rope.theta ** -(channels / head_dim)

@@ -1,7 +1,7 @@
 """The steps of a self-test, run in order. A step that fails does not stop those behind it, even if it takes its process with it.
 
-`run_here` runs steps in this process. `run_apart` runs them in a process of their own, because a fault on a GPU spoils all later work of
-the process, and a kernel that hangs can only be killed with it. After such a step another process runs the remaining ones.
+`run_here` runs steps in this process. `run_apart` runs them in a process of their own: a fault on a GPU spoils all later work of its
+process, and a kernel that hangs ends only with its process. After such a step another process runs the remaining ones.
 """
 
 from __future__ import annotations

@@ -180,16 +180,15 @@ class _Times:
 class LatencyMeter:
     """Measures TTFT, TPOT and E2EL of completed requests, and ITL between deliveries of all."""
 
-    def __init__(self, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
-        self._clock_ns = clock_ns
+    def __init__(self) -> None:
         self._open: dict[str, _Times] = {}
         self._measured = Measurements()
 
     def sent(self, request_id: str) -> None:
-        self._open[request_id] = _Times(self._clock_ns())
+        self._open[request_id] = _Times(time.perf_counter_ns())
 
     def delivered(self, request_id: str, num_tokens: int) -> None:
-        times, now_ns = self._open[request_id], self._clock_ns()
+        times, now_ns = self._open[request_id], time.perf_counter_ns()
         if times.num_tokens:
             self._measured.itl.add(np.array([now_ns - times.last_ns]))
         else:

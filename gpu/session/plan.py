@@ -318,8 +318,10 @@ def resolve_dtype(name: str, target: ModelConfig, device: str) -> torch.dtype:
 
 
 def _stays_narrow(target: ModelConfig) -> bool:
-    """Return whether a 16-bit model is computed in its own dtype on this CPU: if that is native, and reading the weights takes longer than
-    the calls, which are quicker for 32 bits."""
+    """Return whether a 16-bit model is computed in its own dtype on this CPU.
+
+    It is if that dtype is native and reading the weights takes longer than the calls, which are quicker for 32 bits.
+    """
     from ..models.checkpoint import required_bytes
     from ..models.projection import is_native
     from .devices import ONE_CORE_LAYER_BYTES

@@ -67,7 +67,7 @@ class DenseAttention:
 class UnrolledAttention:
     """The attention of a draft head that is trained on its own outputs, EAGLE-3's training-time test: one layer, each call the next step.
 
-    `batch_size` sequences have `length` slots each. When a head drafts, step s at slot m takes the head's own output at slot m − 1, and the
+    `batch_size` sequences have `length` slots each. When a head drafts, step s at slot m takes the head's own output at slot m − 1. The
     slots before the draft hold what the head computed from the target's hidden states. So the query of (step s, slot m) sees
 
         slots 0 … m − s of step 0 · slot m − s + 1 of step 1 · … · slot m of step s

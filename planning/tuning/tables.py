@@ -75,8 +75,10 @@ class TableSpace:
         }
 
     def starts(self, model: RoundModel, context: int, measured: Sequence[tuple[float, int]]) -> list[dict[str, Any]]:
-        """Return what a search begins with: for each range the best steps as `measured` (batch size and steps, ascending) and by the cost
-        model, alone and with their neighbours; then every fixed number of steps."""
+        """Return what a search begins with; `measured` are batch sizes and their best steps, ascending.
+
+        For each range the best steps as measured and by the cost model, alone and with their neighbours. Then every fixed number of steps.
+        """
         priced = [
             model.best(min(bound, model.most_rows(context, 0)), context, self.most_steps).steps for bound in self.bounds
         ]

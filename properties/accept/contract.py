@@ -95,9 +95,9 @@ class AcceptCapabilities(Capabilities):
 class Batch(NamedTuple):
     """One round to be launched: bs rows, of which the last may be padding (windows of zeros; their answers are ignored).
 
-    `launch`: n = k + (S − 1)·k² candidates per row in the order of steps, a step's k children of each of the k best before it;
+    `launch`: n = k + (S − 1)·k² candidates per row in the order of steps. A step has k children of each of the k best before it.
     `parents` are numbers of candidates, −1 is the root. The best nd − 1 become nodes; a parent is kept with its child.
-    `propose`: n = nd − 1 nodes as drawn, `parents` are numbers of nodes, 0 the root, −1 no node; a node below no node is none.
+    `propose`: n = nd − 1 nodes as drawn. `parents` are numbers of nodes, 0 the root, −1 no node; a node below no node is none.
     """
 
     roots: np.ndarray  # int64 [bs]; the last emitted token, which has no KV yet
@@ -123,8 +123,8 @@ Verdict = Sequence[Sequence[int]]
 """(accept_index [bs · width], accept_lens [bs], predict [bs · nd], bonus [bs]).
 
 `accept_index` are the flat nodes of the accepted path, the root first, −1 past its end; the width is the round's own, at least the
-length of its longest path. `accept_lens` counts the path's nodes. `predict` is the token that is emitted after each node of the path (−1
-where the target failed; anything off the path), `bonus` the last of them, the root of the next round.
+length of its longest path. `accept_lens` counts the path's nodes. `predict` is the token that is emitted after each node of the path, −1
+where the target failed; off the path it may be anything. `bonus` is the last token emitted, the root of the next round.
 """
 
 
@@ -176,8 +176,11 @@ class Accept(Protocol):
         """Return (sources, targets): the slots that `move` reads and writes."""
 
     def links(self, round: object) -> Sequence[Sequence[int]]:
-        """Return (first children [bs · nd], next siblings [bs · nd], seen [bs · nd · nd], nodes [bs]): node numbers inside the row, −1 for
-        none; 1 where node i attends to node j; how many nodes are there. Siblings follow each other by their numbers."""
+        """Return (first children [bs · nd], next siblings [bs · nd], seen [bs · nd · nd], nodes [bs]).
+
+        Children and siblings are node numbers inside the row, −1 for none; siblings follow each other by their numbers. `seen` is 1 where
+        node i attends to node j. `nodes` says how many nodes there are.
+        """
 
     def draft(self, batch: Batch, model: DraftModel) -> object:
         """Draft below the roots by the shape in force, and start the round of the best nodes. `batch` has no candidates."""

@@ -1,8 +1,8 @@
 """Acceptance row by row and node by node: the suite's own positive control for all that happens to a round.
 
-Chains whose drafts were drawn from a known distribution q are verified as in Leviathan, Kalman, Matias, "Fast Inference from Transformers
-via Speculative Decoding" (ICML 2023): accept with probability min(1, p/q), else draw from what p has over q. Everything else never
-looks at q, as `core.tree.verify`.
+Chains whose drafts were drawn from a known distribution q are accepted with probability min(1, p/q); else a token is drawn from what p has
+over q (Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding", ICML 2023). Everything else never looks at
+q, as `core.tree.verify`.
 """
 
 from __future__ import annotations

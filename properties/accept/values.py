@@ -1,7 +1,7 @@
 """Operations that ask a component for a value and leave everything as it is: distributions, coins, trees that it drafts itself.
 
-Is what is emitted distributed as the target's? Chance plays no part in the answer: the coins that lead to one token form a box, or a few
-boxes, and a grid of midpoints measures a box's share with an error whose bound is known beforehand.
+Is what is emitted distributed as the target's? Chance plays no part in the answer. The coins that lead to one token form a box, or a few
+boxes. A grid of midpoints measures a box's share with an error whose bound is known beforehand.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reference models: what is true, kept so plainly that it is obviously right. Lists and dictionaries, recounted from scratch.
 
-A model does not predict which ids a component hands out. It is told, remembers who has what, and can say at any time what must be
-so: how many pages are held, by how many holders, which are cached, which wait for a step.
+A model does not predict which ids a component hands out: it is told. It remembers who has what. So it knows at any time how many pages
+must be held, by how many holders, which are cached, and which wait for a step.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What a failed step must lead to in an engine that declares `isolation`, worked out from failures, commits and entries alone.
 
-Each failure asks less of the device: the fewest draft steps first; then rows, as many as there are suspects in the step or half of them,
-and half of the prefill tokens where it had a prompt; at last the request fails that was alone in a step that could not be smaller.
-Suspects are the requests without a committed step since they entered, or all; they enter before all others. `GOOD_STEPS` commits in a row
-allow twice as much, and at last as much as the configuration does.
+Each failure asks less of the device. At first the engine drafts the fewest steps. Then a step has as many rows as the failed one had
+suspects, or half as many, and half of its prefill tokens if it had a prompt. At last a request fails that was alone in a step that could
+not be smaller. Suspects are the requests without a committed step since they entered, or all; they enter before all others. `GOOD_STEPS`
+commits in a row allow twice as much, and at last as much as the configuration does.
 """
 
 from __future__ import annotations

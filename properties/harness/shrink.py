@@ -1,8 +1,8 @@
 """From a long failing run to a short one that fails in the same way.
 
 First whole stretches of operations are left out (delta debugging: Zeller and Hildebrandt, "Simplifying and isolating failure-inducing
-input", IEEE TSE 28(2), 2002), then single ones, then the arguments and the configuration get simpler, as long as something still
-does. Every attempt is a run of its own on a fresh subject, and so is the result.
+input", IEEE TSE 28(2), 2002), then single ones. Then the arguments and the configuration are made simpler until nothing can be. Every
+attempt is a run of its own on a fresh subject, and so is the result.
 """
 
 from __future__ import annotations

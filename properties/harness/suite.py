@@ -36,8 +36,8 @@ def can_interrupt() -> bool:
 def alarm(limit_s: float) -> Iterator[None]:
     """Raise Hanging in the body once it has taken `limit_s` seconds, and again from time to time if it goes on.
 
-    Of these seconds it must have computed for nine in ten (`MOSTLY`), else it gets `PATIENCE` times as many: where many processes share a
-    core, time passes in which nothing of it runs. What other threads of the process compute is not counted.
+    Of these seconds it must have computed for nine in ten (`MOSTLY`), else it gets `PATIENCE` times as many: other processes may have had
+    the core. What other threads of the process compute is not counted.
     """
     if not can_interrupt():
         yield

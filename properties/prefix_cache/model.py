@@ -23,8 +23,8 @@ HUGE_KIND = 4
 
 
 def page_of(kind: int, page_size: int) -> tuple[int, ...]:
-    """Return the tokens of a page of this kind. Kind 0 has ones alone. Of the others one token is different: the last (1), the first (2),
-    or the last by a number that becomes 1 when it is cut to 16 bits (3) or 31 bits (4)."""
+    """Return the tokens of a page of this kind, ones but for one token: none is different in kind 0, the last in kind 1, the first in
+    kind 2. In kinds 3 and 4 the last is a number that becomes 1 when it is cut to 16 or 31 bits."""
     ones = (1,) * (page_size - 1)
     match kind % NUM_KINDS:
         case 0:

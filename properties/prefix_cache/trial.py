@@ -4,7 +4,7 @@ The trial is what stands around a prefix cache in an engine: it has the pool, co
 Where the subject has a table and a pool of its own (`table`), it only watches.
 
 A text is written as kinds of pages and what stands behind them: `pages` (0, 1) with `extra` 2 are a page of kind 0, one of kind 1 and
-two more tokens; a negative `extra` takes tokens off the end. So an operation keeps its meaning when the page size gets smaller.
+two more tokens. A negative `extra` takes tokens off the end. So an operation keeps its meaning when the page size gets smaller.
 """
 
 from __future__ import annotations

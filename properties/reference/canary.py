@@ -2,8 +2,8 @@
 
     cell    (owner, position, token, hash of all tokens up to and including it)
 
-A component that hands a slot to two owners, moves the wrong slot, or lets an old one be read is caught by reading: the cell is not the one
-that its owner wrote. Owners are numbers that are never used twice; their tokens are a function of (owner, position), so that no
+Reading finds a component that hands a slot to two owners, moves the wrong slot, or lets an old one be read: the cell is not the one that
+its owner wrote. Owners are numbers that are never used twice; their tokens are a function of (owner, position), so that no
 cell of one owner equals a cell of another.
 """
 

@@ -4,8 +4,8 @@
          ▲              │
          └──── Wire ◄───┘
 
-A page travels as the bytes of its shadow cells (position, token, prefix hash) of both pools. The receiver writes them under its own name;
-a page of another prompt, an old one, or one that is missing is found when the first step of the request reads the whole prefix.
+A page travels as the bytes of its shadow cells (position, token, prefix hash) of both pools. The receiver writes them under its own name.
+The first step of the request reads the whole prefix, and so finds a page that is missing, old, or of another prompt.
 """
 
 from __future__ import annotations

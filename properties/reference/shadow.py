@@ -214,8 +214,8 @@ def check_launch(
 ) -> None:
     """Raise InvariantViolation if a step disturbs one in flight.
 
-    `earlier` are the steps in flight, each with the rounds that it may still run; `table` is the request table as launched, and
-    `alloc_len` the most slots that a round moves a row on by.
+    `earlier` are the steps in flight, each with the rounds that it may still run. `table` is the request table as launched, `alloc_len`
+    the most slots by which one round extends a row.
     """
     if step.prefill is None and step.decode is None:
         raise InvariantViolation("ENGINE-11", f"step {step.step_id} has nothing to do")

@@ -42,8 +42,8 @@ class Wrong(NamedTuple):
 class Moment:
     """One operation, how it had to end and how it ended.
 
-    `trace` says why the cells, or the fields given, forbid it, `foreign` why the generations or the rows do: with one of them it must be
-    refused, with neither it must not, unless `optional`.
+    `trace` says why the cells, or the fields given, forbid it; `foreign` says why the generations or the rows do. With one of them it must
+    be refused. With neither it must not, unless `optional`.
     """
 
     config: RelayConfig

@@ -27,9 +27,7 @@ class StepsConfig:
     controller's own choice).
 
     A round of S steps and b rows that reads k KV tokens takes `base_ns` + S · `draft_ns` + b · (S + 1) · `token_ns` + k · `kv_token_ps` /
-    1000 nanoseconds, with k = b · `kv_per_row`. A component must not look at the other fields, which describe its surroundings. `fail_at`
-    says which graph fails to be built at first (counted from 1; 0: none), `lift` how much longer than drawn all accepted runs are, and
-    `varied` ("acceptance" or "cost") what an invariant over two runs changes in the second one.
+    1000 nanoseconds, with k = b · `kv_per_row`. A component must not look at the other fields, which describe its surroundings.
     """
 
     table: str
@@ -40,9 +38,9 @@ class StepsConfig:
     token_ns: int = 21_000
     kv_token_ps: int = 39_300
     kv_per_row: int = 500
-    fail_at: int = 0
-    lift: int = 0
-    varied: str = "acceptance"
+    fail_at: int = 0  # which graph fails to be built at first, counted from 1; 0: none
+    lift: int = 0  # how much longer than drawn all accepted runs are
+    varied: str = "acceptance"  # or "cost": what an invariant over two runs changes in the second one
 
     @classmethod
     def draw(cls, choose: Choices, has: StepsCapabilities) -> StepsConfig:

@@ -1,7 +1,7 @@
 """A round's time as a curve over KV tokens, in fixed point.
 
-A round is a sequence of passes; each pass is linear in the batch's KV tokens (with a second slope that ends where
-attention windows are full) and cannot be faster than its dispatch floor. So the whole is piecewise linear:
+A round is a sequence of passes. Each pass is linear in the batch's KV tokens, with a second slope that ends where
+attention windows are full, and cannot be faster than its dispatch floor. So the whole is piecewise linear:
 
     time(kv) = Σ repeat · max(floor, base + slope · kv + window_slope · min(kv, cap))
 

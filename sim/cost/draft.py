@@ -27,8 +27,8 @@ class DraftShape:
     """What drafts. `body` is the stack of layers that one pass runs (None for drafts from the host).
 
     `fusion_inputs`: how many hidden-size vectors the fully connected layer in front of the head joins (0: there is
-    none). `fusion_every_pass`: EAGLE joins the embedding and the last hidden state in every pass; EAGLE-3 joins three
-    of the target's hidden states, which only exist for tokens that the target has seen, so only in the catch-up pass.
+    none). `fusion_every_pass`: EAGLE joins the embedding and the last hidden state in every pass. EAGLE-3 joins three
+    of the target's hidden states in the catch-up pass alone: they exist only for tokens that the target has seen.
     `qkv_inputs`: width of the attention's input in hidden sizes (EAGLE-3: 2, the embedding beside the feature).
     `heads`: separately trained heads, one per step (multi-layer EAGLE); else 1. `verify_share`: what proposing on the host takes, as a
     share of the verify pass.
@@ -97,8 +97,8 @@ class DraftShape:
 def _head_body(target: ModelShape, name: str, vocab: int) -> ModelShape:
     """Return one dense decoder layer as wide as the target. A sparse target's head is dense, as wide as its active experts.
 
-    A target whose layers have no keys and values per head gets grouped attention, as published heads have: with the target's number of
-    heads of 128 elements, eight of them for one KV head (assumption).
+    Where the target's layers have no keys and values per head, the head gets grouped attention, as published heads have. It has the
+    target's number of heads, each of 128 elements, eight of them for one KV head (assumption).
     """
     own = next((mixer for mixer, _ in target.mixers if isinstance(mixer, Attention)), None)
     if own is None:
@@ -124,8 +124,8 @@ def eagle_head(target: ModelShape) -> DraftShape:
 
 
 def eagle3_head(target: ModelShape, draft_vocab: int = 32_000) -> DraftShape:
-    """Shape EAGLE-3's head (arXiv 2503.01840): a 3h→h layer over three target layers, one decoder layer whose q, k and v read 2h,
-    and its own LM head over `draft_vocab` tokens (at most the target's vocabulary)."""
+    """Return EAGLE-3's head (arXiv 2503.01840): a 3h→h layer over three target layers, one decoder layer whose q, k and v read 2h, and an
+    LM head of its own. `draft_vocab`: the tokens of that, at most the target's."""
     if not 1 <= draft_vocab <= target.vocab:
         raise DraftMismatch(
             f"draft_vocab must be 1 … {target.vocab} (the vocabulary of {target.name}), not {draft_vocab}"

@@ -6,8 +6,8 @@
   padded to whole tiles and the last wave counts in full. So the cost of verifying is a step function of the number of
   tokens.
 * **Soft corner.** Near the ridge, memory and compute do not overlap perfectly: `t = (t_mem^p + t_flop^p)^(1/p)`.
-* **Query tiles.** Decode attention packs the queries that share a KV head into matrix tiles, so wide verify trees pay
-  compute in steps, while narrow ones cost no more than the KV read.
+* **Query tiles.** Decode attention packs the queries that share a KV head into matrix tiles. So wide verify trees pay
+  compute in steps; narrow ones cost no more than the KV read.
 
 Numbers are fractions of data-sheet peaks. Where no published measurement was at hand they are marked as assumptions.
 
@@ -23,8 +23,8 @@ rows: the soft corner's exponent, and the fraction of bandwidth that attention r
     three EAGLE passes, driven by the host, against 2.135 ms                              0 % (the floor is this number)
     EAGLE-3, 2 … 7 steps, driven by the host (vLLM issue 20780)                           -15 … -21 %, same shape
 
-The last row's build is slower by a fifth than the one behind the fit (see the rows above it): the error is nearly one
-factor, and the best depth (4 there, 5 here, within 1 % of each other) is found.
+The last row's build is slower by a fifth than the one behind the fit (see the rows above it), so the error is nearly one
+factor. The best depth is found: 4 there, 5 here, within 1 % of each other.
 """
 
 from __future__ import annotations
@@ -57,24 +57,18 @@ DEFAULT_TILES = (
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Fractions of peak and fixed costs. Times in nanoseconds.
+    """Fractions of peak and fixed costs. Times in nanoseconds."""
 
-    `bandwidth`, `compute`: what a large matrix product reaches; `attention_bandwidth`, `attention_compute`: what
-    attention reaches; `ramp_ns`: start and end of a memory-bound kernel; `small_kernel_ns`: a norm, rotary or
-    activation kernel inside a graph; `soft_exponent`: p of the soft corner; `split_k_max`: how far a product with few
-    tiles is split along its inner dimension; `query_tiles`: rows of decode attention's query tile.
-    """
-
-    bandwidth: float = 0.88
-    compute: float = 0.72
+    bandwidth: float = 0.88  # of a large matrix product
+    compute: float = 0.72  # of a large matrix product
     attention_bandwidth: float = 0.88
     attention_compute: float = 0.50
-    ramp_ns: float = 2_000.0
-    small_kernel_ns: float = 2_000.0
-    soft_exponent: float = 1.5
-    split_k_max: int = 8
+    ramp_ns: float = 2_000.0  # start and end of a memory-bound kernel
+    small_kernel_ns: float = 2_000.0  # a norm, rotary or activation kernel inside a graph
+    soft_exponent: float = 1.5  # p of the soft corner
+    split_k_max: int = 8  # how far a product with few tiles is split along its inner dimension
     tiles: tuple[Tile, ...] = DEFAULT_TILES
-    query_tiles: tuple[int, ...] = (16, 64, 128)
+    query_tiles: tuple[int, ...] = (16, 64, 128)  # rows of decode attention's query tile
 
     def __post_init__(self) -> None:
         for fraction in (self.bandwidth, self.compute, self.attention_bandwidth, self.attention_compute):

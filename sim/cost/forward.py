@@ -42,9 +42,9 @@ class Routing(NamedTuple):
     """How the tokens of a pass choose experts: so many do, and reach the experts of so many independently routed ones.
 
     Requests choose experts independently. Each further token of a request counts as `independence` (0 … 1) of a token, since successive
-    tokens of one text share experts: w tokens reach those of 1 + independence · (w − 1) independent ones. The padding of a captured graph
-    is copies of one token that an earlier step left there. So it reaches experts as one further token of a request would: 3 tokens in a
-    graph of 4 reach no more experts than 4 tokens do. What the copies compute, in their few experts, is not counted.
+    tokens of one text share experts. So w tokens reach the experts of 1 + independence · (w − 1) independent ones. The padding
+    of a captured graph is copies of one token that an earlier step left there. So it reaches experts as one further token of a request
+    would: 3 tokens in a graph of 4 reach no more experts than 4 tokens do. What the copies compute is not counted.
     """
 
     tokens: int
@@ -227,8 +227,8 @@ class ForwardCost:
         return experts.count * (1.0 - (1.0 - experts.top_k / experts.count) ** independent)
 
     def _experts_ns(self, own: int, experts: Experts, routing: Routing) -> float:
-        """Return the time of a mixture of experts: the routed experts of the busiest rank, for the tokens of the whole engine, and router
-        and shared experts, for the tokens of one group."""
+        """Return the time of a mixture of experts: the busiest rank's routed experts for the tokens of the whole engine, and router and
+        shared experts for the tokens of one group."""
         hidden, ranks = self.shape.hidden, self.parallel.expert
         active, assigned = self.active_experts(routing.independent, experts), routing.tokens * experts.top_k
         if ranks > 1:
@@ -245,8 +245,8 @@ class ForwardCost:
     def _busiest(self, amount: float, most: float) -> float:
         """Return how much of `amount` the busiest expert rank gets if each unit goes to a rank at random, independently of the others.
 
-        The greatest of r nearly normal shares is the mean plus as many standard deviations as the greatest of r normal draws has
-        (Blom 1958, Statistical Estimates and Transformed Beta-Variables: Φ⁻¹((r − 3/8) / (r + 1/4))). `most`: what there is over all ranks.
+        The greatest of r nearly normal shares is the mean plus Φ⁻¹((r − 3/8) / (r + 1/4)) standard deviations (Blom 1958, Statistical
+        Estimates and Transformed Beta-Variables). `most`: what there is over all ranks.
         """
         ranks = self.parallel.expert
         mean = amount / ranks
@@ -317,8 +317,8 @@ class ForwardCost:
     def decode_attention(self, rows: int, queries_per_row: int, own_tokens: int, reads: int = 1) -> Line:
         """Price the attention of a decode, verify or catch-up pass over `rows` rows, linear in the batch's KV tokens.
 
-        `queries_per_row`: tokens of one sequence that attend together; `own_tokens`: KV written by this round that is
-        read too, over the batch; `reads`: how often a prefix is read (once per branch when branches do not share it).
+        `queries_per_row`: tokens of one sequence that attend together. `own_tokens`: KV written by this round that is
+        read too, over the batch. `reads`: how often a prefix is read; once per branch when branches do not share it.
         """
         efficiency, groups = self.efficiency, self.parallel.data
         base = slope = window_slope = 0.0
@@ -379,8 +379,10 @@ class ForwardCost:
         return total + self.scan_ns(sum(new for new, _ in chunks))
 
     def scan_ns(self, new_tokens: int) -> float:
-        """Return the time of linear attention and Mamba over a prompt, in the chunkwise form: products of each chunk with the state and
-        within the chunk, and the state written once for each chunk."""
+        """Return the time of linear attention and Mamba over a prompt, in the chunkwise form.
+
+        Each chunk is multiplied with the state and within itself, and the state is written once for each chunk.
+        """
         total, tokens = 0.0, self._own_share(new_tokens)
         for mixer, count in self.shape.mixers:
             if not isinstance(mixer, Recurrence):

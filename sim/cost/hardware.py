@@ -43,8 +43,8 @@ class Interconnect:
 class Parallelism:
     """How the devices of one engine share a model.
 
-    `tensor` devices share each layer; `data` such groups (attention-data parallelism) have requests of their own and share the routed
-    experts, which all `tensor · data` devices hold in `expert` ranks of whole experts. `gpus_per_node`: devices that the fast link joins.
+    `tensor` devices share each layer. `data` such groups (attention-data parallelism) have requests of their own. They share the routed
+    experts: all `tensor · data` devices hold them, in `expert` ranks of whole experts. `gpus_per_node`: devices that the fast link joins.
     """
 
     tensor: int = 1
@@ -129,8 +129,8 @@ class GPU:
         """Return the time of an all-reduce of `size_bytes` over `devices`, in equal parts on `nodes`; of an all-gather with the
         reduce-scatter that ends it, too.
 
-        Inside a node each device sends and receives 2·(g − 1)/g of the bytes, after a fixed latency. Between nodes each of the g devices
-        of a node exchanges its share with those of the same place in the others: 2·(m − 1)/m of 1/g of the bytes over its own port.
+        Inside a node each device sends and receives 2·(g − 1)/g of the bytes, after a fixed latency. Between m nodes each of the g devices
+        of a node exchanges 1/g of the bytes with the devices in its place in the other nodes: 2·(m − 1)/m of them over its own port.
         """
         if devices == 1:
             return 0.0

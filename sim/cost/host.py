@@ -28,17 +28,17 @@ class HostCost:
     """
 
     name: str
-    plan_base_ns: int
-    plan_row_ns: int
-    launch_base_ns: int
-    launch_row_ns: int
-    commit_base_ns: int
-    commit_row_ns: int
-    commit_token_ns: int
-    sampling_base_ns: int
-    sampling_row_ns: int
-    detokenise_token_ns: int
     source: str
+    plan_base_ns: int
+    launch_base_ns: int
+    commit_base_ns: int
+    plan_row_ns: int = 0
+    launch_row_ns: int = 0
+    commit_row_ns: int = 0
+    commit_token_ns: int = 0
+    sampling_base_ns: int = 0
+    sampling_row_ns: int = 0
+    detokenise_token_ns: int = 0
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -87,15 +87,9 @@ class HostCost:
 VLLM_0_10 = HostCost(
     name="vllm-0.10",
     plan_base_ns=300_000,
-    plan_row_ns=0,
     launch_base_ns=450_000,
-    launch_row_ns=0,
     commit_base_ns=357_000,
-    commit_row_ns=0,
-    commit_token_ns=0,
     sampling_base_ns=100_000,
-    sampling_row_ns=0,
-    detokenise_token_ns=0,
     source="arXiv 2601.11580: 1.207 ms per step besides draft and target, without a share per row; "
     "assumption: how it divides among plan, launch, sampling and commit",
 )
@@ -111,7 +105,6 @@ SGLANG_OVERLAP = HostCost(
     commit_token_ns=500,
     sampling_base_ns=50_000,
     sampling_row_ns=500,
-    detokenise_token_ns=0,
     source="assumption: a Python scheduler that runs ahead of the device; text is made in another process",
 )
 
@@ -156,26 +149,19 @@ class LaunchCost:
     """Launch behaviour of an engine: whole passes as captured graphs, or kernel by kernel from the host. Times in nanoseconds.
 
     A captured pass costs a short gap on the device. A pass that is dispatched kernel by kernel cannot run faster than the host launches
-    it: its time is at least (kernels × time per launch), a *floor*, not an addition.
-
-    `graph_gap_ns`: device idle between two captured passes; `row_gap_ns`: the same per request of a step, for what the host does for each
-    while the device waits (sampling parameters, inputs, finished requests); `eager_kernel_ns`: host time to launch one kernel;
-    `draft_pass_floor_ns`: least time of one drafting pass where the drafting loop is driven by the host (0: it is
-    captured); `draft_step_ns`: fixed time per draft step (top-k, gathering, small kernels); `tree_ns`: fixed time per
-    round that drafts a tree; `eagle3_step_ns`: more per step of an EAGLE-3 head, where the server captures the other heads alone;
-    `collective_gap_ns`: more per collective of a pass and doubling of its devices, which wait for the slowest of them; a database has
-    the time of collectives that start together.
+    it. So kernels × time per launch is a *floor* of its time, not an addition.
     """
 
     name: str
-    graph_gap_ns: float
-    eager_kernel_ns: float
-    draft_pass_floor_ns: float
+    graph_gap_ns: float  # device idle between two captured passes
+    eager_kernel_ns: float  # host time to launch one kernel
+    draft_pass_floor_ns: float  # least time of a drafting pass that the host drives; 0: the drafting loop is captured
     source: str
-    draft_step_ns: float = 0.0
-    tree_ns: float = 0.0
-    row_gap_ns: float = 0.0
-    eagle3_step_ns: float = 0.0
+    draft_step_ns: float = 0.0  # fixed time per draft step: top-k, gathering, small kernels
+    tree_ns: float = 0.0  # fixed time per round that drafts a tree
+    row_gap_ns: float = 0.0  # device idle per request of a step: sampling parameters, inputs, finished requests
+    eagle3_step_ns: float = 0.0  # more per step of EAGLE-3, where the server captures the other heads alone
+    # More per collective and doubling of its devices: they wait for the slowest. A database times collectives that start together.
     collective_gap_ns: float = 0.0
 
     def step_ns(self, algorithm: str) -> float:

@@ -3,8 +3,7 @@
     total = reserved + context + weights (target, draft) + activations + captured graphs + recurrent states + windows + KV pool
 
 All terms are bytes on one device of the tensor-parallel group. Each slot of the pool holds one token's KV of the target
-and, beside it, of the draft: one layer for an EAGLE head, all layers for a STANDALONE model, nothing for look-up
-drafting.
+and of the draft. The draft's is one layer for an EAGLE head, all layers for a STANDALONE model, nothing for look-up.
 """
 
 from __future__ import annotations
@@ -122,12 +121,15 @@ def kv_pool_slots(
     free_fraction: float | None = None,
     page_size: int = 1,
 ) -> MemoryPlan:
-    """Plan the memory of one device. `graph_count`: captured (steps, size) pairs after pruning;
-    `max_prefill_tokens`: the largest chunk; `max_num_draft_tokens`: the most nodes per row that a
-    verify may have; `reserved_fraction`: the share of memory left alone (0.10 is an engine's "memory utilisation 0.9");
-    `static_fraction`, instead of it: the share of the memory beside the driver's context that weights and pool may have;
-    `free_fraction`, instead of both: the share of what all but the pool leave that the pool may have.
-    Raises `InsufficientMemory` when not one page fits.
+    """Plan the memory of one device. Raises `InsufficientMemory` when not one page fits.
+
+    Args:
+        graph_count: Captured (steps, size) pairs after pruning.
+        max_prefill_tokens: The largest chunk.
+        max_num_draft_tokens: The most nodes per row that a verify may have.
+        reserved_fraction: The share of memory left alone; 0.10 is an engine's "memory utilisation 0.9".
+        static_fraction: Instead of it, the share of the memory beside the driver's context that weights and pool may have.
+        free_fraction: Instead of both, the share of what all but the pool leave that the pool may have.
     """
     parallel = Parallelism.of(parallel)
     tp = parallel.tensor

@@ -122,9 +122,8 @@ class RoundCost:
     ) -> int | np.ndarray:
         """Return the nanoseconds of a decode round, rounded down.
 
-        `kv_tokens`: KV tokens over the batch when the round starts, an int, or an integer array [m] for m rounds of one
-        block (then int64 [m] comes back, bit for bit what m single calls give). Raises `InvalidRound` for a
-        contradictory round.
+        `kv_tokens`: KV tokens over the batch when the round starts; an integer array [m] for m rounds of one block gives
+        int64 [m], bit for bit what m single calls give. Raises `InvalidRound` for a contradictory round.
         """
         curve = self._curves.get((batch_size, steps, topk, num_draft_tokens))
         if curve is None:

@@ -25,43 +25,33 @@ class UnknownServer(ForetokenError):
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What an engine sets by itself on a device of at least `gibibytes` of memory.
-
-    `chunk_size`: prompt tokens of a step; `max_running`: requests in a batch; `largest_graph`: the largest batch that is captured with
-    fewer than four devices, and with more; None: the largest that may run.
-    """
+    """What an engine sets by itself on a device of at least `gibibytes` of memory."""
 
     gibibytes: int = 0
-    chunk_size: int = 8192
-    max_running: int = 256
+    chunk_size: int = 8192  # prompt tokens of a step
+    max_running: int = 256  # requests in a batch
+    # The largest batch that is captured with fewer than four devices, and with more; None: the largest that may run.
     largest_graph: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ServerProfile:
-    """The timing of one serving engine.
-
-    `kernels_of`: the server whose measured kernels are priced; `about`: the fit and its error; `graph_unit`: what its captured sizes
-    count; `mixed`, `guarantee_output`, and `defaults` by the memory of a device, where a scenario leaves them open; `counted_small`:
-    devices that have the first of these; `has_static_share`: whether weights and KV have a share of the memory that follows from them
-    (SGLang's mem-fraction-static); `free_fraction`: the share of what they leave that KV has by default; `fp8_kv`: whether FP8
-    checkpoints made for it keep their KV in FP8; `slow_fp8_kv`: devices on which its attention over that takes as long as over 16 bits.
-    """
+    """The timing of one serving engine. `mixed`, `guarantee_output` and `defaults` stand where a scenario leaves them open."""
 
     name: str
     host: HostCost
     launch: LaunchCost
-    kernels_of: str
-    about: str
+    kernels_of: str  # the server whose measured kernels are priced
+    about: str  # the fit and its error
     graph_unit: GraphUnit = "rows"
     mixed: bool = True
     guarantee_output: float = 0.0
-    defaults: tuple[Defaults, ...] = (Defaults(),)
-    counted_small: tuple[str, ...] = ()
-    has_static_share: bool = False
-    free_fraction: float | None = None
-    fp8_kv: bool = False
-    slow_fp8_kv: tuple[str, ...] = ()
+    defaults: tuple[Defaults, ...] = (Defaults(),)  # by the memory of a device
+    counted_small: tuple[str, ...] = ()  # devices that have the first of `defaults`
+    has_static_share: bool = False  # weights and KV have a share of the memory (SGLang's mem-fraction-static)
+    free_fraction: float | None = None  # the share of what the weights leave that KV has by default
+    fp8_kv: bool = False  # FP8 checkpoints made for it keep their KV in FP8
+    slow_fp8_kv: tuple[str, ...] = ()  # devices on which its attention over FP8 takes as long as over 16 bits
 
     def on(self, gpu: GPU) -> Defaults:
         """Return the defaults of this engine on a device."""

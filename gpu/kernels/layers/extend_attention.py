@@ -29,17 +29,12 @@ from .flash import (
 
 @dataclass(frozen=True, slots=True)
 class ExtendKeys:
-    """A ragged batch of new tokens, padded: which prefix slots, which tokens, and who sees what.
+    """A ragged batch of new tokens, padded: which prefix slots, which tokens, and who sees what."""
 
-    `slots` int32 [bs · max_prefix_len]; `bias` [bs, 1, m, max_prefix_len + m], None if causality among the new tokens is all there is;
-    `tokens` int64 [bs, m], the token in each place (past the row's end any), None for a single row;
-    `places` int64 [n], each token's place.
-    """
-
-    slots: Tensor
-    bias: Tensor | None
-    tokens: Tensor | None
-    places: Tensor | None
+    slots: Tensor  # int32 [bs · max_prefix_len]
+    bias: Tensor | None  # [bs, 1, m, max_prefix_len + m]; None: nothing but causality among the new tokens
+    tokens: Tensor | None  # int64 [bs, m], the token in each place, any past the row's end; None for a single row
+    places: Tensor | None  # int64 [n], each token's place
 
 
 def extend_keys(

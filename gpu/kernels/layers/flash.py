@@ -1,8 +1,8 @@
 """What the attention kernels share: the online softmax over one block of keys, and how long rows are cut into parts.
 
-The queries of a tile are the rows of one matrix: the row's new tokens times the query heads that share a key head, so that every key is
-loaded once for all of them. A long row is cut into parts that run side by side; each leaves its own softmax and the base-2 logarithm of
-its sum, and a second kernel joins them (flash-decoding, Dao et al., 2023). All sums are float32.
+The queries of a tile are the rows of one matrix: the row's new tokens times the query heads that share a key head. So every key is loaded
+once for all of them. A long row is cut into parts that run side by side. Each part leaves its own softmax and the base-2 logarithm of its
+sum, and a second kernel joins them (flash-decoding, Dao et al., 2023). All sums are float32.
 
 Which parts there are follows from each row's own length, which only the device knows, so the work is a list that programs share:
 

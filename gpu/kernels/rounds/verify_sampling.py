@@ -118,8 +118,8 @@ MIN_CHUNK = 1024
 
 @jit
 def _sum_kernel(probs, totals, counts, greatest, best, vocab, chunks, CHUNK: tl.constexpr):
-    """One part of one node's distribution: its mass (NaN if an entry is negative or none), how many entries have mass, and its greatest
-    entry (NaN if there is a NaN) with the lowest id."""
+    """Sum one part of one node's distribution: its mass (NaN if an entry is negative or NaN) and how many entries have mass. Find its
+    greatest entry (NaN if there is a NaN), that with the lowest id."""
     node, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     inside = token < vocab

@@ -83,8 +83,10 @@ def packaged_models() -> list[str]:
 
 
 def packaged_config(name: str) -> tuple[Path, Path] | None:
-    """Return the files `config.json` and `hf_quant_config.json` (which may not exist) of a model, by its name on Hugging Face with or
-    without the organisation, without regard to case; None if the package has none or is not installed."""
+    """Return a model's files `config.json` and `hf_quant_config.json`, of which the second may not exist.
+
+    `name` is that on Hugging Face, with or without the organisation, in any case. None if the package has none or is not installed.
+    """
     folder, key = _config_folder(), name.strip().lower()
     for known in packaged_models():
         if folder is not None and key in (known.lower(), known.lower().rpartition("/")[2]):

@@ -100,8 +100,10 @@ class MeasuredForward(ForwardCost):
         return Line(base, far / rows / groups, (near - far) / rows / groups)
 
     def _several_queries(self, rows: int, queries_per_row: int) -> np.ndarray:
-        """Return times [CONTEXTS] of a pass that the database prices for one query per row only: what does not depend on the context as
-        for so many rows, and reading the context as the roofline says."""
+        """Return times [CONTEXTS] of a pass that the database prices for one query per row only.
+
+        What does not depend on the context is priced as that of so many rows, reading the context as the roofline says.
+        """
         one, several = (self._roofline.decode_attention(1, queries, 0) for queries in (1, queries_per_row))
         read = one.slope_ns + one.window_slope_ns
         ratio = (several.slope_ns + several.window_slope_ns) / read if read else 1.0

@@ -26,8 +26,8 @@ from .database import SERVERS, NotMeasured, check_known, package_version, questi
 
 # Operations are checked against the same ones under other servers. Two servers take about the same for an operation in one format on
 # one GPU: in passes of 16 models on H200, B200 and L40S 98 of 100 are less than a factor of 2 apart. What takes more than SLOW times as
-# long was measured with the host's launches (vLLM's products of FP8 in blocks: 57 to 430 us however small) or without the tuning that
-# servers do as they start (its experts in FP8 on Hopper). There the least of the servers' times is taken, and the provenance says so.
+# long was measured with the host's launches (vLLM's products of FP8 in blocks: 57 to 430 us however small), or without the tuning of
+# a server's start (its experts in FP8 on Hopper). There the least of the servers' times is taken, and the provenance says so.
 
 SLOW = 3.0
 MEASURED = ("silicon", "mixed")  # the database's words for a table, and for points between those of a table
@@ -165,8 +165,8 @@ def measured_tables(
 ) -> KernelTables:
     """Return the tables of a shape, from the cache folder or, the first time, from the database.
 
-    Raises NotMeasured if the package is not installed, or cannot price this shape, GPU, server or parallelism; `wants_nearest`: with the
-    nearest that it can, for which it is asked a few times more.
+    Raises NotMeasured if the package is not installed, or cannot price this shape, GPU, server or parallelism. With `wants_nearest` the
+    message names the nearest that it can, which takes a few more questions to it.
     """
     parallel = Parallelism.of(parallel)
     system = check_known(gpu, server, parallel)

@@ -207,9 +207,9 @@ def test_the_way_a_parameter_is_given_is_part_of_the_signature(forget):
     assert "takes (*everything)" in refusal(accept_width=lambda self, *everything: 1)
 
 
-@pytest.mark.parametrize("name", ["relay_fields", "make_proposer", "accept_width", "draft_kv_tokens", "problems"])
+@pytest.mark.parametrize("name", ["relay_fields", "make_proposer", "accept_width", "problems"])
 def test_a_method_that_raises_is_named(forget, name):
-    parameters = {"accept_width": "steps, num_draft_tokens", "draft_kv_tokens": "steps, topk"}.get(name, "shape")
+    parameters = {"accept_width": "steps, num_draft_tokens"}.get(name, "shape")
     function = eval(f"lambda self, {parameters}: raising(self)", {"raising": raising})
     assert f"{name}: raised RuntimeError: not today" in refusal(**{name: function})
 
