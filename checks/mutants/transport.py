@@ -87,6 +87,26 @@ KeepsWhatIsAcknowledged (HANDOFF-03): Pages wait for a fence after an acknowledg
         else:
             good(self, transfer, now_ns)
 
+CountsNoReading (HANDOFF-03): A lease ends while the link still reads page after page.
+    PrefillSide.pages_sent
+        - self._deadlines.set(transfer, now_ns + self.timing.lease_ns)  # until then it waited for its own link
+        + pass
+
+HearsOfOneLoss (HANDOFF-08): Of the requests of a decode worker that is gone one ends, and the others wait for their leases.
+    PrefillSide.peer_lost
+        - if transfer.state is TransferState.FENCED:
+        -     continue
+        + if transfer.state is TransferState.FENCED:
+        +     break
+
+OffersTheLastToken (HANDOFF-03): A request is offered that has no token left to decode.
+    Transfers._progress_of = good(self, record)._replace(is_to_transfer=True)
+
+ForgetsTheRetracted (HANDOFF-03): A request whose prompt is computed again is not offered again.
+    PrefillSide.committed
+        - self._peers[request_id] = transfer.peer
+        + pass
+
 SendsTheFirstDraft (HANDOFF-07): The draft input is kept by request id: another request of that id starts from the first one's.
     PrefillSide.committed:
         first = self.__dict__.setdefault("first", {})
@@ -204,6 +224,16 @@ BelievesOldGenerations (HANDOFF-04, HANDOFF-02): Offers of every generation coun
 
 KeepsWhatTheDeadReserved (HANDOFF-03, HANDOFF-04): The transfers of a worker that was restarted are open until their holds end.
     DecodeSide._lose = None if "restarted" in why else good(self, transfer, why, now_ns)
+
+LosesTheLastOfTheDead (HANDOFF-03): Of the transfers of a worker that was restarted only the last is given up at once.
+    DecodeSide._lose:
+        last = next(reversed(self._transfers.values()))
+        return None if "restarted" in why and transfer is not last else good(self, transfer, why, now_ns)
+
+LeavesNoReserve (HANDOFF-03): A request gets all pages that are left, and those that are decoded find none for their next round.
+    Transfers._row_for
+        - headroom = self.admission.headroom(len(requests.rounds.rows))
+        + headroom = 0
 
 ForgetsWithTheDevice (HANDOFF-04, HANDOFF-08, ANSWER, RAISES): With its device the decode worker forgets which requests have joined.
     DecodeSide.worker_lost:

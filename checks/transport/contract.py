@@ -47,7 +47,7 @@ class TransportConfig:
     hold_ns       the decode side gives reserved pages up after this time without news
     fence_ns      pages are kept this much longer, because something may still be under way
     max_attempts  how often a transfer is offered before it fails
-    num_output    tokens of every answer, the first one included
+    num_output    tokens of an answer, the first one included, but for requests of one token
     generation    the prefill worker's first incarnation; a restart adds `generation_step`
     slow_link     pages are read out of the prefill pool when the trial says so, else at once
     ahead         the decode worker has a step in flight when it plans the next one
@@ -93,6 +93,11 @@ class TransportConfig:
         )
 
     @property
+    def reserve(self) -> int:
+        """Slots past its length that a decoded request needs: of a draft and its root, for each step in flight."""
+        return 2 * (1 + self.ahead)
+
+    @property
     def patience_ns(self) -> int:
         """How long a transfer without messages may last, in any state: all attempts, a cancel and a fence."""
         return (self.max_attempts + 1) * self.lease_ns + 2 * self.hold_ns + 2 * self.fence_ns
@@ -115,6 +120,12 @@ class TransportCapabilities(Capabilities):
 
     going_on: bool = False
     """`go_on(request, tokens, first_token, draft, num_shown, now_ns)`"""
+
+    retraction: bool = False
+    """`retract(side, request, now_ns)`"""
+
+    reserves: bool = False
+    """A request gets pages where each that is decoded finds its reserve beside it"""
 
     ahead: bool = False
     """`written()`: the decode worker can plan a step while another one is in flight"""
@@ -155,9 +166,16 @@ class Transport(Protocol):
         """Take the functions that read a page of the prefill pool and write one of the decode pool. Called once."""
 
     def submit(
-        self, request: int, tokens: Sequence[int], first_token: int, draft: Sequence[int], now_ns: int
+        self,
+        request: int,
+        tokens: Sequence[int],
+        first_token: int,
+        draft: Sequence[int],
+        num_output: int,
+        now_ns: int,
     ) -> object:
-        """Give the prefill worker a request; False if refused. Computing its prompt yields `first_token` and the draft input `draft`."""
+        """Give the prefill worker a request for `num_output` tokens; False if refused. Computing its prompt yields `first_token` and the
+        draft input `draft`. A request for one token ends with its prompt, and is never offered."""
 
     def compute(self, now_ns: int) -> Sequence[tuple[int, int, int]]:
         """Run one step of the prefill worker. Returns (request, index, page) of the pages that became final."""
@@ -183,7 +201,7 @@ class Transport(Protocol):
         """Give a request up, as the client of this side."""
 
     def peer_lost(self, side: str, now_ns: int) -> None:
-        """Tell this side that the other worker is gone for good."""
+        """Tell this side that the other worker is gone for good. Its requests that are not decoded yet end now."""
 
     def restart(self, side: str) -> None:
         """Replace this worker by a new one with an empty pool; for prefill, of the next generation."""
@@ -217,6 +235,11 @@ class Transport(Protocol):
     def written(self) -> Sequence[tuple[int, int]]:
         """Return (request, page) of what the decode worker's steps in flight may write."""
 
+    # retraction
+    def retract(self, side: str, request: int, now_ns: int) -> None:
+        """Let the next step of a worker take what a request has there, whose prompt it computes or which it decodes: it waits, and is
+        computed again. Its transfer is cancelled, and another one begins. Nothing happens to other requests."""
+
     # roles
     def change_role(self, side: str) -> object:
         """Change the role of this side's worker, and back. Returns False if it has requests or pages."""
@@ -247,6 +270,7 @@ METHODS: dict[str, tuple[str, ...]] = {
         *("read_out", "reading", "tick", "free", "cached", "pages", "counters", "joined", "ended"),
     ),
     "ahead": ("written",),
+    "retraction": ("retract",),
     "roles": ("change_role",),
     "device_loss": ("lose_kv",),
     "going_on": ("go_on",),

@@ -13,6 +13,7 @@ import numpy as np
 from ...core.adaptive import fixed_controller
 from ...core.algorithm.arrival import DraftPayload
 from ...core.algorithm.registry import get_algorithm
+from ...core.contract.outcomes import CommitOutcome
 from ...core.contract.request import FinishReason, Request
 from ...core.contract.step import BlockEnd, DecodeResult, FailureCause, PrefillResult, Step, StepFailure, StepResult
 from ...core.errors import InvariantViolation
@@ -91,7 +92,9 @@ class StepUnderWay(NamedTuple):
 class HandoffTransport:
     """Both sides."""
 
-    capabilities = TransportCapabilities(ahead=True, roles=True, device_loss=True, going_on=True)
+    capabilities = TransportCapabilities(
+        ahead=True, retraction=True, reserves=True, roles=True, device_loss=True, going_on=True
+    )
 
     def __init__(self, config: TransportConfig) -> None:
         self.config = config
@@ -140,9 +143,17 @@ class HandoffTransport:
     def connect(self, read: Callable[[int], PageContent], write: Callable[[int, PageContent], None]) -> None:
         self.read, self.write = read, write
 
-    def submit(self, request: int, tokens: Sequence[int], first_token: int, draft: Sequence[int], now_ns: int) -> bool:
+    def submit(
+        self,
+        request: int,
+        tokens: Sequence[int],
+        first_token: int,
+        draft: Sequence[int],
+        num_output: int,
+        now_ns: int,
+    ) -> bool:
         self._first_tokens[str(request)] = first_token
-        return self._submit(Request(str(request), Prompt.of_tokens(tokens), self.config.num_output), draft, now_ns)
+        return self._submit(Request(str(request), Prompt.of_tokens(tokens), num_output), draft, now_ns)
 
     def go_on(
         self,
@@ -168,6 +179,7 @@ class HandoffTransport:
         worker = self._workers[PREFILL]
         step = worker.engine.plan(now_ns)
         if step is None:
+            worker.side.committed(CommitOutcome((), ()), now_ns)  # gives up what a retracted request held
             return []
         outcome = worker.engine.commit(worker.run(step, self._first_tokens), now_ns)
         worker.note(outcome.finished)
@@ -289,6 +301,9 @@ class HandoffTransport:
         outcome = worker.side.abort(str(request), now_ns)
         if outcome.finished is not None and (side == PREFILL or outcome.finished.num_output):
             worker.note([outcome.finished])
+
+    def retract(self, side: str, request: int, now_ns: int) -> None:
+        self._workers[side].engine.request_retraction(str(request), now_ns)
 
     def peer_lost(self, side: str, now_ns: int) -> None:
         self._workers[side].side.peer_lost(DECODE if side == PREFILL else PREFILL, now_ns)

@@ -1,7 +1,7 @@
 """What the messages say of every transfer: how many there are, how each one ends, and when a side must act and must not.
 
 ```
-prefill   offer ─── lease ───► offer again, or cancel          accept, renewal, manifest: the lease begins anew
+prefill   offer ─── lease ───► offer again, or cancel          accept, renewal, computed or read page, manifest: the lease begins anew
 decode    accept ── hold ────► cancel                          page, manifest, renewal: the hold begins anew
 ```
 
@@ -39,6 +39,7 @@ class Entry:
     is_refused: bool = False  # decode: what arrived in the newest attempt is not what was sent
     end: str = ""  # prefill: as in `Counters`, once it is known
     manifest: int = 0  # prefill: the attempt that it was sent in
+    is_sending: bool = False  # prefill: accepted, and all is computed; the link has still to read pages
 
 
 class Ledger:
@@ -90,17 +91,26 @@ class Ledger:
         self.firsts[run.request, generation, attempt] = first
         entry = self.outgoing.get((run.request, generation, first))
         if entry is None or attempt == first:
+            for other in self._undecided:
+                if other.run is run:  # it was retracted: it goes on
+                    other.end = "cancelled"
             self.outgoing[run.request, generation, first] = Entry(run, generation, first, attempt, now_ns, now_ns)
             return
         entry.num_attempts += 1
         if entry.num_attempts > self.config.max_attempts:
             self.problem = f"attempt {entry.num_attempts} for request {run.request}, of {self.config.max_attempts}"
         self._acts(PREFILL, entry, "offers again", now_ns, timed_out)
-        entry.newest, entry.is_waiting = attempt, True
+        entry.newest, entry.is_waiting, entry.is_sending = attempt, True, False
 
     def sent_manifest(self, entry: Entry, now_ns: int) -> None:
-        entry.manifest, entry.is_waiting = entry.newest, True
+        entry.manifest, entry.is_waiting, entry.is_sending = entry.newest, True, False
         entry.renewed_ns = entry.heard_ns = now_ns
+
+    def advances(self, entry: Entry, now_ns: int) -> None:
+        """Note that an accepted transfer goes on: its prompt is computed further, or a page of it was read."""
+        if not (entry.is_waiting or entry.is_cancelled or entry.is_lost):
+            entry.renewed_ns = entry.heard_ns = now_ns
+            entry.is_sending = entry.run.is_computed
 
     def gave_up(self, entry: Entry, now_ns: int, timed_out: bool) -> None:
         """Note that the prefill side has sent a cancel. If its request does not end, it was retracted."""
@@ -184,7 +194,8 @@ class Ledger:
         """
         num_waiting = 0
         for entry in (self.outgoing if side == PREFILL else self.incoming).values():
-            if entry.is_waiting and not (entry.is_cancelled or entry.is_lost or entry.is_answered or entry.end):
+            is_due = entry.is_waiting or entry.is_sending
+            if is_due and not (entry.is_cancelled or entry.is_lost or entry.is_answered or entry.end):
                 num_waiting += 1
                 if now_ns >= entry.heard_ns + self._patience_ns(side):
                     waited = f"has waited {now_ns - entry.heard_ns} ns for request {entry.run.request}"

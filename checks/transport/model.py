@@ -54,6 +54,7 @@ class Run:
     tokens: tuple[int, ...]
     num_pages: int
     serial: int
+    num_output: int  # tokens, the first one included
     is_over: bool = False  # on the prefill side
     how: str = ""  # it ended there
     must_abort: bool = False  # the prefill side has been told that the client of the other side has given it up
@@ -70,6 +71,17 @@ class Run:
     withdrawn: bool = False  # by the client of the decode side, and not offered there since
     num_joined: int = 0  # by that worker
     was_served: bool = False  # decoded to its end by that worker
+    is_asked_back: bool = False  # the prefill worker's next plan is to retract it
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the decode worker decodes it, and no client has given it up."""
+        return self.is_decoding and not (self.called_back or self.withdrawn)
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether all pages of its prompt are there on the prefill side."""
+        return len(self.pages) == self.num_pages
 
 
 @dataclass(slots=True, eq=False)

@@ -72,6 +72,7 @@ class Record:
         self._pages = pages
         self._num_events = 0
         self._timed_out = False
+        self.has_reserved = False  # the last message gave a request pages at the decode side
 
     def note(self, run: Run, event: str) -> None:
         """Number the events of a run when they are first seen."""
@@ -108,7 +109,7 @@ class Record:
 
     def sent(self, side: str, message: Message, now_ns: int, timed_out: bool) -> None:
         """Note a message that a side sends; `timed_out`: because time has passed."""
-        self.now_ns, self._timed_out = now_ns, timed_out
+        self.now_ns, self._timed_out, self.has_reserved = now_ns, timed_out, False
         model, ledger, request = self.model, self.ledger, message.request
         attempt = (request, message.generation, message.attempt)
         run = model.runs.get(request)
@@ -117,11 +118,13 @@ class Record:
             ledger.offered(run, *attempt[1:], message.number, self.now_ns, self._timed_out)
             run.newest[PREFILL] = attempt[1:]
             hold = model.holds[PREFILL].get(request)
-            if hold is None or hold.run is not run:
+            if hold is None or hold.run is not run or hold.cancelled_ns is not None:
                 model.holds[PREFILL][request] = Hold(run, run.pages, self.now_ns, message.generation)
             hold = model.holds[PREFILL][request]
             hold.since_ns = self.now_ns
             self.note(run, "its offer")
+            if run.num_output == 1:
+                ledger.problem = f"request {request} is offered, and has no token left to decode"
         seen = model.attempts.get(attempt)
         if seen is None:
             return
@@ -134,6 +137,13 @@ class Record:
             if hold is not None and hold.run is seen.run and hold.cancelled_ns is None:
                 hold.cancelled_ns = self.now_ns
 
+    def computed(self, run: Run, index: int, now_ns: int) -> None:
+        """Note that a page of a prompt has become final; where it is to be sent, the link has it to read."""
+        attempt = (run.request, *run.newest.get(PREFILL, (0, 0)))
+        entry, seen = self.ledger.outgoing_of(*attempt), self.model.attempts.get(attempt)
+        if entry is not None and seen.run is run and index >= seen.first_page:
+            self.ledger.advances(entry, now_ns)
+
     def _note_sent_by_prefill(self, seen: AttemptSeen, message: Message) -> None:
         entry = self.ledger.outgoing_of(message.request, message.generation, message.attempt)
         if message.kind == contract.MANIFEST:
@@ -141,6 +151,8 @@ class Record:
             if entry is not None:
                 self.ledger.sent_manifest(entry, self.now_ns)
                 self.model.holds[PREFILL][message.request].since_ns = self.now_ns
+        elif message.kind == contract.PAGE and entry is not None:
+            self.ledger.advances(entry, self.now_ns)
         elif message.kind == contract.CANCEL and entry is not None:
             self.ledger.gave_up(entry, self.now_ns, self._timed_out)
 
@@ -156,6 +168,7 @@ class Record:
             hold = model.holds[DECODE].get(request)
             if entry is None and (hold is None or hold.run is not run):
                 self._check_turn(run, message.generation)
+                self.has_reserved = True
             self._queued.pop((request, message.generation), None)
             ledger.accepted(run, *attempt, self.now_ns)
             seen.first_page = message.number
@@ -163,14 +176,14 @@ class Record:
             seen.ends.pop(DECODE, None)
             run.newest[DECODE] = attempt
             hold = model.holds[DECODE].get(request)
-            if hold is None or hold.run is not run:
+            if hold is None or hold.run is not run or hold.may_go:
                 pages = dict(enumerate(self._pages(DECODE, request)))
                 hold = model.holds[DECODE][request] = Hold(run, pages, self.now_ns, message.generation)
             hold.since_ns = self.now_ns
             self.note(run, "its reservation")
         elif message.kind == contract.NACK and entry is not None:
             entry.is_refused = True
-        elif message.kind == contract.RENEW and self._timed_out and entry is not None and entry.newest == attempt[1]:
+        elif message.kind == contract.RENEW and self._timed_out and entry is not None and not entry.is_cancelled:
             ledger.problem = f"the decode side still says that request {request} waits for room, which it has"
         elif message.kind == contract.CANCEL and entry is not None:
             ledger.withdrew(entry, self.now_ns, self._timed_out)
@@ -193,8 +206,7 @@ class Record:
     def _check_turn(self, run: Run, generation: int) -> None:
         """Check that no request waits for room at the decode side that came before one that gets it."""
         for other in self.model.decoding.values():
-            is_there = other.is_decoding and not (other.called_back or other.withdrawn)
-            if other is not run and is_there and other.num_joined and not self._pages(DECODE, other.request):
+            if other is not run and other.goes_on and other.num_joined and not self._pages(DECODE, other.request):
                 self.ledger.problem = f"request {run.request} gets slots, and {other.request}, which was decoded, waits"
         for request, newest in self._queued:
             if (request, newest) == (run.request, generation):
@@ -255,6 +267,7 @@ class Record:
         if is_offered and message.kind in (contract.ACCEPT, contract.RENEW):
             entry.renewed_ns = self.now_ns
             entry.is_waiting = message.kind == contract.RENEW
+            entry.is_sending = not entry.is_waiting and seen.run.is_computed
         elif is_offered and message.kind == contract.REJECT:
             entry.is_answered = True
         elif message.kind == contract.ACK and not entry.is_cancelled:

@@ -59,6 +59,12 @@ def _can_cancel(t: TransportTrial, side: str, request: int) -> bool:
     return _is_alive(t, side) and request in t.model.runs
 
 
+def _has_it(t: TransportTrial, side: str, request: int) -> bool:
+    run = (t.model.runs if side == PREFILL else t.model.decoding).get(request)
+    is_begun = run is not None and not run.is_over and bool(run.pages) and not run.is_computed
+    return _is_alive(t, side) and (run is not None and run.is_decoding if side == DECODE else is_begun)
+
+
 def _both_live(t: TransportTrial, side: str) -> bool:
     return side in SIDES and not any(t.model.dead.values())
 
@@ -80,12 +86,19 @@ class TransportTrial(TransportWatch):
 
     # -- operations ---------------------------------------------------------------------------------------------------
 
-    @operation(weight=8, when=_can_start, request=REQUESTS, family=(0, 0, 1), num_tokens=(3, 1, 2, 5, 8, 20))
-    def start(self, request: int, family: int, num_tokens: int) -> bool:
-        """Send a request to the prefill worker. Prompts of one family have equal beginnings."""
+    @operation(
+        weight=8,
+        when=_can_start,
+        request=REQUESTS,
+        family=(0, 0, 1),
+        num_tokens=(3, 1, 2, 5, 8, 20),
+        is_short=(False, False, False, False, True),
+    )
+    def start(self, request: int, family: int, num_tokens: int, is_short: bool = False) -> bool:
+        """Send a request to the prefill worker; `is_short`: for one token. Prompts of one family have equal beginnings."""
         if num_tokens < 1:
             return False
-        self._submit(request, family, num_tokens)
+        self._submit(request, family, num_tokens, num_output=int(is_short))
         return True
 
     @operation(
@@ -177,6 +190,12 @@ class TransportTrial(TransportWatch):
         if side == DECODE:
             self.model.runs[request].withdrawn = True
 
+    @operation(weight=5, needs="retraction", when=_has_it, side=SIDES, request=REQUESTS)
+    def retract(self, side: str, request: int) -> None:
+        """Have a worker compute what it has of a request again."""
+        self.model.runs[request].is_asked_back |= side == PREFILL
+        self.must(self.subject.retract, side, request, self.now_ns)
+
     @operation(weight=3, when=lambda t, ns: ns >= 1, ns=_times)
     def advance(self, ns: int) -> None:
         """Let time pass, and tell both sides."""
@@ -191,6 +210,10 @@ class TransportTrial(TransportWatch):
             other = OTHER_SIDE[side]
             self.record.lose_peer(other, self.now_ns)
             self.must(self.subject.peer_lost, other, self.now_ns)
+            self._collect()
+            self._note_ends()
+            for run in self.model.live(PREFILL) if other == PREFILL else ():
+                self.moment.unheard = f"request {run.request} goes on at the prefill side, told of its peer's end"
 
     def _gone(self, side: str) -> None:
         """End a worker's requests and pages. What it sent is still under way."""
@@ -272,7 +295,9 @@ class TransportTrial(TransportWatch):
         self._go_on(pace)
         runs = [self._submit(NEXT_REQUEST + n, n % 2, num_tokens) for n in range(num)]
         # Where there is no second attempt, a request need not come through.
+        self._is_slow = num == 1 and not fault  # several would wait for each other longer than for a lease
         self._go_on(pace, fault=Fault(fault, nth) if fault and self.config.max_attempts > 1 else None)
+        self._is_slow = False
         self._must_have_come(runs)
         return True
 
@@ -323,6 +348,8 @@ class TransportTrial(TransportWatch):
             self.compute()
             self.deliver_all(DECODE)
             self.deliver_all(PREFILL)
+        for side, told in ((DECODE, True), (PREFILL, self._num_runs % 2 == 0)):
+            self._lose_with_several_open(side, told)
         late = [(side, parcel) for side in SIDES for parcel in (*self.past[side], *self.under_way[side])]
         for side in SIDES:
             self.restart(side)
@@ -353,7 +380,40 @@ class TransportTrial(TransportWatch):
             self._must_have_come([self.model.runs.get(request) for request in REQUESTS[1:-1]])
         self.end()
         self.check()
-        self.serve(1, 3, 1, 0, 0)
+        self.serve(1, 8, 1, 0, 0)
+
+    def _lose_with_several_open(self, side: str, told: bool) -> None:
+        """Lose a worker, and tell the other one, or let it hear of the next generation: behind a fence it has nothing that both shared."""
+        other = OTHER_SIDE[side]
+        self.begin(f"the {side} worker is lost with several transfers open")
+        self.start(REQUESTS[0], 0, 5)
+        self.compute()
+        self._collect()
+        self.cancel(PREFILL, REQUESTS[0])
+        self._collect()
+        self._pass(self.config.lease_ns)  # the cancel has no answer: a fence is up
+        for request in REQUESTS[1:]:
+            self.start(request, request % 2, 3)
+            self.compute()
+            self._collect()
+            self.deliver_all(DECODE)
+        self.kill(side, told)
+        if not told:
+            self.restart(side)
+            self.start(REQUESTS[0], 0, 3)
+            self.compute()
+            self._collect()
+            self.deliver_all(DECODE)
+        self.must(self.subject.read_out, MAX_UNDER_WAY)
+        self._pass(self.config.fence_ns)
+        self.end()
+        left = self.moment.counters[other].in_flight
+        if left > (not told):
+            self.moment.leaked = (
+                f"{left} transfers are in flight on the {other} side, and the worker of the others is gone"
+            )
+        self.check()
+        self.restart(side)
 
     def describe(self) -> str:
         m = self.moment

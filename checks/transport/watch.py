@@ -50,7 +50,7 @@ class TransportWatch(Trial):
         self.past: dict[str, deque[Parcel]] = {side: deque(maxlen=MAX_PAST) for side in SIDES}
         self._num_parcels = 0
         self._num_runs = 0
-        self._is_ticking = False
+        self._is_ticking = self._is_slow = False
         self._being_read: dict[int, PageContent] = {}
         self._arrived: dict[tuple[str, int], int] = {}  # (side, parcel) that has arrived and had an effect -> when
         self.must(self.subject.connect, self._read, self._write)
@@ -76,8 +76,11 @@ class TransportWatch(Trial):
 
     # -- work ---------------------------------------------------------------------------------------------------------
 
-    def _submit(self, request: int, family: int, num_tokens: int, num_shown: int = 0) -> Run | None:
+    def _submit(
+        self, request: int, family: int, num_tokens: int, num_shown: int = 0, num_output: int = 0
+    ) -> Run | None:
         """Give a request to the prefill worker; None if it refuses. With `num_shown` its output goes on behind so many tokens."""
+        num_output = num_output or self.config.num_output
         tokens, serial = tokens_of(family, num_tokens), self._num_runs
         self._num_runs += 1
         draft = draft_of(tokens, serial, self.config.hidden)
@@ -85,20 +88,25 @@ class TransportWatch(Trial):
         if num_shown:
             accepted = self.ask(self.subject.go_on, request, tokens, first_token, draft, num_shown, self.now_ns)
         else:
-            accepted = self.ask(self.subject.submit, request, tokens, first_token, draft, self.now_ns)
+            accepted = self.ask(self.subject.submit, request, tokens, first_token, draft, num_output, self.now_ns)
         if accepted is not True and accepted is not None:
             return None
         num_pages = -(-num_tokens // self.config.page_size)
-        self.model.runs[request] = run = Run(request, tokens, num_pages, serial)
+        self.model.runs[request] = run = Run(request, tokens, num_pages, serial, num_output)
         self.record.note(run, "its start")
         return run
 
     def _run_prefill(self) -> None:
         model = self.model
+        for run in model.live(PREFILL):
+            if run.is_asked_back and not run.is_computed:
+                run.pages.clear()  # they are computed again
+            run.is_asked_back = False
         for request, index, page in self.must(self.subject.compute, self.now_ns):
             run = model.runs[request]
             self.pools[PREFILL][page] = content_of(run.tokens, index, self.config)
             run.pages[index] = page
+            self.record.computed(run, index, self.now_ns)
             if index == run.num_pages - 1:
                 self.record.note(run, "its prompt's end")
 
@@ -127,6 +135,8 @@ class TransportWatch(Trial):
             self.past[side].append(parcel)
         before = self._visible(side)
         has_transfers = before[0][-1] > 0
+        if message.kind == contract.OFFER and has_transfers and message.generation > self.record.generation:
+            is_stale = False  # though its transfer is over, it tells that the worker of the others is gone
         is_awaited = side == PREFILL and message.kind == contract.NACK and self._expects(message)
         self.record.arrives(side, parcel, self.now_ns, has_transfers)
         self.must(self.subject.deliver, side, message, self.now_ns)
@@ -171,7 +181,9 @@ class TransportWatch(Trial):
         if message.kind == contract.OFFER:
             return self.record.is_over(message, self.now_ns)
         newest = seen.run.newest.get(side)
-        if newest is not None and (message.generation, message.attempt) < newest:
+        name = (message.request, message.generation, message.attempt)
+        is_retracted = side == PREFILL and self.ledger.outgoing_of(*name) is not None  # two transfers of one run
+        if newest is not None and name[1:] < newest and not is_retracted:
             return True
         if message.kind == contract.CANCEL and self._has_earlier_attempt(side, seen, message):
             return False
@@ -206,9 +218,14 @@ class TransportWatch(Trial):
         """Let both workers run a step, if they live."""
         if not self.model.dead[PREFILL]:
             self._run_prefill()
-            self.must(self.subject.read_out, MAX_UNDER_WAY)
+            self.must(self.subject.read_out, 0 if self._is_slow else MAX_UNDER_WAY)
         if not self.model.dead[DECODE]:
             self._run_decode()
+
+    def _num_read(self) -> int:
+        """Return how many pages the link reads now: all, or half, and the last ones singly, which may take longer than a lease."""
+        count = len(self.must(self.subject.reading))
+        return count if not self._is_slow else count // 2 if count > 4 else 1
 
     def _is_over(self) -> bool:
         """Return whether no side has a request or a transfer."""
@@ -230,7 +247,7 @@ class TransportWatch(Trial):
             if not left and self._is_over() and not any(self.under_way.values()):
                 return
             self._pass(step)
-            self.must(self.subject.read_out, MAX_UNDER_WAY)
+            self.must(self.subject.read_out, self._num_read())
             if tick % pace == 0:
                 self._work()
             self._collect()
@@ -272,6 +289,8 @@ class TransportWatch(Trial):
 
     def _sent(self, side: str, message: Message) -> None:
         self.record.sent(side, message, self.now_ns, self._is_ticking)
+        if self.record.has_reserved and self.capabilities.reserves:
+            self._check_reserves(message)
         parcels = self.under_way[OTHER_SIDE[side]]
         if len(parcels) < MAX_UNDER_WAY:
             self._num_parcels += 1
@@ -327,6 +346,20 @@ class TransportWatch(Trial):
             if page in free or others:
                 whose = f"belongs to request {others[0]}" if others else "is free"
                 self.moment.freed = f"page {page} {whose}, and a step in flight may write it for request {owner}"
+
+    def _check_reserves(self, accept: Message) -> None:
+        """Check that a request that gets pages leaves each that is decoded its reserve, free or in the cache alone."""
+        size, used, num_decoding = self.config.page_size, set(), 0
+        for request in self.model.runs:
+            used.update(pages := self._pages(DECODE, request))
+            run = self.model.decoding.get(request)
+            num_decoding += bool(pages) and run is not None and run.goes_on
+        room = len({**self._free(DECODE), **self._cached()}.keys() - used) * size
+        needed = num_decoding * -(-self.config.reserve // size) * size
+        if room < needed:
+            self.moment.late = (
+                f"request {accept.request} gets pages, which leaves {room} slots to {num_decoding} that need {needed}"
+            )
 
     def _free(self, side: str) -> dict[int, None]:
         return dict.fromkeys(self.integers(self.must(self.subject.free, side), f"free({side})"))
@@ -410,8 +443,12 @@ class TransportWatch(Trial):
         m.num_ended += 1
         if how == "error" and not ended.reason:
             m.unserved = f"request {request} fails on the {side} side, without a reason"
+        if how == "length" and ended.num_output != run.num_output:
+            m.miscounted = f"request {request} ended with {ended.num_output} tokens of {run.num_output}"
         if side == PREFILL:
             run.is_over, run.how = True, how
+            if how == "length" and run.num_output > 1:
+                m.unserved = f"request {request} ends with its prompt, and has {run.num_output - 1} tokens left"
             if run.must_abort and how != "aborted":
                 m.unserved = f"request {request} was given up by its client, and ends there as {how!r}"
             self.ledger.prefill_ended(run, how)
@@ -422,5 +459,3 @@ class TransportWatch(Trial):
         run.was_served = True
         if run.called_back:
             m.unserved = f"request {request} is decoded to its end, and was given up"
-        if ended.num_output != self.config.num_output:
-            m.miscounted = f"request {request} ended with {ended.num_output} tokens of {self.config.num_output}"

@@ -189,7 +189,18 @@ def test_ours_holds_and_every_kind_of_message_and_of_end_is_reached():
     report = check(TRANSPORT, Watched, budget=3_000, seed=5)
     assert report.ok, report.text()
     assert min(report.evaluations.values()) > 5 and all(report.executed.values())
-    prefill = {"offer", "page", "manifest", "renew", "cancel", "cancel_ack", "transferred", "aborted", "error"}
+    prefill = {
+        "offer",
+        "page",
+        "manifest",
+        "renew",
+        "cancel",
+        "cancel_ack",
+        "transferred",
+        "length",
+        "aborted",
+        "error",
+    }
     decode = {"accept", "reject", "ack", "nack", "renew", "cancel", "cancel_ack", "length", "aborted"}
     assert seen == {*((PREFILL, what) for what in prefill), *((DECODE, what) for what in decode)}
 
@@ -205,7 +216,7 @@ def test_a_transport_over_which_nothing_comes_is_reported():
     class Silent(handoff.HandoffTransport):
         """Refuses everything."""
 
-        def submit(self, request, tokens, first_token, draft, now_ns):
+        def submit(self, request, tokens, first_token, draft, num_output, now_ns):
             return False
 
     with pytest.raises(Violation, match="does not come through"):
