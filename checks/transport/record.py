@@ -107,6 +107,25 @@ class Record:
         """Return whether the decode worker must still know that it has had this run."""
         return run.acked_ns is not None and now_ns < run.acked_ns + self.config.memory_ns
 
+    def expects(self, message: Message) -> bool:
+        """Return whether a refusal of the newest attempt is for pages that the prefill side sends, or has sent."""
+        name = (message.request, message.generation, message.attempt)
+        entry, seen = self.ledger.outgoing_of(*name), self.model.attempts.get(name)
+        if entry is None or seen is None or DECODE in seen.ends or self.ledger.num_accepts.get(name) != 1:
+            return False
+        is_over = entry.is_cancelled or entry.is_lost or entry.is_answered or bool(entry.end)
+        return not is_over and (not entry.is_waiting or entry.manifest == entry.newest)
+
+    def has_earlier_attempt(self, side: str, seen: AttemptSeen, message: Message) -> bool:
+        """Return whether an earlier attempt that the cancel is about is open here.
+
+        A worker that begins anew may accept a late offer of one attempt while the next one was accepted by the worker before it.
+        """
+        return any(
+            earlier.run is seen.run and covers(message, key[1:]) and earlier.was_accepted and side not in earlier.ends
+            for key, earlier in self.model.attempts.items()
+        )
+
     def sent(self, side: str, message: Message, now_ns: int, timed_out: bool) -> None:
         """Note a message that a side sends; `timed_out`: because time has passed."""
         self.now_ns, self._timed_out, self.has_reserved = now_ns, timed_out, False

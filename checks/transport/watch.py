@@ -21,7 +21,7 @@ from .contract import (
     TransportConfig,
 )
 from .model import GARBAGE, AttemptSeen, Hold, Joined, Moment, Run, content_of, draft_of, first_token_of, tokens_of
-from .record import Fault, Parcel, Record, covers
+from .record import Fault, Parcel, Record
 
 MAX_UNDER_WAY = 60
 MAX_PAST = 8
@@ -137,7 +137,7 @@ class TransportWatch(Trial):
         has_transfers = before[0][-1] > 0
         if message.kind == contract.OFFER and has_transfers and message.generation > self.record.generation:
             is_stale = False  # though its transfer is over, it tells that the worker of the others is gone
-        is_awaited = side == PREFILL and message.kind == contract.NACK and self._expects(message)
+        is_awaited = side == PREFILL and message.kind == contract.NACK and self.record.expects(message)
         self.record.arrives(side, parcel, self.now_ns, has_transfers)
         self.must(self.subject.deliver, side, message, self.now_ns)
         answers = self._take(side)
@@ -163,15 +163,6 @@ class TransportWatch(Trial):
                 why = "had arrived before" if is_double else "counts no more"
                 self.moment.repeated = f"{what} for request {message.request} {why}, and changed what the side has"
 
-    def _expects(self, message: Message) -> bool:
-        """Return whether a refusal of the newest attempt is for pages that the prefill side sends, or has sent."""
-        name = (message.request, message.generation, message.attempt)
-        entry, seen = self.ledger.outgoing_of(*name), self.model.attempts.get(name)
-        if entry is None or seen is None or DECODE in seen.ends or self.ledger.num_accepts.get(name) != 1:
-            return False
-        is_over = entry.is_cancelled or entry.is_lost or entry.is_answered or bool(entry.end)
-        return not is_over and (not entry.is_waiting or entry.manifest == entry.newest)
-
     def _is_stale(self, side: str, seen: AttemptSeen, message: Message) -> bool:
         """Return whether the request has a newer attempt, or the worker that took part in this one is gone.
 
@@ -185,19 +176,9 @@ class TransportWatch(Trial):
         is_retracted = side == PREFILL and self.ledger.outgoing_of(*name) is not None  # two transfers of one run
         if newest is not None and name[1:] < newest and not is_retracted:
             return True
-        if message.kind == contract.CANCEL and self._has_earlier_attempt(side, seen, message):
+        if message.kind == contract.CANCEL and self.record.has_earlier_attempt(side, seen, message):
             return False
         return side in seen.ends
-
-    def _has_earlier_attempt(self, side: str, seen: AttemptSeen, message: Message) -> bool:
-        """Return whether an earlier attempt that the cancel is about is open here.
-
-        A worker that begins anew may accept a late offer of one attempt while the next one was accepted by the worker before it.
-        """
-        return any(
-            earlier.run is seen.run and covers(message, key[1:]) and earlier.was_accepted and side not in earlier.ends
-            for key, earlier in self.model.attempts.items()
-        )
 
     def _visible(self, side: str) -> tuple[object, ...]:
         counters = self.integers(self.must(self.subject.counters, side), f"counters({side})")
