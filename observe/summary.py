@@ -71,9 +71,8 @@ class Measurements:
     ttft_ns: GrowingColumn = field(default_factory=_nanoseconds)  # of completed requests, as the next two
     e2el_ns: GrowingColumn = field(default_factory=_nanoseconds)
     num_output: GrowingColumn = field(default_factory=_nanoseconds)
-    drafts_by_steps: dict[int, np.ndarray] = field(
-        default_factory=dict
-    )  # draft steps -> verified rows by correct drafts
+    # draft steps -> verified rows by correct drafts
+    drafts_by_steps: dict[int, np.ndarray] = field(default_factory=dict)
     rounds_at_steps: np.ndarray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     gauges: GaugeAreas = field(default_factory=lambda: GaugeAreas(len(GAUGES)))
     empty_system: np.ndarray = field(default_factory=lambda: np.zeros((0, 1 + len(GAUGES)), np.int64))  # later samples

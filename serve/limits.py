@@ -16,9 +16,7 @@ class Limits:
     max_prompt_tokens: int | None = None  # default: what the body takes
     max_choices: int = 16  # outputs of one request: n times prompts
     deadline_s: float = 600.0  # from the request to the end of its outputs
-    stall_s: float = (
-        30.0  # a client that takes nothing for so long, of the body that it sends or the stream that it gets, is gone
-    )
+    stall_s: float = 30.0  # a client that neither sends its body nor takes its stream for so long is gone
     retry_after_s: int = 1  # what 429 advises
     max_connections: int = 4096
 

@@ -111,9 +111,8 @@ class Comparison:
     steps: Mapping[int, tuple[float, float]]  # steps -> predicted, measured
     batch: tuple[tuple[float, ...], tuple[float, ...]]  # predicted, measured
     processor_share: float
-    pace: float | None = (
-        None  # what single rounds took between the runs, over what the profile says of them; None on a GPU
-    )
+    # what single rounds took between the runs, over what the profile says of them; None on a GPU
+    pace: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {

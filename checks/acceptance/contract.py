@@ -92,10 +92,8 @@ class ProcessConfig:
 class ProcessCapabilities(Capabilities):
     """What a component declares; each flag adds a method that stands beside the process."""
 
-    trees: bool = False
-    """`tree_survival(…)`"""
-    days: bool = False
-    """`day_shift(…)`"""
+    trees: bool = False  # `tree_survival(…)`
+    days: bool = False  # `day_shift(…)`
 
 
 class Process(Protocol):

@@ -97,9 +97,8 @@ class TransformersEngine:
         self.number = 0
         self.batch: list | None = None  # of the step in flight
         self.num_ids = 0
-        self.wishes: dict[
-            str, Wish
-        ] = {}  # by the ids that the scheduler knows: a name may come again while its last batch runs
+        # by the ids that the scheduler knows: a name may come again while its last batch runs
+        self.wishes: dict[str, Wish] = {}
         self.ids: dict[str, str] = {}  # name -> id, of those that live
         self.delivered: dict[str, list[int]] = {}
         self.has_cancelled = False  # while a batch runs

@@ -135,36 +135,23 @@ class ExecutorConfig:
 class ExecutorCapabilities(Capabilities):
     """What an executor declares. Each flag adds methods of `Executor`, operations that call them, and invariants."""
 
-    tokens: bool = False
-    """Results carry tokens; without it only how many there are."""
-    trees: bool = False
-    """More than one branch."""
-    hidden_states: bool = False
-    """Algorithms whose draft reads the target's hidden states run too: the positive control."""
-    relay: bool = False
-    """`relay_fields()`"""
+    tokens: bool = False  # results carry tokens; without it only how many there are
+    trees: bool = False  # more than one branch
+    hidden_states: bool = False  # algorithms whose draft reads the target's hidden states run too: the positive control
+    relay: bool = False  # `relay_fields()`
+    # `hidden_sizes()`, `roots()` and `weights()`: without them what it keeps cannot be searched
     inspection: bool = False
-    """`hidden_sizes()`, `roots()` and `weights()`: without them what it keeps cannot be searched"""
-    accounting: bool = False
-    """`hidden_bytes()`"""
-    rounds: bool = False
-    """`advance(rounds)`"""
-    merging: bool = False
-    """`merge(first, second)`"""
-    handoff: bool = False
-    """`draft_input(batch, last_tokens)`"""
-
+    accounting: bool = False  # `hidden_bytes()`
+    rounds: bool = False  # `advance(rounds)`
+    merging: bool = False  # `merge(first, second)`
+    handoff: bool = False  # `draft_input(batch, last_tokens)`
+    # `shown()` and `after(text, first)`: what its model gives, to compare tokens and outputs with; needs `tokens`
     plain: bool = False
-    """`shown()` and `after(text, first)`: what its model gives, to compare tokens and outputs with; needs `tokens`"""
-    drafts: bool = False
-    """`drafted(…)`: what its draft proposes, to compare accept lengths with; needs `plain`"""
-    proposals: bool = False
-    """`proposed()`: what it has drafted, to be the same; needs `drafts`"""
-
-    samples: bool = False
-    """Requests sample, too; needs `plain`"""
+    drafts: bool = False  # `drafted(…)`: what its draft proposes, to compare accept lengths with; needs `plain`
+    proposals: bool = False  # `proposed()`: what it has drafted, to be the same; needs `drafts`
+    samples: bool = False  # requests sample, too; needs `plain`
+    # Requests have penalties, biases and the grammar of `oracle.is_allowed`, under any text; needs `plain`
     shaped: bool = False
-    """Requests have penalties, biases and the grammar of `oracle.is_allowed`, under any text; needs `plain`"""
 
     FOUNDATIONS: ClassVar = {
         "plain": ("tokens",),

@@ -34,9 +34,8 @@ class After(NamedTuple):
     """What a model gives after each of n tokens of a text."""
 
     logits: np.ndarray  # [n, V]
-    outputs: Mapping[
-        str, np.ndarray
-    ]  # [n, …] by name; of the token that follows, where an output belongs to one: [n, V, …] of each
+    # [n, …] by name; of the token that follows, where an output belongs to one: [n, V, …] of each
+    outputs: Mapping[str, np.ndarray]
 
 
 def kept_tokens(logits: np.ndarray, sampling: SamplingParams, slack: float = 0.0) -> np.ndarray:

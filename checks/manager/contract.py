@@ -34,12 +34,10 @@ class ManagerConfig:
 class ManagerCapabilities(Capabilities):
     """What a manager declares."""
 
-    caching: bool = False
-    """What was released is found again, until its pages are handed out."""
-    namespaces: bool = False
-    """Namespaces other than "" are kept apart."""
+    caching: bool = False  # what was released is found again, until its pages are handed out
+    namespaces: bool = False  # namespaces other than "" are kept apart
+    # It refuses what no caller should do: to grow or release a request that is not there, to admit one that is
     misuse: bool = False
-    """It refuses what no caller should do: to grow or release a request that is not there, to admit one that is"""
 
     FOUNDATIONS: ClassVar = {"namespaces": ("caching",)}
 

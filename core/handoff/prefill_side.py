@@ -59,9 +59,7 @@ class PrefillSide(HandoffSide):
         self._readers: dict[TransferKey, Outgoing] = {}  # by every attempt whose pages may still be read
         self._current: dict[str, Outgoing] = {}  # request -> its transfer, while neither has ended
         self._payloads: dict[str, DraftPayload | None] = {}  # of computed prompts
-        self._acknowledged_keys: dict[
-            TransferKey, None
-        ] = {}  # the newest; a repeated Accept of one is late, and no error
+        self._acknowledged_keys: dict[TransferKey, None] = {}  # the newest; a repeated Accept of one is no error
 
     @property
     def is_idle(self) -> bool:
@@ -394,9 +392,8 @@ class PrefillSide(HandoffSide):
             self._finish(transfer, transfer.end, now_ns)
 
     def _fence(self, transfer: Outgoing, now_ns: int) -> None:
-        self._move(
-            transfer, TransferEvent.FENCE
-        )  # the table refuses it where a fence is up already; its time starts again
+        # The table refuses it where a fence is up already; its time starts again.
+        self._move(transfer, TransferEvent.FENCE)
         self._renewals.clear(transfer)
         self._deadlines.set(transfer, now_ns + self.timing.fence_ns)
 

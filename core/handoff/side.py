@@ -29,9 +29,8 @@ class HandoffTiming:
     """
 
     lease_ns: int = 2 * SECOND_NS  # prefill side: an attempt without a message is given up
-    hold_ns: int = (
-        5 * SECOND_NS
-    )  # decode side: reserved slots without a message are given up; longer than a lease, or no retry arrives
+    # decode side: reserved slots without a message are given up; longer than a lease, or no retry arrives
+    hold_ns: int = 5 * SECOND_NS
     fence_ns: int = SECOND_NS  # after giving up: for so long a message or a copy may still be on its way
     max_attempts: int = 2  # the first, and one retry
 

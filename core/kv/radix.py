@@ -99,9 +99,8 @@ class Insertion:
     """The result of an insertion."""
 
     node: RadixNode  # the last one of the inserted path; lock it to keep the prefix
-    canonical: (
-        Slots  # int32 [aligned length]: the slots of all positions now in the tree; the caller's table must hold these
-    )
+    # int32 [aligned length]: the slots of all positions now in the tree; the caller's table must hold these
+    canonical: Slots
     duplicates: Slots  # int32: the caller's slots of positions that were cached in other slots; the caller frees them
 
 

@@ -49,9 +49,7 @@ def keep_layout(app: Sphinx, what: str, name: str, thing: object, options: objec
     for line in lines:
         if line.strip() and not line.startswith(" "):
             last = line
-        elif (
-            line.strip() and not last.startswith((":", "..")) and not last.endswith("::")
-        ):  # not a section, not marked yet
+        elif line.strip() and not last.startswith((":", "..")) and not last.endswith("::"):  # an unmarked block
             kept += ["", "::", ""]
             last = "::"
         kept.append(line)

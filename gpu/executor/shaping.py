@@ -81,9 +81,8 @@ class RowShaping:
         self._matcher = matcher
         self._in_prompt: dict[int, None] = {}
         self._counts: dict[int, int] = {}  # of the output
-        self._bias: tuple[Tensor, Tensor] | None = (
-            None  # tokens int64 [n] and what is added to their logits, on their device
-        )
+        # tokens int64 [n] and what is added to their logits, on their device
+        self._bias: tuple[Tensor, Tensor] | None = None
 
     def observe(self, tokens: np.ndarray) -> None:
         """Take in the next tokens of the text."""

@@ -74,9 +74,8 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: torch.dtype = torch.float32
-    quantization: Quantization | None = field(
-        default=None, compare=False
-    )  # of the files; the model's own weights are not
+    # of the files; the model's own weights are not quantized
+    quantization: Quantization | None = field(default=None, compare=False)
 
     @classmethod
     def from_directory(cls, directory: str | Path) -> ModelConfig:

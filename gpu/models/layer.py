@@ -82,9 +82,8 @@ class Layer(nn.Module):
         self._local_table = local_table if index in config.windowed_layers else None
         wide = torch.promote_types(dtype, torch.float32) if config.is_gemma else dtype
         self.input_norm = empty_weight(hidden, device=device, dtype=wide) if input_norm else None
-        self.post_attention_norm = empty_weight(
-            hidden, device=device, dtype=wide
-        )  # before the MLP, in spite of its published name
+        # before the MLP, in spite of its published name
+        self.post_attention_norm = empty_weight(hidden, device=device, dtype=wide)
         self.behind_attention_norm = empty_weight(hidden, device=device, dtype=wide) if config.is_gemma else None
         self.behind_mlp_norm = empty_weight(hidden, device=device, dtype=wide) if config.is_gemma else None
         total = sum(self.heads) * d

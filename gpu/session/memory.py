@@ -78,9 +78,8 @@ def working_bytes(
 
     config = spec.config
     models = [target] if draft is None else [target, getattr(draft, "model", draft)]
-    per_token = (
-        max(_activations(model) for model in models) + 3 * target.hidden_size
-    )  # hidden states that a head is given
+    # the last term: hidden states that a head is given
+    per_token = max(_activations(model) for model in models) + 3 * target.hidden_size
     nodes = config.max_running * spec.max_num_draft_tokens
     prompt = config.chunk_size * per_token * dtype.itemsize + config.max_running * target.vocab_size * SAMPLING_BYTES
     rounds = nodes * (per_token * dtype.itemsize + target.vocab_size * (SAMPLING_BYTES + dtype.itemsize))

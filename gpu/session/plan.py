@@ -46,9 +46,8 @@ class SessionOptions:
     prefix_cache: bool = True
     kv_tokens: int | None = None  # size of the KV pool; default: what running requests need, if memory suffices
     memory_fraction: float = 0.85  # of the device's free memory, weights included
-    dtype: str = (
-        AUTO  # the checkpoint's; on a CPU float32 for 16 bits, unless it has native bfloat16 and the model is large
-    )
+    # AUTO: the checkpoint's; on a CPU float32 for 16 bits, unless it has native bfloat16 and the model is large
+    dtype: str = AUTO
     device: str = AUTO
     threads: int | None = None  # of torch on a CPU, in the process; default: 1 for small models, else torch's choice
     seed: int = 0

@@ -142,9 +142,8 @@ class StreamDecoder:
         self._tokenizer = tokenizer
         self._stop_strings = tuple(stop_strings)
         self._tokens: list[int] = []
-        self._anchor = (
-            0  # where decoding begins; a decoder may treat its first token in a special way, so context stays in front
-        )
+        # where decoding begins; a decoder may treat its first token in a special way, so context stays in front
+        self._anchor = 0
         self._settled = 0
         self._num_taken = 0  # characters of decode(tokens[_anchor:]) that were taken already
         self._pending = ""  # taken, but perhaps the beginning of a stop string

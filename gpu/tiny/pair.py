@@ -61,9 +61,8 @@ TARGET = "target"
 ALGORITHMS = {"draft": STANDALONE, "eagle3": EAGLE3, "multi_layer_eagle": MULTI_LAYER_EAGLE}  # by directory
 PARTS = (TARGET, *ALGORITHMS)
 TRAINING = "training.json"  # in each part: how it was trained
-TRIAL_EVERY = (
-    10  # of the corpus' files: with these the pace is measured, and they are all that is used where no more fit
-)
+# of the corpus' files: with these the pace is measured, and they are all that is used where no more fit
+TRIAL_EVERY = 10
 SAMPLING_TEMPERATURE = 0.7  # of the half of the target's own texts that are not greedy
 STEP_WEIGHT = 0.8  # of each further step's loss in an unrolled draft's
 WHOLE_WINDOWS_FROM = 0.75  # of a training

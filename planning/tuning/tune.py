@@ -74,9 +74,8 @@ class Tune:
     phases: list[Phase] = field(init=False)
     space: TableSpace = field(init=False)
     speeds: dict[tuple[str, str, int], float] = field(default_factory=dict)  # (settings, phase, seed)
-    rows: dict[tuple[str, str, int], float] = field(
-        default_factory=dict
-    )  # of the same runs: mean batch size of an engine
+    # of the same runs: mean batch size of an engine
+    rows: dict[tuple[str, str, int], float] = field(default_factory=dict)
     found: list[tuple[float, Table]] = field(default_factory=list)  # by score, the best first
     judged: list[Judged] = field(default_factory=list)  # in the order in which they were compared
     refused: dict[str, str] = field(default_factory=dict)  # what cannot run, with the reason

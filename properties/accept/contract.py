@@ -57,37 +57,22 @@ class AcceptConfig:
 class AcceptCapabilities(Capabilities):
     """What a component declares. Without any it verifies chains greedily."""
 
-    trees: bool = False
-    """Rounds with topk > 1, or with fewer nodes than their steps could fill."""
-    raw_drafts: bool = False
-    """Candidates may be out of the vocabulary, or repeat a sibling."""
-    proposals: bool = False
-    """`propose(batch)`: trees given node by node, with fewer nodes in some rows than in others"""
-    sampling: bool = False
-    """`verify_sampling(…)`"""
-    draft_probabilities: bool = False
-    """`verify_drafted(…)`: chains drawn from known draft distributions"""
-    constraints: bool = False
-    """`constrain(round, table, states)`: a grammar"""
-    target_failures: bool = False
-    """Logits and probabilities may have NaN"""
-    outputs: bool = False
-    """`compact(round, outputs)`"""
-    kv: bool = False
-    """`move(round, pools)`"""
-    plan: bool = False
-    """`moves(round)` says what `move` copies"""
+    trees: bool = False  # rounds with topk > 1, or with fewer nodes than their steps could fill
+    raw_drafts: bool = False  # candidates may be out of the vocabulary, or repeat a sibling
+    proposals: bool = False  # `propose(batch)`: trees given node by node, with fewer nodes in some rows than in others
+    sampling: bool = False  # `verify_sampling(…)`
+    draft_probabilities: bool = False  # `verify_drafted(…)`: chains drawn from known draft distributions
+    constraints: bool = False  # `constrain(round, table, states)`: a grammar
+    target_failures: bool = False  # logits and probabilities may have NaN
+    outputs: bool = False  # `compact(round, outputs)`
+    kv: bool = False  # `move(round, pools)`
+    plan: bool = False  # `moves(round)` says what `move` copies
+    # The copies of `moves` are made one after the other; without it all are read before the first is written
     in_order: bool = False
-    """The copies of `moves` are made one after the other; without it all are read before the first is written"""
-
-    links: bool = False
-    """`links(round)`: what each node sees, and where a walk goes on"""
-    beams: bool = False
-    """`draft(batch, model)`: the component drafts itself, by beam search"""
-    parameters: bool = False
-    """`distribution(…)`: temperature, top-k and top-p"""
-    keyed_coins: bool = False
-    """`coins(…)`: coins that are functions of their keys"""
+    links: bool = False  # `links(round)`: what each node sees, and where a walk goes on
+    beams: bool = False  # `draft(batch, model)`: the component drafts itself, by beam search
+    parameters: bool = False  # `distribution(…)`: temperature, top-k and top-p
+    keyed_coins: bool = False  # `coins(…)`: coins that are functions of their keys
 
     FOUNDATIONS: ClassVar = {"plan": ("kv",), "in_order": ("plan",), "draft_probabilities": ("sampling",)}
 

@@ -42,26 +42,19 @@ class AllocatorConfig:
 class AllocatorCapabilities(Capabilities):
     """What an allocator declares. Each flag adds methods of `Allocator`, operations that call them, and invariants."""
 
-    paged: bool = False
-    """Pages of more than one slot; `alloc` and `free` still speak of slots, in whole pages."""
-    padding_page: bool = False
-    """Page 0 is never given out: ids begin at 1. Without it they begin at 0."""
-    inspection: bool = False
-    """`free_pages()`"""
-    sharing: bool = False
-    """`share(slots)` and `references(page)`"""
-    eviction: bool = False
-    """`retire(slots)`, `reuse(slots)`, `evict(num_pages)` and `cached_pages()`"""
-    deferred_free: bool = False
-    """`free_after(slots, step)`, `complete(step)` and `num_deferred()`"""
-    table: bool = False
-    """`open`, `grow`, `trim`, `close` and `slots_of`: rows of slots, one per request"""
+    paged: bool = False  # pages of more than one slot; `alloc` and `free` still speak of slots, in whole pages
+    padding_page: bool = False  # page 0 is never given out: ids begin at 1, else at 0
+    inspection: bool = False  # `free_pages()`
+    sharing: bool = False  # `share(slots)` and `references(page)`
+    eviction: bool = False  # `retire(slots)`, `reuse(slots)`, `evict(num_pages)` and `cached_pages()`
+    deferred_free: bool = False  # `free_after(slots, step)`, `complete(step)` and `num_deferred()`
+    table: bool = False  # `open`, `grow`, `trim`, `close` and `slots_of`: rows of slots, one per request
+    # `close(request, step)` waits for `complete(step)`, as does `num_deferred()`; needs `table`
     deferred_close: bool = False
-    """`close(request, step)` waits for `complete(step)`, as does `num_deferred()`; needs `table`"""
+    # `alloc_extend(…)` and `alloc_decode(…)`: slots for several requests at once, whose last pages need not be full
     batches: bool = False
-    """`alloc_extend(…)` and `alloc_decode(…)`: slots for several requests at once, whose last pages need not be full"""
+    # It refuses what no caller should do: to free what is not held, to ask for no whole pages or for less than none
     misuse: bool = False
-    """It refuses what no caller should do: to free what is not held, to ask for no whole pages or for less than none"""
 
     FOUNDATIONS: ClassVar = {"deferred_close": ("table",)}
     VISIBLE: ClassVar = ("padding_page",)

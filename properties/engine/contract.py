@@ -207,19 +207,15 @@ class EngineCapabilities(Capabilities):
     denial: bool = False  # `deny(count)`: the next attempts to allocate find nothing
     losses: bool = False  # `lose(step)` and `resume()`: a step fails as a whole
     isolation: bool = False  # after that it asks less of each step, and tries suspects apart, as `recovery.py` says
-    reserves: bool = (
-        False  # what enters leaves each that runs its reserve, and rows go in blocks where no plan could differ
-    )
+    # What enters leaves each that runs its reserve, and rows go in blocks where no plan could differ.
+    reserves: bool = False
     counters: bool = False  # `counters()`: what was verified and accepted so far
     stop_strings: bool = False  # `Wish.stop_strings`: the engine reads the text of an output by `language.text`
-    reasons: bool = (
-        False  # a refused `submit` raises an error whose text has the limit that the request exceeds, as a number
-    )
+    # A refused `submit` raises an error whose text has the limit that the request exceeds, as a number.
+    reasons: bool = False
     misuse: bool = False  # it refuses what no caller should do: a live name, a request that can never run, an answer twice or too early
-
-    ordered_reuse: bool = (
-        False  # the device runs steps in order: a page that a step may still write can go to a later step
-    )
+    # The device runs steps in order: a page that a step may still write can go to a later step.
+    ordered_reuse: bool = False
 
     FOUNDATIONS: ClassVar = {
         "prefix_cache": ("slots",),

@@ -34,9 +34,8 @@ class Life:
     marks: list[int] = field(default_factory=list)
     state: str = WAITING  # or RUNNING, or the reason of its end
     stay: int = 0  # counts admissions and departures, so that a step knows whose row it had
-    context: list[int] = field(
-        default_factory=list
-    )  # what prefill computes in this stay: the prompt, and what was delivered
+    # what prefill computes in this stay: the prompt, and what was delivered
+    context: list[int] = field(default_factory=list)
     launched: int = 0  # positions of the context that launched chunks reach
     decoding: bool = False
     kv: int = -1  # committed KV length while it decodes, else -1

@@ -70,16 +70,10 @@ class Trial:
     """
 
     contract: ClassVar[str]
-    config_type: ClassVar[
-        type
-    ]  # a data class with `draw(choose, capabilities)`: a configuration by choices (`Choices`)
+    config_type: ClassVar[type]  # a data class with `draw(choose, capabilities)`, as `Choices` says
     capabilities_type: ClassVar[type[Capabilities]]
-    methods: ClassVar[
-        dict[str, tuple[str, ...]]
-    ] = {}  # capability, "" for all components -> the methods that it promises
-    looks: ClassVar[
-        tuple[str, ...]
-    ] = ()  # methods by which the trial looks at the component after every operation: a history leaves them out
+    methods: ClassVar[dict[str, tuple[str, ...]]] = {}  # capability ("": none) -> the methods that it promises
+    looks: ClassVar[tuple[str, ...]] = ()  # methods called after every operation: a history leaves them out
     quick: ClassVar[int]  # operations that are enough to find every planted defect
     run_length: ClassVar[int] = 200  # operations of one run
     limit_s: ClassVar[float | None] = None  # how long a run may take, if not as long as most

@@ -45,28 +45,20 @@ class PrefixCacheConfig:
 class PrefixCacheCapabilities(Capabilities):
     """What a prefix cache declares. Each flag adds configurations, methods of `PrefixCache`, operations that call them, and invariants."""
 
-    paged: bool = False
-    """Pages of more than one slot: only whole pages are cached."""
-    bigrams: bool = False
-    """`config.bigram` is followed."""
-    wide_ids: bool = False
-    """Token ids of 2³¹ and more."""
-    namespaces: bool = False
-    """Namespaces other than "" are kept apart."""
-    lru: bool = False
-    """What was matched or inserted longest ago is evicted first."""
+    paged: bool = False  # pages of more than one slot: only whole pages are cached
+    bigrams: bool = False  # `config.bigram` is followed
+    wide_ids: bool = False  # token ids of 2³¹ and more
+    namespaces: bool = False  # namespaces other than "" are kept apart
+    lru: bool = False  # what was matched or inserted longest ago is evicted first
+    # `config.policy` is followed: "fifo" evicts what was inserted first, "lfu" what was matched least often, then longest ago
     policies: bool = False
-    """`config.policy` is followed: "fifo" evicts what was inserted first, "lfu" what was matched least often, then longest ago."""
-    collisions: bool = False
-    """The cache hashes; `config.hash_values` makes hashes collide."""
-    peek: bool = False
-    """`peek(tokens, namespace)`"""
-    inspection: bool = False
-    """`nodes()`"""
+    collisions: bool = False  # the cache hashes; `config.hash_values` makes hashes collide
+    peek: bool = False  # `peek(tokens, namespace)`
+    inspection: bool = False  # `nodes()`
+    # `admit`, `slots_of`, `publish`, `leave`, `complete` and `free_slots`: requests that start from the cache, and a pool
     table: bool = False
-    """`admit`, `slots_of`, `publish`, `leave`, `complete` and `free_slots`: requests that start from the cache, and a pool"""
+    # It refuses what no caller should do: to unlock what is not locked, to evict less than nothing
     misuse: bool = False
-    """It refuses what no caller should do: to unlock what is not locked, to evict less than nothing"""
 
     FOUNDATIONS: ClassVar = {"policies": ("lru",), "table": ("inspection",)}
 

@@ -47,15 +47,13 @@ class RelayConfig:
 class RelayCapabilities(Capabilities):
     """What a relay declares. Each flag adds to what is called, what is done and what is checked."""
 
+    # Row 0 is padding: any number of lanes of a batch may be row 0; what they write is lost, what they read is zeros. Rows are 1 …
+    # num_rows then, else 0 … num_rows − 1.
     padding_row: bool = False
-    """Row 0 is padding: any number of lanes of a batch may be row 0; what they write is lost, what they read is zeros. Rows are
-    1 … num_rows then, else 0 … num_rows − 1."""
-    generations: bool = False
-    """A cell remembers which generation wrote it, and only that one can read it."""
-    inspection: bool = False
-    """`num_unread()`"""
+    generations: bool = False  # a cell remembers which generation wrote it, and only that one can read it
+    inspection: bool = False  # `num_unread()`
+    # It refuses what no step does: to read what is not written, to write twice, rows that are not there, fields that are missing
     misuse: bool = False
-    """It refuses what no step does: to read what is not written, to write twice, rows that are not there, fields that are missing"""
 
     FOUNDATIONS: ClassVar = {}
     VISIBLE: ClassVar = ("padding_row",)

@@ -90,9 +90,8 @@ class Traffic:
     def _clients(self) -> Iterator[tuple[str, str]]:
         most, moments = self.service.clients, []
         for life in self.ledger.lives.values():
-            heard_ns = (
-                self._most_ns_on_a_link if life.end == "abort" else 0
-            )  # after the client has gone on to its next request
+            # after the client has gone on to its next request
+            heard_ns = self._most_ns_on_a_link if life.end == "abort" else 0
             if self.links_work or not heard_ns:
                 moments += [(life.arrival_ns, 1), (max(life.arrival_ns, life.end_ns - heard_ns), -1)]
         now = 0

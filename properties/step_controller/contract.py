@@ -72,33 +72,27 @@ class StepsConfig:
 class StepsCapabilities(Capabilities):
     """What a controller declares. Each flag adds methods, operations that call them, and invariants."""
 
+    # It chooses among several candidates. Without it the table has one range with one candidate.
     adaptive: bool = False
-    """It chooses among several candidates. Without it the table has one range with one candidate."""
-    inspection: bool = False
-    """`state()`"""
-    counters: bool = False
-    """`counted()`"""
+    inspection: bool = False  # `state()`
+    counters: bool = False  # `counted()`
+    # `average(batch_size)`: each range keeps a moving average, fed by rounds of its own current steps alone
     averages: bool = False
-    """`average(batch_size)`: each range keeps a moving average, fed by rounds of its own current steps alone"""
+    # It chooses by the published rule of the moving average. A range begins at `initial`, else at the middle candidate of all ranges, or
+    # at its own middle one if it does not have that. It looks again every `update_interval` results after `warmup_batches`, and probes
+    # from 0.
     average_rule: bool = False
-    """It chooses by the published rule of the moving average. A range begins at `initial`, else at the middle candidate of all ranges, or
-    at its own middle one if it does not have that. It looks again every `update_interval` results after `warmup_batches`, and probes from
-    0."""
+    # It leaves 0 steps within a bound that follows from its table, and tries in vain more and more rarely
     probes: bool = False
-    """It leaves 0 steps within a bound that follows from its table, and tries in vain more and more rarely."""
+    # It switches at most once per `update_interval`, ten times in 10,000 rounds with a dwell or a known cost, and not at all once
+    # constant input has settled it
     settles: bool = False
-    """It switches at most once per `update_interval`, ten times in 10,000 rounds with a dwell or a known cost, and not at all once
-    constant input has settled it."""
-    sizing: bool = False
-    """`reserved()`"""
-    estimates: bool = False
-    """`expected(steps, batch_size)`"""
-    goodput: bool = False
-    """It knows the modelled cost, and is held to the throughput of the best fixed steps."""
+    sizing: bool = False  # `reserved()`
+    estimates: bool = False  # `expected(steps, batch_size)`
+    goodput: bool = False  # it knows the modelled cost, and is held to the throughput of the best fixed steps
+    # `attach(build, captured)` and `graph(steps, batch_size)`: the graph of a round is found under its key
     runtime: bool = False
-    """`attach(build, captured)` and `graph(steps, batch_size)`: the graph of a round is found under its key"""
-    reload: bool = False
-    """`reload(text)`"""
+    reload: bool = False  # `reload(text)`
 
     FOUNDATIONS: ClassVar = dict.fromkeys(
         ("averages", "average_rule", "probes", "settles", "estimates", "goodput", "reload"), ("adaptive",)

@@ -172,9 +172,7 @@ class Moment:
     stretch: Stretch | None = None
     offered: Offered | None = None
     attached: str = ""  # "whole", or "failing" if a build has failed
-    built_keys: tuple[frozenset, frozenset] | None = (
-        None  # (steps, draft tokens, batch size): built ones, reachable ones
-    )
+    built_keys: tuple[frozenset, frozenset] | None = None  # (steps, draft tokens, batch size): built, reachable
     graphs: tuple[object, ...] | None = None  # those that must be found
     departed: tuple[int, int, int] | None = None  # (batch size, steps, steps by the rule) of the first choice beside it
     reserved: tuple[int, int, int] | None = None  # draft tokens: what it says, the least and the most that it may be

@@ -124,9 +124,8 @@ class Device:
         self._last_cache: RunCache | None = None  # None: nothing was drafted yet
         self._left = np.zeros(num_rows + 1, dtype=np.int64)
         self._kv_end = np.zeros(num_rows + 1, dtype=np.int64)
-        self._position_end = np.zeros(
-            num_rows + 1, dtype=np.int64
-        )  # of output tokens: where the acceptance process stands
+        # of output tokens: where the acceptance process stands
+        self._position_end = np.zeros(num_rows + 1, dtype=np.int64)
         self._ends_by_stop = np.zeros(num_rows + 1, dtype=bool)
         self._key = np.zeros(num_rows + 1, dtype=np.uint64)
         self._ones = np.ones((64, num_rows + 1), dtype=np.int32)

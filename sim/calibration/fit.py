@@ -167,9 +167,8 @@ def spreads() -> dict[str, float]:
         "host_base_ns": np.std([host_total_ns(item.host, "base") for item in profiles]),
         "host_row_ns": np.std([host_total_ns(item.host, "row") for item in profiles]),
         **{time: np.std([getattr(item.launch, time) for item in profiles]) for time in LAUNCH_TIMES},
-        "draft_step_ns": np.std(
-            [item.launch.step_ns(EAGLE3) for item in profiles]
-        ),  # of the head that is not captured everywhere
+        # of the head that is not captured everywhere
+        "draft_step_ns": np.std([item.launch.step_ns(EAGLE3) for item in profiles]),
     }
     # Few servers have been fitted, and to one kind of interconnect: their scatter is less than what others may have.
     found["collective_gap_ns"] = np.mean([item.launch.collective_gap_ns for item in profiles])

@@ -250,9 +250,8 @@ class ForwardCost:
         """
         ranks = self.parallel.expert
         mean = amount / ranks
-        left = (
-            1.0 if math.isinf(most) else max(0.0, 1.0 - amount / most)
-        )  # without replacement: no spread once all are taken
+        # Experts are drawn without replacement: there is no spread once all are taken.
+        left = 1.0 if math.isinf(most) else max(0.0, 1.0 - amount / most)
         deviation = math.sqrt(mean * (1 - 1 / ranks) * left)
         greatest = mean + deviation * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
         return min(greatest, most / ranks, amount)

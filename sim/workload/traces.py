@@ -118,9 +118,8 @@ class TraceError(ForetokenError):
     """A trace that cannot be used; the message names file, line, and what was found."""
 
     def __init__(self, path: str, line: int | None, message: str) -> None:
-        super().__init__(
-            path, line, message
-        )  # what it is made from: a process that fails passes on a copy of its error
+        # What it is made from: a process that fails passes on a copy of its error.
+        super().__init__(path, line, message)
         self.path, self.line, self.message = path, line, message
 
     def __str__(self) -> str:

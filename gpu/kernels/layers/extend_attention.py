@@ -65,9 +65,8 @@ def extend_keys(
         sees_prefix = in_prefix.unsqueeze(1).expand(-1, m, -1)
         if window:
             causal = causal.triu_(1 - window)
-            oldest = (
-                prefix_lens.unsqueeze(1) + counting(m, device) - window
-            )  # the last position that a token does not see
+            # the last position that a token does not see
+            oldest = prefix_lens.unsqueeze(1) + counting(m, device) - window
             sees_prefix = sees_prefix & (position.unsqueeze(1) > oldest.unsqueeze(2))
         bias = bias_of(torch.cat((sees_prefix, causal.expand(bs, -1, -1)), 2), dtype).unsqueeze(1)
     if bs == 1:

@@ -28,9 +28,8 @@ MAX_PARTS = 128
 JOINED_PARTS = 16  # at once
 PARTS_BYTES = 128 << 20  # at most, of one batch's parts
 LISTED_ROWS = 256  # of a work list; more are rounded up to a power of two, each of which is compiled
-PROGRAMS_PER_PROCESSOR = (
-    2  # of the 200 registers or so that a verify kernel takes: one's loads run behind the other's sums
-)
+# of the 200 registers or so that a verify kernel takes: one's loads run behind the other's sums
+PROGRAMS_PER_PROCESSOR = 2
 HOPPER = 9
 STRIDES = (
     "q_token_stride q_head_stride k_token_stride k_head_stride v_token_stride v_head_stride"
