@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ...properties.harness.contract import Capabilities
+from ...properties.harness.contract import Capabilities, needs
 from ...properties.harness.letters import Choices
 
 CONDITIONALS = ((70,), (50, 80), (90, 60, 30), (80, 80, 80, 80), (30, 100, 50))
@@ -113,21 +113,13 @@ class Process(Protocol):
     def to_end(self, requests: np.ndarray, lengths: np.ndarray, steps: int, width: int) -> np.ndarray:
         """Return the same for all rounds from position 0 on that start before the request's length, at most `width`; then 0."""
 
-    # trees
+    @needs("trees")
     def tree_survival(self, topk: int, steps: int, num_nodes: int, rank_ratio: float) -> np.ndarray:
         """Return the probability that the accepted path of a tree reaches depth 1 … steps, float64, at shift 0 and averaged over positions.
 
         The target's token is the draft's j-th choice at depth d with probability p · (rank_ratio · (1 − p))^(j−1), p the conditional
         acceptance there. The tree is the one that beams of `topk` and the best `num_nodes` − 1 nodes by these probabilities give."""
 
-    # days
+    @needs("days")
     def day_shift(self, amplitude: float, best_hour: float, hour: float) -> float:
         """Return the shift at an hour of the day: a wave of 24 hours that is greatest at the best hour."""
-
-
-METHODS: dict[str, tuple[str, ...]] = {
-    "": ("longest_run", "windows", "accept_lens", "to_end"),
-    "trees": ("tree_survival",),
-    "days": ("day_shift",),
-}
-"""Capability -> the methods that it promises; "" is what every component has."""

@@ -14,7 +14,7 @@ from ...properties.harness.operation import Operation, operation
 from ...properties.harness.trial import Trial
 from ...properties.invariants.registry import Finding, Outcome, checks
 from . import model
-from .contract import METHODS, Process, ProcessCapabilities, ProcessConfig
+from .contract import Process, ProcessCapabilities, ProcessConfig
 from .model import Moment, Share, tolerance_of
 
 CONTRACT = "acceptance-process"
@@ -61,7 +61,7 @@ class ProcessTrial(Trial):
     contract = "acceptance-process"
     config_type = ProcessConfig
     capabilities_type = ProcessCapabilities
-    methods = METHODS
+    protocol = Process
     quick = 1_500
     run_length = 12
     limit_s = 10.0

@@ -16,7 +16,7 @@ from ...core.contract.step import Step, StepResult
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.engine import Engine
 from ...core.scheduler.spec import EngineSpec, resolve_spec
-from ...properties.harness.contract import Capabilities
+from ...properties.harness.contract import Capabilities, needs
 from ...properties.harness.letters import Choices
 from .oracle import After, Drafts
 
@@ -174,67 +174,56 @@ class Executor(Protocol):
     def request_stop(self, last_step_id: int) -> None:
         """End every step up to `last_step_id` at its next round boundary."""
 
-    # relay
+    @needs("relay")
     def relay_fields(self) -> Sequence[tuple[str, Sequence[int]]]:
         """Return (name, shape of one row) of everything that one step hands to the next on the device."""
 
-    # inspection
+    @needs("inspection")
     def hidden_sizes(self) -> Sequence[int]:
         """Return how many values a hidden state of the target or the draft has; nothing else that is kept is as wide."""
 
+    @needs("inspection")
     def roots(self) -> Sequence[object]:
         """Return the objects that lead to everything the executor keeps between steps. They are searched for arrays."""
 
+    @needs("inspection")
     def weights(self) -> Sequence[object]:
         """Return the models: they are not searched."""
 
-    # accounting
+    @needs("accounting")
     def hidden_bytes(self) -> int:
         """Return the memory reserved for hidden states on the way from target to draft."""
 
-    # rounds
+    @needs("rounds")
     def advance(self, rounds: int) -> bool:
         """Run at most `rounds` rounds of the oldest step now. Returns whether it is over."""
 
-    # merging
+    @needs("merging")
     def merge(self, first: list[list[float]] | None, second: list[list[float]] | None) -> Any:
         """Join the draft's hidden states of two batches: rows of numbers, or None. Refuses those of different algorithms."""
 
-    # handoff
+    @needs("handoff")
     def draft_input(self, batch: HandoffBatch, last_tokens: np.ndarray) -> DraftInput | None:
         """Return what the first round of handed over requests drafts from, None if it needs nothing but their last tokens."""
 
-    # plain
+    @needs("plain")
     def shown(self) -> Sequence[str]:
         """Return the per-token outputs that a request may ask to see."""
 
+    @needs("plain")
     def after(self, text: Sequence[int], first: int) -> After:
         """Return what the target gives after tokens `first` … of `text`, computed without a batch, a tree or KV pages."""
 
-    # drafts
+    @needs("drafts")
     def drafted(self, text: Sequence[int], steps: int, topk: int, num_draft_tokens: int, noise: int) -> Drafts | None:
         """Return the drafts behind `text`; None if more than the text decides them.
 
         `noise` other than 0 stands for another choice among nearly equal candidates.
         """
 
-    # proposals
+    @needs("proposals")
     def proposed(self) -> Sequence[Sequence[Drafts]]:
         """Return the drafts of every row in every round of the result that was collected last."""
 
 
 MakeExecutor = Callable[[ExecutorConfig], Executor]
-
-METHODS: dict[str, tuple[str, ...]] = {
-    "": ("launch", "collect", "request_stop"),
-    "relay": ("relay_fields",),
-    "inspection": ("hidden_sizes", "roots", "weights"),
-    "accounting": ("hidden_bytes",),
-    "rounds": ("advance",),
-    "merging": ("merge",),
-    "handoff": ("draft_input",),
-    "plain": ("shown", "after"),
-    "drafts": ("drafted",),
-    "proposals": ("proposed",),
-}
-"""Capability -> the methods of an executor that it promises; "" is what every executor has."""

@@ -18,7 +18,7 @@ from ...properties.harness.contract import REFUSALS
 from ...properties.harness.operation import Handles, Operation, operation
 from ...properties.harness.trial import Trial
 from . import invariants as invariants  # registers the checkers
-from .contract import HIDDEN_STATES, MANY, METHODS, STOP_TOKENS, Executor, ExecutorCapabilities, ExecutorConfig
+from .contract import HIDDEN_STATES, MANY, STOP_TOKENS, Executor, ExecutorCapabilities, ExecutorConfig
 from .judge import Judge, Wrong
 from .model import DeviceModel, FoundArray, Moment, hidden_arrays
 from .record import RecordedCore
@@ -70,7 +70,7 @@ class ExecutorTrial(Trial):
     contract = "executor"
     config_type = ExecutorConfig
     capabilities_type = ExecutorCapabilities
-    methods = METHODS
+    protocol = Executor
     looks = ("hidden_sizes", "hidden_bytes", "relay_fields", "roots", "weights")
     quick = 6_000
     run_length = 30

@@ -63,7 +63,3 @@ class BlockManager(Protocol):
 
     def num_free(self) -> int:
         """Count the pages that no request holds, cached or not."""
-
-
-METHODS: dict[str, tuple[str, ...]] = {"": ("admit", "grow", "release", "slots_of", "num_free")}
-"""Capability -> the methods of a manager that it promises; "" is what every manager has."""

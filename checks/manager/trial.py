@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...properties.harness.operation import Handles, Operation, operation
 from ...properties.harness.trial import Trial
 from ...properties.invariants.registry import Finding, Outcome, checks
-from .contract import METHODS, BlockManager, ManagerCapabilities, ManagerConfig
+from .contract import BlockManager, ManagerCapabilities, ManagerConfig
 from .model import Cell, Moment, Running
 
 CONTRACT = "block-manager"
@@ -141,7 +141,7 @@ class ManagerTrial(Trial):
     contract = "block-manager"
     config_type = ManagerConfig
     capabilities_type = ManagerCapabilities
-    methods = METHODS
+    protocol = BlockManager
     looks = ("slots_of", "num_free")
     quick = 20_000
 

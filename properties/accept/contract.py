@@ -20,7 +20,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from ..harness.contract import Capabilities
+from ..harness.contract import Capabilities, needs
 from ..harness.letters import Choices
 
 MAX_NODES = 64
@@ -128,15 +128,18 @@ class Accept(Protocol):
     def verify_greedy(self, round: object, logits: np.ndarray) -> Verdict:
         """Walk while a child is the target's choice: the lowest id of the greatest logit, float64 [bs · nd, V]."""
 
+    @needs("proposals")
     def propose(self, batch: Batch) -> object:
         """Start a round of trees that are given node by node."""
 
+    @needs("sampling")
     def verify_sampling(
         self, round: object, probs: np.ndarray, accept_coins: np.ndarray, bonus_coins: np.ndarray
     ) -> Verdict:
         """Accept and emit as the target would: probs float64 [bs · nd, V], coins float64 [bs, n] in [0, 1), n > S and >= nd: column d
         for depth d."""
 
+    @needs("draft_probabilities")
     def verify_drafted(
         self,
         round: object,
@@ -147,19 +150,24 @@ class Accept(Protocol):
     ) -> Verdict:
         """Do the same for a chain, each node's draft drawn from draft_probs float64 [bs · nd, V] after it. They may be no distribution."""
 
+    @needs("constraints")
     def constrain(self, round: object, table: np.ndarray, states: np.ndarray) -> None:
         """Take a grammar before verifying: table int64 [states, V] has next states, −1 if forbidden; `states` [bs] hold after the root."""
 
+    @needs("outputs")
     def compact(self, round: object, outputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """Compact every output [bs · nd, …]: entry row · nd + j becomes that of the j-th accepted node; the rest is undefined."""
 
+    @needs("kv")
     def move(self, round: object, pools: np.ndarray) -> np.ndarray:
         """Return pools int64 [m, slots] (a copy that may be written) as they are when the moves are done. m is even: keys of so
         many layers, then their values. Slot 0 is a sink."""
 
+    @needs("plan")
     def moves(self, round: object) -> Sequence[Sequence[int]]:
         """Return (sources, targets): the slots that `move` reads and writes."""
 
+    @needs("links")
     def links(self, round: object) -> Sequence[Sequence[int]]:
         """Return (first children [bs · nd], next siblings [bs · nd], seen [bs · nd · nd], nodes [bs]).
 
@@ -167,9 +175,11 @@ class Accept(Protocol):
         node i attends to node j. `nodes` says how many nodes there are.
         """
 
+    @needs("beams")
     def draft(self, batch: Batch, model: DraftModel) -> object:
         """Draft below the roots by the shape in force, and start the round of the best nodes. `batch` has no candidates."""
 
+    @needs("parameters")
     def distribution(
         self, logits: np.ndarray, temperature: np.ndarray, top_k: np.ndarray, top_p: np.ndarray
     ) -> np.ndarray:
@@ -178,27 +188,11 @@ class Accept(Protocol):
         Temperature 0 is the lowest id of the greatest logit. Then the k greatest stay (0: all; among equals the lowest ids), then the
         fewest greatest whose mass reaches p (1: all). Logits with NaN or +inf, or without a finite one, give NaN everywhere."""
 
+    @needs("keyed_coins")
     def coins(self, seed: int, requests: np.ndarray, seq_lens: np.ndarray, width: int) -> Sequence[np.ndarray]:
         """Return (accept, bonus) coins float64 [bs, width] in [0, 1) for requests uint64 [bs] whose roots are at seq_lens int64 [bs].
 
         Column d is position seq_len + d. A coin is a function of seed, request, position and use, and is used by no other."""
-
-
-METHODS: dict[str, tuple[str, ...]] = {
-    "": ("configure", "launch", "tree", "verify_greedy"),
-    "proposals": ("propose",),
-    "sampling": ("verify_sampling",),
-    "draft_probabilities": ("verify_drafted",),
-    "constraints": ("constrain",),
-    "outputs": ("compact",),
-    "kv": ("move",),
-    "plan": ("moves",),
-    "links": ("links",),
-    "beams": ("draft",),
-    "parameters": ("distribution",),
-    "keyed_coins": ("coins",),
-}
-"""Capability -> the methods that it promises; "" is what every component has."""
 
 
 def capacity(num_steps: int, topk: int) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from ..harness.operation import Handles, Operation, operation
 from ..harness.trial import listed
 from . import inputs
-from .contract import MAX_NODES, METHODS, Accept, AcceptCapabilities, AcceptConfig, Batch, capacity
+from .contract import MAX_NODES, Accept, AcceptCapabilities, AcceptConfig, Batch, capacity
 from .model import AcceptModel, Answer, Moment, Round
 from .values import SEEDS, Values
 
@@ -65,7 +65,7 @@ class AcceptTrial(Values):
     contract = "accept"
     config_type = AcceptConfig
     capabilities_type = AcceptCapabilities
-    methods = METHODS
+    protocol = Accept
     looks = ("tree",)
     quick = 6_000
     run_length = 60

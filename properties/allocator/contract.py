@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from ..harness.contract import Capabilities
+from ..harness.contract import Capabilities, needs
 from ..harness.letters import Choices
 
 
@@ -78,31 +78,35 @@ class Allocator(Protocol):
     def num_free(self) -> int:
         """Return how many slots are on the free list; what could be evicted is not among them."""
 
-    # inspection
+    @needs("inspection")
     def free_pages(self) -> Sequence[int]:
         """Return the pages of the free list, in its own order."""
 
-    # sharing
+    @needs("sharing")
     def share(self, slots: Sequence[int]) -> None:
         """Count one more holder of each of these pages, which are held, full and read-only from now on."""
 
+    @needs("sharing")
     def references(self, page: int) -> int:
         """Return how many holders the page has."""
 
-    # eviction
+    @needs("eviction")
     def retire(self, slots: Sequence[int]) -> None:
         """Do what `free` does, but a page that has lost its last holder may be kept for reuse, until its room is needed."""
 
+    @needs("eviction")
     def reuse(self, slots: Sequence[int]) -> None:
         """Give cached pages a holder again."""
 
+    @needs("eviction")
     def evict(self, num_pages: int) -> object:
         """Free at least `min(num_pages, cached)` cached pages; what it returns is not looked at."""
 
+    @needs("eviction")
     def cached_pages(self) -> Sequence[int]:
         """Return the pages that have no holder but are not free: `alloc` evicts them when the free ones do not suffice."""
 
-    # batches
+    @needs("batches")
     def alloc_extend(
         self, prefix_lens: Sequence[int], seq_lens: Sequence[int], last_slots: Sequence[int]
     ) -> Sequence[int] | None:
@@ -110,44 +114,38 @@ class Allocator(Protocol):
         page of `last_slots[i]`, the slot of position `prefix_lens[i] − 1` (−1 if there is none), and then in new pages. All or
         nothing. `free` gets all slots of a request, the last page's as far as they are used."""
 
+    @needs("batches")
     def alloc_decode(self, seq_lens: Sequence[int], last_slots: Sequence[int]) -> Sequence[int] | None:
         """Allocate a slot for position `seq_lens[i] − 1` of each request i, in the same way."""
 
-    # deferred_free, deferred_close
+    @needs("deferred_free")
     def free_after(self, slots: Sequence[int], step: int) -> None:
         """Give back pages that step `step`, still running, may touch."""
 
+    @needs("deferred_free", "deferred_close")
     def complete(self, step: int) -> None:
         """Note that all steps up to `step` have been processed."""
 
+    @needs("deferred_free", "deferred_close")
     def num_deferred(self) -> int:
         """Return how many pages wait for a step."""
 
-    # table
+    @needs("table")
     def open(self, request: str) -> bool:
         """Give a row to a request. Returns whether there was one."""
 
+    @needs("table")
     def grow(self, request: str, num_tokens: int) -> bool:
         """Extend the row to `num_tokens` tokens in all; never to less than before. Returns whether there was room."""
 
+    @needs("table")
     def trim(self, request: str, num_tokens: int) -> None:
         """Give back the pages that lie wholly past `num_tokens` tokens."""
 
+    @needs("table")
     def close(self, request: str, step: int | None = None) -> None:
         """Let the request leave; with `deferred_close`, its pages and its row wait for `step` if it is given."""
 
+    @needs("table")
     def slots_of(self, request: str) -> Sequence[int]:
         """Return the allocated slots of a row, in the order of positions."""
-
-
-METHODS: dict[str, tuple[str, ...]] = {
-    "": ("alloc", "free", "can_allocate", "num_free"),
-    "inspection": ("free_pages",),
-    "sharing": ("share", "references"),
-    "eviction": ("retire", "reuse", "evict", "cached_pages"),
-    "deferred_free": ("free_after", "complete", "num_deferred"),
-    "table": ("open", "grow", "trim", "close", "slots_of"),
-    "deferred_close": ("complete", "num_deferred"),
-    "batches": ("alloc_extend", "alloc_decode"),
-}
-"""Capability -> the methods of an allocator that it promises; "" is what every allocator has."""

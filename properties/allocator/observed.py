@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..harness.operation import Operation
 from ..harness.trial import Trial
 from ..reference.canary import ShadowMemory
-from .contract import METHODS, Allocator, AllocatorCapabilities, AllocatorConfig
+from .contract import Allocator, AllocatorCapabilities, AllocatorConfig
 from .model import AllocatorModel, Holder, Moment, Observation
 
 _NO_PAGES: dict[int, int] = {}
@@ -17,7 +17,7 @@ class ObservedAllocator(Trial):
     contract = "allocator"
     config_type = AllocatorConfig
     capabilities_type = AllocatorCapabilities
-    methods = METHODS
+    protocol = Allocator
     looks = ("num_free", "free_pages", "cached_pages", "num_deferred", "references", "slots_of")
     quick = 60_000
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from ..harness.contract import Capabilities
+from ..harness.contract import Capabilities, needs
 from ..harness.letters import Choices
 
 # (candidates, top-k, nodes of a tree or 0 for a chain), the simplest first; a tree's nodes are not S + 1.
@@ -294,57 +294,46 @@ class Engine(Protocol):
     def running(self) -> Sequence[str]:
         """Return the requests that have been admitted and have not ended."""
 
-    # blocks
+    @needs("blocks")
     def interrupts(self) -> int:
         """Return the newest step that must end at its next round, since a new plan could differ; 0 if none must."""
 
-    # adaptive
+    @needs("adaptive")
     def set_steps(self, steps: int) -> None:
         """Draft so many steps, one of the candidates, from the next plan on."""
 
-    # slots
+    @needs("slots")
     def slots_of(self, request: str) -> Sequence[int]:
         """Return all allocated slots of a running request by position; slot = page · page_size + offset, page 0 is padding."""
 
+    @needs("slots")
     def free_pages(self) -> Sequence[int]:
         """Return the pages of the free list."""
 
-    # prefix_cache
+    @needs("prefix_cache")
     def cached_pages(self) -> Sequence[int]:
         """Return the pages that the prefix cache owns, whether or not a request uses them."""
 
-    # retraction
+    @needs("retraction")
     def retract(self, request: str) -> None:
         """Retract this request with the next plan that can."""
 
-    # denial
+    @needs("denial")
     def deny(self, count: int) -> None:
         """Let the next `count` attempts to allocate find nothing."""
 
-    # losses
+    @needs("losses")
     def lose(self, step: int) -> Sequence[Event]:
         """Give up the oldest step in flight, which has failed, and those behind it. Their requests wait again, with what was delivered
         before; at most one ends ("error"). Until `resume`, plan nothing and give away none of their pages."""
 
+    @needs("losses")
     def resume(self) -> None:
         """Plan again: the device is quiet. The next steps may have fewer draft steps, fewer rows, another order."""
 
-    # counters
+    @needs("counters")
     def counters(self) -> Sequence[int]:
         """Return (rows verified, drafts proposed, drafts accepted) in all, without rows that had left."""
 
-
-METHODS: dict[str, tuple[str, ...]] = {
-    "": ("submit", "abort", "plan", "commit", "waiting", "running"),
-    "blocks": ("interrupts",),
-    "adaptive": ("set_steps",),
-    "slots": ("slots_of", "free_pages"),
-    "prefix_cache": ("cached_pages",),
-    "retraction": ("retract",),
-    "denial": ("deny",),
-    "losses": ("lose", "resume"),
-    "counters": ("counters",),
-}
-"""Capability -> the methods of an engine that it promises; "" is what every engine has."""
 
 REASONS = ("stop", "length", "abort", "error")

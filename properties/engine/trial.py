@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..harness.operation import Handles, Operation, operation
 from ..harness.trial import Refused, Trial, Violation
-from .contract import METHODS, Answer, Engine, EngineCapabilities, ServingConfig, Wish
+from .contract import Answer, Engine, EngineCapabilities, ServingConfig, Wish
 from .device import Device
 from .language import STOP, STOP_STRINGS, prompt_of
 from .model import RUNNING, EngineModel
@@ -56,7 +56,7 @@ class EngineTrial(Trial):
     contract = "engine"
     config_type = ServingConfig
     capabilities_type = EngineCapabilities
-    methods = METHODS
+    protocol = Engine
     looks = ("waiting", "running", "slots_of", "free_pages", "cached_pages", "interrupts", "counters")
     quick = 80_000
     run_length = 100

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import update_wrapper
+from types import FunctionType
 from typing import Any, ClassVar, Self
 
 from ...core.errors import ConfigError, ForetokenError, Problem, nearest
@@ -84,6 +85,26 @@ MISBEHAVIOURS: dict[str, str] = {
     "ANSWER": "an answer says what the contract lets it say at that point",
     "CAPABILITY": "what is declared is there",
 }
+
+
+def needs(*capabilities: str) -> Callable[[Callable], Callable]:
+    """Return a decorator for a method of a contract's Protocol: a component with any of these capabilities has it."""
+
+    def mark(method: Callable) -> Callable:
+        method.needs = capabilities
+        return method
+
+    return mark
+
+
+def promised_by(protocol: type) -> dict[str, tuple[str, ...]]:
+    """Return the methods that each capability promises, those of every component under ""."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, method in vars(protocol).items():
+        if isinstance(method, FunctionType) and not name.startswith("_"):
+            for capability in getattr(method, "needs", ("",)):
+                found[capability] = (*found.get(capability, ()), name)
+    return found
 
 
 class Adapter:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from ...core.errors import InvariantViolation
 from ..invariants.registry import Checker, Finding, Invariant, invariant
-from .contract import MISBEHAVIOURS, REFUSALS, Capabilities
+from .contract import MISBEHAVIOURS, REFUSALS, Capabilities, promised_by
 from .letters import Vocabulary, vocabulary_of
 from .operation import Declared, Operation
 
@@ -72,7 +72,10 @@ class Trial:
     contract: ClassVar[str]
     config_type: ClassVar[type]  # a data class with `draw(choose, capabilities)`, as `Choices` says
     capabilities_type: ClassVar[type[Capabilities]]
-    methods: ClassVar[dict[str, tuple[str, ...]]] = {}  # capability ("": none) -> the methods that it promises
+    protocol: ClassVar[type]  # the methods of a component, those of capabilities marked by `contract.needs`
+    methods: ClassVar[
+        dict[str, tuple[str, ...]]
+    ] = {}  # capability -> its methods, as `contract.promised_by` finds them
     looks: ClassVar[tuple[str, ...]] = ()  # methods called after every operation: a history leaves them out
     quick: ClassVar[int]  # operations that are enough to find every planted defect
     run_length: ClassVar[int] = 200  # operations of one run
@@ -87,6 +90,8 @@ class Trial:
         found = {name: item for base in reversed(cls.__mro__) for name, item in vars(base).items()}
         cls.declared = tuple(item for item in found.values() if isinstance(item, Declared))
         cls.operations = tuple(item.kind for item in cls.declared)
+        if "protocol" in found:
+            cls.methods = promised_by(found["protocol"])
 
     def __init__(self, subject: Any, config: Any, capabilities: Any, invariants: Iterable[Invariant]) -> None:
         check_methods(subject, self.methods, capabilities)

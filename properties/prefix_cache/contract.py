@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from ..harness.contract import Capabilities
+from ..harness.contract import Capabilities, needs
 from ..harness.letters import Choices
 
 
@@ -98,40 +98,36 @@ class PrefixCache(Protocol):
     def num_protected(self) -> int:
         """Count the cached slots that a lock covers."""
 
-    # peek
+    @needs("peek")
     def peek(self, tokens: Sequence[int], namespace: str) -> int:
         """Return the length that `match` would find; change nothing, not even the order of eviction."""
 
-    # inspection
+    @needs("inspection")
     def nodes(self) -> Sequence[tuple[int, int, int, Sequence[int], Sequence[int]]]:
         """Return (id, id of the parent, locks, slots, ids of the children) of every node, the root first; its parent is −1."""
 
-    # table
+    @needs("table")
     def admit(self, request: str, tokens: Sequence[int], namespace: str) -> int:
         """Start a request, with slots for all its keys, evicting if needed; refuse what does not fit. The cached positions, all but the
         last token's at most, are locked; return how many."""
 
+    @needs("table")
     def slots_of(self, request: str) -> Sequence[int]:
         """Return the slots of a running request's positions, in whole pages."""
 
+    @needs("table")
     def publish(self, request: str, num_tokens: int) -> None:
         """Cache the first `num_tokens` positions of a running request, which are computed, and lock them for it."""
 
+    @needs("table")
     def leave(self, request: str, num_tokens: int) -> None:
         """End a request: cache its first `num_tokens` positions, which are computed and verified, and free the others. If all of them
         are cached already, the order of eviction does not change."""
 
+    @needs("table")
     def complete(self) -> None:
         """Free what was given up during the step in flight, which has been processed."""
 
+    @needs("table")
     def free_slots(self) -> Sequence[int]:
         """Return the slots that `admit` may hand out."""
-
-
-METHODS: dict[str, tuple[str, ...]] = {
-    "": ("match", "insert", "lock", "unlock", "evict", "num_evictable", "num_protected"),
-    "peek": ("peek",),
-    "inspection": ("nodes",),
-    "table": ("admit", "slots_of", "publish", "leave", "complete", "free_slots"),
-}
-"""Capability -> the methods of a prefix cache that it promises; "" is what every prefix cache has."""

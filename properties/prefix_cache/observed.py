@@ -7,7 +7,7 @@ from typing import Any
 
 from ..harness.operation import Operation
 from ..harness.trial import Trial
-from .contract import METHODS, PrefixCache, PrefixCacheCapabilities, PrefixCacheConfig
+from .contract import PrefixCache, PrefixCacheCapabilities, PrefixCacheConfig
 from .model import Evicted, Moment, Node, Observation, PrefixCacheModel, Running, Text, text_of
 
 
@@ -17,7 +17,7 @@ class ObservedCache(Trial):
     contract = "prefix-cache"
     config_type = PrefixCacheConfig
     capabilities_type = PrefixCacheCapabilities
-    methods = METHODS
+    protocol = PrefixCache
     looks = ("num_evictable", "num_protected", "free_slots", "nodes", "slots_of")
     quick = 40_000
     refuses_by_violation = True

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from ..harness.contract import Capabilities
+from ..harness.contract import Capabilities, needs
 from ..harness.letters import Choices
 
 HIDDEN = "hidden_states"
@@ -86,13 +86,6 @@ class Relay(Protocol):
     def drop(self, rows: Sequence[int]) -> object:
         """Empty these cells, read or unread: their rows are released."""
 
-    # inspection
+    @needs("inspection")
     def num_unread(self) -> int:
         """Count the cells with something in them."""
-
-
-METHODS: dict[str, tuple[str, ...]] = {
-    "": ("publish", "stash", "resolve", "drop"),
-    "inspection": ("num_unread",),
-}
-"""Capability -> the methods of a relay that it promises; "" is what every relay has."""

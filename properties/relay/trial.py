@@ -7,7 +7,7 @@ from typing import Any
 
 from ..harness.operation import Operation, operation
 from ..harness.trial import Trial
-from .contract import HIDDEN, METHODS, Relay, RelayCapabilities, RelayConfig
+from .contract import HIDDEN, Relay, RelayCapabilities, RelayConfig
 from .model import PADDING, Moment, Owner, RelayModel, Wrong, length_of, stamp_of
 
 REQUESTS = (1, 2, 3, 4)
@@ -58,7 +58,7 @@ class RelayTrial(Trial):
     contract = "relay"
     config_type = RelayConfig
     capabilities_type = RelayCapabilities
-    methods = METHODS
+    protocol = Relay
     looks = ("num_unread",)
     quick = 40_000
     refuses_by_violation = True

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..harness.contract import Capabilities
+from ..harness.contract import Capabilities, needs
 from ..harness.letters import Choices
 
 MACHINES = ("dense", "sparse", "8-bit", "eager", "two devices")
@@ -127,14 +127,10 @@ class Simulator(Protocol):
     def run(self, service: Service) -> Mapping[str, object] | None:
         """Simulate the service until its last request has ended."""
 
-    # traces
+    @needs("traces")
     def replay(self, service: Service, arrivals: Sequence[Sequence[int]]) -> Mapping[str, object] | None:
         """Simulate it with these requests, as an answer's `arrivals` has them, written to a trace and read back."""
 
-    # blocks
+    @needs("blocks")
     def round_by_round(self, service: Service) -> Mapping[str, object] | None:
         """Simulate it with steps of one round each."""
-
-
-METHODS: dict[str, tuple[str, ...]] = {"": ("run",), "traces": ("replay",), "blocks": ("round_by_round",)}
-"""Capability -> the methods of a simulator that it promises; "" is what every simulator has."""

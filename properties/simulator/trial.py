@@ -12,7 +12,7 @@ from typing import Any
 from ..harness.operation import Operation, operation
 from ..harness.trial import Refused, Trial
 from .answer import Answer, Moment, Queueing
-from .contract import FAULTS, METHODS, Service, Simulator, SimulatorCapabilities, SimulatorConfig
+from .contract import FAULTS, Service, Simulator, SimulatorCapabilities, SimulatorConfig
 from .elsewhere import CASES, digest, digests_elsewhere, is_importable
 from .reading import read_answer
 
@@ -122,7 +122,7 @@ class SimulatorTrial(Trial):
     contract = "simulator"
     config_type = SimulatorConfig
     capabilities_type = SimulatorCapabilities
-    methods = METHODS
+    protocol = Simulator
     quick = 400
     run_length = 10
     limit_s = 60.0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from ..harness.contract import Capabilities
+from ..harness.contract import Capabilities, needs
 from ..harness.letters import Choices
 from .rule import Table
 
@@ -117,42 +117,37 @@ class StepController(Protocol):
         `batch_size` rows and `executed_steps`. It may come late, after the choice has changed. Impossible values are refused or
         left out."""
 
+    @needs("inspection")
     def state(self) -> object:
         """Return all that future choices depend on, as plain data: numbers, strings, None, lists and dictionaries of them."""
 
+    @needs("counters")
     def counted(self) -> Sequence[int]:
         """Return, so far: verify results with at least one row, rows, correct drafts, proposed drafts (steps · rows)."""
 
+    @needs("averages")
     def average(self, batch_size: int) -> float:
         """Return the average of the range of a batch size: `(1 − ema_alpha) · average + ema_alpha · mean` per result."""
 
+    @needs("sizing")
     def reserved(self) -> int:
         """Return the draft tokens, root included, that every reservation has room for: those of the largest candidate of any range."""
 
+    @needs("estimates")
     def expected(self, steps: int, batch_size: int) -> float:
         """Return the tokens per row that it expects of a round of these steps, a candidate of this batch size: 1 … steps + 1."""
 
+    @needs("runtime")
     def attach(self, build: BuildGraph, captured: Sequence[int] | None) -> object:
         """Build a graph for every candidate (with steps + 1 draft tokens) and exactly those captured sizes (None: no graphs)
         whose range has it, and route by these sizes. If a build fails, the error goes on and nothing has changed; `attach` may be
         called again."""
 
+    @needs("runtime")
     def graph(self, steps: int, batch_size: int) -> object:
         """Return what `build` returned for these steps and the captured size that the batch is padded to. None if there is none so
         large, and before graphs were built; never builds."""
 
+    @needs("reload")
     def reload(self, text: str) -> object:
         """Go on with another table, whose candidates and ranges are among those of the first one."""
-
-
-METHODS: dict[str, tuple[str, ...]] = {
-    "": ("steps_for", "observe"),
-    "inspection": ("state",),
-    "counters": ("counted",),
-    "averages": ("average",),
-    "sizing": ("reserved",),
-    "estimates": ("expected",),
-    "runtime": ("attach", "graph"),
-    "reload": ("reload",),
-}
-"""Capability -> the methods of a controller that it promises; "" is what every controller has."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ..harness.operation import Operation, operation
 from ..harness.trial import Refused, Trial
-from .contract import METHODS, StepController, StepsCapabilities, StepsConfig
+from .contract import StepController, StepsCapabilities, StepsConfig
 from .model import GARBAGE, PROCESSES, Moment, Offered, RecordingBuilder, Shown, Stretch, Told, correct_drafts
 from .rule import DAMAGES, AverageRule, Table, Undecided, damages, read_table, reloaded
 
@@ -80,7 +80,7 @@ class StepControllerTrial(Trial):
     contract = "step-controller"
     config_type = StepsConfig
     capabilities_type = StepsCapabilities
-    methods = METHODS
+    protocol = StepController
     looks = ("state", "graph", "average", "counted")
     quick = 12_000
     limit_s = 10.0
