@@ -58,7 +58,7 @@ def make_arm(tmp_path, algorithm: str, steps: int, overlap: bool, topk: int = 1)
     ops = ops_for("cpu")
     target = random_target(plan.target, ops, "cpu", torch.float32, 0)
     draft = None if plan.draft is None else random_draft(plan.draft, target, 1)
-    return Arm(plan.cells[0].arms[-1], target, draft, ops, [], plan.output_tokens, plan.acceptance)
+    return Arm(plan.cells[0].arms[-1], target, draft, ops, [], plan.options.output_tokens, plan.acceptance)
 
 
 class Times:

@@ -183,17 +183,12 @@ class EngineSpec:
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads back."""
         slots = zip(self.adaptive.bounds, self.adaptive.slots, strict=True)
-        return {
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {
             "config": self.config.to_json(),
-            "algorithm": self.algorithm,
-            "policy": self.policy,
             "adaptive": {str(bound): _slot_to_json(slot) for bound, slot in slots},
-            "initial_steps": self.initial_steps,
-            "topk": self.topk,
             "num_draft_tokens": _nodes_to_json(self.num_draft_tokens),
             "cost_table": None if self.cost_table is None else self.cost_table.to_json(),
             "graph_sizes": None if self.graph_sizes is None else list(self.graph_sizes),
-            "decodes_text": self.decodes_text,
         }
 
     @classmethod

@@ -116,8 +116,6 @@ class BenchPlan:
     acceptance: AcceptanceProcess | None  # None: as the draft's tokens are accepted
     acceptance_name: str
     graphs: bool
-    output_tokens: int
-    repeat: int
     cells: tuple[CellPlan, ...]
     weight_bytes: int
 
@@ -193,8 +191,6 @@ def plan_bench(options: BenchOptions, weights_are_there: bool = False) -> BenchP
         acceptance=acceptance,
         acceptance_name=name,
         graphs=graphs,
-        output_tokens=options.output_tokens,
-        repeat=options.repeat,
         cells=(),
         weight_bytes=0,
     )
@@ -368,11 +364,9 @@ def _arm(plan: BenchPlan, spec: EngineSpec, length: int) -> ArmPlan:
     page_size, positions = spec.config.page_size, spec.config.context_len
     # A block's rounds wait for each other; in overlap mode the next step's are enqueued before one is over.
     spec = spec.with_config(block_rounds=1 if spec.config.overlap else CPU_BLOCK_ROUNDS)
-    context_len = length + plan.output_tokens
+    context_len = length + plan.options.output_tokens
     if context_len > positions:
-        message = (
-            f"{length} with {plan.output_tokens} output tokens needs {context_len} positions; the model has {positions}"
-        )
+        message = f"{length} with {plan.options.output_tokens} output tokens needs {context_len} positions; the model has {positions}"
         raise ConfigError(ARGUMENTS, [Problem("--context-lengths", message)])
     spec = spec.with_config(context_len=context_len)
     pages_of_row = ceil_to_page(spec.resolve_sizes().row_width, page_size) // page_size

@@ -178,10 +178,10 @@ class Bench:
         what = f"{where} (batch {cell.batch_size}, context {cell.context_len})"
         arms = self.arms(cell, lambda arm: self._on_progress(f"{what}: warming up {_in_words(arm)}"))
         for arm in arms:
-            arm.run(max_tokens=min(WARM_UP_TOKENS, self.plan.output_tokens))
+            arm.run(max_tokens=min(WARM_UP_TOKENS, self.plan.options.output_tokens))
         turns: list[list[Timing]] = []
-        for turn in range(self.plan.repeat):
-            self._on_progress(f"{what}: turn {turn + 1} of {self.plan.repeat}")
+        for turn in range(self.plan.options.repeat):
+            self._on_progress(f"{what}: turn {turn + 1} of {self.plan.options.repeat}")
             turns.append([arm.run() for arm in arms])
         results = tuple(self._result(cell, arm, i, turns) for i, arm in enumerate(arms))
         del arms, arm
@@ -197,7 +197,7 @@ class Bench:
             self._draft,
             self._ops,
             prompts,
-            self.plan.output_tokens,
+            self.plan.options.output_tokens,
             acceptance_of_arm(self.plan, arm_plan),
             self.plan.options.seed,
         )

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,10 +23,6 @@ from ...core.parsing import ParseError, parse_json, refuse_repeated_keys
 from ...core.prompt import MAX_TOKEN_ID, Prompt
 from ...observe.input_files import read_lines
 from .text import Tokenizer, utf8_problem
-
-if TYPE_CHECKING:
-    from .text import Tokenizer
-
 
 CONTENTS = ("prompt", "messages", "tokens")
 SAMPLING = ("temperature", "top_p", "top_k", "seed", *SHAPING)
@@ -274,6 +270,8 @@ _WHOLE = {  # setting -> least and greatest whole number
 
 
 _REALS = {  # setting -> what it must be, and in words
+    "temperature": (lambda value: 0 <= value < float("inf"), "a number, 0 or more (0 is greedy)"),
+    "top_p": (lambda value: 0 < value <= 1, "a number above 0, at most 1"),
     "min_p": (lambda value: 0 <= value <= 1, "a number from 0 (off) to 1"),
     "presence_penalty": (lambda value: abs(value) < float("inf"), "a number (0 is off)"),
     "frequency_penalty": (lambda value: abs(value) < float("inf"), "a number (0 is off)"),
@@ -298,10 +296,6 @@ def _setting_problems(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
             problems.append((key, f"is {_kind(value)}; expected a schema: an object, or its text"))
         elif key == "lark" and (wrong := _text_problem(value)):
             problems.append((key, f"is {wrong}"))
-        elif key == "temperature" and not (number and 0 <= value < float("inf")):
-            problems.append((key, f"is {_shown(value)}; expected a number, 0 or more (0 is greedy)"))
-        elif key == "top_p" and not (number and 0 < value <= 1):
-            problems.append((key, f"is {_shown(value)}; expected a number above 0, at most 1"))
         elif key == "logprobs" and not isinstance(value, bool):
             problems.append((key, f"is {_shown(value)}; expected true or false"))
         elif key == "stop":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,18 +63,15 @@ class Case:
     operations: tuple[Operation, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "suite": SUITE_VERSION,
-            "contract": self.contract,
-            "subject": self.subject,
-            "capabilities": list(self.capabilities),
-            "config": asdict(self.config),
-            "seed": self.seed,
-            "run": self.run,
-            "invariant": self.invariant,
-            "drain": self.drain,
-            "operations": [encode(operation) for operation in self.operations],
-        }
+        return (
+            {"suite": SUITE_VERSION}
+            | {field.name: getattr(self, field.name) for field in fields(self)}
+            | {
+                "capabilities": list(self.capabilities),
+                "config": asdict(self.config),
+                "operations": [encode(operation) for operation in self.operations],
+            }
+        )
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -175,17 +172,12 @@ def parse_case(data: object, source: str) -> Case:
         config = decode_fields(suite.config, data["config"], source, "config")
     except AssertionError as error:
         raise ConfigError(source, [Problem("config", f"impossible: {data['config']}")]) from error
-    return Case(
-        contract=suite.name,
-        subject=data["subject"],
-        capabilities=capabilities.declared,
-        config=config,
-        seed=data["seed"],
-        run=data["run"],
-        invariant=data["invariant"],
-        drain=data["drain"],
-        operations=tuple(
+    parsed = {
+        "capabilities": capabilities.declared,
+        "config": config,
+        "operations": tuple(
             decode(suite.operations, operation, source, f"operations[{number}]")
             for number, operation in enumerate(data["operations"])
         ),
-    )
+    }
+    return Case(**{key: value for key, value in data.items() if key != "suite"} | parsed)
