@@ -59,9 +59,6 @@ class ProcessTrial(Trial):
     """`subject` under questions."""
 
     contract = "acceptance-process"
-    config_type = ProcessConfig
-    capabilities_type = ProcessCapabilities
-    protocol = Process
     quick = 1_500
     run_length = 12
     limit_s = 10.0

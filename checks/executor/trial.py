@@ -68,9 +68,6 @@ class ExecutorTrial(Trial):
     """`subject` serves an engine of `config`. Its results are checked against the model before they are committed."""
 
     contract = "executor"
-    config_type = ExecutorConfig
-    capabilities_type = ExecutorCapabilities
-    protocol = Executor
     looks = ("hidden_sizes", "hidden_bytes", "relay_fields", "roots", "weights")
     quick = 6_000
     run_length = 30

@@ -139,9 +139,6 @@ class ManagerTrial(Trial):
     """`subject` under operations."""
 
     contract = "block-manager"
-    config_type = ManagerConfig
-    capabilities_type = ManagerCapabilities
-    protocol = BlockManager
     looks = ("slots_of", "num_free")
     quick = 20_000
 

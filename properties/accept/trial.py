@@ -63,9 +63,6 @@ class AcceptTrial(Values):
     """`subject` under operations. Paths are followed as far as they make sense; where they do not, the request is replaced."""
 
     contract = "accept"
-    config_type = AcceptConfig
-    capabilities_type = AcceptCapabilities
-    protocol = Accept
     looks = ("tree",)
     quick = 6_000
     run_length = 60

@@ -15,9 +15,6 @@ class ObservedAllocator(Trial):
     """An allocator and its model, and what both show. A state that is impossible for the subject is a Violation at once."""
 
     contract = "allocator"
-    config_type = AllocatorConfig
-    capabilities_type = AllocatorCapabilities
-    protocol = Allocator
     looks = ("num_free", "free_pages", "cached_pages", "num_deferred", "references", "slots_of")
     quick = 60_000
 

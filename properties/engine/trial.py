@@ -54,9 +54,6 @@ class EngineTrial(Trial):
     """`subject` under operations. An answer of another form than the contract's is a Violation at once."""
 
     contract = "engine"
-    config_type = ServingConfig
-    capabilities_type = EngineCapabilities
-    protocol = Engine
     looks = ("waiting", "running", "slots_of", "free_pages", "cached_pages", "interrupts", "counters")
     quick = 80_000
     run_length = 100

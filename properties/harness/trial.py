@@ -11,7 +11,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, get_type_hints
 
 from ...core.errors import InvariantViolation
 from ..invariants.registry import Checker, Finding, Invariant, invariant
@@ -65,17 +65,14 @@ class Refused(NamedTuple):
 class Trial:
     """Base of the trials of all contracts: one component under operations, beside a model of it.
 
-    A subclass declares its operations (`operation.py`), sets `moment`, the value that the checkers look at, and says what its
-    contract is in the class variables. `begin` and `end` stand around every operation.
+    A subclass declares its operations (`operation.py`), and sets `moment`, the value that the checkers look at. It says what its contract
+    is in class variables, and annotates `subject`, `config` and `capabilities`. `begin` and `end` stand around every operation.
     """
 
     contract: ClassVar[str]
-    config_type: ClassVar[type]  # a data class with `draw(choose, capabilities)`, as `Choices` says
-    capabilities_type: ClassVar[type[Capabilities]]
-    protocol: ClassVar[type]  # the methods of a component, those of capabilities marked by `contract.needs`
-    methods: ClassVar[
-        dict[str, tuple[str, ...]]
-    ] = {}  # capability -> its methods, as `contract.promised_by` finds them
+    config_type: ClassVar[type]  # of `config`: a data class with `draw(choose, capabilities)`, as `Choices` says
+    capabilities_type: ClassVar[type[Capabilities]]  # of `capabilities`
+    methods: ClassVar[dict[str, tuple[str, ...]]] = {}  # those of `subject`, by capability (`promised_by`)
     looks: ClassVar[tuple[str, ...]] = ()  # methods called after every operation: a history leaves them out
     quick: ClassVar[int]  # operations that are enough to find every planted defect
     run_length: ClassVar[int] = 200  # operations of one run
@@ -90,8 +87,10 @@ class Trial:
         found = {name: item for base in reversed(cls.__mro__) for name, item in vars(base).items()}
         cls.declared = tuple(item for item in found.values() if isinstance(item, Declared))
         cls.operations = tuple(item.kind for item in cls.declared)
-        if "protocol" in found:
-            cls.methods = promised_by(found["protocol"])
+        if "contract" in vars(cls) and "config_type" not in vars(cls):
+            hints = get_type_hints(cls)
+            cls.config_type, cls.capabilities_type = hints["config"], hints["capabilities"]
+            cls.methods = promised_by(hints["subject"])
 
     def __init__(self, subject: Any, config: Any, capabilities: Any, invariants: Iterable[Invariant]) -> None:
         check_methods(subject, self.methods, capabilities)

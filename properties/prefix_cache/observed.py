@@ -15,9 +15,6 @@ class ObservedCache(Trial):
     """`subject`, its model, the pool and the memory. The operations are the subclass's."""
 
     contract = "prefix-cache"
-    config_type = PrefixCacheConfig
-    capabilities_type = PrefixCacheCapabilities
-    protocol = PrefixCache
     looks = ("num_evictable", "num_protected", "free_slots", "nodes", "slots_of")
     quick = 40_000
     refuses_by_violation = True

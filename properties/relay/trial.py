@@ -56,9 +56,6 @@ class RelayTrial(Trial):
     """`subject` under operations."""
 
     contract = "relay"
-    config_type = RelayConfig
-    capabilities_type = RelayCapabilities
-    protocol = Relay
     looks = ("num_unread",)
     quick = 40_000
     refuses_by_violation = True

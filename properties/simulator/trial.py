@@ -120,9 +120,6 @@ class SimulatorTrial(Trial):
     """`subject` under operations. Runs share nothing, so there is nothing to give back in the end."""
 
     contract = "simulator"
-    config_type = SimulatorConfig
-    capabilities_type = SimulatorCapabilities
-    protocol = Simulator
     quick = 400
     run_length = 10
     limit_s = 60.0

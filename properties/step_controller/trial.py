@@ -78,9 +78,6 @@ class StepControllerTrial(Trial):
     """`subject` under operations. Batch sizes other than those of `looked_at` are legal, too; these stand for all."""
 
     contract = "step-controller"
-    config_type = StepsConfig
-    capabilities_type = StepsCapabilities
-    protocol = StepController
     looks = ("state", "graph", "average", "counted")
     quick = 12_000
     limit_s = 10.0
