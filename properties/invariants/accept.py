@@ -64,20 +64,16 @@ def _follows_the_target(m: Moment, walk: Walk) -> Finding | None:
     row, tokens = m.round.rows[number], m.round.tokens[number]
     drafts = [tokens[node] for node in path[1:]]
     if emitted[:-1] != drafts:
-        return Finding(
-            f"row {row} emits {emitted} along drafts {drafts}",
-            "the accepted drafts, then the bonus token",
-            "the KV that is kept belongs to other tokens than those that are shown",
-        )
+        was = f"row {row} emits {emitted} along drafts {drafts}"
+        should = "the accepted drafts, then the bonus token"
+        return Finding(was, should, "the KV that is kept belongs to other tokens than those that are shown")
     if m.wanted is None:
         return None
     chosen = [m.wanted[number][node] for node in path]
     if emitted != chosen:
-        return Finding(
-            f"row {row} emits {emitted} after nodes {path}",
-            f"{chosen}, the target's choices (the lowest id of the greatest logit)",
-            "greedy speculation must not change the output",
-        )
+        was = f"row {row} emits {emitted} after nodes {path}"
+        should = f"{chosen}, the target's choices (the lowest id of the greatest logit)"
+        return Finding(was, should, "greedy speculation must not change the output")
     missed = [child for child in m.round.children(number, path[-1]) if tokens[child] == chosen[-1]]
     if missed:
         return Finding(
@@ -99,21 +95,15 @@ def emitted_as_the_target_would(m: Moment) -> Outcome:
         for node, token in zip(path, emitted, strict=True):
             if m.failing[number][node]:
                 if token != -1:
-                    return Finding(
-                        f"row {row} emits token {token} after node {node}, where the target gives no numbers",
-                        "-1: nothing",
-                        "a token that was not computed would be shown, and cached",
-                    )
+                    was = f"row {row} emits token {token} after node {node}, where the target gives no numbers"
+                    return Finding(was, "-1: nothing", "a token that was not computed would be shown, and cached")
                 break
             masses = m.probs[number * m.round.nodes + node]
             mass = masses[token] if 0 <= token < m.config.vocab_size else 0.0
             if not mass > 0:
                 shown = ", ".join(f"{token}: {masses[token]:.3g}" for token in np.flatnonzero(masses > 0)[:8])
-                return Finding(
-                    f"row {row} emits token {token} after node {node}, where it has probability {mass:g}",
-                    f"a token with mass: {shown}",
-                    _NEVER_SAID,
-                )
+                was = f"row {row} emits token {token} after node {node}, where it has probability {mass:g}"
+                return Finding(was, f"a token with mass: {shown}", _NEVER_SAID)
     return True
 
 
@@ -130,11 +120,9 @@ def _has_the_shares(m: Moment) -> Outcome:
     ]
     for what, share, should, tolerance in measured:
         if abs(share - should) > tolerance + 1e-9:
-            return Finding(
-                f"{what} in a share of {share:.3f} of all coins",
-                f"{should:.3f}, give or take {tolerance:.3f}",
-                "speculation would change the distribution of the output",
-            )
+            was = f"{what} in a share of {share:.3f} of all coins"
+            should = f"{should:.3f}, give or take {tolerance:.3f}"
+            return Finding(was, should, "speculation would change the distribution of the output")
     return True
 
 
@@ -161,11 +149,9 @@ def positions_have_no_hole(m: Moment) -> Outcome:
         start, last = int(round.batch.seq_lens[number]), round.batch.max_position
         for node, (depth, position) in enumerate(zip(round.depths[number], round.positions[number], strict=True)):
             if depth >= 0 and position != min(start + depth, last):
-                return Finding(
-                    f"node {node} of row {row}, {depth} below its root, is at position {position}",
-                    f"{min(start + depth, last)}: the row has {start} tokens, its last position is {last}",
-                    "the model would see a hole, or a token twice",
-                )
+                was = f"node {node} of row {row}, {depth} below its root, is at position {position}"
+                should = f"{min(start + depth, last)}: the row has {start} tokens, its last position is {last}"
+                return Finding(was, should, "the model would see a hole, or a token twice")
     return True if round.rows else None
 
 
@@ -177,11 +163,8 @@ def the_target_sees_real_drafts(m: Moment) -> Outcome:
         tokens, depths = round.tokens[number], round.depths[number]
         for node, (token, depth) in enumerate(zip(tokens, depths, strict=True)):
             if depth >= 0 and not 0 <= token < vocab:
-                return Finding(
-                    f"node {node} of row {row} has token {token}",
-                    f"an id in 0 … {vocab - 1}, or no node",
-                    "the embedding is read out of bounds",
-                )
+                was = f"node {node} of row {row} has token {token}"
+                return Finding(was, f"an id in 0 … {vocab - 1}, or no node", "the embedding is read out of bounds")
         strange = find_stranger(m, number)
         if strange is not None:
             return Finding(
@@ -191,9 +174,8 @@ def the_target_sees_real_drafts(m: Moment) -> Outcome:
             )
         missing = depths.count(-1)
         if not round.garbage and not round.is_proposed and missing:
-            return Finding(
-                f"row {row} has {missing} nodes fewer than its tree", f"{round.nodes} nodes", "good drafts are lost"
-            )
+            was = f"row {row} has {missing} nodes fewer than its tree"
+            return Finding(was, f"{round.nodes} nodes", "good drafts are lost")
     return True if round.rows else None
 
 
@@ -269,41 +251,30 @@ def buffers_keep_their_own_width(m: Moment) -> Outcome:
     rows, nodes = round.num_rows, round.nodes
     if not answer.is_formed:
         sizes = [len(part) for part in (answer.accept_index, answer.accept_lens, answer.predict, answer.bonus)]
-        return Finding(
-            f"accept_index, accept_lens, predict and bonus have {sizes} entries for {rows} rows of {nodes} nodes",
-            f"[{rows} · width, {rows}, {rows * nodes}, {rows}]",
-            "rows of one width are read with another",
-        )
+        was = f"accept_index, accept_lens, predict and bonus have {sizes} entries for {rows} rows of {nodes} nodes"
+        should = f"[{rows} · width, {rows}, {rows * nodes}, {rows}]"
+        return Finding(was, should, "rows of one width are read with another")
     if not round.rows:
         return None
     if answer.width < round.deepest:
-        return Finding(
-            f"accept_index has {answer.width} lanes per row, but a path may have {round.deepest} nodes",
-            "the width of the round's own shape, whatever is configured now",
-            "long paths are cut, or run into the next row",
-        )
+        was = f"accept_index has {answer.width} lanes per row, but a path may have {round.deepest} nodes"
+        should = "the width of the round's own shape, whatever is configured now"
+        return Finding(was, should, "long paths are cut, or run into the next row")
     for number, row in enumerate(round.rows):
         first, last = number * nodes, (number + 1) * nodes - 1
         foreign = [node for node in answer.lanes(number) if node != -1 and not first <= node <= last]
         if foreign:
-            return Finding(
-                f"row {row} accepts the flat node {foreign[0]}",
-                f"nodes {first} … {last}: rows have {nodes} nodes",
-                "it is another row's node",
-            )
+            was = f"row {row} accepts the flat node {foreign[0]}"
+            return Finding(was, f"nodes {first} … {last}: rows have {nodes} nodes", "it is another row's node")
     for walk in m.walks():
         number, path, emitted = walk
         if not m.fails(walk) and answer.bonus[number] != emitted[-1]:
-            return Finding(
-                f"the bonus token of row {round.rows[number]} is {answer.bonus[number]}",
-                f"{emitted[-1]}, emitted after the last node of the path {path}",
-                "the next round would start from a token that was not emitted",
-            )
+            was = f"the bonus token of row {round.rows[number]} is {answer.bonus[number]}"
+            should = f"{emitted[-1]}, emitted after the last node of the path {path}"
+            return Finding(was, should, "the next round would start from a token that was not emitted")
     for name, given in answer.given.items():
         if answer.compacted[name].shape != given.shape:
-            return Finding(
-                f"{name} has shape {list(answer.compacted[name].shape)} after compaction",
-                f"{list(given.shape)}: {rows} rows of {nodes} nodes",
-                "the stride of outputs is that of the round, before and after",
-            )
+            was = f"{name} has shape {list(answer.compacted[name].shape)} after compaction"
+            should = f"{list(given.shape)}: {rows} rows of {nodes} nodes"
+            return Finding(was, should, "the stride of outputs is that of the round, before and after")
     return True

@@ -24,11 +24,9 @@ def slots_hold_their_tokens(m: Moment) -> Outcome:
     if m.wrong_kv is not None:
         row, position, layer = m.wrong_kv
         slot = int(m.model.table[row, position])
-        return Finding(
-            f"slot {slot}, position {position} of row {row}, layer {layer}, holds {_content(m, slot, layer)}",
-            "the KV of that position's token, after all tokens before it",
-            "every later token attends to it",
-        )
+        was = f"slot {slot}, position {position} of row {row}, layer {layer}, holds {_content(m, slot, layer)}"
+        should = "the KV of that position's token, after all tokens before it"
+        return Finding(was, should, "every later token attends to it")
     if not m.live():
         return None
     answer, nodes = m.answer, m.round.nodes
@@ -42,11 +40,9 @@ def slots_hold_their_tokens(m: Moment) -> Outcome:
         wrong = got[places] != given[sources]
         if wrong.any():
             walk, lane, node = lanes[int(np.argwhere(wrong)[0, 0])]
-            return Finding(
-                f"{name} of row {m.round.rows[walk.number]} at place {lane} is not that of node {node}",
-                f"the outputs of the path {walk.path}, in this order",
-                "a token would be shown with what belongs to another one",
-            )
+            was = f"{name} of row {m.round.rows[walk.number]} at place {lane} is not that of node {node}"
+            should = f"the outputs of the path {walk.path}, in this order"
+            return Finding(was, should, "a token would be shown with what belongs to another one")
     return True
 
 
@@ -95,11 +91,9 @@ def _plan_is_carried_out(m: Moment) -> Finding | None:
     differs = (expected != m.answer.after)[:, 1:].any(axis=0)
     if differs.any():
         slot = int(differs.argmax()) + 1
-        return Finding(
-            f"after the moves {list(zip(sources, targets, strict=True))[:12]} slot {slot} does not hold what they say",
-            "each target holds what stood in its source before the first move",
-            "other moves are made than those that are checked",
-        )
+        was = f"after the moves {list(zip(sources, targets, strict=True))[:12]} slot {slot} does not hold what they say"
+        should = "each target holds what stood in its source before the first move"
+        return Finding(was, should, "other moves are made than those that are checked")
     return None
 
 
@@ -114,11 +108,8 @@ def _writes_in_bounds(m: Moment, home: dict[int, int]) -> Finding | None:
         window = m.round.batch.windows[home[slot]]
         if after[layer, slot] not in before[layer, window]:
             row = m.round.rows[home[slot]]
-            return Finding(
-                f"slot {slot} of row {row}, layer {layer}, now holds {_content(m, slot, layer)}",
-                f"what stood in one of its row's slots {_listed(window)}",
-                _NOT_ITS_OWN,
-            )
+            was = f"slot {slot} of row {row}, layer {layer}, now holds {_content(m, slot, layer)}"
+            return Finding(was, f"what stood in one of its row's slots {_listed(window)}", _NOT_ITS_OWN)
     return None
 
 
@@ -192,11 +183,9 @@ def the_best_candidates_are_kept(m: Moment) -> Outcome:
         found, (kept, best) = True, both
         wrong = next((at for at, pair in enumerate(zip(kept, best, strict=True)) if pair[0] != pair[1]), None)
         if wrong is not None:
-            return Finding(
-                f"the tree of row {row} has nodes of the scores {_rounded(kept)}",
-                f"{_rounded(best)}: the best of {round.batch.scores.shape[1]} candidates",
-                "the target verifies drafts that are less likely than others that it could",
-            )
+            was = f"the tree of row {row} has nodes of the scores {_rounded(kept)}"
+            should = f"{_rounded(best)}: the best of {round.batch.scores.shape[1]} candidates"
+            return Finding(was, should, "the target verifies drafts that are less likely than others that it could")
     return found
 
 
@@ -215,9 +204,8 @@ def nodes_see_their_ancestors(m: Moment) -> Outcome:
         should_first, should_sibling, should_see = links_of(parents)
         there = [node for node in range(nodes) if depths[node] >= 0]
         if counts[number] != len(there):
-            return Finding(
-                f"row {row} has {counts[number]} nodes", f"{len(there)}", "one of them would not be verified"
-            )
+            was = f"row {row} has {counts[number]} nodes"
+            return Finding(was, f"{len(there)}", "one of them would not be verified")
         for node in there:
             at = number * nodes + node
             sees = [other for other in range(nodes) if seen[at * nodes + other]]
@@ -241,9 +229,8 @@ def drafts_follow_the_best(m: Moment) -> Outcome:
     steps, topk, nodes = m.drafted
     why = "the draft's own choice is lost, and the target accepts fewer tokens"
     if m.drafter.strange:
-        return Finding(
-            m.drafter.strange, "a token that was drafted there", "KV and hidden states of another path follow it"
-        )
+        was = m.drafter.strange
+        return Finding(was, "a token that was drafted there", "KV and hidden states of another path follow it")
     if len(m.drafter.levels) != steps:
         return Finding(f"the draft was asked {len(m.drafter.levels)} times", f"{steps}, once per step", why)
     for row, (tokens, parents) in enumerate(zip(m.round.tokens, m.round.parents, strict=True)):
@@ -285,9 +272,8 @@ def coins_are_keyed(m: Moment) -> Outcome:
         if len(set(given)) > 1:
             return Finding(f"{_coin(key)} is {given}", "one number", "the same position would be decided anew")
         if not 0 <= given[0] < 1:
-            return Finding(
-                f"{_coin(key)} is {given[0]}", "a number in [0, 1)", "it decides nothing, or always the same"
-            )
+            was = f"{_coin(key)} is {given[0]}"
+            return Finding(was, "a number in [0, 1)", "it decides nothing, or always the same")
         other = owners.setdefault(given[0], key)
         if other != key:
             was = f"{_coin(key)} is {_coin(other)}"

@@ -30,15 +30,12 @@ def pages_are_conserved(m: Moment) -> Outcome:
             "a page that is neither held nor free is lost, one that is counted twice will have two owners",
         )
     if after.num_deferred is not None and after.num_deferred != sum(m.waiting.values()):
-        return Finding(
-            f"num_deferred() is {after.num_deferred}",
-            f"{sum(m.waiting.values())}: pages {sorted(m.waiting)}",
-            "what waits for a step is neither free nor held, and must be counted once",
-        )
+        was = f"num_deferred() is {after.num_deferred}"
+        should = f"{sum(m.waiting.values())}: pages {sorted(m.waiting)}"
+        return Finding(was, should, "what waits for a step is neither free nor held, and must be counted once")
     if m.row_was_free and m.row_granted is False:
-        return Finding(
-            "no row for a request", "one of the free rows", "a row that is neither held nor given out is lost"
-        )
+        was = "no row for a request"
+        return Finding(was, "one of the free rows", "a row that is neither held nor given out is lost")
     return True
 
 
@@ -47,17 +44,11 @@ def free_list_has_no_duplicate(m: Moment) -> Outcome:
     free, size = m.after.free_pages, m.config.page_size
     if len(set(free)) != len(free):
         twice = next(page for page in free if free.count(page) > 1)
-        return Finding(
-            f"page {twice} stands {free.count(twice)} times in the free list {list(free)}",
-            "once",
-            "it will be handed out to two holders",
-        )
+        was = f"page {twice} stands {free.count(twice)} times in the free list {list(free)}"
+        return Finding(was, "once", "it will be handed out to two holders")
     if len(free) * size != m.after.num_free:
-        return Finding(
-            f"num_free() is {m.after.num_free}, the free list has {len(free)} pages of {size}",
-            f"num_free() is {len(free) * size}",
-            "the counter and the list have come apart",
-        )
+        was = f"num_free() is {m.after.num_free}, the free list has {len(free)} pages of {size}"
+        return Finding(was, f"num_free() is {len(free) * size}", "the counter and the list have come apart")
     return True
 
 
@@ -65,32 +56,24 @@ def free_list_has_no_duplicate(m: Moment) -> Outcome:
 def nothing_free_is_referenced(m: Moment) -> Outcome:
     free = m.after.free_pages
     if m.row_granted and not m.row_was_free:
-        return Finding(
-            "a row is handed out while all are taken or in use by a step in flight",
-            "a refusal",
-            "two requests would share the row",
-        )
+        was = "a row is handed out while all are taken or in use by a step in flight"
+        return Finding(was, "a refusal", "two requests would share the row")
     if free is not None:
         if m.held.keys().isdisjoint(free) and (not m.waiting or m.waiting.keys().isdisjoint(free)):
             return True
         for page in free:
             if page in m.held or page in m.waiting:
                 who = "held" if page in m.held else "deferred to a step that still runs"
-                return Finding(
-                    f"page {page} is in the free list, and {who}",
-                    "a free page has no owner",
-                    "the next allocation gives it to another holder",
-                )
+                was = f"page {page} is in the free list, and {who}"
+                return Finding(was, "a free page has no owner", "the next allocation gives it to another holder")
         return True
     if m.answer is None:
         return None
     for page in m.pages_of_answer():
         if page in m.waiting_before:
-            return Finding(
-                f"page {page} is handed out while a step in flight may still touch it",
-                f"pages {sorted(m.waiting_before)} wait",
-                "the step would write into the new owner's KV",
-            )
+            was = f"page {page} is handed out while a step in flight may still touch it"
+            should = f"pages {sorted(m.waiting_before)} wait"
+            return Finding(was, should, "the step would write into the new owner's KV")
     return True
 
 
@@ -112,11 +95,8 @@ def references_are_the_holders(m: Moment) -> Outcome:
 def what_is_not_held_is_free_or_cached(m: Moment) -> Outcome:
     free, cached = m.after.free_pages, m.model.cached
     if m.not_cacheable:
-        return Finding(
-            f"page {m.not_cacheable[0]} is cached",
-            "only retired pages without a holder are",
-            "an evictable page may be taken at any moment",
-        )
+        was = f"page {m.not_cacheable[0]} is cached"
+        return Finding(was, "only retired pages without a holder are", "an evictable page may be taken at any moment")
     owned = m.held.keys() | m.waiting.keys() if m.waiting else m.held.keys()
     if len(free) + len(owned) + len(cached) == m.config.num_pages and m.all_pages == {*free, *owned, *cached}:
         return True
@@ -128,16 +108,12 @@ def what_is_not_held_is_free_or_cached(m: Moment) -> Outcome:
                 for name, where in (("free", free), ("cached", cached), ("held", m.held), ("deferred", m.waiting))
                 if page in where
             ]
-            return Finding(
-                f"page {page} is {' and '.join(places) or 'neither free, cached, held nor deferred'}",
-                "one of them",
-                "every page is in exactly one state",
-            )
+            was = f"page {page} is {' and '.join(places) or 'neither free, cached, held nor deferred'}"
+            return Finding(was, "one of them", "every page is in exactly one state")
     foreign = sorted({*free, *cached} - m.all_pages)
     if foreign:
-        return Finding(
-            f"page {foreign[0]} is free or cached", f"pages {sorted(m.all_pages)}", "it lies outside the pool"
-        )
+        was = f"page {foreign[0]} is free or cached"
+        return Finding(was, f"pages {sorted(m.all_pages)}", "it lies outside the pool")
     return True
 
 
@@ -146,18 +122,12 @@ def writable_pages_have_one_owner(m: Moment) -> Outcome:
     if m.answer is not None:
         for page in m.pages_of_answer():
             if page in m.held_before:
-                return Finding(
-                    f"page {page} is handed out, and another holds it",
-                    f"none of {sorted(m.held_before)}",
-                    "two owners write to the same slots",
-                )
+                was = f"page {page} is handed out, and another holds it"
+                return Finding(was, f"none of {sorted(m.held_before)}", "two owners write to the same slots")
     if m.stale is not None:
         whose, slot, found, expected = m.stale
-        return Finding(
-            f"slot {slot} of {whose} holds {found}",
-            f"{expected}",
-            "another holder has written there, or the slot is another one than before",
-        )
+        was = f"slot {slot} of {whose} holds {found}"
+        return Finding(was, f"{expected}", "another holder has written there, or the slot is another one than before")
     if m.after.rows is not None and not m.capabilities.sharing and sum(m.held.values()) != len(m.held):
         page = next(page for page, count in m.held.items() if count > 1)
         return Finding(f"page {page} is in {m.held[page]} tables", "one", "two owners write to the same slots")
@@ -184,11 +154,8 @@ def rows_are_in_bounds(m: Moment) -> Outcome:
 def as_many_pages_as_needed(m: Moment) -> Outcome:
     size = m.config.page_size
     if m.answer is not None and len(m.answer) != m.asked:
-        return Finding(
-            f"asked for {m.asked} slots, got {len(m.answer)}: {list(m.answer)}",
-            f"{max(m.asked, 0)} slots",
-            "the caller counts on what it asked for",
-        )
+        was = f"asked for {m.asked} slots, got {len(m.answer)}: {list(m.answer)}"
+        return Finding(was, f"{max(m.asked, 0)} slots", "the caller counts on what it asked for")
     if m.after.rows:
         for request, slots in m.after.rows:
             wanted = m.model.rows[request].wanted
@@ -213,11 +180,8 @@ def a_refusal_changes_nothing(m: Moment) -> Outcome:
 def only_what_is_held_can_be_freed(m: Moment) -> Outcome:
     if m.operation.tag == "free-stray":
         if m.refusal is None:
-            return Finding(
-                f"free of pages {list(m.operation.pages)} was accepted",
-                "a typed error: not all of them are held",
-                "a page freed twice is handed out twice",
-            )
+            was = f"free of pages {list(m.operation.pages)} was accepted"
+            return Finding(was, "a typed error: not all of them are held", "a page freed twice is handed out twice")
         return unchanged(m, "a refused free gives nothing back")
     if m.operation.tag == "free-twice":
         if m.refusal is not None:
@@ -225,11 +189,8 @@ def only_what_is_held_can_be_freed(m: Moment) -> Outcome:
         still = m.held.get(m.twice, 0) + m.waiting.get(m.twice, 0)
         dropped = m.after.references is not None and m.after.references[m.twice - m.first_page] != still
         if dropped or m.after.num_free - m.before.num_free > m.config.page_size:
-            return Finding(
-                f"a list that names page {m.twice} twice dropped two references",
-                "one, or a refusal",
-                "the page is freed under its other holder, or freed twice",
-            )
+            was = f"a list that names page {m.twice} twice dropped two references"
+            return Finding(was, "one, or a refusal", "the page is freed under its other holder, or freed twice")
         return True
     return None
 
@@ -254,11 +215,8 @@ def ids_are_good(m: Moment) -> Outcome:
         for at in range(0, len(m.answer) - size + 1, size):
             page = m.answer[at : at + size]
             if page[0] % size or page != tuple(range(page[0], page[0] + size)):
-                return Finding(
-                    f"slots {list(page)} are no page",
-                    f"{size} neighbours from a multiple of {size}",
-                    "kernels address whole pages",
-                )
+                was = f"slots {list(page)} are no page"
+                return Finding(was, f"{size} neighbours from a multiple of {size}", "kernels address whole pages")
     return True
 
 
@@ -299,9 +257,8 @@ def padding_stays_out(m: Moment) -> Outcome:
     size, free, cached = m.config.page_size, m.after.free_pages, m.after.cached_pages
     seen = bool(m.answer) and min(m.answer) < size and any(0 <= slot < size for slot in m.answer)
     if seen or 0 in m.held or (free and 0 in free) or (cached and 0 in cached):
-        return Finding(
-            "page 0 is in circulation", "the padding page has no holder", "the lanes of a padded batch write there"
-        )
+        was = "page 0 is in circulation"
+        return Finding(was, "the padding page has no holder", "the lanes of a padded batch write there")
     return True
 
 
@@ -309,11 +266,8 @@ def padding_stays_out(m: Moment) -> Outcome:
 def same_history_same_ids(runs: tuple[Trial, Trial]) -> Outcome:
     found = first_difference(runs)
     if found is not None:
-        return Finding(
-            "operation {} gave {} in one run and {} in the next".format(*found),
-            "the same",
-            "a run that cannot be repeated cannot be examined, and two ranks come apart",
-        )
+        was = "operation {} gave {} in one run and {} in the next".format(*found)
+        return Finding(was, "the same", "a run that cannot be repeated cannot be examined, and two ranks come apart")
     return True
 
 
@@ -322,23 +276,14 @@ def what_is_promised_is_kept(m: Moment) -> Outcome:
     if m.allowed is None:
         return None
     if m.allowed and m.refusal is not None:
-        return Finding(
-            f"can_allocate({m.asked}) was true, then it was refused: {m.refusal}",
-            "it succeeds",
-            "the scheduler has planned with it",
-        )
+        was = f"can_allocate({m.asked}) was true, then it was refused: {m.refusal}"
+        return Finding(was, "it succeeds", "the scheduler has planned with it")
     if m.must_succeed and m.refusal is not None:
-        return Finding(
-            f"{m.asked} slots were refused ({m.refusal}) with {m.before.num_free} free",
-            "they are handed out",
-            "an allocator that refuses what it has wastes memory",
-        )
+        was = f"{m.asked} slots were refused ({m.refusal}) with {m.before.num_free} free"
+        return Finding(was, "they are handed out", "an allocator that refuses what it has wastes memory")
     if m.must_succeed and not m.allowed:
-        return Finding(
-            f"can_allocate({m.asked}) was false with {m.before.num_free} slots free",
-            "true",
-            "a request waits for ever for room that is there",
-        )
+        was = f"can_allocate({m.asked}) was false with {m.before.num_free} slots free"
+        return Finding(was, "true", "a request waits for ever for room that is there")
     return True
 
 
@@ -354,11 +299,8 @@ def all_comes_back(m: Moment) -> Outcome:
     left = {name: count for name, count in left.items() if count}
     total = m.config.num_pages * m.config.page_size
     if m.after.num_free != total or left:
-        return Finding(
-            f"drained and flushed: {m.after.num_free} of {total} slots free, left over: {left or 'nothing'}",
-            "all free, nothing left",
-            "what does not come back is lost until the next restart",
-        )
+        was = f"drained and flushed: {m.after.num_free} of {total} slots free, left over: {left or 'nothing'}"
+        return Finding(was, "all free, nothing left", "what does not come back is lost until the next restart")
     return True
 
 

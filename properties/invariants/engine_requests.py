@@ -81,9 +81,8 @@ def _wrong_end(m: Moment) -> Finding | None:
         failed = [end.request for end in m.ends if end.reason == "error"]
         if failed != blamed:
             should = f"{blamed}: who was alone in a failed step than which none is smaller"
-            return Finding(
-                f"{failed} end with an error", should, "an innocent request would fail, or a guilty one go on"
-            )
+            was = f"{failed} end with an error"
+            return Finding(was, should, "an innocent request would fail, or a guilty one go on")
         if sorted(m.after.running) != sorted(m.loss.running):
             was, should = f"{list(m.after.running)} run on after a failed step", f"{list(m.loss.running)}"
             return Finding(was, should, "the most entitled keep what they have, as many as there may be rows")
@@ -140,9 +139,8 @@ def what_can_never_run_is_refused(m: Moment) -> Outcome:
     if m.promise is None:
         reason = m.refusal.partition(": ")[2]
         if not reason.strip():
-            return Finding(
-                "refused without a reason", "an error whose text says why", "a client cannot mend its request"
-            )
+            was = "refused without a reason"
+            return Finding(was, "an error whose text says why", "a client cannot mend its request")
         # Which of several reasons is told is the engine's choice; where only size or queue are in the way, it is one of these.
         is_sound = m.operation.tag == "submit" and m.wish.prompt and m.wish.max_tokens > 0
         if is_sound and m.has_reasons and not m.limits & {int(number) for number in re.findall(r"\d+", reason)}:

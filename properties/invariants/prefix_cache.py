@@ -19,26 +19,20 @@ def a_match_is_a_prefix(m: Moment) -> Outcome:
 def _not_the_prefix(m: Moment, match: Matched) -> Finding | None:
     size, text = m.config.page_size, match.text
     if match.length % size or match.length > len(text.cells):
-        return Finding(
-            f"{match.length} positions of a text with {len(text.cells)} keys",
-            f"whole pages of {size}, at most what was asked about",
-            "a page of which a part matches holds KV of other tokens",
-        )
+        was = f"{match.length} positions of a text with {len(text.cells)} keys"
+        should = f"whole pages of {size}, at most what was asked about"
+        return Finding(was, should, "a page of which a part matches holds KV of other tokens")
     if match.slots is not None:
         for position, (slot, found) in enumerate(zip(match.slots, match.found, strict=True)):
             if found != text.cells[position]:
-                return Finding(
-                    f"slot {slot}, given for position {position}, does not hold the KV of the query",
-                    "the KV of exactly these tokens after exactly this prefix in this namespace",
-                    "the request would go on from another request's text",
-                )
+                was = f"slot {slot}, given for position {position}, does not hold the KV of the query"
+                should = "the KV of exactly these tokens after exactly this prefix in this namespace"
+                return Finding(was, should, "the request would go on from another request's text")
     should = len(match.path) * size
     if match.length != should:
-        return Finding(
-            f"a match of {match.length} positions",
-            f"{should}, the longest prefix that is cached",
-            "what is cached and not found is computed again, and cached twice",
-        )
+        was = f"a match of {match.length} positions"
+        should = f"{should}, the longest prefix that is cached"
+        return Finding(was, should, "what is cached and not found is computed again, and cached twice")
     return None
 
 
@@ -49,32 +43,24 @@ def locks_are_counts(m: Moment) -> Outcome:
         return Finding(was, "0 or more", "a lock was taken back that was never taken")
     is_stray = getattr(m.operation, "tag", "") == "unlock-stray"
     if is_stray and m.refusal is None:
-        return Finding(
-            "an unlock of a path that is not locked was accepted",
-            "a typed error",
-            "the count falls below zero, or a later lock is lost",
-        )
+        was = "an unlock of a path that is not locked was accepted"
+        return Finding(was, "a typed error", "the count falls below zero, or a later lock is lost")
     if m.after.nodes is None:
         return True
     locks = {node.id: node.locks for node in m.after.nodes}
     roots = [node for node in m.after.nodes if node.parent == -1]
     if len(roots) != 1 or roots[0].slots:
-        return Finding(
-            f"{len(roots)} roots, with slots {[list(node.slots) for node in roots]}",
-            "one, without slots",
-            "every walk begins and ends there",
-        )
+        was = f"{len(roots)} roots, with slots {[list(node.slots) for node in roots]}"
+        return Finding(was, "one, without slots", "every walk begins and ends there")
     root = roots[0].id  # it is never evicted, so the contract leaves open what a cache counts there
     below: Counter[int] = Counter()
     for node in m.after.nodes:
         below[node.parent] += node.locks
     for node in m.after.nodes:
         if node.id != root and node.locks < below[node.id]:
-            return Finding(
-                f"node {node.id} has {node.locks} locks, its children {below[node.id]} together",
-                "at least as many: a lock of a child locks its parent as well",
-                "the parent's lock is given back while a path through it is still locked",
-            )
+            was = f"node {node.id} has {node.locks} locks, its children {below[node.id]} together"
+            should = "at least as many: a lock of a child locks its parent as well"
+            return Finding(was, should, "the parent's lock is given back while a path through it is still locked")
         if node.locks < 0 or (node.parent != root and node.locks > locks.get(node.parent, node.locks)):
             return Finding(
                 f"node {node.id} (slots {list(node.slots)}) has {node.locks} locks, "
@@ -91,20 +77,15 @@ def a_lock_covers_the_path(m: Moment) -> Outcome:
         return None
     if m.stale:
         if m.refusal is None:
-            return Finding(
-                "a lock was granted on a handle of which a page has been evicted",
-                "a refusal: match again",
-                "the caller goes on with slots that belong to another",
-            )
+            was = "a lock was granted on a handle of which a page has been evicted"
+            return Finding(was, "a refusal: match again", "the caller goes on with slots that belong to another")
         return unchanged(m, "the caller goes on as before")
     pages = [cached.page for cached in m.locked]
     if m.after.nodes is None:
         if m.after.num_protected < len(pages) * m.config.page_size:
-            return Finding(
-                f"{m.after.num_protected} slots are protected",
-                f"at least the {len(pages)} pages that were just locked",
-                "a lock covers the node and every ancestor",
-            )
+            was = f"{m.after.num_protected} slots are protected"
+            should = f"at least the {len(pages)} pages that were just locked"
+            return Finding(was, should, "a lock covers the node and every ancestor")
         return True
     owner = _node_of(m)
     for page in pages:
@@ -124,11 +105,8 @@ def locked_stays(m: Moment) -> Outcome:
         size = m.config.page_size
         for slot in m.evicted.slots:
             if slot // size in m.evicted.locked:
-                return Finding(
-                    f"slot {slot} was evicted, and its page {slot // size} is locked",
-                    f"none of {sorted(m.evicted.locked)}",
-                    "a running request reads it",
-                )
+                was = f"slot {slot} was evicted, and its page {slot // size} is locked"
+                return Finding(was, f"none of {sorted(m.evicted.locked)}", "a running request reads it")
     if m.after.nodes is None:
         return True if m.evicted is not None else None
     if not m.locks:
@@ -138,11 +116,9 @@ def locked_stays(m: Moment) -> Outcome:
         node = owner.get(page * m.config.page_size)
         if node is None or node.locks <= 0:
             where = f"node {node.id}, which has {node.locks} locks" if node else "no node"
-            return Finding(
-                f"page {page} has {m.locks[page]} holders and is in {where}",
-                "in a locked node",
-                "a split keeps the lock on both halves, an insertion on what it joins",
-            )
+            was = f"page {page} has {m.locks[page]} holders and is in {where}"
+            should = "in a locked node"
+            return Finding(was, should, "a split keeps the lock on both halves, an insertion on what it joins")
     return True
 
 
@@ -151,11 +127,9 @@ def the_tree_is_counted(m: Moment) -> Outcome:
     tokens = len(m.model.tree) * m.config.page_size
     counted = m.after.num_evictable + m.after.num_protected
     if counted != tokens:
-        return Finding(
-            f"{m.after.num_evictable} evictable + {m.after.num_protected} protected = {counted}",
-            f"{tokens}: pages {sorted(m.cached_pages())} are cached",
-            "the scheduler admits by these numbers",
-        )
+        was = f"{m.after.num_evictable} evictable + {m.after.num_protected} protected = {counted}"
+        should = f"{tokens}: pages {sorted(m.cached_pages())} are cached"
+        return Finding(was, should, "the scheduler admits by these numbers")
     if m.after.nodes is not None:
         shown = sum(len(node.slots) for node in m.after.nodes)
         if shown != tokens:
@@ -169,11 +143,8 @@ def locks_are_the_holders(m: Moment) -> Outcome:
     why = "a lock that is never taken back keeps its pages for ever, one that is missing loses them under a request"
     if m.after.num_protected != len(m.locks) * size:
         when = "drained: " if m.operation == "drained" else ""
-        return Finding(
-            f"{when}{m.after.num_protected} slots are protected",
-            f"{len(m.locks) * size}, by recounting the holders of pages {sorted(m.locks)}",
-            why,
-        )
+        was = f"{when}{m.after.num_protected} slots are protected"
+        return Finding(was, f"{len(m.locks) * size}, by recounting the holders of pages {sorted(m.locks)}", why)
     if m.after.nodes is None:
         return True
     for node in m.after.nodes:
@@ -181,11 +152,8 @@ def locks_are_the_holders(m: Moment) -> Outcome:
             continue
         holders = m.locks.get(node.slots[0] // size, 0) if node.slots else 0
         if node.locks != holders:
-            return Finding(
-                f"node {node.id} (slots {list(node.slots)}) has {node.locks} locks",
-                f"{holders}, by recounting its live holders",
-                why,
-            )
+            was = f"node {node.id} (slots {list(node.slots)}) has {node.locks} locks"
+            return Finding(was, f"{holders}, by recounting its live holders", why)
     return True
 
 
@@ -204,11 +172,9 @@ def the_tree_is_one(m: Moment) -> Outcome:
     should = set(m.slots_of(m.cached_pages()))
     for slot in slots:
         if slot not in should:
-            return Finding(
-                f"slot {slot} is in the tree",
-                f"pages {sorted(m.cached_pages())}",
-                "a node without data leads matches to what others write",
-            )
+            was = f"slot {slot} is in the tree"
+            should = f"pages {sorted(m.cached_pages())}"
+            return Finding(was, should, "a node without data leads matches to what others write")
     return True
 
 
@@ -239,28 +205,21 @@ _LINKS = "a node that is not linked can neither be found nor evicted"
 def evictable_is_what_can_go(m: Moment) -> Outcome:
     recounted = (len(m.model.tree) - len(m.locks)) * m.config.page_size
     if m.after.num_evictable != recounted:
-        return Finding(
-            f"num_evictable() is {m.after.num_evictable}",
-            f"{recounted}, by recounting what no lock covers",
-            "the scheduler counts on room that is not there, or never asks for what is",
-        )
+        was = f"num_evictable() is {m.after.num_evictable}"
+        should = f"{recounted}, by recounting what no lock covers"
+        return Finding(was, should, "the scheduler counts on room that is not there, or never asks for what is")
     if m.evicted is None:
         return True
     pages = {slot // m.config.page_size for slot in m.evicted.slots}
     if m.capabilities.lru and pages != set(m.evicted.order):
         policy = m.model.policy
-        return Finding(
-            f"pages {sorted(pages)} were evicted",
-            f"{list(m.evicted.order)}: the leaves in the order of {policy}",
-            "what will be wanted soonest has to be computed again",
-        )
+        was = f"pages {sorted(pages)} were evicted"
+        should = f"{list(m.evicted.order)}: the leaves in the order of {policy}"
+        return Finding(was, should, "what will be wanted soonest has to be computed again")
     for cached in m.model.tree.values():
         if cached.parent is not None and m.model.tree.get(cached.parent.cell) is not cached.parent:
-            return Finding(
-                f"page {cached.parent.page} was evicted before page {cached.page} below it",
-                "leaves go first",
-                "what hangs below can never be matched again",
-            )
+            was = f"page {cached.parent.page} was evicted before page {cached.page} below it"
+            return Finding(was, "leaves go first", "what hangs below can never be matched again")
     return True
 
 
@@ -268,41 +227,30 @@ def evictable_is_what_can_go(m: Moment) -> Outcome:
 def copies_are_freed_after_the_table_is_right(m: Moment) -> Outcome:
     if m.wrong is not None:
         whose, position, slot = m.wrong
-        return Finding(
-            f"position {position} of {whose} is in slot {slot}, which does not hold its KV",
-            "the slot that its request wrote, or the cached one with the same content",
-            "its table points to a page that was freed, or to one that is not its prefix",
-        )
+        was = f"position {position} of {whose} is in slot {slot}, which does not hold its KV"
+        should = "the slot that its request wrote, or the cached one with the same content"
+        return Finding(was, should, "its table points to a page that was freed, or to one that is not its prefix")
     if m.inserted is not None:
         for what, found, should in (
             ("the path is in slots", m.inserted.canonical, m.inserted.should_canonical),
             ("the caller's copies are", m.inserted.duplicates, m.inserted.should_duplicates),
         ):
             if found != should:
-                return Finding(
-                    f"{what} {list(found)}",
-                    f"{list(should)}",
-                    "the caller points its table at the first and frees the second",
-                )
+                was = f"{what} {list(found)}"
+                return Finding(was, f"{list(should)}", "the caller points its table at the first and frees the second")
     if m.should_share is not None:
         request, path = m.should_share
         should = m.slots_of([cached.page for cached in path])
         if m.tables[request][: len(should)] != should:
-            return Finding(
-                f"the table of {request} begins with {list(m.tables[request][: len(should)])}",
-                f"{list(should)}, the cached pages",
-                "its own copies are about to be freed",
-            )
+            was = f"the table of {request} begins with {list(m.tables[request][: len(should)])}"
+            return Finding(was, f"{list(should)}, the cached pages", "its own copies are about to be freed")
     if m.after.free_slots is not None:
         free = set(m.after.free_slots)
         for request, slots in m.tables.items():
             for slot in slots:
                 if slot in free:
-                    return Finding(
-                        f"slot {slot} is free, and in the table of {request}",
-                        "a table has no free slots",
-                        "the next request writes there",
-                    )
+                    was = f"slot {slot} is free, and in the table of {request}"
+                    return Finding(was, "a table has no free slots", "the next request writes there")
     return True if m.inserted is not None or m.should_share is not None else None
 
 
@@ -324,11 +272,8 @@ def namespaces_are_apart(m: Moment) -> Outcome:
     if m.operation.tag == "compare" and len(m.matches) == 2 and m.operation.first == m.operation.second:
         first, second = m.matches
         if first.slots != second.slots:
-            return Finding(
-                f"one text in one namespace gave {list(first.slots)}, then {list(second.slots)}",
-                "the same slots",
-                "equal texts share their pages",
-            )
+            was = f"one text in one namespace gave {list(first.slots)}, then {list(second.slots)}"
+            return Finding(was, "the same slots", "equal texts share their pages")
         return True
     return True if evaluated else None
 
@@ -340,19 +285,15 @@ def eviction_frees_what_it_says(m: Moment) -> Outcome:
     size, slots = m.config.page_size, m.evicted.slots
     pages = {slot // size for slot in slots}
     if len(set(slots)) != len(slots) or len(pages) * size != len(slots) or not pages <= m.evicted.cached:
-        return Finding(
-            f"evicted {list(slots)}",
-            f"whole pages, each once, out of {sorted(m.evicted.cached)}",
-            "the caller puts exactly these into its free list",
-        )
+        was = f"evicted {list(slots)}"
+        should = f"whole pages, each once, out of {sorted(m.evicted.cached)}"
+        return Finding(was, should, "the caller puts exactly these into its free list")
     asked = m.evicted.asked
     if asked is not None:
         if len(slots) < min(asked, m.evicted.num_evictable):
-            return Finding(
-                f"asked for {asked} slots, {len(slots)} were evicted",
-                f"at least {min(asked, m.evicted.num_evictable)}, as {m.evicted.num_evictable} were evictable",
-                "a request that could have run is turned away",
-            )
+            was = f"asked for {asked} slots, {len(slots)} were evicted"
+            should = f"at least {min(asked, m.evicted.num_evictable)}, as {m.evicted.num_evictable} were evictable"
+            return Finding(was, should, "a request that could have run is turned away")
         if asked <= 0 and slots:
             return Finding(f"asked for {asked} slots, {len(slots)} were evicted", "none", "the room was not needed")
     left = m.after.num_evictable + m.after.num_protected
@@ -377,11 +318,9 @@ def evicted_is_a_miss(m: Moment) -> Outcome:
                 continue
             evaluated = True
             if match.length > end:
-                return Finding(
-                    f"position {end} was found, whose page has been evicted",
-                    f"a match of {len(match.path) * size} positions",
-                    "the page holds something else by now, or will",
-                )
+                was = f"position {end} was found, whose page has been evicted"
+                should = f"a match of {len(match.path) * size} positions"
+                return Finding(was, should, "the page holds something else by now, or will")
     return True if evaluated else None
 
 

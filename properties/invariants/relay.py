@@ -14,31 +14,23 @@ def written_then_read_once(m: Moment) -> Outcome:
         why = "what was consumed, or never written, is read, or an unread value is lost"
         return Finding(f"{m.call} was accepted: {m.trace}", "a refusal", why)
     if m.refusal is not None and not (m.trace or m.foreign or m.optional):
-        return Finding(
-            f"{m.call} was refused: {m.refusal}",
-            "it is carried out: the cells are as it needs them, and the request's own",
-            "the next step cannot go on",
-        )
+        was = f"{m.call} was refused: {m.refusal}"
+        should = "it is carried out: the cells are as it needs them, and the request's own"
+        return Finding(was, should, "the next step cannot go on")
     if m.undeclared:
-        return Finding(
-            f"{m.call} brought a field {m.undeclared!r}",
-            f"None or nothing: the algorithm relays {list(m.config.fields) or 'lengths alone'}",
-            "it is read without having been written",
-        )
+        was = f"{m.call} brought a field {m.undeclared!r}"
+        should = f"None or nothing: the algorithm relays {list(m.config.fields) or 'lengths alone'}"
+        return Finding(was, should, "it is read without having been written")
     if m.padding:
         return Finding(f"a padding lane read {m.padding}", "zeros", "the padding row is of no request")
     if _is_wrong(m, of_another=False):
-        return Finding(
-            f"{m.wrong.where} is {m.wrong.found}",
-            f"{m.wrong.expected}, as last written",
-            "a step would go on from a value of another row, or of another step",
-        )
+        was = f"{m.wrong.where} is {m.wrong.found}"
+        should = f"{m.wrong.expected}, as last written"
+        return Finding(was, should, "a step would go on from a value of another row, or of another step")
     if m.num_unread is not None and m.num_unread != m.should_be_unread:
-        return Finding(
-            f"num_unread() is {m.num_unread}" + (" after a refusal" if m.refusal is not None else ""),
-            f"{m.should_be_unread}, by recounting the cells",
-            "a cell is empty or not, and a call that fails changes none",
-        )
+        was = f"num_unread() is {m.num_unread}" + (" after a refusal" if m.refusal is not None else "")
+        should = f"{m.should_be_unread}, by recounting the cells"
+        return Finding(was, should, "a cell is empty or not, and a call that fails changes none")
     return True
 
 
@@ -50,11 +42,9 @@ def never_a_value_of_another_generation(m: Moment) -> Outcome:
             return Finding(f"{m.call} was accepted: {m.foreign}", "a refusal", why)
         return True
     if _is_wrong(m, of_another=True):
-        return Finding(
-            f"{m.wrong.where} is {m.wrong.found}, written by generation {m.wrong.writer}",
-            f"{m.wrong.expected}, written by generation {m.wrong.generation}",
-            "it is the value of another request",
-        )
+        was = f"{m.wrong.where} is {m.wrong.found}, written by generation {m.wrong.writer}"
+        should = f"{m.wrong.expected}, written by generation {m.wrong.generation}"
+        return Finding(was, should, "it is the value of another request")
     return None if m.answer is None else True
 
 

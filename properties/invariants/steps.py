@@ -33,9 +33,8 @@ def steps_are_candidates_of_the_range(m: Moment) -> Outcome:
     size, steps, allowed = wrong
     if m.config.captured:
         allowed = f"{allowed}, the range of the captured size that it is padded to ({list(m.config.captured)})"
-    return Finding(
-        f"{steps} steps for {size} rows", f"one of {allowed}", "nothing was built, captured or reserved for others"
-    )
+    was = f"{steps} steps for {size} rows"
+    return Finding(was, f"one of {allowed}", "nothing was built, captured or reserved for others")
 
 
 def _wrong_choice(m: Moment) -> tuple[int, int, tuple[int, ...]] | None:
@@ -54,11 +53,8 @@ def garbage_does_no_harm(m: Moment) -> Outcome:
     if wrong is None:
         return True
     size, steps, allowed = wrong
-    return Finding(
-        f"after {m.garbage} correct drafts, {steps} steps for {size} rows",
-        f"one of {allowed}",
-        "one broken result must not end the service",
-    )
+    was = f"after {m.garbage} correct drafts, {steps} steps for {size} rows"
+    return Finding(was, f"one of {allowed}", "one broken result must not end the service")
 
 
 @checks("STEPS-03", CONTRACT, twin="again")
@@ -93,11 +89,8 @@ def zero_is_a_way_station(m: Moment) -> Outcome:
     probes = sum(stretch.history[at] > 0 == stretch.history[at - 1] for at in stretch.switches)
     limit = FREE_PROBES + len(stretch.history) // (INTERVALS_PER_PROBE * m.table.update_interval)
     if probes > limit:
-        return Finding(
-            f"{probes} probes in {len(stretch.history)} rounds, none of which had a draft accepted",
-            f"at most {limit}: fewer and fewer",
-            "every probe costs, and zero was chosen for a reason",
-        )
+        was = f"{probes} probes in {len(stretch.history)} rounds, none of which had a draft accepted"
+        return Finding(was, f"at most {limit}: fewer and fewer", "every probe costs, and zero was chosen for a reason")
     return True
 
 
@@ -111,27 +104,19 @@ def stationary_input_settles(m: Moment) -> Outcome:
     if m.is_bounded:
         if len(switches) <= MAX_SWITCHES:
             return True
-        return Finding(
-            f"{len(switches)} switches in {rounds} rounds of {where}",
-            f"at most {MAX_SWITCHES}",
-            "the input is stationary: the same steps are best all the time",
-        )
+        was = f"{len(switches)} switches in {rounds} rounds of {where}"
+        return Finding(was, f"at most {MAX_SWITCHES}", "the input is stationary: the same steps are best all the time")
     for last, at in itertools.pairwise(switches):
         if at - last < m.table.update_interval:
-            return Finding(
-                f"switches at rounds {last} and {at} of {where}",
-                f"at most one per {m.table.update_interval} rounds, the update interval",
-                "between two looks at the estimate there is nothing to change the choice",
-            )
+            was = f"switches at rounds {last} and {at} of {where}"
+            should = f"at most one per {m.table.update_interval} rounds, the update interval"
+            return Finding(was, should, "between two looks at the estimate there is nothing to change the choice")
     is_constant = stretch.process.startswith(("always", "mixed"))
     late = [at for at in switches if at >= rounds // 2]
     # A ceiling may undo a rise that the thresholds ask for, again and again.
     if is_constant and stretch.candidates[0] > 0 and not m.table.ceiling_coeff and late:
-        return Finding(
-            f"a switch at round {late[0]} of {rounds}, every one of which accepted the same ({where})",
-            "none once it has settled",
-            "thresholds that overlap make the choice swing for ever",
-        )
+        was = f"a switch at round {late[0]} of {rounds}, every one of which accepted the same ({where})"
+        return Finding(was, "none once it has settled", "thresholds that overlap make the choice swing for ever")
     return True
 
 
@@ -183,9 +168,8 @@ def a_broken_table_changes_nothing(m: Moment) -> Outcome:
     if m.operation.tag == "reload":
         if m.refusal is None:
             return True
-        return Finding(
-            f"a valid table was refused: {m.refusal}", "it is taken", "a table that cannot be changed needs a restart"
-        )
+        was = f"a valid table was refused: {m.refusal}"
+        return Finding(was, "it is taken", "a table that cannot be changed needs a restart")
     changed = _difference(m.before, m.after)
     if changed:
         was = f"a table damaged so: {m.operation.how}; {changed}"
@@ -196,20 +180,17 @@ def a_broken_table_changes_nothing(m: Moment) -> Outcome:
 @checks("STEPS-10", CONTRACT, on=("deliver", "idle", "observe", "garbage", "repeat", "phase"))
 def every_result_counts_once(m: Moment) -> Outcome:
     if m.garbage is None and m.refusal is not None:
-        return Finding(
-            f"a good result was refused: {m.refusal}", "it is counted", "the estimate does not follow the results"
-        )
+        was = f"a good result was refused: {m.refusal}"
+        return Finding(was, "it is counted", "the estimate does not follow the results")
     if m.garbage is not None and m.refusal is None:
         return None  # STEPS-02 looks at what was made of it
     before, after, told = m.before, m.after, m.told
     if after.counted is not None:
         should = tuple(was + more for was, more in zip(before.counted, m.added, strict=True))
         if after.counted != should:
-            return Finding(
-                f"counted {list(after.counted)} (results, rows, correct, proposed)",
-                f"{list(should)}, {list(before.counted)} and {list(m.added)} more",
-                "accept length and accept rate are quotients of these",
-            )
+            was = f"counted {list(after.counted)} (results, rows, correct, proposed)"
+            should = f"{list(should)}, {list(before.counted)} and {list(m.added)} more"
+            return Finding(was, should, "accept length and accept rate are quotients of these")
     if told is None:
         return True
     if m.garbage is None and told.correct:
@@ -233,11 +214,9 @@ def _has_its_weight(m: Moment) -> Outcome:
             continue  # nothing was measured yet: a first probe begins from a neutral value
         should = (1 - m.table.ema_alpha) * was + m.table.ema_alpha * mean if shares and told.current else was
         if not math.isclose(now, should, rel_tol=1e-9, abs_tol=1e-9):
-            return Finding(
-                f"the average for {size} rows went from {was:.6g} to {now:.6g} with a mean of {mean:.6g}",
-                f"{should:.6g}" + ("" if shares else ": another range was told"),
-                "each result has the weight ema_alpha, once, in its own range",
-            )
+            was = f"the average for {size} rows went from {was:.6g} to {now:.6g} with a mean of {mean:.6g}"
+            should = f"{should:.6g}" + ("" if shares else ": another range was told")
+            return Finding(was, should, "each result has the weight ema_alpha, once, in its own range")
     return True
 
 
@@ -267,11 +246,9 @@ def a_round_finds_the_graph_of_its_key(m: Moment) -> Outcome:
         return Finding(f"the graphs were not built: {m.refusal}", "they are, nothing fails", "nothing can be launched")
     if m.after.graphs != m.graphs:
         found, due = next((a, b) for a, b in zip(m.after.graphs, m.graphs, strict=True) if a != b)
-        return Finding(
-            f"a round finds {found}",
-            f"{due or 'none'}, built before the first round under its steps, draft tokens and padded batch size",
-            "another graph computes other tokens, and building one stops the service",
-        )
+        was = f"a round finds {found}"
+        should = f"{due or 'none'}, built before the first round under its steps, draft tokens and padded batch size"
+        return Finding(was, should, "another graph computes other tokens, and building one stops the service")
     is_launch = getattr(m.operation, "tag", "") in ("repeat", "phase", "offer", "reload")
     return True if m.attached or is_launch else None
 
@@ -320,26 +297,19 @@ def estimates_are_what_was_accepted(m: Moment) -> Outcome:
         return None
     for steps, tokens in m.expected:
         if not 1 <= tokens <= (steps + 1) * (1 + ESTIMATE_ERROR):
-            return Finding(
-                f"{tokens:.6g} tokens per row expected of {steps} steps", f"1 to {steps + 1}", "no round can yield that"
-            )
+            was = f"{tokens:.6g} tokens per row expected of {steps} steps"
+            return Finding(was, f"1 to {steps + 1}", "no round can yield that")
     for (fewer, less), (more, tokens) in itertools.pairwise(m.expected):
         if tokens < less * (1 - ESTIMATE_ERROR):
-            return Finding(
-                f"{less:.6g} tokens per row expected of {fewer} steps and {tokens:.6g} of {more}",
-                "not fewer of more steps",
-                "a longer chain accepts all that a shorter one does",
-            )
+            was = f"{less:.6g} tokens per row expected of {fewer} steps and {tokens:.6g} of {more}"
+            return Finding(was, "not fewer of more steps", "a longer chain accepts all that a shorter one does")
     stretch = m.stretch
     if stretch is None:
         return True
     expected, exact = dict(m.expected)[stretch.settled], stretch.tokens_per_row[stretch.settled]
     if abs(expected - exact) > ESTIMATE_ERROR * exact:
-        return Finding(
-            f"{expected:.4g} tokens per row expected of {stretch.settled} steps after {stretch.process}",
-            f"{exact:.4g}, what they yielded",
-            "the choice rests on it",
-        )
+        was = f"{expected:.4g} tokens per row expected of {stretch.settled} steps after {stretch.process}"
+        return Finding(was, f"{exact:.4g}, what they yielded", "the choice rests on it")
     return True
 
 
