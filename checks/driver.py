@@ -164,9 +164,8 @@ class HostileDriver(Driver):
         if finished.request_id in self.finished:
             raise InvariantViolation("ENGINE-02", f"{finished.request_id!r} ends a second time")
         if finished.request_id in self._aborted and finished.reason is not FinishReason.ABORT:
-            raise InvariantViolation(
-                "ENGINE-13", f"{finished.request_id!r} was aborted, but ends with {finished.reason.name}"
-            )
+            message = f"{finished.request_id!r} was aborted, but ends with {finished.reason.name}"
+            raise InvariantViolation("ENGINE-13", message)
         self.finished[finished.request_id] = finished
         self._live.remove(finished.request_id)
 
@@ -220,10 +219,8 @@ def check_greedy_output(
         elif (end.reason is FinishReason.STOP) != stopped:
             raise InvariantViolation("ACCEPT-10", f"{request.request_id!r} ended with {end.reason.name}")
         if len(got) != end.num_output or got.tolist() != wanted.tolist():
-            raise InvariantViolation(
-                "ACCEPT-03",
-                f"{request.request_id!r} emitted {got.tolist()} (count {end.num_output}), not {wanted.tolist()}",
-            )
+            message = f"{request.request_id!r} emitted {got.tolist()} (count {end.num_output}), not {wanted.tolist()}"
+            raise InvariantViolation("ACCEPT-03", message)
         check_outputs(model, request, end)
 
 
@@ -250,9 +247,8 @@ def check_outputs(model: HashLanguageModel, request: Request, end: FinishedReque
     for name in request.outputs:
         got = (end.outputs or {}).get(name, [])
         if len(got) != end.num_output:
-            raise InvariantViolation(
-                "ENGINE-04", f"{request.request_id!r} has {len(got)} {name} for {end.num_output} tokens"
-            )
+            message = f"{request.request_id!r} has {len(got)} {name} for {end.num_output} tokens"
+            raise InvariantViolation("ENGINE-04", message)
         if len(got) and not np.allclose(np.stack(got), expected[name], rtol=0, atol=1e-9):
             raise InvariantViolation("ACCEPT-06", f"{request.request_id!r} got the {name} of other nodes")
 
@@ -396,9 +392,8 @@ def compare_histories(blocks: History, singles: History) -> None:
         raise InvariantViolation("SIM-12", f"retractions {blocks.retractions} in blocks, {singles.retractions} singly")
     for name in singles.ends:
         if blocks.ends.get(name) != singles.ends[name]:
-            raise InvariantViolation(
-                "SIM-12", f"{name!r} ended as {blocks.ends.get(name)} in blocks, {singles.ends[name]} singly"
-            )
+            message = f"{name!r} ended as {blocks.ends.get(name)} in blocks, {singles.ends[name]} singly"
+            raise InvariantViolation("SIM-12", message)
     for time, standing in blocks.standings.items():
         if standing != singles.standings.get(time):
             raise InvariantViolation("SIM-12", f"at {time} in blocks {standing}, singly {singles.standings.get(time)}")

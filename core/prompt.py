@@ -93,9 +93,8 @@ class Prompt:
             raise InvalidRequest(f"block size {block_size}: expected 1 ... {MAX_BLOCK_SIZE}")
         expected = -(-length // block_size)
         if len(ids) != expected:
-            raise InvalidRequest(
-                f"{len(ids)} block ids for {length} tokens: expected {expected} blocks of {block_size} tokens"
-            )
+            message = f"{len(ids)} block ids for {length} tokens: expected {expected} blocks of {block_size} tokens"
+            raise InvalidRequest(message)
         _check_hash_ids(ids)
         return cls(length, hash_ids=ids, block_size=block_size)
 

@@ -154,9 +154,8 @@ def read_log(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> 
     if not line:
         raise LogError(path, 0, "is empty; expected a header")
     if not ended and not allow_truncated:
-        raise LogError(
-            path, line, 'the log breaks off after this line; expected {"t":"end",…}: the run was interrupted'
-        )
+        message = 'the log breaks off after this line; expected {"t":"end",…}: the run was interrupted'
+        raise LogError(path, line, message)
 
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -34,9 +34,8 @@ class TransformersMissing(ForetokenError):
 def require(missing: str) -> None:
     """Raise `TransformersMissing` if an import has failed, with its message."""
     if missing:
-        raise TransformersMissing(
-            f"transformers' continuous batching is needed ({missing}): pip install transformers torch"
-        )
+        message = f"transformers' continuous batching is needed ({missing}): pip install transformers torch"
+        raise TransformersMissing(message)
 
 
 class TransformersBlocks:

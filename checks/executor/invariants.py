@@ -46,11 +46,9 @@ def _relayed_where_needed(m: Moment) -> Outcome:
             f"{m.config.algorithm} drafts from hidden states, and a row without one cannot be in its batch",
         )
     if m.kept is not None and not m.kept and fields[0][1][-1] in m.hidden_sizes:
-        return Finding(
-            "nothing as wide as a hidden state can be reached from roots()",
-            f"what its relay keeps in {fields[0][0]}",
-            "where it cannot be seen when it is there, not to see it says nothing",
-        )
+        was = "nothing as wide as a hidden state can be reached from roots()"
+        should = f"what its relay keeps in {fields[0][0]}"
+        return Finding(was, should, "where it cannot be seen when it is there, not to see it says nothing")
     return True
 
 
@@ -75,19 +73,15 @@ def _merged_like_with_like(m: Moment) -> Outcome:
     words = [f"{rows} rows" if rows >= 0 else "None" for rows in m.merged]
     if (first < 0) != (second < 0):
         if not isinstance(m.merge, str):
-            return Finding(
-                f"{words[0]} and {words[1]} were merged to {m.merge if m.merge >= 0 else None}",
-                "a refusal",
-                "a batch in which some rows have hidden states belongs to no algorithm",
-            )
+            was = f"{words[0]} and {words[1]} were merged to {m.merge if m.merge >= 0 else None}"
+            return Finding(was, "a refusal", "a batch in which some rows have hidden states belongs to no algorithm")
         return True
     wanted = -1 if first < 0 else first + second
     if m.merge != wanted:
         said = m.merge if isinstance(m.merge, str) else f"{m.merge} rows" if m.merge >= 0 else "None"
         should = f"{wanted} rows" if wanted >= 0 else "None"
-        return Finding(
-            f"{words[0]} and {words[1]} were merged to {said}", should, "batches of one algorithm go together"
-        )
+        was = f"{words[0]} and {words[1]} were merged to {said}"
+        return Finding(was, should, "batches of one algorithm go together")
     return True
 
 

@@ -117,9 +117,8 @@ class Judge:
             if wanted[-1] == len(run):
                 return
         should = f"{wanted[0]}: that many follow the draft's own proposal for its text"
-        raise Wrong(
-            f"{what} emits {len(run)} tokens, {list(run)}, with {steps} steps of {topk} and {nodes} nodes", should
-        )
+        was = f"{what} emits {len(run)} tokens, {list(run)}, with {steps} steps of {topk} and {nodes} nodes"
+        raise Wrong(was, should)
 
     def _proposal(self, text: Sequence[int], tree: tuple[int, int, int], found: Drafts, what: str) -> None:
         """Compare the drafts of a round with those that the draft model alone has for the row's text."""
@@ -149,9 +148,8 @@ class Judge:
             kept = kept_tokens(logits, sampling, SLACK)
             if token not in kept:
                 where = f"{what}: token {depth + 1} is {token}"
-                raise Wrong(
-                    where, f"one of {sorted(kept.tolist())}: {_words(sampling)}, after {len(row.text) + depth} tokens"
-                )
+                should = f"one of {sorted(kept.tolist())}: {_words(sampling)}, after {len(row.text) + depth} tokens"
+                raise Wrong(where, should)
             if not sampling.is_greedy:
                 number = self._emitted.get(row.request_id, 0) + depth
                 probs = probabilities(logits, sampling)

@@ -366,9 +366,8 @@ class DeviceModel:
         for name in state.outputs:
             array = (found or {}).get(name)
             if array is None or tuple(array.shape[: len(shape)]) != shape:
-                raise Wrong(
-                    f"{what}[{name!r}] is {getattr(array, 'shape', None)}", f"there for row {row}, [{shape[0]}, …]"
-                )
+                was = f"{what}[{name!r}] is {getattr(array, 'shape', None)}"
+                raise Wrong(was, f"there for row {row}, [{shape[0]}, …]")
 
     def _times(self, flight: InFlight, result: StepResult) -> None:
         rounds = result.decode.rounds if result.decode is not None else 1

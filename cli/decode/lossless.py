@@ -92,9 +92,8 @@ def lossless(
     if trial.outcome.count("error"):
         raise typer.Exit(EXIT_ERROR_FOUND)
     if failures := trial.outcome.failures:
-        raise ForetokenError(
-            f"{len(failures)} requests had no answer, and their prompts were not compared: {failures[0]}"
-        )
+        message = f"{len(failures)} requests had no answer, and their prompts were not compared: {failures[0]}"
+        raise ForetokenError(message)
 
 
 def _report(trial: Trial) -> list[str]:

@@ -51,9 +51,8 @@ def cost(
         counts = [0]
     longest = model.plain.spec.config.context_len
     if context > longest:
-        raise ConfigError(
-            "--context", [Problem("", f"{context:,} tokens are more than the model's context of {longest:,}")]
-        )
+        message = f"{context:,} tokens are more than the model's context of {longest:,}"
+        raise ConfigError("--context", [Problem("", message)])
     lines = textwrap.wrap(model.with_steps(max(counts)).timing, WIDTH)
     for size in batches:
         if size > model.most_rows(context, 0):

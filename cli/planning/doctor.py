@@ -47,9 +47,8 @@ def doctor(
     launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
     resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, None)], launch)
     if resolved.speculation.algorithm == "NONE":
-        raise ForetokenError(
-            "nothing is drafted: name the algorithm to judge, such as --set speculation.algorithm=EAGLE3"
-        )
+        message = "nothing is drafted: name the algorithm to judge, such as --set speculation.algorithm=EAGLE3"
+        raise ForetokenError(message)
     tables = resolved.model_dump(mode="json")
     changes = {"workload.num_requests": min(requests, resolved.workload.num_requests or requests)}
     with_it, without = (run_trial(one, changes) for one in (tables, without_speculation(tables)))

@@ -92,7 +92,6 @@ def _write_pictures(page: Page, folder: Path) -> None:
         message = "--png needs Chrome or Chromium, and none was found: install it, or name its program in BROWSER_PATH"
         raise ForetokenError(message) from None
     except (BrowserClosedError, BrowserDepsError, BrowserFailedError) as error:
-        raise ForetokenError(
-            f"--png: the browser did not start: {str(error).strip() or type(error).__name__}"
-        ) from None
+        message = f"--png: the browser did not start: {str(error).strip() or type(error).__name__}"
+        raise ForetokenError(message) from None
     typer.echo(f"{len(figures)} pictures are in {folder}.")

@@ -410,9 +410,8 @@ def resolve_initial_steps(config: AdaptiveConfig, initial_steps: int | None = No
     if initial_steps is None:
         return union[len(union) // 2]
     if isinstance(initial_steps, bool) or initial_steps not in union:
-        raise InvalidInitialSteps(
-            f"{config.source}: initial steps {initial_steps!r} is not one of the candidate steps {list(union)}"
-        )
+        message = f"{config.source}: initial steps {initial_steps!r} is not one of the candidate steps {list(union)}"
+        raise InvalidInitialSteps(message)
     return int(initial_steps)
 
 

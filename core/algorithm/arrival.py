@@ -33,9 +33,8 @@ class DraftPayload:
 
     def __post_init__(self) -> None:
         if self.hidden_states is not None and not self.needs_hidden_states:
-            raise InvariantViolation(
-                "ACCEPT-17", f"a handoff with hidden states of shape {self.hidden_states.shape}, but none are needed"
-            )
+            message = f"a handoff with hidden states of shape {self.hidden_states.shape}, but none are needed"
+            raise InvariantViolation("ACCEPT-17", message)
 
     @classmethod
     def of_cell(cls, algorithm: SpecAlgorithm, values: Mapping[str, Any]) -> DraftPayload:

@@ -86,10 +86,8 @@ def get_algorithm(name: str) -> SpecAlgorithm:
         return _RESERVED[key]
     if key not in _plugins:
         known = list(dict.fromkeys([*algorithm_names(), *sorted(entry.name.upper() for entry in _entry_points())]))
-        raise ConfigError(
-            "<arguments>",
-            [Problem("algorithm", f"unknown algorithm {name!r}{nearest_name(key, known)}; known: {', '.join(known)}")],
-        )
+        message = f"unknown algorithm {name!r}{nearest_name(key, known)}; known: {', '.join(known)}"
+        raise ConfigError("<arguments>", [Problem("algorithm", message)])
     if key not in _instances:
         _instances[key] = _instance_of(_plugins[key])
     return _instances[key]
@@ -131,9 +129,8 @@ def _load_entry_point(key: str) -> None:
         return
     if len(entries) > 1:
         values = " and ".join(sorted(entry.value for entry in entries))
-        raise ConfigError(
-            f"entry points {ENTRY_POINT_GROUP}", [Problem("algorithm", f"{key} is offered twice, by {values}")]
-        )
+        message = f"{key} is offered twice, by {values}"
+        raise ConfigError(f"entry points {ENTRY_POINT_GROUP}", [Problem("algorithm", message)])
     (entry,) = entries
     before = dict(_plugins)
     try:

@@ -151,9 +151,8 @@ class FutureMap:
         """Write the draft inputs of the next step: for every field, and no other, an array [bs, *shape_suffix]."""
         present = [name for name, value in values.items() if value is not None]
         if sorted(present) != sorted(f.name for f in self.fields):
-            raise InvariantViolation(
-                "ACCEPT-17", f"stashed {sorted(present)}, but the relay has {sorted(f.name for f in self.fields)}"
-            )
+            message = f"stashed {sorted(present)}, but the relay has {sorted(f.name for f in self.fields)}"
+            raise InvariantViolation("ACCEPT-17", message)
         given = rows
         rows, epochs, sources = self._writable(rows, epochs, _VALUES)
         if self.debug_poison:
@@ -259,9 +258,8 @@ class FutureMap:
         wrong = foreign & written
         if wrong.any():
             i = int(wrong.argmax())
-            raise InvariantViolation(
-                "RELAY-03", f"the cell of row {rows[i]} is of epoch {self._epochs[rows[i]]}, not of epoch {epochs[i]}"
-            )
+            message = f"the cell of row {rows[i]} is of epoch {self._epochs[rows[i]]}, not of epoch {epochs[i]}"
+            raise InvariantViolation("RELAY-03", message)
 
     def _refuse_placeholders(self, rows: np.ndarray, values: Mapping[str, Any]) -> None:
         for f in self.fields:

@@ -56,14 +56,11 @@ def merge_hidden(first: np.ndarray | None, second: np.ndarray | None) -> np.ndar
         return None
     if first is None or second is None:
         present = second if first is None else first
-        raise InvariantViolation(
-            "ACCEPT-17", f"hidden states of shape {present.shape} cannot be merged with a batch that has none"
-        )
+        message = f"hidden states of shape {present.shape} cannot be merged with a batch that has none"
+        raise InvariantViolation("ACCEPT-17", message)
     if first.shape[1:] != second.shape[1:] or first.dtype != second.dtype:
-        raise InvariantViolation(
-            "ACCEPT-17",
-            f"hidden states differ: {first.dtype}{list(first.shape)} and {second.dtype}{list(second.shape)}",
-        )
+        message = f"hidden states differ: {first.dtype}{list(first.shape)} and {second.dtype}{list(second.shape)}"
+        raise InvariantViolation("ACCEPT-17", message)
     return np.concatenate((first, second))
 
 
@@ -72,9 +69,8 @@ def check_hidden(hidden_states: np.ndarray | None, mode: CaptureHiddenMode, wher
     if mode is not CaptureHiddenMode.NULL and hidden_states is None:
         raise InvariantViolation("ACCEPT-17", f"{where}: the algorithm needs hidden states, but there are none")
     if mode is CaptureHiddenMode.NULL and hidden_states is not None:
-        raise InvariantViolation(
-            "ACCEPT-17", f"{where}: hidden states of shape {hidden_states.shape}, but the algorithm needs none"
-        )
+        message = f"{where}: hidden states of shape {hidden_states.shape}, but the algorithm needs none"
+        raise InvariantViolation("ACCEPT-17", message)
 
 
 class MissingHiddenState(ForetokenError):

@@ -160,13 +160,11 @@ class Request:
         if self.prompt.length < 1:
             raise InvalidRequest(f"request {self.request_id!r}: the prompt is empty; at least 1 token is needed")
         if not isinstance(self.max_tokens, int | np.integer):
-            raise InvalidRequest(
-                f"request {self.request_id!r}: max_tokens must be an integer >= 1, got {self.max_tokens!r}"
-            )
+            message = f"request {self.request_id!r}: max_tokens must be an integer >= 1, got {self.max_tokens!r}"
+            raise InvalidRequest(message)
         if not isinstance(self.priority, int | np.integer):
-            raise InvalidRequest(
-                f"request {self.request_id!r}: priority must be an integer (0 is usual), got {self.priority!r}"
-            )
+            message = f"request {self.request_id!r}: priority must be an integer (0 is usual), got {self.priority!r}"
+            raise InvalidRequest(message)
         if self.max_tokens < 1:
             raise InvalidRequest(f"request {self.request_id!r}: max_tokens must be >= 1, got {self.max_tokens}")
         if any(not text for text in self.stop_strings):

@@ -87,14 +87,12 @@ class KVAllocator:
         page_size = self.page_size
         num_pages = num_slots if page_size == 1 else num_slots // page_size
         if num_slots < 0 or num_pages * page_size != num_slots:
-            raise InvalidAllocation(
-                f"asked for {num_slots} slots, expected a multiple of {page_size} that is at least 0"
-            )
+            message = f"asked for {num_slots} slots, expected a multiple of {page_size} that is at least 0"
+            raise InvalidAllocation(message)
         top = self._num_free_pages
         if num_pages > top:
-            raise KVPoolExhausted(
-                f"asked for {num_slots} KV slots, {self.num_free_slots} of {self.num_total_slots} are free"
-            )
+            message = f"asked for {num_slots} KV slots, {self.num_free_slots} of {self.num_total_slots} are free"
+            raise KVPoolExhausted(message)
         bottom = top - num_pages
         pages = self._stack[bottom:top][::-1].copy()
         self._held[pages.astype(np.intp)] = 1
@@ -137,9 +135,8 @@ class KVAllocator:
         """
         free = self._stack[: self._num_free_pages]
         if not 0 <= self._num_free_pages <= self.num_pages:
-            raise InvariantViolation(
-                "ALLOC-02", f"{self._num_free_pages} of {self.num_pages} pages are counted as free"
-            )
+            message = f"{self._num_free_pages} of {self.num_pages} pages are counted as free"
+            raise InvariantViolation("ALLOC-02", message)
         if self._held[0] or np.count_nonzero(free == 0):
             raise InvariantViolation("ALLOC-12", "the padding page 0 is in circulation")
         if free.size and (free.min() < 0 or free.max() > self.num_pages):
@@ -162,9 +159,8 @@ class KVAllocator:
         num_pool_slots = (self.num_pages + 1) * self.page_size
         if claimed.size and (claimed.min() < self.page_size or claimed.max() >= num_pool_slots):
             wrong = claimed[(claimed < self.page_size) | (claimed >= num_pool_slots)][0]
-            raise InvariantViolation(
-                "ALLOC-12", f"a holder has slot {wrong}, outside {self.page_size}..{num_pool_slots - 1}"
-            )
+            message = f"a holder has slot {wrong}, outside {self.page_size}..{num_pool_slots - 1}"
+            raise InvariantViolation("ALLOC-12", message)
         times = np.bincount(claimed, minlength=num_pool_slots)
         held = np.repeat(self._held != 0, self.page_size)
         wrong = np.flatnonzero((times > 0) & ~held)

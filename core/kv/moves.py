@@ -53,9 +53,8 @@ class KVMovePlan:
         if nodes.size == 0:
             return cls(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
         if accept_lens.max() > min(width, num_nodes):
-            raise InvariantViolation(
-                "ACCEPT-16", f"a path of {accept_lens.max()} nodes in a window of {num_nodes} slots"
-            )
+            message = f"a path of {accept_lens.max()} nodes in a window of {num_nodes} slots"
+            raise InvariantViolation("ACCEPT-16", message)
         if nodes.min() < 0 or nodes.max() >= num_rows * num_nodes:
             wrong = nodes[(nodes < 0) | (nodes >= num_rows * num_nodes)][0]
             raise InvariantViolation("ACCEPT-16", f"accepted node {wrong} is outside 0..{num_rows * num_nodes - 1}")
@@ -86,9 +85,8 @@ class KVMovePlan:
         if wrong.size:
             i = wrong[0]
             whose = "the sink" if source_rows[i] < 0 else f"row {source_rows[i]}"
-            raise InvariantViolation(
-                "ACCEPT-16", f"slot {self.src[i]} of {whose} is moved to slot {self.dst[i]} of row {target_rows[i]}"
-            )
+            message = f"slot {self.src[i]} of {whose} is moved to slot {self.dst[i]} of row {target_rows[i]}"
+            raise InvariantViolation("ACCEPT-16", message)
 
     @staticmethod
     def _owners(name: str, slots: Slots, windows: Slots) -> NDArray[np.int64]:

@@ -154,17 +154,15 @@ class RequestTable:
         """Write `slots` int32 [n] at `[row, start : start + n]`; raises as `write` does."""
         count = slots.size
         if not (0 <= row <= self.num_rows and start >= 0 and start + count <= self.width):
-            raise InvariantViolation(
-                "ALLOC-07", f"[{row}, {start}:{start + count}] is outside {self.num_rows + 1} × {self.width}"
-            )
+            message = f"[{row}, {start}:{start + count}] is outside {self.num_rows + 1} × {self.width}"
+            raise InvariantViolation("ALLOC-07", message)
         self.slots[row, start : start + count] = slots
 
     def gather(self, row: int, start: int, stop: int) -> NDArray[np.int32]:
         """Return a copy of the slots of positions `start … stop − 1` of one row: int32 [stop − start]."""
         if not (0 <= row <= self.num_rows and 0 <= start <= stop <= self.width):
-            raise InvariantViolation(
-                "ALLOC-07", f"[{row}, {start}:{stop}] is outside {self.num_rows + 1} × {self.width}"
-            )
+            message = f"[{row}, {start}:{stop}] is outside {self.num_rows + 1} × {self.width}"
+            raise InvariantViolation("ALLOC-07", message)
         return self.slots[row, start:stop].copy()
 
     def gather_ragged(self, rows: Index, starts: Index, counts: Index) -> NDArray[np.int32]:

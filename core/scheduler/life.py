@@ -212,7 +212,6 @@ class RequestRecord:
         """Take `event`, or raise InvariantViolation ENGINE-02 and change nothing."""
         following = TRANSITIONS[self.state].get(event)
         if following is None:
-            raise InvariantViolation(
-                "ENGINE-02", f"request {self.request.request_id!r} is {self.state.value} and cannot {event.value}"
-            )
+            message = f"request {self.request.request_id!r} is {self.state.value} and cannot {event.value}"
+            raise InvariantViolation("ENGINE-02", message)
         self.state = following

@@ -297,9 +297,8 @@ class Requests:
         flight = self.in_flight[0] if self.in_flight else None
         if flight is None or flight.step.step_id != step_id:
             oldest = None if flight is None else flight.step.step_id
-            raise InvariantViolation(
-                "RELAY-07", f"{what} of step {step_id}, but the oldest uncommitted step is {oldest}"
-            )
+            message = f"{what} of step {step_id}, but the oldest uncommitted step is {oldest}"
+            raise InvariantViolation("RELAY-07", message)
         return flight
 
     def begin_commit(self, result: StepResult) -> tuple[StepInFlight, list[FinishedRequest]]:
@@ -378,9 +377,8 @@ class Requests:
         waiting = sum(state is RequestState.WAITING for state in states)
         transferring = sum(state is RequestState.TRANSFERRING for state in states)
         if waiting != len(self.waiting) or transferring != len(self.transferring):
-            raise InvariantViolation(
-                "ENGINE-01", f"{waiting} waiting and {transferring} transferring are not counted so"
-            )
+            message = f"{waiting} waiting and {transferring} transferring are not counted so"
+            raise InvariantViolation("ENGINE-01", message)
         if waiting + self.num_with_row + transferring != len(states):
             running = f"{self.num_with_row} running + {transferring} transferring"
             raise InvariantViolation("ENGINE-01", f"{waiting} waiting + {running} != {len(states)}")

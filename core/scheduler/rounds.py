@@ -162,10 +162,8 @@ class DecodeRounds:
         """
         step = planned.decode
         if not 1 <= result.rounds <= step.max_rounds or result.accept_lens.shape != (result.rounds, len(step.rows)):
-            raise InvariantViolation(
-                "SIM-12",
-                f"{result.rounds} rounds of shape {result.accept_lens.shape}, at most {step.max_rounds} planned",
-            )
+            message = f"{result.rounds} rounds of shape {result.accept_lens.shape}, at most {step.max_rounds} planned"
+            raise InvariantViolation("SIM-12", message)
         rows = planned.index
         lens, rounds = result.accept_lens, result.rounds
         kv_before = kv_before_last = self.kv_len[rows]
@@ -261,9 +259,8 @@ class DecodeRounds:
         needed = self.kv_len[rows] + np.where(covered, unseen * self.sizes.alloc_len, 0)
         short = self.store.allocated[rows] < np.minimum(needed, self.sizes.row_width)
         if short.any():
-            raise InvariantViolation(
-                "RELAY-06", f"row {rows[short.argmax()]} has fewer slots than launched rounds may write"
-            )
+            message = f"row {rows[short.argmax()]} has fewer slots than launched rounds may write"
+            raise InvariantViolation("RELAY-06", message)
 
 
 class Chunk(NamedTuple):

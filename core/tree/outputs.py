@@ -51,10 +51,8 @@ class NodeOutputs:
         """
         source = compaction_index(accept_index, num_draft_tokens)
         if self.num_nodes not in (None, source.size):
-            raise InvariantViolation(
-                "ACCEPT-18",
-                f"{self.num_nodes} nodes in the outputs, but {accept_index.shape[0]} rows of {num_draft_tokens}",
-            )
+            message = f"{self.num_nodes} nodes in the outputs, but {accept_index.shape[0]} rows of {num_draft_tokens}"
+            raise InvariantViolation("ACCEPT-18", message)
         return self.map(lambda array: array[source])
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> NodeOutputs:
@@ -73,9 +71,8 @@ def compaction_index(accept_index: np.ndarray, num_draft_tokens: int) -> np.ndar
     own_row = accept_index // num_draft_tokens == np.arange(batch_size)[:, None]
     if (accepted & ~own_row).any():
         row = int(np.flatnonzero((accepted & ~own_row).any(axis=1))[0])
-        raise InvariantViolation(
-            "ACCEPT-18", f"row {row} accepts nodes {accept_index[row].tolist()}, outside its {num_draft_tokens} nodes"
-        )
+        message = f"row {row} accepts nodes {accept_index[row].tolist()}, outside its {num_draft_tokens} nodes"
+        raise InvariantViolation("ACCEPT-18", message)
     if accepted[:, num_draft_tokens:].any():
         raise InvariantViolation("ACCEPT-18", f"an accepted path is longer than its tree of {num_draft_tokens} nodes")
     columns = min(width, num_draft_tokens)

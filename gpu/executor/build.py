@@ -135,6 +135,5 @@ def _draft(
 
 def _expect(holds: bool, name: str, what: str) -> None:
     if not holds:
-        raise ConfigError(
-            "<arguments>", [Problem("draft", f"{name} drafts with {what}; the checkpoint has another form")]
-        )
+        message = f"{name} drafts with {what}; the checkpoint has another form"
+        raise ConfigError("<arguments>", [Problem("draft", message)])

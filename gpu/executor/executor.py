@@ -400,9 +400,8 @@ class TorchExecutor:
         lengths = on_device.cpu().numpy()
         most = part.max_seq_lens + rounds_done * self._alloc_len
         if (lengths < part.seq_lens + rounds_done).any() or (lengths > most).any():
-            raise InvariantViolation(
-                "RELAY-06", f"lengths {lengths.tolist()} are outside {part.seq_lens.tolist()} … {most.tolist()}"
-            )
+            message = f"lengths {lengths.tolist()} are outside {part.seq_lens.tolist()} … {most.tolist()}"
+            raise InvariantViolation("RELAY-06", message)
 
     def _publish(self, rows: np.ndarray, epochs: np.ndarray, lengths: Tensor, relay: dict[str, Tensor]) -> None:
         self.future_map.publish(rows, epochs, lengths)

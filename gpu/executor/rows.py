@@ -90,9 +90,8 @@ class Rows:
         foreign = self._epochs[rows] != epochs
         if foreign.any():
             i = int(foreign.argmax())
-            raise InvariantViolation(
-                "RELAY-03", f"a step runs row {rows[i]} of epoch {epochs[i]}, which has another owner"
-            )
+            message = f"a step runs row {rows[i]} of epoch {epochs[i]}, which has another owner"
+            raise InvariantViolation("RELAY-03", message)
 
     def requests_of(self, rows: np.ndarray) -> list[Request]:
         return [self._requests[row] for row in rows.tolist()]

@@ -68,9 +68,7 @@ def language_model_name(name: str) -> str | None:
     return name.removeprefix("language_model.")
 
 
-def load_draft(
-    directory: str | Path, algorithm: str, target: Decoder, dtype: torch.dtype | None = None
-) -> Decoder | DraftHead:
+def load_draft(directory: str | Path, algorithm: str, target: Decoder) -> Decoder | DraftHead:
     """Return the draft of `algorithm` (its name) for `target`: a Decoder for STANDALONE, else a head, in the target's dtype.
 
     Raises ConfigError if it does not fit the target, CheckpointError for its files, ForetokenError for an algorithm without a model.
@@ -81,9 +79,7 @@ def load_draft(
             sizes = f"the target has {target.vocab_size} tokens, the draft {config.vocab_size}"
             problem = Problem("vocab_size", f"the vocabularies must match: {sizes}")
             raise ConfigError(str(Path(directory) / "config.json"), [problem])
-        return load_target(
-            directory, target.ops, target.device, dtype or target.dtype, target.config.max_position_embeddings
-        )
+        return load_target(directory, target.ops, target.device, target.dtype, target.config.max_position_embeddings)
     if algorithm not in HEADS:
         known = ", ".join((STANDALONE, *HEADS))
         raise ForetokenError(f"{algorithm} has no draft checkpoint; those that have: {known}")

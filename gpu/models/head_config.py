@@ -52,9 +52,8 @@ class HeadConfig:
         """Read `config.json` of a head for `target`. Raises ConfigError."""
         path, beside = Path(directory) / "config.json", Path(directory) / HF_QUANT_CONFIG
         if beside.is_file() and (found := modelopt_config(read_json(beside), str(beside))) is not None:
-            raise ConfigError(
-                str(beside), [Problem("quantization", f"quant_algo {found['quant_algo']!r}: {_UNQUANTIZED}")]
-            )
+            message = f"quant_algo {found['quant_algo']!r}: {_UNQUANTIZED}"
+            raise ConfigError(str(beside), [Problem("quantization", message)])
         return cls.from_dict(read_json(path), algorithm, target, str(path))
 
     @classmethod

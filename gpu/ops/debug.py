@@ -69,9 +69,8 @@ class CheckedOps:
         edges, most = _host(batch.starts), batch.max_new_len
         counts = np.diff(edges)
         if edges[0] != 0 or edges[-1] > len(q) or ((counts < 0) | (counts > most)).any():
-            raise InvariantViolation(
-                "ENGINE-14", f"chunks that start at {edges.tolist()} in {len(q)} tokens, at most {most} each"
-            )
+            message = f"chunks that start at {edges.tolist()} in {len(q)} tokens, at most {most} each"
+            raise InvariantViolation("ENGINE-14", message)
         return self._ops.extend_attention(q, k, v, kv, batch, softmax)
 
     # -- after verification ---------------------------------------------------------------------------------------
@@ -128,9 +127,8 @@ class CheckedOps:
     def _pools(self, kv: KVTensors, slot_axis: int) -> None:
         k, v = kv
         if k.shape[slot_axis] != self._num_slots or v.shape != k.shape:
-            raise InvariantViolation(
-                "ALLOC-11", f"pools {list(k.shape)} and {list(v.shape)}, expected {self._num_slots} slots in both"
-            )
+            message = f"pools {list(k.shape)} and {list(v.shape)}, expected {self._num_slots} slots in both"
+            raise InvariantViolation("ALLOC-11", message)
 
     def _table(self, table: Tensor) -> np.ndarray:
         slots = _host(table)
@@ -158,9 +156,8 @@ class CheckedOps:
         sunk = slots[rows[queries], columns[queries, places]] == 0
         if sunk.any():
             i = int(sunk.argmax())
-            raise InvariantViolation(
-                "ALLOC-12", f"row {rows[queries[i]]} reads the sink at column {columns[queries[i], places[i]]}"
-            )
+            message = f"row {rows[queries[i]]} reads the sink at column {columns[queries[i], places[i]]}"
+            raise InvariantViolation("ALLOC-12", message)
 
     def _moves(self, sources: np.ndarray, targets: np.ndarray) -> None:
         if sources.shape != targets.shape:

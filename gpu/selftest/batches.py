@@ -136,7 +136,7 @@ def decode_view(
     )
 
 
-def rotary_table(d: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def rotary_table(d: int) -> Tensor:
     frequencies = 10000.0 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
     angles = torch.arange(MAX_POSITIONS, dtype=torch.float64).unsqueeze(1) * frequencies
-    return torch.cat((angles.cos(), angles.sin()), 1).to(dtype)
+    return torch.cat((angles.cos(), angles.sin()), 1).float()

@@ -88,7 +88,7 @@ def random_targets(rng: np.random.Generator, tree: VerifyTree) -> np.ndarray:
     return targets.reshape(-1)
 
 
-def random_probs(rng: np.random.Generator, tree: VerifyTree, broken: float = 0.1) -> np.ndarray:
+def random_probs(rng: np.random.Generator, tree: VerifyTree) -> np.ndarray:
     """Return float64 [bs · nd, VOCAB]: with zeros, all mass on one token, not normalised, and some that are no distribution."""
     n = tree.parents.size
     probs = rng.random((n, VOCAB)) * (rng.random((n, VOCAB)) < 0.6)
@@ -96,9 +96,9 @@ def random_probs(rng: np.random.Generator, tree: VerifyTree, broken: float = 0.1
     probs[empty, rng.integers(0, VOCAB, empty.sum())] = 1.0
     probs[rng.random(n) < 0.5] *= 3.0
     for value in (np.nan, np.inf, -0.25):
-        rows = np.flatnonzero(rng.random(n) < broken / 3)
+        rows = np.flatnonzero(rng.random(n) < 0.1 / 3)
         probs[rows, rng.integers(0, VOCAB, len(rows))] = value
-    probs[rng.random(n) < broken / 3] = 0.0
+    probs[rng.random(n) < 0.1 / 3] = 0.0
     return probs
 
 

@@ -43,9 +43,8 @@ def local_checkpoint(given: str | PathLike[str], key: str = "model") -> Path:
             if not constants.HF_HUB_OFFLINE:
                 reason = str(error).strip().partition("\n")[0]
     where = f"no directory, nor whole in the hub's cache {constants.HF_HUB_CACHE}"
-    raise ConfigError(
-        "<arguments>", [Problem(key, f"{name} is {where}, and was not downloaded: {reason}; {_elsewhere(name)}")]
-    )
+    message = f"{name} is {where}, and was not downloaded: {reason}; {_elsewhere(name)}"
+    raise ConfigError("<arguments>", [Problem(key, message)])
 
 
 def _elsewhere(name: str) -> str:

@@ -142,9 +142,8 @@ class DecodeLoop:
         if outcome is not None:
             finished += outcome.finished
         elif not finished and self._live:
-            raise InvariantViolation(
-                "ENGINE-11", f"no step is planned, but these requests live: {', '.join(self._live)}"
-            )
+            message = f"no step is planned, but these requests live: {', '.join(self._live)}"
+            raise InvariantViolation("ENGINE-11", message)
         return self._deltas(finished)
 
     def _deltas(self, finished: list[FinishedRequest]) -> list[Delta]:

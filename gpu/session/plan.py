@@ -290,9 +290,8 @@ def resolve_device(name: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     kind, _, number = name.partition(":")
     if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
-        raise ConfigError(
-            ARGUMENTS, [Problem("device", f"{name!r} is neither cpu nor cuda{nearest(name, ('cpu', 'cuda'))}")]
-        )
+        message = f"{name!r} is neither cpu nor cuda{nearest(name, ('cpu', 'cuda'))}"
+        raise ConfigError(ARGUMENTS, [Problem("device", message)])
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         found = torch.cuda.device_count()
         raise ConfigError(ARGUMENTS, [Problem("device", f"{name} is not there; torch finds {found} CUDA devices")])

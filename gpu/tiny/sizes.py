@@ -182,9 +182,8 @@ def read_summary(directory: Path, options: PairOptions) -> dict[str, Any] | None
         found = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         raise ConfigError(str(directory), [Problem("", f"has something else in it ({found}); {expected}")]) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            str(directory / SUMMARY), [Problem("", f"is not the summary of a pair; {expected}")]
-        ) from error
+        message = f"is not the summary of a pair; {expected}"
+        raise ConfigError(str(directory / SUMMARY), [Problem("", message)]) from error
     if digest != options.digest:
         other = described if described != options.described else f"{described}, made by another version"
         raise ConfigError(str(directory), [Problem("", f"has another pair in it ({other}); {expected}")])

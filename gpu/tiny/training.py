@@ -179,6 +179,7 @@ def fast_products(device: torch.device) -> torch.autocast:
 # Coefficients of the quintic iteration, chosen by its authors for the slope at zero; singular values end between 0.7 and 1.2.
 QUINTIC = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
+WARM_UP = 0.03  # share of the training
 
 
 class Optimizer:
@@ -220,8 +221,8 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     return x.T if tall else x
 
 
-def learning_rate_scale(progress: float, warm_up: float = 0.03, decay: float = 0.5) -> float:
-    """Return a scale that warms up, holds, then falls linearly to zero over the last `decay` of the training; progress from 0 to 1."""
-    if progress < warm_up:
-        return (progress + 1e-3) / (warm_up + 1e-3)
-    return min(1.0, max(1.0 - progress, 0.0) / decay)
+def learning_rate_scale(progress: float) -> float:
+    """Return a scale that warms up, holds, then falls linearly to zero over the second half of the training; progress from 0 to 1."""
+    if progress < WARM_UP:
+        return (progress + 1e-3) / (WARM_UP + 1e-3)
+    return min(1.0, max(1.0 - progress, 0.0) / 0.5)

@@ -32,9 +32,8 @@ def page_of(path: Path) -> Page:
             return _trials_page(Trials(path))
         if (path / "summary.json").exists():
             return _run_page(Run(path))
-        raise missing(
-            path, "has neither summary.json (a run of simulate --out) nor question.json (a sweep, a plan, a tune)"
-        )
+        message = "has neither summary.json (a run of simulate --out) nor question.json (a sweep, a plan, a tune)"
+        raise missing(path, message)
     return _twin_page(Twin(path))
 
 

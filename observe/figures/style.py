@@ -85,10 +85,10 @@ def limit_line(
     made.add_scatter(x=xs, y=ys, mode="lines", name=name, line=line, hoverinfo="skip", showlegend=True)
 
 
-def read_object(path: Any, max_bytes: int = MAX_FILE_BYTES) -> Mapping[str, Any]:
+def read_object(path: Any) -> Mapping[str, Any]:
     """Return the JSON object in a file. Raises ConfigError."""
     try:
-        found = parse_json(read_text(path, max_bytes))
+        found = parse_json(read_text(path, MAX_FILE_BYTES))
     except ParseError as error:
         raise ConfigError(str(path), [Problem("", f"is no JSON: {error}")]) from None
     if not isinstance(found, dict):

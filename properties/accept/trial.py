@@ -272,9 +272,8 @@ class AcceptTrial(Values):
             self.greedy("last", rest, 3)
             rest -= 1
         if self.model.requests[0] is request:
-            raise self.misbehaviour(
-                "HANGS", "the request of row 0 does not come to its end", "every round emits a token"
-            )
+            message = "the request of row 0 does not come to its end"
+            raise self.misbehaviour("HANGS", message, "every round emits a token")
 
     def describe(self) -> str:
         m, round, answer = self.moment, self.moment.round, self.moment.answer

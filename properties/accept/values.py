@@ -99,11 +99,8 @@ class Values(Trial):
         depths = [depths_of(tuple(links)) for links in parents]
         if None in depths:
             row = depths.index(None)
-            raise self.misbehaviour(
-                "TYPE",
-                f"the parents of row {row} are {parents[row]}",
-                "-1 for the root and for no node, else the number of an earlier node",
-            )
+            message = "-1 for the root and for no node, else the number of an earlier node"
+            raise self.misbehaviour("TYPE", f"the parents of row {row} are {parents[row]}", message)
         shape = (nodes - 1, 1, nodes) if is_proposed else self.shape
         return Round(shape, is_proposed, rows, garbage, batch, handle, nodes, tokens, parents, positions, depths)
 

@@ -197,9 +197,8 @@ class AllocatorTrial(ObservedAllocator):
             return
         slots = self.integers(answer, "the slots of a batch")
         if len(slots) != sum(num_tokens):
-            raise self.misbehaviour(
-                "ANSWER", f"{len(slots)} slots for {sum(num_tokens)} tokens", "a slot for each token"
-            )
+            message = f"{len(slots)} slots for {sum(num_tokens)} tokens"
+            raise self.misbehaviour("ANSWER", message, "a slot for each token")
         m.parts = tuple(zip(names, before, strict=True))
         at = 0
         for name, more in zip(names, num_tokens, strict=True):

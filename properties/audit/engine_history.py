@@ -53,9 +53,8 @@ def audit_log(
         if kind == "end":
             complete = data["complete"]
             if data.get("events", num_records - 2) != num_records - 2:
-                raise LogError(
-                    path, record.line, f"{num_records - 2} events, by the last line {data['events']}: lines are lost"
-                )
+                message = f"{num_records - 2} events, by the last line {data['events']}: lines are lost"
+                raise LogError(path, record.line, message)
             break
         tally.replica = replica = data["r"]
         if kind == "engine":

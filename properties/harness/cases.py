@@ -159,9 +159,8 @@ def parse_case(data: object, source: str) -> Case:
     if problems:
         raise ConfigError(source, problems)
     if len(data["operations"]) > MAX_OPERATIONS:
-        raise ConfigError(
-            source, [Problem("operations", f"{len(data['operations'])}, expected at most {MAX_OPERATIONS}")]
-        )
+        message = f"{len(data['operations'])}, expected at most {MAX_OPERATIONS}"
+        raise ConfigError(source, [Problem("operations", message)])
     suite = suite_of(data["contract"], source)
     known = [item.id for item in of_contract(suite.name)] + list(MISBEHAVIOURS)
     if data["invariant"] not in known:

@@ -50,9 +50,8 @@ def load_make(text: str) -> Callable[[Any], Any]:
             raise ConfigError(text, [Problem("", f"{module_name} has no {path!r}{nearest(name, vars(module))}")])
         found = getattr(found, name)
     if not callable(found):
-        raise ConfigError(
-            text, [Problem("", f"{path} is {type(found).__name__}, expected a callable that takes a config")]
-        )
+        message = f"{path} is {type(found).__name__}, expected a callable that takes a config"
+        raise ConfigError(text, [Problem("", message)])
     capabilities, supports = getattr(module, "CAPABILITIES", ()), getattr(module, "supports", None)
     if not capabilities and supports is None:
         return found

@@ -262,6 +262,5 @@ class _Branches:
             for start in layout.branch_starts[i].tolist():
                 copy = self._kv.table[row, start - tail : start]
                 if not draft.same_content(original, copy):
-                    raise InvariantViolation(
-                        "ACCEPT-06", f"row {row}: a draft branch at {start} lacks the prefix's tail"
-                    )
+                    message = f"row {row}: a draft branch at {start} lacks the prefix's tail"
+                    raise InvariantViolation("ACCEPT-06", message)

@@ -321,9 +321,8 @@ class ReferenceExecutor:
     def _check_lengths(self, part: DecodeStep, rounds_done: int, lengths: np.ndarray) -> None:
         most = part.max_seq_lens + rounds_done * self.alloc_len
         if (lengths < part.seq_lens + rounds_done).any() or (lengths > most).any():
-            raise InvariantViolation(
-                "RELAY-06", f"lengths {lengths.tolist()} are outside {part.seq_lens.tolist()} … {most.tolist()}"
-            )
+            message = f"lengths {lengths.tolist()} are outside {part.seq_lens.tolist()} … {most.tolist()}"
+            raise InvariantViolation("RELAY-06", message)
         if (lengths != self.kv.kv_lens[part.rows]).any():
             raise InvariantViolation("RELAY-02", "a relayed length is not the length of the row's KV")
 

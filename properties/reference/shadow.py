@@ -44,9 +44,8 @@ class ShadowPool:
     ) -> None:
         """Write cells; all arrays have the shape of `slots`. No slot twice, none of them the sink."""
         if slots.size and (slots.min() < 1 or slots.max() >= self.num_slots or np.unique(slots).size != slots.size):
-            raise InvariantViolation(
-                "ACCEPT-16", f"{self.name} KV is written at {slots.ravel().tolist()}, not at distinct slots of the pool"
-            )
+            message = f"{self.name} KV is written at {slots.ravel().tolist()}, not at distinct slots of the pool"
+            raise InvariantViolation("ACCEPT-16", message)
         if tokens.size and tokens.min() < 0:
             raise InvariantViolation("RELAY-05", f"a placeholder reaches the {self.name} KV")
         self.stays[slots] = stays
@@ -109,9 +108,8 @@ class ShadowKV:
             row, column = int(rows[i]), int(columns[i])
             old = self.table[row, column : column + 1]
             if old[0] != slots[i] and not self.target.same_content(old, slots[i : i + 1]):
-                raise InvariantViolation(
-                    "RADIX-10", f"position {column} of row {row} moves to slot {slots[i]}, which holds another prefix"
-                )
+                message = f"position {column} of row {row} moves to slot {slots[i]}, which holds another prefix"
+                raise InvariantViolation("RADIX-10", message)
             self.adopted[row] = max(self.adopted[row], column + 1)
         fresh = columns >= self.kv_lens[rows]
         self.slot_stays[slots[fresh]] = self.stays[rows[fresh]]
@@ -125,17 +123,15 @@ class ShadowKV:
             raise InvariantViolation("ALLOC-07", f"row {row} writes past its {self.table.shape[1]} columns")
         slots = self.table[row, start : start + length]
         if (slots < 1).any() or (self.slot_stays[slots] != self.stays[row]).any():
-            raise InvariantViolation(
-                "RELAY-06", f"row {row} writes positions {start} … {start + length - 1}, of which it has no slots"
-            )
+            message = f"row {row} writes positions {start} … {start + length - 1}, of which it has no slots"
+            raise InvariantViolation("RELAY-06", message)
         return slots.copy()
 
     def compute(self, row: int, start: int, tokens: np.ndarray) -> PrefixRead:
         """Write the target KV of a prompt's chunk. Returns the whole prefix up to its end."""
         if start != self.kv_lens[row]:
-            raise InvariantViolation(
-                "ENGINE-14", f"row {row} computes from {start}, its KV ends at {self.kv_lens[row]}"
-            )
+            message = f"row {row} computes from {start}, its KV ends at {self.kv_lens[row]}"
+            raise InvariantViolation("ENGINE-14", message)
         before = self.read_target(row, start)
         salt = int(before.hashes[-1]) if start else int(self.salts[row])
         hashes = prefix_hashes(salt, tokens.tolist())
@@ -178,9 +174,8 @@ class ShadowKV:
         wrong = (pool.positions[slots] != np.arange(length)) | (tokens < 0) | (extend_hash(before, tokens) != hashes)
         if wrong.any():
             position = int(wrong.argmax())
-            raise InvariantViolation(
-                "ACCEPT-06", f"slot {slots[position]} of row {row} does not hold position {position} of its prefix"
-            )
+            message = f"slot {slots[position]} of row {row} does not hold position {position} of its prefix"
+            raise InvariantViolation("ACCEPT-06", message)
         return PrefixRead(tokens, hashes)
 
     def read_draft(self, row: int, prefix: PrefixRead, next_token: int) -> None:
@@ -197,16 +192,14 @@ class ShadowKV:
         wrong |= pool.hashes[slots] != hashes
         if wrong.any():
             position = int(wrong.argmax())
-            raise InvariantViolation(
-                "ACCEPT-06", f"draft KV of row {row} at position {position} does not belong to its prefix"
-            )
+            message = f"draft KV of row {row} at position {position} does not belong to its prefix"
+            raise InvariantViolation("ACCEPT-06", message)
 
     def _check_stays(self, pool: ShadowPool, row: int, slots: np.ndarray) -> None:
         own = slots[self.adopted[row] :]
         if (slots < 1).any() or (pool.stays[own] != self.stays[row]).any():
-            raise InvariantViolation(
-                "RELAY-03", f"row {row} reads {pool.name} KV at slots {slots.tolist()}, which it did not all write"
-            )
+            message = f"row {row} reads {pool.name} KV at slots {slots.tolist()}, which it did not all write"
+            raise InvariantViolation("RELAY-03", message)
 
 
 def check_launch(
@@ -233,9 +226,8 @@ def check_launch(
             disturbed = np.isin(step.table_writes.slots, slots)
             if disturbed.any():
                 slot = step.table_writes.slots[disturbed.argmax()]
-                raise InvariantViolation(
-                    "RELAY-01", f"slot {slot} is handed out while step {other.step_id} may write it for row {row}"
-                )
+                message = f"slot {slot} is handed out while step {other.step_id} may write it for row {row}"
+                raise InvariantViolation("RELAY-01", message)
 
 
 def _write_windows(step: Step, ahead: int, kv: ShadowKV, table: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

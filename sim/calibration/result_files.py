@@ -249,11 +249,8 @@ def _guidellm(file: str, report: Mapping[str, Any]) -> Iterator[tuple[str, dict[
         elif kind in ("constant", "poisson", "async"):
             record["rate_per_s"] = strategy.get("rate")
         else:
-            raise _wrong(
-                file,
-                f"{place}.config.strategy.type_",
-                f"{kind!r}: expected synchronous, concurrent, constant or poisson",
-            )
+            message = f"{kind!r}: expected synchronous, concurrent, constant or poisson"
+            raise _wrong(file, f"{place}.config.strategy.type_", message)
         totals = _inside(run, "metrics", "request_totals") or _inside(run, "scheduler_metrics", "requests_made") or {}
         of_totals = f"{place}.metrics.request_totals"
         completed = _count(file, f"{of_totals}.successful", _inside(totals, "successful"))
@@ -261,9 +258,8 @@ def _guidellm(file: str, report: Mapping[str, Any]) -> Iterator[tuple[str, dict[
         if not completed:
             raise _wrong(file, f"{place}.metrics.request_totals.successful", "no request was completed")
         if failed > FAILED * (completed + failed):
-            raise _wrong(
-                file, f"{place}.metrics.request_totals.errored", f"{failed} requests failed, {completed} did not"
-            )
+            message = f"{failed} requests failed, {completed} did not"
+            raise _wrong(file, f"{place}.metrics.request_totals.errored", message)
         names = {"concurrency": f"{place}.config.strategy.streams", "rate_per_s": f"{place}.config.strategy.rate"}
         for column, metric in (
             ("input_tokens", "prompt_token_count"),

@@ -127,9 +127,8 @@ def eagle3_head(target: ModelShape, draft_vocab: int = 32_000) -> DraftShape:
     """Return EAGLE-3's head (arXiv 2503.01840): a 3h→h layer over three target layers, one decoder layer whose q, k and v read 2h, and an
     LM head of its own. `draft_vocab`: the tokens of that, at most the target's."""
     if not 1 <= draft_vocab <= target.vocab:
-        raise DraftMismatch(
-            f"draft_vocab must be 1 … {target.vocab} (the vocabulary of {target.name}), not {draft_vocab}"
-        )
+        message = f"draft_vocab must be 1 … {target.vocab} (the vocabulary of {target.name}), not {draft_vocab}"
+        raise DraftMismatch(message)
     name = f"eagle3({target.name})"
     body = _head_body(target, name, draft_vocab)
     return DraftShape(name, EAGLE3, body, fusion_inputs=3, qkv_inputs=2, shares_lm_head=False)

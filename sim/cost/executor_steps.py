@@ -299,9 +299,8 @@ class StepCost:
         grids = self.tables.rounds.get(topk)
         if grids is None:
             known = ", ".join(map(str, self.tables.rounds))
-            raise ConfigError(
-                "tables", [Problem("rounds", f"top-{topk} was not measured; the profile has top-{known}")]
-            )
+            message = f"top-{topk} was not measured; the profile has top-{known}"
+            raise ConfigError("tables", [Problem("rounds", message)])
         draft, verify = grids.draft.at(steps=steps, rows=rows), grids.verify.at(nodes=nodes, rows=rows)
         fixed = draft.ns + verify.ns + rest + grids.kv_move.at(steps=steps, rows=rows).ns
         most = min(steps + 1, nodes)

@@ -213,9 +213,8 @@ LAUNCH_PRESETS: dict[str, LaunchCost] = {preset.name: preset for preset in (FULL
 def launch_preset(name: str) -> LaunchCost:
     """Look up the preset called `name`. Raises `UnknownPreset`."""
     if name not in LAUNCH_PRESETS:
-        raise UnknownPreset(
-            f"unknown launch preset {name!r}{nearest(name, LAUNCH_PRESETS)}; known: {', '.join(LAUNCH_PRESETS)}"
-        )
+        message = f"unknown launch preset {name!r}{nearest(name, LAUNCH_PRESETS)}; known: {', '.join(LAUNCH_PRESETS)}"
+        raise UnknownPreset(message)
     return LAUNCH_PRESETS[name]
 
 

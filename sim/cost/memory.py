@@ -168,9 +168,8 @@ def kv_pool_slots(
     target_slot, fixed["windows_bytes"] = _slot_and_windows(target, tp, draft_slot, free, kept)
     free -= fixed["windows_bytes"]
     if not target_slot + draft_slot:
-        raise InsufficientMemory(
-            f"{target.name} caches nothing of its tokens; engine.kv_slots gives the size of the pool"
-        )
+        message = f"{target.name} caches nothing of its tokens; engine.kv_slots gives the size of the pool"
+        raise InsufficientMemory(message)
     page_bytes = page_size * (target_slot + draft_slot)
     # One page is the padding sink, which takes memory and holds no request.
     pages = free // page_bytes

@@ -40,9 +40,8 @@ def pools_of(scenario: Scenario) -> Pools:
     prefill, decode = table.prefill, table.decode
     if table.ratio is not None:
         if prefill or decode:
-            raise _error(
-                "ratio", f"{table.ratio!r} contradicts prefill = {prefill}, decode = {decode}: give one of them"
-            )
+            message = f"{table.ratio!r} contradicts prefill = {prefill}, decode = {decode}: give one of them"
+            raise _error("ratio", message)
         prefill, decode = _divide(table.ratio, replicas)
     elif not prefill and not decode:
         return Pools(num_both=replicas)
@@ -61,10 +60,8 @@ def _divide(ratio: str, replicas: int) -> tuple[int, int]:
         raise _error("ratio", f"{ratio!r} is no P:D; expected two numbers of 1 or more, such as 2:1")
     parts = int(match[1]), int(match[2])
     if replicas % sum(parts):
-        raise _error(
-            "ratio",
-            f"{ratio} does not divide {replicas} replicas; hardware.replicas must be a multiple of {sum(parts)}",
-        )
+        message = f"{ratio} does not divide {replicas} replicas; hardware.replicas must be a multiple of {sum(parts)}"
+        raise _error("ratio", message)
     share = replicas // sum(parts)
     return parts[0] * share, parts[1] * share
 

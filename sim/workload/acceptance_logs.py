@@ -317,9 +317,8 @@ class _Checked:
             if isinstance(mean, bool) or not isinstance(mean, int | float):
                 raise self._wrong("mean_acceptance_length", f"{str(mean)[:80]!r}: expected a number")
             if abs(mean - 1 - accepted_sum / rounds) > 0.01:
-                raise self._wrong(
-                    "mean_acceptance_length", f"{mean}: expected {1 + accepted_sum / rounds:.3f}, by the histogram"
-                )
+                message = f"{mean}: expected {1 + accepted_sum / rounds:.3f}, by the histogram"
+                raise self._wrong("mean_acceptance_length", message)
         accepted, drafted = (self._steps_of(key) for key in ("per_step_accepted", "per_step_drafted"))
         if accepted is None or drafted is None:
             less = drafts is not None and drafts < rounds * (len(histogram) - 1)
@@ -350,9 +349,8 @@ class _Checked:
         if most > steps:
             raise self._wrong("acceptance_histogram", f"a round accepts {most} drafts of {steps} (num_spec_tokens)")
         if steps > MAX_STEPS:
-            raise self._wrong(
-                "num_spec_tokens", f"{steps}: expected at most {MAX_STEPS}, the deepest draft that is simulated"
-            )
+            message = f"{steps}: expected at most {MAX_STEPS}, the deepest draft that is simulated"
+            raise self._wrong("num_spec_tokens", message)
         return np.array([*counts, *[0] * (steps + 1 - len(counts))][: steps + 1], np.int64)
 
     def _steps_of(self, key: str) -> np.ndarray | None:
@@ -384,9 +382,8 @@ def _log_of_rounds(form: str, path: str, rounds: np.ndarray, left_out: dict[str,
     if not drafting.any():
         raise wrong(path, 0, "no round with drafts: nothing was speculated in this run")
     if steps.max() > MAX_STEPS:
-        raise wrong(
-            path, 0, f"rounds of {steps.max()} steps: expected at most {MAX_STEPS}, the deepest draft that is simulated"
-        )
+        message = f"rounds of {steps.max()} steps: expected at most {MAX_STEPS}, the deepest draft that is simulated"
+        raise wrong(path, 0, message)
     chosen = max(zip(numbers[drafting].tolist(), steps[drafting].tolist(), strict=True))[1]
     for count, number in zip(steps.tolist(), numbers.tolist(), strict=True):
         if count != chosen:

@@ -110,9 +110,8 @@ def _reached(path: str, number: int, line: str) -> np.ndarray:
     """Return the rounds of a line of vLLM, and those that accepted position 0, 1, …: float64 [steps + 1]."""
     found = _VLLM_LINE.search(line)
     if found is None:
-        raise wrong(
-            path, number, "SpecDecoding metrics without lengths, tokens and rates by position (a truncated line?)"
-        )
+        message = "SpecDecoding metrics without lengths, tokens and rates by position (a truncated line?)"
+        raise wrong(path, number, message)
     rates = np.array([_number(path, number, "acceptance rate", rate) for rate in found["rates"].split(", ")])
     if len(rates) > MAX_STEPS:
         raise wrong(path, number, f"rates of {len(rates)} positions: expected at most {MAX_STEPS}")
@@ -133,9 +132,8 @@ def _reached(path: str, number: int, line: str) -> np.ndarray:
 
 def _log_of_lines(path: str, lines: Sequence[np.ndarray]) -> AcceptanceLog:
     if len(lengths := {len(reached) for reached in lines}) > 1:
-        raise wrong(
-            path, 0, f"lines of {min(lengths) - 1} and of {max(lengths) - 1} positions: expected those of one setting"
-        )
+        message = f"lines of {min(lengths) - 1} and of {max(lengths) - 1} positions: expected those of one setting"
+        raise wrong(path, 0, message)
     reached = np.sum(lines, axis=0)
     if reached[0] < 1:
         raise wrong(path, 0, "no rounds: nothing was drafted")
@@ -148,9 +146,8 @@ def read_pages(paths: Sequence[str], steps: int | None) -> AcceptanceLog | MeanA
     samples = [sample for path in paths for sample in _samples(path)]
     models = {sample.labels["model_name"] for sample in samples if "model_name" in sample.labels}
     if len(models) > 1:
-        raise wrong(
-            paths[-1], 0, f"counters of several models, {', '.join(sorted(models))[:200]}: expected those of one"
-        )
+        message = f"counters of several models, {', '.join(sorted(models))[:200]}: expected those of one"
+        raise wrong(paths[-1], 0, message)
     if any(sample.name.startswith(_VLLM) for sample in samples):
         return _counters(paths[0], samples, steps)
     lengths = [sample.value for sample in samples if sample.name == f"{_SGLANG}length" and sample.value]
@@ -205,9 +202,8 @@ def _counters(path: str, samples: Sequence[_Sample], steps: int | None) -> Accep
             raise wrong(path, f"{_VLLM}{name}", "missing (a truncated page?)")
     drafts, drafted, accepted = total["drafts"], total["draft_tokens"], total["accepted_tokens"]
     if drafts < 1 or drafted < 1:
-        raise wrong(
-            path, f"{_VLLM}drafts", f"{drafts:g} rounds of {drafted:g} drafts: the server has not speculated yet"
-        )
+        message = f"{drafts:g} rounds of {drafted:g} drafts: the server has not speculated yet"
+        raise wrong(path, f"{_VLLM}drafts", message)
     if accepted > drafted:
         raise wrong(path, f"{_VLLM}accepted_tokens", f"{accepted:g} accepted of {drafted:g} drafted")
     if by_position:

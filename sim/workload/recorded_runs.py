@@ -73,9 +73,8 @@ def _read_row(recorded: dict[str, list[int]], source: str, number: int, line: st
     if not all(
         cell.isascii() and cell.isdecimal() and len(cell) <= 10 and int(cell) <= _MAX_COUNT for cell in cells[1:]
     ):
-        raise AcceptanceTraceError(
-            source, number, f"{line.strip()[:80]!r}: expected whole numbers, each 0 ... {_MAX_COUNT}"
-        )
+        message = f"{line.strip()[:80]!r}: expected whole numbers, each 0 ... {_MAX_COUNT}"
+        raise AcceptanceTraceError(source, number, message)
     runs = recorded.setdefault(cells[0], [])
     if int(cells[1]) != len(runs):
         message = f"position {cells[1]} of request {cells[0]!r}: expected {len(runs)}"

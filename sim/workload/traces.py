@@ -235,9 +235,8 @@ def _resolve_format(path: str, name: str) -> str:
     for known, (required, _) in _CSV_COLUMNS.items():
         if set(required[:1]) <= header and len(header & set(required)) >= 2:
             return known
-    raise TraceError(
-        path, 1, f"neither a header of an Azure or BurstGPT trace nor a JSON object: {first.strip()[:80]!r}"
-    )
+    message = f"neither a header of an Azure or BurstGPT trace nor a JSON object: {first.strip()[:80]!r}"
+    raise TraceError(path, 1, message)
 
 
 def _chunks(path: str, name: str) -> Iterator[_Chunk]:
