@@ -14,7 +14,7 @@ from torch import Tensor
 
 @cache
 def numbers(n: int, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """0 … n − 1, [n]."""
+    """Return 0 … n − 1, [n]."""
     return torch.arange(n, dtype=dtype, device=device)
 
 
@@ -27,14 +27,14 @@ def node_numbers(batch_size: int, nodes: int, columns: int, device: torch.device
 
 @cache
 def node_bits(nodes: int, device: torch.device) -> Tensor:
-    """1 << j for node j, int64 [nodes]; bit 63 is the sign."""
+    """Return 1 << j for node j, int64 [nodes]; bit 63 is the sign."""
     assert nodes <= 64, f"{nodes} nodes do not fit into 64 bits"
     return torch.ones(nodes, dtype=torch.int64, device=device) << torch.arange(nodes, device=device)
 
 
 @cache
 def later(nodes: int, device: torch.device) -> Tensor:
-    """bool [nodes, nodes]: column j comes after row i."""
+    """Return bool [nodes, nodes]: column j comes after row i."""
     return torch.ones(nodes, nodes, dtype=torch.bool, device=device).triu(1)
 
 
@@ -48,7 +48,7 @@ _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 def words(*tensors: Tensor) -> list[Tensor]:
-    """Contiguous tensors [n, …], whose rows have the same size, as integers [n, words per row] of one width; they share their memory."""
+    """View contiguous tensors [n, …] with rows of one size as integers [n, words per row] of one width, in the same memory."""
     assert all(x.is_contiguous() for x in tensors), "rows that are copied as words lie one behind the other"
     row_bytes = tensors[0][0].numel() * tensors[0].element_size()
     size = next(n for n in _INTEGERS if row_bytes % n == 0 and all(x.data_ptr() % n == 0 for x in tensors))

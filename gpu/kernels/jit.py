@@ -21,7 +21,7 @@ COUNTS = frozenset(
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """`triton.jit`, or the function itself where there is no Triton.
+    """Apply `triton.jit`, or return the function itself where there is no Triton.
 
     Integers whose value changes from launch to launch are not specialised. Triton would compile the kernel anew for 1 and for multiples of
     16, in the middle of serving. Rounds of other step counts would then run other machine code.

@@ -46,7 +46,7 @@ class LastValue:
         self._value: Any = None
 
     def of(self, make: Callable[..., Any], tensors: tuple[Tensor, ...], options: tuple[Any, ...]) -> Any:
-        """make(*tensors, *options), or what it gave last time."""
+        """Return make(*tensors, *options), or what it gave last time."""
         try:
             versions = tuple(map(VERSION, tensors))
         except RuntimeError:  # an inference tensor
@@ -58,18 +58,18 @@ class LastValue:
 
 
 def prefix_slots(table: Tensor, rows: Tensor, visible: Tensor) -> Tensor:
-    """Slots [bs · max_len] of the rows' first columns, 0 where `visible` [bs, max_len] is false."""
+    """Return slots [bs · max_len] of the rows' first columns, 0 where `visible` [bs, max_len] is false."""
     return table[rows, : visible.shape[1]].mul_(visible).view(-1)
 
 
 def window_slots(table: Tensor, rows: Tensor, columns: Tensor, visible: Tensor) -> Tensor:
-    """Slots [bs · width] at `columns` int64 [bs, width] of the rows, 0 where `visible` is false."""
+    """Return slots [bs · width] at `columns` int64 [bs, width] of the rows, 0 where `visible` is false."""
     places = (columns * visible).add_((rows * table.shape[1]).unsqueeze(1))
     return table.view(-1).index_select(0, places.view(-1)).mul_(visible.view(-1))
 
 
 def gather(pool: Tensor, slots: Tensor, bs: int) -> Tensor:
-    """pool [slots, Hk, d] at slots [bs · max_len] → [bs, max_len, Hk, d]."""
+    """Gather pool [slots, Hk, d] at slots [bs · max_len] → [bs, max_len, Hk, d]."""
     return pool.index_select(0, slots).view(bs, -1, *pool.shape[1:])
 
 
@@ -90,7 +90,7 @@ def keys_of(pool: Tensor, keys: PaddedKeys, bs: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def counting(n: int, device: torch.device) -> Tensor:
-    """0 … n − 1, int64; shared, so not to be written."""
+    """Return 0 … n − 1, int64; shared, so not to be written."""
     return torch.arange(n, device=device)
 
 
@@ -100,7 +100,7 @@ def _seen_and_unseen(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, 
 
 
 def bias_of(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where visible, −inf elsewhere."""
+    """Return 0 where visible, −inf elsewhere."""
     return torch.where(visible, *_seen_and_unseen(dtype, visible.device))
 
 

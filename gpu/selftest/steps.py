@@ -220,7 +220,7 @@ class _Process:
 
 
 def _serve(serve: Serve, first: int, answers: Connection, written: str) -> None:
-    """Be a process of `run_apart`."""
+    """Run as a process of `run_apart`."""
     with open(written, "ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

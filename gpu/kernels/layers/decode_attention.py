@@ -39,7 +39,7 @@ def decode_keys(
     window: int,
     dtype: torch.dtype,
 ) -> PaddedKeys:
-    """Slots and bias of what a `DecodeBatch` shows; bases and lens being the same tensor says that there are no tails.
+    """Return slots and bias of what a `DecodeBatch` shows; bases and lens being the same tensor says that there are no tails.
 
     With a `window` they are those of each query's last positions alone.
     """
@@ -58,7 +58,7 @@ def decode_keys(
 def decode_attention_torch(
     q: Tensor, k_pool: Tensor, v_pool: Tensor, keys: PaddedKeys, softmax: Softmax = PLAIN
 ) -> Tensor:
-    """Each query [m, Hq, d] over its keys → [m, Hq, d]; a query without keys gives 0."""
+    """Attend with each query [m, Hq, d] over its keys → [m, Hq, d]; a query without keys gives 0."""
     m = q.shape[0]
     if not m or not keys.slots.numel():
         return torch.zeros_like(q)
@@ -101,7 +101,7 @@ def decode_attention_kernel(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """Programs of each key head share the parts of `num_rows` queries; the tile's rows are the group's query heads."""
+    """Attend with programs that share, per key head, the parts of `num_rows` queries; a tile's rows are the group's query heads."""
     kv_head = tl.program_id(1)
     items = num_rows
     if ROWS > 1:
@@ -153,7 +153,7 @@ def decode_attention_triton(
     softmax: Softmax = PLAIN,
     cut: Cut | None = None,
 ) -> Tensor:
-    """`decode_attention_torch` as one launch, two where long rows are cut. The last axes must be contiguous."""
+    """Compute `decode_attention_torch` as one launch, two where long rows are cut. The last axes must be contiguous."""
     m, heads, d = q.shape
     kv_heads = k_pool.shape[1]
     group = heads // kv_heads

@@ -82,7 +82,7 @@ def extend_keys(
 def extend_attention_torch(
     q: Tensor, k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, bs: int, keys: ExtendKeys, softmax: Softmax = PLAIN
 ) -> Tensor:
-    """q [n, Hq, d] over the rows' prefixes in the pool and their new tokens k, v [n, Hk, d] → [n, Hq, d].
+    """Attend with q [n, Hq, d] over the rows' prefixes in the pool and their new tokens k, v [n, Hk, d] → [n, Hq, d].
 
     Tokens past the last row's end (padding) give finite values that mean nothing.
     """
@@ -113,7 +113,7 @@ def extend_attention_torch(
 
 
 def _written_out(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, softmax: Softmax) -> Tensor:
-    """Causal attention of q [bs, m, Hq, d] over k, v [bs, keys, Hk, d] with a softmax that torch's own does not compute."""
+    """Compute causal attention of q [bs, m, Hq, d] over k, v [bs, keys, Hk, d] with a softmax that torch's own does not compute."""
     bs, m, heads, d = q.shape
     group = heads // k.shape[2]
     if bias is None:
@@ -160,7 +160,7 @@ def extend_attention_kernel(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """One program per (block of a row's new tokens, key head, row); the tile's rows are tokens times the group's query heads.
+    """Attend with one program per (block of a row's new tokens, key head, row); the tile's rows are tokens times the group's query heads.
 
     Blocks past a row's end have nothing to do: the grid is the host's bound.
     """
@@ -222,7 +222,7 @@ def extend_attention_triton(
     batch: ExtendBatch,
     softmax: Softmax = PLAIN,
 ) -> Tensor:
-    """`extend_attention_torch` as one launch; tokens past the last row's end give 0. Last axes contiguous, pools laid out alike."""
+    """Compute `extend_attention_torch` as one launch; tokens past the last row's end give 0. Last axes contiguous, pools laid out alike."""
     n, heads, d = q.shape
     bs, kv_heads, max_new_len = batch.rows.shape[0], k.shape[1], batch.max_new_len
     group = heads // kv_heads

@@ -67,7 +67,7 @@ class Tiles:
     num_stages: int
 
     def constants(self) -> dict[str, int | str]:
-        """As the kernels' constants."""
+        """Return the size as the kernels' constants."""
         return {
             "BLOCK_M": self.block_m,
             "BLOCK_N": self.block_n,
@@ -76,7 +76,7 @@ class Tiles:
         }
 
     def options(self) -> dict[str, int]:
-        """As a launch's options."""
+        """Return the size as a launch's options."""
         return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
@@ -103,7 +103,7 @@ def reading_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int, gr
 
 
 def computing_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int) -> Tiles:
-    """Blocks for prefill, which is bound by arithmetic: a tall tile reads the keys less often."""
+    """Choose blocks for prefill, which is bound by arithmetic: a tall tile reads the keys less often."""
     wide = dtype.itemsize > 2
     tall = capability >= HOPPER and d <= 128 and not wide
     block_m, *rest = _block(num_rows, d, dtype, max_block_m=128 if tall else 32 if wide else 64)
@@ -159,7 +159,7 @@ def attend_keys(
     PRECISION: tl.constexpr,
     SOFTCAP: tl.constexpr,
 ):
-    """One block of N keys into the running softmax: acc [M, D], peak and total [M], all float32, logits in base 2.
+    """Take one block of N keys into the running softmax: acc [M, D], peak and total [M], all float32, logits in base 2.
 
     keys and values [N] point at the first channels; `loaded` [N] may be read, `visible` [M, N] is what each query sees of it. SOFTCAP is
     that of logits in base 2; 0 for none.
@@ -184,19 +184,19 @@ def attend_keys(
 
 @jit
 def part_of(keys, least, most, BLOCK_N: tl.constexpr):
-    """Keys of each part of a row of `keys`: whole blocks, at least `least`, and so many that `most` parts hold the row."""
+    """Return the keys of each part of a row of `keys`: whole blocks, at least `least`, and so many that `most` parts hold the row."""
     return tl.maximum(least, tl.cdiv(tl.cdiv(keys, BLOCK_N), most) * BLOCK_N)
 
 
 @jit
 def parts_of(keys, least, most, BLOCK_N: tl.constexpr):
-    """Parts of a row of `keys`; one of a row without any."""
+    """Count the parts of a row of `keys`; one of a row without any."""
     return tl.maximum(tl.cdiv(keys, part_of(keys, least, most, BLOCK_N)), 1)
 
 
 @jit
 def ends_of(lens, num_rows, least, most, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, ROWS: tl.constexpr):
-    """Items up to and with those of each row, int32 [ROWS]: its parts, of which rows behind the last have none."""
+    """Count the items up to and with those of each row, int32 [ROWS]: its parts, of which rows behind the last have none."""
     row = tl.arange(0, ROWS)
     keys = tl.load(lens + row, mask=row < num_rows, other=0).to(tl.int32)
     if WINDOW:
@@ -206,14 +206,14 @@ def ends_of(lens, num_rows, least, most, BLOCK_N: tl.constexpr, WINDOW: tl.const
 
 @jit
 def row_and_part(ends, item):
-    """The row of an item of the list, and the number of its part."""
+    """Return the row of an item of the list, and the number of its part."""
     is_before = ends <= item
     return tl.sum(is_before.to(tl.int32), 0), item - tl.max(tl.where(is_before, ends, 0), 0)
 
 
 @jit
 def begin_softmax(sinks, head, live, part, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, SINKS: tl.constexpr):
-    """acc, peak and total of a tile before its first key. The first part begins with the heads' sinks, where there are any."""
+    """Return acc, peak and total of a tile before its first key. The first part begins with the heads' sinks, where there are any."""
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     peak = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK_M,), dtype=tl.float32)
@@ -240,7 +240,7 @@ def store_tile(
     BLOCK_D: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """The softmax of a tile to out [·, d], or (SPLIT) as one of a row's parts; index [M] counts query heads, 0 where nothing was seen."""
+    """Store a tile's softmax to out [·, d], or (SPLIT) as one of a row's parts; index [M] counts query heads, 0: nothing was seen."""
     channel = tl.arange(0, BLOCK_D)
     mask = live[:, None] & (channel < HEAD_DIM)[None, :]
     seen = total > 0
@@ -271,8 +271,8 @@ def join_parts_kernel(
     MOST: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """One program per query head, of `heads` for each of a row's `num_nodes` queries: the results of its parts, PARTS at a time, weighted
-    with their shares of the sum."""
+    """Join with one program per query head, of `heads` for each of a row's `num_nodes` queries: the results of its parts, PARTS at a
+    time, weighted with their shares of the sum."""
     index = tl.program_id(0).to(tl.int64)
     keys = tl.load(lens + index // (heads * num_nodes)).to(tl.int32)
     if WINDOW:

@@ -14,7 +14,7 @@ ELEMENTS_PER_PROGRAM = 1024
 
 
 def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x · weight / sqrt(mean(x²) + eps) over the last axis; differentiable.
+    """Return x · weight / sqrt(mean(x²) + eps) over the last axis; differentiable.
 
     The result has x's dtype, whatever the weight's.
 
@@ -35,7 +35,7 @@ def _norm_constants(width: int, eps: float, dtype: torch.dtype) -> tuple[Tensor,
 
 
 def add_rms_norm_torch(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(rms_norm(x + residual), x + residual); differentiable."""
+    """Return (rms_norm(x + residual), x + residual); differentiable."""
     total = x + residual
     return rms_norm_torch(total, weight, eps), total
 
@@ -57,7 +57,7 @@ def rms_norm_kernel(
     BLOCK: tl.constexpr,
     ADD: tl.constexpr,
 ):
-    """ROWS rows per program. Row i is head i % heads of token i // heads of x; residual, out and total_out are contiguous."""
+    """Norm ROWS rows per program. Row i is head i % heads of token i // heads of x; residual, out and total_out are contiguous."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, BLOCK)
     inside = channel < channels
@@ -107,12 +107,12 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> t
 
 
 def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`rms_norm_torch` of x [n, H] or [n, heads, d], float32 inside; the last axis must be contiguous. Not differentiable."""
+    """Compute `rms_norm_torch` of x [n, H] or [n, heads, d], float32 inside; the last axis must be contiguous. Not differentiable."""
     return _launch(x, None, weight, eps)[0]
 
 
 def add_rms_norm_triton(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`add_rms_norm_torch` of x [n, H], one launch. Not differentiable."""
+    """Compute `add_rms_norm_torch` of x [n, H], one launch. Not differentiable."""
     return _launch(x, residual, weight, eps)
 
 

@@ -11,7 +11,7 @@ HEADS_PER_PROGRAM = 4
 
 
 def rotation_of(cos_sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Factors [n, 1, d] of the two halves as they are, (cos, cos), and exchanged, (−sin, sin)."""
+    """Return factors [n, 1, d] of the two halves as they are, (cos, cos), and exchanged, (−sin, sin)."""
     cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, -1)
     return torch.cat((cos, cos), 2), torch.cat((-sin, sin), 2)
 
@@ -45,7 +45,7 @@ def _rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _joined(q: Tensor, k: Tensor) -> Tensor | None:
-    """[n, Hq + Hk, d] without a copy, where q and k lie side by side in what one projection gave; rotated at once they cost half."""
+    """Return [n, Hq + Hk, d] without a copy, where q and k lie side by side in what one projection gave; rotated at once they cost half."""
     strides, heads = q.stride(), q.shape[1]
     same_tensor = q._base is not None and q._base is k._base
     if not same_tensor or strides != k.stride() or k.storage_offset() != q.storage_offset() + heads * strides[1]:
@@ -82,7 +82,7 @@ def rope_write_kernel(
     BLOCK_HALF: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """One program per token and block of heads: query heads first, then key heads, each with its value head to copy."""
+    """Rotate with one program per token and block of heads: query heads first, then key heads, each with its value head to copy."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     channel = tl.arange(0, BLOCK_HALF)
@@ -122,7 +122,7 @@ def rope_write_kernel(
 def rope_write_triton(
     q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, positions: Tensor, slots: Tensor, k_pool: Tensor, v_pool: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`rope_write_torch` as one launch, rotated in float32; the last axes must be contiguous."""
+    """Compute `rope_write_torch` as one launch, rotated in float32; the last axes must be contiguous."""
     n, heads, d = q.shape
     kv_heads = k.shape[1]
     q_out = torch.empty((n, heads, d), dtype=q.dtype, device=q.device)

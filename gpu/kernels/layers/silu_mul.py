@@ -12,20 +12,20 @@ BLOCK = 1024
 
 
 def silu_mul_torch(gate_up: Tensor) -> Tensor:
-    """[…, 2 · I] → […, I]; the gate is the first half; differentiable."""
+    """Compute […, 2 · I] → […, I]; the gate is the first half; differentiable."""
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate) * up
 
 
 def gelu_mul_torch(gate_up: Tensor) -> Tensor:
-    """The same with GELU in its form with tanh (Hendrycks and Gimpel, 2016)."""
+    """Compute the same with GELU in its form with tanh (Hendrycks and Gimpel, 2016)."""
     gate, up = gate_up.chunk(2, -1)
     return F.gelu(gate, approximate="tanh") * up
 
 
 @jit
 def silu_mul_kernel(gate_up, out, channels, row_stride, BLOCK: tl.constexpr, GELU: tl.constexpr):
-    """One program per row and block of its columns."""
+    """Compute with one program per row and block of its columns."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < channels
@@ -40,7 +40,7 @@ def silu_mul_kernel(gate_up, out, channels, row_stride, BLOCK: tl.constexpr, GEL
 
 
 def silu_mul_triton(gate_up: Tensor, gelu: bool = False) -> Tensor:
-    """`silu_mul_torch`, or with `gelu` `gelu_mul_torch`, of [n, 2 · I], float32 inside, rounded once; the last axis must be contiguous.
+    """Compute `silu_mul_torch`, or with `gelu` `gelu_mul_torch`, of [n, 2 · I], float32 inside, rounded once. The last axis is contiguous.
 
     Not differentiable.
     """

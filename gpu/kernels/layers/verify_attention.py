@@ -40,7 +40,7 @@ def verify_keys(
     window: int,
     dtype: torch.dtype,
 ) -> PaddedKeys:
-    """Slots of the prefixes, and the bias [bs, 1, nd · group, prefix + nd] of prefix and new tokens.
+    """Return the slots of the prefixes, and the bias [bs, 1, nd · group, prefix + nd] of prefix and new tokens.
 
     With a `window` only the last window − 1 prefix positions are read. A node at depth d sees the last window − 1 − d; the root has d = 0.
     """
@@ -67,7 +67,7 @@ def verify_keys(
 def verify_attention_torch(
     q: Tensor, k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, keys: PaddedKeys, softmax: Softmax = PLAIN
 ) -> Tensor:
-    """q [bs · nd, Hq, d] over the row's prefix in the pool and its new tokens k, v [bs · nd, Hk, d] → [bs · nd, Hq, d]."""
+    """Attend with q [bs · nd, Hq, d] over the row's prefix in the pool and its new tokens k, v [bs · nd, Hk, d] → [bs · nd, Hq, d]."""
     bs = keys.bias.shape[0]
     if not bs:
         return torch.zeros_like(q)
@@ -80,7 +80,7 @@ def verify_attention_torch(
 
 @jit
 def count_bits(words):
-    """The set bits of each of `words`, int64 → int32: pairs, fours and bytes are summed in place, the bytes by shifting."""
+    """Count the set bits of each of `words`, int64 → int32: pairs, fours and bytes are summed in place, the bytes by shifting."""
     pairs = words - ((words >> 1) & 0x5555555555555555)
     fours = (pairs & 0x3333333333333333) + ((pairs >> 2) & 0x3333333333333333)
     found = (fours + (fours >> 4)) & 0x0F0F0F0F0F0F0F0F
@@ -131,8 +131,8 @@ def verify_attention_kernel(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """Axes 1 and 2 choose a key head and a block of nodes; along axis 0 programs share the parts of all rows. A tile has a row per node and
-    query head of the group.
+    """Attend for each row: axes 1 and 2 choose a key head and a block of nodes; along axis 0 programs share the parts of all rows. A tile
+    has a row per node and query head of the group.
 
     The first part also sees the new tokens. A node sees node j of its row if bit j of its mask is set; without a set bit it sees nothing.
     """
@@ -220,7 +220,7 @@ def verify_attention_triton(
     softmax: Softmax = PLAIN,
     cut: Cut | None = None,
 ) -> Tensor:
-    """`verify_attention_torch` as one launch, two where prefixes are cut. The last axes must be contiguous, the pools laid out alike."""
+    """Compute `verify_attention_torch` as one launch, two where prefixes are cut. Last axes contiguous, pools laid out alike."""
     _, heads, d = q.shape
     bs, num_nodes = batch.ancestor_bits.shape
     kv_heads = k.shape[1]

@@ -84,7 +84,7 @@ def build_tree_torch(
 
 
 def monotone_scores(scores: Tensor, parents: Tensor, depths: tuple[int, ...]) -> Tensor:
-    """Scores float [bs, n] with NaN as the worst and no child above its parent; `parents` int64 [bs, n]."""
+    """Return scores float [bs, n] with NaN as the worst and no child above its parent; `parents` int64 [bs, n]."""
     scores = torch.nan_to_num(scores, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     start = depths.count(1)
     for depth in range(2, depths[-1] + 1 if depths else 0):
@@ -96,7 +96,7 @@ def monotone_scores(scores: Tensor, parents: Tensor, depths: tuple[int, ...]) ->
 
 
 def links_torch(parents: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
-    """First children and next siblings, int32 [bs, nd], from the parents int64 [bs, nd − 1] of nodes 1 … nd − 1."""
+    """Return first children and next siblings, int32 [bs, nd], from the parents int64 [bs, nd − 1] of nodes 1 … nd − 1."""
     batch_size, device = parents.shape[0], parents.device
     children = numbers(nodes, device, torch.int32)[1:]
     # `nodes` stands for none until the end, so that the least number wins.
@@ -110,7 +110,7 @@ def links_torch(parents: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
 
 
 def ancestor_bits_torch(parents: Tensor, width: int) -> Tensor:
-    """int64 [bs, nd] from the parents int64 [bs, nd − 1] of nodes 1 … nd − 1; each pass doubles the climb."""
+    """Return ancestor bits int64 [bs, nd] from the parents int64 [bs, nd − 1] of nodes 1 … nd − 1; each pass doubles the climb."""
     above = torch.nn.functional.pad(parents, (1, 0))  # the root is its own parent
     bits = node_bits(above.shape[1], above.device).expand_as(above)
     for _ in range((width - 1).bit_length()):
@@ -132,8 +132,8 @@ def _chain_kernel(roots, drafts, seq_lens, tokens, positions, nodes, max_positio
 
 @jit
 def _select_kernel(scores, parents, node_of, kept, n, nodes, DEPTH: tl.constexpr, N: tl.constexpr):
-    """The best nodes − 1 of a row's n candidates, in the order of their ids. `kept` has the id of each node (−1 for the root), `node_of`
-    the node of each candidate (−1 if it has none)."""
+    """Choose the best nodes − 1 of a row's n candidates, in the order of their ids. `kept` has the id of each node (−1 for the root),
+    `node_of` the node of each candidate (−1 if it has none)."""
     row = tl.program_id(0).to(tl.int64)
     candidate = tl.arange(0, N)
     inside = candidate < n
@@ -188,7 +188,7 @@ def _link_kernel(
     DEPTH: tl.constexpr,
     NODES: tl.constexpr,
 ):
-    """Everything that a row's nodes are, from the candidates that were kept."""
+    """Compute all that a row's nodes are, from the candidates that were kept."""
     row = tl.program_id(0).to(tl.int64)
     node = tl.arange(0, NODES)
     inside = node < nodes

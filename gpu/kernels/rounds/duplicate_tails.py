@@ -62,7 +62,7 @@ def _duplicate_kernel(
     TAIL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The tail of one row, read once, into every further branch; the pages that are read are not written here."""
+    """Copy the tail of one row, read once, into every further branch; the pages that are read are not written here."""
     entry, layer = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     word = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     length, row = tl.load(seq_lens + entry), tl.load(rows + entry)

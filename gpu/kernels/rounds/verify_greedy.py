@@ -30,7 +30,7 @@ def verify_greedy_torch(tree: DeviceTree, target_ids: Tensor) -> DeviceVerified:
 
 
 def chain_path(accepted: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
-    """accept_index int32 [bs, nd] and accept_lens int32 [bs] of chains; `accepted` bool [bs, nd − 1]: node j + 1 may follow node j."""
+    """Return accept_index int32 [bs, nd] and accept_lens int32 [bs] of chains; `accepted` bool [bs, nd − 1]: j + 1 may follow j."""
     batch_size, device = accepted.shape[0], accepted.device
     order = numbers(nodes, device, torch.int32)
     if nodes == 1:
@@ -42,7 +42,8 @@ def chain_path(accepted: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
 
 
 def tree_path(tree: DeviceTree, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """accept_index int32 [bs, width] and accept_lens int32 [bs]; `chosen` bool [bs, nd]: the node follows its parent, if that is reached.
+    """Return accept_index int32 [bs, width] and accept_lens int32 [bs]; `chosen` bool [bs, nd]: the node follows its parent, if that is
+    reached.
 
     At most one child of a node is chosen, so the nodes whose ancestors are all chosen are one path, a node per depth.
     """
