@@ -32,7 +32,7 @@ BLOCK = re.compile(r"(<!-- from ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def life_of_a_request() -> str:
-    """The states and events of `core/scheduler/life.py` as a Mermaid diagram."""
+    """Return the states and events of `core/scheduler/life.py` as a Mermaid diagram."""
     lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {RequestState.NEW.value}"]
     for state, events in TRANSITIONS.items():
         lines += [f"    {state.value} --> {following.value}: {event.value}" for event, following in events.items()]
@@ -42,7 +42,7 @@ def life_of_a_request() -> str:
 
 
 def server_metrics() -> str:
-    """The metrics of `serve/metrics.py` with their names here, with vLLM's and with SGLang's dashboards."""
+    """Return the metrics of `serve/metrics.py` with their names here, with vLLM's and with SGLang's dashboards."""
     rows = ["| what | `foretoken:`, `vllm:` | `sglang:` |", "| --- | --- | --- |"]
     for vllm, sglang, text in NAMES.values():
         cells = ("–" if name is None else f"`{name}`" for name in (vllm, sglang))
@@ -51,7 +51,7 @@ def server_metrics() -> str:
 
 
 def joint_rules() -> str:
-    """The joint rules of `core/scheduler/life.py` as a table: response outside and inside a running block."""
+    """Return the joint rules of `core/scheduler/life.py` as a table: response outside and inside a running block."""
     states = list(next(iter(JOINT_RULES.values())))
     rows = ["| state | " + " | ".join(demand.value.replace("_", " ") for demand in JOINT_RULES) + " |"]
     rows.append("| --- " * (len(JOINT_RULES) + 1) + "|")
@@ -65,7 +65,7 @@ def joint_rules() -> str:
 
 
 def life_of_a_transfer() -> str:
-    """The tables of `core/handoff/life.py` as two Mermaid diagrams."""
+    """Return the tables of `core/handoff/life.py` as two Mermaid diagrams."""
     sides = (("Prefill side", PREFILL_TRANSITIONS, "offered"), ("Decode side", DECODE_TRANSITIONS, "queued"))
     lines: list[str] = []
     for title, transitions, first in sides:
@@ -79,7 +79,7 @@ def life_of_a_transfer() -> str:
 
 
 def adaptive_keys() -> str:
-    """The keys of a range in a table of steps."""
+    """Return the keys of a range in a table of steps."""
     rows = []
     for key in fields(SlotConfig):
         default = f"`{key.default}`" if isinstance(key.default, int | float) else ""
@@ -88,12 +88,12 @@ def adaptive_keys() -> str:
 
 
 def scenario_keys() -> str:
-    """Every key of a scenario with its default and meaning, a table each."""
+    """Return every key of a scenario with its default and meaning, a table each."""
     return "\n\n".join(_tables(Scenario(), ""))
 
 
 def _tables(table: BaseModel, prefix: str) -> Iterator[str]:
-    """The keys of `table`, whose values are the defaults, then those of the tables below it."""
+    """Return the keys of `table`, whose values are the defaults, then those of the tables below it."""
     rows, below = [], []
     for name, field in type(table).model_fields.items():
         value = getattr(table, name)
@@ -119,7 +119,7 @@ def _shown(value: object) -> str:
 
 
 def cost_accuracy() -> str:
-    """The errors that `sim/cost/efficiency.py` states for its defaults."""
+    """Return the errors that `sim/cost/efficiency.py` states for its defaults."""
     lines = efficiency.__doc__.splitlines()
     first = next(i for i, line in enumerate(lines) if line.rstrip().endswith("error"))
     last = max(i for i, line in enumerate(lines) if "%" in line and line.startswith("    "))
@@ -127,7 +127,7 @@ def cost_accuracy() -> str:
 
 
 def acceptance_presets() -> str:
-    """Every acceptance preset, its measurement, and the mean accept lengths of its rounds in chains of 1, 3 and 7 steps."""
+    """Return every acceptance preset, its measurement, and the mean accept lengths of its rounds in chains of 1, 3 and 7 steps."""
     rows = ["| preset | fitted to | 1 step | 3 steps | 7 steps |", "| --- | --- | --- | --- | --- |"]
     for preset in PRESETS.values():
         lens = (simulate_rounds(preset.process(), steps, 512, 300) for steps in (1, 3, 7))
@@ -141,7 +141,7 @@ def models() -> str:
 
 
 def fault_kinds() -> str:
-    """Every kind of fault: what it is counted by, its own keys with their defaults, and what is promised."""
+    """Return every kind of fault: what it is counted by, its own keys with their defaults, and what is promised."""
     plan = FaultPlan()
     rows = ["| kind | per | what happens | its own keys | promised |", "| --- | --- | --- | --- | --- |"]
     for name, kind in KINDS.items():
@@ -152,7 +152,7 @@ def fault_kinds() -> str:
 
 
 def calibration_columns() -> str:
-    """The columns of a CSV file of measured runs."""
+    """Return the columns of a CSV file of measured runs."""
     rows = [f"| `{name}` | {meaning} |" for name, meaning in COLUMNS.items()]
     return "\n".join(["| column | meaning |", "| --- | --- |", *rows])
 
@@ -190,7 +190,7 @@ def accuracy_figures(page: str) -> str:
 
 
 def refreshed(text: str) -> str:
-    """`text` with every block made anew. Raises KeyError for an unknown name."""
+    """Return `text` with every block made anew. Raises KeyError for an unknown name."""
     return BLOCK.sub(lambda block: f"{block[1]}{BLOCKS[block[2]]()}\n{block[3]}", text)
 
 

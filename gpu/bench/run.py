@@ -171,7 +171,9 @@ class Bench:
         found = []
         for arm_plan in cell.arms:
             on_arm(arm_plan)
-            found.append(self._arm(arm_plan, prompts))
+            options, acceptance = self.plan.options, acceptance_of_arm(self.plan, arm_plan)
+            models = self._target, self._draft, self._ops
+            found.append(Arm(arm_plan, *models, prompts, options.output_tokens, acceptance, options.seed))
         return found
 
     def _cell(self, cell: CellPlan, where: str) -> tuple[ArmResult, ...]:
@@ -189,18 +191,6 @@ class Bench:
         if self._target.device.type == "cuda":
             torch.cuda.empty_cache()
         return results
-
-    def _arm(self, arm_plan: ArmPlan, prompts: list[np.ndarray]) -> Arm:
-        return Arm(
-            arm_plan,
-            self._target,
-            self._draft,
-            self._ops,
-            prompts,
-            self.plan.options.output_tokens,
-            acceptance_of_arm(self.plan, arm_plan),
-            self.plan.options.seed,
-        )
 
     def _result(self, cell: CellPlan, arm: Arm, index: int, turns: list[list[Timing]]) -> ArmResult:
         timings = [turn[index] for turn in turns]

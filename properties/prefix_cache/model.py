@@ -26,16 +26,7 @@ def page_of(kind: int, page_size: int) -> tuple[int, ...]:
     """Return the tokens of a page of this kind, ones but for one token: none is different in kind 0, the last in kind 1, the first in
     kind 2. In kinds 3 and 4 the last is a number that becomes 1 when it is cut to 16 or 31 bits."""
     ones = (1,) * (page_size - 1)
-    match kind % NUM_KINDS:
-        case 0:
-            return (*ones, 1)
-        case 1:
-            return (*ones, 2)
-        case 2:
-            return (3, *ones)
-        case 3:
-            return (*ones, LARGE_TOKEN)
-    return (*ones, HUGE_TOKEN)
+    return ((*ones, 1), (*ones, 2), (3, *ones), (*ones, LARGE_TOKEN), (*ones, HUGE_TOKEN))[kind % NUM_KINDS]
 
 
 class Text(NamedTuple):

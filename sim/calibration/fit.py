@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -119,22 +120,27 @@ def calibrate(
     parameters = _parameters(predictors)
     rows = [(predictor, column) for predictor in predictors for column in predictor.measured]
     fitted = [(predictor, column) for predictor, column in rows if column in DECODING]
-
-    def predict(x: np.ndarray) -> np.ndarray:
-        values = {item.name: float(value) for item, value in zip(parameters, x, strict=True)}
-        return np.array([predictor.predict(values)[column] for predictor, column in fitted])
-
     measured = np.array([predictor.measured[column] for predictor, column in fitted])
-    fit = fit_parameters(parameters, predict, measured, _weights(predictors))
+    fit = fit_parameters(parameters, partial(_predict, fitted, parameters), measured, _weights(predictors))
     left_out, scores = left_out_errors(fit, [predictor.point.source for predictor, _ in fitted], linearised=True)
     without = {
         (predictor.point.source, column): each
         for (predictor, column), *each in zip(fitted, left_out, scores, strict=True)
     }
-    values = {item.name: float(value) for item, value in zip(parameters, fit.values, strict=True)}
+    values = _named(parameters, fit.values)
     results = tuple(_result(predictor, column, values, without) for predictor, column in rows)
     found = PointFit(fit, results, _calibration(predictors, base, fit, results, source, name), (), _values(parameters))
     return replace(found, suggestions=tuple(_suggestions(fit, points, base, simulated))) if found.untold else found
+
+
+def _named(parameters: Sequence[Parameter], x: np.ndarray) -> dict[str, float]:
+    return {item.name: float(value) for item, value in zip(parameters, x, strict=True)}
+
+
+def _predict(fitted: Sequence[tuple[Predictor, str]], parameters: Sequence[Parameter], x: np.ndarray) -> np.ndarray:
+    """Return what each of these results is with the parameters `x`."""
+    values = _named(parameters, x)
+    return np.array([predictor.predict(values)[column] for predictor, column in fitted])
 
 
 def _result(
@@ -243,13 +249,8 @@ def _too_few(
 ) -> ConfigError:
     """Return the error that says how many more points are needed, and which."""
     parameters, rows = _parameters(predictors), _weights(predictors)
-
-    def predict(x: np.ndarray) -> np.ndarray:
-        values = {item.name: float(value) for item, value in zip(parameters, x, strict=True)}
-        return np.array(
-            [each.predict(values)[column] for each in predictors for column in each.measured if column in DECODING]
-        )
-
+    fitted = [(predictor, column) for predictor in predictors for column in predictor.measured if column in DECODING]
+    predict = partial(_predict, fitted, parameters)
     at_prior = fit_parameters(parameters, predict, predict(np.array([item.value for item in parameters])), rows)
     wanted = [item.title for item in _suggestions(at_prior, points, base, simulated)]
     missing = LEAST_POINTS - len(points)
@@ -264,7 +265,7 @@ def _suggestions(
     fit: Fit, points: Sequence[Point], base: Scenario, simulated: Callable[[], None]
 ) -> Iterator[Suggestion]:
     """Yield the points that would tell most of what is not told, the best first. Adds one after the other."""
-    values = {item.name: float(value) for item, value in zip(fit.parameters, fit.values, strict=True)}
+    values = _named(fit.parameters, fit.values)
     candidates = [Predictor(point, base, simulated) for point in _candidates(points, base)]
     slopes = [_slopes(candidate, fit, values) for candidate in candidates]
     chosen: list[int] = []

@@ -311,7 +311,7 @@ class Cluster:
                 self._end(0, FinishedRequest(verdict.request_id, reason, shown, message=verdict.failure))
 
     def may_replace(self, lost: HandoffEndpoint) -> bool:
-        """Whether a new engine may come in place of a lost one: none of its requests waits for a verdict any more."""
+        """Return whether a new engine may come in place of a lost one: none of its requests waits for a verdict any more."""
         return not self.placements.awaits_answers(lost.replica)
 
     # -- the end ------------------------------------------------------------------------------------------------------
