@@ -3,8 +3,8 @@
 A recording tells what happened in *rounds*: at depth d, how often the d-th draft was accepted. A process is defined by
 *positions*, and rounds are a biased sample of positions (see `process.py`). `calibrate` finds the position
 probabilities whose rounds look as recorded; `fit` finds the shares and the correlation length as well. A recording that
-tells less is fitted around a given process, from which it takes what the recording cannot tell: `fit_histograms` knows no
-order of rounds, `fit_counts` no requests either, `fit_means` only mean accept lengths.
+tells less is fitted around a given process, which gives what the recording cannot tell. `fit_histograms` knows no order of
+rounds, `fit_counts` no requests either, `fit_means` only mean accept lengths.
 
 All are method-of-moments estimates by simulation on fixed keys (McFadden, Econometrica 57, 1989): deterministic, each
 iteration one vectorised pass over the simulated rounds. Only `fit_means` takes derivatives, by differences.

@@ -4,7 +4,7 @@
 
 A proposal must be a function of the row's text and of what was relayed. After a retraction, or on another worker, an executor opens the row
 again and shows it its whole text at once. The device knows first what was accepted. So a proposer gives, for every node of its tree, the
-values from which the next round starts if that node is the last one accepted; the executor relays those of the right node.
+values from which the next round starts if that node is the last one accepted. The executor relays those of the node that is.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def _restore(plugins: dict[str, type]) -> None:
 
 # -- what a plugin must offer -----------------------------------------------------------------------------------------
 # When a class is registered it is inspected, and nothing of it runs: every attribute and method of `SpecAlgorithm` must be there with its
-# signature. When its name is first asked for its methods are, as they are pure, asked about a small shape: by then its module has been
+# signature. When its name is first asked for, its methods are called with a small shape, as they are pure. By then its module has been
 # executed, so that a method may name its own class.
 
 

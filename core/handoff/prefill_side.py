@@ -1,8 +1,8 @@
 """The prefill side of a handoff: it holds the KV of computed prompts and sends it until the decode side acknowledges it.
 
-Every transfer holds the row of its request in the engine (`Engine.hold`), from its offer on. The row is released by an ack, by the
-answer to a cancel, or when a lease and a fence have passed without one; never while the driver still reads a page of it. The request
-itself ends as soon as the outcome is certain.
+Every transfer holds the row of its request in the engine (`Engine.hold`), from its offer on. An ack or the
+answer to a cancel releases the row, else the end of a lease and a fence. It is never released while the driver still reads a page of it.
+The request itself ends as soon as the outcome is certain.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """KV moves after verify, and the page layout of draft branches.
 
-Verify writes the nodes of a tree side by side; the accepted path is then moved to the front of the row's window, so
-that position seq_len + j holds the j-th accepted node. Sources and targets may be the same slots:
+Verify writes the nodes of a tree side by side. Then the accepted path is moved to the front of the row's window, so that
+position seq_len + j holds the j-th accepted node. Sources and targets may be the same slots:
 
     nodes      0  1  2  3  4        accepted path 0 → 2 → 3
     slots      a  b  c  d  e        moves c → b, d → c: slot c is read and written

@@ -130,8 +130,8 @@ class ModelShape:
         return total
 
     def weight_bytes_per_device(self, tensor: int, devices: int, expert_ranks: int = 1) -> int:
-        """Return the bytes of weights of one of `devices` devices: routed experts are divided among all, in `expert_ranks` groups; what
-        every device needs whole (latents, indexers, routers) is not divided; the rest is divided among `tensor`."""
+        """Return the bytes of weights of one of `devices` devices. Routed experts are divided among all, in `expert_ranks` groups. What
+        every device needs whole (latents, indexers, routers) is not divided, the rest is divided among `tensor`."""
         if devices == 1:
             return self.weight_bytes
         hidden, total = self.hidden, self._norm_parameters * self.format_bytes()

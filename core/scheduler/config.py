@@ -91,7 +91,7 @@ class EngineSizes:
     row   [0, committed) · [committed, committed + reserve) may be written by launched rounds · … · row_width
     ```
 
-    Prompt and output may fill the context, with speculation as without it: nodes of a round that lie past the last position are in the
+    Prompt and output may fill the context, with speculation as without it. Nodes of a round that lie past the last position are in the
     row's reserve, and the finish rule drops what they predict.
     """
 

@@ -1,8 +1,8 @@
 """What an engine does after a step that failed: fewer draft steps, then a smaller batch, and at last the request that fails alone.
 
 A failed step delivers nothing, and neither does a step launched behind it: all of them are *lost*. Their requests go back to the
-queue with what was delivered before, their slots stay fenced until the driver says that the device is quiet, and the next attempt asks
-less of the device:
+queue with what was delivered before. Their slots stay fenced until the driver says that the device is quiet. The next attempt asks less
+of the device:
 
 ```
             failed                 failed                      failed, alone and at the least budget

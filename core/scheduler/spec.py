@@ -58,8 +58,8 @@ def choose_mode(
 ) -> Routing:
     """Choose the mode. `asked_for` None means the user left the choice; `topk` 1 stands for chains and no speculation.
 
-    Overlap is chosen, with three exceptions: synchronous mode was asked for, the algorithm has no overlap, or the backend does not declare
-    the page layout of draft branches that trees (topk > 1) need with pages (page_size > 1). If `device_is_host`, one CPU plans and
+    Overlap is chosen unless synchronous mode was asked for, the algorithm has no overlap, or trees (topk > 1) with pages (page_size > 1)
+    need a page layout of draft branches that the backend does not declare. If `device_is_host`, one CPU plans and
     computes, so synchronous mode is the default. Raises `ConfigError` for wrong arguments.
     """
     problems = []

@@ -5,7 +5,7 @@ prefill side   … prefill chunks ──last one committed──► TRANSFERRING
 decode side                    reserve ──► TRANSFERRING ──join──► the next decode round
 ```
 
-A request and its row are held apart: a request may end at any time, and then its row stays as it is until `release_hold`, because the
+A request and its row are held apart. When a request ends, which may be at any time, its row stays as it is until `release_hold`: the
 transfer may still read or write its slots. The state machines of `handoff` decide when that is over; here are only the moves. Every
 one of them is in the decision log.
 """

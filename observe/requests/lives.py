@@ -16,8 +16,8 @@ from ...core.contract.request import FinishedRequest, FinishReason
 #     prefill    submit ─── first token ───────── transferred
 #     decode                     reserve ─── join ─────────────── end        one slot of the open requests, from submit to the last end
 #
-# The end that counts is the first one that is not a handover; the slot is closed when both engines are done with it, because until then
-# rounds may still deliver to it. A request whose decode engine was lost keeps its slot until it is submitted again, or the run ends.
+# The end that counts is the first one that is not a handover. The slot is closed when both engines are done with it: until then rounds
+# may still deliver to it. A request whose decode engine was lost keeps its slot until it is submitted again, or the run ends.
 
 Closing = tuple[int, int, int, int]  # slot, reason, time or −1, output or −1
 

@@ -1,7 +1,7 @@
 """What the simulator predicts for a measured point: a short simulation of its load.
 
 Closed loops of equally long requests run in waves, prompts delay the decoding of others, and overlap scheduling hides the host behind the
-device: so a point is simulated, and no formula stands in for it. Runs are cut to some waves of requests.
+device. So a point is simulated: no formula tells as much. Runs are cut to some waves of requests.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ class Network:
     ) -> tuple[int, int]:
         """Move `num_bytes` and call `deliver(*arguments)` when they have arrived. Returns when the first byte left, and when the last.
 
-        With `layers` the bytes began to leave when the first layer was there, if the ports were free then: what is asked for at the
-        end of a step was under way during it.
+        This is asked for at the end of a step. With `layers` the bytes have been leaving during it, since its first layer was there
+        and the ports were free.
         """
         now_ns = self.env.now
         takes_ns = self._count(num_bytes)
