@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from ...properties.harness.contract import Capabilities
+from ...properties.harness.contract import Capabilities, needs
 from ...properties.harness.letters import Choices
 
 PREFILL, DECODE = "prefill", "decode"
@@ -112,23 +112,12 @@ class TransportConfig:
 class TransportCapabilities(Capabilities):
     """What a transport declares."""
 
-    roles: bool = False
-    """`change_role(side)`"""
-
-    device_loss: bool = False
-    """`lose_kv(side, now_ns)`"""
-
-    going_on: bool = False
-    """`go_on(request, tokens, first_token, draft, num_shown, now_ns)`"""
-
-    retraction: bool = False
-    """`retract(side, request, now_ns)`"""
-
-    reserves: bool = False
-    """A request gets pages where each that is decoded finds its reserve beside it"""
-
-    ahead: bool = False
-    """`written()`: the decode worker can plan a step while another one is in flight"""
+    roles: bool = False  # `change_role(side)`
+    device_loss: bool = False  # `lose_kv(side, now_ns)`
+    going_on: bool = False  # `go_on(request, tokens, first_token, draft, num_shown, now_ns)`
+    retraction: bool = False  # `retract(side, request, now_ns)`
+    reserves: bool = False  # a request gets pages where each that is decoded finds its reserve beside it
+    ahead: bool = False  # `written()`: the decode worker can plan a step while another one is in flight
 
     FOUNDATIONS: ClassVar = {}
 
@@ -231,25 +220,25 @@ class Transport(Protocol):
     def ended(self, side: str) -> Sequence[Ended]:
         """Return the requests that ended since the last call. On the decode side only those that had joined."""
 
-    # ahead
+    @needs("ahead")
     def written(self) -> Sequence[tuple[int, int]]:
         """Return (request, page) of what the decode worker's steps in flight may write."""
 
-    # retraction
+    @needs("retraction")
     def retract(self, side: str, request: int, now_ns: int) -> None:
         """Let the next step of a worker take what a request has there, whose prompt it computes or which it decodes: it waits, and is
         computed again. Its transfer is cancelled, and another one begins. Nothing happens to other requests."""
 
-    # roles
+    @needs("roles")
     def change_role(self, side: str) -> object:
         """Change the role of this side's worker, and back. Returns False if it has requests or pages."""
 
-    # device_loss
+    @needs("device_loss")
     def lose_kv(self, side: str, now_ns: int) -> None:
         """Replace this worker's device: its KV is gone, its host goes on as another incarnation, its transfers fail. Requests
         without a transfer stay, those that had joined are computed again."""
 
-    # going_on
+    @needs("going_on")
     def go_on(
         self,
         request: int,
@@ -262,17 +251,3 @@ class Transport(Protocol):
         """Give the prefill worker a request that a decode worker was lost with; False if refused. `tokens` end with the output that its
         client has been shown, but for the last of these `num_shown` tokens: that is `first_token`, which no model is asked for again. The
         whole output still has `num_output` tokens."""
-
-
-METHODS: dict[str, tuple[str, ...]] = {
-    "": (
-        *("connect", "submit", "compute", "decode", "collect", "deliver", "damaged", "cancel", "peer_lost", "restart"),
-        *("read_out", "reading", "tick", "free", "cached", "pages", "counters", "joined", "ended"),
-    ),
-    "ahead": ("written",),
-    "retraction": ("retract",),
-    "roles": ("change_role",),
-    "device_loss": ("lose_kv",),
-    "going_on": ("go_on",),
-}
-"""Capability -> the methods that it promises; "" is what every transport has."""

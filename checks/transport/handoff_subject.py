@@ -383,9 +383,8 @@ class HandoffTransport:
 
 def _described(message: Any) -> Message:
     """Return a message as the trial sees it. It travels as bytes, as between processes."""
-    kind = re.sub(
-        r"(?<=[a-z])(?=[A-Z])", "_", type(message).__name__
-    ).lower()  # as the contract writes it: CancelAck, cancel_ack
+    # as the contract writes it: CancelAck, cancel_ack
+    kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(message).__name__).lower()
     number = getattr(message, "index", getattr(message, "first_page", getattr(message, "first_attempt", 0)))
     key = message.key
     return Message(kind, int(key.request_id), key.attempt, key.generation, number, decode_frame(encode(message)))

@@ -14,16 +14,12 @@ CONTRACT = "transport"
 def only_what_has_arrived_is_decoded(m: Moment) -> Outcome:
     why = "a request would be decoded from KV that is not its own"
     if m.acknowledged:
-        return Finding(
-            m.acknowledged, "an ack when every page and the manifest of one attempt have arrived intact", why
-        )
+        was = m.acknowledged
+        return Finding(was, "an ack when every page and the manifest of one attempt have arrived intact", why)
     for joined in m.joined:
         if joined.missing:
-            return Finding(
-                f"request {joined.request} is decoded, and {joined.missing}",
-                "every page and the manifest of one attempt have arrived intact",
-                why,
-            )
+            was = f"request {joined.request} is decoded, and {joined.missing}"
+            return Finding(was, "every page and the manifest of one attempt have arrived intact", why)
     return True if m.joined else None
 
 
@@ -44,22 +40,18 @@ def patience_ends(m: Moment) -> Outcome:
         should = "nothing: every lease and every fence is over" if m.was_quiet else "pages go back with the last answer"
         return Finding(m.leaked, should, "a lost message would leak memory for ever")
     if m.late:
-        return Finding(
-            m.late,
-            "it acts when a lease or a hold has passed since the last news, and neither earlier nor later",
-            "too early fails requests that are well, too late keeps memory",
-        )
+        was = m.late
+        should = "it acts when a lease or a hold has passed since the last news, and neither earlier nor later"
+        return Finding(was, should, "too early fails requests that are well, too late keeps memory")
     return True if m.was_quiet or m.num_timed else None
 
 
 @checks("HANDOFF-04", CONTRACT)
 def late_news_is_no_news(m: Moment) -> Outcome:
     if m.repeated:
-        return Finding(
-            m.repeated,
-            "nothing changes: completion is keyed by request, attempt and generation, in full width",
-            "an old or repeated message would end, begin or feed another transfer",
-        )
+        was = m.repeated
+        should = "nothing changes: completion is keyed by request, attempt and generation, in full width"
+        return Finding(was, should, "an old or repeated message would end, begin or feed another transfer")
     return True if m.num_repeated else None
 
 
@@ -69,9 +61,8 @@ def transfers_are_counted(m: Moment) -> Outcome:
         if c.started != c.completed + c.failed + c.cancelled + c.in_flight or min(c) < 0:
             return Finding(f"{side}: {c}", "started == completed + failed + cancelled + in flight", "one is lost")
     if m.miscounted:
-        return Finding(
-            m.miscounted, "what its messages and its requests' ends say", "operators look at these numbers first"
-        )
+        was = m.miscounted
+        return Finding(was, "what its messages and its requests' ends say", "operators look at these numbers first")
     return True if any(c.started for c in m.counters.values()) else None
 
 
@@ -88,9 +79,8 @@ def a_life_goes_forward(m: Moment) -> Outcome:
                     else f"{backward[0][1][0]} came before {backward[0][0][0]}"
                 )
                 should = ", ".join(what for what, _ in order)
-                return Finding(
-                    f"request {joined.request}: {was}", should, "times of a request are reported from these events"
-                )
+                was = f"request {joined.request}: {was}"
+                return Finding(was, should, "times of a request are reported from these events")
     return True if m.joined else None
 
 
@@ -98,11 +88,9 @@ def a_life_goes_forward(m: Moment) -> Outcome:
 def what_arrives_is_what_was_sent(m: Moment) -> Outcome:
     for joined in m.joined:
         if joined.wrong:
-            return Finding(
-                f"request {joined.request}: {joined.wrong}",
-                "what its prefill computed, in both pools, and beside them",
-                "its answer would be that of another prompt",
-            )
+            was = f"request {joined.request}: {joined.wrong}"
+            should = "what its prefill computed, in both pools, and beside them"
+            return Finding(was, should, "its answer would be that of another prompt")
     return True if m.joined else None
 
 

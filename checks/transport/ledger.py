@@ -53,9 +53,8 @@ class Ledger:
         self.num_accepted = 0  # by this decode worker, as new transfers
         self.num_offers = 0  # that have reached it
         self.num_acknowledged = 0
-        self.num_accepts: dict[
-            tuple[int, int, int], int
-        ] = {}  # (request, generation, attempt) -> by all decode workers
+        # (request, generation, attempt) -> by all decode workers
+        self.num_accepts: dict[tuple[int, int, int], int] = {}
         self.firsts: dict[tuple[int, int, int], int] = {}  # the same -> the first attempt of its transfer
         self.problem = ""
 

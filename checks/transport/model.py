@@ -63,9 +63,8 @@ class Run:
     pages: dict[int, int] = field(default_factory=dict)  # index -> page on the prefill side, of what is computed
     target_pages: tuple[int, ...] = ()  # on the decode side, when it was acknowledged
     newest: dict[str, tuple[int, int]] = field(default_factory=dict)  # side -> (generation, attempt) that counts there
-    times: dict[str, int] = field(
-        default_factory=dict
-    )  # event -> its number, counted over all events, when it was first seen
+    # event -> its number, counted over all events, when it was first seen
+    times: dict[str, int] = field(default_factory=dict)
     acked_ns: int | None = None  # when the decode worker that lives now first said that the run has joined
     called_back: bool = False  # the prefill side's cancel has reached that worker
     withdrawn: bool = False  # by the client of the decode side, and not offered there since
@@ -184,9 +183,8 @@ class Joined(NamedTuple):
     request: int
     missing: str  # what had not arrived intact; empty if everything had
     wrong: str  # what is not what was computed; empty if all is
-    order: tuple[
-        tuple[tuple[str, int | None], ...], ...
-    ]  # what happened to it so far, and at which event; one or more orders
+    # what happened to it so far, and at which event; one or more orders
+    order: tuple[tuple[tuple[str, int | None], ...], ...]
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...properties.harness.operation import operation
 from . import contract
 from . import invariants as invariants  # registers the checkers
-from .contract import DECODE, METHODS, PREFILL, SIDES, TransportCapabilities, TransportConfig
+from .contract import DECODE, PREFILL, SIDES, TransportCapabilities, TransportConfig
 from .model import Run
 from .record import MISNUMBERED, Fault
 from .watch import MAX_UNDER_WAY, OTHER_SIDE, TransportWatch
@@ -73,9 +73,6 @@ class TransportTrial(TransportWatch):
     """`subject` under operations. `side` is where a message arrives."""
 
     contract = "transport"
-    config_type = TransportConfig
-    capabilities_type = TransportCapabilities
-    methods = METHODS
     quick = 10_000
     run_length = 120
 

@@ -87,7 +87,7 @@ class Trial:
         found = {name: item for base in reversed(cls.__mro__) for name, item in vars(base).items()}
         cls.declared = tuple(item for item in found.values() if isinstance(item, Declared))
         cls.operations = tuple(item.kind for item in cls.declared)
-        if "contract" in vars(cls) and "config_type" not in vars(cls):
+        if "contract" in vars(cls):
             hints = get_type_hints(cls)
             cls.config_type, cls.capabilities_type = hints["config"], hints["capabilities"]
             cls.methods = promised_by(hints["subject"])
