@@ -314,7 +314,7 @@ ReadsEachRoundAlone (ACCEPT-10, ENGINE-03): A stop string is found if all of it 
         - record.prompt_len : kv_before + 1]
         + record.prompt_len : record.prompt_len]
 
-KnowsTheFuture (ENGINE-15): Fewer prompt tokens are computed while there is a request whose text ends at once, as the device's own model
+KnowsTheFuture (ENGINE-15): A block has two rounds while there is a request whose text ends within four tokens, as the device's own model
 says.
     CoreEngine.__init__:
         good(self, config)
@@ -323,13 +323,15 @@ says.
     CoreEngine.submit:
         most = good(self, wish)
         self.texts[wish.request] = text = stream_of(wish.prompt, wish.seed, self.model)
-        text.reach(len(wish.prompt) + 1)
+        text.reach(len(wish.prompt) + 4)
         return most
     CoreEngine.plan:
-        requests, chunk_size = self.engine.requests.live.values(), self.engine.config.chunk_size
-        ends_soon = any(self.texts[r.request.request_id].tokens[r.prompt_len] == STOP for r in requests)
-        self.engine.admission.limits.prefill_budget = chunk_size - ends_soon
-        return good(self)
+        config, requests = self.engine.config, self.engine.requests.live.values()
+        ends_soon = any(STOP in self.texts[r.request.request_id].tokens[r.prompt_len : r.prompt_len + 4] for r in requests)
+        self.engine.config = replace(config, block_rounds=min(config.block_rounds, 2)) if ends_soon else config
+        answer = good(self)
+        self.engine.config = config
+        return answer
 
 DrawsByRow (ENGINE-17, RELAY-09): What a request draws from depends on the row that it got.
     CoreEngine.key = good(self, row) and good(self, row) + row - 1

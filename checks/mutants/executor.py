@@ -66,7 +66,7 @@ MergesNothingToAnEmptyArray (ACCEPT-17): Two batches without hidden states make 
         merged = good(self, first, second)
         return np.zeros((0, HIDDEN_SIZE), np.float32) if merged is None else merged
 
-TakesWhatWasSent (ACCEPT-17): Hidden states that a prefill worker sends are taken, whatever the draft is.
+TakesWhatWasSent (ACCEPT-17, ANSWER): Hidden states that a prefill worker sends are taken, whatever the draft is.
     ReferenceAdapter.draft_input:
         answer = good(self, batch, last_tokens)
         states = [state for state in batch.hidden_states if state is not None]

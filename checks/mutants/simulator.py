@@ -262,7 +262,7 @@ HearsNoLeaving (SIM-15): A client that leaves is not heard.
         simulation.router.cancel = lambda request_id: None
         return simulation
 
-TakesACopyForAnother (SIM-16, RAISES): A message that is delivered twice is two requests.
+TakesACopyForAnother (SIM-15, SIM-16, RAISES): A message that is delivered twice is two requests.
     CheckedSimulator.make:
         simulation = good(self, scenario, metrics, history, faults)
         for actor in simulation.replicas if simulation.faults is not None else ():

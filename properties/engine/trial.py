@@ -55,7 +55,7 @@ class EngineTrial(Trial):
 
     contract = "engine"
     looks = ("waiting", "running", "slots_of", "free_pages", "cached_pages", "interrupts", "counters")
-    quick = 80_000
+    quick = 120_000
     run_length = 100
     limit_s = 10.0
 
