@@ -248,6 +248,9 @@ class CheckedSimulator:
     def scenario(self, service: Service, workload: dict[str, Any]) -> Scenario:
         slo = {"ttft_ms": service.slo_ttft_ms, "e2el_ms": service.slo_e2el_ms}
         machine = MACHINES[self.config.machine]
+        clients = {"cancel_share": service.cancels / 1000, "cancel_mean_s": CANCEL_MEAN_S} if service.cancels else {}
+        clients |= {"deadline_s": service.deadline_ms / 1000} if service.deadline_ms else {}
+        jitter = {"device_jitter": service.jitter / 1000} if service.jitter else {}
         replicas = {} if self.config.has_pools and service.replicas > 0 else {"replicas": service.replicas}
         pools = dict(zip(("prefill", "decode"), self.config.pools, strict=True))
         port = {"bandwidth_gbps": self.config.port_mbps / 1000, "layerwise": self.config.layerwise}
@@ -255,13 +258,11 @@ class CheckedSimulator:
             "seed": service.seed,
             "model": {"context_len": CONTEXT_LEN, **machine.get("model", {})},
             # The suite knows the roofline: with measured kernels installed, `auto` would take them.
-            "hardware": {"kernels": "roofline", **replicas, **machine.get("hardware", {})},
+            "hardware": {"kernels": "roofline", **jitter, **replicas, **machine.get("hardware", {})},
             "speculation": self.speculation(),
             "router": {"policy": service.policy, "bandwidth_gbps": service.link_mbps / 1000},
             "disaggregation": pools | port if self.config.has_pools else {},
-            "clients": {"cancel_share": service.cancels / 1000, "cancel_mean_s": CANCEL_MEAN_S}
-            if service.cancels
-            else {},
+            "clients": clients,
             "engine": {
                 "mode": "overlap" if self.config.overlap else "synchronous",
                 "page_size": self.config.page_size,

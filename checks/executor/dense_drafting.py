@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...core.tree.build import Candidates, VerifyTree, build_chain, build_tree, expand_topk, first_candidates
 from ...gpu.models.decoder import Capture, Decoder
-from ...gpu.models.eagle import DraftHead
+from ...gpu.models.eagle import DraftHead, MultiLayerEagle
 from ...gpu.tiny.dense import DenseAttention
 
 
@@ -109,6 +109,33 @@ class DenseHead:
         )
         ids = self._head.to_target_ids(torch.from_numpy(ids)).numpy()
         return [HeadBranch(t, h, s) for t, h, s in zip(tokens, hidden, said, strict=True)], ids, probabilities
+
+
+class DenseHeads:
+    """MULTI_LAYER_EAGLE: head h begins each slot with what head h − 1 said at the slot before, and reads on over the guesses of the heads
+    before it. A frontier is how many of the drafts it has taken, with the candidates of every head."""
+
+    def __init__(self, heads: MultiLayerEagle, target: Decoder, noise: int = 0) -> None:
+        self._heads, self._target, self._noise = heads, target, noise
+
+    def begin(self, text: Sequence[int], topk: int) -> tuple[Relay, tuple[int, list]]:
+        tokens = torch.tensor(text[1:])
+        hidden = self._heads.prepare_hidden(captured_states(self._target, text[:-1], self._heads.aux_layers))
+        said: list[tuple[np.ndarray, np.ndarray]] = []
+        for head in range(self._heads.num_layers):
+            if head:
+                tokens = torch.cat([tokens, torch.from_numpy(said[-1][0][:1])])
+                hidden = torch.cat([torch.zeros_like(hidden[:1]), hidden])  # in front of a text nothing was said
+            out = self._heads.forward(tokens, hidden, DenseAttention([len(tokens)]), head)
+            hidden = out.hidden
+            ids, probabilities = best(self._heads.logits(out.logits_hidden[-1:]), topk, self._noise)
+            said.append((self._heads.to_target_ids(torch.from_numpy(ids[0])).numpy(), probabilities[0]))
+        return Relay(*said[0], None), (0, said)
+
+    def go_on(self, frontier: list[tuple[int, list]], tokens: Sequence[int], topk: int):
+        depth, said = frontier[0][0] + 1, frontier[0][1]
+        ids, probabilities = (np.tile(values[:topk], (len(tokens), 1)) for values in said[depth])
+        return [(depth, said)] * len(tokens), ids, probabilities
 
 
 @dataclass(frozen=True, slots=True)

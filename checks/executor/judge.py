@@ -91,7 +91,8 @@ class Judge:
     ) -> None:
         """Judge a round. `run` is what it emitted behind the row's text; `tree` are its steps, top-k and nodes, `place` its round
         and row."""
-        self._tokens(row, run, shown, what)
+        # What stands behind the context is cut off: all of it has the context's last position.
+        self._tokens(row, run[: max(self._config.context_len + 1 - len(row.text), 1)], shown, what)
         steps, topk, nodes = tree
         if not self._has_drafts or steps == 0 or len(row.text) + steps + 1 >= self._config.context_len:
             return

@@ -29,7 +29,7 @@ from ...gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConf
 from ...gpu.models.weights import initialize
 from ...gpu.ops.host_ops import HostOps
 from ...gpu.ops.port import DeviceTree
-from .dense_drafting import DenseHead, DenseModel, Shape, dense_tree
+from .dense_drafting import DenseHead, DenseHeads, DenseModel, Shape, dense_tree
 from .oracle import After, Drafts, is_allowed, looked_up
 from .plain_texts import PlainTexts
 from .reference_subject import WrappedExecutor
@@ -46,6 +46,7 @@ LONG_CONTEXT, NOISE = (
     0.01,
 )  # of a draft model and its target: any key or value that is not its own changes what it drafts
 OPS = HostOps()
+DENSE = {Drafter.MODEL: DenseModel, Drafter.HEAD: DenseHead, Drafter.HEADS: DenseHeads}
 
 
 class CheckedExecutor(WrappedExecutor):
@@ -111,9 +112,9 @@ class CheckedExecutor(WrappedExecutor):
         drafter = self.executor.algorithm.drafter
         if drafter is Drafter.LOOKUP:
             return looked_up(text, num_draft_tokens, max(1, min(topk, num_draft_tokens - 1)))
-        if drafter not in (Drafter.MODEL, Drafter.HEAD):
-            return None  # what a head says depends on where chunks of the text began
-        dense = DenseModel(draft, noise) if drafter is Drafter.MODEL else DenseHead(draft, target, noise)
+        if drafter is Drafter.HEADS and self.config.prefix_cache:
+            return None  # behind a cached prefix nothing is known of what the heads said at its end
+        dense = DENSE[drafter](*((draft,) if drafter is Drafter.MODEL else (draft, target)), noise)
         with torch.no_grad():
             shape = Shape(steps, topk, num_draft_tokens, self.config.context_len - 1)
             tree = dense_tree(dense, text, shape, topk).tree

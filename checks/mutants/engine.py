@@ -15,7 +15,7 @@ from ...core.scheduler.output import OutputLog
 from ...core.scheduler.recovery import Recovery, StepLimits
 from ...core.scheduler.requests import Requests
 from ...core.scheduler.rounds import DecodeRounds
-from ...core.scheduler.waiting import WaitingQueue
+from ...core.scheduler.waiting import WaitingQueue, giving_way
 from ...properties.engine.language import STOP, stream_of
 from ...properties.engine.plain import PlainEngine
 from ..adapters.core_engine import CoreEngine, _end
@@ -81,6 +81,9 @@ MasksTheStopByTheCap (ACCEPT-10): A run that reaches the length cap ends by leng
 
 CountsDepartedRows (ACCEPT-12): Every row of a verify result is counted, those of departed requests too.
     DecodeRounds.teach_controller = good(self, step, result, None, None)
+
+ForgetsWhoLeft (ACCEPT-12): Rounds of a block that a request had before its client left are counted as delivered, not as verified.
+    DecodeRounds.teach_controller = good(self, step, result, live, live)
 """
 
 PLANS = """
@@ -270,6 +273,9 @@ FillsTheQueueByOneMore (ENGINE-08): The bound of the queue is compared with < wh
         - len(self.requests.waiting) >=
         + len(self.requests.waiting) >
 
+PushesOutTheAged (ENGINE-07): A request that runs at last, after it was overtaken too often, gives way to a greater priority.
+    Admission._lower_than_head = giving_way(self.requests.waiting.head, self.requests.running.values(), 1 << 30)
+
 TakesAVictimMore (ENGINE-07): A preemption takes one request more than it needs.
     Admission.preempt
         - for victim in victims:
@@ -433,7 +439,7 @@ GoesByTheProcess (ENGINE-19): Free pages are taken from either end, in turns ove
 
 _PLACES = [
     *(CoreEngine, Engine, Admission, DecodeRounds, KVAllocator, KVStore, OutputLog, Requests, WaitingQueue),
-    *(PlainEngine, FinishReason, Recovery, StepLimits, replace, stream_of),
+    *(PlainEngine, FinishReason, Recovery, StepLimits, giving_way, replace, stream_of),
 ]
 MUTANTS = (
     *defects("engine", CoreEngine, _PLACES, REQUESTS),
@@ -441,7 +447,6 @@ MUTANTS = (
     *defects("engine", CoreEngine, _PLACES, SLOTS),
     *defects("engine", PlainEngine, _PLACES, PLAIN),
     *defects("engine", CoreEngine, _PLACES, WAITING, STOP=STOP),
-    *defects("engine", CoreEngine, _PLACES, FAILURES),
-    *defects("engine", CoreEngine, _PLACES, RESERVES, _end=_end),
+    *defects("engine", CoreEngine, _PLACES, FAILURES + RESERVES, _end=_end),
 )
 __getattr__ = lookup(MUTANTS)

@@ -256,6 +256,30 @@ NeverCountsDown (SIM-15, SIM-16): A router's load never goes down.
             simulation.router._balancer.ended = lambda *_: None
         return simulation
 
+IgnoresDeadlines (SIM-15): Clients wait for their answers for ever.
+    CheckedSimulator.scenario = good(self, replace(service, deadline_ms=0), workload)
+
+FluctuatesUpwards (SIM-13): Device times fluctuate around their medians, so that their mean is greater than without.
+    CheckedSimulator.make:
+        simulation = good(self, scenario, metrics, history, faults)
+        for actor in simulation.replicas:
+            if actor.device.jitter is not None:
+                actor.device.jitter._shift = 0.0
+        return simulation
+
+FailsForFree (SIM-13): A step that fails has cost its device nothing.
+    CheckedSimulator.make:
+        simulation = good(self, scenario, metrics, history, faults)
+        for actor in simulation.replicas:
+
+            def lose(flight, fault, actor=actor, good=actor._lose_steps):
+                busy_ns = actor.device.busy_ns
+                yield from good(flight, fault)
+                actor.device.busy_ns = busy_ns
+
+            actor._lose_steps = lose
+        return simulation
+
 HearsNoLeaving (SIM-15): A client that leaves is not heard.
     CheckedSimulator.make:
         simulation = good(self, scenario, metrics, history, faults)

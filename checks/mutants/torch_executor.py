@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...gpu.draft.branches import BranchDraft
+from ...gpu.draft.heads import HeadsDraft
 from ...gpu.executor import shaping
 from ...gpu.executor.round import DecodeRound
 from ...gpu.executor.shaping import RowShaping
@@ -96,6 +97,11 @@ GoesOnFromItsOwnState (ANSWER): A branch that follows another one goes on from t
     BranchDraft._tree
         - hidden = None if hidden is None else _from_sources(hidden, beam)
 
+DraftsFromTheSameSlot (ANSWER): Every head of a multi-layer draft says what follows the last accepted token, not the guesses behind it.
+    HeadsDraft.catch_up
+        - accept_lens - 1 + head)
+        + accept_lens - 1)
+
 HidesTheRoot (ANSWER): Nodes of the second level and below do not see the root of their tree.
     CheckedExecutor.__init__:
         good(self, config)
@@ -109,6 +115,6 @@ HidesTheRoot (ANSWER): Nodes of the second level and below do not see the root o
         decode_round._verify_forward = without_root
 """
 
-_PLACES = [BranchDraft, CheckedExecutor, DecodeRound, RowShaping, replace, shaping]
+_PLACES = [BranchDraft, CheckedExecutor, DecodeRound, HeadsDraft, RowShaping, replace, shaping]
 MUTANTS = defects("executor", CheckedExecutor, _PLACES, REAL, prefix="gpu:", np=np)
 __getattr__ = lookup(MUTANTS)

@@ -190,6 +190,7 @@ class ReplicaMetrics:
         self.slots: dict[str, int] = {}  # open requests: id → slot
         self.rows: dict[int, int] = {}  # those with a row: slot → row
         self.awaited: dict[int, None] = {}  # slots of requests whose KV is still to arrive from a prefill worker
+        self.arrived: dict[int, None] = {}  # slots of those whose KV has arrived, and that no step has yet
         self.leaving: list[tuple[int, int]] = []  # slot and time of running requests aborted since the last commit
         self.slot_of_row = np.zeros(64, dtype=np.int64)
         self.planned: deque[tuple[int, int]] = deque()  # per uncommitted step: held slots, waiting
@@ -255,6 +256,9 @@ class RequestLives:
             del state.awaited[slot]
             if not self._handed.leaves_early(slot, state.number):
                 self._close(state, slot, FinishReason.ABORT, event.now_ns, -1)
+        elif slot in state.arrived:
+            del state.arrived[slot]
+            self._close(state, slot, FinishReason.ABORT, event.now_ns, -1)
         elif state.rows.pop(slot, None) is None:
             self._wait(state, state.waiting - 1)
             self._close(state, slot, FinishReason.ABORT, event.now_ns, -1)
@@ -282,14 +286,16 @@ class RequestLives:
     def _retracted(self, state: ReplicaMetrics, request_ids: tuple[str, ...]) -> None:
         for request_id in request_ids:
             slot = state.slots[request_id]
-            if state.rows.pop(slot, None) is not None:  # else its KV has arrived, and no step has it yet
+            if state.rows.pop(slot, None) is not None:
                 self.running -= 1
+            state.arrived.pop(slot, None)
             self.open.retractions[slot] += 1
             self._totals["retractions"] += 1
 
     def _joined(self, state: ReplicaMetrics, join: Any, now_ns: int) -> None:
         request = join.request
         slot = state.slots[request.request_id]
+        state.arrived.pop(slot, None)
         state.enter(slot, join.row)
         self.running += 1
         if self.open.first_scheduled_ns[slot] < 0:
@@ -344,13 +350,17 @@ class RequestLives:
             state.slots[name] = slot
             state.awaited[slot] = None
         elif event.move is HandoffMove.JOIN and event.row:
-            del state.awaited[state.slots[event.request_id]]
+            slot = state.slots[event.request_id]
+            del state.awaited[slot]
+            state.arrived[slot] = None
         for finished in event.finished:
             slot = state.slots.pop(finished.request_id)
             if finished.reason is FinishReason.MOVED:
                 self._handed.offered(finished.request_id, slot, state.number)
             if state.rows.pop(slot, None) is not None:
                 self.running -= 1
+            elif slot in state.arrived:
+                del state.arrived[slot]
             elif slot in state.awaited:
                 # A request that has not joined is ended by its prefill engine.
                 del state.awaited[slot]

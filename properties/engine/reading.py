@@ -8,7 +8,7 @@ from typing import Any
 from ..harness.trial import Trial, shown
 from .contract import REASONS
 from .model import WAITING, Chunk, Flight, Life, RoundRow
-from .observation import End, Moment
+from .observation import End, Moment, Observation
 from .rules import extent
 
 _STRINGS = frozenset({str})
@@ -107,3 +107,33 @@ def read_events(trial: Trial, events: object) -> int:
             should = '("tokens", request, tokens) or ("end", request, reason, tokens, marks)'
             raise trial.misbehaviour("TYPE", f"an event is {shown(item)}", should)
     return len(items)
+
+
+def follow_pages(t: Any, seen: Observation) -> None:
+    """Note which request of the trial `t` has which page. Pages without an owner wait for a step; note one that waits for none."""
+    size, model, m = t.config.page_size, t.model, t.moment
+    before = m.before
+    if seen.slots == before.slots and seen.free == before.free and seen.cached == before.cached:
+        # Plans and commits change what is in flight; else the steps see the same pages as before.
+        m.is_still = seen.running == before.running and not m.asked and m.committed is None
+        if not model.lingering:
+            m.owners = t.owners
+            return
+    owners: dict[int, str] = {}
+    for name, slots in seen.slots.items():
+        owners.update(dict.fromkeys(slots if size == 1 else [slot // size for slot in slots[::size]], name))
+    owners.update(dict.fromkeys(seen.cached or (), "*"))
+    owners.update(dict.fromkeys(seen.free, ""))
+    m.owners = t.owners = owners
+    if seen.free != before.free:
+        t.device.forget(set(seen.free).difference(before.free or ()))
+    if not owners.keys() <= t.all_pages:
+        foreign = sorted(owners.keys() - t.all_pages)
+        raise t.misbehaviour("TYPE", f"page {foreign[0]} is in use", f"pages 1 … {t.config.num_pages}")
+    lingering = {}
+    for page in sorted(t.all_pages - owners.keys()):
+        step, whose, why = model.lingering.get(page, (0, "no request", ""))
+        lingering[page] = (step or model.launched, whose, why)
+        if lingering[page][0] <= model.committed and m.leaked is None:
+            m.leaked = (page, whose, why)
+    model.lingering = lingering

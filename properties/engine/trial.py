@@ -11,7 +11,7 @@ from .device import Device
 from .language import STOP, STOP_STRINGS, prompt_of
 from .model import RUNNING, EngineModel
 from .observation import Moment, Observation
-from .reading import names, read_events, read_step
+from .reading import follow_pages, names, read_events, read_step
 from .recovery import Recovery
 from .rules import limits, limits_of, promises, shown, verdict
 
@@ -67,10 +67,10 @@ class EngineTrial(Trial):
     def prepare(self) -> None:
         self.model = EngineModel(self.config)
         self.device = Device(self.config, self.capabilities)
-        self._all_pages = frozenset(range(1, self.config.num_pages + 1))
+        self.all_pages = frozenset(range(1, self.config.num_pages + 1))
         self._has_cache = self.capabilities.prefix_cache and self.config.prefix_cache
         self._recovery = Recovery(self.config) if self.capabilities.isolation else None
-        self._owners: dict[int, str] = {}
+        self.owners: dict[int, str] = {}
         self._was_denied = self._was_lost = False
         self.moment = Moment(self.model, self.device.cells, "make", Observation((), (), None, None, None))
         self._observe()
@@ -123,36 +123,7 @@ class EngineTrial(Trial):
             if name in lives and lives[name].state is RUNNING:
                 m.retract(lives[name])
         if slots is not None:
-            self._follow_pages(m.after)
-
-    def _follow_pages(self, shown: Observation) -> None:
-        """Note who has which page. Those without an owner wait for a step; note one that waits for none."""
-        size, model, m = self.config.page_size, self.model, self.moment
-        before = m.before
-        if shown.slots == before.slots and shown.free == before.free and shown.cached == before.cached:
-            # Plans and commits change what is in flight; else the steps see the same pages as before.
-            m.is_still = shown.running == before.running and not m.asked and m.committed is None
-            if not model.lingering:
-                m.owners = self._owners
-                return
-        owners: dict[int, str] = {}
-        for name, slots in shown.slots.items():
-            owners.update(dict.fromkeys(slots if size == 1 else [slot // size for slot in slots[::size]], name))
-        owners.update(dict.fromkeys(shown.cached or (), "*"))
-        owners.update(dict.fromkeys(shown.free, ""))
-        m.owners = self._owners = owners
-        if shown.free != before.free:
-            self.device.forget(set(shown.free).difference(before.free or ()))
-        if not owners.keys() <= self._all_pages:
-            foreign = sorted(owners.keys() - self._all_pages)
-            raise self.misbehaviour("TYPE", f"page {foreign[0]} is in use", f"pages 1 … {self.config.num_pages}")
-        lingering = {}
-        for page in sorted(self._all_pages - owners.keys()):
-            step, whose, why = model.lingering.get(page, (0, "no request", ""))
-            lingering[page] = (step or model.launched, whose, why)
-            if lingering[page][0] <= model.committed and m.leaked is None:
-                m.leaked = (page, whose, why)
-        model.lingering = lingering
+            follow_pages(self, m.after)
 
     # -- clients ------------------------------------------------------------------------------------------------------
 
@@ -344,6 +315,25 @@ class EngineTrial(Trial):
             for inner in (LOSE, RESUME) if self._fails() else (COMMIT,):
                 self._inner(inner)
 
+    @operation(
+        needs="blocks",
+        weight=4,
+        when=lambda t, number, rounds: t.config.block_rounds > 1 and bool(t.model.lives) and rounds > 0,
+        number=(0, 1, 2),
+        rounds=(1_000, 1_000, 2, 1),
+    )
+    def leave(self, number: int, rounds: int) -> None:
+        """Plan, and let the client of a request leave while a step of several rounds runs with it."""
+        while len(self.model.flights) < self.config.depth:
+            self._inner(PLAN)
+            if self.moment.flight is None:
+                break
+        flights = self.model.flights
+        there = [row.life for row in flights[0].rows if row.is_present and not row.life.aborted] if flights else []
+        if there and flights[0].rounds > 1 and not self._fails():
+            self._inner(EngineTrial.abort(there[number % len(there)].name))
+            self._inner(EngineTrial.commit(rounds))
+
     def _inner(self, operation: Operation) -> None:
         """Carry out an operation inside another one."""
         self.begin(operation)
@@ -362,11 +352,19 @@ class EngineTrial(Trial):
         self.must(self.subject.set_steps, self.model.steps)
         self._interrupt()
 
-    @operation(needs="retraction", weight=3, when=_is_running, request=REQUESTS)
-    def retract(self, request: str) -> None:
-        """Ask a running request to give its memory back."""
-        self.must(self.subject.retract, request)
-        self.model.asked_back.add(request)
+    @operation(
+        needs="retraction",
+        weight=3,
+        when=lambda t, request, others=0: others >= 0 and _is_running(t, request),
+        request=REQUESTS,
+        others=(0, 0, 1, 3),
+    )
+    def retract(self, request: str, others: int = 0) -> None:
+        """Ask a running request to give its memory back, and then so many others, the one that came first before the next."""
+        running = [life.name for life in self.model.running() if not life.leaving and life.name != request]
+        for name in (request, *running[:others]):
+            self.must(self.subject.retract, name)
+            self.model.asked_back.add(name)
         self._interrupt()
 
     @operation(needs="denial", weight=1, when=lambda t, count: count > 0, count=(1, 2))

@@ -28,7 +28,8 @@ class Wrong(NamedTuple):
 
 
 class Books:
-    """What `summary` says of the run behind `ledger`. `busy_ns`: the work of each replica's device; None where it is not known.
+    """What `summary` says of the run behind `ledger`. `busy_ns`: the least and the most work of each replica's device; None where it is not
+    known.
 
     `is_plain`: every engine does all of a request, and no step has failed; only then all that is counted by engine can be recounted.
     """
@@ -37,7 +38,7 @@ class Books:
         self,
         ledger: Ledger,
         summary: dict[str, Any],
-        busy_ns: dict[int, float] | None,
+        busy_ns: dict[int, tuple[float, float]] | None,
         *,
         is_plain: bool,
         has_faults: bool,
@@ -174,9 +175,10 @@ class Books:
             return
         shares = self.summary["device_busy_share_per_replica"]
         for replica, share in enumerate(shares):
-            should = self.busy_ns[replica] / self.duration_ns
-            if abs(share - should) > 1e-6 * should + 1e-9 + 10 * len(self.ledger.steps) / self.duration_ns:
-                yield Wrong(f"device_busy_share of replica {replica}", share, should)
+            least, most = (min(ns / self.duration_ns, 1.0) for ns in self.busy_ns[replica])
+            off = max(least - share, share - most)
+            if off > 1e-6 * most + 1e-9 + 10 * len(self.ledger.steps) / self.duration_ns:
+                yield Wrong(f"device_busy_share of replica {replica}", share, f"{least} … {most}")
         if not _near(self.summary["device_busy_share"], sum(shares) / len(shares)):
             yield Wrong("device_busy_share", self.summary["device_busy_share"], f"the mean of {shares}")
 

@@ -78,6 +78,13 @@ class Service:
     link_mbps: int = 10_000  # from the clients to each engine
     clients: int = 0  # so many clients, each with one request at a time; 0: requests come at their times
     cancels: int = 0  # permille of the requests whose client leaves within a few hundredths of a second
+    deadline_ms: int = 0  # a client that waits as long leaves, too; 0: none does
+    jitter: int = 0  # permille: the standard deviation of a step's device time over its mean, which is the time without
+
+    @property
+    def has_leavers(self) -> bool:
+        """Whether clients may leave before their request has ended."""
+        return bool(self.cancels or self.deadline_ms)
 
 
 @dataclass(frozen=True, slots=True)

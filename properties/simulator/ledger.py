@@ -76,7 +76,8 @@ class StepDone:
 class Ledger:
     """`lives` in the order of arrival, `steps` in that of commits.
 
-    `moments`: per replica ("plan", step), ("commit", step), and ("reset", time in ns) where an engine goes on after a failure.
+    `moments`: per replica ("plan", step), ("commit", step), ("lost", time in ns) where the oldest step fails, and ("reset", time in ns)
+    where an engine goes on after that.
     """
 
     def __init__(self, lines: Iterable[str]) -> None:
@@ -152,12 +153,11 @@ class Ledger:
     def _abort(self, replica: int, record: dict[str, Any]) -> None:
         name = record["id"]
         life = self.lives.get(name)
-        if life is None or life.end:
-            return
-        if (replica, name) in self._row_of:
+        if (replica, name) in self._row_of:  # also where another engine has ended it
             self._leaving[replica].append(name)
             self._leave(replica, name, record["ns"])
-        life.end, life.end_ns = "abort", record["ns"]
+        if life is not None and not life.end:
+            life.end, life.end_ns = "abort", record["ns"]
 
     def _plan(self, replica: int, record: dict[str, Any]) -> None:
         for name in record.get("retracted", ()):
@@ -210,6 +210,7 @@ class Ledger:
         self.moments[replica].append(("commit", step))
 
     def _lost(self, replica: int, record: dict[str, Any]) -> None:
+        self.moments[replica].append(("lost", record["ns"]))
         self._flights[replica].clear()
         self._leaving[replica].clear()
         for name in record.get("retracted", ()):

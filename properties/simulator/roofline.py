@@ -323,10 +323,13 @@ class Late(NamedTuple):
 
 
 class Clockwork:
-    """The replicas of one run. `busy_ns` per replica is the work of its device."""
+    """The replicas of one run. Per replica: `busy_ns`, the least work of its device, and `lost_ns`, what it may have done beside that in
+    steps that failed. `spread_ns`: the root of the summed squares of its rounds' times."""
 
     def __init__(self, ledger: Ledger, roofline: Roofline) -> None:
         self.busy_ns: dict[int, float] = {}
+        self.lost_ns: dict[int, float] = {}
+        self.spread_ns: dict[int, float] = {}
         self.roofline = roofline
         self.host: Mapping[str, Any] = roofline.machine["host"]
         self.late: Late | None = None
@@ -353,12 +356,19 @@ class Clockwork:
         return self.roofline.step_ns(chunks, decode)
 
     def _follow(self, replica: int, moments: list[tuple[str, Any]]) -> None:
-        cpu_ns = device_ns = busy_ns = 0.0
+        cpu_ns = device_ns = busy_ns = lost_ns = squares = 0.0
         launched: deque[list[Any]] = deque()  # [step, when it was launched]
         for kind, what in moments:
             if kind == "reset":
                 cpu_ns = device_ns = what
                 launched.clear()
+            elif kind == "lost":
+                # It failed while the host waited for it, or had done so before the host looked.
+                ran_ns = max(what - max(device_ns, launched[0][1]), 0.0)
+                if what > cpu_ns + NEAR_NS:
+                    busy_ns += ran_ns
+                else:
+                    lost_ns += ran_ns
             elif kind == "plan":
                 cpu_ns = what.planned_ns + self.plan_ns(what)
                 launched.append([what, cpu_ns])
@@ -368,6 +378,7 @@ class Clockwork:
                 for number, at_ns in enumerate(step.ends_ns):
                     took_ns = self.device_ns(step, number)
                     busy_ns += took_ns
+                    squares += took_ns * took_ns
                     device_ns = max(device_ns, launch_ns) + took_ns
                     if number and behind is not None:  # the host has planned the next round before it takes this one
                         cpu_ns = step.ends_ns[number - 1] + self.plan_ns(step)
@@ -383,7 +394,7 @@ class Clockwork:
                     cpu_ns = at_ns
                 if behind is not None:
                     behind[1] = launch_ns
-        self.busy_ns[replica] = busy_ns
+        self.busy_ns[replica], self.lost_ns[replica], self.spread_ns[replica] = busy_ns, lost_ns, squares**0.5
 
     def _next_launch(
         self, step: StepDone, number: int, launch_ns: float, at_ns: int, behind: list[Any] | None

@@ -89,9 +89,11 @@ class Traffic:
 
     def _clients(self) -> Iterator[tuple[str, str]]:
         most, moments = self.service.clients, []
+        if self.service.has_leavers and not self.links_work:
+            return  # a client may leave unheard
         for life in self.ledger.lives.values():
-            # after the client has gone on to its next request
-            heard_ns = self._most_ns_on_a_link if life.end == "abort" else 0
+            leaves = life.end == "abort" or life.id in self.answer.books["patience"]
+            heard_ns = self._most_ns_on_a_link if leaves else 0  # after the client has gone on to its next request
             if self.links_work or not heard_ns:
                 moments += [(life.arrival_ns, 1), (max(life.arrival_ns, life.end_ns - heard_ns), -1)]
         now = 0
@@ -136,10 +138,13 @@ class Traffic:
         """Find a client that leaves and is not heard, or one whose request is given up before it leaves."""
         if self.service.faults is not None:
             return
+        limit_ns = self.service.deadline_ms * 10**6
         for number, (time_ns, _, _) in enumerate(self.answer.arrivals):
             life, waits_ns = self.ledger.lives.get(f"r{number}"), self.answer.books["patience"].get(f"r{number}")
             if life is None:
                 continue
+            if limit_ns and (waits_ns is None or waits_ns > limit_ns):
+                yield f"the client of {life.id} would wait for {waits_ns} ns", f"{limit_ns} ns at most"
             if life.end == "abort" and (waits_ns is None or life.end_ns < time_ns + waits_ns):
                 yield f"{life.id} is given up at {life.end_ns} ns", "its client's leave, and no earlier"
             if waits_ns is not None:

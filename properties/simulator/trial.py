@@ -37,6 +37,7 @@ EXPONENTIAL = tuple(max(1, round(-12 * log(1 - (share + 0.5) / 20))) for share i
 
 ALONE = Service(num_requests=40, arrivals="even", rate_per_ks=10, prompt_lens=(16,), max_running=1)
 
+STEP_FAULTS = ("device.raises", "device.restarts")
 QUIET_FAULTS = ("device.slow", "device.raises", "device.restarts", "link.late", "pool.denied", "pool.retraction")
 """Faults that change nothing of what is asked for."""
 
@@ -73,7 +74,7 @@ def _is_calm(t: SimulatorTrial) -> bool:
 
 def _is_open(t: SimulatorTrial) -> bool:
     """Return whether requests come at their own times, and stay."""
-    return _is_calm(t) and not t.service.clients and not t.service.cancels
+    return _is_calm(t) and not t.service.clients and not t.service.has_leavers
 
 
 def _is_steady(t: SimulatorTrial) -> bool:
@@ -83,7 +84,7 @@ def _is_steady(t: SimulatorTrial) -> bool:
 
 def _has_one_draft(t: SimulatorTrial) -> bool:
     """Return whether what a request gets in a round follows from that request alone."""
-    return not t.config.adaptive and not t.service.clients and not t.service.cancels
+    return not t.config.adaptive and not t.service.clients and not t.service.has_leavers
 
 
 def _may_have_faults(t: SimulatorTrial) -> bool:
@@ -188,21 +189,50 @@ class SimulatorTrial(Trial):
         crowd = {"rate_per_ks": 10**6, "prompt_lens": (40, 64), "clients": 0} if link_mbps < CROWDED_MBPS else {}
         return self._become(policy=policy, link_mbps=link_mbps, **crowd) and self._run_once()
 
-    @operation(needs="books", weight=5, clients=(0, 3, 1), cancels=(0, 700, 700))
-    def clients(self, clients: int, cancels: int) -> bool:
-        """Let its requests come from so many clients, or at their times; permille of them, long ones, are given up. Then run it."""
-        long = {"output_lens": (30,)} if cancels else {}
-        return self._become(clients=clients, cancels=cancels, **long) and self._run_once()
+    @operation(needs="books", weight=5, clients=(0, 3, 1), cancels=(0, 700, 700), deadline_ms=(0, 0, 20, 40))
+    def clients(self, clients: int, cancels: int, deadline_ms: int = 0) -> bool:
+        """Let its requests come from so many clients, or at their times; permille of them, long ones, are given up, and all that wait
+        for so long. Then run it."""
+        long = {"output_lens": (30,)} if cancels or deadline_ms else {}
+        return self._become(clients=clients, cancels=cancels, deadline_ms=deadline_ms, **long) and self._run_once()
 
-    @operation(needs="goodput", weight=3, ttft_ms=(0, 10, 20, 50), e2el_ms=(0, 20, 50, 100))
-    def demand(self, ttft_ms: int, e2el_ms: int) -> bool:
-        """Demand these limits of a good request; 0: no demand."""
-        return self._become(slo_ttft_ms=ttft_ms, slo_e2el_ms=e2el_ms)
+    @operation(needs="books", weight=2, requests=(8, 4), jitter=(1000, 300))
+    def fluctuate(self, requests: int, jitter: int) -> bool:
+        """Run so many long requests, with device times that vary by so many permille."""
+        if not 1 <= requests <= MAX_REQUESTS or jitter < 0:
+            return False
+        plain = {
+            "faults": None,
+            "clients": 0,
+            "cancels": 0,
+            "deadline_ms": 0,
+            "prompt_lens": (5,),
+            "output_lens": (120,),
+        }
+        pages = -(-1024 // self.config.page_size)
+        varied = replace(self.service, num_requests=requests, jitter=jitter, pages=pages, max_running=1, **plain)
+        self._simulate(self.subject.run, varied)
+        return True
 
-    @operation(needs="faults", weight=5, when=lambda t, percent: _may_have_faults(t), percent=(30, 10))
-    def trouble(self, percent: int) -> bool:
-        """Put every kind of fault of links and clients into the service's plan, and run it."""
+    @operation(needs="goodput", weight=4, ttft_ms=(0, 10, 20, 50), e2el_ms=(0, 20, 50, 100), is_tight=(False, True))
+    def demand(self, ttft_ms: int, e2el_ms: int, is_tight: bool = False) -> bool:
+        """Demand these limits of a good request; 0: no demand. `is_tight`: of eight requests, some larger than the pool. Then run it."""
+        pages = -(-64 // self.config.page_size)
+        tight = {"num_requests": 8, "prompt_lens": (5, 64), "output_lens": (4,), "pages": pages} if is_tight else {}
+        return self._become(slo_ttft_ms=ttft_ms, slo_e2el_ms=e2el_ms, **tight) and self._run_once()
+
+    @operation(
+        needs="faults",
+        weight=10,
+        when=lambda t, percent, fails=False: _may_have_faults(t),
+        percent=(30, 10),
+        fails=(False, True),
+    )
+    def trouble(self, percent: int, fails: bool = False) -> bool:
+        """Put every kind of fault of links and clients into the service's plan, or all by which steps fail, and run it."""
         kinds = dict.fromkeys((kind for kind in FAULTS if kind.startswith(("link", "client"))), 10 * percent)
+        if fails:
+            kinds = dict.fromkeys(STEP_FAULTS, 6 * percent)
         return self._become(faults=tuple({**dict(self.service.faults or ()), **kinds}.items())) and self._run_once()
 
     @operation(
@@ -397,5 +427,6 @@ def _makes_sense(service: Service) -> bool:
         and service.link_mbps >= 1
         and 0 <= service.clients <= MAX_REQUESTS
         and 0 <= service.cancels <= 1000
+        and min(service.deadline_ms, service.jitter) >= 0
         and all(kind in FAULTS and 0 <= permille <= 1000 for kind, permille in service.faults or ())
     )

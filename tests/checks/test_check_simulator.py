@@ -64,6 +64,14 @@ def test_a_service_in_trouble_holds_in_every_way(overlap):
     assert faulty.events != trial.moment.runs[0].events and faulty.summary["retractions"] > 0
 
 
+def test_a_client_may_leave_between_the_arrival_of_its_kv_and_the_next_step():
+    """The metrics took such a request for a waiting one, and had one less than none in the end."""
+    trial = started(SimulatorConfig(pools=(1, 1)))
+    assert trial.load(2, "even", 1, (40,), (1,), 0) and trial.clients(0, 0, 20)
+    assert any(request.reason == "aborted" for request in trial.moment.runs[0].requests)
+    trial.check()
+
+
 @pytest.mark.parametrize("services", ["constant", "exponential"])
 def test_queues_wait_as_they_must(services):
     trial = started()

@@ -18,6 +18,9 @@ from ..registry import Finding, checks
 from ..registry import Outcome as Verdict
 
 CONTRACT = "simulator"
+SURELY = 6
+"""Standard deviations that a sum of device times, each with a long tail, may be off."""
+
 STEP_FAULTS = ("device.raises", "device.restarts")
 
 
@@ -70,7 +73,13 @@ def the_report_is_that_of_the_log(m: Moment) -> Verdict:
 def _report(reading: Reading) -> Finding | None:
     answer = reading.answer
     has_faults = bool(reading.kinds)
-    busy_ns = None if has_faults else reading.clockwork.busy_ns
+    work, spread = reading.clockwork, SURELY * answer.service.jitter / 1000
+    busy_ns = None
+    if "device.slow" not in reading.kinds:
+        busy_ns = {
+            r: (ns - spread * work.spread_ns[r], ns + work.lost_ns[r] + spread * work.spread_ns[r])
+            for r, ns in work.busy_ns.items()
+        }
     is_plain = not reading.has_pools and reading.kinds.isdisjoint(STEP_FAULTS)
     books = Books(reading.ledger, dict(answer.books["summary"]), busy_ns, is_plain=is_plain, has_faults=has_faults)
     wrong = next(books.wrong(), None)
@@ -86,8 +95,8 @@ def every_round_takes_its_time(m: Moment) -> Verdict:
 
 def _times(reading: Reading) -> Finding | None:
     clockwork = reading.clockwork
-    late = clockwork.too_fast
-    if late is None and not reading.kinds & {"device.slow", *STEP_FAULTS}:
+    late = clockwork.too_fast if not reading.answer.service.jitter else None
+    if late is None and not reading.answer.service.jitter and not reading.kinds & {"device.slow", *STEP_FAULTS}:
         late = clockwork.late
     if late is not None:
         step = late.step
