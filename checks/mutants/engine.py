@@ -442,9 +442,7 @@ _PLACES = [
     *(PlainEngine, FinishReason, Recovery, StepLimits, giving_way, replace, stream_of),
 ]
 MUTANTS = (
-    *defects("engine", CoreEngine, _PLACES, REQUESTS),
-    *defects("engine", CoreEngine, _PLACES, PLANS, np=np),
-    *defects("engine", CoreEngine, _PLACES, SLOTS),
+    *defects("engine", CoreEngine, _PLACES, REQUESTS + PLANS + SLOTS, np=np),
     *defects("engine", PlainEngine, _PLACES, PLAIN),
     *defects("engine", CoreEngine, _PLACES, WAITING, STOP=STOP),
     *defects("engine", CoreEngine, _PLACES, FAILURES + RESERVES, _end=_end),
