@@ -74,13 +74,14 @@ class ExecutorConfig:
             topk=topk,
             num_draft_tokens=nodes,
             adaptive=steps > 0 and choose((False, False, False, True)),
-            page_size=choose((1, 2, 4, 16)),
+            page_size=(page_size := choose((1, 2, 4, 16))),
             max_running=choose((1, 1, 2, 3)),
             chunk_size=choose((64, 64, 5, 8)),
             block_rounds=choose((1, 1, 3, 8)),
             overlap=choose((False, True)),
             mixed=choose((True, False)),
-            prefix_cache=choose((False, True)),
+            # Behind a cached prefix there is no plain model of what several heads say: most runs of these have none.
+            prefix_cache=choose((False, True)) and (algorithm != WITH_HEADS[-1] or page_size == 1),
             tokens=has.tokens,
         )
         if has.samples:

@@ -79,7 +79,7 @@ def _is_open(t: SimulatorTrial) -> bool:
 
 def _is_steady(t: SimulatorTrial) -> bool:
     """Return whether no slots that a step of several rounds holds are wanted before its end."""
-    return _is_calm(t) and not t.config.has_pools
+    return _is_calm(t) and not t.config.has_pools and not t.service.deadline_ms  # which may be at the end of a round
 
 
 def _has_one_draft(t: SimulatorTrial) -> bool:
@@ -196,7 +196,7 @@ class SimulatorTrial(Trial):
         long = {"output_lens": (30,)} if cancels or deadline_ms else {}
         return self._become(clients=clients, cancels=cancels, deadline_ms=deadline_ms, **long) and self._run_once()
 
-    @operation(needs="books", weight=2, requests=(8, 4), jitter=(1000, 300))
+    @operation(needs="books", weight=6, requests=(8, 4), jitter=(1000, 300))
     def fluctuate(self, requests: int, jitter: int) -> bool:
         """Run so many long requests, with device times that vary by so many permille."""
         if not 1 <= requests <= MAX_REQUESTS or jitter < 0:
