@@ -9,6 +9,7 @@ from foretoken.observe.metrics import RunMetrics
 from foretoken.observe.replay import replay
 from foretoken.sim.assembly import assemble
 from foretoken.sim.disaggregation.cluster import Roles
+from foretoken.sim.disaggregation.pools import pools_of
 from foretoken.sim.run import Simulation
 from foretoken.sim.scenario_file import scenario_from_dict
 
@@ -105,6 +106,15 @@ def test_pools_that_cannot_be_are_refused_before_anything_runs(tables, words):
     with pytest.raises(ConfigError) as caught:
         Simulation(scenario_from_dict(tables, "test"))
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "replicas", "pools"), [("1:1", 2, (1, 1)), ("2:1", 6, (4, 2)), ("3:2", 5, (3, 2))]
+)
+def test_a_ratio_divides_the_replicas(ratio, replicas, pools):
+    tables = {"disaggregation": {"ratio": ratio}, "hardware": {"replicas": replicas}}
+    found = pools_of(scenario_from_dict(tables, "test"))
+    assert (found.num_prefill, found.num_decode, found.num_both) == (*pools, 0)
 
 
 ONE = merged(

@@ -9,8 +9,8 @@ from foretoken.core.contract.request import FinishReason, Request
 from foretoken.core.errors import ConfigError, InvariantViolation
 from foretoken.core.handoff import DecodeSide, HandoffTiming, PageFormat
 from foretoken.core.handoff.life import DECODE_TRANSITIONS, ENDED, PREFILL_TRANSITIONS, TransferCounts, TransferState
-from foretoken.core.handoff.messages import Accept, Cancel, CancelAck, Offer, TransferKey
-from foretoken.core.handoff.side import Deadlines
+from foretoken.core.handoff.messages import Accept, Cancel, CancelAck, Offer, Page, PageSeal, TransferKey
+from foretoken.core.handoff.side import Deadlines, WritePage
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.config import EngineConfig, EngineRole
 from foretoken.core.scheduler.engine import Engine
@@ -162,6 +162,16 @@ def test_a_late_message_gives_no_room_that_something_else_has_made():
     assert [type(send.message) for send in side.take_actions()] == [CancelAck] and side.counts.ignored == 1
     side.tick(3)
     assert accepted(side) == ["1"]
+
+
+def test_a_page_counts_once():
+    side = crowded(14)
+    key, seal = TransferKey("0", 2, 1), PageSeal(8, 1, 8, 1)
+    assert accepted(side) == ["0"]
+    for _ in range(2):
+        side.receive_pages("prefill0", [(Page(key, 1, 0, seal), seal)], 1)
+    assert side.counts.ignored == 1
+    assert [type(action) for action in side.take_actions()] == [WritePage]
 
 
 # -- tables, deadlines, counters ------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from foretoken.gpu.models.decoder import Capture, Decoder
 from foretoken.gpu.models.eagle import DraftHead, Eagle3Head, EagleHead, PredictionLayer
 from foretoken.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from foretoken.gpu.models.projection import BLOCKS, pack_projections
-from foretoken.gpu.models.tensor_files import SINGLE
+from foretoken.gpu.models.tensor_files import SINGLE, CheckpointError
 from foretoken.gpu.models.weights import initialize
 from foretoken.gpu.ops.torch_ops import TorchOps
 from foretoken.gpu.session.plan import recognise_draft
@@ -168,6 +168,10 @@ def test_a_narrower_eagle3_head_has_embeddings_of_its_own(target: Decoder, tmp_p
     out = again(TOKENS, hidden, DenseAttention([7]))
     torch.testing.assert_close(out.hidden, head(TOKENS, hidden, DenseAttention([7])).hidden)
     assert again.logits(out.logits_hidden).shape == (7, 50)
+    tensors = load_file(tmp_path / SINGLE)
+    save_file({name: tensor for name, tensor in tensors.items() if "embed_tokens" not in name}, tmp_path / SINGLE)
+    with pytest.raises(CheckpointError, match=r"embed_tokens\.weight.*is missing.*another width"):
+        load_draft(tmp_path, EAGLE3, target)
 
 
 @pytest.mark.parametrize("algorithm", [EAGLE, EAGLE3, MULTI_LAYER_EAGLE])

@@ -130,6 +130,11 @@ class TestWorkload:
         endless = SyntheticWorkload(FixedLength(9), FixedLength(4), concurrency=8)
         assert len(list(itertools.islice(endless, 20_000))) == 20_000
 
+    def test_the_longest_prompt_leaves_room_for_an_output_of_the_mean_length(self):
+        prompts = {"prompt": {"mean": 9000.0, "sigma": 1.0}, "output": {"kind": "fixed", "value": 500}}
+        scenario = scenario_from_dict({"workload": prompts | {"num_requests": 300}}, "test")
+        assert max(arrival.prompt.length for arrival in make_workload(scenario, 4096)) == 4096 - 500
+
     def test_a_ramp_ends_at_twice_its_rate_unless_told_otherwise(self):
         for told, expected in (({}, 6000), ({"end_rate": 20.0}, 3000)):
             table = {"arrivals": "ramp", "rate": 40.0, "ramp_s": 100.0, "num_requests": 7000, **told}
