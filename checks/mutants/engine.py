@@ -70,7 +70,7 @@ AbortsLater (ENGINE-13): An abort is noted, and carried out when the request end
         - or record.state is RequestState.LEAVING
         + or record.state is RequestState.LEAVING or (record.row and not self.requests.leaving)
 
-GivesOneTokenMore (ACCEPT-11): The length at which a request ends is that of its KV, one short of its text.
+GivesOneTokenMore (ACCEPT-11, ENGINE-02): The length at which a request ends is that of its KV, one short of its text.
     DecodeRounds.join = good(self, row, kv_len, end_len + 1, single_round)
 
 MasksTheStopByTheCap (ACCEPT-10): A run that reaches the length cap ends by length, whatever its last token is.

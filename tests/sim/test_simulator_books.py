@@ -92,6 +92,7 @@ def test_the_books_are_those_of_the_run(mode, pools, way):
     clockwork = Clockwork(ledger, Roofline(machine_of(simulation.assembly)))
     assert clockwork.late is None and clockwork.too_fast is None
     summary = summarize_run(scenario, report, metrics)
-    books = Books(ledger, summary, clockwork.busy_ns, is_plain=not pools, has_faults=False)
+    busy_ns = {replica: (ns, ns) for replica, ns in clockwork.busy_ns.items()}
+    books = Books(ledger, summary, busy_ns, is_plain=not pools, has_faults=False)
     assert list(books.wrong()) == [] and len(ledger.completed) > 5
     assert {life.end for life in ledger.lives.values()} >= {"stop", "abort"}
