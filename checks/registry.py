@@ -42,7 +42,7 @@ OURS: dict[str, dict[str, int]] = {
     "step-controller": {
         "foretoken.checks.adapters.step_controller:make_fixed": 20_000,
         "foretoken.checks.adapters.step_controller:make_ema": 15_000,
-        "foretoken.checks.adapters.step_controller:make_goodput": 2_000,
+        "foretoken.checks.adapters.step_controller:make_goodput": 1_600,
     },
     "engine": {
         "foretoken.checks.adapters.core_engine:make": 45_000,
@@ -51,11 +51,11 @@ OURS: dict[str, dict[str, int]] = {
     "executor": {
         "foretoken.checks.executor.reference_subject:make": 3_000,
         "foretoken.checks.executor.simulated_subject:make": 3_000,
-        "foretoken.checks.executor.torch_subject:make": 1_300,
+        "foretoken.checks.executor.torch_subject:make": 1_150,
     },
     "block-manager": {"foretoken.checks.manager.plain:make": 15_000},
-    "transport": {"foretoken.checks.transport.handoff_subject:make": 8_000},
-    "simulator": {"foretoken.checks.adapters.simulator:make": 500},
+    "transport": {"foretoken.checks.transport.handoff_subject:make": 7_000},
+    "simulator": {"foretoken.checks.adapters.simulator:make": 420},
 }
 """Contract -> our components, under the names that reports and cases have. Each can be loaded if what it needs is installed. The number
 is that of the operations of a check without a budget: more where a component has more states, about a minute in all on two cores."""
