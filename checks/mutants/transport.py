@@ -52,15 +52,15 @@ KeepsTheRequest (HANDOFF-08, HANDOFF-03): When the other worker is gone its tran
 CountsNoCancelled (HANDOFF-05): Cancelled transfers are in no counter.
     TransferCounts.end = None if state is TransferState.CANCELLED else good(self, state)
 
-OldGenerations (HANDOFF-04, HANDOFF-01, HANDOFF-02, ANSWER, HANDOFF-03): A worker that begins anew counts from the same generation: what was sent to
-the old one is taken for its own.
+OldGenerations (HANDOFF-04, HANDOFF-01, HANDOFF-02, ANSWER, HANDOFF-03): A worker that begins anew counts from the same generation:
+what was sent to the old one is taken for its own.
     PrefillSide.__init__ = good(self, engine, page_format, 1, timing)
 
 ReleasesWhatIsRead (HANDOFF-02): A row is released with the last answer, though the link still reads its pages.
     PrefillSide._release_when_read = self._finish(transfer, transfer.end, now_ns)
 
-ForgetsReaders (HANDOFF-02, HANDOFF-07, ANSWER, HANDOFF-03): A retry counts the pages that are read anew; those of the attempt before are read on,
-uncounted.
+ForgetsReaders (HANDOFF-02, HANDOFF-07, ANSWER, HANDOFF-03): A retry counts the pages that are read anew; those of the attempt
+before are read on, uncounted.
     PrefillSide._retry:
         transfer.num_reading = 0
         good(self, transfer, why, now_ns)
