@@ -108,9 +108,7 @@ def test_pools_that_cannot_be_are_refused_before_anything_runs(tables, words):
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("ratio", "replicas", "pools"), [("1:1", 2, (1, 1)), ("2:1", 6, (4, 2)), ("3:2", 5, (3, 2))]
-)
+@pytest.mark.parametrize(("ratio", "replicas", "pools"), [("1:1", 2, (1, 1)), ("2:1", 6, (4, 2)), ("3:2", 5, (3, 2))])
 def test_a_ratio_divides_the_replicas(ratio, replicas, pools):
     tables = {"disaggregation": {"ratio": ratio}, "hardware": {"replicas": replicas}}
     found = pools_of(scenario_from_dict(tables, "test"))
