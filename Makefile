@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 demo: .venv/.planning
 	$(BIN)/python examples/capacity.py
 	$(BIN)/foretoken plan examples/chat_on_h100.toml --set hardware.kernels=roofline --try speculation.steps=0,1,3 \
-		--slo 'ttft_p99<500ms,tpot_p99<15ms' --requests 200 --seeds 2 --out $(RUN_DIR)/plan
+		--slo 'ttft_p99<500ms,tpot_p99<15ms' --requests 200 --seeds 3 --out $(RUN_DIR)/plan
 	$(BIN)/foretoken simulate examples/chat_on_h100.toml --out $(RUN_DIR)
 	@$(MAKE) --no-print-directory .venv/.gpu
 	$(BIN)/foretoken tiny $(RUN_DIR)/pair --time-budget-s 60
