@@ -333,7 +333,8 @@ class EngineActor:
     def _run_block(self, flight: Flight) -> Generator[simpy.Event, None, StepResult]:
         """Run a block until it ends, or to the first round boundary at which the CPU, planning, would see what has arrived."""
         drawn, step = flight.drawn, flight.step
-        times = self._overlap_times(flight) if self.engine.pipeline_depth > 1 else self._synchronous_times(flight)
+        has_tail = len(self._flights) > 1  # none in synchronous mode, nor where a step behind the block got no KV
+        times = self._overlap_times(flight) if has_tail else self._synchronous_times(flight)
         started_ns = max(self._device_free_ns, flight.launched_ns)
         rounds, asked = drawn.rounds, False
         if not self.env.passed(int(times.commit_end_ns[-1])):
@@ -347,7 +348,7 @@ class EngineActor:
             self._in_block = False
         self._device_free_ns = int(times.device_end_ns[rounds - 1])
         self._cpu_free_ns = self.env.now
-        if len(self._flights) > 1:
+        if has_tail:
             self._flights[1].launched_ns = int(times.next_launch_ns[rounds - 1])
         self.device.busy_ns += int(np.add.reduce(drawn.device_ns[:rounds]))
         self.rounds += rounds

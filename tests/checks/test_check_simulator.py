@@ -72,6 +72,13 @@ def test_a_client_may_leave_between_the_arrival_of_its_kv_and_the_next_step():
     trial.check()
 
 
+def test_no_round_of_a_block_is_planned_ahead_when_the_step_behind_it_got_no_kv():
+    """The simulator took the time at which an earlier step had been planned, and the next round began too soon."""
+    trial = started(SimulatorConfig(16, 0, overlap=True))
+    assert trial.load(8, "even", 46, (1, 64), (29,), 3) and trial.plan("pool.denied", 1) and trial.run()
+    trial.check()
+
+
 @pytest.mark.parametrize("services", ["constant", "exponential"])
 def test_queues_wait_as_they_must(services):
     trial = started()
