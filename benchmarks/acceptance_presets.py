@@ -8,19 +8,17 @@ by Gauss-Newton on simulated rounds. Trees: one parameter, the draft's confidenc
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from foretoken.core.acceptance.fit import simulate_rounds
 from foretoken.core.acceptance.presets import PRESETS, AcceptancePreset
 from foretoken.core.acceptance.process import GaussianAcceptance
+from points import read_rows
 
-PUBLISHED = Path(__file__).parent / "published" / "acceptance.csv"
 DEPTHS = 8
 TAILS = {
     ("NGRAM", "edit"): (0.914, 0.946, 0.971, 0.971)
@@ -33,10 +31,9 @@ Row = tuple[int, int, int, float]  # steps, topk, nodes, accept length
 def published() -> dict[tuple[str, str, str], list[Row]]:
     """Return the rows of each (algorithm, family, text)."""
     rows = defaultdict(list)
-    with PUBLISHED.open(newline="") as file:
-        for row in csv.DictReader(file):
-            shape = int(row["steps"]), int(row["topk"]), int(row["num_draft_tokens"]), float(row["accept_length"])
-            rows[row["algorithm"], row["family"], row["text"]].append(shape)
+    for row in read_rows("acceptance.csv"):
+        shape = int(row["steps"]), int(row["topk"]), int(row["num_draft_tokens"]), float(row["accept_length"])
+        rows[row["algorithm"], row["family"], row["text"]].append(shape)
     return dict(rows)
 
 

@@ -12,190 +12,29 @@ page alone, unless `--write` is given, and then the page says so.
 from __future__ import annotations
 
 import argparse
-import csv
-import hashlib
-import json
 import os
-import re
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
-from functools import cache
+from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
-import numpy as np
+from accuracy_runs import MEASURED, OTHERS, ROOFLINE, Outcome, failure_text, simulate_all
 from fit_expert_independence import distinct_experts, published_counts
 from foretoken.core.errors import ForetokenError
 from foretoken.sim.assembly import assemble
-from foretoken.sim.calibration.fit import spreads
-from foretoken.sim.calibration.least_squares import Parameter, fit_parameters, left_out_errors
-from foretoken.sim.cost.calibration import LAUNCH_TIMES
 from foretoken.sim.cost.forward import EXPERT_INDEPENDENCE
-from foretoken.sim.cost.measured.tables import cache_folder
-from foretoken.sim.cost.server import PROFILES
 from foretoken.sim.scenario_file import scenario_from_dict
-from foretoken.simulation import run_scenario  # at once: worker processes are forked with all that they need
-from points import DEVICE, Estimate, Point, estimate, plain_points, profile_with, read_rows, round_points
+from foretoken.simulation import run_scenario
+from pages import write_block
+from points import Point, plain_points, read_rows, round_points
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "accuracy.md"
-LEFT_OUT = Path(__file__).parent / "left_out.csv"
-ROOFLINE, MEASURED, OTHERS, CALIBRATED = "roofline", "measured", "left out", "calibrated"
-LEAST_TO_CALIBRATE = 4  # points of a data set
 QUEUED_MS = 5_000
 """Where the first token takes longer on average, requests wait for memory, or for what settings that were not published allow."""
 VERIFIED_MODEL, VERIFIED_NODES = "deepseek-v4-flash", 4  # 256 requests had 1,024 tokens
 GRAPHS = (1, 2, 4, *range(8, 1025, 8))
 BEYOND_GRAPHS = 2048
 SMALL = 0.02  # speed-ups nearer to 1 have no sign that a benchmark could tell
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A simulation to make: a point, and the times of passes."""
-
-    point: Point
-    column: str
-
-    @property
-    def key(self) -> str:
-        profile = repr(PROFILES[self.point.server])
-        text = json.dumps([asdict(self.point), self.column, self.times(), profile], sort_keys=True)
-        return hashlib.sha256((_sources() + text).encode()).hexdigest()[:24]
-
-    def times(self) -> dict[str, float]:
-        """Return the times of the launch that were fitted without this point's model and shape."""
-        return left_out_times(self.point) if self.column == OTHERS else {}
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A point's published and simulated time per output token of a client, and time to first token, in ms; or why there is none."""
-
-    point: Point
-    published_ms: float
-    ms: float | None = None
-    ttft_ms: float | None = None
-    failure: str = ""
-
-    @property
-    def error(self) -> float:
-        """Simulated / published − 1."""
-        return self.ms / self.published_ms - 1
-
-
-def run(job: Job) -> dict[str, Any]:
-    """Simulate a job. Returns its times, or the message of what cannot be simulated."""
-    kernels = ROOFLINE if job.column == ROOFLINE else MEASURED
-    try:
-        with profile_with(job.point.server, **job.times()):
-            measured = job.point.measured(run_scenario(job.point.scenario(kernels), {}))
-    except ForetokenError as error:
-        return {"failure": str(error).splitlines()[-1].strip().split(";")[0]}
-    return {"ms": measured.token_ms, "ttft_ms": measured.first_token_ms}
-
-
-# -- running ----------------------------------------------------------------------------------------------------------
-
-
-@cache
-def _sources() -> str:
-    """Return a digest of the code that a simulation depends on, but for the profiles, of which it depends on one."""
-    folders = (ROOT / name for name in ("core", "sim", "observe"))
-    files = sorted(path for folder in folders for path in folder.rglob("*.py") if path.name != "server.py")
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
-
-
-def outcomes(jobs: Sequence[Job], workers: int) -> dict[Job, dict[str, Any]]:
-    """Return the result of every job, from the cache or simulated by `workers` processes."""
-    folder = cache_folder("accuracy")
-    folder.mkdir(parents=True, exist_ok=True)
-    found: dict[Job, dict[str, Any]] = {}
-    for job in jobs:
-        path = folder / f"{job.key}.json"
-        if path.is_file():
-            found[job] = json.loads(path.read_text(encoding="utf-8"))
-    missing = [job for job in jobs if job not in found]
-    with ProcessPoolExecutor(workers) as pool:
-        pending = {pool.submit(run, job): job for job in missing}
-        for count, future in enumerate(as_completed(pending), 1):
-            job = pending[future]
-            found[job] = future.result()
-            partial = folder / f".{job.key}.{os.getpid()}"
-            partial.write_text(json.dumps(found[job]), encoding="utf-8")
-            partial.replace(folder / f"{job.key}.json")
-            if count % 25 == 0 or count == len(missing):
-                print(f"{count:,} of {len(missing):,} simulations", file=sys.stderr, flush=True)
-    return found
-
-
-def simulate_all(points: Sequence[Point], columns: Sequence[str], workers: int) -> dict[str, list[Outcome]]:
-    """Return the outcomes of all points by column, and those of calibrations."""
-    jobs = [[Job(point, column) for point in points] for column in columns]
-    found = outcomes([job for row in jobs for job in row], workers)
-    table = {
-        column: [Outcome(job.point, job.point.published_ms, **found[job]) for job in row]
-        for column, row in zip(columns, jobs, strict=True)
-    }
-    kernels = MEASURED if MEASURED in table else ROOFLINE
-    return table | {CALIBRATED: calibrated(table[kernels], kernels)}
-
-
-def calibrated(rows: Sequence[Outcome], kernels: str) -> list[Outcome]:
-    """Return the outcomes with a calibration by the other points of each data set, as `sim/calibration` fits it: around the profile, with
-    its priors. Simulations are those of `rows`; the estimate has the slopes. The time to the first token is not fitted."""
-    found: dict[Point, Outcome] = {}
-    names = (DEVICE, *LAUNCH_TIMES)
-    for dataset in dict.fromkeys(row.point.dataset for row in rows):
-        own = [row for row in rows if row.point.dataset == dataset and row.ms is not None]
-        if len(own) < LEAST_TO_CALIBRATE:
-            continue
-        estimates = [estimate(row.point, kernels) for row in own]
-        ratios = np.array([row.ms * 1e6 / item.token_ns({}) for row, item in zip(own, estimates, strict=True)])
-        launch, wide = PROFILES[own[0].point.server].launch, spreads()
-        parameters = [
-            Parameter(name, "", getattr(launch, name, 1.0), wide[name], 0.2 if name == DEVICE else 0.0)
-            for name in names
-        ]
-
-        def predict(
-            x: np.ndarray, estimates: Sequence[Estimate] = estimates, ratios: np.ndarray = ratios
-        ) -> np.ndarray:
-            waits = dict(zip(names, map(float, x), strict=True))
-            return ratios * np.array([item.token_ns(waits) for item in estimates]) / 1e6
-
-        fit = fit_parameters(parameters, predict, np.array([row.published_ms for row in own]))
-        errors, _ = left_out_errors(fit, range(len(own)), linearised=True)
-        for row, error in zip(own, errors, strict=True):
-            found[row.point] = replace(row, ms=row.published_ms * (1 + float(error)), ttft_ms=None)
-    missing = f"fewer than {LEAST_TO_CALIBRATE} points that could be simulated"
-    return [found.get(row.point, replace(row, ms=None, ttft_ms=None, failure=row.failure or missing)) for row in rows]
-
-
-def left_out_times(point: Point) -> dict[str, float]:
-    """Return the times of the launch that fit_servers.py found without the point's draft shape, model or tensor parallelism."""
-    if point.steps:
-        groups = [f"{point.algorithm} {point.shape}"]
-    else:
-        groups = [point.model.split("/")[-1].lower(), f"tensor parallel {point.tensor_parallel}", "NONE plain"]
-    known = _left_out()
-    return next((known[point.server, group] for group in groups if (point.server, group) in known), {})
-
-
-@cache
-def _left_out() -> dict[tuple[str, str], dict[str, float]]:
-    with LEFT_OUT.open(newline="", encoding="utf-8") as file:
-        return {
-            (row.pop("server"), row.pop("left_out")): {name: float(text) for name, text in row.items() if text}
-            for row in csv.DictReader(file)
-        }
-
-
-# -- what the tables say ----------------------------------------------------------------------------------------------
 
 
 def percent(values: Iterable[float], of: Callable[[Iterable[float]], float]) -> str:
@@ -362,7 +201,7 @@ def passes_table() -> Iterator[str]:
                 ours = _verify_ms(int(row["tokens"] or BEYOND_GRAPHS), row["gpu"], int(row["tensor_parallel"]), kernels)
                 cells.append(f"{ours:.1f} ({100 * (ours / float(row['verify_ms']) - 1):+.0f} %)")
             except ForetokenError as error:
-                cells.append(str(error).splitlines()[-1].strip().split(";")[0])
+                cells.append(failure_text(error))
         tokens = row["tokens"] or f"{BEYOND_GRAPHS:,} (assumption), not captured"
         yield f"| {name} | {tokens} | {row['verify_ms']} | {' | '.join(cells)} |"
 
@@ -451,17 +290,6 @@ def not_simulated(table: Mapping[str, list[Outcome]]) -> Iterator[str]:
             yield f"* {column}, {count} points. {reason}"
 
 
-def write_blocks(page: Path, blocks: Mapping[str, Iterable[str]]) -> None:
-    """Replace what stands between `<!-- accuracy: NAME -->` and `<!-- end -->` in a page."""
-    text = page.read_text(encoding="utf-8")
-    for name, lines in blocks.items():
-        body = "\n".join(lines)
-        pattern = rf"(<!-- accuracy: {re.escape(name)} -->\n).*?(<!-- end -->)"
-        text, count = re.subn(pattern, lambda match: f"{match[1]}{body}\n{match[2]}", text, flags=re.DOTALL)  # noqa: B023
-        assert count == 1, f"{page} has {count} blocks called {name!r}"
-    page.write_text(text, encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", type=int, default=1, help="take each N-th point of plain.csv, and only print")
@@ -493,7 +321,8 @@ def main() -> None:
     for name, lines in blocks.items():
         print(f"\n{name}\n", *lines, sep="\n")
     if (arguments.every == 1 or arguments.write) and len(columns) > 1:
-        write_blocks(PAGE, blocks)
+        for name, lines in blocks.items():
+            write_block("accuracy.md", f"accuracy: {name}", lines)
 
 
 def _plain_group(point: Point) -> str:

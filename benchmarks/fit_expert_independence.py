@@ -12,16 +12,13 @@ a fixed time and a time per distinct expert. It supports the shape, but fits any
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from foretoken.sim.cost.forward import EXPERT_INDEPENDENCE
+from points import read_rows
 from scipy.optimize import minimize_scalar, nnls
-
-PUBLISHED = Path(__file__).parent / "published"
 
 
 class Count(NamedTuple):
@@ -35,9 +32,8 @@ class Count(NamedTuple):
 
 def published_counts() -> list[Count]:
     """Return the rows of experts.csv."""
-    with (PUBLISHED / "experts.csv").open(newline="", encoding="utf-8") as file:
-        names = ("experts", "experts_per_token", "tokens")
-        return [Count(*(int(row[n]) for n in names), float(row["distinct_experts"])) for row in csv.DictReader(file)]
+    names = ("experts", "experts_per_token", "tokens")
+    return [Count(*(int(row[n]) for n in names), float(row["distinct_experts"])) for row in read_rows("experts.csv")]
 
 
 def distinct_experts(experts: int, per_token: int, tokens: float, independence: float) -> float:
@@ -58,8 +54,7 @@ def fit(counts: Sequence[Count]) -> float:
 
 def verify_curve() -> tuple[np.ndarray, np.ndarray]:
     """Return tokens and milliseconds of the verify passes at batch 1."""
-    with (PUBLISHED / "verify_times.csv").open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["batch_size"] == "1"]
+    rows = [row for row in read_rows("verify_times.csv") if row["batch_size"] == "1"]
     return np.array([float(row["tokens"]) for row in rows]), np.array([float(row["verify_ms"]) for row in rows])
 
 

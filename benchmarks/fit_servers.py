@@ -46,7 +46,7 @@ from foretoken.sim.cost.host import FULL_GRAPH, LaunchCost
 from foretoken.sim.cost.measured import measured_tables
 from foretoken.sim.cost.round import GREEDY, RoundCost
 from foretoken.sim.cost.server import PROFILES
-from points import DEVICE, Estimate, Point, estimate, plain_points, profile_with, round_points
+from points import DEVICE, Estimate, Point, estimate, plain_points, profile_with, read_csv, round_points
 from scipy.optimize import least_squares, nnls
 
 WAITS: dict[str, tuple[str, ...]] = {
@@ -313,8 +313,7 @@ def print_rounds(server: str) -> dict[str, dict[str, float]]:
 def write_left_out(found: dict[str, dict[str, dict[str, float]]]) -> None:
     """Write the times that were fitted without each group of a server; rows of other servers stay."""
     names = ("server", "left_out", *SCALES, *SHARES, "eagle3_step_ns")
-    with LEFT_OUT.open(newline="", encoding="utf-8") as file:
-        rows = [{name: row.get(name) for name in names} for row in csv.DictReader(file) if row["server"] not in found]
+    rows = [{name: row.get(name) for name in names} for row in read_csv(LEFT_OUT) if row["server"] not in found]
     for server, groups in found.items():
         for group, times in groups.items():
             rows.append(

@@ -243,7 +243,11 @@ def round_points() -> list[Point]:
 
 def read_rows(name: str) -> list[dict[str, str]]:
     """Return the rows of a file of `published`."""
-    with (PUBLISHED / name).open(newline="", encoding="utf-8") as file:
+    return read_csv(PUBLISHED / name)
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 

@@ -27,12 +27,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from pages import write_block
 
 ROOT = Path(__file__).resolve().parents[1]
 LARGE = ("model.target='llama-3.1-70b'", "hardware.tensor_parallel=4")
 """Some thousand tokens per second for 256 streams."""
-DOCS = ROOT / "docs/serve.md"
-BEGIN, END = "<!-- measured -->\n", "<!-- end -->\n"
 RAMP_S = 5.0
 """Over which streams begin, one by one; delays are counted from its end on."""
 READ_EVERY_S = 0.004
@@ -176,13 +175,10 @@ def main() -> None:
         "processor of the server": f"{used_s / took:.0%} of one core, {1e6 * used_s / len(delays_ms):.0f} µs per event",
         "memory after a third, at the end": f"{settled[0] / 2**20:,.0f}, {settled[-1] / 2**20:,.0f} MiB",
     }
-    table = "".join(f"| {name} | {value} |\n" for name, value in {"measured": "value", "---": "---", **rows}.items())
-    print(table, end="")
+    table = [f"| {name} | {value} |" for name, value in {"measured": "value", "---": "---", **rows}.items()]
+    print(*table, sep="\n")
     if asked.write:
-        before, begin, rest = DOCS.read_text(encoding="utf-8").partition(BEGIN)
-        _, end, after = rest.partition(END)
-        assert begin and end, "docs/serve.md has no place for the table"
-        DOCS.write_text(before + begin + table + end + after, encoding="utf-8")
+        write_block("serve.md", "measured", table)
     sys.exit(bool(lost))
 
 

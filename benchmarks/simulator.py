@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -29,8 +28,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from foretoken import simulate
+from pages import write_block
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
 NONE = ("speculation.algorithm=NONE",)
 CHAIN = ("speculation.policy=fixed", "speculation.steps=3")
 SYNCHRONOUS = "engine.mode=synchronous"
@@ -221,11 +220,7 @@ def main() -> None:
             print(line, flush=True)
         print()
         if given.write:
-            whole, place = (
-                DOCUMENT.read_text(encoding="utf-8"),
-                re.compile(rf"(?<=<!-- measured {name} -->\n).*?(?=\n\n)", re.DOTALL),
-            )
-            DOCUMENT.write_text(place.sub(lambda _, lines=lines: "\n".join(lines), whole), encoding="utf-8")
+            write_block("benchmarks.md", f"measured {name}", lines)
 
 
 if __name__ == "__main__":

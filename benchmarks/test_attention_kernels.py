@@ -110,8 +110,7 @@ def test_decode_attention(benchmark, bandwidth, length):
     q = torch.randn(1, HEADS, HEAD_DIM, device="cuda", dtype=DTYPE)
     queries = DecodeBatch(pools.table, pools.rows, pools.lens, pools.lens, pools.lens, length)
     calls = [
-        lambda i=i: decode_attention_triton(q, pools.keys[i], pools.values[i], queries, HEAD_DIM**-0.5)
-        for i in range(pools.count)
+        lambda i=i: decode_attention_triton(q, pools.keys[i], pools.values[i], queries) for i in range(pools.count)
     ]
     seconds = benchmark.pedantic(seconds_per_call, args=(calls,), rounds=1)
     num_bytes = decode_attention_bytes([length], HEADS, KV_HEADS, HEAD_DIM, ITEM)
@@ -126,8 +125,7 @@ def test_verify_attention(benchmark, bandwidth, length, num_nodes):
     k, v = torch.randn(2, num_nodes, KV_HEADS, HEAD_DIM, device="cuda", dtype=DTYPE)
     nodes = VerifyBatch(pools.table, pools.rows, pools.lens, length, tree_bits(num_nodes))
     calls = [
-        lambda i=i: verify_attention_triton(q, k, v, pools.keys[i], pools.values[i], nodes, HEAD_DIM**-0.5)
-        for i in range(pools.count)
+        lambda i=i: verify_attention_triton(q, k, v, pools.keys[i], pools.values[i], nodes) for i in range(pools.count)
     ]
     seconds = benchmark.pedantic(seconds_per_call, args=(calls,), rounds=1)
     num_bytes = verify_attention_bytes([length], num_nodes, HEADS, KV_HEADS, HEAD_DIM, ITEM)

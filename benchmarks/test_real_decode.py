@@ -39,11 +39,10 @@ from foretoken.gpu.session.devices import ops_for
 from foretoken.gpu.session.text import Tokenizer
 from foretoken.gpu.tiny.pair import make_pair
 from foretoken.gpu.tiny.sizes import PairOptions, size_of
+from pages import write_block
 
 transformers = pytest.importorskip("transformers")
 
-PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- real decode: tables -->\n", "<!-- end -->"
 PROCESSES = 5
 NEW_TOKENS, PROMPT_LEN, PROMPTS, BATCH = 96, 64, 4, 8
 SHAPE_TOKENS = 12  # of plain decoding with random weights
@@ -381,9 +380,7 @@ def main() -> None:
     lines = measure(options.processes)
     print("\n".join(lines))
     if options.write:
-        page = PAGE.read_text(encoding="utf-8")
-        begin, _, rest = page.partition(BEGIN)
-        PAGE.write_text(f"{begin}{BEGIN}" + "\n".join(lines) + f"\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+        write_block("benchmarks.md", "real decode: tables", lines)
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def scenario_keys() -> str:
 
 
 def _tables(table: BaseModel, prefix: str) -> Iterator[str]:
-    """Return the keys of `table`, whose values are the defaults, then those of the tables below it."""
+    """Yield the keys of `table`, whose values are the defaults, then those of the tables below it."""
     rows, below = [], []
     for name, field in type(table).model_fields.items():
         value = getattr(table, name)

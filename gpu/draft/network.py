@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from torch import Tensor
 
 from ..models.attention import Attention
@@ -10,8 +12,8 @@ from ..models.eagle import DraftHead
 from .port import best_candidate, top_candidates
 
 
-class DraftNetwork:
-    """One pass over n tokens gives what the next pass takes (None if nothing) and what logits are made of."""
+class DraftNetwork(ABC):
+    """A network that drafts: what it takes from the target, one pass, and tokens from a pass."""
 
     shifted = False
     aux_layers: tuple[int, ...] = ()
@@ -24,8 +26,9 @@ class DraftNetwork:
         """Map the target's hidden states [n, C] to what the network takes beside a token, [n, H]."""
         raise AssertionError("a language model drafts from tokens alone")
 
+    @abstractmethod
     def run(self, tokens: Tensor, hidden: Tensor | None, attention: Attention) -> tuple[Tensor | None, Tensor]:
-        raise NotImplementedError
+        """Run over tokens int64 [n]; return what the next pass takes (None if nothing) and what logits are made of, both [n, H]."""
 
     def candidates(self, logits_hidden: Tensor, topk: int) -> tuple[Tensor, Tensor]:
         """Return the best `topk` tokens after each of m states, as the target's ids int64 [m, k], and probabilities float32."""

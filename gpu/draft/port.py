@@ -7,6 +7,7 @@ catch_up  draft KV of every accepted position, one pass       → what this roun
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -55,7 +56,7 @@ class Accepted:
     next_relay: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-class Draft:
+class Draft(ABC):
     """A drafter on a device. `aux_layers` and `wants_hidden` say what the target's forward passes capture for it."""
 
     aux_layers: tuple[int, ...] = ()
@@ -63,10 +64,10 @@ class Draft:
     on_host: bool = False  # proposals need the tokens of earlier rounds on the host, so rounds wait for each other
     is_captured: bool = True  # whether rounds may be; those of a draft on the host from what `propose_on_host` gives
 
-    def open_row(self, row: int, cached: np.ndarray) -> None:
+    def open_row(self, row: int, cached: np.ndarray) -> None:  # noqa: B027 - drafts on the device keep nothing per row
         """Begin a request in `row`; `cached` int64 [n] is the part of its text that is not prefilled again."""
 
-    def observe(self, row: int, tokens: np.ndarray) -> None:
+    def observe(self, row: int, tokens: np.ndarray) -> None:  # noqa: B027
         """Take in tokens int64 [n] that `row` has prefilled or emitted (drafts on the host only)."""
 
     def prefill(self, chunks: Chunks, captured: Tensor | None, sampled: Tensor) -> Relayed:
@@ -79,8 +80,9 @@ class Draft:
         """Return the trees of `rows` and of padding up to `size` rows, as the fields of `DeviceTree` that the host knows, [size, nd]."""
         return {}
 
+    @abstractmethod
     def propose(self, batch: RoundBatch, relayed: Mapping[str, Tensor]) -> DeviceTree:
-        raise NotImplementedError
+        """Return the trees that the target verifies in this round; `relayed` is what the round before handed on."""
 
     def catch_up(self, batch: RoundBatch, accepted: Accepted, relayed: Mapping[str, Tensor]) -> Relayed:
         """Run the draft over the accepted tokens and return what the next round begins with; `relayed` is what this one began with."""

@@ -11,6 +11,7 @@ position j. A head shares the target's embeddings, and its LM head where it has 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -34,7 +35,7 @@ class HeadOutput:
     logits_hidden: Tensor  # [n, H]: what `logits` takes
 
 
-class DraftHead(nn.Module):
+class DraftHead(nn.Module, ABC):
     """What all heads have in common: embeddings, LM head, vocabulary, sizes. Weights are frozen until `requires_grad_`."""
 
     # The target layers whose input states are captured; if empty, the target's last hidden state is captured.
@@ -65,12 +66,12 @@ class DraftHead(nn.Module):
         self.projections: tuple[Projection, ...] = () if own is None else (self._output,)
         self.target_ids: Tensor | None = None  # of each draft token; None if the vocabularies are the same
 
+    @abstractmethod
     def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
         """Run the head over tokens int64 [n], one ahead of the slots; hidden [n, H] from `prepare_hidden` or from the step before."""
-        raise NotImplementedError
 
     def prepare_hidden(self, captured: Tensor) -> Tensor:
-        """Return what was captured from the target [n, …] → what `forward` takes, [n, H]."""
+        """Return what `forward` takes, [n, H], of what was captured from the target, [n, …]."""
         return captured
 
     def logits(self, logits_hidden: Tensor) -> Tensor:
@@ -78,7 +79,7 @@ class DraftHead(nn.Module):
         return wide(self._output(logits_hidden))
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
-        """Draft tokens int64 → the target's ids of them, of the same shape."""
+        """Return the target's ids of draft tokens int64, of the same shape."""
         return draft_ids if self.target_ids is None else self.target_ids[draft_ids]
 
     def set_vocabulary(self, target_ids: Tensor) -> None:
@@ -93,7 +94,7 @@ class DraftHead(nn.Module):
         return weight_bytes(self)
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
-        """Return all tensors of the checkpoint but the vocabulary's map, under their published names."""
+        """Yield all tensors of the checkpoint but the vocabulary's map, under their published names."""
         if self.embed_weight is not None:
             yield NamedWeight("embed_tokens.weight", self.embed_weight.detach())
         if self.lm_head_weight is not None:
@@ -134,7 +135,7 @@ class EagleLayers(nn.Module):
         self._layers = tuple(self.layers)
 
     def run(self, embedded: Tensor, hidden: Tensor, attention: Attention, cos_sin: Tensor) -> Tensor:
-        """Run the layer: [n, H] and [n, H] → [n, H], without a final norm: the layer predicts the target's next state after its norm."""
+        """Run the layers: [n, H] and [n, H] → [n, H], without a final norm: the layer predicts the target's next state after its norm."""
         residual = self.projections[0](torch.cat((embedded, hidden), -1))
         return self.ops.run_layers(self._layers, residual, attention, cos_sin).hidden
 
@@ -162,8 +163,9 @@ class BodiedHead(DraftHead):
         super().__init__(config, target, own_embeddings, own_lm_head)
         self._add_bodies(fc_bias)
 
+    @abstractmethod
     def _add_bodies(self, fc_bias: bool) -> None:
-        raise NotImplementedError
+        """Set `_bodies`."""
 
     def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
         embedded = torch.embedding(self._tables[0], tokens)

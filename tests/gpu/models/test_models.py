@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from foretoken.core.errors import ConfigError
 from foretoken.gpu.models import projection
 from foretoken.gpu.models.checkpoint import load_target, random_weights, save_target
 from foretoken.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
@@ -348,6 +349,14 @@ def test_large_models_keep_bfloat16_where_the_cpu_has_it(native: bool, monkeypat
     )
     assert resolve_dtype("auto", replace(large, dtype=torch.float16), "cpu") is torch.float32
     assert resolve_dtype("bfloat16", small, "cpu") is torch.bfloat16
+
+
+def test_other_dtypes_are_the_models_own_and_unknown_ones_are_refused():
+    small = ModelConfig(LLAMA, 70, 64, 128, 2, 4, 2, 16, dtype=torch.bfloat16)
+    assert resolve_dtype("auto", small, "cuda") is torch.bfloat16
+    assert resolve_dtype("auto", replace(small, dtype=torch.float64), "cpu") is torch.float64
+    with pytest.raises(ConfigError, match=r"'float33' is none of auto, .*float32"):
+        resolve_dtype("float33", small, "cpu")
 
 
 @pytest.mark.parametrize("layout", [COLUMNS, BLOCKS])

@@ -132,6 +132,11 @@ def test_a_process_that_dies_or_hangs_is_followed_by_another():
     assert "not JSON compliant" in outcomes[5].text
 
 
+def test_a_process_that_ends_before_its_first_step_fails_that_step():
+    (outcome,) = run_apart(steps(first=passes), worker_that_dies.ends, lambda: 60.0, lambda step: None)
+    assert (outcome.state, outcome.text) == ("failed", "its process ended with code 0")
+
+
 def test_the_budget_cuts_a_step_off_and_that_is_no_failure():
     (outcome,) = run_apart(steps(slow=passes), worker_that_dies.sleep, lambda: 0.2, lambda step: None)
     assert outcome.state is State.NOT_FINISHED

@@ -1,7 +1,6 @@
 """The default roofline against published measurements, with tolerances stated and errors printed (`pytest -s`)."""
 
-import importlib.util
-import sys
+import importlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,11 +87,8 @@ def test_the_shape_of_eagle3_over_steps():
 
 
 def test_tokens_of_a_request_reach_as_many_experts_as_was_counted(monkeypatch):
-    path = Path(__file__).parents[3] / "benchmarks" / "fit_expert_independence.py"
-    spec = importlib.util.spec_from_file_location("fit_expert_independence", path)
-    script = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "fit_expert_independence", script)
-    spec.loader.exec_module(script)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    script = importlib.import_module("fit_expert_independence")
     counts = script.published_counts()
     assert script.fit(counts) == pytest.approx(EXPERT_INDEPENDENCE, abs=0.005)
     for count, error_of_script in zip(counts, script.errors(counts, EXPERT_INDEPENDENCE), strict=True):
