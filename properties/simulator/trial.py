@@ -79,7 +79,9 @@ def _is_open(t: SimulatorTrial) -> bool:
 
 def _is_steady(t: SimulatorTrial) -> bool:
     """Return whether no slots that a step of several rounds holds are wanted before its end."""
-    return _is_calm(t) and not t.config.has_pools and not t.service.deadline_ms  # which may be at the end of a round
+    # A request that leaves while such a step runs ends with its round, and not at once: a router may send the next one elsewhere.
+    is_routed_by_ends = t.service.has_leavers and t.service.replicas > 1
+    return _is_calm(t) and not t.config.has_pools and not is_routed_by_ends
 
 
 def _has_one_draft(t: SimulatorTrial) -> bool:

@@ -6,6 +6,7 @@ A run is read once: `_read` keeps the ledger of the newest answers.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 from typing import NamedTuple
 
 from ...simulator.answer import Answer, Moment
@@ -19,7 +20,8 @@ from ..registry import Outcome as Verdict
 
 CONTRACT = "simulator"
 SURELY = 6
-"""Standard deviations that a sum of device times, each with a long tail, may be off."""
+"""Standard deviations that a sum of at least `MANY` device times, each with a long tail, may be off. A sum of fewer is not judged."""
+MANY = 100
 
 STEP_FAULTS = ("device.raises", "device.restarts")
 
@@ -76,10 +78,14 @@ def _report(reading: Reading) -> Finding | None:
     work, spread = reading.clockwork, SURELY * answer.service.jitter / 1000
     busy_ns = None
     if "device.slow" not in reading.kinds:
-        busy_ns = {
-            r: (ns - spread * work.spread_ns[r], ns + work.lost_ns[r] + spread * work.spread_ns[r])
-            for r, ns in work.busy_ns.items()
-        }
+        busy_ns = {}
+        for r, ns in work.busy_ns.items():
+            off_ns = spread * work.spread_ns[r]
+            if (
+                off_ns and ns * ns < MANY * work.spread_ns[r] ** 2
+            ):  # the squares of the sum and of its spread: so many equal times
+                off_ns = inf
+            busy_ns[r] = (ns - off_ns, ns + work.lost_ns[r] + off_ns)
     is_plain = not reading.has_pools and reading.kinds.isdisjoint(STEP_FAULTS)
     books = Books(reading.ledger, dict(answer.books["summary"]), busy_ns, is_plain=is_plain, has_faults=has_faults)
     wrong = next(books.wrong(), None)
