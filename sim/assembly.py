@@ -12,7 +12,7 @@ from ..core.acceptance.presets import PresetChoice, TraceAcceptance, usual_prese
 from ..core.acceptance.process import AcceptanceProcess, GaussianAcceptance, Regimes
 from ..core.acceptance.tree import MAX_DEPTH
 from ..core.adaptive import CostTable
-from ..core.adaptive.slot import graph_plan
+from ..core.adaptive.graphs import graph_plan
 from ..core.algorithm.algorithm import AlgorithmShape, Drafter, SpecAlgorithm
 from ..core.algorithm.builtin import carried_hidden_size
 from ..core.algorithm.registry import get_algorithm

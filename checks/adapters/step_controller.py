@@ -11,8 +11,8 @@ from ...core.adaptive import (
     GoodputPolicy,
     load_adaptive_config,
 )
+from ...core.adaptive.graphs import GraphTable
 from ...core.adaptive.policy import FixedPolicy, StepPolicy
-from ...core.adaptive.slot import GraphTable
 from ...properties.step_controller.contract import BuildGraph, StepsCapabilities, StepsConfig
 
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...core.adaptive import AdaptiveController, AdaptiveSpeculativeParams, AdaptiveStepSlot
-from ...core.adaptive.slot import GraphTable, MissingGraph
+from ...core.adaptive.graphs import GraphTable, MissingGraph
 from ...core.errors import ConfigError
 from ...properties.harness.mutants import Mutant
 from ...properties.step_controller.contract import StepsConfig

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from ...core.acceptance.process import GaussianAcceptance
-from ...core.adaptive.slot import graph_plan
+from ...core.adaptive.graphs import graph_plan
 from ...core.contract.future_map import LENGTH_FIELD
 from ...sim.cost.memory import GRAPH_BYTES
 from ...sim.scenario import Scenario

@@ -18,8 +18,9 @@ from .config import AdaptiveConfig, TreeNodes, load_adaptive_config
 from .cost_table import CostTable
 from .draft_shape import DraftTreeShape
 from .goodput import GoodputPolicy
+from .graphs import GraphKey
 from .policy import FixedPolicy, RangeRouter, StepPolicy
-from .slot import AdaptiveSpeculativeParams, GraphKey, InvalidObservation, checked_counts
+from .slot import AdaptiveSpeculativeParams, InvalidObservation, checked_counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from ..errors import ForetokenError
 from .config import AdaptiveConfig, SlotConfig, TreeNodes, nodes_for
+from .graphs import GraphKey
 from .policy import RangeRouter
-from .slot import GraphKey
 
 
 class InfeasibleDraftShape(ForetokenError):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ...core.adaptive.config import load_adaptive_config
-from ...core.adaptive.slot import graph_plan
+from ...core.adaptive.graphs import graph_plan
 from ..executor.graphs import CaptureReport
 from .plan import BenchPlan
 from .run import ArmResult, Machine

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.adaptive.slot import GraphKey, GraphTable
+from ...core.adaptive.graphs import GraphKey, GraphTable
 from ...core.contract.future_map import LENGTH_FIELD
 from ..batch.uploads import layout, uploads_to, views
 from ..draft.port import RoundBatch

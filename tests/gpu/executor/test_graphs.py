@@ -14,7 +14,7 @@ from foretoken.checks.driver import Dice
 from foretoken.checks.matrix import random_cell
 from foretoken.cli.app import app
 from foretoken.core.adaptive import build_controller
-from foretoken.core.adaptive.slot import MissingGraph
+from foretoken.core.adaptive.graphs import MissingGraph
 from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.core.contract.request import Request, SamplingParams
 from foretoken.core.prompt import Prompt

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from foretoken.core.adaptive.slot import GraphKey
+from foretoken.core.adaptive.graphs import GraphKey
 from foretoken.core.algorithm.algorithm import AlgorithmShape
 from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.gpu.batch.pools import KVPool

@@ -1,0 +1,77 @@
+"""The CUDA graphs of decode rounds: the key that each is found by, the table of them, and which of them adaptive steps can reach."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+from ..errors import ForetokenError
+from .config import AdaptiveConfig
+from .policy import RangeRouter
+
+Graph = TypeVar("Graph")
+
+
+class MissingGraph(ForetokenError):
+    """A round fits into a captured batch size, but nothing was built under its key; the message lists what was."""
+
+
+class GraphKey(NamedTuple):
+    """What the graph of a decode round is found by; `batch_size` is the captured size that the round is padded to."""
+
+    steps: int
+    num_draft_tokens: int
+    batch_size: int
+
+
+class GraphTable(Generic[Graph]):
+    """The graphs of decode rounds by key: built before the first round, all or none, and only read from then on."""
+
+    def __init__(self) -> None:
+        self._graphs: dict[GraphKey, Graph] = {}
+        self._sizes: tuple[int, ...] = ()
+
+    def build(self, keys: Sequence[GraphKey], capture: Callable[[GraphKey], Graph]) -> None:
+        """Replace the table by one graph per key, captured in this order. If `capture` raises, the table stays as it was."""
+        self._graphs = {key: capture(key) for key in keys}
+        self._sizes = tuple(sorted({key.batch_size for key in keys}))
+
+    def find(self, steps: int, num_draft_tokens: int, batch_size: int) -> Graph | None:
+        """Return the graph of a round, or None if no captured size is large enough. Raises `MissingGraph`."""
+        index = bisect_left(self._sizes, batch_size)
+        if index == len(self._sizes):
+            return None
+        key = GraphKey(steps, num_draft_tokens, self._sizes[index])
+        if key not in self._graphs:
+            raise MissingGraph(f"no graph of {key}; there are graphs of {sorted(self._graphs)}: call init_states first")
+        return self._graphs[key]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPlan:
+    """The (steps, captured batch size) pairs that routing can reach, ascending, and what leaving out the others saves."""
+
+    pairs: tuple[tuple[int, int], ...]
+    num_graphs: int
+    num_graphs_unpruned: int
+    num_bytes: int
+    num_bytes_unpruned: int
+
+
+def graph_plan(
+    config: AdaptiveConfig, captured_sizes: Sequence[int], bytes_per_graph: int | Callable[[int, int], int] = 0
+) -> GraphPlan:
+    """Return the plan for these captured sizes. `bytes_per_graph` is a number or a function of (steps, batch size).
+
+    Raises `InvalidGraphSizes`.
+    """
+    router = RangeRouter(config, captured_sizes)
+    every = [(steps, size) for steps in config.candidate_steps for size in router.sizes]
+    pairs = tuple((steps, size) for steps, size in every if steps in router.candidates(size))
+
+    def cost(pair: tuple[int, int]) -> int:
+        return bytes_per_graph(*pair) if callable(bytes_per_graph) else bytes_per_graph
+
+    return GraphPlan(pairs, len(pairs), len(every), sum(map(cost, pairs)), sum(map(cost, every)))
