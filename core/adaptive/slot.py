@@ -1,4 +1,4 @@
-"""The `ema` policy: a slot for each range of batch sizes, with its rule: drop, rise, ceiling, and the probe that makes 0 steps a way station."""
+"""The `ema` policy: one slot per range of batch sizes. Its rule drops, rises, has a ceiling, and tries drafts again from 0 steps."""
 
 from __future__ import annotations
 
