@@ -11,7 +11,8 @@ from .core.errors import ConfigError
 from .gpu.session.hub import local_checkpoint
 from .gpu.session.plan import SessionOptions
 from .gpu.session.prompts import PromptEntry, RequestDefaults, make_requests
-from .gpu.session.session import DecodeSession, Output, SessionStats
+from .gpu.session.session import DecodeSession
+from .gpu.session.text_session import Output, SessionStats
 
 ARGUMENTS = "<arguments>"
 

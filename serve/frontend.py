@@ -201,7 +201,7 @@ class Frontend:
         *,
         stamps: bool = False,
     ) -> None:
-        """Take `stamps`: whether each event of a stream begins with a comment, the time at which its round ended (Unix, ns)."""
+        """Make a frontend of `body`. `stamps`: each event of a stream begins with a comment, when its round ended (Unix, ns)."""
         self.body = body
         self.limits = limits
         self.metrics = metrics

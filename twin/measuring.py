@@ -34,7 +34,7 @@ OnProgress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class MeasuringPlan:
-    """Say how finely to measure. `contexts` None: three, up to the arms' context."""
+    """How finely to measure. `contexts` None: three, up to the arms' context."""
 
     repeats: int = 7
     rows: tuple[int, ...] | None = None

@@ -9,7 +9,8 @@ from ..progress import LINE_EVERY_S, StatusLine
 from .record import output_line
 
 if TYPE_CHECKING:
-    from ...gpu.session.session import Output, SessionPlan, SessionStats, TextDelta
+    from ...gpu.session.session import SessionPlan
+    from ...gpu.session.text_session import Output, SessionStats, TextDelta
 
 REDRAW_EVERY_S = 0.1
 
@@ -29,7 +30,7 @@ class Display:
     @property
     def outputs(self) -> list[Output]:
         """The output of each request that has ended, in their order."""
-        from ...gpu.session.session import join_deltas
+        from ...gpu.session.text_session import join_deltas
 
         return [join_deltas(deltas) for deltas in self._parts.values() if deltas and deltas[-1].finish]
 
@@ -55,7 +56,7 @@ class Display:
 
     def _show_finished(self) -> None:
         """Print all outputs up to the first that has not ended."""
-        from ...gpu.session.session import join_deltas
+        from ...gpu.session.text_session import join_deltas
 
         while self._num_shown < len(self._order):
             deltas = self._parts[self._order[self._num_shown]]

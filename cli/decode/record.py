@@ -15,7 +15,8 @@ from ..simulation.run_record import EVENTS, SUMMARY
 if TYPE_CHECKING:
     from ...core.contract.events import EventSink
     from ...core.scheduler.spec import EngineSpec
-    from ...gpu.session.session import Output, SessionPlan, SessionStats
+    from ...gpu.session.session import SessionPlan
+    from ...gpu.session.text_session import Output, SessionStats
     from ...observe.log import EventLog
     from ...observe.metrics import RunMetrics
 
@@ -43,7 +44,7 @@ class GenerationRecord:
         self._close(complete=False)
 
     def make_sinks(self, spec: EngineSpec, plan: SessionPlan) -> Sequence[EventSink]:
-        """Open the log, and return the event sinks of the engine that `description` describes."""
+        """Open the log, and return the event sinks of the engine that `spec` describes."""
         if self.directory is None:
             return ()
         from ...observe.log import EventLog

@@ -236,7 +236,7 @@ class LinkFaults:
             self._num_sent = self._num_with_pages = 0
 
     def disturb(self, parcel: Parcel) -> Iterator[tuple[Parcel, float]]:
-        """Return what is sent instead of `parcel`, with the share of its messages' bytes that is sent."""
+        """Yield what is sent instead of `parcel`, with the share of its messages' bytes that is sent."""
         with self._lock:
             plan = self._plan
             self._num_sent += 1

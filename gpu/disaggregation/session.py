@@ -1,4 +1,4 @@
-"""A session over workers, with the interface of `gpu.session.DecodeSession`: requests in, text out. The parent is client and router.
+"""A session over workers, with the interface of `DecodeSession`: requests in, text out. The parent is client and router.
 
 prefill worker ─ first token ─┐
 decode worker  ─ the others ──┴─► one list of tokens per request, in order ─► text
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +23,10 @@ from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineRole
 from ...core.scheduler.spec import EngineSpec
 from ...observe.engine_lines import active_level
-from ..session.loop import LatencyMeter
 from ..session.plan import ARGUMENTS, SessionOptions, SessionPlan, plan_session
-from ..session.session import (
-    COMPLETED,
-    FINISH,
-    REFUSED,
-    Output,
-    SessionStats,
-    TextDelta,
-    check_vocabulary,
-    collect_outputs,
-)
-from ..session.text import StreamDecoder, Tokenizer
+from ..session.session import check_vocabulary
+from ..session.text import Tokenizer
+from ..session.text_session import FINISH, REFUSED, SessionStats, TextDelta, TextSession
 from .processes import Disaggregation, WorkerProcess, Workers
 from .worker import SessionOrder, spec_for
 
@@ -50,36 +41,24 @@ class NotDrained(ForetokenError):
     """Workers still hold something although every request is over."""
 
 
-@dataclass(slots=True)
-class _Answer:
-    """What has come of one request."""
-
-    request: Request
-    decoder: StreamDecoder
-    tokens: list[int] = field(default_factory=list)
-    # By offset: what overtook others.
-    early: dict[int, tuple[list[int], dict[str, list[Any]]]] = field(default_factory=dict)
-
-
-class DisaggregatedSession:
+class DisaggregatedSession(TextSession):
     """See `open`. Not thread-safe. `plan` is the decode workers'."""
 
     def __init__(self, workers: Workers, plan: SessionPlan, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer)
         self.workers = workers
         self.plan = plan
-        self.tokenizer = tokenizer
         self._session = workers.num_sessions
         by_role = {role: [w.name for w in workers.living() if w.place.role is role] for role in EngineRole}
         self._placements = Placements(
             LeastLoaded(by_role[EngineRole.PREFILL], lambda request: request.prefill_len),
             LeastLoaded(by_role[EngineRole.DECODE], lambda request: 1),
-            lambda request_id: Prompt.of_tokens(self._answers[request_id].tokens),
+            lambda request_id: Prompt.of_tokens(self._tokens[request_id]),
         )
-        self._answers: dict[str, _Answer] = {}
+        self._tokens: dict[str, list[int]] = {}  # of each request, in order, without a gap
+        # Of each request by the place in its output: what overtook others, as tokens and user outputs.
+        self._early: dict[str, dict[int, tuple[list[int], dict[str, list[Any]]]]] = {}
         self._reports: dict[str, dict[str, Any]] = {}
-        self._seconds = 0.0
-        self._requests = self._prompt_tokens = self._output_tokens = 0
-        self._latencies = LatencyMeter()
         self._is_open = True
 
     @classmethod
@@ -94,7 +73,7 @@ class DisaggregatedSession:
         logs: Mapping[str, Path] | None = None,
         run: Mapping[str, Any] | None = None,
     ) -> DisaggregatedSession:
-        """Have every worker load the models of `plan` and make its engine (see `planning.plan_disaggregated`).
+        """Have every worker load the models of `plan` and make its engine (see `plan_disaggregated`).
 
         `faults` are injected on the links, `logs` are the event logs to write, both by worker. Raises WorkerFailed.
         """
@@ -135,38 +114,6 @@ class DisaggregatedSession:
 
     # -- serving ------------------------------------------------------------------------------------------------------
 
-    def stream(
-        self, requests: Iterable[Request], interrupted: Callable[[], bool] = lambda: False
-    ) -> Generator[TextDelta, None, None]:
-        """Do what `DecodeSession.stream` does: yield what each request gets as it comes, and at last why it ended."""
-        begin = time.perf_counter()
-        gave_up = False
-        try:
-            for request in requests:
-                yield from self._submit(request)
-            while self._answers:
-                if not gave_up and interrupted():
-                    gave_up = True
-                    self._abort_all()
-                yield from self._hear(LISTEN_S)
-        except GeneratorExit:
-            self._abort_all()
-            while self._answers:
-                self._hear(LISTEN_S)
-            raise
-        finally:
-            self._seconds += time.perf_counter() - begin
-
-    def run(
-        self,
-        requests: Iterable[Request],
-        on_delta: Callable[[TextDelta], None] | None = None,
-        interrupted: Callable[[], bool] = lambda: False,
-    ) -> dict[str, Output]:
-        """Serve `requests` to their end and return their outputs, in the order of `requests`."""
-        requests = tuple(requests)
-        return collect_outputs(requests, self.stream(requests, interrupted), on_delta)
-
     def abort(self, request_id: str) -> None:
         """Give a request up, wherever it is; an id that is not live changes nothing."""
         if (placement := self._placements.abort(request_id)) is not None:
@@ -205,11 +152,7 @@ class DisaggregatedSession:
             for name, report in reports.items()
             for phase, seconds in report["phase_seconds"].items()
         }
-        return SessionStats(
-            seconds=self._seconds,
-            requests=self._requests,
-            prompt_tokens=self._prompt_tokens,
-            output_tokens=self._output_tokens,
+        return self._stats(
             phase_seconds=phases,
             switches=sum(report["switches"] for report in reports.values()),
             ema_accept_len={
@@ -217,7 +160,6 @@ class DisaggregatedSession:
                 for name, report in reports.items()
                 if report["ema_accept_len"] and self.workers[name].place.role is EngineRole.DECODE
             },
-            latencies=self._latencies.read(),
             **totals,
         )
 
@@ -233,23 +175,23 @@ class DisaggregatedSession:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _submit(self, request: Request) -> Iterator[TextDelta]:
-        self._requests += 1
+    def _begin(self, request: Request) -> str:
         request_id = request.request_id
-        refusal = ""
-        if request_id in self._answers:
-            refusal = "duplicate id: a live request has it"
-        else:
-            placement = self._placements.place(request)
-            if placement is None:
-                refusal = "no worker is left"
-        if refusal:
-            yield TextDelta(request_id, "", (), (), REFUSED, refusal)
-            return
-        self._latencies.sent(request_id)
-        self._prompt_tokens += request.prompt.length
-        self._answers[request_id] = _Answer(request, StreamDecoder(self.tokenizer, request.stop_strings))
+        if request_id in self._receiving:
+            return "duplicate id: a live request has it"
+        placement = self._placements.place(request)
+        if placement is None:
+            return "no worker is left"
+        self._tokens[request_id], self._early[request_id] = [], {}
         self._dispatch(placement)
+        return ""
+
+    @property
+    def _is_serving(self) -> bool:
+        return bool(self._receiving)
+
+    def _serve(self) -> list[TextDelta]:
+        return self._hear(LISTEN_S)
 
     def _dispatch(self, placement: Placement) -> None:
         request = request_to_json(placement.request)
@@ -287,7 +229,7 @@ class DisaggregatedSession:
         deltas = []
         for verdict in verdicts:
             if verdict.placement is not None:
-                self._answers[verdict.request_id].early.clear()  # from behind a gap: they are computed again
+                self._early[verdict.request_id].clear()  # from behind a gap: they are computed again
                 self._dispatch(verdict.placement)
             else:
                 reason = FinishReason.ERROR if verdict.failure else FinishReason.ABORT
@@ -301,26 +243,22 @@ class DisaggregatedSession:
                 self._placements.joined(request_id)
         for request_id, offset, tokens, outputs in news["tokens"]:
             if request_id in self._placements:
-                deltas += self._tokens(request_id, offset, tokens, outputs)
+                deltas += self._take(request_id, offset, tokens, outputs)
         for request_id, reason, num_output, message in news["ended"]:
             if request_id in self._placements:
                 deltas += self._ended(worker, request_id, reason, num_output, message)
         return deltas
 
-    def _tokens(
-        self, request_id: str, offset: int, tokens: list[int], outputs: dict[str, list[Any]]
-    ) -> list[TextDelta]:
+    def _take(self, request_id: str, offset: int, tokens: list[int], outputs: dict[str, list[Any]]) -> list[TextDelta]:
         """Take tokens from `offset` of a request's output on. Two workers tell of one request; its tokens go on in order."""
-        answer = self._answers[request_id]
-        answer.early[offset] = (tokens, outputs)
+        said, early = self._tokens[request_id], self._early[request_id]
+        early[offset] = (tokens, outputs)
         deltas = []
-        while (found := answer.early.pop(len(answer.tokens), None)) is not None:
+        while (found := early.pop(len(said), None)) is not None:
             tokens, outputs = found
-            answer.tokens += tokens
-            self._output_tokens += len(tokens)
-            self._latencies.delivered(request_id, len(tokens))
+            said += tokens
             logprobs = tuple(outputs.get("logprobs", ()))
-            deltas.append(TextDelta(request_id, answer.decoder.push(tokens), tuple(tokens), logprobs))
+            deltas.append(TextDelta(request_id, self._text_of(request_id, tokens), tuple(tokens), logprobs))
         return deltas
 
     def _ended(
@@ -330,7 +268,7 @@ class DisaggregatedSession:
             self._placements.handed_over(request_id)  # or given back: the verdict comes when all workers have answered
             return []
         finished = FinishReason(reason) if reason != REFUSED else None
-        told = len(self._answers[request_id].tokens)
+        told = len(self._tokens[request_id])
         if finished is None:
             return [self._end(request_id, REFUSED if not told else FINISH[FinishReason.ERROR], message)]
         if finished in (FinishReason.STOP, FinishReason.LENGTH) and told != num_output:
@@ -341,9 +279,8 @@ class DisaggregatedSession:
     def _end(self, request_id: str, finish: str, message: str) -> TextDelta:
         if request_id in self._placements:
             self._placements.end(request_id)
-        answer = self._answers.pop(request_id)
-        self._latencies.ended(request_id, finish in COMPLETED)
-        return TextDelta(request_id, answer.decoder.finish(), (), (), finish, message)
+        del self._tokens[request_id], self._early[request_id]
+        return TextDelta(request_id, self._last_text_of(request_id, finish), (), (), finish, message)
 
 
 def plan_disaggregated(

@@ -53,7 +53,7 @@ class ExecutorCounters:
 
 
 class TorchExecutor:
-    """Executes the steps of one engine with a target model and a draft. See `gpu.build.build_executor`.
+    """Executes the steps of one engine with a target model and a draft. See `gpu.executor.build.build_executor`.
 
     `eager` begins steps when they are launched; the default is what suits the device. `graph_sizes` are the batch sizes to be captured, by
     which kernels choose their blocks in rounds without a graph, too; None: the usual ones.

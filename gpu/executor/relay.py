@@ -1,4 +1,4 @@
-"""The values of `core.FutureMap` in device memory. Flags and epochs stay on the host, where the FutureMap keeps them."""
+"""The values of `core.contract.future_map.FutureMap` in device memory; its flags and epochs stay on the host."""
 
 from __future__ import annotations
 

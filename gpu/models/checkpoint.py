@@ -87,7 +87,10 @@ def load_draft(directory: str | Path, algorithm: str, target: Decoder) -> Decode
 
 
 def over_positions(draft: ModelConfig, min_positions: int) -> ModelConfig:
-    """Return a draft runs wherever its target does. Past the context that it was trained for it drafts worse, which costs speed alone."""
+    """Return a draft's configuration with positions up to its target's, so that it runs wherever the target does.
+
+    Past the context that it was trained for it drafts worse, which costs speed alone.
+    """
     return replace(draft, max_position_embeddings=max(draft.max_position_embeddings, min_positions))
 
 

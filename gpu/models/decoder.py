@@ -87,7 +87,7 @@ class Decoder(nn.Module):
         return weight_bytes(self)
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
-        """Return all tensors of the checkpoint, under their published names, as views of the weights."""
+        """Yield all tensors of the checkpoint, under their published names, as views of the weights."""
         yield NamedWeight("model.embed_tokens.weight", self.embed_weight.detach())
         for layer in self._layers:
             for weight in layer.checkpoint_weights():

@@ -135,7 +135,7 @@ class Layer(nn.Module):
         return out, residual, experts
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
-        """Return names below the layer's own prefix, as the family publishes them."""
+        """Yield the weights with names below the layer's own prefix, as the family publishes them."""
         config = self.config
         rows = {f"self_attn.{p}_proj": n * self.head_dim for p, n in zip("qkv", self.heads, strict=True)}
         if config.architecture == PHI3:

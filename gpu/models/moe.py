@@ -131,7 +131,7 @@ class ExpertMlp(nn.Module):
         return torch.zeros_like(x).index_add(0, tokens, out)
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
-        """Return names below the layer's MLP: one tensor per expert and projection, or (gpt-oss) one for all experts."""
+        """Yield the weights with names below the layer's MLP: one tensor per expert and projection, or (gpt-oss) one for all experts."""
         if self.gate_up_bias is not None and self.down_bias is not None and self.router_bias is not None:
             yield NamedWeight("router.weight", self.router_weight.detach())
             yield NamedWeight("router.bias", self.router_bias.detach())

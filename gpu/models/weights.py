@@ -36,7 +36,7 @@ def empty_weight(*shape: int, device: torch.device | str, dtype: torch.dtype) ->
 
 
 def rows_of(parameter: Tensor, sizes: dict[str, int], suffix: str) -> Iterator[NamedWeight]:
-    """Return a parameter that stacks several tensors along its first axis: `sizes` names them, with their rows, in order."""
+    """Yield the tensors that a parameter stacks along its first axis: `sizes` names them, with their rows, in order."""
     first = 0
     for name, size in sizes.items():
         yield NamedWeight(f"{name}.{suffix}", parameter.detach()[first : first + size])

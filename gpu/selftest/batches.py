@@ -27,10 +27,6 @@ class Batch:
     prefix_lens: Tensor
     starts: Tensor  # of the new tokens
 
-    def to(self, device: str) -> Batch:
-        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return Batch(**moved)
-
     @property
     def max_prefix_len(self) -> int:
         return int(self.prefix_lens.max()) if self.prefix_lens.numel() else 0

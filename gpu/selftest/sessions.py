@@ -26,7 +26,8 @@ from ..models.decoder import Decoder
 from ..models.head_config import HeadConfig
 from ..ops.torch_ops import TorchOps
 from ..session.plan import SessionOptions
-from ..session.session import COMPLETED, DecodeSession, Output
+from ..session.session import DecodeSession
+from ..session.text_session import COMPLETED, Output
 from ..tiny.dense import DenseAttention
 from .bookkeeping import no_synchronisation
 from .steps import Context, Finding, Step, name_of

@@ -15,7 +15,6 @@ from ...core.contract.step import FailureCause, StepFailure
 from ...core.errors import InvariantViolation
 from ...core.scheduler.driver import Driver, Executor
 from ...core.scheduler.engine import Engine
-from ...observe.summary import Measurements, latencies
 
 _NOTHING = np.empty(0, dtype=np.int64)
 
@@ -160,49 +159,3 @@ class DecodeLoop:
             )
             for request_id in {**tokens, **ends}
         ]
-
-
-# -- latencies of requests --------------------------------------------------------------------------------------------
-
-
-class _Times:
-    """When a request was sent, and when its tokens came."""
-
-    __slots__ = ("first_ns", "last_ns", "num_tokens", "sent_ns")
-
-    def __init__(self, sent_ns: int) -> None:
-        self.sent_ns = sent_ns
-        self.first_ns = self.last_ns = 0
-        self.num_tokens = 0
-
-
-class LatencyMeter:
-    """Measures TTFT, TPOT and E2EL of completed requests, and ITL between deliveries of all."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, _Times] = {}
-        self._measured = Measurements()
-
-    def sent(self, request_id: str) -> None:
-        self._open[request_id] = _Times(time.perf_counter_ns())
-
-    def delivered(self, request_id: str, num_tokens: int) -> None:
-        times, now_ns = self._open[request_id], time.perf_counter_ns()
-        if times.num_tokens:
-            self._measured.itl.add(np.array([now_ns - times.last_ns]))
-        else:
-            times.first_ns = now_ns
-        times.last_ns = now_ns
-        times.num_tokens += num_tokens
-
-    def ended(self, request_id: str, completed: bool) -> None:
-        times = self._open.pop(request_id)
-        if completed and times.num_tokens:
-            measured = self._measured
-            measured.ttft_ns.extend(np.array([times.first_ns - times.sent_ns]))
-            measured.e2el_ns.extend(np.array([times.last_ns - times.sent_ns]))
-            measured.num_output.extend(np.array([times.num_tokens]))
-
-    def read(self) -> dict[str, Any]:
-        """Return the latencies in ms, named as in summary.json."""
-        return latencies(self._measured)

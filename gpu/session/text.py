@@ -35,7 +35,7 @@ def utf8_problem(text: str) -> str:
 
 
 class Tokenizer:
-    """The tokenizer of a model directory. It satisfies `core.finish.TextDecoder`.
+    """The tokenizer of a model directory. It satisfies `core.contract.request.TextDecoder`.
 
     Reads `tokenizer.json`; `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json` and `config.json` where they are.
     `eos_ids`: the tokens that end a text, ascending. `bos_id`: the first token of a text, or None. `vocab_size`: ids below it exist.
@@ -53,7 +53,7 @@ class Tokenizer:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self.source = source
-        self.grammars: dict[int, Any] = {}  # `grammar.Grammars` by vocabulary, made when asked for, which takes a while
+        self.grammars: dict[int, Any] = {}  # `prompts.Grammars` by vocabulary, made when asked for, which takes a while
         self._tokenizer = tokenizer
         self._special_tokens = dict(special_tokens or {})
         self._template_text = chat_template

@@ -317,7 +317,10 @@ def _warps(nodes: int) -> int:
 def verify_sampling_triton(
     tree: DeviceTree, probs: Tensor, accept_coins: Tensor, bonus_coins: Tensor
 ) -> DeviceVerified:
-    """Return a first kernel sums every distribution in parts; the second, a program per row, reads only the part that it samples from."""
+    """Compute `verify_sampling_torch` in two launches.
+
+    The first kernel sums every distribution in parts; the second, a program per row, reads only the part that it samples from.
+    """
     batch_size, nodes = tree.tokens.shape
     n, vocab = probs.shape
     device, width = probs.device, tree.width
