@@ -80,15 +80,25 @@ def known_arguments(table: str, mapped: Mapping[str, str]) -> dict[str, Known]:
 
 @dataclass
 class Given:
-    """The arguments that a command gives. Reading one that has another form than asked for is a problem, which `check` raises."""
+    """The arguments that a command gives, and what a scenario gets of them.
+
+    Reading an argument that has another form than asked for is a problem, which `check` raises.
+    """
 
     source: str
     values: dict[str, Any] = field(default_factory=dict)  # text, a list of texts, or whether a flag is set
     positional: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)  # dotted keys of a scenario
+    not_modelled: dict[str, str] = field(
+        default_factory=dict
+    )  # arguments whose value a run does not follow, with the reason
+    assumed: list[str] = field(default_factory=list)  # sentences about what the server does where the command is silent
 
     def refuse(self, name: str, message: str) -> None:
-        self.problems.append(Problem(f"--{name}", message))
+        problem = Problem(f"--{name}", message)
+        if problem not in self.problems:  # an argument may be read twice
+            self.problems.append(problem)
 
     def check(self) -> None:
         """Raise ConfigError if there is any problem."""
@@ -137,6 +147,13 @@ class Given:
             return None
         return sorted({int(part) for part in parts})
 
+    def integer_or(self, name: str, default: int, where: str = "", least: int = 1) -> int:
+        """Return a number, or the server's default, which is noted with `where` it holds."""
+        number = self.integer(name, least)
+        if number is None:
+            self.assumed.append(f"{name} is {default}, its default{where}")
+        return default if number is None else number
+
     def table(self, name: str) -> dict[str, Any]:
         """Return a JSON object; one whose keys were given one by one (--name.key value) is one already."""
         value = self.values.get(name, {})
@@ -151,6 +168,46 @@ class Given:
             self.refuse(name, f"is {value!r}; expected a JSON object")
             return {}
         return found
+
+    # -- what a scenario gets -----------------------------------------------------------------------------------------
+
+    def model(self, name: str) -> str:
+        """Take the model from an argument or from the place before all arguments, and return it; empty without one."""
+        model = self.text(name) or next(iter(self.positional), "")
+        if model:
+            self.settings["model.target"] = model
+        return model
+
+    def copy_integers(self, keys: Mapping[str, str]) -> None:
+        """Set the keys of arguments that are numbers, where these are given."""
+        for name, key in keys.items():
+            if (number := self.integer(name)) is not None:
+                self.settings[key] = number
+
+    def read_formats(self, weights: Mapping[str, str], kvs: Mapping[str, str]) -> None:
+        """Take the formats of weights and KV; `weights`, `kvs`: the server's names of those that have a price, with ours."""
+        quantization, kv, dtype = (self.text(name) for name in ("quantization", "kv-cache-dtype", "dtype"))
+        if quantization in weights:
+            self.settings["model.weight_dtype"] = weights[quantization]
+        elif quantization is not None:
+            self.not_modelled["--quantization"] = (
+                f"{quantization} has no price here; the checkpoint's own format is taken, or give model.weight_dtype"
+            )
+        elif dtype in ("half", "float16"):
+            self.settings["model.weight_dtype"] = "fp16"
+        elif dtype in ("float", "float32"):
+            self.not_modelled["--dtype"] = "32-bit weights have no price here"
+        if kv in kvs:
+            self.settings["model.kv_dtype"] = kvs[kv]
+        elif kv not in (None, "auto"):
+            self.not_modelled["--kv-cache-dtype"] = f"KV in {kv} has no price here"
+
+    def disaggregate(self) -> None:
+        """Give prefill and decode an engine each: a command is that of one pool."""
+        self.settings |= {"disaggregation.prefill": 1, "disaggregation.decode": 1}
+        self.assumed.append(
+            "the other pool has one engine as well, of the same kind; give disaggregation.prefill and disaggregation.decode"
+        )
 
 
 def command_words(given: str, source: str) -> list[str]:
@@ -267,31 +324,3 @@ class _Reader:
     def _skip_values(self) -> None:
         while self.place < len(self.words) and not self.words[self.place].startswith("-"):
             self.place += 1
-
-
-def read_formats(
-    given: Given,
-    settings: dict[str, Any],
-    left: dict[str, str],
-    weights: Mapping[str, str],
-    kvs: Mapping[str, str],
-) -> None:
-    """Put the formats of weights and KV into `settings`, and those without a price into `left` with the reason.
-
-    `weights`, `kvs`: the server's names of formats, with ours.
-    """
-    quantization, kv, dtype = (given.text(name) for name in ("quantization", "kv-cache-dtype", "dtype"))
-    if quantization in weights:
-        settings["model.weight_dtype"] = weights[quantization]
-    elif quantization is not None:
-        left["--quantization"] = (
-            f"{quantization} has no price here; the checkpoint's own format is taken, or give model.weight_dtype"
-        )
-    elif dtype in ("half", "float16"):
-        settings["model.weight_dtype"] = "fp16"
-    elif dtype in ("float", "float32"):
-        left["--dtype"] = "32-bit weights have no price here"
-    if kv in kvs:
-        settings["model.kv_dtype"] = kvs[kv]
-    elif kv not in (None, "auto"):
-        left["--kv-cache-dtype"] = f"KV in {kv} has no price here"

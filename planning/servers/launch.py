@@ -10,8 +10,7 @@ from . import sglang, trtllm, vllm
 from .command import Given, Server, read_arguments
 
 READERS = {
-    name: (module.SERVER, module.settings_of)
-    for name, module in (("sglang", sglang), ("vllm", vllm), ("trtllm", trtllm))
+    name: (module.SERVER, module.read) for name, module in (("sglang", sglang), ("vllm", vllm), ("trtllm", trtllm))
 }
 
 SPECULATION = "speculation."
@@ -46,15 +45,14 @@ def read_launch(server: str, command: str, source: str, gpu: str) -> Launch:
 
     Raises ConfigError with every argument that is unknown or cannot be read.
     """
-    known, settings_of = READERS[server]
+    known, read = READERS[server]
     given = read_arguments(known, command, source)
-    left: dict[str, str] = {}
-    settings, assumed = settings_of(given, gpu, left)
+    read(given, gpu)
     given.check()
-    without_effect, reasons = _others(known, given)
+    settings, (without_effect, reasons) = given.settings, _others(known, given)
     whole = {key: value for key, value in settings.items() if not key.startswith(SPECULATION)}
     spoken = {key.removeprefix(SPECULATION): value for key, value in settings.items() if key.startswith(SPECULATION)}
-    return Launch({**whole, "speculation": spoken}, without_effect, {**reasons, **left}, assumed)
+    return Launch({**whole, "speculation": spoken}, without_effect, {**reasons, **given.not_modelled}, given.assumed)
 
 
 def _others(server: Server, given: Given) -> tuple[list[str], dict[str, str]]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ...sim.cost.hardware import lookup_gpu
 from ...sim.cost.server import server_profile
-from .command import FLAG, LIST, VALUE, Given, Server, known_arguments, read_formats
+from .command import FLAG, LIST, VALUE, Given, Server, known_arguments
 
 PROFILE = "sglang-0.5"
 MAPPED = {
@@ -62,26 +61,20 @@ def _entry(words: list[str]) -> int | None:
 SERVER = Server("SGLang", _entry, known_arguments("sglang.toml", MAPPED), OTHER_NAMES, abbreviates=True)
 
 
-def settings_of(given: Given, gpu: str, left: dict[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """Return keys of a scenario and sentences about defaults; arguments whose value is not modelled go to `left` with the reason."""
-    settings: dict[str, Any] = {"hardware.server": PROFILE}
-    assumed: list[str] = []
-    model = given.text("model-path") or next(iter(given.positional), None)
-    if model is not None:
-        settings["model.target"] = model
-    _parallel(given, settings, left)
-    _formats(given, settings, left)
-    _engine(given, settings, left, assumed, gpu)
-    _speculation(given, settings, model or "", assumed)
+def read(given: Given, gpu: str) -> None:
+    """Put into `given` the keys of a scenario, sentences about defaults, and the arguments whose value is not modelled."""
+    given.settings["hardware.server"] = PROFILE
+    model = given.model("model-path")
+    _parallel(given)
+    given.read_formats(WEIGHTS, KV)
+    given.copy_integers({"context-length": "model.context_len"})
+    _engine(given, gpu)
+    _speculation(given, model)
     if given.text("disaggregation-mode") in ("prefill", "decode"):
-        settings |= {"disaggregation.prefill": 1, "disaggregation.decode": 1}
-        assumed.append(
-            "the other pool has one engine as well, of the same kind; give disaggregation.prefill and disaggregation.decode"
-        )
-    return settings, assumed
+        given.disaggregate()
 
 
-def _parallel(given: Given, settings: dict[str, Any], left: dict[str, str]) -> None:
+def _parallel(given: Given) -> None:
     """Read the devices: with attention data parallelism tp-size counts them all, otherwise data parallelism makes more engines."""
     devices, groups = given.integer("tp-size") or 1, given.integer("attn-dp-size")
     engines = given.integer("dp-size") or 1
@@ -91,60 +84,49 @@ def _parallel(given: Given, settings: dict[str, Any], left: dict[str, str]) -> N
     if devices % groups:
         given.refuse("tp-size", f"is {devices}, which {groups} groups of data-parallel attention do not divide")
         return
-    settings |= {"hardware.tensor_parallel": devices // groups, "hardware.attention_data_parallel": groups}
-    settings["hardware.replicas"] = engines
-    if (experts := given.integer("ep-size")) is not None:
-        settings["hardware.expert_parallel"] = experts
+    given.settings |= {"hardware.tensor_parallel": devices // groups, "hardware.attention_data_parallel": groups}
+    given.settings["hardware.replicas"] = engines
+    given.copy_integers({"ep-size": "hardware.expert_parallel"})
     if (given.integer("pp-size") or 1) > 1:
-        left["--pp-size"] = "pipeline stages are not simulated; the run has one"
+        given.not_modelled["--pp-size"] = "pipeline stages are not simulated; the run has one"
     given.integer("nnodes")
 
 
-def _formats(given: Given, settings: dict[str, Any], left: dict[str, str]) -> None:
-    read_formats(given, settings, left, WEIGHTS, KV)
-    if (context := given.integer("context-length")) is not None:
-        settings["model.context_len"] = context
-
-
-def _engine(given: Given, settings: dict[str, Any], left: dict[str, str], assumed: list[str], gpu: str) -> None:
-    for name, key in (
-        ("page-size", "page_size"),
-        ("max-total-tokens", "kv_slots"),
-        ("max-queued-requests", "max_queue"),
-    ):
-        if (value := given.integer(name)) is not None:
-            settings[f"engine.{key}"] = value
+def _engine(given: Given, gpu: str) -> None:
+    given.copy_integers(
+        {
+            "page-size": "engine.page_size",
+            "max-total-tokens": "engine.kv_slots",
+            "max-queued-requests": "engine.max_queue",
+        }
+    )
     if (fraction := given.share("mem-fraction-static")) is not None:
-        settings["hardware.static_fraction"] = fraction
-    groups = settings.get("hardware.attention_data_parallel", 1)
-    usual, running = server_profile(PROFILE).on(lookup_gpu(gpu)), given.integer("max-running-requests")
-    if running is None:
-        running = RUNNING_WITH_SPECULATION if given.text("speculative-algorithm") else usual.max_running
-        assumed.append(f"max-running-requests is {running}, its default")
-    settings["engine.max_running"] = max(1, running // groups)
-    chunk = given.integer("chunked-prefill-size", -1)
-    if chunk is None:
-        chunk = usual.chunk_size
-        assumed.append(f"chunked-prefill-size is {chunk}, its default on {gpu}")
+        given.settings["hardware.static_fraction"] = fraction
+    groups = given.settings.get("hardware.attention_data_parallel", 1)
+    usual = server_profile(PROFILE).on(lookup_gpu(gpu))
+    most = RUNNING_WITH_SPECULATION if given.text("speculative-algorithm") else usual.max_running
+    running = given.integer_or("max-running-requests", most)
+    given.settings["engine.max_running"] = max(1, running // groups)
+    chunk = given.integer_or("chunked-prefill-size", usual.chunk_size, f" on {gpu}", least=-1)
     if chunk > 0:
-        settings["engine.chunk_size"] = max(1, chunk // groups)
+        given.settings["engine.chunk_size"] = max(1, chunk // groups)
     else:
-        settings["engine.chunk_size"] = 1 << 20  # prompts in one piece
-    settings["engine.mixed"] = bool(given.flag("enable-mixed-chunk"))
-    settings["engine.mode"] = "synchronous" if given.flag("disable-overlap-schedule") else "overlap"
-    settings["engine.prefix_cache"] = not given.flag("disable-radix-cache")
+        given.settings["engine.chunk_size"] = 1 << 20  # prompts in one piece
+    given.settings["engine.mixed"] = bool(given.flag("enable-mixed-chunk"))
+    given.settings["engine.mode"] = "synchronous" if given.flag("disable-overlap-schedule") else "overlap"
+    given.settings["engine.prefix_cache"] = not given.flag("disable-radix-cache")
     if (policy := given.text("radix-eviction-policy")) is not None:
-        settings["engine.eviction_policy"] = policy
+        given.settings["engine.eviction_policy"] = policy
     if given.flag("enable-priority-scheduling"):
-        settings["engine.preempt"] = not given.flag("disable-priority-preemption")
+        given.settings["engine.preempt"] = not given.flag("disable-priority-preemption")
     if (policy := given.text("schedule-policy")) not in (None, "fcfs"):
-        left["--schedule-policy"] = f"{policy}: requests are taken in the order of their arrival"
+        given.not_modelled["--schedule-policy"] = f"{policy}: requests are taken in the order of their arrival"
     if given.flag("disable-cuda-graph") or given.flag("disable-decode-cuda-graph"):
-        settings["hardware.cuda_graphs"] = False
+        given.settings["hardware.cuda_graphs"] = False
     elif (sizes := given.integers("cuda-graph-bs-decode")) is not None:
-        settings["hardware.graph_sizes"] = sizes
+        given.settings["hardware.graph_sizes"] = sizes
     elif (largest := given.integer("cuda-graph-max-bs-decode")) is not None:
-        settings["hardware.graph_sizes"] = sizes_up_to(largest)
+        given.settings["hardware.graph_sizes"] = sizes_up_to(largest)
 
 
 def sizes_up_to(largest: int) -> list[int]:
@@ -152,10 +134,10 @@ def sizes_up_to(largest: int) -> list[int]:
     return sorted({size for size in (1, 2, 4, *range(8, largest + 1, 8), largest) if size <= largest})
 
 
-def _speculation(given: Given, settings: dict[str, Any], model: str, assumed: list[str]) -> None:
+def _speculation(given: Given, model: str) -> None:
     name = given.text("speculative-algorithm")
     if name is None:
-        settings["speculation.algorithm"] = "NONE"
+        given.settings["speculation.algorithm"] = "NONE"
         return
     algorithm = ALGORITHMS.get(name.upper())
     if algorithm is None:
@@ -164,28 +146,30 @@ def _speculation(given: Given, settings: dict[str, Any], model: str, assumed: li
         return
     if given.flag("enable-multi-layer-eagle"):
         algorithm = "MULTI_LAYER_EAGLE"
-    settings["speculation.algorithm"] = algorithm
+    given.settings["speculation.algorithm"] = algorithm
     steps, topk, nodes = (
         given.integer(f"speculative-{key}") for key in ("num-steps", "eagle-topk", "num-draft-tokens")
     )
     if algorithm == "STANDALONE" and (draft := given.text("speculative-draft-model-path")) is not None:
-        settings["model.draft"] = draft
+        given.settings["model.draft"] = draft
     if given.flag("speculative-adaptive"):
-        settings["speculation.policy"] = "ema"
-        settings["speculation.adaptive"] = given.text("speculative-adaptive-config") or "with-zero"
+        given.settings["speculation.policy"] = "ema"
+        given.settings["speculation.adaptive"] = given.text("speculative-adaptive-config") or "with-zero"
         if steps is not None:
-            settings["speculation.steps"] = steps
-        if settings["speculation.adaptive"] == "with-zero":
-            assumed.append("the table of steps is with-zero, SGLang's own")
+            given.settings["speculation.steps"] = steps
+        if given.settings["speculation.adaptive"] == "with-zero":
+            given.assumed.append("the table of steps is with-zero, SGLang's own")
         return
     if algorithm == "NGRAM":
         steps, topk, nodes = steps or (nodes or 12) - 1, 1, None
     elif steps is None:
         steps, topk, nodes = _usual_shape(algorithm, model)
-        assumed.append(f"steps, top-k and draft tokens are {steps}, {topk} and {nodes}, its defaults for this model")
-    settings |= {"speculation.policy": "fixed", "speculation.steps": steps, "speculation.topk": topk or 1}
+        given.assumed.append(
+            f"steps, top-k and draft tokens are {steps}, {topk} and {nodes}, its defaults for this model"
+        )
+    given.settings |= {"speculation.policy": "fixed", "speculation.steps": steps, "speculation.topk": topk or 1}
     if (topk or 1) > 1 and nodes is not None:
-        settings["speculation.num_draft_tokens"] = nodes
+        given.settings["speculation.num_draft_tokens"] = nodes
 
 
 def _usual_shape(algorithm: str, model: str) -> Sequence[int]:

@@ -10,7 +10,7 @@ from ...core.errors import ConfigError, Problem, nearest
 from ...core.parsing import parse_json
 from ...observe.input_files import read_text
 from ...sim.cost.server import server_profile
-from .command import FLAG, NEAR, VALUE, Given, Server, known_arguments, read_formats
+from .command import FLAG, NEAR, VALUE, Given, Server, known_arguments
 from .sglang import sizes_up_to
 
 PROFILE = "trtllm-1.x"
@@ -54,31 +54,24 @@ def _entry(words: list[str]) -> int | None:
 SERVER = Server("TensorRT-LLM", _entry, known_arguments("trtllm.toml", MAPPED), OTHER_NAMES, abbreviates=False)
 
 
-def settings_of(given: Given, gpu: str, left: dict[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """Return keys of a scenario and sentences about defaults; arguments whose value is not modelled go to `left` with the reason."""
+def read(given: Given, gpu: str) -> None:
+    """Put into `given` the keys of a scenario, sentences about defaults, and the arguments whose value is not modelled."""
     path = given.text("config")
     if path is not None:
         _take_options(given, path)
         given.check()
-    settings: dict[str, Any] = {"hardware.server": PROFILE}
-    assumed: list[str] = []
-    model = given.text("model") or next(iter(given.positional), None)
-    if model is not None:
-        settings["model.target"] = model
+    given.settings["hardware.server"] = PROFILE
+    given.model("model")
     if given.text("backend") not in (None, "pytorch"):
-        left["--backend"] = f"{given.text('backend')}: times are those of the backend pytorch"
-    _parallel(given, settings, left)
-    read_formats(given, settings, left, {}, {})
-    _engine(given, settings, left, assumed)
-    _kv(given, settings, left)
-    _graphs(given, settings, assumed)
-    _speculation(given, settings, left, assumed)
+        given.not_modelled["--backend"] = f"{given.text('backend')}: times are those of the backend pytorch"
+    _parallel(given)
+    given.read_formats({}, {})
+    _engine(given)
+    _kv(given)
+    _graphs(given)
+    _speculation(given)
     if (given.text("server-role") or "").lower() in ("context", "generation"):
-        settings |= {"disaggregation.prefill": 1, "disaggregation.decode": 1}
-        assumed.append(
-            "the other pool has one engine as well, of the same kind; give disaggregation.prefill and disaggregation.decode"
-        )
-    return settings, assumed
+        given.disaggregate()
 
 
 def _take_options(given: Given, path: str) -> None:
@@ -116,72 +109,67 @@ def _read_yaml(path: str) -> Mapping[Any, Any]:
     return found
 
 
-def _parallel(given: Given, settings: dict[str, Any], left: dict[str, str]) -> None:
+def _parallel(given: Given) -> None:
     """Read the devices: with attention data parallelism each has its own requests, and all of them divide the experts."""
-    devices, experts = given.integer("tensor-parallel-size") or 1, given.integer("moe-expert-parallel-size")
+    devices = given.integer("tensor-parallel-size") or 1
     groups = devices if given.flag("enable-attention-dp") else 1
-    settings |= {"hardware.tensor_parallel": devices // groups, "hardware.attention_data_parallel": groups}
-    if experts is not None:
-        settings["hardware.expert_parallel"] = experts
+    given.settings |= {"hardware.tensor_parallel": devices // groups, "hardware.attention_data_parallel": groups}
+    given.copy_integers({"moe-expert-parallel-size": "hardware.expert_parallel"})
     if (given.integer("pipeline-parallel-size") or 1) > 1:
-        left["--pipeline-parallel-size"] = "pipeline stages are not simulated; the run has one"
+        given.not_modelled["--pipeline-parallel-size"] = "pipeline stages are not simulated; the run has one"
 
 
-def _engine(given: Given, settings: dict[str, Any], left: dict[str, str], assumed: list[str]) -> None:
-    running, tokens = given.integer("max-batch-size"), given.integer("max-num-tokens")
-    for name, value, default in (
-        ("max-batch-size", running, USUAL.max_running),
-        ("max-num-tokens", tokens, USUAL.chunk_size),
-    ):
-        if value is None:
-            assumed.append(f"{name} is {default}, its default")
-    tokens = tokens or USUAL.chunk_size
-    if running is not None:  # else fewer where the drafts of so many exceed a step
-        settings["engine.max_running"] = running
-    settings |= {
+def _engine(given: Given) -> None:
+    # Without --max-batch-size there may be fewer, where the drafts of so many exceed a step.
+    given.copy_integers({"max-batch-size": "engine.max_running", "max-seq-len": "model.context_len"})
+    given.integer_or("max-batch-size", USUAL.max_running)
+    tokens = given.integer_or("max-num-tokens", USUAL.chunk_size)
+    given.settings |= {
         "engine.chunk_size": tokens,
-        "engine.max_step_tokens": max(tokens, running or 0),
+        "engine.max_step_tokens": max(tokens, given.settings.get("engine.max_running", 0)),
         "engine.mode": "synchronous" if given.flag("disable-overlap-scheduler") else "overlap",
     }
-    if (context := given.integer("max-seq-len")) is not None:
-        settings["model.context_len"] = context
     table = given.table("scheduler-config")
     policy = str(table.get("capacity_scheduler_policy") or GUARANTEED)
-    settings["engine.guarantee_output"] = float(policy.upper() == GUARANTEED)
+    given.settings["engine.guarantee_output"] = float(policy.upper() == GUARANTEED)
     if policy.upper() not in (GUARANTEED, "MAX_UTILIZATION"):
-        left["scheduler_config.capacity_scheduler_policy"] = (
+        given.not_modelled["scheduler_config.capacity_scheduler_policy"] = (
             f"{policy} is not simulated; requests enter as by MAX_UTILIZATION"
         )
     for key in sorted(set(map(str, table)) - {"capacity_scheduler_policy"}):
-        left[f"scheduler_config.{key}"] = "requests enter in the order in which they come, as soon as they fit"
+        given.not_modelled[f"scheduler_config.{key}"] = (
+            "requests enter in the order in which they come, as soon as they fit"
+        )
     if not given.flag("enable-chunked-prefill"):
-        assumed.append(f"prompts beyond {tokens} tokens, which it refuses without chunked prefill, are cut into chunks")
+        given.assumed.append(
+            f"prompts beyond {tokens} tokens, which it refuses without chunked prefill, are cut into chunks"
+        )
 
 
-def _kv(given: Given, settings: dict[str, Any], left: dict[str, str]) -> None:
+def _kv(given: Given) -> None:
     table = given.table("kv-cache-config")
     of_table = Given(given.source, {key: str(value) for key, value in table.items() if value is not None})
     fraction = of_table.share("free_gpu_memory_fraction") or given.share("free-gpu-memory-fraction") or FREE_FRACTION
-    settings |= {
+    given.settings |= {
         "hardware.free_fraction": fraction,
         "engine.page_size": of_table.integer("tokens_per_block") or BLOCK,
         "engine.prefix_cache": table.get("enable_block_reuse", True) is not False,
     }
     if (slots := of_table.integer("max_tokens")) is not None:
-        settings["engine.kv_slots"] = slots
+        given.settings["engine.kv_slots"] = slots
     given.problems += [Problem(f"kv_cache_config.{one.key[2:]}", one.message) for one in of_table.problems]
     dtype = of_table.text("dtype")
     if dtype in KV:
-        settings["model.kv_dtype"] = KV[dtype]
+        given.settings["model.kv_dtype"] = KV[dtype]
     elif dtype not in (None, "auto"):
-        left["kv_cache_config.dtype"] = f"KV in {dtype} has no price here"
+        given.not_modelled["kv_cache_config.dtype"] = f"KV in {dtype} has no price here"
     for key in sorted(set(table) - KV_KEYS):
-        left[f"kv_cache_config.{key}"] = "KV is in the device's memory alone, and blocks are reused whole"
+        given.not_modelled[f"kv_cache_config.{key}"] = "KV is in the device's memory alone, and blocks are reused whole"
 
 
-def _graphs(given: Given, settings: dict[str, Any], assumed: list[str]) -> None:
+def _graphs(given: Given) -> None:
     if "cuda-graph-config" in given.values and not isinstance(given.values["cuda-graph-config"], dict | str):
-        settings["hardware.cuda_graphs"] = False  # null
+        given.settings["hardware.cuda_graphs"] = False  # null
         return
     table = given.table("cuda-graph-config")
     sizes, largest = table.get("batch_sizes"), table.get("max_batch_size") or LARGEST_GRAPH
@@ -190,15 +178,15 @@ def _graphs(given: Given, settings: dict[str, Any], assumed: list[str]) -> None:
     elif not _is_size(largest):
         given.problems.append(Problem("cuda_graph_config.max_batch_size", f"is {largest!r}; expected a number from 1"))
     else:
-        settings["hardware.graph_sizes"] = sorted(set(sizes)) if sizes else sizes_up_to(largest)
+        given.settings["hardware.graph_sizes"] = sorted(set(sizes)) if sizes else sizes_up_to(largest)
     if not table.get("enable_padding"):
-        assumed.append("batches between two captured sizes are padded, as with cuda_graph_config.enable_padding")
+        given.assumed.append("batches between two captured sizes are padded, as with cuda_graph_config.enable_padding")
 
 
-def _speculation(given: Given, settings: dict[str, Any], left: dict[str, str], assumed: list[str]) -> None:
+def _speculation(given: Given) -> None:
     table = given.table("speculative-config")
     if not table:
-        settings["speculation.algorithm"] = "NONE"
+        given.settings["speculation.algorithm"] = "NONE"
         return
     name = str(table.get("decoding_type"))
     algorithm = METHODS.get(name.upper())
@@ -211,28 +199,30 @@ def _speculation(given: Given, settings: dict[str, Any], left: dict[str, str], a
         message = f"is {steps!r}; expected an integer from 1 on"
         given.problems.append(Problem(f"speculative_config.{TRTLLM_MAX_STEPS}", message))
         return
-    settings["speculation.algorithm"] = algorithm
-    most_rows = (settings["engine.max_step_tokens"] - 1) // (steps + 1)
-    if settings.get("engine.max_running", USUAL.max_running) > most_rows > 0:
-        settings["engine.max_running"] = most_rows
-        assumed.append(f"{most_rows} requests decode at a time: so many with {steps} drafts are within max_num_tokens")
+    given.settings["speculation.algorithm"] = algorithm
+    most_rows = (given.settings["engine.max_step_tokens"] - 1) // (steps + 1)
+    if given.settings.get("engine.max_running", USUAL.max_running) > most_rows > 0:
+        given.settings["engine.max_running"] = most_rows
+        given.assumed.append(
+            f"{most_rows} requests decode at a time: so many with {steps} drafts are within max_num_tokens"
+        )
     draft = table.get("speculative_model") or table.get("speculative_model_dir")
     if algorithm == "STANDALONE" and draft:
-        settings["model.draft"] = str(draft)
+        given.settings["model.draft"] = str(draft)
     schedule, most = table.get(TRTLLM_SCHEDULE), table.get("max_concurrency")
     if schedule is None and _is_size(most):  # larger batches do not speculate
         schedule = {most: steps}
     if schedule is None:
-        settings |= {"speculation.policy": "fixed", "speculation.steps": steps}
+        given.settings |= {"speculation.policy": "fixed", "speculation.steps": steps}
     else:
         pairs = ", ".join(f"{last}: {count}" for last, count in schedule.items()) if isinstance(schedule, dict) else ""
         try:
             ours = import_table(f"{TRTLLM_SCHEDULE}: {{{pairs}}}", "speculative_config")
-            settings["speculation.adaptive"] = parse_json(to_json(ours))
+            given.settings["speculation.adaptive"] = parse_json(to_json(ours))
         except ConfigError as error:
             given.problems += error.problems
     for key in sorted(set(map(str, table)) - OF_SPECULATION):
-        left[f"speculative_config.{key}"] = "drafts are chains of up to max_draft_len tokens"
+        given.not_modelled[f"speculative_config.{key}"] = "drafts are chains of up to max_draft_len tokens"
 
 
 def _is_size(value: Any) -> bool:

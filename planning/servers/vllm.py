@@ -11,7 +11,7 @@ from ...core.errors import ConfigError
 from ...core.parsing import parse_json
 from ...sim.cost.hardware import lookup_gpu
 from ...sim.cost.server import server_profile
-from .command import FLAG, LIST, VALUE, Given, Server, known_arguments, read_formats
+from .command import FLAG, LIST, VALUE, Given, Server, known_arguments
 from .sglang import sizes_up_to
 
 PROFILE = "vllm-0.18"
@@ -71,70 +71,49 @@ def _entry(words: list[str]) -> int | None:
 SERVER = Server("vLLM", _entry, known_arguments("vllm.toml", MAPPED), OTHER_NAMES, abbreviates=False)
 
 
-def settings_of(given: Given, gpu: str, left: dict[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """Return keys of a scenario and sentences about defaults; arguments whose value is not modelled go to `left` with the reason."""
-    settings: dict[str, Any] = {"hardware.server": PROFILE}
-    assumed: list[str] = []
-    model = given.text("model") or next(iter(given.positional), None)
-    if model is not None:
-        settings["model.target"] = model
-    _parallel(given, settings, left, assumed)
-    _formats(given, settings, left)
-    _engine(given, settings, left, assumed, gpu)
-    _graphs(given, settings, left)
-    _speculation(given, settings, left)
+def read(given: Given, gpu: str) -> None:
+    """Put into `given` the keys of a scenario, sentences about defaults, and the arguments whose value is not modelled."""
+    given.settings["hardware.server"] = PROFILE
+    given.model("model")
+    _parallel(given)
+    given.read_formats(WEIGHTS, KV)
+    if given.text("max-model-len") not in ("auto", "-1"):
+        given.copy_integers({"max-model-len": "model.context_len"})
+    _engine(given, gpu)
+    _graphs(given)
+    _speculation(given)
     role = given.table("kv-transfer-config").get("kv_role")
     if role in ("kv_producer", "kv_consumer"):
-        settings |= {"disaggregation.prefill": 1, "disaggregation.decode": 1}
-        assumed.append(
-            "the other pool has one engine as well, of the same kind; give disaggregation.prefill and disaggregation.decode"
-        )
+        given.disaggregate()
     elif given.text("kv-transfer-config") is not None:
-        left["--kv-transfer-config"] = "KV outside the device's memory is not simulated"
-    return settings, assumed
+        given.not_modelled["--kv-transfer-config"] = "KV outside the device's memory is not simulated"
 
 
-def _parallel(given: Given, settings: dict[str, Any], left: dict[str, str], assumed: list[str]) -> None:
+def _parallel(given: Given) -> None:
     devices, groups = given.integer("tensor-parallel-size") or 1, given.integer("data-parallel-size") or 1
-    settings["hardware.tensor_parallel"] = devices
+    given.settings["hardware.tensor_parallel"] = devices
     if given.flag("enable-expert-parallel"):
-        settings |= {"hardware.attention_data_parallel": groups, "hardware.expert_parallel": devices * groups}
+        given.settings |= {"hardware.attention_data_parallel": groups, "hardware.expert_parallel": devices * groups}
     else:
-        settings["hardware.replicas"] = groups
+        given.settings["hardware.replicas"] = groups
         if groups > 1:
-            assumed.append(
+            given.assumed.append(
                 "data-parallel ranks are engines of their own; of a mixture of experts vLLM divides the experts over them"
             )
     for name in PARALLEL_BESIDE:
         if (given.integer(name) or 1) > 1:
-            left[f"--{name}"] = "parallel are tensors, experts and data alone"
+            given.not_modelled[f"--{name}"] = "parallel are tensors, experts and data alone"
 
 
-def _formats(given: Given, settings: dict[str, Any], left: dict[str, str]) -> None:
-    read_formats(given, settings, left, WEIGHTS, KV)
-    if (
-        given.text("max-model-len") not in (None, "auto", "-1")
-        and (context := given.integer("max-model-len")) is not None
-    ):
-        settings["model.context_len"] = context
-
-
-def _engine(given: Given, settings: dict[str, Any], left: dict[str, str], assumed: list[str], gpu: str) -> None:
+def _engine(given: Given, gpu: str) -> None:
     usual = server_profile(PROFILE).on(lookup_gpu(gpu))
-    running = given.integer("max-num-seqs")
-    if running is not None:
-        settings["engine.max_running"] = running
-    else:  # or fewer, where the drafts of so many exceed a step
-        running = usual.max_running
-        assumed.append(f"max-num-seqs is {running}, its default on {gpu}")
-    tokens = given.integer("max-num-batched-tokens")
-    if tokens is None:
-        tokens = usual.chunk_size
-        assumed.append(f"max-num-batched-tokens is {tokens}, its default on {gpu}")
-    tokens = max(tokens, running)
+    # Without --max-num-seqs there may be fewer, where the drafts of so many exceed a step.
+    given.copy_integers({"max-num-seqs": "engine.max_running", "max-num-queued-reqs": "engine.max_queue"})
+    running = given.integer_or("max-num-seqs", usual.max_running, f" on {gpu}")
+    tokens = max(running, given.integer_or("max-num-batched-tokens", usual.chunk_size, f" on {gpu}"))
     block = given.integer("block-size") or BLOCK_SIZE
     utilization = given.share("gpu-memory-utilization") or UTILIZATION
-    settings |= {
+    given.settings |= {
         "engine.chunk_size": tokens,
         "engine.max_step_tokens": tokens,
         "engine.page_size": block,
@@ -143,16 +122,14 @@ def _engine(given: Given, settings: dict[str, Any], left: dict[str, str], assume
         "hardware.reserved_fraction": round(1 - utilization, 6),
     }
     if (blocks := given.integer("num-gpu-blocks-override")) is not None:
-        settings["engine.kv_slots"] = blocks * block
-    if (queue := given.integer("max-num-queued-reqs")) is not None:
-        settings["engine.max_queue"] = queue
+        given.settings["engine.kv_slots"] = blocks * block
     if given.text("scheduling-policy") == "priority":
-        settings["engine.preempt"] = True
+        given.settings["engine.preempt"] = True
     if given.flag("enable-chunked-prefill") is False:
-        left["--no-enable-chunked-prefill"] = "prompts are cut at max-num-batched-tokens"
+        given.not_modelled["--no-enable-chunked-prefill"] = "prompts are cut at max-num-batched-tokens"
 
 
-def _graphs(given: Given, settings: dict[str, Any], left: dict[str, str]) -> None:
+def _graphs(given: Given) -> None:
     compilation = dict(given.table("compilation-config"))
     sizes, largest = given.integers("cudagraph-capture-sizes"), given.integer("max-cudagraph-capture-size")
     sizes = sizes or compilation.pop("cudagraph_capture_sizes", None)
@@ -160,25 +137,25 @@ def _graphs(given: Given, settings: dict[str, Any], left: dict[str, str]) -> Non
     mode = str(compilation.pop("cudagraph_mode", "")).upper()
     level = given.text("optimization-level")
     if given.flag("enforce-eager") or mode == "NONE" or level == "0":
-        settings["hardware.cuda_graphs"] = False
+        given.settings["hardware.cuda_graphs"] = False
     else:
         if mode == "PIECEWISE":
-            settings["hardware.launch"] = "piecewise"
+            given.settings["hardware.launch"] = "piecewise"
         if sizes or largest:
-            settings["hardware.graph_sizes"] = sizes or sizes_up_to(largest)
+            given.settings["hardware.graph_sizes"] = sizes or sizes_up_to(largest)
     if compilation:
-        left["--compilation-config"] = (
+        given.not_modelled["--compilation-config"] = (
             f"{', '.join(sorted(compilation))}: times are those of measured kernels or of the roofline"
         )
 
 
-def _speculation(given: Given, settings: dict[str, Any], left: dict[str, str]) -> None:
+def _speculation(given: Given) -> None:
     table = dict(given.table("speculative-config"))
     for name, key in (("spec-method", "method"), ("spec-model", "model"), ("spec-tokens", "num_speculative_tokens")):
         if (text := given.text(name)) is not None:
             table[key] = int(text) if key == "num_speculative_tokens" and re.fullmatch(r"\d{1,4}", text) else text
     if not table:
-        settings["speculation.algorithm"] = "NONE"
+        given.settings["speculation.algorithm"] = "NONE"
         return
     model = str(table.get("model", ""))
     method = str(table.get("method") or _method_of(model))
@@ -192,19 +169,19 @@ def _speculation(given: Given, settings: dict[str, Any], left: dict[str, str]) -
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         given.refuse("speculative-config", f"num_speculative_tokens is {steps!r}; expected an integer from 1 on")
         return
-    settings["speculation.algorithm"] = algorithm
+    given.settings["speculation.algorithm"] = algorithm
     if algorithm == "STANDALONE" and model:
-        settings["model.draft"] = model
+        given.settings["model.draft"] = model
     if table.get(VLLM_SCHEDULE) is not None:
         try:
             schedule = import_table(_schedule_text(table), "--speculative-config")
-            settings["speculation.adaptive"] = parse_json(to_json(schedule))
+            given.settings["speculation.adaptive"] = parse_json(to_json(schedule))
         except ConfigError as error:
             given.problems += error.problems
     else:
-        settings |= {"speculation.policy": "fixed", "speculation.steps": steps}
+        given.settings |= {"speculation.policy": "fixed", "speculation.steps": steps}
     for key in sorted(set(table) - OF_SPECULATION):
-        left[f"--speculative-config {key}"] = "a run does not depend on it"
+        given.not_modelled[f"--speculative-config {key}"] = "a run does not depend on it"
 
 
 def _schedule_text(table: dict[str, Any]) -> str:
