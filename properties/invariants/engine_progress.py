@@ -171,12 +171,7 @@ def _needless_retraction(m: Moment) -> Finding | None:
         return None
     room += len(m.lingering_before) * size + sum(len(slots[life.name]) for life in leaving)
     has_row = len(m.before.running) - len(others) - len(leaving) < config.max_running
-    gone = {life.name for life in m.retracted}
-    # What the rows that stay do not hold is free now or soon.
-    most_room = (config.num_pages - len(set().union(*[pages[name] for name in pages if name not in gone]))) * size
     for head in m.was_waiting if config.preempt else ():
-        if most_room < config.whole_pages(len(head.context_of_now) + config.reserve) - _cached_of(m, head):
-            continue  # it gets no row by that
         most = config.whole_pages(len(head.context_of_now) + config.reserve) + size
         is_aged = last.overtaken - m.overtaken.count(last) >= config.ageing  # it gives way to no priority
         if head.wish.priority > last.wish.priority and not is_aged and (most > room or not has_row):
@@ -184,14 +179,6 @@ def _needless_retraction(m: Moment) -> Finding | None:
     was = f"{last.name} is retracted, with {room} slots free or on their way back"
     should = f"it stays: a round of all rows needs {needed} more, and no waiting request more than there are"
     return Finding(was, should, "what it has computed is computed again for nothing")
-
-
-def _cached_of(m: Moment, life: Life) -> int:
-    """Return how many positions of a waiting request's prompt the prefix cache had before the plan."""
-    size = m.config.page_size
-    texts = {m.cells[page * size + size - 1] for page in m.before.cached or ()}
-    ends = life.truth.hashes[size - 1 : len(life.context_of_now) : size]
-    return next((at for at, text in enumerate(ends) if text not in texts), len(ends)) * size
 
 
 def _blocks_that_go_on(m: Moment) -> Outcome:
