@@ -6,6 +6,7 @@ ACCEPT-24 … 26: it is a function of its keys, has the law that was configured,
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -62,6 +63,7 @@ class ProcessTrial(Trial):
     quick = 1_500
     run_length = 12
     limit_s = 10.0
+    values: ClassVar = {"seed": SEEDS}
 
     subject: Process
     config: ProcessConfig
@@ -93,7 +95,7 @@ class ProcessTrial(Trial):
 
     # -- the same in several ways -------------------------------------------------------------------------------------
 
-    @operation(weight=6, seed=SEEDS, steps=(0, 1, 2, 5), rounds=(1, 3, 7), start=(0, 1, 7, 30))
+    @operation(weight=6, steps=(0, 1, 2, 5), rounds=(1, 3, 7), start=(0, 1, 7, 30))
     def ask(self, seed: int, steps: int, rounds: int, start: int) -> None:
         """Ask about some requests position by position, then in windows, in another order, and as rounds."""
         m = self.moment
@@ -138,11 +140,7 @@ class ProcessTrial(Trial):
     # -- shares -------------------------------------------------------------------------------------------------------
 
     @operation(
-        weight=4,
-        when=lambda t, seed, begin, tenths: t.config.kind == "gaussian",
-        seed=SEEDS,
-        begin=(0, 3_000),
-        tenths=(0, 0, 8),
+        weight=4, when=lambda t, seed, begin, tenths: t.config.kind == "gaussian", begin=(0, 3_000), tenths=(0, 0, 8)
     )
     def measure(self, seed: int, begin: int, tenths: int) -> None:
         """Compare many requests with what was configured: how far runs reach, and how runs of one request go together. The quality is
@@ -178,7 +176,7 @@ class ProcessTrial(Trial):
             Share("pairs of requests that both reach depth 1", both, due, tolerance_of(due, MANY // 2))
         )
 
-    @operation(weight=3, when=lambda t, seed: t.config.kind == "fixed", seed=SEEDS)
+    @operation(weight=3, when=lambda t, seed: t.config.kind == "fixed")
     def measure_mean(self, seed: int) -> None:
         """Compare many requests with the mean: two neighbouring integers, independent from position to position."""
         config, shares = self.config, self.moment.shares
@@ -194,7 +192,7 @@ class ProcessTrial(Trial):
         both = float(((runs[:, 0] > whole) & (runs[:, 1] > whole)).mean())
         shares.append(Share("runs of both", both, part * part, tolerance_of(part * part, MANY)))
 
-    @operation(weight=4, when=lambda t, seed: t.config.kind == "recorded", seed=SEEDS)
+    @operation(weight=4, when=lambda t, seed: t.config.kind == "recorded")
     def measure_recordings(self, seed: int) -> None:
         """Compare many requests with the recordings: each replays one from its start, and each is replayed by its share."""
         m, recorded = self.moment, self.config.recorded

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -72,6 +72,7 @@ class ExecutorTrial(Trial):
     quick = 6_000
     run_length = 30
     limit_s = 60.0
+    values: ClassVar = {"request": REQUESTS}
 
     subject: Executor
     config: ExecutorConfig
@@ -131,18 +132,16 @@ class ExecutorTrial(Trial):
         return [array for array in found if not (shown and array.path.endswith(end) and "outputs" in array.path)]
 
     def _field(self, item: Any) -> tuple[str, tuple[int, ...]]:
-        try:
-            name, shape = item
-        except (TypeError, ValueError):
-            raise self.misbehaviour("TYPE", f"relay_fields() has {item!r}", "(name, shape of one row)") from None
+        name, shape = self.sequence(item, "a field of relay_fields()", "(name, shape of one row)", 2)
         if not isinstance(name, str):
             raise self.misbehaviour("TYPE", f"relay_fields() has the name {name!r}", "a text")
         return name, self.integers(shape, f"the shape of {name!r}")
 
     # -- operations ---------------------------------------------------------------------------------------------------
 
-    @operation(weight=6, request=REQUESTS, prompt_len=PROMPT_LENS, max_tokens=(1, 2, 5, 12, 20), shared=(0, 0, 1, 9),
-               stops=_asks, show=_asks)  # fmt: skip
+    @operation(
+        weight=6, prompt_len=PROMPT_LENS, max_tokens=(1, 2, 5, 12, 20), shared=(0, 0, 1, 9), stops=_asks, show=_asks
+    )
     def submit(self, request: str, prompt_len: int, max_tokens: int, shared: int, stops: bool, show: bool) -> bool:
         """Submit a request, with the first `shared` tokens of its prompt as in all others. `show`: it asks for hidden states."""
         if prompt_len < 1 or max_tokens < 1:
@@ -172,13 +171,13 @@ class ExecutorTrial(Trial):
         is_shaped = self.capabilities.shaped and max_tokens == SHAPED_LEN
         return replace(plain, **SHAPES.get(request, {})) if is_shaped else plain
 
-    @operation(weight=1, hostile=True, request=REQUESTS)
+    @operation(weight=1, hostile=True)
     def abort(self, request: str) -> None:
         """Abort a request."""
         if self.core.abort(request).replan:
             self._request_stop()
 
-    @operation(weight=1, hostile=True, request=REQUESTS)
+    @operation(weight=1, hostile=True)
     def retract(self, request: str) -> None:
         """Retract a running request: it gives its KV back, and begins again from the tokens that were delivered."""
         if self.core.retract(request):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ...properties.harness.operation import Handles, Operation, operation
 from ...properties.harness.trial import Trial
 from ...properties.invariants.registry import Finding, Outcome, checks
@@ -141,6 +143,7 @@ class ManagerTrial(Trial):
     contract = "block-manager"
     looks = ("slots_of", "num_free")
     quick = 20_000
+    values: ClassVar = {"request": REQUESTS, "num_tokens": _amounts}
 
     subject: BlockManager
     config: ManagerConfig
@@ -176,9 +179,7 @@ class ManagerTrial(Trial):
 
     # -- operations ---------------------------------------------------------------------------------------------------
 
-    @operation(
-        weight=10, when=_is_new, request=REQUESTS, pages=_pages, extra=_extras, namespace=_spaces, num_tokens=_amounts
-    )
+    @operation(weight=10, when=_is_new, pages=_pages, extra=_extras, namespace=_spaces)
     def admit(self, request: str, pages: tuple[int, ...], extra: int, namespace: str, num_tokens: int) -> bool | None:
         """Start a request and compute `num_tokens` positions behind its cached prefix, or all that are left."""
         tokens = self.text(pages, extra)
@@ -218,7 +219,7 @@ class ManagerTrial(Trial):
         running.computed = stop
         self.found.clear()  # a page was handed out, perhaps one of these
 
-    @operation(weight=12, when=_is_running, request=REQUESTS, num_tokens=_amounts)
+    @operation(weight=12, when=_is_running)
     def grow(self, request: str, num_tokens: int) -> bool | None:
         """Compute the next chunk of a prompt, or a token that has been sampled."""
         m, running = self.moment, self.moment.running[request]
@@ -240,7 +241,7 @@ class ManagerTrial(Trial):
         self._compute(running, asked)
         return None
 
-    @operation(weight=6, when=_is_running, request=REQUESTS)
+    @operation(weight=6, when=_is_running)
     def release(self, request: str) -> None:
         """End a request."""
         running = self.moment.running.pop(request)
@@ -249,12 +250,12 @@ class ManagerTrial(Trial):
         for end in range(size, running.computed + 1, size):
             self.found[running.namespace, tuple(running.tokens[:end])] = 1
 
-    @operation(needs="misuse", weight=1, when=_is_new, request=REQUESTS)
+    @operation(needs="misuse", weight=1, when=_is_new)
     def release_stray(self, request: str) -> None:
         """Release a request that is not there. Must be refused, or do nothing."""
         self.ask(self.subject.release, request)
 
-    @operation(needs="misuse", weight=1, when=_is_running, request=REQUESTS)
+    @operation(needs="misuse", weight=1, when=_is_running)
     def admit_again(self, request: str) -> None:
         """Admit a request under the name of one that runs. Must be refused."""
         self.refused(self.ask(self.subject.admit, request, self.text((1,), 1), "", 1), None, False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from ...properties.harness.operation import operation
 from . import contract
@@ -75,6 +76,7 @@ class TransportTrial(TransportWatch):
     contract = "transport"
     quick = 10_000
     run_length = 120
+    values: ClassVar = {"side": SIDES, "nth": PLACES, "request": REQUESTS, "num_tokens": (3, 1, 2, 5, 8, 20)}
 
     def end(self) -> None:
         super().end()
@@ -83,14 +85,7 @@ class TransportTrial(TransportWatch):
 
     # -- operations ---------------------------------------------------------------------------------------------------
 
-    @operation(
-        weight=8,
-        when=_can_start,
-        request=REQUESTS,
-        family=(0, 0, 1),
-        num_tokens=(3, 1, 2, 5, 8, 20),
-        is_short=(False, False, False, False, True),
-    )
+    @operation(weight=8, when=_can_start, family=(0, 0, 1), is_short=(False, False, False, False, True))
     def start(self, request: int, family: int, num_tokens: int, is_short: bool = False) -> bool:
         """Send a request to the prefill worker; `is_short`: for one token. Prompts of one family have equal beginnings."""
         if num_tokens < 1:
@@ -99,13 +94,7 @@ class TransportTrial(TransportWatch):
         return True
 
     @operation(
-        weight=3,
-        needs="going_on",
-        when=_can_start,
-        request=REQUESTS,
-        family=(0, 1),
-        num_tokens=(3, 1, 5, 8, 20),
-        num_shown=(1, 2, 4),
+        weight=3, needs="going_on", when=_can_start, family=(0, 1), num_tokens=(3, 1, 5, 8, 20), num_shown=(1, 2, 4)
     )
     def go_on(self, request: int, family: int, num_tokens: int, num_shown: int) -> bool:
         """Send a request that a decode worker was lost with, when its client had been shown `num_shown` tokens."""
@@ -132,26 +121,26 @@ class TransportTrial(TransportWatch):
         """Let the decode worker run a round."""
         self._run_decode()
 
-    @operation(weight=12, when=_is_coming, side=SIDES, nth=PLACES)
+    @operation(weight=12, when=_is_coming)
     def deliver(self, side: str, nth: int) -> None:
         """Deliver one message, not always the oldest."""
         parcels = self.under_way[side]
         self._arrive(side, parcels.pop(nth % len(parcels)))
 
-    @operation(weight=12, when=_is_coming, side=SIDES)
+    @operation(weight=12, when=_is_coming)
     def deliver_all(self, side: str) -> None:
         """Deliver all that is under way, in order."""
         parcels, self.under_way[side] = self.under_way[side], []
         for parcel in parcels:
             self._arrive(side, parcel)
 
-    @operation(weight=3, hostile=True, when=_is_coming, side=SIDES, nth=PLACES)
+    @operation(weight=3, hostile=True, when=_is_coming)
     def drop(self, side: str, nth: int) -> None:
         """Lose a message."""
         parcels = self.under_way[side]
         parcels.pop(nth % len(parcels))
 
-    @operation(weight=2, hostile=True, when=_can_double, side=SIDES, nth=PLACES)
+    @operation(weight=2, hostile=True, when=_can_double)
     def duplicate(self, side: str, nth: int) -> None:
         """Let a message arrive twice."""
         parcels = self.under_way[side]
@@ -163,7 +152,7 @@ class TransportTrial(TransportWatch):
         past = self.past[side]
         self._arrive(side, past[-1 - nth % len(past)])
 
-    @operation(weight=4, hostile=True, when=lambda t: bool(_good_pages(t)), nth=PLACES, how=(3, 0, 1, 2, 3))
+    @operation(weight=4, hostile=True, when=lambda t: bool(_good_pages(t)), how=(3, 0, 1, 2, 3))
     def damage(self, nth: int, how: int) -> bool:
         """Change, cut short, or misnumber a page under way."""
         parcels, places = self.under_way[DECODE], _good_pages(self)
@@ -177,7 +166,7 @@ class TransportTrial(TransportWatch):
             parcels[at] = damaged
         return True
 
-    @operation(weight=2, hostile=True, when=_can_cancel, side=SIDES, request=REQUESTS)
+    @operation(weight=2, hostile=True, when=_can_cancel)
     def cancel(self, side: str, request: int) -> None:
         """Let the client of one side give a request up."""
         self.record.is_client = True
@@ -187,7 +176,7 @@ class TransportTrial(TransportWatch):
         if side == DECODE:
             self.model.runs[request].withdrawn = True
 
-    @operation(weight=5, needs="retraction", when=_has_it, side=SIDES, request=REQUESTS)
+    @operation(weight=5, needs="retraction", when=_has_it)
     def retract(self, side: str, request: int) -> None:
         """Have a worker compute what it has of a request again."""
         self.model.runs[request].is_asked_back |= side == PREFILL
@@ -222,7 +211,7 @@ class TransportTrial(TransportWatch):
             self.model.bereaved += [run for run in self.model.live(PREFILL) if run not in self.model.bereaved]
         self.pools[side].clear()
 
-    @operation(weight=1, hostile=True, when=lambda t, side: side in SIDES, side=SIDES)
+    @operation(weight=1, hostile=True, when=lambda t, side: side in SIDES)
     def restart(self, side: str) -> None:
         """Start a worker anew; messages to and from the old one are still under way."""
         self._begin_anew(side)
@@ -233,7 +222,7 @@ class TransportTrial(TransportWatch):
         self._arrived = {key: at for key, at in self._arrived.items() if key[0] != side}
         self.must(self.subject.restart, side)
 
-    @operation(weight=1, hostile=True, needs="device_loss", when=_is_alive, side=SIDES)
+    @operation(weight=1, hostile=True, needs="device_loss", when=_is_alive)
     def lose_kv(self, side: str) -> None:
         """Replace a worker's device; its host goes on as another incarnation."""
         self.model.lose_kv(side)
@@ -243,7 +232,7 @@ class TransportTrial(TransportWatch):
         self.pools[side].clear()
         self.must(self.subject.lose_kv, side, self.now_ns)
 
-    @operation(weight=2, needs="roles", when=_is_alive, probes="HANDOFF-10", side=SIDES)
+    @operation(weight=2, needs="roles", when=_is_alive, probes="HANDOFF-10")
     def change_role(self, side: str) -> None:
         """Ask a worker to take another role for a moment."""
         self.moment.num_roles += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -22,7 +23,6 @@ TREES = (
     *((0, 2, 1), (1, 2, 2), (3, 8, 33), (8, 4, 64), (1, 16, 17), (2, 16, 40)),
 )
 ROWS = ((0,), (0,), (1,), (2,), (3,), (0, 1), (1, 0), (0, 2), (2, 1, 0), (0, 1, 2, 3), (0, 1, 2, 3), ())
-TARGETS = {"round": ROUNDS, "target": SEEDS, "agreement": (3, 2, 4, 1, 0)}
 
 
 def _shapes(config: AcceptConfig, has: AcceptCapabilities) -> list[tuple[int, ...]]:
@@ -67,6 +67,7 @@ class AcceptTrial(Values):
     quick = 6_000
     run_length = 60
     limit_s = 10.0
+    values: ClassVar = {"round": ROUNDS, "rows": ROWS, "drafts": SEEDS, "target": SEEDS, "agreement": (3, 2, 4, 1, 0)}
 
     subject: Accept
     config: AcceptConfig
@@ -106,19 +107,19 @@ class AcceptTrial(Values):
         """Let the request in a row leave, and another one come with a prompt of so many tokens."""
         self.model.replace(row, num_tokens)
 
-    @operation(weight=20, when=_can_launch, round=ROUNDS, rows=ROWS, drafts=SEEDS, padding=(0, 0, 0, 1, 2))
+    @operation(weight=20, when=_can_launch, padding=(0, 0, 0, 1, 2))
     def launch(self, round: str, rows: tuple[int, ...], drafts: int, padding: int) -> None:
         """Launch a round of these rows, except those in flight, and of so many rows of padding. The drafts follow from `drafts`."""
         self._start(round, rows, drafts, padding=padding)
 
-    @operation(weight=8, hostile=True, when=_can_launch, round=ROUNDS, rows=ROWS, drafts=SEEDS, garbage=_garbage)
+    @operation(weight=8, hostile=True, when=_can_launch, garbage=_garbage)
     def launch_garbage(self, round: str, rows: tuple[int, ...], drafts: int, garbage: str) -> bool | None:
         """Launch a round with drafts that are garbage."""
         if garbage not in _garbage(self.config, self.capabilities):
             return False
         return self._start(round, rows, drafts, garbage=garbage)
 
-    @operation(needs="proposals", weight=6, when=_can_launch, round=ROUNDS, rows=ROWS, drafts=SEEDS)
+    @operation(needs="proposals", weight=6, when=_can_launch)
     def propose(self, round: str, rows: tuple[int, ...], drafts: int) -> None:
         """Launch a round of trees that are given node by node."""
         self._start(round, rows, drafts, is_proposed=True)
@@ -156,7 +157,7 @@ class AcceptTrial(Values):
                 raise self.misbehaviour("TYPE", f"links() has {[len(part) for part in parts]} entries", f"{sizes}")
             self.moment.links = tuple(parts)
 
-    @operation(needs="constraints", weight=8, when=_has_no_grammar, round=ROUNDS, grammar=SEEDS[:8])
+    @operation(needs="constraints", weight=8, when=_has_no_grammar, grammar=SEEDS[:8])
     def constrain(self, round: str, grammar: int) -> None:
         """Give a launched round a grammar."""
         found = self.moment.round = self.rounds[round]
@@ -164,24 +165,24 @@ class AcceptTrial(Values):
         found.constrain(table, states)
         self.must(self.subject.constrain, found.handle, table, states)
 
-    @operation(weight=2, when=_in_flight, round=ROUNDS)
+    @operation(weight=2, when=_in_flight)
     def abandon(self, round: str) -> None:
         """Leave a launched round unfinished for ever."""
         self.moment.round = self.rounds.pop(round)
 
     # -- finishing ------------------------------------------------------------------------------------------------
 
-    @operation(weight=16, when=_in_flight, **TARGETS)
+    @operation(weight=16, when=_in_flight)
     def greedy(self, round: str, target: int, agreement: int) -> None:
         """Finish a round; the target agrees with about `agreement` of four drafts."""
         self._verify_greedy(round, target, agreement)
 
-    @operation(needs="sampling", weight=14, when=_in_flight, **TARGETS)
+    @operation(needs="sampling", weight=14, when=_in_flight)
     def sample(self, round: str, target: int, agreement: int) -> None:
         """Finish a round by sampling."""
         self._verify_sampling(round, target, agreement)
 
-    @operation(needs="draft_probabilities", weight=10, when=_is_drafted_chain, **TARGETS, broken=inputs.BROKEN_DRAFTS)
+    @operation(needs="draft_probabilities", weight=10, when=_is_drafted_chain, broken=inputs.BROKEN_DRAFTS)
     def sample_drafted(self, round: str, target: int, agreement: int, broken: str) -> bool | None:
         """Finish a chain that was drawn from known distributions; `broken` says how some of these are none."""
         if broken not in inputs.BROKEN_DRAFTS:
@@ -189,7 +190,7 @@ class AcceptTrial(Values):
         drafts = inputs.draft_probabilities(*self.rounds[round].tree(), self.config.vocab_size, target, broken)
         return self._verify_sampling(round, target, agreement, drafts=drafts)
 
-    @operation(needs="target_failures", weight=4, when=_in_flight, round=ROUNDS, target=SEEDS)
+    @operation(needs="target_failures", weight=4, when=_in_flight)
     def fail_target(self, round: str, target: int, sampled: bool) -> None:
         """Finish a round; for some nodes the target gives no numbers."""
         verify = self._verify_sampling if sampled and self.capabilities.sampling else self._verify_greedy

@@ -7,8 +7,8 @@ boxes. A grid of midpoints measures a box's share with an error whose bound is k
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -87,6 +87,8 @@ class Values(Trial):
     moment: Moment
     shape: tuple[int, int, int]
 
+    values: ClassVar = {"seed": SEEDS, "target": SEEDS}
+
     def _look_at(
         self, batch: Batch, handle: object, rows: tuple[int, ...] = (), garbage: str = "", is_proposed: bool = False
     ) -> Round:
@@ -106,17 +108,9 @@ class Values(Trial):
 
     def _flat(self, answer: Any, what: str, count: int, length: int | None = None) -> list[tuple[int, ...]]:
         """Return an answer of `count` flat sequences of integers, each of the given length, or of any."""
-        try:
-            parts = list(answer)
-        except TypeError:
-            parts = []
-        if len(parts) != count:
-            raise self.misbehaviour("TYPE", f"{what} is {type(answer).__name__}", f"{count} sequences of integers")
-        found = [self.integers(part, f"part {number} of {what}") for number, part in enumerate(parts)]
-        for number, part in enumerate(found):
-            if length is not None and len(part) != length:
-                raise self.misbehaviour("TYPE", f"part {number} of {what} has {len(part)} entries", f"{length} entries")
-        return found
+        answer = list(answer) if isinstance(answer, Iterable) else answer
+        parts = enumerate(self.sequence(answer, what, f"{count} sequences of integers", count))
+        return [self.integers(part, f"part {number} of {what}", length) for number, part in parts]
 
     def _table(self, answer: object, what: str, shape: Sequence[int]) -> np.ndarray:
         """Return an answer of numbers of this shape."""
@@ -128,7 +122,7 @@ class Values(Trial):
 
     # -- trees --------------------------------------------------------------------------------------------------------
 
-    @operation(needs="beams", weight=2, when=_fits_vocabulary, shape=DRAFTED_SHAPES, seed=SEEDS)
+    @operation(needs="beams", weight=2, when=_fits_vocabulary, shape=DRAFTED_SHAPES)
     def draft(self, shape: tuple[int, ...], seed: int) -> None:
         """Let the component draft below two roots by itself."""
         m, num_rows = self.moment, 2
@@ -145,7 +139,7 @@ class Values(Trial):
 
     # -- what is sampled from, and with what --------------------------------------------------------------------------
 
-    @operation(needs="parameters", weight=2, seed=SEEDS, failing=(False, False, True))
+    @operation(needs="parameters", weight=2, failing=(False, False, True))
     def filter(self, seed: int, failing: bool) -> None:
         """Ask for the distributions that sampling parameters make of logits, some of them with ties or without an answer."""
         m, vocab, num_rows = self.moment, self.config.vocab_size, 12
@@ -164,7 +158,7 @@ class Values(Trial):
         answer = self.must(self.subject.distribution, *given)
         m.filtered = logits, self._table(answer, "distribution()", logits.shape)
 
-    @operation(needs="keyed_coins", weight=1, seed=SEEDS)
+    @operation(needs="keyed_coins", weight=1)
     def coins(self, seed: int) -> None:
         """Ask for the coins of many requests, of some of them again as if rounds of other widths began a few tokens later."""
         m = self.moment
@@ -180,9 +174,7 @@ class Values(Trial):
         ):
             rows, begins = requests[who].copy(), starts[who] + later
             answer = self.must(self.subject.coins, first, inputs.frozen(rows), inputs.frozen(begins), width)
-            parts = list(answer) if isinstance(answer, list | tuple) else []
-            if len(parts) != 2:
-                raise self.misbehaviour("TYPE", f"coins() gave {type(answer).__name__}", "accept and bonus coins")
+            parts = self.sequence(answer, "coins()", "accept and bonus coins", 2)
             m.coins.note(first, rows, begins, [self._table(part, "coins()", (len(rows), width)) for part in parts])
         self.transcript.append(sorted(m.coins.given.items())[:50])
 
@@ -192,7 +184,6 @@ class Values(Trial):
         needs="sampling",
         weight=1,
         when=lambda t, target, topk: topk <= t.config.vocab_size and (topk == 1 or t.capabilities.trees),
-        target=SEEDS,
         topk=lambda c, has: (1, 2, 3) if has.trees else (1,),
     )
     def distribution(self, target: int, topk: int) -> None:
@@ -203,7 +194,7 @@ class Values(Trial):
         probs = inputs.probabilities(*row, self.config.vocab_size, target, 2)
         self._measure(round, np.full(inputs.GRID, 1 / inputs.GRID), probs)
 
-    @operation(needs="draft_probabilities", weight=1, target=SEEDS)
+    @operation(needs="draft_probabilities", weight=1)
     def distribution_drafted(self, target: int) -> None:
         """Do the same with drafts from a known distribution, each as often as it is drawn."""
         batch, probs, drafts, weights = drafted_rows(self.config, target)

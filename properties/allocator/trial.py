@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
-from ..harness.operation import Handles, operation
-from ..harness.trial import listed
-from ..reference.canary import contents
-from .contract import AllocatorCapabilities, AllocatorConfig
-from .observed import ObservedAllocator
+from ..harness.operation import Handles, Operation, operation
+from ..harness.trial import Trial, listed
+from ..reference.canary import ShadowMemory, contents
+from .contract import Allocator, AllocatorCapabilities, AllocatorConfig
+from .model import AllocatorModel, Holder, Moment, Observation
 
 HOLDERS = Handles("abcd")
 REQUESTS = Handles(("r1", "r2", "r3"))
 BATCHES = ((1,), (2,), (1, 2), (3, 1), (2, 3, 1))
 MAX_IN_FLIGHT = 3
+_NO_PAGES: dict[int, int] = {}
 
 
 def _amounts(config: AllocatorConfig, has: AllocatorCapabilities) -> list[int]:
@@ -78,12 +80,114 @@ def _can_commit(t: AllocatorTrial, request: str, num_tokens: int) -> bool:
     return num_tokens > 0 and t.model.room(request) > 0
 
 
-class AllocatorTrial(ObservedAllocator):
-    """`subject` under operations."""
+class AllocatorTrial(Trial):
+    """An allocator and its model, and what both show. A state that is impossible for the subject is a Violation at once."""
+
+    contract = "allocator"
+    looks = ("num_free", "free_pages", "cached_pages", "num_deferred", "references", "slots_of")
+    quick = 60_000
+    values: ClassVar = {
+        "holder": HOLDERS,
+        "new": HOLDERS,
+        "request": REQUESTS,
+        "batch": BATCHES,
+        "num_slots": _amounts,
+        "num_pages": (1, 2, 3),
+        "num_tokens": _few_tokens,
+    }
+
+    subject: Allocator
+    config: AllocatorConfig
+    capabilities: AllocatorCapabilities
+    moment: Moment
+
+    def prepare(self) -> None:
+        self.model = AllocatorModel(self.config.page_size)
+        self.memory = ShadowMemory()
+        first = 1 if self.capabilities.padding_page else 0
+        self._all_pages = range(first, first + self.config.num_pages)
+        self.moment = Moment(self.config, self.capabilities, self.model, frozenset(self._all_pages))
+        self._observe()
+
+    # -- around every operation ---------------------------------------------------------------------------------------
+
+    def begin(self, operation: Operation | str) -> None:
+        """Forget the last operation; what was after it is now before."""
+        m = self.moment
+        m.operation = operation
+        m.asked = m.answer = m.refusal = m.allowed = m.twice = m.row_granted = None
+        m.must_succeed = m.must_refuse = False
+        m.parts = ()
+        m.before, m.held_before, m.waiting_before = m.after, m.held, m.waiting
+
+    def end(self) -> None:
+        self._observe()
+        m = self.moment
+        self.transcript.append(m.answer if m.refusal is None else "refused")
+
+    def _observe(self) -> None:
+        """Ask the subject for all that it shows, and recount the model."""
+        subject, has, model, m = self.subject, self.capabilities, self.model, self.moment
+        must, integers = self.must, self.integers
+        free = cached = deferred = references = rows = None
+        num_free = self.integer(must(subject.num_free), "num_free()")
+        if has.inspection:
+            free = integers(must(subject.free_pages), "free_pages()")
+        if has.eviction:
+            cached = integers(must(subject.cached_pages), "cached_pages()")
+            self._follow_the_cache(cached)
+        if has.deferred_free or has.deferred_close:
+            deferred = self.integer(must(subject.num_deferred), "num_deferred()")
+        if has.sharing:
+            references = integers([must(subject.references, page) for page in self._all_pages], "references()")
+        if has.table:
+            rows = tuple([(name, self._row(name, row)) for name, row in model.rows.items()])
+        m.after = Observation(num_free, free, cached, deferred, references, rows)
+        m.held = model.held()
+        m.waiting = model.waiting() if model.deferred else _NO_PAGES
+        m.stale = None
+        read = self.memory.read
+        for holder in model.everybody():
+            cells = holder.cells
+            if cells and read(holder.slots[: len(cells)]) != cells:
+                m.stale = self._first_stale()
+                break
+
+    def _follow_the_cache(self, cached: tuple[int, ...]) -> None:
+        """Take over what the subject has evicted, as it may. It may not cache other pages than the retired ones."""
+        model, m = self.model, self.moment
+        m.not_cacheable = tuple(page for page in cached if page not in model.cached)
+        if len(cached) != len(model.cached):
+            kept = frozenset(cached)
+            model.cached = {page: cells for page, cells in model.cached.items() if page in kept}
+
+    def _row(self, name: str, row: Holder) -> tuple[int, ...]:
+        slots = self.integers(self.must(self.subject.slots_of, name), f"slots_of({name!r})")
+        row.slots = list(slots)
+        row.pages = self.model.pages_of(slots)
+        return slots
+
+    def _first_stale(self) -> tuple | None:
+        for kind, group in (("holder", self.model.holders), ("request", self.model.rows)):
+            for name, holder in group.items():
+                count = len(holder.cells)
+                if len(holder.slots) < count:
+                    return f"{kind} {name}", None, "no slot", holder.cells[len(holder.slots)]
+                wrong = self.memory.first_wrong(holder.slots[:count], holder.cells)
+                if wrong is not None:
+                    return f"{kind} {name}", *wrong
+        return None
+
+    def _expect(self, num_slots: int, *, possible: bool) -> None:
+        """Note whether a request for so many slots must be granted or refused."""
+        m = self.moment
+        available = m.before.num_free + len(self.model.cached) * self.config.page_size
+        grantable = possible and num_slots <= available and num_slots % self.config.page_size == 0
+        m.must_succeed, m.must_refuse = grantable, not grantable
 
     # -- pages --------------------------------------------------------------------------------------------------------
 
-    @operation(weight=10, holder=HOLDERS, num_slots=_amounts)
+    @operation(weight=10)
     def alloc(self, holder: str, num_slots: int) -> None:
         """Let `holder` take `num_slots` more slots."""
         m = self.moment
@@ -102,7 +206,7 @@ class AllocatorTrial(ObservedAllocator):
             taker.cells += cells
             self.memory.write(slots, cells)
 
-    @operation(weight=7, when=_can_give, holder=HOLDERS, num_pages=lambda c, has: (1, 1, 2, c.num_pages))
+    @operation(weight=7, when=_can_give, num_pages=lambda c, has: (1, 1, 2, c.num_pages))
     def free(self, holder: str, num_pages: int) -> None:
         """Let `holder` give back its last `num_pages` pages, or all that it has."""
         self.carry_out(self.subject.free, self.model.cut(holder, num_pages).slots)
@@ -112,7 +216,7 @@ class AllocatorTrial(ObservedAllocator):
         """Free pages of which at least one is not held. Must be refused."""
         self.refused(self.ask(self.subject.free, self.model.slots_of(pages)))
 
-    @operation(weight=1, needs="misuse", probes="ALLOC-10", when=_has_pages, holder=HOLDERS)
+    @operation(weight=1, needs="misuse", probes="ALLOC-10", when=_has_pages)
     def free_twice(self, holder: str) -> None:
         """Let `holder` give back its last page, named twice in one call: one reference less, or a refusal."""
         giver = self.model.holders[holder]
@@ -121,7 +225,7 @@ class AllocatorTrial(ObservedAllocator):
         if not self.refused(self.ask(self.subject.free, slots + slots)):
             self.model.cut(holder, 1)
 
-    @operation(needs="sharing", weight=3, when=_can_fork, holder=HOLDERS, new=HOLDERS, num_pages=(1, 2, 3))
+    @operation(needs="sharing", weight=3, when=_can_fork)
     def fork(self, holder: str, new: str, num_pages: int) -> None:
         """Make `new` one more holder of the first `num_pages` pages of `holder`."""
         source = self.model.holders[holder]
@@ -131,7 +235,7 @@ class AllocatorTrial(ObservedAllocator):
         twin = self.model.holder(new)
         twin.pages, twin.slots, twin.cells = source.pages[:count], source.slots[:num_slots], source.cells[:num_slots]
 
-    @operation(needs="eviction", weight=4, when=_can_give, holder=HOLDERS, num_pages=(1, 2, 3))
+    @operation(needs="eviction", weight=4, when=_can_give)
     def retire(self, holder: str, num_pages: int) -> None:
         """Let `holder` give back its last `num_pages` pages, whose content may be kept."""
         gone = self.model.cut(holder, num_pages)
@@ -141,7 +245,7 @@ class AllocatorTrial(ObservedAllocator):
             if page not in held and page not in waiting:
                 self.model.cached[page] = gone.cells[number * size : (number + 1) * size]
 
-    @operation(needs="eviction", weight=2, when=_can_reuse, holder=HOLDERS, num_pages=(1, 2))
+    @operation(needs="eviction", weight=2, when=_can_reuse, num_pages=(1, 2))
     def reuse(self, holder: str, num_pages: int) -> None:
         """Let `holder` take the `num_pages` cached pages with the lowest ids."""
         pages = sorted(self.model.cached)[:num_pages]
@@ -167,14 +271,14 @@ class AllocatorTrial(ObservedAllocator):
 
     # -- batches of requests whose last pages need not be full ----------------------------------------------------------
 
-    @operation(needs="batches", weight=5, batch=BATCHES, num_tokens=_few_tokens)
+    @operation(needs="batches", weight=5)
     def extend(self, batch: tuple[int, ...], num_tokens: int) -> bool | None:
         """Give the first request of the batch `num_tokens` slots more, each other one more than the one before."""
         if not batch or len(set(batch)) != len(batch) or num_tokens < 1:
             return False
         return self._extend(batch, range(num_tokens, num_tokens + len(batch)), is_decode=False)
 
-    @operation(needs="batches", weight=6, batch=BATCHES)
+    @operation(needs="batches", weight=6)
     def decode(self, batch: tuple[int, ...]) -> bool | None:
         """Give each request of the batch that has slots one more."""
         batch = tuple(number for number in dict.fromkeys(batch) if f"b{number}" in self.model.parts)
@@ -231,7 +335,7 @@ class AllocatorTrial(ObservedAllocator):
         self.model.complete()
         self.carry_out(self.subject.complete, self.model.completed)
 
-    @operation(needs="deferred_free", weight=3, when=_can_defer, holder=HOLDERS)
+    @operation(needs="deferred_free", weight=3, when=_can_defer)
     def free_after(self, holder: str) -> None:
         """Let `holder` give back all that it has while the newest step may still touch it."""
         giver = self.model.holders.pop(holder)
@@ -240,7 +344,7 @@ class AllocatorTrial(ObservedAllocator):
 
     # -- rows -----------------------------------------------------------------------------------------------------------
 
-    @operation(needs="table", weight=3, when=lambda t, request: not _has_row(t, request), request=REQUESTS)
+    @operation(needs="table", weight=3, when=lambda t, request: not _has_row(t, request))
     def open(self, request: str) -> None:
         """Give a request a row."""
         m = self.moment
@@ -249,7 +353,7 @@ class AllocatorTrial(ObservedAllocator):
         if m.row_granted:
             self.model.rows[request] = self.model.new_holder()
 
-    @operation(needs="table", weight=7, when=_may_need, request=REQUESTS, num_tokens=_tokens)
+    @operation(needs="table", weight=7, when=_may_need, num_tokens=_tokens)
     def grow(self, request: str, num_tokens: int) -> None:
         """Extend a row to `num_tokens` tokens past what is committed."""
         m, row, size = self.moment, self.model.rows[request], self.config.page_size
@@ -262,7 +366,7 @@ class AllocatorTrial(ObservedAllocator):
         if not self.refused(self.ask(self.subject.grow, request, target)):
             row.wanted = max(row.wanted, target)
 
-    @operation(needs="table", weight=4, when=_can_commit, request=REQUESTS, num_tokens=_few_tokens)
+    @operation(needs="table", weight=4, when=_can_commit)
     def commit(self, request: str, num_tokens: int) -> None:
         """Make `num_tokens` more tokens of a request final, or as many as fit."""
         row = self.model.rows[request]
@@ -273,9 +377,7 @@ class AllocatorTrial(ObservedAllocator):
         row.committed = stop
         row.wanted = max(row.wanted, row.committed)
 
-    @operation(
-        needs="table", weight=2, when=_may_need, request=REQUESTS, num_tokens=lambda c, has: (0, 0, 1, c.page_size)
-    )
+    @operation(needs="table", weight=2, when=_may_need, num_tokens=lambda c, has: (0, 0, 1, c.page_size))
     def trim(self, request: str, num_tokens: int) -> None:
         """Trim a row to `num_tokens` tokens past what is committed."""
         row = self.model.rows[request]
@@ -283,7 +385,7 @@ class AllocatorTrial(ObservedAllocator):
         self.carry_out(self.subject.trim, request, target)
         row.wanted = min(row.wanted, target)
 
-    @operation(needs="table", weight=2, when=_has_row, request=REQUESTS)
+    @operation(needs="table", weight=2, when=_has_row)
     def close(self, request: str) -> None:
         """Let the request leave; its row may be in use by the newest step, if there is one."""
         row = self.model.rows.pop(request)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..harness.trial import Trial, shown
@@ -24,8 +23,7 @@ def names(trial: Trial, answer: object, what: str) -> tuple[str, ...]:
 
 def read_step(trial: Trial, view: object) -> Flight:
     """Return the step as the model sees it, and admit the requests that enter with it. Raises a Violation (TYPE)."""
-    if not isinstance(view, Mapping) or any(key not in view for key in _KEYS):
-        raise trial.misbehaviour("TYPE", f"plan() is {shown(view)}", f"None, or a mapping with {', '.join(_KEYS)}")
+    view = trial.mapping(view, "plan()", f"None, or a mapping with {', '.join(_KEYS)}", _KEYS)
     number, steps, rounds = (trial.integer(view[key], key) for key in ("step", "steps", "rounds"))
     m: Moment = trial.moment
     enters = names(trial, view["enters"], "enters")
@@ -42,7 +40,7 @@ def read_step(trial: Trial, view: object) -> Flight:
 
 
 def _chunk(trial: Trial, m: Moment, item: object, enters: tuple[str, ...]) -> Chunk:
-    name, start, tokens, tail, key = _fields(trial, item, "a chunk", "(request, start, tokens, tail, key)")
+    name, start, tokens, tail, key = trial.sequence(item, "a chunk", "(request, start, tokens, tail, key)", 5)
     life = _life(trial, m, name)
     start, tail, key = trial.integer(start, "start"), trial.integer(tail, "tail"), trial.integer(key, "key")
     tokens = trial.integers(tokens, "the tokens of a chunk")
@@ -56,7 +54,7 @@ def _chunk(trial: Trial, m: Moment, item: object, enters: tuple[str, ...]) -> Ch
 
 
 def _row(trial: Trial, m: Moment, item: object, steps: int, rounds: int) -> RoundRow:
-    name, length, root, key = _fields(trial, item, "a row", "(request, length, root, key)")
+    name, length, root, key = trial.sequence(item, "a row", "(request, length, root, key)", 4)
     life = _life(trial, m, name)
     length, key = trial.integer(length, "length"), trial.integer(key, "key")
     root = None if root is None else trial.integer(root, "root")
@@ -64,12 +62,6 @@ def _row(trial: Trial, m: Moment, item: object, steps: int, rounds: int) -> Roun
         raise trial.misbehaviour("TYPE", f"request {name} decodes", "a prefill first")
     is_known, latest, reach = extent(m.config, m.model.flights, life, steps, rounds)
     return RoundRow(life, life.stay, life.row, length, is_known, root, key, latest, reach)
-
-
-def _fields(trial: Trial, item: object, what: str, should: str) -> Sequence[Any]:
-    if isinstance(item, list | tuple) and len(item) == should.count(",") + 1:
-        return item
-    raise trial.misbehaviour("TYPE", f"{what} is {shown(item)}", should)
 
 
 def _life(trial: Trial, m: Moment, name: object) -> Life:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from ..harness.operation import Handles, Operation, operation
 from ..harness.trial import Refused, Trial, Violation
@@ -58,6 +59,7 @@ class EngineTrial(Trial):
     quick = 120_000
     run_length = 100
     limit_s = 10.0
+    values: ClassVar = {"request": REQUESTS}
 
     subject: Engine
     config: ServingConfig
@@ -132,7 +134,6 @@ class EngineTrial(Trial):
     @operation(
         weight=12,
         when=_can_submit,
-        request=REQUESTS,
         length=_lengths,
         max_tokens=(1, 2, 3, 5, 8, 30),
         stem=(0, 0, 1),
@@ -177,7 +178,7 @@ class EngineTrial(Trial):
         model.decisions.append(("submit", wish.request, m.promise))
         self._interrupt()
 
-    @operation(weight=2, needs="misuse", probes="ENGINE-12", when=_is_live, request=REQUESTS)
+    @operation(weight=2, needs="misuse", probes="ENGINE-12", when=_is_live)
     def submit_again(self, request: str) -> None:
         """Submit a request under the name of a live one. Must be refused."""
         self._ask_for(Wish(request, prompt_of(5, 2, 1), 2), "a live request has this name")
@@ -190,7 +191,7 @@ class EngineTrial(Trial):
         whys += ("the prompt fills the context", "the prompt fills the pool")
         self._ask_for(Wish("impossible", prompt, (1, 0, -1, 1, 1)[kind % 5]), whys[kind % 5])
 
-    @operation(weight=5, when=_can_abort, request=REQUESTS)
+    @operation(weight=5, when=_can_abort)
     def abort(self, request: str) -> None:
         """Abort a live request, twice."""
         m, life = self.moment, self.model.lives[request]
@@ -200,7 +201,7 @@ class EngineTrial(Trial):
         self._interrupt()
         m.second_abort_events = read_events(self, self.must(self.subject.abort, request))
 
-    @operation(weight=1, needs="misuse", when=lambda t, request: request not in t.model.lives, request=REQUESTS)
+    @operation(weight=1, needs="misuse", when=lambda t, request: request not in t.model.lives)
     def abort_unknown(self, request: str) -> None:
         """Abort a request that is not there."""
         self.moment.abort_events = read_events(self, self.must(self.subject.abort, request))
@@ -356,7 +357,6 @@ class EngineTrial(Trial):
         needs="retraction",
         weight=3,
         when=lambda t, request, others=0: others >= 0 and _is_running(t, request),
-        request=REQUESTS,
         others=(0, 0, 1, 3),
     )
     def retract(self, request: str, others: int = 0) -> None:
@@ -373,14 +373,12 @@ class EngineTrial(Trial):
         self.must(self.subject.deny, count)
         self._was_denied = True
 
-    @operation(needs="failures", weight=2, when=_can_fail, request=REQUESTS)
+    @operation(needs="failures", weight=2, when=_can_fail)
     def fail(self, request: str) -> None:
         """Let the next answer about a running request report that its computation failed."""
         self.model.lives[request].failing = True
 
-    @operation(
-        needs="losses", weight=2, when=lambda t, request: t.config.losses and _is_live(t, request), request=REQUESTS
-    )
+    @operation(needs="losses", weight=2, when=lambda t, request: t.config.losses and _is_live(t, request))
     def poison(self, request: str) -> None:
         """Let every step fail that has this request, from now on."""
         self.model.lives[request].poisoned = True

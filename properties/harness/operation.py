@@ -3,7 +3,9 @@
 A trial declares its operations as methods:
 
     class AllocatorTrial(Trial):
-        @operation(weight=10, holder=HOLDERS, num_slots=amounts)
+        values: ClassVar = {"holder": HOLDERS, "num_slots": amounts}
+
+        @operation(weight=10)
         def alloc(self, holder: str, num_slots: int) -> None:
             "Let `holder` take `num_slots` more slots."
 
@@ -21,7 +23,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, make_dataclass, replace
+from dataclasses import MISSING, dataclass, fields, make_dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import cache, partial
 from typing import Any, ClassVar
@@ -77,6 +79,18 @@ class Declared:
         self.probes = probes
         self.variants: list[Variant] = []
 
+    def complete(self, values: dict[str, Values]) -> None:
+        """Give the parameters without values those that its trial has for the name, else both of a bool, else the default."""
+        types = field_types(self.kind)
+        assert all(variant.values.keys() <= types.keys() for variant in self.variants), f"{self.kind.tag}: odd values"
+        for field in fields(self.kind):
+            both = (False, True) if types[field.name] is bool else (field.default,)
+            known = self.variants[0].values.get(field.name, values.get(field.name, both))
+            assert known != (MISSING,), f"{self.kind.tag}: which values has {field.name}?"
+            for variant in self.variants:
+                variant.values.setdefault(field.name, known)
+        self.kind.values = self.variants[0].values
+
     def __get__(self, trial: Any, owner: type) -> Any:
         return self.kind if trial is None else partial(self._apply, trial)
 
@@ -101,7 +115,8 @@ def operation(
     when       `when(trial, …)` with the first arguments, as many as it takes: whether it makes sense in this state. If not, it is left
                out. A method may also return False before it has changed anything
     probes     the id of the invariant that it does nothing but probe: for a component known to break that one, it is not drawn
-    values     for each parameter without a default the values that it may have (see `Values`); a bool has both
+    values     for parameters, the values that they may have (see `Values`); of others the trial says it (`Trial.values`), a bool has both,
+               and what is left has its default
 
     Applied once more on top, it adds another way to draw the same operation, with the same values where no others are given.
     """
@@ -110,21 +125,8 @@ def operation(
 
     def declare(method: Callable[..., Any] | Declared) -> Declared:
         declared = method if isinstance(method, Declared) else Declared(method, when, probes)
-        kind, given = declared.kind, dict(values)
-        for field in fields(kind):
-            if field.name in given:
-                continue
-            if declared.variants:
-                given[field.name] = declared.variants[0].values[field.name]
-            elif field_types(kind)[field.name] is bool:
-                given[field.name] = (False, True)
-            else:
-                given[field.name] = (field.default,)
-        assert sorted(given) == sorted(field.name for field in fields(kind)), f"{kind.tag}: {sorted(values)}"
-        if not declared.variants:
-            kind.values = given
         group = "hostile" if hostile else needs[0] if needs else ""
-        declared.variants.append(Variant(weight, needs, group, given))
+        declared.variants.append(Variant(weight, needs, group, dict(values)))
         return declared
 
     return declare
@@ -177,7 +179,7 @@ def decode_fields(kind: type, data: dict[str, Any], source: str, key: str) -> An
     """Decode a dataclass of integers, strings, booleans and tuples of integers from a JSON object with exactly its fields."""
     wanted = field_types(kind)
     problems = [Problem(f"{key}.{name}", f"unknown{nearest(name, wanted)}") for name in data if name not in wanted]
-    values = {}
+    values: ClassVar = {}
     for name, expected in wanted.items():
         if name not in data:
             problems.append(Problem(f"{key}.{name}", "missing"))

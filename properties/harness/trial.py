@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import re
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 
@@ -17,7 +17,7 @@ from ...core.errors import InvariantViolation
 from ..invariants.registry import Checker, Finding, Invariant, invariant
 from .contract import MISBEHAVIOURS, REFUSALS, Capabilities, promised_by
 from .letters import Vocabulary, vocabulary_of
-from .operation import Declared, Operation
+from .operation import Declared, Operation, Values
 
 SHOWN_FRAMES = 3
 MAX_ARGUMENT, MAX_ANSWER = 40, 60  # characters that a history shows of them
@@ -79,6 +79,7 @@ class Trial:
     limit_s: ClassVar[float | None] = None  # how long a run may take, if not as long as most
     refuses_by_violation: ClassVar[bool] = False  # whether an InvariantViolation of the component is a refusal, too
 
+    values: ClassVar[dict[str, Values]] = {}  # name of a parameter of operations -> the values that it may have
     declared: ClassVar[tuple[Declared, ...]] = ()
     operations: ClassVar[tuple[type[Operation], ...]] = ()
 
@@ -86,6 +87,8 @@ class Trial:
         super().__init_subclass__(**arguments)
         found = {name: item for base in reversed(cls.__mro__) for name, item in vars(base).items()}
         cls.declared = tuple(item for item in found.values() if isinstance(item, Declared))
+        for item in cls.declared:
+            item.complete(cls.values)
         cls.operations = tuple(item.kind for item in cls.declared)
         if "contract" in vars(cls):
             hints = get_type_hints(cls)
@@ -251,10 +254,20 @@ class Trial:
         self.failed = True
         return Violation(self.operation, [Broken(id, Finding(was, should, MISBEHAVIOURS[id]), kind)])
 
-    def sequence(self, answer: object, what: str) -> list | tuple:
-        if isinstance(answer, list | tuple):
+    def sequence(self, answer: object, what: str, should: str = "a list", length: int | None = None) -> Sequence[Any]:
+        """Return a list or a tuple, of so many entries if a length is given; `should` is what the contract says of it."""
+        if isinstance(answer, list | tuple) and length in (None, len(answer)):
             return answer
-        raise self.misbehaviour("TYPE", f"{what} is {shown(answer)}", "a list")
+        raise self.misbehaviour("TYPE", f"{what} is {shown(answer)}", should)
+
+    def mapping(self, answer: object, what: str, should: str, keys: Iterable[str] = ()) -> Mapping[str, Any]:
+        """Return a mapping that has all of these keys."""
+        if not isinstance(answer, Mapping):
+            raise self.misbehaviour("TYPE", f"{what} is {shown(answer)}", should)
+        missing = [key for key in keys if key not in answer]
+        if missing:
+            raise self.misbehaviour("TYPE", f"{what} has no {', '.join(missing)}", should)
+        return answer
 
     def integer(self, answer: object, what: str) -> int:
         if type(answer) is int:
@@ -266,8 +279,13 @@ class Trial:
         except TypeError:
             raise self.misbehaviour("TYPE", f"{what} is {shown(answer)}", "an integer") from None
 
-    def integers(self, answer: object, what: str) -> tuple[int, ...]:
-        """Return a flat sequence of integers as a tuple of ints: a list, a tuple, an array, anything with `tolist`."""
+    def integers(self, answer: object, what: str, length: int | None = None) -> tuple[int, ...]:
+        """Return a flat sequence of integers as a tuple, of this length if one is given: a list, an array, anything with `tolist`."""
+        if length is not None:
+            found = self.integers(answer, what)
+            if len(found) != length:
+                raise self.misbehaviour("TYPE", f"{what} has {len(found)} entries", f"{length} entries")
+            return found
         if type(answer) is list and _INTEGERS.issuperset(map(type, answer)):
             return tuple(answer)
         tolist = getattr(answer, "tolist", None)

@@ -99,10 +99,16 @@ class Running:
     table: list[int]
 
 
-class PrefixCacheModel:
-    """What is cached, who has locked what, which pages each request has."""
+def slots_of(pages: Sequence[int], size: int) -> tuple[int, ...]:
+    return tuple([page * size + offset for page in pages for offset in range(size)])
 
-    def __init__(self, page_size: int, policy: str) -> None:
+
+class PrefixCacheModel:
+    """What is cached, who has locked what, which pages each request has, and the pool: its free pages, and what stands in each slot."""
+
+    def __init__(self, num_pages: int, page_size: int, policy: str) -> None:
+        self.free = list(range(num_pages, 0, -1))
+        self.memory: dict[int, int] = {}  # slot -> cell
         self.page_size = page_size
         self.policy = policy
         self.tree: dict[int, CachedPage] = {}  # cell -> page
@@ -145,6 +151,17 @@ class PrefixCacheModel:
         for cached in [cached for cached in self.tree.values() if cached.page in gone]:
             del self.tree[cached.cell]
             self.ever_evicted.add(cached.cell)
+
+    def compute(self, text: Text, table: Sequence[int], first: int) -> None:
+        """Write the positions of a text from page number `first` on."""
+        slots = slots_of(table[first:], self.page_size)
+        self.memory.update(zip(slots, text.cells[first * self.page_size :], strict=False))
+
+    def give_back(self, pages: Iterable[int]) -> None:
+        """Free pages and clear their slots, so that reading one is noticed."""
+        for page in pages:
+            self.free.append(page)
+            self.memory.update(dict.fromkeys(slots_of([page], self.page_size), 0))
 
     def is_stale(self, path: Path) -> bool:
         """Return whether a page of the path has been evicted since."""
@@ -264,8 +281,7 @@ class Moment:
     should_share: tuple[str, Path] | None = None  # a request whose table must begin with these cached pages
 
     def slots_of(self, pages: Sequence[int]) -> tuple[int, ...]:
-        size = self.config.page_size
-        return tuple([page * size + offset for page in pages for offset in range(size)])
+        return slots_of(pages, self.config.page_size)
 
     def cached_pages(self) -> list[int]:
         return [cached.page for cached in self.model.tree.values()]

@@ -10,12 +10,26 @@ two more tokens. A negative `extra` takes tokens off the end. So an operation ke
 from __future__ import annotations
 
 from itertools import product
+from typing import ClassVar
 
-from ..harness.operation import Handles, operation
-from ..harness.trial import listed
-from .contract import PrefixCacheCapabilities, PrefixCacheConfig
-from .model import HUGE_KIND, Inserted, Matched, Path, Remembered, Running, Text
-from .observed import ObservedCache
+from ..harness.operation import Handles, Operation, operation
+from ..harness.trial import Trial, listed
+from .contract import PrefixCache, PrefixCacheCapabilities, PrefixCacheConfig
+from .model import (
+    HUGE_KIND,
+    Evicted,
+    Inserted,
+    Matched,
+    Moment,
+    Node,
+    Observation,
+    Path,
+    PrefixCacheModel,
+    Remembered,
+    Running,
+    Text,
+    text_of,
+)
 
 NAMES = Handles(("m", "n", "o"))
 REQUESTS = Handles(("r1", "r2", "r3"))
@@ -81,25 +95,93 @@ def _can_share(t: PrefixCacheTrial, request: str, num_tokens: int) -> bool:
     return min(num_tokens, len(running.text.cells)) // t.config.page_size > len(running.path)
 
 
-class PrefixCacheTrial(ObservedCache):
-    """`subject` under operations."""
+class PrefixCacheTrial(Trial):
+    """`subject` and its model under operations."""
+
+    contract = "prefix-cache"
+    looks = ("num_evictable", "num_protected", "free_slots", "nodes", "slots_of")
+    quick = 40_000
+    refuses_by_violation = True
+    values: ClassVar = {
+        "name": NAMES,
+        "request": REQUESTS,
+        "pages": _texts,
+        "extra": _extras,
+        "namespace": _spaces,
+        "first": NAMESPACES,
+        "second": NAMESPACES,
+        "num_slots": _amounts,
+        "num_tokens": _edges,
+    }
+
+    subject: PrefixCache
+    config: PrefixCacheConfig
+    capabilities: PrefixCacheCapabilities
+    moment: Moment
+
+    def prepare(self) -> None:
+        policy = self.config.policy if self.capabilities.policies else "lru"
+        self.model = PrefixCacheModel(self.config.num_pages, self.config.page_size, policy)
+        self.moment = Moment(self.config, self.capabilities, self.model)
+        self.end()
+
+    # -- around every operation ---------------------------------------------------------------------------------------
+
+    def begin(self, operation: Operation | str) -> None:
+        m = self.moment
+        self.moment = Moment(self.config, self.capabilities, self.model, operation, m.after, m.after, m.locks)
+
+    def end(self) -> None:
+        """Ask the subject for all that it shows, and recount the model."""
+        subject, has, m = self.subject, self.capabilities, self.moment
+        num_evictable = self.integer(self.must(subject.num_evictable), "num_evictable()")
+        num_protected = self.integer(self.must(subject.num_protected), "num_protected()")
+        nodes = self.nodes() if has.inspection else None
+        free = self.integers(self.must(subject.free_slots), "free_slots()") if has.table else None
+        m.after = Observation(num_evictable, num_protected, nodes, free)
+        m.locks = self.model.locks()
+        for name, request in self.model.running.items():
+            m.tables[name] = slots = self._table(name, request)
+            cells = request.text.cells
+            found = tuple(map(self.model.memory.get, slots[: len(cells)]))
+            if found != cells and m.wrong is None:
+                at = next((i for i, cell in enumerate(found) if cell != cells[i]), len(found))
+                m.wrong = (name, at, slots[at] if at < len(slots) else None)
+        answers = [match.slots or match.length for match in m.matches]
+        self.transcript.append(answers if m.refusal is None else "refused")
+
+    def nodes(self) -> tuple[Node, ...]:
+        found = []
+        for row in self.must(self.subject.nodes):
+            *numbers, slots, children = self.sequence(row, "a node", "(id, parent, locks, slots, children)", 5)
+            numbers = self.integers(numbers, "id, parent and locks of a node")
+            found.append(Node(*numbers, self.integers(slots, "its slots"), self.integers(children, "its children")))
+        return tuple(found)
+
+    def _table(self, name: str, request: Running) -> tuple[int, ...]:
+        if not self.capabilities.table:
+            return self.moment.slots_of(request.table)
+        return self.integers(self.must(self.subject.slots_of, name), f"slots_of({name!r})")
+
+    def text(self, pages: tuple[int, ...], extra: int, namespace: str) -> Text:
+        return text_of(pages, extra, namespace, self.config.page_size, self.config.bigram)
 
     # -- looking up ---------------------------------------------------------------------------------------------------
 
-    @operation(weight=8, when=_is_not_locked, name=NAMES, pages=_texts, extra=_extras, namespace=_spaces)
+    @operation(weight=8, when=_is_not_locked)
     def match(self, name: str, pages: tuple[int, ...], extra: int, namespace: str) -> None:
         """Look a text up and remember the match as `name`, unlocked."""
         found = self._look_up(self.text(pages, extra, namespace))
         if found is not None:
             self.model.matches[name] = Remembered(*found)
 
-    @operation(weight=3, needs="namespaces", pages=_texts, extra=_extras, first=NAMESPACES, second=NAMESPACES)
+    @operation(weight=3, needs="namespaces")
     def compare(self, pages: tuple[int, ...], extra: int, first: str, second: str) -> None:
         """Look one text up in two namespaces."""
         if self._look_up(self.text(pages, extra, first)) is not None:
             self._look_up(self.text(pages, extra, second))
 
-    @operation(weight=2, needs="peek", pages=_texts, extra=_extras, namespace=_spaces)
+    @operation(weight=2, needs="peek")
     def peek(self, pages: tuple[int, ...], extra: int, namespace: str) -> None:
         """Ask how much of a text is cached, and change nothing."""
         text = self.text(pages, extra, namespace)
@@ -109,7 +191,7 @@ class PrefixCacheTrial(ObservedCache):
     def _look_up(self, text: Text) -> tuple[object, Path] | None:
         """Match a text on both: the subject's handle and the model's path, None where the two differ."""
         answer = self.must(self.subject.match, list(text.tokens), text.namespace)
-        handle, slots = self.parts(answer, 2, "match()", "a handle and the slots")
+        handle, slots = self.sequence(answer, "match()", "a handle and the slots", 2)
         path = self._matched(text, self.integers(slots, "the slots of match()"))
         if self.moment.matches[-1].slots != self.moment.slots_of([cached.page for cached in path]):
             return None
@@ -119,12 +201,12 @@ class PrefixCacheTrial(ObservedCache):
         """Note what the subject has found, and return what is cached."""
         path = self.model.path_of(text, num_positions)
         self.model.use(path, hit=True)
-        self.moment.matches.append(Matched(text, len(slots), slots, path, tuple(map(self.memory.get, slots))))
+        self.moment.matches.append(Matched(text, len(slots), slots, path, tuple(map(self.model.memory.get, slots))))
         return path
 
     # -- locks --------------------------------------------------------------------------------------------------------
 
-    @operation(weight=5, when=_can_lock, name=NAMES)
+    @operation(weight=5, when=_can_lock)
     def lock(self, name: str) -> None:
         """Lock what the match `name` found, or be refused if a page of it has been evicted since."""
         m, match = self.moment, self.model.matches[name]
@@ -136,38 +218,38 @@ class PrefixCacheTrial(ObservedCache):
             self.carry_out(self.subject.lock, match.handle)
             match.locks += 1
 
-    @operation(weight=4, when=lambda t, name: not _is_not_locked(t, name), name=NAMES)
+    @operation(weight=4, when=lambda t, name: not _is_not_locked(t, name))
     def unlock(self, name: str) -> None:
         """Take a lock of the match `name` back."""
         match = self.model.matches[name]
         self.carry_out(self.subject.unlock, match.handle)
         match.locks -= 1
 
-    @operation(weight=2, needs="misuse", when=_is_stray, probes="RADIX-02", name=NAMES)
+    @operation(weight=2, needs="misuse", when=_is_stray, probes="RADIX-02")
     def unlock_stray(self, name: str) -> None:
         """Unlock the match `name`, which is not locked. Must be refused."""
         self.refused(self.ask(self.subject.unlock, self.model.matches[name].handle))
 
     # -- insertion and eviction ---------------------------------------------------------------------------------------
 
-    @operation(weight=5, pages=_texts_from_outside, extra=_extras, namespace=_spaces)
+    @operation(weight=5, pages=_texts_from_outside)
     def insert(self, pages: tuple[int, ...], extra: int, namespace: str) -> bool | None:
         """Insert a text that was computed elsewhere, all of it, whether it is cached or not; free the copies at once."""
         text = self.text(pages, extra, namespace)
         num_pages = -(-len(text.cells) // self.config.page_size)
-        if num_pages > len(self.free):
+        if num_pages > len(self.model.free):
             return False
         table = self.take(num_pages)
-        self.compute(text, table, 0)
+        self.model.compute(text, table, 0)
         done = self._hand_over(text, table, len(text.cells))
         if done is not None:
-            self.give_back(table[len(done[1]) :])
+            self.model.give_back(table[len(done[1]) :])
         return None
 
-    @operation(weight=4, num_slots=_amounts)
+    @operation(weight=4)
     def evict(self, num_slots: int) -> None:
         """Free `num_slots` slots, or all that can be."""
-        self.evict_slots(num_slots)
+        self._evict(num_slots)
 
     def _hand_over(self, text: Text, table: list[int], num_positions: int) -> tuple[object, Path] | None:
         """Insert the first positions of a table on both, and free the copies: handle and path, None where the two differ.
@@ -177,7 +259,7 @@ class PrefixCacheTrial(ObservedCache):
         m = self.moment
         slots = list(m.slots_of(table)[:num_positions])
         answer = self.must(self.subject.insert, list(text.tokens), slots, text.namespace)
-        parts = self.parts(answer, 3, "insert()", "a handle, the slots of the path, the caller's copies")
+        parts = self.sequence(answer, "insert()", "a handle, the slots of the path, the caller's copies", 3)
         canonical = self.integers(parts[1], "the slots of insert()")
         duplicates = self.integers(parts[2], "the copies of insert()")
         own = list(table)
@@ -186,7 +268,7 @@ class PrefixCacheTrial(ObservedCache):
         m.inserted = Inserted(canonical, duplicates, m.slots_of(table[: len(path)]), m.slots_of(copies))
         if (canonical, duplicates) != m.inserted[2:]:
             return None
-        self.give_back(copies)
+        self.model.give_back(copies)
         return parts[0], path
 
     def _cache(self, text: Text, table: list[int], num_positions: int) -> Path:
@@ -197,16 +279,44 @@ class PrefixCacheTrial(ObservedCache):
         table[: len(path)] = [cached.page for cached in path]
         return path
 
+    # -- the pool -----------------------------------------------------------------------------------------------------
+
+    def take(self, num_pages: int) -> list[int] | None:
+        """Take free pages, evicting if needed. Returns None if that does not suffice, or the eviction has gone wrong."""
+        missing = num_pages - len(self.model.free)
+        if missing > 0:
+            evictable = len(self.model.tree) - len(self.model.locks())
+            if missing > evictable or not self._evict(missing * self.config.page_size):
+                return None
+        if len(self.model.free) < num_pages:
+            return None
+        return [self.model.free.pop() for _ in range(num_pages)]
+
+    def _evict(self, num_slots: int) -> bool:
+        """Let the subject evict. Returns whether the model can follow what it did."""
+        answer = self.integers(self.must(self.subject.evict, num_slots), f"evict({num_slots})")
+        size = self.config.page_size
+        pages = list(dict.fromkeys(slot // size for slot in answer))
+        evicted = self.note_eviction(num_slots, answer, pages)
+        if not self.capabilities.table:
+            self.model.give_back(page for page in pages if page in evicted.cached)
+        whole = len(pages) * size == len(answer) and set(pages) <= evicted.cached
+        return whole and not evicted.locked.intersection(pages)
+
+    def note_eviction(self, asked: int | None, slots: tuple[int, ...], pages: list[int]) -> Evicted:
+        """Note in the moment what was evicted, and what should have been; the model loses these pages."""
+        model = self.model
+        locked = frozenset(model.locks())
+        cached = frozenset(self.moment.cached_pages())
+        evictable = (len(cached) - len(locked & cached)) * self.config.page_size
+        order = tuple(model.evicted_next(len(pages))) if self.capabilities.lru else ()
+        self.moment.evicted = Evicted(asked, evictable, slots, cached, locked, order)
+        model.remove(pages)
+        return self.moment.evicted
+
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    @operation(
-        weight=8,
-        when=lambda t, request: not _is_running(t, request),
-        request=REQUESTS,
-        pages=_texts,
-        extra=_extras,
-        namespace=_spaces,
-    )
+    @operation(weight=8, when=lambda t, request: not _is_running(t, request))
     def admit(self, request: str, pages: tuple[int, ...], extra: int, namespace: str) -> bool | None:
         """Start a request from what is cached of its text, lock that and compute the rest; turn it away if that does not fit."""
         text = self.text(pages, extra, namespace)
@@ -229,10 +339,10 @@ class PrefixCacheTrial(ObservedCache):
         else:
             self.moment.locked = path
             running.table += taken
-            self.compute(text, running.table, len(path))
+            self.model.compute(text, running.table, len(path))
         return None
 
-    @operation(weight=4, when=_can_share, request=REQUESTS, num_tokens=_edges)
+    @operation(weight=4, when=_can_share)
     def share(self, request: str, num_tokens: int) -> None:
         """Hand the first `num_tokens` positions of a running request over; it goes on with the cached ones and locks them."""
         running = self.model.running[request]
@@ -250,12 +360,12 @@ class PrefixCacheTrial(ObservedCache):
             self.carry_out(self.subject.unlock, before)
             self.moment.locked = running.path
 
-    @operation(weight=5, when=_is_running, request=REQUESTS)
+    @operation(weight=5, when=_is_running)
     def finish(self, request: str) -> None:
         """End a request and hand over all that it has computed."""
         self._leave(request, is_cached=True)
 
-    @operation(weight=2, when=_is_running, request=REQUESTS)
+    @operation(weight=2, when=_is_running)
     def abort(self, request: str) -> None:
         """End a request and hand nothing over."""
         self._leave(request, is_cached=False)
@@ -278,7 +388,7 @@ class PrefixCacheTrial(ObservedCache):
             path = done[1]
         self.carry_out(self.subject.unlock, running.handle)
         del self.model.running[request]
-        self.give_back(table[len(path) :])
+        self.model.give_back(table[len(path) :])
 
     # -- where the subject keeps the tables ---------------------------------------------------------------------------
 
@@ -302,7 +412,7 @@ class PrefixCacheTrial(ObservedCache):
         gone = [page for page in m.cached_pages() if page not in shown]
         if gone:
             self.note_eviction(None, m.slots_of(gone), gone)
-        self.compute(text, self.model.running[request].table, len(path))
+        self.model.compute(text, self.model.running[request].table, len(path))
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from ..harness.operation import Operation, operation
 from ..harness.trial import Trial
@@ -59,6 +59,7 @@ class RelayTrial(Trial):
     looks = ("num_unread",)
     quick = 40_000
     refuses_by_violation = True
+    values: ClassVar = {"request": REQUESTS, "heir": REQUESTS, "batch": BATCHES, "ahead": AHEAD}
 
     subject: Relay
     config: RelayConfig
@@ -81,26 +82,26 @@ class RelayTrial(Trial):
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    @operation(weight=8, when=_can_open, request=REQUESTS)
+    @operation(weight=8, when=_can_open)
     def open(self, request: int) -> None:
         """Give a request the lowest free row, and a generation of its own."""
         self.model.owners[request] = self.model.new_owner(self.model.free_row())
 
-    @operation(weight=4, when=lambda t, request: request in t.model.owners, request=REQUESTS)
+    @operation(weight=4, when=lambda t, request: request in t.model.owners)
     def release(self, request: int) -> None:
         """Let the request leave and drop its row, with a padding lane as in a padded batch."""
         row = self.model.owners.pop(request).row
         self._call("drop", [row, 0] if self.capabilities.padding_row else [row])
         self.model.cells.pop(row, None)
 
-    @operation(weight=2, needs="generations", when=_can_inherit, probes="RELAY-03", request=REQUESTS, heir=REQUESTS)
+    @operation(weight=2, needs="generations", when=_can_inherit, probes="RELAY-03")
     def inherit(self, request: int, heir: int) -> None:
         """Give `heir` the row of `request` at once, without dropping the cell."""
         self.model.owners[heir] = self.model.new_owner(self.model.owners.pop(request).row)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    @operation(weight=14, batch=BATCHES)
+    @operation(weight=14)
     def write(self, batch: tuple[int, ...]) -> bool:
         """Publish and stash, as a step does, for those of the batch whose cells are empty."""
         lanes = self._lanes(batch, lambda owner: owner.row not in self.model.cells)
@@ -108,17 +109,17 @@ class RelayTrial(Trial):
             self.moment.refusal is not None or self._write_half("fields", lanes, batch)
         )
 
-    @operation(weight=2, batch=BATCHES)
+    @operation(weight=2)
     def publish(self, batch: tuple[int, ...]) -> bool:
         """Publish the lengths alone, for those of the batch whose cells have none."""
         return self._write_half("lengths", self._writable("lengths", batch), batch)
 
-    @operation(weight=2, batch=BATCHES)
+    @operation(weight=2)
     def stash(self, batch: tuple[int, ...]) -> bool:
         """Stash the fields alone, for those of the batch whose cells have none."""
         return self._write_half("fields", self._writable("fields", batch), batch)
 
-    @operation(weight=14, batch=BATCHES)
+    @operation(weight=14)
     def read(self, batch: tuple[int, ...]) -> bool:
         """Resolve those of the batch whose cells are whole."""
         return self._resolve(self._lanes(batch, self.model.may_read), batch)
@@ -163,22 +164,20 @@ class RelayTrial(Trial):
             half = "lengths" if call == "publish" else "fields"
             self._write_half(half, [*self._writable(half, batch), stray])
 
-    @operation(weight=2, needs="misuse", when=_can_stash_oddly, how=tuple(ODDITIES), request=REQUESTS)
+    @operation(weight=2, needs="misuse", when=_can_stash_oddly, how=tuple(ODDITIES))
     def stash_oddly(self, how: str, request: int) -> None:
         """Stash for a request with a field missing, or one too many, or with the opposite of the hidden states that are declared."""
         self.moment.trace = ODDITIES[how]
         self._write_half("fields", [self.model.owners[request]], odd=how)
 
-    @operation(
-        weight=3, needs="generations", when=_can_read_as, probes="RELAY-03", request=REQUESTS, ahead=AHEAD, batch=FEW
-    )
+    @operation(weight=3, needs="generations", when=_can_read_as, probes="RELAY-03", batch=FEW)
     def read_as(self, request: int, ahead: int, batch: tuple[int, ...]) -> None:
         """Read the batch, and a request's cell with a generation that is `ahead` of its own, or behind."""
         owner = self.model.owners[request]
         others = self._lanes(batch, lambda lane: lane != owner and self.model.may_read(lane))
         self._resolve([*others, owner._replace(generation=owner.generation + ahead)])
 
-    @operation(weight=2, needs="generations", when=_is_half_written, probes="RELAY-03", request=REQUESTS, ahead=AHEAD)
+    @operation(weight=2, needs="generations", when=_is_half_written, probes="RELAY-03")
     def half_as(self, request: int, ahead: int) -> None:
         """Write the missing half of a request's cell with a generation that is `ahead` of its own, or behind."""
         owner = self.model.owners[request]
@@ -278,17 +277,16 @@ class RelayTrial(Trial):
         answer = self._call("resolve", [lane.row for lane in lanes], [lane.generation for lane in lanes])
         if answer is None or m.trace or m.foreign:
             return True
-        if not isinstance(answer, tuple | list) or len(answer) != 2 or not isinstance(answer[1], Mapping):
-            raise self.misbehaviour("TYPE", f"resolve answered {answer!r}", "the lengths, and a mapping of the fields")
-        self._compare(lanes, *answer)
+        should = "the lengths, and a mapping of the fields"
+        lengths, fields = self.sequence(answer, "what resolve answered", should, 2)
+        self._compare(lanes, lengths, self.mapping(fields, "what resolve answered of the fields", should))
         for lane in real:
             del model.cells[lane.row]
         return True
 
     def _compare(self, lanes: Sequence[Owner], lengths: object, fields: Mapping[str, object]) -> None:
         m, model = self.moment, self.model
-        m.answer = self.integers(lengths, "the lengths that resolve answered")
-        self._count("lengths", m.answer, len(lanes))
+        m.answer = self.integers(lengths, "the lengths, one per lane of the batch, that resolve answered", len(lanes))
         undeclared = [name for name, found in fields.items() if name not in self.config.fields and found is not None]
         m.undeclared = undeclared[0] if undeclared else ""
         columns = {name: self._column(name, fields.get(name), len(lanes)) for name in self.config.fields}
@@ -308,10 +306,9 @@ class RelayTrial(Trial):
     def _column(self, name: str, answer: object, count: int) -> list[object]:
         """Return a field's rows as plain numbers, or lists of them. Raises Violation for anything else."""
         tolist = getattr(answer, "tolist", None)
-        plain = tolist() if tolist is not None else answer
-        if not isinstance(plain, list | tuple):
-            raise self.misbehaviour("TYPE", f"{name} is {plain!r}", f"a sequence of {count} rows")
-        self._count(name, plain, count)
+        plain = self.sequence(
+            answer if tolist is None else tolist(), name, f"{count} rows, one per lane of the batch", count
+        )
         width = self.config.fields[name]
         rows = [list(row) if isinstance(row, tuple) else row for row in plain]
         for row in rows:
@@ -319,10 +316,6 @@ class RelayTrial(Trial):
             if not is_right or not all(type(entry) in (int, float) for entry in _flat(row)):
                 raise self.misbehaviour("TYPE", f"a row of {name} is {row!r}", f"{width or 'one'} of them per row")
         return rows
-
-    def _count(self, name: str, found: Sequence[object], count: int) -> None:
-        if len(found) != count:
-            raise self.misbehaviour("TYPE", f"{name} has {len(found)} rows", f"{count}, one per lane of the batch")
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..harness.trial import Trial
@@ -21,20 +21,18 @@ def read_answer(trial: Trial, answer: object, service: Service) -> Answer:
     """Return the answer as values. Raises a Violation (TYPE) for another form than the contract's."""
     has_books = trial.capabilities.books
     keys = ("events", "times_ns", "arrivals", "requests", "summary", *(("books",) if has_books else ()))
-    parts = _mapping(trial, answer, "the answer", keys)
+    parts = _whole(trial, answer, "the answer", keys)
     events = trial.sequence(parts["events"], "events")
     for line in events:
         if not isinstance(line, str):
             raise trial.misbehaviour("TYPE", f"an event is {line!r}", "a string")
-    times = trial.integers(parts["times_ns"], "times_ns")
-    if len(times) != len(events):
-        raise trial.misbehaviour("TYPE", f"{len(times)} times for {len(events)} events", "one each")
+    times = trial.integers(parts["times_ns"], "times_ns, one of each event,", len(events))
     arrivals = _tuples(trial, parts["arrivals"], "arrivals", 3)
     requests = tuple(_outcome(trial, request) for request in trial.sequence(parts["requests"], "requests"))
     for request in requests:
         if not -1 <= request.number < len(arrivals):
             raise trial.misbehaviour("ANSWER", f"request number {request.number}", f"0 … {len(arrivals) - 1}, or −1")
-    books = _mapping(trial, parts["books"], "books", BOOKS) if has_books else None
+    books = _whole(trial, parts["books"], "books", BOOKS) if has_books else None
     return Answer(service, tuple(events), times, arrivals, requests, _summary(trial, parts["summary"]), books)
 
 
@@ -42,7 +40,7 @@ def _summary(trial: Trial, given: object) -> dict[str, float | None]:
     names = [*ALWAYS_KNOWN, *RATES, *(f"{statistic}_{name}_ms" for name in LATENCIES for statistic in STATISTICS)]
     if trial.capabilities.goodput:
         names += ["request_goodput", "slo_attainment"]
-    summary = _mapping(trial, given, "summary", names)
+    summary = _whole(trial, given, "the summary", names)
     for name in names:
         value = summary[name]
         if value is None and name not in ALWAYS_KNOWN:
@@ -56,7 +54,7 @@ def _summary(trial: Trial, given: object) -> dict[str, float | None]:
 
 
 def _outcome(trial: Trial, given: object) -> Outcome:
-    request = _mapping(trial, given, "a request", Outcome._fields)
+    request = _whole(trial, given, "a request", Outcome._fields)
     if request["reason"] not in REASONS:
         raise trial.misbehaviour("TYPE", f"a request's reason is {request['reason']!r}", f"one of {', '.join(REASONS)}")
     values: dict[str, Any] = {}
@@ -71,20 +69,10 @@ def _outcome(trial: Trial, given: object) -> Outcome:
     return Outcome(**values)
 
 
-def _mapping(trial: Trial, value: object, what: str, keys: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise trial.misbehaviour("TYPE", f"{what} is of type {type(value).__name__}", "a mapping")
-    missing = [key for key in keys if key not in value]
-    if missing:
-        raise trial.misbehaviour("TYPE", f"{what} has no {', '.join(missing)}", f"the keys {', '.join(keys)}")
-    return value
+def _whole(trial: Trial, value: object, what: str, keys: Sequence[str]) -> Mapping[str, Any]:
+    return trial.mapping(value, what, f"a mapping with {', '.join(keys)}", keys)
 
 
 def _tuples(trial: Trial, value: object, what: str, length: int) -> tuple[tuple[int, ...], ...]:
     """Return a sequence of so many integers each; `what` is a plural."""
-    found = []
-    for item in trial.sequence(value, what):
-        found.append(trial.integers(item, f"one of the {what}"))
-        if len(found[-1]) != length:
-            raise trial.misbehaviour("TYPE", f"one of the {what} is {list(found[-1])}", f"{length} integers")
-    return tuple(found)
+    return tuple(trial.integers(item, f"one of the {what}", length) for item in trial.sequence(value, what))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import log
-from typing import Any
+from typing import Any, ClassVar
 
 from ..harness.operation import Operation, operation
 from ..harness.trial import Refused, Trial
@@ -126,6 +126,7 @@ class SimulatorTrial(Trial):
     quick = 400
     run_length = 10
     limit_s = 60.0
+    values: ClassVar = {"kind": FAULTS}
 
     subject: Simulator
     config: SimulatorConfig
@@ -237,13 +238,7 @@ class SimulatorTrial(Trial):
             kinds = dict.fromkeys(STEP_FAULTS, 6 * percent)
         return self._become(faults=tuple({**dict(self.service.faults or ()), **kinds}.items())) and self._run_once()
 
-    @operation(
-        needs="faults",
-        weight=6,
-        when=lambda t, kind, percent: _may_have_faults(t),
-        kind=FAULTS,
-        percent=(10, 30, 0, 2),
-    )
+    @operation(needs="faults", weight=6, when=lambda t, kind, percent: _may_have_faults(t), percent=(10, 30, 0, 2))
     def plan(self, kind: str, percent: int) -> bool:
         """Put a kind of fault into the service's plan."""
         return self._become(faults=self._with_fault(kind, percent))
@@ -342,7 +337,7 @@ class SimulatorTrial(Trial):
         more = replace(self.service, faults=self._with_fault(kind, percent))
         self.moment.grown = self._pair(self.subject.run, more)
 
-    @operation(needs="faults", weight=7, when=lambda t, kind: kind in FAULTS and _may_have_faults(t), kind=FAULTS)
+    @operation(needs="faults", weight=7, when=lambda t, kind: kind in FAULTS and _may_have_faults(t))
     def no_probability(self, kind: str) -> None:
         """Run it without a plan, and with one in which this kind and those of its plan have probability 0."""
         kinds = dict.fromkeys([*dict(self.service.faults or ()), kind])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from ..harness.operation import Operation, operation
 from ..harness.trial import Refused, Trial
@@ -81,6 +82,7 @@ class StepControllerTrial(Trial):
     looks = ("state", "graph", "average", "counted")
     quick = 12_000
     limit_s = 10.0
+    values: ClassVar = {"batch_size": looked_at, "runs": RUNS}
 
     subject: StepController
     config: StepsConfig
@@ -184,11 +186,10 @@ class StepControllerTrial(Trial):
 
     def _counted(self) -> tuple[int, ...]:
         answer = self.must(self.subject.counted)
-        if not isinstance(answer, list | tuple) or len(answer) != 4:
-            raise self.misbehaviour("TYPE", f"counted() is {answer!r}", "four numbers")
+        numbers = self.sequence(answer, "counted()", "four numbers", 4)
         # A sum of correct drafts may be a float that is whole.
-        whole = [int(n) if isinstance(n, float) and n.is_integer() else n for n in answer]
-        return tuple([self.integer(number, "a number of counted()") for number in whole])
+        whole = [int(n) if isinstance(n, float) and n.is_integer() else n for n in numbers]
+        return self.integers(whole, "counted()")
 
     def _frozen(self, value: object, place: str) -> object:
         """Return the state as a value that nothing can change; note the first number that is not finite."""
@@ -252,7 +253,7 @@ class StepControllerTrial(Trial):
         self.moment.told = Told(executed, self._steps_for(batch_size), tuple(correct), in_range)
         self._tell(correct, batch_size, executed)
 
-    @operation(weight=20, when=_can_launch, batch_size=looked_at, runs=RUNS)
+    @operation(weight=20, when=_can_launch)
     def round(self, batch_size: int, runs: tuple[int, ...]) -> None:
         """Launch a round; its result is on its way."""
         steps = self._launch(batch_size)
@@ -266,7 +267,7 @@ class StepControllerTrial(Trial):
         batch_size, steps, correct = self.in_flight.pop(0)
         self._tell_alone(list(correct[: max(len(correct) - gone, 0)]), batch_size, steps)
 
-    @operation(weight=3, when=lambda t, batch_size: batch_size >= 1, batch_size=looked_at)
+    @operation(weight=3, when=lambda t, batch_size: batch_size >= 1)
     def idle(self, batch_size: int) -> None:
         """Tell a result without rows."""
         self._tell_alone([], batch_size, self._steps_for(batch_size))
@@ -275,9 +276,7 @@ class StepControllerTrial(Trial):
         weight=8,
         hostile=True,
         when=lambda t, batch_size, steps: batch_size >= 1 and 0 <= steps <= t.table.union[-1],
-        batch_size=looked_at,
         steps=_steps,
-        runs=RUNS,
     )
     def observe(self, batch_size: int, steps: int, runs: tuple[int, ...]) -> bool | None:
         """Tell a result of a round with these steps, whatever the current ones are."""
@@ -290,7 +289,6 @@ class StepControllerTrial(Trial):
         hostile=True,
         probes="STEPS-02",
         when=lambda t, batch_size, kind: batch_size >= 1 and kind in GARBAGE,
-        batch_size=looked_at,
         kind=tuple(GARBAGE),
     )
     def garbage(self, batch_size: int, kind: str) -> None:
@@ -299,7 +297,7 @@ class StepControllerTrial(Trial):
         self.moment.garbage = GARBAGE[kind](steps)
         self._tell_alone([0, self.moment.garbage], batch_size, steps)
 
-    @operation(needs="adaptive", weight=12, when=_are_rows, batch_size=_small, runs=RUNS, rounds=(5, 1, 20, 50))
+    @operation(needs="adaptive", weight=12, when=_are_rows, batch_size=_small, rounds=(5, 1, 20, 50))
     def repeat(self, batch_size: int, runs: tuple[int, ...], rounds: int) -> bool | None:
         """Run so many rounds of one kind, each result at once."""
         if not 0 < rounds <= MAX_REPEATED:

@@ -142,11 +142,11 @@ class Changed(CheckedSimulator):
 @pytest.mark.parametrize(
     ("change", "id", "words"),
     [
-        (lambda answer: 7, "TYPE", "the answer is of type int"),
+        (lambda answer: 7, "TYPE", "the answer is int 7"),
         (lambda answer: answer.pop("times_ns") and None, "TYPE", "has no times_ns"),
-        (lambda answer: answer["times_ns"].pop() and None, "TYPE", "times for"),
+        (lambda answer: answer["times_ns"].pop() and None, "TYPE", "one of each event, has"),
         (lambda answer: answer["events"].append(3), "TYPE", "an event is 3"),
-        (lambda answer: answer["arrivals"][0].append(3), "TYPE", "one of the arrivals is"),
+        (lambda answer: answer["arrivals"][0].append(3), "TYPE", "one of the arrivals has 4 entries"),
         (lambda answer: answer["arrivals"].append([0, 1, 1]), "ANSWER", "5 arrivals"),
         (lambda answer: answer["requests"].pop() and None, "ANSWER", r"requests \[0, 1, 2\] have an end"),
         (lambda answer: answer["requests"][0].update(number=9), "ANSWER", "request number 9"),

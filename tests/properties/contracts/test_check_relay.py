@@ -83,7 +83,7 @@ def test_a_hidden_field_that_is_not_declared_is_named():
     [
         (None, "the lengths, and a mapping"),
         (([1.5], {}), "a flat sequence of integers"),
-        (([1], {}), "a sequence of 1 rows"),
+        (([1], {}), "1 rows, one per lane"),
         (([1, 2], {"field0": [[1, 2]]}), "one per lane"),
         (([1], {"field0": [[1]]}), "2 of them per row"),
         (([1], {"field0": [7]}), "2 of them per row"),
