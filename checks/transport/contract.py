@@ -114,7 +114,7 @@ class TransportCapabilities(Capabilities):
 
     roles: bool = False  # `change_role(side)`
     device_loss: bool = False  # `lose_kv(side, now_ns)`
-    going_on: bool = False  # `go_on(request, tokens, first_token, draft, num_shown, now_ns)`
+    going_on: bool = False  # `go_on(wish, num_shown, now_ns)`
     retraction: bool = False  # `retract(side, request, now_ns)`
     reserves: bool = False  # a request gets pages where each that is decoded finds its reserve beside it
     ahead: bool = False  # `written()`: the decode worker can plan a step while another one is in flight
@@ -141,6 +141,16 @@ class Ended(NamedTuple):
     reason: str  # of an error
 
 
+class Wish(NamedTuple):
+    """What a client asks the prefill worker for. Computing the tokens yields `first_token`, and `draft`, the draft input."""
+
+    request: int
+    tokens: Sequence[int]
+    first_token: int
+    draft: Sequence[int]
+    num_output: int  # tokens, the first one included
+
+
 class Transport(Protocol):
     """Both sides of a transport, and the workers around them. Requests are numbers; `now_ns` never goes back.
 
@@ -154,17 +164,8 @@ class Transport(Protocol):
     def connect(self, read: Callable[[int], PageContent], write: Callable[[int, PageContent], None]) -> None:
         """Take the functions that read a page of the prefill pool and write one of the decode pool. Called once."""
 
-    def submit(
-        self,
-        request: int,
-        tokens: Sequence[int],
-        first_token: int,
-        draft: Sequence[int],
-        num_output: int,
-        now_ns: int,
-    ) -> object:
-        """Give the prefill worker a request for `num_output` tokens; False if refused. Computing its prompt yields `first_token` and the
-        draft input `draft`. A request for one token ends with its prompt, and is never offered."""
+    def submit(self, wish: Wish, now_ns: int) -> object:
+        """Give the prefill worker a request; False if refused. A request for one token ends with its prompt, and is never offered."""
 
     def compute(self, now_ns: int) -> Sequence[tuple[int, int, int]]:
         """Run one step of the prefill worker. Returns (request, index, page) of the pages that became final."""
@@ -239,15 +240,6 @@ class Transport(Protocol):
         without a transfer stay, those that had joined are computed again."""
 
     @needs("going_on")
-    def go_on(
-        self,
-        request: int,
-        tokens: Sequence[int],
-        first_token: int,
-        draft: Sequence[int],
-        num_shown: int,
-        now_ns: int,
-    ) -> object:
-        """Give the prefill worker a request that a decode worker was lost with; False if refused. `tokens` end with the output that its
-        client has been shown, but for the last of these `num_shown` tokens: that is `first_token`, which no model is asked for again. The
-        whole output still has `num_output` tokens."""
+    def go_on(self, wish: Wish, num_shown: int, now_ns: int) -> object:
+        """Give the prefill worker a request that a decode worker was lost with; False if refused. The tokens end with the output that its
+        client has been shown, but for the last of these `num_shown` tokens: that is `first_token`, which no model is asked for again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from ...core.handoff.messages import decode as decode_frame
 from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineConfig, EngineRole
 from ...core.scheduler.engine import Engine
-from .contract import DECODE, PREFILL, Ended, Message, PageContent, TransportCapabilities, TransportConfig
+from .contract import DECODE, PREFILL, Ended, Message, PageContent, TransportCapabilities, TransportConfig, Wish
 
 CONTEXT_LEN = 64
 MAX_RUNNING = 6
@@ -143,36 +143,20 @@ class HandoffTransport:
     def connect(self, read: Callable[[int], PageContent], write: Callable[[int, PageContent], None]) -> None:
         self.read, self.write = read, write
 
-    def submit(
-        self,
-        request: int,
-        tokens: Sequence[int],
-        first_token: int,
-        draft: Sequence[int],
-        num_output: int,
-        now_ns: int,
-    ) -> bool:
-        self._first_tokens[str(request)] = first_token
-        return self._submit(Request(str(request), Prompt.of_tokens(tokens), num_output), draft, now_ns)
+    def submit(self, wish: Wish, now_ns: int) -> bool:
+        self._first_tokens[str(wish.request)] = wish.first_token
+        return self._submit(Request(str(wish.request), Prompt.of_tokens(wish.tokens), wish.num_output), wish, now_ns)
 
-    def go_on(
-        self,
-        request: int,
-        tokens: Sequence[int],
-        first_token: int,
-        draft: Sequence[int],
-        num_shown: int,
-        now_ns: int,
-    ) -> bool:
-        text = (*tokens, first_token)
+    def go_on(self, wish: Wish, num_shown: int, now_ns: int) -> bool:
+        text = (*wish.tokens, wish.first_token)
         prompt, shown = Prompt.of_tokens(text[:-num_shown]), Prompt.of_tokens(text[-num_shown:])
-        self._first_tokens[str(request)] = OUTPUT_TOKEN  # what the executor would draw
-        return self._submit(Request(str(request), prompt, self.config.num_output, shown=shown), draft, now_ns)
+        self._first_tokens[str(wish.request)] = OUTPUT_TOKEN  # what the executor would draw
+        return self._submit(Request(str(wish.request), prompt, wish.num_output, shown=shown), wish, now_ns)
 
-    def _submit(self, request: Request, draft: Sequence[int], now_ns: int) -> bool:
+    def _submit(self, request: Request, wish: Wish, now_ns: int) -> bool:
         refusal = self._workers[PREFILL].side.submit(request, DECODE, now_ns).refusal
         if not refusal:
-            self._drafts[request.request_id] = tuple(draft)
+            self._drafts[request.request_id] = tuple(wish.draft)
         return not refusal
 
     def compute(self, now_ns: int) -> list[tuple[int, int, int]]:

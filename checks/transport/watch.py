@@ -19,6 +19,7 @@ from .contract import (
     Transport,
     TransportCapabilities,
     TransportConfig,
+    Wish,
 )
 from .model import GARBAGE, AttemptSeen, Hold, Joined, Moment, Run, content_of, draft_of, first_token_of, tokens_of
 from .record import Fault, Parcel, Record
@@ -80,19 +81,18 @@ class TransportWatch(Trial):
         self, request: int, family: int, num_tokens: int, num_shown: int = 0, num_output: int = 0
     ) -> Run | None:
         """Give a request to the prefill worker; None if it refuses. With `num_shown` its output goes on behind so many tokens."""
-        num_output = num_output or self.config.num_output
         tokens, serial = tokens_of(family, num_tokens), self._num_runs
         self._num_runs += 1
         draft = draft_of(tokens, serial, self.config.hidden)
-        first_token = first_token_of(tokens)
+        wish = Wish(request, tokens, first_token_of(tokens), draft, num_output or self.config.num_output)
         if num_shown:
-            accepted = self.ask(self.subject.go_on, request, tokens, first_token, draft, num_shown, self.now_ns)
+            accepted = self.ask(self.subject.go_on, wish, num_shown, self.now_ns)
         else:
-            accepted = self.ask(self.subject.submit, request, tokens, first_token, draft, num_output, self.now_ns)
+            accepted = self.ask(self.subject.submit, wish, self.now_ns)
         if accepted is not True and accepted is not None:
             return None
         num_pages = -(-num_tokens // self.config.page_size)
-        self.model.runs[request] = run = Run(request, tokens, num_pages, serial, num_output)
+        self.model.runs[request] = run = Run(request, tokens, num_pages, serial, wish.num_output)
         self.record.note(run, "its start")
         return run
 

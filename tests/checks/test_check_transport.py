@@ -216,7 +216,7 @@ def test_a_transport_over_which_nothing_comes_is_reported():
     class Silent(handoff.HandoffTransport):
         """Refuses everything."""
 
-        def submit(self, request, tokens, first_token, draft, num_output, now_ns):
+        def submit(self, wish, now_ns):
             return False
 
     with pytest.raises(Violation, match="does not come through"):
