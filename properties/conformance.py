@@ -17,11 +17,11 @@ from typing import Any, ClassVar
 
 from ..core.errors import ConfigError, Problem, nearest
 from .harness.cases import Case
-from .harness.contract import MISBEHAVIOURS, SUITE_VERSION, Adapter, Capabilities, capabilities_of
+from .harness.contract import MISBEHAVIOURS, SUITE_VERSION, Adapter, Capabilities
 from .harness.operation import Operation
 from .harness.report import Failure, PropertiesBroken, Report
 from .harness.shrink import Shrinker, control_of
-from .harness.suite import Suite
+from .harness.suite import Component, Suite
 from .harness.swarm import Budget, Found, Swarm
 from .invariants import Invariant, invariant, of_contract
 from .suites import suite_of
@@ -60,7 +60,7 @@ def check(
     """
     if spec != SUITE_VERSION:
         raise ConfigError("spec", [Problem("", f"written for suite {spec!r}, this is {SUITE_VERSION!r}")])
-    capabilities = suite.capabilities.of(capabilities_of(make) if capabilities is None else capabilities)
+    component = suite.component(make, capabilities)
     announced = dict(expected_failures or {})
     known = [item.id for item in of_contract(suite.name)] + list(MISBEHAVIOURS)
     problems = [Problem(id, f"no invariant of {suite.name}{nearest(id, known)}") for id in announced if id not in known]
@@ -69,15 +69,15 @@ def check(
     budget = Budget.of(suite.quick if budget is None else budget)
     subject = subject or name_of(make)
     if supports is not None:
-        make = Adapter(make, capabilities, supports)
-    swarm = Swarm(suite, make, capabilities, seed, _kinds(suite, without))
+        component = suite.component(Adapter(make, component.capabilities, supports))
+    swarm = Swarm(component, seed, _kinds(suite, without))
     invariants = list(swarm.enabled)
-    suite.warm_up(make, swarm.drawn(0)[0])
+    component.warm_up(swarm.drawn(0)[0])
     failures: dict[str, Failure] = {}
     probing: tuple[type[Operation], ...] = ()
     num_disputed = 0
     while (found := _search(swarm, invariants, budget, probing, progress)) is not None:
-        failure = explain(suite, make, capabilities, invariants, found, subject, announced)
+        failure = explain(component, invariants, found, subject, announced)
         failures[failure.id] = failure
         if failure.is_disputed and (num_disputed := num_disputed + 1) % MAX_DISPUTED:
             continue  # another run may show what is the component's own
@@ -85,7 +85,7 @@ def check(
             break
         invariants = [item for item in invariants if item.id != failure.id]
         probing += suite.probes.get(failure.id, ())
-    return _report(suite, swarm, subject, capabilities, announced, failures)
+    return _report(swarm, subject, announced, failures)
 
 
 def _kinds(suite: Suite, names: Iterable[str]) -> tuple[type[Operation], ...]:
@@ -105,22 +105,20 @@ def _kinds(suite: Suite, names: Iterable[str]) -> tuple[type[Operation], ...]:
 def _search(swarm: Swarm, invariants, budget: Budget, probing, progress) -> Found | None:
     found = swarm.search(invariants, budget, probing, progress)
     if found is None and budget.is_extended and not probing and len(invariants) == len(swarm.enabled):
-        rest = Budget(operations=swarm.suite.quick)
+        rest = Budget(operations=swarm.component.suite.quick)
         found = swarm.search(invariants, rest, probing, progress, until=lambda: not swarm.vacuous())
     return found
 
 
-def _report(
-    suite: Suite, swarm: Swarm, subject: str, capabilities: Any, announced, failures: dict[str, Failure]
-) -> Report:
+def _report(swarm: Swarm, subject: str, announced: Mapping[str, str], failures: dict[str, Failure]) -> Report:
     skipped = _skipped(swarm)
     counts = {item.id: swarm.evaluations.get(item.id, 0) for item in swarm.enabled if item.id not in skipped}
     executed = {kind.tag: swarm.executed.get(kind, 0) for kind in swarm.kinds}
     unexpected = tuple(failure for failure in failures.values() if not (failure.expected or failure.is_disputed))
     return Report(
-        contract=suite.name,
+        contract=swarm.component.suite.name,
         subject=subject,
-        capabilities=capabilities.declared,
+        capabilities=swarm.component.capabilities.declared,
         seed=swarm.seed,
         num_runs=swarm.num_runs,
         num_operations=swarm.num_operations,
@@ -141,8 +139,8 @@ def _report(
 def _skipped(swarm: Swarm) -> dict[str, str]:
     """Return why invariants of the contract are not checked."""
     skipped = {}
-    for item in of_contract(swarm.suite.name):
-        if missing := item.missing(swarm.capabilities):
+    for item in of_contract(swarm.component.suite.name):
+        if missing := item.missing(swarm.component.capabilities):
             skipped[item.id] = f"needs {', '.join(missing)}"
         elif item not in swarm.enabled:
             needed = [kind.tag for kind in swarm.left_out if item.concerns(kind)]
@@ -153,23 +151,21 @@ def _skipped(swarm: Swarm) -> dict[str, str]:
 
 
 def explain(
-    suite: Suite,
-    make: Callable[[Any], Any],
-    capabilities: Any,
+    component: Component,
     invariants: Iterable[Invariant],
     found: Found,
     subject: str,
     announced: Mapping[str, str] | None = None,
 ) -> Failure:
     """Shrink a failing run and tell its story."""
-    control = control_of(suite, capabilities, subject)
-    shrinker = Shrinker(suite, make, capabilities, list(invariants), found, control)
+    control, ours = control_of(component, subject) or ("", None)
+    shrinker = Shrinker(component, list(invariants), found, ours)
     shrinker.shrink()
     id = found.violation.id
     case = Case(
-        contract=suite.name,
+        contract=component.suite.name,
         subject=subject,
-        capabilities=capabilities.declared,
+        capabilities=component.capabilities.declared,
         config=shrinker.config,
         seed=found.seed,
         run=found.run,
@@ -177,7 +173,7 @@ def explain(
         drain=shrinker.drain,
         operations=tuple(shrinker.operations),
     )
-    story = case.tell(make)
+    story = case.tell(component.make)
     violation = story.violation or found.violation
     broken = next((item for item in violation.broken if item.id == id), found.violation.broken[0])
     return Failure(
@@ -190,7 +186,7 @@ def explain(
         history=story.history,
         calls=story.calls,
         ends_in=story.ends_in or str(violation.operation),
-        control=control.name if control is not None else "",
+        control=control,
         is_disputed=shrinker.is_disputed,
         expected=(announced or {}).get(id, ""),
     )

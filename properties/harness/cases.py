@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from ...core.errors import ConfigError, Problem, nearest
 from ...core.parsing import ParseError, parse_json
 from ...observe.input_files import read_text
-from ..invariants import of_contract
+from ..invariants import Invariant, of_contract
 from ..suites import suite_of
 from .contract import MISBEHAVIOURS, SUITE_VERSION
 from .operation import Operation, decode, decode_fields, encode
-from .suite import Suite
+from .suite import Component
 from .trial import Trial, Violation
 
 MAX_BYTES = 1_000_000
@@ -110,27 +110,22 @@ class Case:
         self, make: Callable[[Any], Any], watch: Callable[[Operation, Trial], None] | None = None
     ) -> Violation | None:
         """Run the operations on a fresh subject: what breaks, or None. `watch` is called after each operation that held."""
-        suite = suite_of(self.contract)
-        capabilities = suite.capabilities.of(self.capabilities)
-        invariants = suite.invariants(capabilities)
+        component = suite_of(self.contract).component(make, self.capabilities)
         if self.invariant not in MISBEHAVIOURS:
             # The one that the case is about is looked at alone first: another one may break on the way to it.
-            wanted = [item for item in invariants if item.id == self.invariant]
-            violation = _run(suite, make, self, capabilities, wanted, watch)
+            wanted = [item for item in component.invariants if item.id == self.invariant]
+            violation = self._run(component, wanted, watch)
             if violation is not None:
                 return violation
             watch = None
-        return _run(suite, make, self, capabilities, invariants, watch)
+        return self._run(component, component.invariants, watch)
 
-
-def _run(suite: Suite, make, case: Case, capabilities, invariants, watch) -> Violation | None:
-    try:
-        suite.execute(
-            make, case.config, capabilities, invariants, case.operations, drain=case.drain, twice=True, watch=watch
-        )
-    except Violation as violation:
-        return violation
-    return None
+    def _run(self, component: Component, invariants: Sequence[Invariant], watch: Any) -> Violation | None:
+        try:
+            component.execute(self.config, self.operations, invariants, drain=self.drain, twice=True, watch=watch)
+        except Violation as violation:
+            return violation
+        return None
 
 
 def load_case(path: Path) -> Case:

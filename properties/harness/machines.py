@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from ..suites import suite_of
-from .contract import Capabilities, capabilities_of
-from .letters import Letter
+from .contract import Adapter, Capabilities
+from .letters import Letter, vocabulary_of
 from .operation import Operation
 from .suite import RUN_LIMIT_S, alarm
 from .trial import Trial
@@ -26,22 +26,21 @@ def configs(
     contract: str, capabilities: Capabilities, supports: Callable[[Any], bool] | None = None
 ) -> st.SearchStrategy[Any]:
     """Return a strategy for small configurations that are supported, from the choices that the swarm has."""
-    suite = suite_of(contract)
+    component = suite_of(contract).component(Adapter(None, capabilities, supports))
 
     @st.composite
     def drawn(draw: Any) -> Any:
-        return suite.config.draw(lambda values: draw(st.sampled_from(values)), capabilities)
+        return component.configure(lambda values: draw(st.sampled_from(values)))
 
     if supports is None:
         return drawn()
-    return st.integers(0, 2**64 - 1).map(
-        lambda seed: suite.first_supported(capabilities, supports, lambda attempt: seed + attempt)[0]
-    )
+    seeds = st.integers(0, 2**64 - 1)
+    return seeds.map(lambda seed: component.first_supported(lambda attempt: seed + attempt)[0])
 
 
 def operations(contract: str, config: Any, capabilities: Capabilities) -> st.SearchStrategy[Operation]:
     """Return a strategy for the operations that these capabilities allow, hostile ones and those that make no sense in a state included."""
-    spoken = suite_of(contract).vocabulary(config, capabilities)
+    spoken = vocabulary_of(suite_of(contract).trial.declared, config, capabilities)
     return st.one_of([_of(letter) for letters in spoken.values() for letter in letters])
 
 
@@ -99,20 +98,18 @@ def machine(
     `capabilities` as in `conformance.check`. A broken invariant is a `Violation` in the machine's test. What takes two runs
     to see is left to the swarm.
     """
-    suite = suite_of(contract)
-    declared = suite.capabilities.of(capabilities_of(make) if capabilities is None else capabilities)
-    invariants = suite.invariants(declared)
+    component = suite_of(contract).component(make, capabilities)
 
-    @initialize(config=configs(contract, declared, getattr(make, "supports", None)))
+    @initialize(config=configs(contract, component.capabilities, getattr(make, "supports", None)))
     def start(self: TrialMachine, config: Any) -> None:
         self.planted.enter_context(getattr(make, "planted", nullcontext)())
-        self.trial = suite.start(make, config, declared, invariants)
-        for letters in suite.vocabulary(config, declared).values():
+        self.trial = component.start(config, component.invariants)
+        for letters in component.vocabulary(config).values():
             for letter in letters:
                 self.letters.setdefault(letter.kind, []).append(letter)
 
-    members: dict[str, Any] = {kind.tag.replace("-", "_"): _rule_of(kind) for kind in suite.enabled(declared)}
-    members |= {"start": start, "limit_s": suite.limit_s or RUN_LIMIT_S}
+    members: dict[str, Any] = {kind.tag.replace("-", "_"): _rule_of(kind) for kind in component.operations}
+    members |= {"start": start, "limit_s": component.suite.trial.limit_s or RUN_LIMIT_S}
     return type(f"{contract.title().replace('-', '')}Machine", (TrialMachine,), members)
 
 

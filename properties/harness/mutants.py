@@ -62,10 +62,9 @@ class Kill:
 
 def find(mutant: Mutant, budget: str | int | Budget | None = None, seed: int = 1) -> tuple[Found | None, int]:
     """Search for the mutant's defect, within the quick budget of its contract. Returns the first failing run, and the operations so far."""
-    suite = suite_of(mutant.contract)
-    capabilities = suite.capabilities.of(mutant.make.capabilities)
-    swarm = Swarm(suite, mutant.make, capabilities, seed)
-    found = swarm.search(suite.invariants(capabilities), Budget.of(suite.quick if budget is None else budget))
+    component = suite_of(mutant.contract).component(mutant.make)
+    swarm = Swarm(component, seed)
+    found = swarm.search(component.invariants, Budget.of(component.suite.quick if budget is None else budget))
     return found, swarm.num_operations
 
 
@@ -74,8 +73,6 @@ def kill(mutant: Mutant, budget: str | int | Budget | None = None, seed: int = 1
     found, num_operations = find(mutant, budget, seed)
     if found is None:
         return Kill(mutant, (), num_operations, None)
-    suite = suite_of(mutant.contract)
-    capabilities = suite.capabilities.of(mutant.make.capabilities)
-    invariants = suite.invariants(capabilities)
-    failure = explain(suite, mutant.make, capabilities, invariants, found, f"mutant {mutant.name}")
+    component = suite_of(mutant.contract).component(mutant.make)
+    failure = explain(component, component.invariants, found, f"mutant {mutant.name}")
     return Kill(mutant, tuple(item.id for item in found.violation.broken), num_operations, failure)

@@ -7,15 +7,15 @@ attempt is a run of its own on a fresh subject, and so is the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from ..invariants import Invariant, invariant
-from .contract import MISBEHAVIOURS, Adapter, capabilities_of, supports_of
+from .contract import MISBEHAVIOURS, Adapter
 from .importing import NotInstalled, load_make
 from .letters import Choices, simpler_choices, translated
 from .operation import Operation, renamed, simpler
-from .suite import Suite
+from .suite import Component
 from .swarm import Found
 from .trial import Violation
 
@@ -24,37 +24,17 @@ MAX_HANGING_ATTEMPTS = 40
 HANG_LIMIT_S = 0.1
 
 
-class Control(NamedTuple):
-    """A component of ours that goes through the same operations before a user is shown them.
-
-    `name` is its import string; `capabilities` are those of the component under test, all of which it has."""
-
-    suite: Suite
-    name: str
-    make: Any
-    capabilities: Any
-
-    def holds(self, config: Any, operations: Sequence[Operation], *, drain: bool, twice: bool) -> bool:
-        """Return whether the subject goes through the operations and nothing is broken."""
-        invariants = self.suite.invariants(self.capabilities)
-        try:
-            self.suite.execute(self.make, config, self.capabilities, invariants, operations, drain=drain, twice=twice)
-        except Violation:
-            return False
-        return True
-
-
-def control_of(suite: Suite, capabilities: Any, subject: str) -> Control | None:
-    """Return the plainest component of ours, other than the subject, that can do all that the subject can; None if there is none."""
-    for name in suite.controls:
+def control_of(component: Component, subject: str) -> tuple[str, Component] | None:
+    """Return the plainest component of ours, other than `subject`, that can do all that this one can, behind its import string."""
+    for name in component.suite.controls:
         if name == subject:
             continue
         try:
             make = load_make(name)
         except NotInstalled:
             continue
-        if suite.capabilities.of(capabilities_of(make), name).covers(capabilities):
-            return Control(suite, name, Adapter(make, capabilities, None), capabilities)
+        if component.suite.component(make).capabilities.covers(component.capabilities):
+            return name, component.suite.component(Adapter(make, component.capabilities, None))
     return None
 
 
@@ -67,17 +47,9 @@ class Shrinker:
     """
 
     def __init__(
-        self,
-        suite: Suite,
-        make: Callable[[Any], Any],
-        capabilities: Any,
-        invariants: Sequence[Invariant],
-        found: Found,
-        control: Control | None = None,
+        self, component: Component, invariants: Sequence[Invariant], found: Found, control: Component | None = None
     ) -> None:
-        self.suite = suite
-        self.make = make
-        self.capabilities = capabilities
+        self.component = component
         self.id, self.kind = found.violation.id, found.violation.broken[0].kind
         # What else is checked would only stop a run before the failure that is wanted.
         wanted = [item for item in invariants if item.id == self.id]
@@ -116,18 +88,9 @@ class Shrinker:
     def _violation(self, config: Any, operations: Sequence[Operation]) -> Violation | None:
         """Return the wanted failure of an attempt, None if it passes or fails in another way."""
         self.attempts_left -= 1
-        limit = {"limit_s": HANG_LIMIT_S} if self.id == "HANGS" else {}
+        how = {"drain": self.drain, "twice": self.twice, "limit_s": HANG_LIMIT_S if self.id == "HANGS" else None}
         try:
-            self.suite.execute(
-                self.make,
-                config,
-                self.capabilities,
-                self.invariants,
-                operations,
-                drain=self.drain,
-                twice=self.twice,
-                **limit,
-            )
+            self.component.execute(config, operations, self.invariants, **how)
         except Violation as violation:
             first = violation.broken[0]
             return violation if (first.id, first.kind) == (self.id, self.kind) else None
@@ -142,7 +105,9 @@ class Shrinker:
             # What would come after the failure says nothing about it.
             if not self.drain and not self.twice and violation.trial is not None:
                 operations = list(violation.trial.trace)
-            if not self.control.holds(config, operations, drain=self.drain, twice=self.twice):
+            try:
+                self.control.execute(config, operations, drain=self.drain, twice=self.twice)
+            except Violation:
                 return False
             self.is_disputed = False
         self.config, self.operations = config, operations
@@ -186,14 +151,13 @@ class Shrinker:
         """Yield simpler configurations, each with its choices."""
         for given in simpler_choices(self._choices):
             choose = Choices(given=given)
-            config = self.suite.configure(choose, self.capabilities)
-            if config != self.config and supports_of(self.make)(config):
+            config = self.component.configure(choose)
+            if config != self.config and self.component.supports(config):
                 yield choose.taken, config
 
     def _takes(self, choices: list[int], config: Any) -> bool:
         """Take a configuration over if the operations, as they are or as they read there, still fail under it."""
-        before = self.suite.vocabulary(self.config, self.capabilities)
-        after = self.suite.vocabulary(config, self.capabilities)
+        before, after = self.component.vocabulary(self.config), self.component.vocabulary(config)
         there = [translated(operation, before, after) for operation in self.operations]
         if self._keeps(config, there) or (there != self.operations and self._keeps(config, self.operations)):
             self._choices = choices

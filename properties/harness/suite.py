@@ -1,4 +1,4 @@
-"""A suite: all that the drivers need to know of a contract."""
+"""A suite, all that the drivers need to know of a contract, and a component that they run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 from ...core.errors import ConfigError, Problem
 from ..invariants import Finding, Invariant, invariant, of_contract
-from .contract import MISBEHAVIOURS, supports_of
-from .letters import Choices
+from .contract import MISBEHAVIOURS, capabilities_of, supports_of
+from .letters import Choices, Vocabulary, vocabulary_of
 from .operation import Operation
 from .trial import Broken, Trial, Violation, frames
 
@@ -67,95 +67,103 @@ DRAWN_FOR_SUPPORT = 5_000
 
 
 class Suite:
-    """Everything about a contract that a driver needs: what its trial says of it in its class variables, and
+    """A contract: what its trial says of it in its class variables, and
 
     controls       our components as import strings, the plainest first: what is shown passes on one
-    probes         for an invariant that a subject is known to break, the operations that do nothing but probe it
+    probes         for an invariant that a component is known to break, the operations that do nothing but probe it
     """
 
     def __init__(self, trial: type[Trial], controls: tuple[str, ...] = ()) -> None:
         self.trial, self.controls = trial, controls
         self.name, self.config, self.capabilities = trial.contract, trial.config_type, trial.capabilities_type
-        self.operations, self.vocabulary, self.twin_config = trial.operations, trial.vocabulary, trial.twin_config
-        self.quick, self.run_length, self.limit_s = trial.quick, trial.run_length, trial.limit_s
+        self.operations, self.quick, self.run_length = trial.operations, trial.quick, trial.run_length
         self.probes: dict[str, tuple[type[Operation], ...]] = {}
         for method in trial.declared:
             if method.probes:
                 self.probes[method.probes] = (*self.probes.get(method.probes, ()), method.kind)
 
-    def configure(self, choose: Choices, capabilities: Any) -> Any:
-        """Make the configuration of these choices, the simplest one of `Choices()`."""
-        return self.config.draw(choose, capabilities)
+    def component(self, make: Callable[[Any], Any], capabilities: Any = None) -> Component:
+        """Return a component of this contract, with the capabilities that it declares itself if none are given. Raises ConfigError."""
+        declared = capabilities_of(make) if capabilities is None else capabilities
+        return Component(self, make, self.capabilities.of(declared))
 
-    def first_supported(
-        self, capabilities: Any, supports: Callable[[Any], bool], bits: Callable[[int], int]
-    ) -> tuple[Any, tuple[int, ...]]:
+
+class Component:
+    """A component under check: what makes it, and its capabilities. `invariants` are those that these enable."""
+
+    def __init__(self, suite: Suite, make: Callable[[Any], Any], capabilities: Any) -> None:
+        self.suite, self.make, self.capabilities = suite, make, capabilities
+        self.supports = supports_of(make)
+        self.invariants = tuple(item for item in of_contract(suite.name) if not item.missing(capabilities))
+
+    def configure(self, choose: Choices) -> Any:
+        """Make the configuration of these choices, the simplest one of `Choices()`."""
+        return self.suite.config.draw(choose, self.capabilities)
+
+    def first_supported(self, bits: Callable[[int], int]) -> tuple[Any, tuple[int, ...]]:
         """Return the first configuration drawn that is supported, and its choices; `bits` are those of each attempt. Raises ConfigError."""
         for attempt in range(DRAWN_FOR_SUPPORT):
             choose = Choices(bits(attempt))
-            config = self.configure(choose, capabilities)
-            if supports(config):
+            config = self.configure(choose)
+            if self.supports(config):
                 return config, tuple(choose.taken)
-        what = f"accepts none of {DRAWN_FOR_SUPPORT:,} configurations drawn; {self.config.__name__}.draw says what is drawn"
+        draw = f"{self.suite.config.__name__}.draw"
+        what = f"accepts none of {DRAWN_FOR_SUPPORT:,} configurations drawn; {draw} says what is drawn"
         raise ConfigError("supports", [Problem("", what)])
 
-    def invariants(self, capabilities: Any) -> tuple[Invariant, ...]:
-        return tuple(item for item in of_contract(self.name) if not item.missing(capabilities))
+    def vocabulary(self, config: Any) -> Vocabulary:
+        """Return the letters of one configuration. Which groups and kinds there are depends on the capabilities alone."""
+        return vocabulary_of(self.suite.trial.declared, config, self.capabilities)
 
-    def enabled(self, capabilities: Any) -> tuple[type[Operation], ...]:
-        """Return the operations that are tried on such a subject."""
-        spoken = self.vocabulary(self.configure(Choices(), capabilities), capabilities)
+    @property
+    def operations(self) -> tuple[type[Operation], ...]:
+        """The operations that are tried on it."""
+        spoken = self.vocabulary(self.configure(Choices()))
         return tuple(dict.fromkeys(letter.kind for letters in spoken.values() for letter in letters))
 
-    def warm_up(self, make: Callable[[Any], Any], config: Any) -> None:
-        """Make a subject once, and forget it: what loads libraries does so now, and not within the limit of a run."""
+    def warm_up(self, config: Any) -> None:
+        """Make one, and forget it: what loads libraries does so now, and not within the limit of a run."""
         with suppress(Exception, Hanging), alarm(WARM_UP_LIMIT_S):
-            make(config)
+            self.make(config)
 
-    def start(
-        self, make: Callable[[Any], Any], config: Any, capabilities: Any, invariants: Iterable[Invariant]
-    ) -> Trial:
-        """Make a fresh subject and its trial. Raises Violation."""
+    def start(self, config: Any, invariants: Iterable[Invariant]) -> Trial:
+        """Make a fresh one and its trial. Raises Violation."""
         try:
-            subject = make(config)
+            subject = self.make(config)
         except Exception as error:
             was = f"make({config}) raised {type(error).__name__}: {error}{frames(error)}"
-            finding = Finding(was, f"a component for the contract {self.name}", MISBEHAVIOURS["RAISES"])
+            finding = Finding(was, f"a component for the contract {self.suite.name}", MISBEHAVIOURS["RAISES"])
             raise Violation("make", [Broken("RAISES", finding)]) from error
-        return self.trial(subject, config, capabilities, invariants)
+        return self.suite.trial(subject, config, self.capabilities, invariants)
 
     def execute(
         self,
-        make: Callable[[Any], Any],
         config: Any,
-        capabilities: Any,
-        invariants: Sequence[Invariant],
         operations: Sequence[Operation],
+        invariants: Sequence[Invariant] | None = None,
         *,
         drain: bool = True,
         twice: bool = False,
         limit_s: float | None = None,
         watch: Callable[[Operation, Trial], None] | None = None,
     ) -> Trial:
-        """Run the operations on a fresh subject, then drain it. Raises Violation, also if the subject raises, hangs or answers
-        nonsense; its `trial` says how far that came.
+        """Run the operations on a fresh one, then drain it; check these invariants, or all. Raises Violation, also if it raises, hangs or
+        answers nonsense; its `trial` says how far that came.
 
-        With `twice`, twins of the subject go through the same, for the invariants that compare two runs. `watch` is called after each
-        operation.
+        With `twice`, twins go through the same, for the invariants that compare two runs. `watch` is called after each operation.
         """
-        limit_s = limit_s or self.limit_s or RUN_LIMIT_S
-        first = self._execute_once(make, config, capabilities, invariants, operations, drain, limit_s, watch)
+        invariants = self.invariants if invariants is None else invariants
+        limit_s = limit_s or self.suite.trial.limit_s or RUN_LIMIT_S
+        first = self._execute_once(config, operations, invariants, drain, limit_s, watch)
         twins: dict[Any, Trial | None] = {}
         broken: list[Broken] = []
         for item in invariants if twice else ():
-            other = self.twin_of(item, make, config)
+            other = self.twin_of(item, config)
             if other is None:
                 continue
             if other not in twins:
                 try:
-                    twins[other] = self._execute_once(
-                        make, other, capabilities, invariants, operations, drain, limit_s, None
-                    )
+                    twins[other] = self._execute_once(other, operations, invariants, drain, limit_s)
                 except Violation:
                     if other == config:
                         raise
@@ -170,25 +178,23 @@ class Suite:
             raise Violation(f"the same operations {invariant(broken[0].id).twin}", broken)
         return first
 
-    def twin_of(self, item: Invariant, make: Callable[[Any], Any], config: Any) -> Any:
-        """Return the other configuration of an invariant over two runs: the first that the subject supports, None if there is none."""
+    def twin_of(self, item: Invariant, config: Any) -> Any:
+        """Return the other configuration of an invariant over two runs: the first that is supported, None if there is none."""
         if not item.twin:
             return None
-        found = self.twin_config(item.twin, config)
-        supports = supports_of(make)
-        return next(
-            (other for other in (found if isinstance(found, list) else [found]) if other and supports(other)), None
-        )
+        found = self.suite.trial.twin_config(item.twin, config)
+        others = found if isinstance(found, list) else [found]
+        return next((other for other in others if other and self.supports(other)), None)
 
-    def _execute_once(self, make, *arguments) -> Trial:
-        with getattr(make, "planted", nullcontext)():  # the defect of a mutant
-            return self._run(make, *arguments)
+    def _execute_once(self, config, operations, invariants, drain, limit_s, watch=None) -> Trial:
+        with getattr(self.make, "planted", nullcontext)():  # the defect of a mutant
+            return self._run(config, operations, invariants, drain, limit_s, watch)
 
-    def _run(self, make, config, capabilities, invariants, operations, drain, limit_s, watch) -> Trial:
-        trial = None
+    def _run(self, config, operations, invariants, drain, limit_s, watch) -> Trial:
+        trial, at = None, lambda: "make" if trial is None else trial.operation
         try:
             with alarm(limit_s):
-                trial = self.start(make, config, capabilities, invariants)
+                trial = self.start(config, invariants)
                 if watch is not None:
                     trial.calls = []
                 apply = trial.apply
@@ -198,21 +204,17 @@ class Suite:
                 if drain:
                     trial.drain()
         except Hanging:
-            at = trial.operation if trial is not None else "make"
-            finding = Finding(f"{at} did not return within {limit_s:g} s", "an answer", MISBEHAVIOURS["HANGS"])
-            violation = Violation(at, [Broken("HANGS", finding)])
-            violation.trial = trial
-            raise violation from None
-        except Violation as violation:
-            violation.trial = trial
-            raise
+            finding = Finding(f"{at()} did not return within {limit_s:g} s", "an answer", MISBEHAVIOURS["HANGS"])
+            violation, cause = Violation(at(), [Broken("HANGS", finding)]), None
+        except Violation as error:
+            violation, cause = error, error.__cause__
         except Exception as error:
             # Each trial looks at the answers that it expects; what it did not foresee ends here, and is no crash of the suite.
-            at = trial.operation if trial is not None else "make"
-            violation = Violation(at, [Broken("TYPE", _unreadable(error))])
-            violation.trial = trial
-            raise violation from error
-        return trial
+            violation, cause = Violation(at(), [Broken("TYPE", _unreadable(error))]), error
+        else:
+            return trial
+        violation.trial = trial
+        raise violation from cause
 
 
 def _unreadable(error: Exception) -> Finding:

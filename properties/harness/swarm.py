@@ -16,10 +16,9 @@ from ...core.draws import Purpose, hash64
 from ...core.errors import ConfigError, Problem
 from ..invariants import Invariant
 from ..invariants.registry import clauses_of, collected
-from .contract import supports_of
 from .letters import Vocabulary, draw, kept_features
 from .operation import Operation
-from .suite import Suite
+from .suite import Component
 from .trial import Trial, Violation
 
 REPEAT_EVERY = 16  # every so many runs the same operations run twice, for what must hold over runs
@@ -81,17 +80,8 @@ class Found:
 class Swarm:
     """Random runs of one subject. `search` goes on from where the last one stopped, so that it can be called again after a failure."""
 
-    def __init__(
-        self,
-        suite: Suite,
-        make: Callable[[Any], Any],
-        capabilities: Any,
-        seed: int,
-        left_out: Sequence[type[Operation]] = (),
-    ) -> None:
-        self.suite = suite
-        self.make = make
-        self.capabilities = capabilities
+    def __init__(self, component: Component, seed: int, left_out: Sequence[type[Operation]] = ()) -> None:
+        self.component = component
         self.seed = seed
         self.num_runs = 0
         self.num_operations = 0
@@ -100,11 +90,9 @@ class Swarm:
         self.executed: dict[type[Operation], int] = {}
         self._vocabularies: dict[Any, Vocabulary] = {}
         self.left_out = tuple(left_out)  # kinds that are never drawn
-        self.kinds = tuple(kind for kind in suite.enabled(capabilities) if kind not in left_out)
+        self.kinds = tuple(kind for kind in component.operations if kind not in left_out)
         # What only operations that are left out would evaluate is not checked.
-        self.enabled = tuple(
-            item for item in suite.invariants(capabilities) if any(map(item.concerns, (*self.kinds, str)))
-        )
+        self.enabled = tuple(item for item in component.invariants if any(map(item.concerns, (*self.kinds, str))))
         self._clauses = {item.id: clauses_of(item.check) for item in self.enabled}
         self._reached: set[int] = set()
 
@@ -140,16 +128,16 @@ class Swarm:
     def _execute(self, config: Any, invariants: Sequence[Invariant], operations: list[Operation], twice: bool) -> Trial:
         """Execute a run. One that hangs is executed once more: a machine that stalls is no fault of the component."""
         try:
-            return self.suite.execute(self.make, config, self.capabilities, invariants, operations, twice=twice)
+            return self.component.execute(config, operations, invariants, twice=twice)
         except Violation as violation:
             if violation.id != "HANGS":
                 raise
-        return self.suite.execute(self.make, config, self.capabilities, invariants, operations, twice=twice)
+        return self.component.execute(config, operations, invariants, twice=twice)
 
     @property
     def is_restricted(self) -> bool:
         """Whether the subject does not go through all that its capabilities allow."""
-        return bool(self.left_out) or hasattr(self.make, "supports")
+        return bool(self.left_out) or hasattr(self.component.make, "supports")
 
     def vacuous(self) -> tuple[str, ...]:
         """Return what the capabilities enable and has not happened so far: invariants never evaluated, operations never carried out."""
@@ -186,15 +174,14 @@ class Swarm:
         if vocabulary is None:
             if len(self._vocabularies) >= _KEPT_VOCABULARIES:
                 self._vocabularies.clear()
-            vocabulary = self._vocabularies[config] = self.suite.vocabulary(config, self.capabilities)
+            vocabulary = self._vocabularies[config] = self.component.vocabulary(config)
         features = kept_features(vocabulary, self._bits(run, 0) >> 32)
         without = (*without, *self.left_out)
-        return config, draw(vocabulary, self.seed, run, self.suite.run_length, features, without)
+        return config, draw(vocabulary, self.seed, run, self.component.suite.run_length, features, without)
 
     def _configured(self, run: int) -> tuple[Any, tuple[int, ...]]:
         """Return a run's configuration, the first one drawn that the subject supports, and its choices."""
-        supports = supports_of(self.make)
-        return self.suite.first_supported(self.capabilities, supports, lambda attempt: self._bits(run, attempt))
+        return self.component.first_supported(lambda attempt: self._bits(run, attempt))
 
     def _bits(self, run: int, attempt: int) -> int:
         return int(hash64(self.seed, Purpose.SWARM, run, attempt))

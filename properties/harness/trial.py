@@ -16,7 +16,6 @@ from typing import Any, ClassVar, NamedTuple, get_type_hints
 from ...core.errors import InvariantViolation
 from ..invariants.registry import Checker, Finding, Invariant, invariant
 from .contract import MISBEHAVIOURS, REFUSALS, Capabilities, promised_by
-from .letters import Vocabulary, vocabulary_of
 from .operation import Declared, Operation, Values
 
 SHOWN_FRAMES = 3
@@ -117,11 +116,6 @@ class Trial:
 
     def prepare(self) -> None:
         """Make the model, and the first moment, which is checked at once."""
-
-    @classmethod
-    def vocabulary(cls, config: Any, capabilities: Any) -> Vocabulary:
-        """Return the letters of one configuration. Which groups and kinds there are depends on the capabilities alone."""
-        return vocabulary_of(cls.declared, config, capabilities)
 
     @classmethod
     def twin_config(cls, kind: str, config: Any) -> Any:

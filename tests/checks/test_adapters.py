@@ -21,9 +21,7 @@ def test_what_is_checked_has_a_name_that_loads(contract, subject):
         make = load_make(name)
     except NotInstalled as error:
         pytest.skip(str(error))
-    suite = suite_of(contract)
-    capabilities = suite.capabilities.of(make.capabilities, name)
-    assert make(suite.configure(Choices(), capabilities)) is not None
+    assert make(suite_of(contract).component(make).configure(Choices())) is not None
 
 
 @pytest.mark.xdist_group("transformers")  # one worker imports it

@@ -31,7 +31,7 @@ PLAIN = ExecutorConfig(context_len=64, num_pages=256)
 def run(make, operations, config=PLAIN, capabilities=EVERYTHING, drain=False):
     capabilities = ExecutorCapabilities.of(capabilities)
     config = replace(config, tokens=capabilities.tokens)
-    return SUITE.execute(make, config, capabilities, SUITE.invariants(capabilities), operations, drain=drain)
+    return SUITE.component(make, capabilities).execute(config, operations, drain=drain)
 
 
 def broken(make, operations=TALK, **arguments):
@@ -398,8 +398,8 @@ def test_sampled_tokens_are_independent_draws(defect, words):
     has = SUITE.capabilities.of(CheckedExecutor.capabilities)
     operations = [ExecutorTrial.sample()]
     if defect is None:
-        assert SUITE.execute(make, config, has, SUITE.invariants(has), operations).executed[ExecutorTrial.sample] == 1
+        assert SUITE.component(make, has).execute(config, operations).executed[ExecutorTrial.sample] == 1
         return
     with pytest.raises(Violation) as caught:
-        SUITE.execute(make, config, has, SUITE.invariants(has), operations)
+        SUITE.component(make, has).execute(config, operations)
     assert words in str(caught.value)

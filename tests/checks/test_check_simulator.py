@@ -24,7 +24,8 @@ Elsewhere = next(kind for kind in SIMULATOR.operations if kind.tag == "elsewhere
 
 
 def started(config=PLAIN, subject=make):
-    return SIMULATOR.start(subject, config, CAPABILITIES, SIMULATOR.invariants(CAPABILITIES))
+    component = SIMULATOR.component(subject, CAPABILITIES)
+    return component.start(config, component.invariants)
 
 
 def test_ours_holds():

@@ -17,7 +17,7 @@ CAPABILITIES = handoff.make.capabilities
 def run(history, config=None, make=handoff.make, drain=True):
     config = config or TransportConfig(prefill_pages=12, decode_pages=36)
     invariants = TRANSPORT.invariants(CAPABILITIES)
-    return TRANSPORT.execute(make, config, CAPABILITIES, invariants, history, drain=drain)
+    return TRANSPORT.component(make, CAPABILITIES).execute(config, history, invariants, drain=drain)
 
 
 GOOD = [

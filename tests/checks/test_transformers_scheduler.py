@@ -26,8 +26,7 @@ def adapter():
 
 
 def run(adapter, operations):
-    capabilities = SUITE.capabilities.of(adapter.make.capabilities)
-    return SUITE.execute(adapter.make, SMALL, capabilities, SUITE.invariants(capabilities), operations, drain=False)
+    return SUITE.component(adapter.make).execute(SMALL, operations, drain=False)
 
 
 def test_nothing_is_admitted_any_more_after_the_last_one_is_cancelled(adapter):
@@ -45,10 +44,9 @@ def test_nothing_is_admitted_any_more_after_the_last_one_is_cancelled(adapter):
 
 
 def test_our_engine_goes_through_the_same(adapter):
-    capabilities = SUITE.capabilities.of(adapter.make.capabilities)
-    control = control_of(SUITE, capabilities, "")
-    history = [*UNDER_PRESSURE, Do.abort("a"), Do.plan(), Do.run(6)]
-    assert control.name.endswith("core_engine:make") and control.holds(SMALL, history, drain=True, twice=False)
+    name, control = control_of(SUITE.component(adapter.make), "")
+    assert name.endswith("core_engine:make")
+    control.execute(SMALL, [*UNDER_PRESSURE, Do.abort("a"), Do.plan(), Do.run(6)])
 
 
 def test_if_the_last_one_finishes_the_others_are_admitted(adapter):

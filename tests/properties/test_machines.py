@@ -28,7 +28,4 @@ def test_hypothesis_finds_defects_too(name):
 @settings(QUIET, max_examples=40)
 def test_histories_as_values(history):
     config, operations = history
-    capabilities = kv_allocator.make.capabilities
-    ALLOCATOR.execute(
-        kv_allocator.make, config, capabilities, ALLOCATOR.invariants(capabilities), operations, twice=True
-    )
+    ALLOCATOR.component(kv_allocator.make).execute(config, operations, twice=True)

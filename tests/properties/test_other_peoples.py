@@ -13,7 +13,7 @@ from foretoken.properties.harness.importing import load_make
 from foretoken.properties.harness.machines import configs
 from foretoken.properties.harness.shrink import control_of
 from foretoken.properties.harness.swarm import Budget, Swarm
-from foretoken.properties.invariants.registry import Finding, clauses_of, collected
+from foretoken.properties.invariants.registry import Finding, clauses_of, collected, invariant
 from foretoken.properties.prefix_cache.plain import PlainPrefixCache
 from foretoken.properties.suites import suite_of
 from hypothesis import given
@@ -46,17 +46,15 @@ def test_an_engine_is_not_blamed_for_refusing_what_ours_refuses():
 @pytest.mark.parametrize("operation", [EngineTrial.submit("a", 0, 1), EngineTrial.submit("a", 2, 0)], ids=str)
 def test_no_prompt_and_no_output_are_refused_rightly(operation):
     for name in ENGINE.controls:
-        make = load_make(name)
-        capabilities = make.capabilities
-        swarm = Swarm(ENGINE, make, capabilities, 1)
-        ENGINE.execute(make, swarm.drawn(1)[0], capabilities, ENGINE.invariants(capabilities), [operation])
+        component = ENGINE.component(load_make(name))
+        component.execute(Swarm(component, 1).drawn(1)[0], [operation])
 
 
 def test_a_counterexample_that_ours_fails_too_is_a_defect_of_the_suite(monkeypatch):
     """Planted in the suite: every allocation must be refused. All allocators fail that, so none is to blame."""
-    item = next(item for item in ALLOCATOR.invariants(ALLOCATOR.capabilities()) if item.id == "ALLOC-14")
+    item = invariant("ALLOC-14")
     wrong = replace(item, check=lambda m: Finding("granted", "a refusal", "planted") if m.answer else None)
-    monkeypatch.setattr(type(ALLOCATOR), "invariants", lambda suite, capabilities: (wrong,))
+    monkeypatch.setattr("foretoken.properties.harness.suite.of_contract", lambda contract: (wrong,))
     report = check(ALLOCATOR, bad.ListAllocator, budget=2_000)
     assert not report.failures and not report.ok
     (failure,) = report.disputed
@@ -73,10 +71,10 @@ def test_the_shrinker_leaves_what_only_the_component_fails(monkeypatch):
         def alloc(self, n):
             return super().alloc(n) if n != 3 else None
 
-    item = next(item for item in ALLOCATOR.invariants(ALLOCATOR.capabilities()) if item.id == "ALLOC-14")
+    item = invariant("ALLOC-14")
     finding = Finding("two", "not two", "planted")
     wrong = replace(item, check=lambda m: finding if m.asked == 2 else item.check(m))
-    monkeypatch.setattr(type(ALLOCATOR), "invariants", lambda suite, capabilities: (wrong,))
+    monkeypatch.setattr("foretoken.properties.harness.suite.of_contract", lambda contract: (wrong,))
     (failure,) = check(ALLOCATOR, LosesThree, budget=20_000, every_failure=True).failures
     assert [operation.num_slots for operation in failure.case.operations] == [3]
 
@@ -91,11 +89,10 @@ def test_the_control_can_do_what_the_component_can():
     }
     for (contract, names), wanted in ours.items():
         suite = suite_of(contract)
-        control = control_of(suite, suite.capabilities.of(names), "theirs:make")
-        assert (control and control.name) == wanted
-    capabilities = ENGINE.capabilities.of(("slots",))
-    other = control_of(ENGINE, capabilities, "foretoken.properties.engine.plain:make")
-    assert other.name != "foretoken.properties.engine.plain:make", "a component is not its own control"
+        control = control_of(suite.component(None, names), "theirs:make")
+        assert (control and control[0]) == wanted
+    name, _ = control_of(ENGINE.component(None, ("slots",)), "foretoken.properties.engine.plain:make")
+    assert name != "foretoken.properties.engine.plain:make", "a component is not its own control"
 
 
 # -- what a report shows ------------------------------------------------------------------------------------------------
@@ -287,7 +284,7 @@ def test_a_device_that_runs_steps_in_order_may_reuse_at_once():
     make = next(mutant.make for mutant in mutants_of("engine") if mutant.name == "FreesUnderAStep")
     found = {}
     for names in (("slots", "overlap"), ("slots", "overlap", "ordered_reuse")):
-        swarm = Swarm(ENGINE, make, ENGINE.capabilities.of(names), 1)
+        swarm = Swarm(ENGINE.component(make, names), 1)
         relay = [item for item in swarm.enabled if item.id == "RELAY-01"]
         found[names] = swarm.search(relay, Budget(operations=2_000))
     without, with_order = found.values()

@@ -54,10 +54,9 @@ def test_a_failure_is_shrunk_to_what_it_needs():
 def test_what_is_left_cannot_be_shortened():
     report = check(ALLOCATOR, FailsAtTheThird, budget=20_000)
     case = report.failures[0].case
-    invariants = ALLOCATOR.invariants(ALLOCATOR.capabilities())
     for at in range(len(case.operations)):
         shorter = case.operations[:at] + case.operations[at + 1 :]
-        ALLOCATOR.execute(FailsAtTheThird, case.config, ALLOCATOR.capabilities(), invariants, shorter, drain=False)
+        ALLOCATOR.component(FailsAtTheThird).execute(case.config, shorter, drain=False)
 
 
 def test_a_failure_that_only_draining_shows_says_so():
@@ -175,7 +174,6 @@ def test_stored_cases_pass(path):
 
 
 def test_a_violation_names_itself():
-    invariants = ALLOCATOR.invariants(ALLOCATOR.capabilities())
     with pytest.raises(Violation, match=r"ALLOC-14 at alloc a 2: .*expected: ") as caught:
-        ALLOCATOR.execute(Exact, AllocatorConfig(2), ALLOCATOR.capabilities(), invariants, [ops.alloc("a", 2)])
+        ALLOCATOR.component(Exact).execute(AllocatorConfig(2), [ops.alloc("a", 2)])
     assert caught.value.trial.trace == [ops.alloc("a", 2)]

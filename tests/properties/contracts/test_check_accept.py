@@ -160,5 +160,5 @@ def test_a_row_that_never_ends_is_found():
 
     invariants = [item for item in of_contract("accept") if item.id in ("ACCEPT-01", "ACCEPT-02")]
     with pytest.raises(Violation) as caught:
-        ACCEPT.execute(Endless, AcceptConfig(), AcceptCapabilities(), invariants, [])
+        ACCEPT.component(Endless, AcceptCapabilities()).execute(AcceptConfig(), [], invariants)
     assert {broken.id for broken in caught.value.broken} == {"ACCEPT-01", "ACCEPT-02"}

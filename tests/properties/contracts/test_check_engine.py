@@ -103,15 +103,14 @@ def test_twins_of_other_configurations_do_not_fail_for_themselves():
         def running(self):
             return super().running() if self.config.num_pages < 100 else ["unknown"]
 
-    swarm = Swarm(SUITE, BreaksInLargePools, EngineCapabilities(slots=True), 1)
+    component = SUITE.component(BreaksInLargePools)
+    swarm = Swarm(component, 1)
     drawn = (swarm.drawn(run) for run in range(20))
     config, operations = next(
         (config, found) for config, found in drawn if config.num_pages < 100 < 4 * config.num_slots
     )
     assert Do.twin_config("one at a time, in a large pool", config)[0].num_pages > 100
-    SUITE.execute(
-        BreaksInLargePools, config, swarm.capabilities, SUITE.invariants(swarm.capabilities), operations, twice=True
-    )
+    component.execute(config, operations, twice=True)
 
 
 # -- configurations ---------------------------------------------------------------------------------------------------
@@ -149,6 +148,6 @@ def test_a_violation_knows_how_far_it_came():
     operations = [Do.submit("a", 3, 2), Do.submit("b", 3, 2), Do.plan()]
     has = EngineCapabilities(slots=True)
     with pytest.raises(Violation) as caught:
-        SUITE.execute(RunsTheNewestFirst, SMALL, has, SUITE.invariants(has), operations)
+        SUITE.component(RunsTheNewestFirst, has).execute(SMALL, operations)
     assert caught.value.id == "ENGINE-16" and caught.value.trial.trace == operations
     assert "step 1: b computes" in caught.value.trial.told()

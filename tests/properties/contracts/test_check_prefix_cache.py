@@ -50,14 +50,8 @@ def test_a_stale_handle_is_refused_also_when_its_text_is_back_elsewhere(make):
         Do.insert((0,), 0, ""), Do.lock("m"), Do.unlock_stray("m"),
     ]  # fmt: skip
     told = []
-    capabilities = make.capabilities
-    SUITE.execute(
-        make,
-        PrefixCacheConfig(2),
-        capabilities,
-        SUITE.invariants(capabilities),
-        history,
-        watch=lambda operation, trial: told.append(trial.told()),
+    SUITE.component(make).execute(
+        PrefixCacheConfig(2), history, watch=lambda operation, trial: told.append(trial.told())
     )
     assert ["refused" in what for what in told] == [False] * 5 + [True, True]
 

@@ -96,11 +96,9 @@ def test_an_answer_of_another_shape_is_reported_as_that(answer, words):
             super().resolve(rows, generations)
             return answer
 
-    config = RelayConfig(1, (2,))
-    capabilities = RELAY.capabilities()
     history = [RelayTrial.open(1), RelayTrial.write((1,)), RelayTrial.read((1,))]
     with pytest.raises(Violation, match=words) as caught:
-        RELAY.execute(Odd, config, capabilities, RELAY.invariants(capabilities), history)
+        RELAY.component(Odd, ()).execute(RelayConfig(1, (2,)), history)
     assert caught.value.id == "TYPE"
 
 

@@ -86,9 +86,8 @@ def test_an_answer_of_another_type_is_reported_as_that(method, answer, words):
         setattr(subject, method, lambda *arguments: answer)
         return subject
 
-    capabilities = make_ema.capabilities
     with pytest.raises(Violation, match=words) as caught:
-        STEPS.execute(make, CONFIG, capabilities, STEPS.invariants(capabilities), [])
+        STEPS.component(make, make_ema.capabilities).execute(CONFIG, [])
     assert caught.value.id == "TYPE"
 
 
@@ -96,7 +95,8 @@ def test_an_answer_of_another_type_is_reported_as_that(method, answer, words):
 
 
 def start(make, config=CONFIG):
-    return STEPS.start(make, config, make.capabilities, STEPS.invariants(make.capabilities))
+    component = STEPS.component(make)
+    return component.start(config, component.invariants)
 
 
 def test_probes_go_on_after_many_that_failed():

@@ -51,8 +51,7 @@ def test_every_operation_survives_json(contract):
     suite, seen = suite_of(contract), set()
     for name in SUBJECTS[contract]:
         with suppress(NotInstalled):
-            make = load_make(name)
-            swarm = Swarm(suite, make, suite.capabilities.of(make.capabilities), seed=1)
+            swarm = Swarm(suite.component(load_make(name)), seed=1)
             for run in range(25):
                 for operation in swarm.drawn(run)[1]:
                     seen.add(type(operation))
@@ -67,11 +66,11 @@ import sys
 from foretoken.properties.harness.importing import load_make
 from foretoken.properties.harness.swarm import Swarm
 from foretoken.checks.registry import suite_of
-suite, make = suite_of(sys.argv[1]), load_make(sys.argv[2])
-swarm = Swarm(suite, make, make.capabilities, 4)
+component = suite_of(sys.argv[1]).component(load_make(sys.argv[2]))
+swarm = Swarm(component, 4)
 for run in range(6):
     config, operations = swarm.drawn(run)
-    trial = suite.execute(make, config, make.capabilities, suite.invariants(make.capabilities), operations)
+    trial = component.execute(config, operations)
     print(config, trial.trace, trial.transcript)
 """
 

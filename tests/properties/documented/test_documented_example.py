@@ -41,5 +41,5 @@ def test_the_configurations_of_the_example():
     names = {}
     exec(compile(code, "docs/properties.md", "exec"), names)
     capabilities = EngineCapabilities(slots=True, prefix_cache=True)
-    config, _ = Swarm(ENGINE, Adapter(PlainEngine, capabilities, names["supports"]), capabilities, 1).drawn(0)
+    config, _ = Swarm(ENGINE.component(Adapter(PlainEngine, capabilities, names["supports"])), 1).drawn(0)
     assert config.page_size == 16 and config.prefix_cache and config.max_steps == 0
