@@ -63,7 +63,13 @@ class ProcessTrial(Trial):
     quick = 1_500
     run_length = 12
     limit_s = 10.0
-    values: ClassVar = {"seed": SEEDS}
+    values: ClassVar = {
+        "seed": SEEDS,
+        "begin": (0, 3_000),
+        "topk": (1, 2, 4),
+        "share": (0, 1, 2),
+        "percent": (60, 0, 100),
+    }
 
     subject: Process
     config: ProcessConfig
@@ -139,9 +145,7 @@ class ProcessTrial(Trial):
 
     # -- shares -------------------------------------------------------------------------------------------------------
 
-    @operation(
-        weight=4, when=lambda t, seed, begin, tenths: t.config.kind == "gaussian", begin=(0, 3_000), tenths=(0, 0, 8)
-    )
+    @operation(weight=4, when=lambda t, seed, begin, tenths: t.config.kind == "gaussian", tenths=(0, 0, 8))
     def measure(self, seed: int, begin: int, tenths: int) -> None:
         """Compare many requests with what was configured: how far runs reach, and how runs of one request go together. The quality is
         shifted by so many tenths."""
@@ -215,10 +219,7 @@ class ProcessTrial(Trial):
         needs="trees",
         weight=2,
         when=lambda t, topk, steps, share, percent: t.config.kind == "gaussian",
-        topk=(1, 2, 4),
         steps=(1, 2, 3, 5),
-        share=(0, 1, 2),
-        percent=(60, 0, 100),
     )
     def tree(self, topk: int, steps: int, share: int, percent: int) -> None:
         """Compare the survival in a tree with the sum over its nodes; `share` of two halves of all candidates are nodes."""

@@ -72,7 +72,14 @@ class ExecutorTrial(Trial):
     quick = 6_000
     run_length = 30
     limit_s = 60.0
-    values: ClassVar = {"request": REQUESTS}
+    values: ClassVar = {
+        "request": REQUESTS,
+        "prompt_len": PROMPT_LENS,
+        "max_tokens": (1, 2, 5, 12, 20),
+        "shared": (0, 0, 1, 9),
+        "stops": _asks,
+        "show": _asks,
+    }
 
     subject: Executor
     config: ExecutorConfig
@@ -139,9 +146,7 @@ class ExecutorTrial(Trial):
 
     # -- operations ---------------------------------------------------------------------------------------------------
 
-    @operation(
-        weight=6, prompt_len=PROMPT_LENS, max_tokens=(1, 2, 5, 12, 20), shared=(0, 0, 1, 9), stops=_asks, show=_asks
-    )
+    @operation(weight=6)
     def submit(self, request: str, prompt_len: int, max_tokens: int, shared: int, stops: bool, show: bool) -> bool:
         """Submit a request, with the first `shared` tokens of its prompt as in all others. `show`: it asks for hidden states."""
         if prompt_len < 1 or max_tokens < 1:

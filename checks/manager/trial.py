@@ -133,17 +133,13 @@ def _spaces(config: ManagerConfig, has: ManagerCapabilities) -> tuple[str, ...]:
     return ("", "", *NAMESPACES) if has.namespaces else ("",)
 
 
-def _amounts(config: ManagerConfig, has: ManagerCapabilities) -> list[int]:
-    return [64, 64, 1, config.page_size, config.page_size + 1]
-
-
 class ManagerTrial(Trial):
     """`subject` under operations."""
 
     contract = "block-manager"
     looks = ("slots_of", "num_free")
     quick = 20_000
-    values: ClassVar = {"request": REQUESTS, "num_tokens": _amounts}
+    values: ClassVar = {"request": REQUESTS, "num_tokens": lambda c, has: [64, 64, 1, c.page_size, c.page_size + 1]}
 
     subject: BlockManager
     config: ManagerConfig

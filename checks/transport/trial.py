@@ -42,10 +42,6 @@ def _is_coming(t: TransportTrial, side: str) -> bool:
     return bool(t.under_way.get(side))
 
 
-def _can_double(t: TransportTrial, side: str) -> bool:
-    return 0 < len(t.under_way.get(side, ())) < MAX_UNDER_WAY
-
-
 def _has_come(t: TransportTrial, side: str) -> bool:
     return bool(t.past.get(side))
 
@@ -54,10 +50,6 @@ def _good_pages(t: TransportTrial) -> list[int]:
     """Return the places of undamaged pages among what is under way to the decode worker."""
     parcels = enumerate(t.under_way[DECODE])
     return [at for at, parcel in parcels if parcel.message.kind == contract.PAGE and not parcel.is_damaged]
-
-
-def _can_cancel(t: TransportTrial, side: str, request: int) -> bool:
-    return _is_alive(t, side) and request in t.model.runs
 
 
 def _has_it(t: TransportTrial, side: str, request: int) -> bool:
@@ -76,7 +68,16 @@ class TransportTrial(TransportWatch):
     contract = "transport"
     quick = 10_000
     run_length = 120
-    values: ClassVar = {"side": SIDES, "nth": PLACES, "request": REQUESTS, "num_tokens": (3, 1, 2, 5, 8, 20)}
+    values: ClassVar = {
+        "side": SIDES,
+        "nth": PLACES,
+        "request": REQUESTS,
+        "num_tokens": (3, 1, 2, 5, 8, 20),
+        "num_shown": (1, 2, 4),
+        "num": (1, 2, 3),
+        "pace": (1, 3, 1, 11),
+        "fault": (1, 0, 3, 2, 4, 5, 6),
+    }
 
     def end(self) -> None:
         super().end()
@@ -93,9 +94,7 @@ class TransportTrial(TransportWatch):
         self._submit(request, family, num_tokens, num_output=int(is_short))
         return True
 
-    @operation(
-        weight=3, needs="going_on", when=_can_start, family=(0, 1), num_tokens=(3, 1, 5, 8, 20), num_shown=(1, 2, 4)
-    )
+    @operation(weight=3, needs="going_on", when=_can_start, family=(0, 1), num_tokens=(3, 1, 5, 8, 20))
     def go_on(self, request: int, family: int, num_tokens: int, num_shown: int) -> bool:
         """Send a request that a decode worker was lost with, when its client had been shown `num_shown` tokens."""
         if not 1 <= num_shown <= min(num_tokens, self.config.num_output - 1):
@@ -140,7 +139,7 @@ class TransportTrial(TransportWatch):
         parcels = self.under_way[side]
         parcels.pop(nth % len(parcels))
 
-    @operation(weight=2, hostile=True, when=_can_double)
+    @operation(weight=2, hostile=True, when=lambda t, side: 0 < len(t.under_way.get(side, ())) < MAX_UNDER_WAY)
     def duplicate(self, side: str, nth: int) -> None:
         """Let a message arrive twice."""
         parcels = self.under_way[side]
@@ -166,7 +165,7 @@ class TransportTrial(TransportWatch):
             parcels[at] = damaged
         return True
 
-    @operation(weight=2, hostile=True, when=_can_cancel)
+    @operation(weight=2, hostile=True, when=lambda t, side, request: _is_alive(t, side) and request in t.model.runs)
     def cancel(self, side: str, request: int) -> None:
         """Let the client of one side give a request up."""
         self.record.is_client = True
@@ -263,14 +262,7 @@ class TransportTrial(TransportWatch):
         self.moment.was_quiet = True
         self.moment.a_peer_is_gone = bool(self.model.bereaved)
 
-    @operation(
-        weight=1,
-        num=(1, 2, 3),
-        num_tokens=(5, 2, 8),
-        pace=(1, 3, 1, 11),
-        fault=(1, 0, 3, 2, 4, 5, 6),
-        nth=(0, 1, 2, 3, 5, 8),
-    )
+    @operation(weight=1, num_tokens=(5, 2, 8), nth=(0, 1, 2, 3, 5, 8))
     def serve(self, num: int, num_tokens: int, pace: int, fault: int, nth: int) -> bool:
         """Stop all faults but one, and let workers run a step every `pace` ticks. What comes from now on is decoded to its end."""
         if min(num, num_tokens, pace) < 1 or not 0 <= fault <= MAX_FAULT:

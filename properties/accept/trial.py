@@ -67,7 +67,15 @@ class AcceptTrial(Values):
     quick = 6_000
     run_length = 60
     limit_s = 10.0
-    values: ClassVar = {"round": ROUNDS, "rows": ROWS, "drafts": SEEDS, "target": SEEDS, "agreement": (3, 2, 4, 1, 0)}
+    values: ClassVar = {
+        "round": ROUNDS,
+        "rows": ROWS,
+        "drafts": SEEDS,
+        "target": SEEDS,
+        "agreement": (3, 2, 4, 1, 0),
+        "row": lambda c, has: range(c.num_rows),
+        "num_tokens": lambda c, has: (1, 2, 3, c.context_len - 2),
+    }
 
     subject: Accept
     config: AcceptConfig
@@ -98,10 +106,7 @@ class AcceptTrial(Values):
         self.must(self.subject.configure, *shape)
 
     @operation(
-        weight=2,
-        when=lambda t, row, num_tokens: bool(t.free_rows((row,))) and 1 <= num_tokens < t.config.context_len,
-        row=lambda c, has: range(c.num_rows),
-        num_tokens=lambda c, has: (1, 2, 3, c.context_len - 2),
+        weight=2, when=lambda t, row, num_tokens: bool(t.free_rows((row,))) and 1 <= num_tokens < t.config.context_len
     )
     def replace(self, row: int, num_tokens: int) -> None:
         """Let the request in a row leave, and another one come with a prompt of so many tokens."""

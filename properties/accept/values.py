@@ -87,7 +87,7 @@ class Values(Trial):
     moment: Moment
     shape: tuple[int, int, int]
 
-    values: ClassVar = {"seed": SEEDS, "target": SEEDS}
+    values: ClassVar = {"seed": SEEDS, "target": SEEDS, "topk": lambda c, has: (1, 2, 3) if has.trees else (1,)}
 
     def _look_at(
         self, batch: Batch, handle: object, rows: tuple[int, ...] = (), garbage: str = "", is_proposed: bool = False
@@ -184,7 +184,6 @@ class Values(Trial):
         needs="sampling",
         weight=1,
         when=lambda t, target, topk: topk <= t.config.vocab_size and (topk == 1 or t.capabilities.trees),
-        topk=lambda c, has: (1, 2, 3) if has.trees else (1,),
     )
     def distribution(self, target: int, topk: int) -> None:
         """Verify many equal rows under coins that cover the unit square evenly: what is emitted must have the target's distribution."""

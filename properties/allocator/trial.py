@@ -33,18 +33,10 @@ def _tokens(config: AllocatorConfig, has: AllocatorCapabilities) -> list[int]:
     return sorted({n for n in (*edges, config.row_width, config.row_width + 1) if n >= 0})
 
 
-def _few_tokens(config: AllocatorConfig, has: AllocatorCapabilities) -> tuple[int, ...]:
-    return (1, 2, config.page_size, config.page_size + 1)
-
-
 def _strays(config: AllocatorConfig, has: AllocatorCapabilities) -> list[tuple[int, ...]]:
     """Return one page or two, in the pool and around it."""
     pages = range(-1, config.num_pages + 2)
     return [(page,) for page in pages] + [(a, b) for a in pages for b in pages]
-
-
-def _has_pages(t: AllocatorTrial, holder: str) -> bool:
-    return holder in t.model.holders
 
 
 def _can_give(t: AllocatorTrial, holder: str, num_pages: int) -> bool:
@@ -93,7 +85,7 @@ class AllocatorTrial(Trial):
         "batch": BATCHES,
         "num_slots": _amounts,
         "num_pages": (1, 2, 3),
-        "num_tokens": _few_tokens,
+        "num_tokens": lambda c, has: (1, 2, c.page_size, c.page_size + 1),
     }
 
     subject: Allocator
@@ -216,7 +208,7 @@ class AllocatorTrial(Trial):
         """Free pages of which at least one is not held. Must be refused."""
         self.refused(self.ask(self.subject.free, self.model.slots_of(pages)))
 
-    @operation(weight=1, needs="misuse", probes="ALLOC-10", when=_has_pages)
+    @operation(weight=1, needs="misuse", probes="ALLOC-10", when=lambda t, holder: holder in t.model.holders)
     def free_twice(self, holder: str) -> None:
         """Let `holder` give back its last page, named twice in one call: one reference less, or a refusal."""
         giver = self.model.holders[holder]

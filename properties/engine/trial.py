@@ -26,20 +26,8 @@ def _lengths(config: ServingConfig, has: EngineCapabilities) -> list[int]:
     return sorted(length for length in lengths if 1 <= length < config.context_len)
 
 
-def _marks(config: ServingConfig, has: EngineCapabilities) -> tuple[bool, ...]:
-    return (False, True) if has.marks else (False,)
-
-
 def _is_live(t: EngineTrial, request: str) -> bool:
     return request in t.model.lives
-
-
-def _can_submit(t: EngineTrial, request: str, length: int, max_tokens: int) -> bool:
-    return request not in t.model.lives and length > 0 and max_tokens > 0  # the others are `submit_impossible`
-
-
-def _can_abort(t: EngineTrial, request: str) -> bool:
-    return request in t.model.lives and not t.model.lives[request].aborted
 
 
 def _is_running(t: EngineTrial, request: str) -> bool:
@@ -59,7 +47,7 @@ class EngineTrial(Trial):
     quick = 120_000
     run_length = 100
     limit_s = 10.0
-    values: ClassVar = {"request": REQUESTS}
+    values: ClassVar = {"request": REQUESTS, "number": (0, 1, 2), "others": (0, 0, 1, 3)}
 
     subject: Engine
     config: ServingConfig
@@ -133,13 +121,13 @@ class EngineTrial(Trial):
     @operation(needs="priorities", weight=6, priority=(0, 0, 1, 2), seed=(0, 1))
     @operation(
         weight=12,
-        when=_can_submit,
+        when=lambda t, request, length, max_tokens: request not in t.model.lives and length > 0 and max_tokens > 0,
         length=_lengths,
         max_tokens=(1, 2, 3, 5, 8, 30),
         stem=(0, 0, 1),
         variant=(0, 0, 1),
         seed=(0, 0, 1),
-        marks=_marks,
+        marks=lambda c, has: (False, True) if has.marks else (False,),
     )
     def submit(
         self,
@@ -191,7 +179,7 @@ class EngineTrial(Trial):
         whys += ("the prompt fills the context", "the prompt fills the pool")
         self._ask_for(Wish("impossible", prompt, (1, 0, -1, 1, 1)[kind % 5]), whys[kind % 5])
 
-    @operation(weight=5, when=_can_abort)
+    @operation(weight=5, when=lambda t, request: request in t.model.lives and not t.model.lives[request].aborted)
     def abort(self, request: str) -> None:
         """Abort a live request, twice."""
         m, life = self.moment, self.model.lives[request]
@@ -320,7 +308,6 @@ class EngineTrial(Trial):
         needs="blocks",
         weight=4,
         when=lambda t, number, rounds: t.config.block_rounds > 1 and bool(t.model.lives) and rounds > 0,
-        number=(0, 1, 2),
         rounds=(1_000, 1_000, 2, 1),
     )
     def leave(self, number: int, rounds: int) -> None:
@@ -346,19 +333,14 @@ class EngineTrial(Trial):
     def _steps(self, number: int) -> int:
         return self.config.candidates[number % len(self.config.candidates)]
 
-    @operation(needs="adaptive", weight=4, when=lambda t, number: t._steps(number) != t.model.steps, number=(0, 1, 2))
+    @operation(needs="adaptive", weight=4, when=lambda t, number: t._steps(number) != t.model.steps)
     def set_steps(self, number: int) -> None:
         """Draft the candidate of this number (modulo how many there are) from the next plan on."""
         self.model.steps = self._steps(number)
         self.must(self.subject.set_steps, self.model.steps)
         self._interrupt()
 
-    @operation(
-        needs="retraction",
-        weight=3,
-        when=lambda t, request, others=0: others >= 0 and _is_running(t, request),
-        others=(0, 0, 1, 3),
-    )
+    @operation(needs="retraction", weight=3, when=lambda t, request, others=0: others >= 0 and _is_running(t, request))
     def retract(self, request: str, others: int = 0) -> None:
         """Ask a running request to give its memory back, and then so many others, the one that came first before the next."""
         running = [life.name for life in self.model.running() if not life.leaving and life.name != request]

@@ -46,26 +46,14 @@ def _texts(config: PrefixCacheConfig, has: PrefixCacheCapabilities) -> tuple[tup
     return TEXTS + HUGE_TEXTS if has.wide_ids else TEXTS
 
 
-def _texts_from_outside(config: PrefixCacheConfig, has: PrefixCacheCapabilities) -> tuple[tuple[int, ...], ...]:
-    return () if has.table else _texts(config, has)  # a subject with a pool takes no pages but its own
-
-
 def _extras(config: PrefixCacheConfig, has: PrefixCacheCapabilities) -> list[int]:
     # A bigram's last page needs the token behind it.
     return sorted({-1, 0, 1, config.page_size - 1}) + [int(config.bigram)] * 3
 
 
-def _spaces(config: PrefixCacheConfig, has: PrefixCacheCapabilities) -> tuple[str, ...]:
-    return ("", "", *NAMESPACES) if has.namespaces else ("",)
-
-
 def _amounts(config: PrefixCacheConfig, has: PrefixCacheCapabilities) -> tuple[int, ...]:
     size, whole = config.page_size, config.num_pages * config.page_size
     return (0, -1 if has.misuse else 0, 1, 1, size, size, 2 * size, size + 1, whole, whole + 1)
-
-
-def _edges(config: PrefixCacheConfig, has: PrefixCacheCapabilities) -> list[int]:
-    return sorted({n * config.page_size + d for n in (1, 2, 3) for d in (-1, 0, 1)})
 
 
 def _is_not_locked(t: PrefixCacheTrial, name: str) -> bool:
@@ -107,11 +95,11 @@ class PrefixCacheTrial(Trial):
         "request": REQUESTS,
         "pages": _texts,
         "extra": _extras,
-        "namespace": _spaces,
+        "namespace": lambda c, has: ("", "", *NAMESPACES) if has.namespaces else ("",),
         "first": NAMESPACES,
         "second": NAMESPACES,
         "num_slots": _amounts,
-        "num_tokens": _edges,
+        "num_tokens": lambda c, has: sorted({n * c.page_size + d for n in (1, 2, 3) for d in (-1, 0, 1)}),
     }
 
     subject: PrefixCache
@@ -232,7 +220,8 @@ class PrefixCacheTrial(Trial):
 
     # -- insertion and eviction ---------------------------------------------------------------------------------------
 
-    @operation(weight=5, pages=_texts_from_outside)
+    # A subject with a pool takes no pages but its own.
+    @operation(weight=5, pages=lambda c, has: () if has.table else _texts(c, has))
     def insert(self, pages: tuple[int, ...], extra: int, namespace: str) -> bool | None:
         """Insert a text that was computed elsewhere, all of it, whether it is cached or not; free the copies at once."""
         text = self.text(pages, extra, namespace)

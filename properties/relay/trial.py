@@ -59,7 +59,15 @@ class RelayTrial(Trial):
     looks = ("num_unread",)
     quick = 40_000
     refuses_by_violation = True
-    values: ClassVar = {"request": REQUESTS, "heir": REQUESTS, "batch": BATCHES, "ahead": AHEAD}
+    values: ClassVar = {
+        "request": REQUESTS,
+        "heir": REQUESTS,
+        "batch": BATCHES,
+        "ahead": AHEAD,
+        "half": ("lengths", "fields"),
+        "call": CALLS,
+        "offset": OFFSETS,
+    }
 
     subject: Relay
     config: RelayConfig
@@ -131,26 +139,12 @@ class RelayTrial(Trial):
         """Read the whole batch as it stands, whatever its cells hold, equal rows included."""
         return self._resolve(self._lanes(batch), batch)
 
-    @operation(
-        weight=4,
-        needs="misuse",
-        when=lambda t, half: half in ("lengths", "fields"),
-        half=("lengths", "fields"),
-        batch=BATCHES + TWICE,
-    )
+    @operation(weight=4, needs="misuse", when=lambda t, half: half in ("lengths", "fields"), batch=BATCHES + TWICE)
     def write_anyway(self, half: str, batch: tuple[int, ...]) -> bool:
         """Write the lengths or the fields (`half`) of the whole batch as it stands."""
         return self._write_half(half, self._lanes(batch), batch)
 
-    @operation(
-        weight=2,
-        needs="misuse",
-        when=lambda t, call: call in CALLS,
-        probes="RELAY-03",
-        call=CALLS,
-        offset=OFFSETS,
-        batch=FEW,
-    )
+    @operation(weight=2, needs="misuse", when=lambda t, call: call in CALLS, probes="RELAY-03", batch=FEW)
     def stray(self, call: str, offset: int, batch: tuple[int, ...]) -> None:
         """Make the call `call` with the batch and a row that is not there: `offset` if it is negative, else `offset` + 1 past the last."""
         stray = Owner(offset if offset < 0 else self.model.rows.stop + offset, 1 << 20)

@@ -126,7 +126,13 @@ class SimulatorTrial(Trial):
     quick = 400
     run_length = 10
     limit_s = 60.0
-    values: ClassVar = {"kind": FAULTS}
+    values: ClassVar = {
+        "kind": FAULTS,
+        "num_requests": (4, 1, 8, 12),
+        "arrivals": ("even", "poisson"),
+        "prompt_lens": ((5,), (3, 17), (40,), (1, 9, 30, 64)),
+        "output_lens": ((4,), (1,), (1, 12), (30,), (2, 7, 20)),
+    }
 
     subject: Simulator
     config: SimulatorConfig
@@ -158,15 +164,7 @@ class SimulatorTrial(Trial):
             self.service, self._last = service, None
         return True
 
-    @operation(
-        weight=14,
-        num_requests=(4, 1, 8, 12),
-        arrivals=("even", "poisson"),
-        gap_ms=(50, 5, 200, 1),
-        prompt_lens=((5,), (3, 17), (40,), (1, 9, 30, 64)),
-        output_lens=((4,), (1,), (1, 12), (30,), (2, 7, 20)),
-        seed=range(1, 33),
-    )
+    @operation(weight=14, gap_ms=(50, 5, 200, 1), seed=range(1, 33))
     def load(
         self,
         num_requests: int,
@@ -217,20 +215,14 @@ class SimulatorTrial(Trial):
         self._simulate(self.subject.run, varied)
         return True
 
-    @operation(needs="goodput", weight=4, ttft_ms=(0, 10, 20, 50), e2el_ms=(0, 20, 50, 100), is_tight=(False, True))
+    @operation(needs="goodput", weight=4, ttft_ms=(0, 10, 20, 50), e2el_ms=(0, 20, 50, 100))
     def demand(self, ttft_ms: int, e2el_ms: int, is_tight: bool = False) -> bool:
         """Demand these limits of a good request; 0: no demand. `is_tight`: of eight requests, some larger than the pool. Then run it."""
         pages = -(-64 // self.config.page_size)
         tight = {"num_requests": 8, "prompt_lens": (5, 64), "output_lens": (4,), "pages": pages} if is_tight else {}
         return self._become(slo_ttft_ms=ttft_ms, slo_e2el_ms=e2el_ms, **tight) and self._run_once()
 
-    @operation(
-        needs="faults",
-        weight=10,
-        when=lambda t, percent, fails=False: _may_have_faults(t),
-        percent=(30, 10),
-        fails=(False, True),
-    )
+    @operation(needs="faults", weight=10, when=lambda t, percent, fails=False: _may_have_faults(t), percent=(30, 10))
     def trouble(self, percent: int, fails: bool = False) -> bool:
         """Put every kind of fault of links and clients into the service's plan, or all by which steps fail, and run it."""
         kinds = dict.fromkeys((kind for kind in FAULTS if kind.startswith(("link", "client"))), 10 * percent)

@@ -47,10 +47,6 @@ def _judged(config: StepsConfig, has: StepsCapabilities) -> list[int]:
     return [size for size in _small(config, has) if size >= FEWEST_ROWS] or [FEWEST_ROWS]
 
 
-def _steps(config: StepsConfig, has: StepsCapabilities) -> list[int]:
-    return sorted({0, 1, *read_table(config.table).union})
-
-
 def _are_rows(t: StepControllerTrial, batch_size: int, runs: tuple[int, ...]) -> bool:
     return batch_size >= 1 and bool(runs) and min(runs) >= 0
 
@@ -82,7 +78,14 @@ class StepControllerTrial(Trial):
     looks = ("state", "graph", "average", "counted")
     quick = 12_000
     limit_s = 10.0
-    values: ClassVar = {"batch_size": looked_at, "runs": RUNS}
+    values: ClassVar = {
+        "batch_size": looked_at,
+        "runs": RUNS,
+        "steps": lambda c, has: sorted({0, 1, *read_table(c.table).union}),
+        "kind": tuple(GARBAGE),
+        "dropped": (-1, 0, 1, 2),
+        "update_interval": (5, 1, 2),
+    }
 
     subject: StepController
     config: StepsConfig
@@ -273,10 +276,7 @@ class StepControllerTrial(Trial):
         self._tell_alone([], batch_size, self._steps_for(batch_size))
 
     @operation(
-        weight=8,
-        hostile=True,
-        when=lambda t, batch_size, steps: batch_size >= 1 and 0 <= steps <= t.table.union[-1],
-        steps=_steps,
+        weight=8, hostile=True, when=lambda t, batch_size, steps: batch_size >= 1 and 0 <= steps <= t.table.union[-1]
     )
     def observe(self, batch_size: int, steps: int, runs: tuple[int, ...]) -> bool | None:
         """Tell a result of a round with these steps, whatever the current ones are."""
@@ -285,11 +285,7 @@ class StepControllerTrial(Trial):
         return self._tell_alone([min(run, steps) for run in runs], batch_size, steps)
 
     @operation(
-        weight=8,
-        hostile=True,
-        probes="STEPS-02",
-        when=lambda t, batch_size, kind: batch_size >= 1 and kind in GARBAGE,
-        kind=tuple(GARBAGE),
+        weight=8, hostile=True, probes="STEPS-02", when=lambda t, batch_size, kind: batch_size >= 1 and kind in GARBAGE
     )
     def garbage(self, batch_size: int, kind: str) -> None:
         """Tell a result of the current steps, with one value that no round can have produced."""
@@ -386,13 +382,7 @@ class StepControllerTrial(Trial):
                 m.built_keys = frozenset(build.built), reachable
             self.end()
 
-    @operation(
-        needs="reload",
-        weight=2,
-        when=lambda t, dropped, update_interval: update_interval >= 1,
-        dropped=(-1, 0, 1, 2),
-        update_interval=(5, 1, 2),
-    )
+    @operation(needs="reload", weight=2, when=lambda t, dropped, update_interval: update_interval >= 1)
     def reload(self, dropped: int, update_interval: int) -> None:
         """Load the table again, with another interval, and without candidate number `dropped` of every range that has more (−1: with
         all)."""

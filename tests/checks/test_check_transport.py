@@ -16,8 +16,7 @@ CAPABILITIES = handoff.make.capabilities
 
 def run(history, config=None, make=handoff.make, drain=True):
     config = config or TransportConfig(prefill_pages=12, decode_pages=36)
-    invariants = TRANSPORT.invariants(CAPABILITIES)
-    return TRANSPORT.component(make, CAPABILITIES).execute(config, history, invariants, drain=drain)
+    return TRANSPORT.component(make, CAPABILITIES).execute(config, history, drain=drain)
 
 
 GOOD = [
