@@ -30,7 +30,7 @@ def test_doctor_says_where_it_pays_and_where_not(command):
 
 
 SHORT = ("--set", "workload.output.value=8", "--set", "workload.prompt.value=100", "--set", "engine.max_running=2")
-SHORT += ("--requests", 100, "--seeds", 2, "--quiet")
+SHORT += ("--requests", 100, "--seeds", 2, "--workers", 1, "--quiet")
 
 
 @pytest.mark.slow

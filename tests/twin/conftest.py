@@ -15,6 +15,12 @@ def _no_collections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foretoken.twin.served.gc", nothing)
 
 
+@pytest.fixture(autouse=True)
+def _little_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take prompts from less text: encoding it takes longer than the steps that are measured."""
+    monkeypatch.setattr("foretoken.gpu.bench.run.CORPUS_BYTES", 400_000)
+
+
 @pytest.fixture(scope="session")
 def make_arms(models: dict[str, Path]):
     def make(**ways: dict) -> list[Arm]:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_steps import AXIS, made_grid, made_steps
 
-PLAN = MeasuringPlan(repeats=2, rows=(1, 2), contexts=(4, 30))
+PLAN = MeasuringPlan(repeats=1, rows=(1, 2), contexts=(4, 30))
 
 
 def profile(steps) -> Calibration:

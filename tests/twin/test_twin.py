@@ -105,7 +105,7 @@ def test_from_arms_to_comparisons(make_arms):
 
 def test_a_profile_of_a_faster_machine_is_seen_in_its_pace(make_arms):
     (arm,) = make_arms(chain={"draft": "EAGLE3", "steps": 2, "max_running": 2, "context_len": 64})
-    steps = measure_steps([arm], MeasuringPlan(repeats=2, clock="cpu")).steps.to_json()
+    steps = measure_steps([arm], MeasuringPlan(2, rows=(1, 2), contexts=(4, 30), clock="cpu")).steps.to_json()
     chain = steps["algorithms"]["EAGLE3"]["rounds"]["1"]
     for part in (*chain.values(), steps["algorithms"]["EAGLE3"]["rest"]):
         part["ns"] = (np.array(part["ns"]) / 10).tolist()
