@@ -140,7 +140,3 @@ def make(config):
 
 def make_bad(config):
     return NegativeSlice(config)
-
-
-def make_raising(config):
-    return Raises(config)

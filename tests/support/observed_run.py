@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 from foretoken.core.adaptive import AdaptiveController, AdaptiveSpeculativeParams, fixed_controller
@@ -180,12 +181,13 @@ def drive(engine: Engine, executor: ToyExecutor, seed: int, num_requests: int) -
             engine.commit(result, now_ns)
 
 
+@cache
 def recorded_events(
     seed: int, num_requests: int = 60, *, controller: str = "ema", fail_share: float = 0.02, **config
-) -> list[Event]:
+) -> tuple[Event, ...]:
     """All events of one random run."""
     events: list[Event] = []
     made = make_config(**config)
     engine = Engine(made, ALGORITHM, make_controller(controller), events=events.append)
     drive(engine, ToyExecutor(seed, with_tokens=made.track_tokens, fail_share=fail_share), seed, num_requests)
-    return events
+    return tuple(events)

@@ -59,13 +59,6 @@ def proposal(tokens, parents, **relay):
     return Proposal(np.array(tokens), np.array(parents), relay)
 
 
-def test_a_good_proposal_is_used_as_it_is():
-    given = proposal([[1, 2, 3], [4, 5, 5]], [[0, 1, 1], [0, 1, 0]])
-    used = ask(given)
-    assert (used.tokens == given.tokens).all() and (used.parents == given.parents).all()
-    assert used.tokens.dtype == np.int64 and used.parents.dtype == np.int64
-
-
 def test_a_request_says_what_the_round_is():
     scripted = Scripted(proposal([[1], [1]], [[0], [0]]))
     drafts = HostDrafts(scripted, SHAPE)

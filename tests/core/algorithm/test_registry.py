@@ -3,25 +3,13 @@
 import pytest
 from foretoken.core.algorithm import registry
 from foretoken.core.algorithm.algorithm import BONUS_TOKENS, AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
-from foretoken.core.algorithm.builtin import BUILT_IN, LookupDrafting, Standalone
+from foretoken.core.algorithm.builtin import LookupDrafting, Standalone
 from foretoken.core.algorithm.proposer import Proposal
 from foretoken.core.algorithm.registry import algorithm_names, get_algorithm, register_algorithm, unregister_algorithm
 from foretoken.core.contract.future_map import RelayField
 from foretoken.core.errors import ConfigError
 from foretoken.properties.reference import plain_greedy
 from served_engine import MODEL, ask, finish, make
-
-
-@pytest.mark.parametrize("name", ["NONE", "STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "NGRAM"])
-def test_names_are_case_insensitive(name):
-    assert get_algorithm(name) is get_algorithm(name.lower()) is get_algorithm(name.title())
-    assert get_algorithm(name).name == name
-
-
-def test_an_unknown_name_is_answered_with_the_nearest_and_all_known():
-    with pytest.raises(ConfigError) as error:
-        get_algorithm("EAGEL")
-    assert "EAGLE" in str(error.value) and "NGRAM" in str(error.value)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -87,14 +75,6 @@ def test_built_in_names_cannot_be_forgotten():
 
 
 # -- what the built-in algorithms say of themselves ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("cls", BUILT_IN)
-def test_hidden_states_are_relayed_exactly_by_those_that_need_them(cls):
-    algorithm = cls()
-    names = [field.name for field in algorithm.relay_fields(AlgorithmShape(3, 2, hidden_size=8))]
-    assert ("hidden_states" in names) == algorithm.needs_hidden_states == (algorithm.name.endswith(("EAGLE", "EAGLE3")))
-    assert names[0] == "bonus_tokens"
 
 
 def test_one_head_per_step_relays_candidates_of_every_head_and_is_refused_more_steps_than_heads():

@@ -44,17 +44,6 @@ def test_a_hold_that_ends_behind_a_fence_waits_for_it():
     store.check()
 
 
-def test_a_hold_released_before_the_request_leaves_changes_nothing():
-    store = make()
-    row = store.open_row(None)
-    store.grow_row(row, 4)
-    store.hold_row(row)
-    store.release_hold(row, 0)
-    assert store.allocator.num_held_slots == 4
-    leave(store, row)
-    assert store.allocator.num_held_slots == 0
-
-
 def test_the_recount_notices_a_held_row_that_was_given_away():
     store = make()
     row = store.open_row(None)

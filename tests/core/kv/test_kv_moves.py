@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from foretoken.core.errors import InvariantViolation
-from foretoken.core.kv.moves import KVMovePlan, apply_moves, draft_branch_layout
+from foretoken.core.kv.moves import KVMovePlan, draft_branch_layout
 from foretoken.core.kv.request_table import ceil_to_page, get_alloc_len_per_decode
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,17 +12,6 @@ from hypothesis import strategies as st
 def int32(values, shape=None):
     array = np.array(values, dtype=np.int32)
     return array if shape is None else array.reshape(shape)
-
-
-def test_a_slot_may_be_a_source_and_a_target():
-    """The path 0, 2, 3 reads slot 2 and writes it: scattering before gathering would lose node 2."""
-    plan = KVMovePlan.from_accept_index(int32([[0, 2, 3]]), int32([3]), int32([[10, 11, 12, 13, 14]]))
-    assert (plan.src.tolist(), plan.dst.tolist()) == ([12, 13], [11, 12])
-    reverse = KVMovePlan(plan.src[::-1], plan.dst[::-1])
-    for order in (plan, reverse):
-        pool = np.arange(15)
-        apply_moves(pool, order)
-        assert pool[10:].tolist() == [10, 12, 13, 13, 14]
 
 
 def test_a_tree_may_have_fewer_nodes_than_lanes():
@@ -110,10 +99,3 @@ def test_the_tail_of_the_prefix_is_duplicated_for_each_further_branch():
     plan = layout.tail_moves(table, int32([2]))
     assert (plan.src.tolist(), plan.dst.tolist()) == ([104, 105, 104, 105], [112, 113, 120, 121])
     plan.check(200, table[2:3])
-
-
-def test_an_empty_batch_has_an_empty_layout():
-    layout = draft_branch_layout(np.array([], dtype=np.int64), 4, 3, 2)
-    assert layout.branch_starts.shape == (0, 3) and layout.branch_starts.dtype == np.int64
-    assert layout.tail_rows.shape == layout.pages_per_branch.shape == (0,)
-    assert layout.tail_moves(np.zeros((1, 8), dtype=np.int32), int32([])).src.dtype == np.int32

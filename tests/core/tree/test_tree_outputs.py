@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from foretoken.core.errors import InvariantViolation
-from foretoken.core.kv.moves import KVMovePlan, apply_moves
+from foretoken.core.kv.moves import apply_moves
 from foretoken.core.tree.build import build_chain, build_lookup_tree
-from foretoken.core.tree.outputs import NodeOutputs, emitted_tokens, finalize, gather_last
+from foretoken.core.tree.outputs import NodeOutputs, finalize
 from foretoken.core.tree.verify import verify_greedy
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -90,28 +90,6 @@ def test_finalize_moves_tokens_kv_and_outputs_together():
     apply_moves(pool, final.moves)
     assert pool[node_slots[0, :3]].tolist() == [11, 13, 14]
     assert pool[node_slots[1, 0]] == 21
-
-
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 2**32), batch_size=st.integers(0, 4), nodes=st.integers(1, 8), width=st.integers(1, 8))
-def test_kv_moves_and_outputs_agree(seed, batch_size, nodes, width):
-    rng = np.random.default_rng(seed)
-    accept_index, lens = random_paths(rng, batch_size, nodes, width)
-    predict = rng.integers(0, 50, batch_size * nodes).astype(np.int32)
-    node_slots = (rng.permutation(batch_size * nodes + 3)[: batch_size * nodes] + 1).astype(np.int32)
-    node_slots = node_slots.reshape(batch_size, nodes)
-    pool = np.zeros(batch_size * nodes + 5, np.int64)
-    pool[node_slots] = np.arange(batch_size * nodes).reshape(batch_size, nodes)
-    emitted = emitted_tokens(predict, accept_index)
-    assert emitted.shape == (batch_size, width) and emitted.dtype == np.int32
-    bonus = gather_last(emitted, lens)
-    apply_moves(pool, KVMovePlan.from_accept_index(accept_index, lens, node_slots))
-    compacted = NodeOutputs({"id": np.arange(batch_size * nodes)}).compact(accept_index, nodes)["id"]
-    for row in range(batch_size):
-        assert bonus[row] == predict[accept_index[row, lens[row] - 1]]
-        for j in range(lens[row]):
-            assert pool[node_slots[row, j]] == compacted[row * nodes + j] == accept_index[row, j]
-        assert (emitted[row, lens[row] :] == -1).all()
 
 
 def test_an_idle_batch_finalizes_to_nothing():
