@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from ...core.draws import Purpose, hash64
-from .contract import capacity
+from .contract import AcceptConfig, Batch, capacity
 
 _BROKEN = {"nan": np.nan, "inf": np.inf, "masked": 0.0}
 GARBAGE_SCORES = tuple(_BROKEN)
@@ -198,3 +198,30 @@ def grid(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
         turned = sum(((index >> bit) & 1) << (num_bits - 1 - bit) for bit in range(num_bits))
         accept[:, 1] = (turned + 0.5) / GRID
     return frozen(accept), frozen(bonus)
+
+
+# -- rows that are alike ------------------------------------------------------------------------------------------------
+
+
+def equal_rows(config: AcceptConfig, shape: tuple[int, int, int], seed: int, num_rows: int) -> Batch:
+    """Make rows without KV of their own (all windows are the sink), with the same root and candidates."""
+    found = candidates(shape, 1, config.vocab_size, seed)
+    repeated = (frozen(np.repeat(array, num_rows, axis=0)) for array in found)
+    roots, seq_lens = (np.full(num_rows, value, np.int64) for value in (seed % config.vocab_size, 1))
+    return Batch(roots, seq_lens, config.context_len - 1, np.zeros((num_rows, shape[2]), np.int64), *repeated)
+
+
+def drafted_rows(config: AcceptConfig, seed: int) -> tuple[Batch, np.ndarray, np.ndarray, np.ndarray]:
+    """Make one-step chains, as many as the grid has coins for each token that the draft may draw. Returns the batch, the target's
+    and the draft's probabilities float64 [2, V] of a row's nodes, and the rows' weights."""
+    vocab = config.vocab_size
+    no_tree = np.zeros((1, 1), np.int64), np.full((1, 1), -1, np.int64)
+    target, leaf = (probabilities(*no_tree, vocab, seed + more, 0)[0] for more in (0, 1))
+    draft = np.zeros(vocab)
+    for place, mass in ((seed, 0.5), (seed * 3 + 1, 0.25), (seed * 5 + 2, 0.25)):
+        draft[place % vocab] += mass
+    drawn = np.flatnonzero(draft)
+    rows = len(drawn) * GRID
+    batch = equal_rows(config, (1, 1, 2), seed, rows)._replace(tokens=np.repeat(drawn, GRID)[:, None])
+    weights = np.repeat(draft[drawn], GRID) / GRID
+    return batch, np.stack([target, leaf]), np.stack([draft, draft]), weights

@@ -6,6 +6,7 @@ table   row -> the slots of its positions, in pages that lie in no order
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -179,6 +180,30 @@ class Shares:
     first: dict[int, tuple[float, float]]
     second: dict[tuple[int, int], tuple[float, float]]
     impossible: tuple[int, int] | None  # (row, token) of something emitted that has probability 0
+
+
+def shares_of(answer: Answer, weights: np.ndarray, tokens: list[int], parents: list[int], probs: np.ndarray) -> Shares:
+    """Add up what the rows emit, each with its weight. `tokens` and `parents` of one row, `probs` float64 [nd, V] of its nodes."""
+    first, second = Counter(), Counter()
+    impossible = None
+    for (row, path, emitted), weight in zip(answer.walks, weights.tolist(), strict=True):
+        first[emitted[0]] += weight
+        if len(emitted) > 2:
+            second[emitted[0], emitted[1]] += weight
+        for node, token in zip(path, emitted, strict=True):
+            if not (0 <= token < probs.shape[1] and probs[node, token] > 0):
+                impossible = impossible or (row, token)
+    should = {token: float(mass) for token, mass in enumerate(probs[0])}
+    should_second: dict[tuple[int, int], float] = {}
+    for node, parent in enumerate(parents):
+        if parent > 0 and parents[parent] == 0:
+            pair = (tokens[parent], tokens[node])
+            should_second[pair] = float(probs[0, pair[0]] * probs[parent, pair[1]])
+    return Shares(
+        {token: (first[token], should.get(token, 0.0)) for token in sorted({*first, *should})},
+        {pair: (second[pair], should_second.get(pair, 0.0)) for pair in sorted({*second, *should_second})},
+        impossible,
+    )
 
 
 @dataclass(slots=True)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
+from ...core.draws import Purpose, hash64
 from ..harness.operation import Handles, Operation, operation
-from ..harness.trial import listed
+from ..harness.trial import Trial, listed
 from . import inputs
 from .contract import MAX_NODES, Accept, AcceptCapabilities, AcceptConfig, Batch, capacity
-from .model import AcceptModel, Answer, Moment, Round
-from .values import SEEDS, Values
+from .expected import Coins, Drafter
+from .model import AcceptModel, Answer, Moment, Round, depths_of, shares_of
 
 ROUNDS = Handles("abc")
+SEEDS = tuple(range(24))
+DRAFTED_SHAPES = ((1, 2, 3), (2, 2, 5), (3, 2, 6), (3, 3, 9), (4, 2, 8), (2, 4, 12), (5, 1, 6), (3, 4, 30), (6, 2, 20))
+COIN_ROWS, COIN_WIDTH = 40, 30
 CHAINS = ((1, 1, 2), (0, 1, 1), (2, 1, 3), (3, 1, 4), (5, 1, 6), (8, 1, 9))
 # k = 1 with fewer nodes than steps; nd below, at and above S + 1; all that there is; the largest; one wide step; several 0 steps.
 TREES = (
@@ -59,7 +63,11 @@ def _is_drafted_chain(t: AcceptTrial, round: str) -> bool:
     return round in t.rounds and not t.rounds[round].is_proposed and t.rounds[round].shape[1] == 1
 
 
-class AcceptTrial(Values):
+def _fits_vocabulary(t: AcceptTrial, shape: tuple[int, ...], seed: int) -> bool:
+    return len(shape) == 3 and 1 <= shape[1] <= t.config.vocab_size
+
+
+class AcceptTrial(Trial):
     """`subject` under operations. Paths are followed as far as they make sense; where they do not, the request is replaced."""
 
     contract = "accept"
@@ -70,8 +78,8 @@ class AcceptTrial(Values):
     values: ClassVar = {
         "round": ROUNDS,
         "rows": ROWS,
-        "drafts": SEEDS,
-        "target": SEEDS,
+        **dict.fromkeys(("drafts", "target", "seed"), SEEDS),
+        "topk": lambda c, has: (1, 2, 3) if has.trees else (1,),
         "agreement": (3, 2, 4, 1, 0),
         "row": lambda c, has: range(c.num_rows),
         "num_tokens": lambda c, has: (1, 2, 3, c.context_len - 2),
@@ -96,6 +104,107 @@ class AcceptTrial(Values):
 
     def begin(self, operation: Operation | str) -> None:
         self.moment = Moment(self.config, self.capabilities, self.model, operation)
+
+    # -- what is only asked for a value: trees that it drafts itself, distributions, coins ---------------------------------
+
+    @operation(needs="beams", weight=2, when=_fits_vocabulary, shape=DRAFTED_SHAPES)
+    def draft(self, shape: tuple[int, ...], seed: int) -> None:
+        """Let the component draft below two roots by itself."""
+        m, num_rows = self.moment, 2
+        m.drafted = tuple(shape)
+        m.drafter = Drafter.of(seed, self.config.vocab_size, shape[1], num_rows)
+        nothing = (np.zeros((num_rows, 0), kind) for kind in (np.int64, np.float32, np.int64))
+        roots, seq_lens = np.arange(num_rows) % self.config.vocab_size, np.ones(num_rows, np.int64)
+        windows = np.zeros((num_rows, shape[2]), np.int64)
+        batch = Batch(roots, seq_lens, self.config.context_len - 1, windows, *nothing)
+        self.must(self.subject.configure, *shape)
+        handle = self.must(self.subject.draft, batch, m.drafter.answer)
+        self.must(self.subject.configure, *self.shape)
+        m.round = self._look_at(batch, handle)
+
+    # -- what is sampled from, and with what --------------------------------------------------------------------------
+
+    @operation(needs="parameters", weight=2, failing=(False, False, True))
+    def filter(self, seed: int, failing: bool) -> None:
+        """Ask for the distributions that sampling parameters make of logits, some of them with ties or without an answer."""
+        m, vocab, num_rows = self.moment, self.config.vocab_size, 12
+        bits = hash64(seed, Purpose.SWARM, 5, np.arange(num_rows * (vocab + 4))).reshape(num_rows, -1) >> np.uint64(20)
+        logits = (bits[:, 4:] % np.uint64(13)).astype(np.float64) / 4.0
+        if failing:
+            logits[bits[:, 4:] % np.uint64(29) == 0] = -np.inf
+            logits[seed % num_rows, seed % vocab] = np.nan
+            logits[(seed + 1) % num_rows] = -np.inf
+            logits[(seed + 2) % num_rows, seed % vocab] = np.inf
+        temperature = np.array([0.0, 0.5, 1.0, 1.0, 2.0])[(bits[:, 0] % np.uint64(5)).astype(int)]
+        top_k = np.array([0, 0, 1, 2, 3, vocab, vocab + 1])[(bits[:, 1] % np.uint64(7)).astype(int)]
+        top_p = np.array([1.0, 1.0, 0.95, 0.7, 0.5, 0.3, 0.01])[(bits[:, 2] % np.uint64(7)).astype(int)]
+        m.parameters = list(zip(temperature.tolist(), top_k.tolist(), top_p.tolist(), strict=True))
+        given = map(inputs.frozen, (logits.copy(), temperature, top_k, top_p))
+        answer = self.must(self.subject.distribution, *given)
+        m.filtered = logits, self._table(answer, "distribution()", logits.shape)
+
+    @operation(needs="keyed_coins", weight=1)
+    def coins(self, seed: int) -> None:
+        """Ask for the coins of many requests, of some of them again as if rounds of other widths began a few tokens later."""
+        m = self.moment
+        m.coins = Coins()
+        requests = np.arange(COIN_ROWS, dtype=np.uint64) + np.uint64(1000 * seed)
+        starts = np.arange(COIN_ROWS, dtype=np.int64) % 7
+        for who, first, later, width in (
+            (slice(None), seed, 0, COIN_WIDTH),
+            (slice(0, 9), seed, 3, 4),
+            (slice(5, 6), seed, 11, 1),
+            (slice(8, None, -1), seed, 1, 9),
+            (slice(0, 4), seed + 1, 0, 6),
+        ):
+            rows, begins = requests[who].copy(), starts[who] + later
+            answer = self.must(self.subject.coins, first, inputs.frozen(rows), inputs.frozen(begins), width)
+            parts = self.sequence(answer, "coins()", "accept and bonus coins", 2)
+            m.coins.note(first, rows, begins, [self._table(part, "coins()", (len(rows), width)) for part in parts])
+        self.transcript.append(sorted(m.coins.given.items())[:50])
+
+    # -- the distribution of what is emitted --------------------------------------------------------------------------
+
+    @operation(
+        needs="sampling",
+        weight=1,
+        when=lambda t, target, topk: topk <= t.config.vocab_size and (topk == 1 or t.capabilities.trees),
+    )
+    def distribution(self, target: int, topk: int) -> None:
+        """Verify many equal rows under coins that cover the unit square evenly: what is emitted must have the target's distribution."""
+        shape = (2, topk, 1 + 2 * topk)
+        round = self._launch_once(shape, inputs.equal_rows(self.config, shape, target, inputs.GRID))
+        row = [np.array(rows[:1], np.int64) for rows in (round.tokens, round.parents)]
+        probs = inputs.probabilities(*row, self.config.vocab_size, target, 2)
+        self._measure(round, np.full(inputs.GRID, 1 / inputs.GRID), probs)
+
+    @operation(needs="draft_probabilities", weight=1)
+    def distribution_drafted(self, target: int) -> None:
+        """Do the same with drafts from a known distribution, each as often as it is drawn."""
+        batch, probs, drafts, weights = inputs.drafted_rows(self.config, target)
+        self._measure(self._launch_once((1, 1, 2), batch), weights, probs, drafts)
+
+    def _launch_once(self, shape: tuple[int, int, int], batch: Batch) -> Round:
+        """Launch a round of another shape; the one in force comes back at once."""
+        self.must(self.subject.configure, *shape)
+        handle = self.must(self.subject.launch, batch)
+        self.must(self.subject.configure, *self.shape)
+        return self._look_at(batch, handle)
+
+    def _measure(self, round: Round, weights: np.ndarray, *probs: np.ndarray) -> None:
+        """Verify by the target's probabilities of a row's nodes, and by the draft's if they are given, which are those of all rows.
+
+        Chance plays no part in the answer. The coins that lead to one token form a box, or a few. A grid of midpoints measures a box's
+        share with an error whose bound is known beforehand.
+
+        The shares are counted if every row is a path; what is wrong with others is found where rows have KV."""
+        many = [np.tile(array, (round.num_rows, 1)) for array in probs]
+        coins = [np.tile(coin, (round.num_rows // inputs.GRID, 1)) for coin in inputs.grid(round.num_coins)]
+        method = self.subject.verify_sampling if len(probs) == 1 else self.subject.verify_drafted
+        verdict = self._flat(self.must(method, round.handle, *many, *coins), "the verdict", 4)
+        answer = Answer(*verdict).read(round)
+        if answer.is_formed and len(answer.walks) == round.num_rows:
+            self.moment.shares = shares_of(answer, weights, round.tokens[0], round.parents[0], probs[0])
 
     # -- launching ------------------------------------------------------------------------------------------------
 
@@ -266,6 +375,39 @@ class AcceptTrial(Values):
             answer.moves = sources, targets
             self.transcript.append(answer.moves)
 
+    # -- reading answers ------------------------------------------------------------------------------------------
+
+    def _look_at(
+        self, batch: Batch, handle: object, rows: tuple[int, ...] = (), garbage: str = "", is_proposed: bool = False
+    ) -> Round:
+        """Return the round as the component shows it. Raises Violation unless there is a tree per row."""
+        num_rows, nodes = batch.windows.shape
+        flat = self._flat(self.must(self.subject.tree, handle), "tree()", 3, num_rows * nodes)
+        tokens, parents, positions = (
+            [list(part[at : at + nodes]) for at in range(0, num_rows * nodes, nodes)] for part in flat
+        )
+        depths = [depths_of(tuple(links)) for links in parents]
+        if None in depths:
+            row = depths.index(None)
+            message = "-1 for the root and for no node, else the number of an earlier node"
+            raise self.misbehaviour("TYPE", f"the parents of row {row} are {parents[row]}", message)
+        shape = (nodes - 1, 1, nodes) if is_proposed else self.shape
+        return Round(shape, is_proposed, rows, garbage, batch, handle, nodes, tokens, parents, positions, depths)
+
+    def _flat(self, answer: Any, what: str, count: int, length: int | None = None) -> list[tuple[int, ...]]:
+        """Return an answer of `count` flat sequences of integers, each of the given length, or of any."""
+        answer = list(answer) if isinstance(answer, Iterable) else answer
+        parts = enumerate(self.sequence(answer, what, f"{count} sequences of integers", count))
+        return [self.integers(part, f"part {number} of {what}", length) for number, part in parts]
+
+    def _table(self, answer: object, what: str, shape: Sequence[int]) -> np.ndarray:
+        """Return an answer of numbers of this shape."""
+        found = np.asarray(answer)
+        if found.shape != tuple(shape) or found.dtype.kind != "f":
+            was = f"{what} gave {found.dtype} {list(found.shape)}"
+            raise self.misbehaviour("TYPE", was, f"numbers {list(shape)}")
+        return found.astype(np.float64)
+
     # -- the end --------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
@@ -278,16 +420,13 @@ class AcceptTrial(Values):
             self.greedy("last", rest, 3)
             rest -= 1
         if self.model.requests[0] is request:
-            message = "the request of row 0 does not come to its end"
-            raise self.misbehaviour("HANGS", message, "every round emits a token")
+            raise self.misbehaviour("HANGS", "row 0's request does not come to its end", "every round emits a token")
 
     def describe(self) -> str:
         m, round, answer = self.moment, self.moment.round, self.moment.answer
-        if round is None:
-            return "done"
         if answer is not None:
             return "-> " + ("; ".join(_verdict_in_words(m, number) for number in m.live()) or "nothing")
-        if getattr(m.operation, "tag", "") not in ("launch", "launch-garbage", "propose"):
+        if round is None or getattr(m.operation, "tag", "") not in ("launch", "launch-garbage", "propose"):
             return "done"
         trees = (
             f"row {row}: tokens {listed(round.tokens[number])} below {listed(round.parents[number])}"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from ..harness.operation import Handles, Operation, operation
-from ..harness.trial import Refused, Trial, Violation
+from ..harness.trial import Refused, Trial
 from .contract import Answer, Engine, EngineCapabilities, ServingConfig, Wish
 from .device import Device
 from .language import STOP, STOP_STRINGS, prompt_of
@@ -87,25 +87,15 @@ class EngineTrial(Trial):
 
     def _observe(self) -> None:
         """Ask the engine for all that it shows, and recount the pages."""
-        subject, m = self.subject, self.moment
+        subject, must, integers, m = self.subject, self.must, self.integers, self.moment
         slots = free = cached = None
-        try:
-            method = subject.waiting
-            waiting = names(self, method(), "waiting()")
-            method = subject.running
-            running = names(self, method(), "running()")
-            if self.capabilities.slots:
-                integers, method = self.integers, subject.slots_of
-                slots = {name: integers(method(name), "slots_of()") for name in running}
-                method = subject.free_pages
-                free = integers(method(), "free_pages()")
-                if self._has_cache:
-                    method = subject.cached_pages
-                    cached = integers(method(), "cached_pages()")
-        except Violation:
-            raise
-        except Exception as error:
-            raise self._accident(method, error) from error
+        waiting = names(self, must(subject.waiting), "waiting()")
+        running = names(self, must(subject.running), "running()")
+        if self.capabilities.slots:
+            slots = {name: integers(must(subject.slots_of, name), "slots_of()") for name in running}
+            free = integers(must(subject.free_pages), "free_pages()")
+        if self._has_cache:
+            cached = integers(must(subject.cached_pages), "cached_pages()")
         m.after = Observation(waiting, running, slots, free, cached)
         m.observed = True
         lives = self.model.lives
