@@ -12,15 +12,11 @@ from foretoken.checks.executor.reference_subject import ReferenceAdapter
 from foretoken.checks.executor.reference_subject import make as make_reference
 from foretoken.checks.executor.trial import ExecutorTrial
 from foretoken.checks.registry import EXECUTOR as SUITE
-from foretoken.checks.registry import SUBJECTS
 from foretoken.core.contract.hidden import merge_hidden
 from foretoken.core.contract.step import BlockEnd
 from foretoken.core.errors import ConfigError
-from foretoken.properties.conformance import check
 from foretoken.properties.harness.cases import Case
-from foretoken.properties.harness.importing import load_make
 from foretoken.properties.harness.letters import Choices, simpler_choices
-from foretoken.properties.harness.swarm import Budget
 from foretoken.properties.harness.trial import Violation
 
 EVERYTHING = make_reference.capabilities
@@ -41,15 +37,6 @@ def broken(make, operations=TALK, **arguments):
 
 
 # -- ours -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("name", "budget"), [*zip(SUBJECTS["executor"], (300, 300, 75), strict=True)])
-def test_ours_hold(name, budget):
-    if ".gpu." in name:
-        pytest.importorskip("torch")
-    report = check(SUITE, load_make(name), budget=Budget(budget, is_extended=True), seed=1, subject=name)
-    assert report.ok, report.text()
-    assert all(count > budget // 3 for count in report.evaluations.values()) and len(report.evaluations) == 2
 
 
 def test_every_drawn_configuration_and_what_is_simpler_makes_an_engine():

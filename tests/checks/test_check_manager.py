@@ -60,11 +60,6 @@ def adapter():
     return names["Adapter"]
 
 
-def test_the_plain_one_holds():
-    report = check_block_manager(PlainManager, budget=8_000)
-    assert report.ok and min(report.evaluations.values()) > 50
-
-
 def test_it_holds_without_a_cache():
     class Forgetful(PlainManager):
         def lookup(self, tokens, namespace):

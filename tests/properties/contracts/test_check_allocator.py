@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-import time
 from copy import copy
 from pathlib import Path
 from unittest import SkipTest
@@ -12,12 +11,10 @@ import pytest
 from bad_allocators import Exact, ListAllocator, NegativeSlice
 from foretoken.checks import driver
 from foretoken.checks.adapters import kv_allocator
-from foretoken.checks.registry import SUBJECTS
 from foretoken.core.errors import ConfigError
 from foretoken.properties.allocator import plain
 from foretoken.properties.allocator.contract import AllocatorCapabilities, AllocatorConfig
 from foretoken.properties.conformance import AllocatorConformance, check, check_allocator
-from foretoken.properties.harness.importing import load_make
 from foretoken.properties.harness.report import PropertiesBroken
 from foretoken.properties.harness.swarm import Budget
 from foretoken.properties.invariants import all_invariants
@@ -25,20 +22,6 @@ from foretoken.properties.invariants.registry import BY_THE_MATRIX
 from foretoken.properties.suites import suite_of
 
 ALLOCATOR = suite_of("allocator")
-
-OPERATIONS = 8_000
-
-
-@pytest.mark.parametrize("name", SUBJECTS["allocator"])
-def test_ours_hold(name, record_property):
-    begin = time.process_time()
-    report = check(ALLOCATOR, load_make(name), budget=OPERATIONS)
-    rate = report.num_operations / (time.process_time() - begin)
-    assert report.ok, report.text()
-    assert report.num_operations >= OPERATIONS
-    record_property(
-        "note", f"{name}: {rate:,.0f} operations per second of processor time, everything recounted after each"
-    )
 
 
 def test_holds_of_a_foreign_allocator():

@@ -1,9 +1,7 @@
 """The relay's suite: ours hold, a relay that is not ours too, and a report says what is wrong."""
 
 import pytest
-from foretoken.checks.registry import SUBJECTS
 from foretoken.properties.conformance import check, check_relay
-from foretoken.properties.harness.importing import load_make
 from foretoken.properties.harness.report import PropertiesBroken
 from foretoken.properties.harness.trial import Violation
 from foretoken.properties.relay.contract import HIDDEN, RelayConfig
@@ -11,7 +9,6 @@ from foretoken.properties.relay.trial import RelayTrial
 from foretoken.properties.suites import suite_of
 
 RELAY = suite_of("relay")
-OPERATIONS = 5_000
 
 
 class DictRelay:
@@ -50,13 +47,6 @@ class DictRelay:
         for row in rows:
             self.lengths.pop(row, None)
             self.fields.pop(row, None)
-
-
-@pytest.mark.parametrize("name", SUBJECTS["relay"])
-def test_ours_hold(name):
-    report = check(RELAY, load_make(name), budget=OPERATIONS)
-    assert report.ok, report.text()
-    assert min(report.evaluations.values()) > 50 and all(report.executed.values())
 
 
 def test_another_relay_holds():

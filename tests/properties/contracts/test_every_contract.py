@@ -1,13 +1,15 @@
-"""What holds of every contract's suite: the invariants it checks, its operations as data, and runs that follow from their seed alone."""
+"""What holds of every contract's suite: ours pass it, its invariants, operations as data, runs that follow from their seed alone."""
 
 import json
 import os
 import subprocess
 import sys
+import time
 from contextlib import suppress
 
 import pytest
 from foretoken.checks.registry import OPERATIONS, SUBJECTS, contracts, suite_of
+from foretoken.properties.conformance import check
 from foretoken.properties.harness.importing import NotInstalled, load_make
 from foretoken.properties.harness.operation import decode, encode
 from foretoken.properties.harness.swarm import Swarm
@@ -44,6 +46,29 @@ def test_each_of_our_components_has_a_budget():
     assert set(OPERATIONS) == {name for names in SUBJECTS.values() for name in names}
     for contract, names in SUBJECTS.items():
         assert all(100 <= OPERATIONS[name] <= 2 * suite_of(contract).quick for name in names)
+
+
+MOSTLY = {"engine", "executor", "simulator", "step-controller"}
+"""In so few operations not everything happens with these."""
+
+
+@pytest.mark.parametrize(
+    ("contract", "name"), [(c, name) for c in contracts() if c != "transport" for name in SUBJECTS[c]]
+)
+def test_ours_hold(contract, name, record_property):
+    """Of the operations of `foretoken check` an eighth, at most 5,000; the transport's have a test of their own."""
+    try:
+        make = load_make(name)
+    except NotInstalled as error:
+        pytest.skip(str(error))
+    begin = time.process_time()
+    report = check(suite_of(contract), make, budget=min(OPERATIONS[name] // 8, 5_000), subject=name)
+    rate = report.num_operations / (time.process_time() - begin)
+    assert not report.failures and len(report.vacuous) <= 3, report.text()
+    assert report.ok or contract in MOSTLY, report.text()
+    record_property(
+        "note", f"{name}: {rate:,.0f} operations per second of processor time, everything recounted after each"
+    )
 
 
 @pytest.mark.parametrize("contract", contracts())
