@@ -15,27 +15,32 @@ from typing import Any, NamedTuple
 
 from changes import CHANGED, ROOT, Change
 
-CHECK_SIMULATOR = "tests/checks/test_check_simulator.py::test_ours_holds"
-CHECK_EXECUTOR = "tests/checks/test_check_executor.py::test_ours_hold"
+OURS = "tests/properties/contracts/test_every_contract.py::test_ours_hold"
+CHECK_SIMULATOR = f"{OURS}[simulator-foretoken.checks.adapters.simulator:make]"
+CHECK_EXECUTOR = tuple(
+    f"{OURS}[executor-foretoken.checks.executor.{name}_subject:make]" for name in ("reference", "simulated", "torch")
+)
+CHECK_RELAY = f"{OURS}[relay-foretoken.checks.adapters.future_map:make]"
+CHECK_TREES = tuple(f"{OURS}[accept-foretoken.checks.adapters.{name}_accept:make]" for name in ("tree", "torch"))
 CORPUS = "tests/sim/test_corpus.py"
 MORE_TESTS: dict[str, tuple[str, ...]] = {
     "core/acceptance/": ("tests/checks/test_check_acceptance.py", CORPUS),
     "core/adaptive/": ("tests/properties/contracts/test_check_step_controller.py", CORPUS),
-    "core/contract/future_map.py": ("tests/properties/contracts/test_check_relay.py::TestOurs",),
+    "core/contract/future_map.py": ("tests/properties/contracts/test_check_relay.py", CHECK_RELAY),
     "core/contract/hidden.py": ("tests/core/tree/test_tree_outputs.py",),
     "core/draws.py": (CORPUS,),
     "core/handoff/": ("tests/checks/test_check_transport.py", "tests/sim/test_disaggregated_service.py"),
     "core/kv/": (CORPUS,),
-    "core/kv/allocator.py": ("tests/properties/contracts/test_check_allocator.py::test_ours_hold",),
-    "core/kv/moves.py": ("tests/properties/contracts/test_check_accept.py::TestOurs",),
-    "core/kv/radix.py": ("tests/properties/contracts/test_check_prefix_cache.py::test_ours_hold",),
-    "core/scheduler/": ("tests/properties/contracts/test_check_engine.py", CORPUS, CHECK_EXECUTOR, CHECK_SIMULATOR),
-    "core/tree/": ("tests/properties/contracts/test_check_accept.py::TestOurs", CHECK_EXECUTOR),
-    "gpu/batch/": ("tests/gpu/executor", CHECK_EXECUTOR),
-    "gpu/draft/": ("tests/gpu/executor", CHECK_EXECUTOR),
+    "core/kv/allocator.py": (f"{OURS}[allocator-foretoken.checks.adapters.kv_allocator:make]",),
+    "core/kv/moves.py": CHECK_TREES,
+    "core/kv/radix.py": (f"{OURS}[prefix-cache-foretoken.checks.adapters.radix_cache:make]",),
+    "core/scheduler/": ("tests/properties/contracts/test_check_engine.py", CORPUS, *CHECK_EXECUTOR, CHECK_SIMULATOR),
+    "core/tree/": (*CHECK_TREES, *CHECK_EXECUTOR),
+    "gpu/batch/": ("tests/gpu/executor", *CHECK_EXECUTOR),
+    "gpu/draft/": ("tests/gpu/executor", *CHECK_EXECUTOR),
     "gpu/bench/": ("tests/cli/decode/test_bench_cli.py",),
-    "gpu/executor/": (CHECK_EXECUTOR,),
-    "gpu/ops/": ("tests/gpu/executor", CHECK_EXECUTOR),
+    "gpu/executor/": CHECK_EXECUTOR,
+    "gpu/ops/": ("tests/gpu/executor", *CHECK_EXECUTOR),
     "gpu/session/": ("tests/cli/decode/test_generate.py",),
     "sim/": ("tests/sim/test_simulation.py", CORPUS, CHECK_SIMULATOR),
     "sim/disaggregation/": ("tests/sim/test_disaggregated_service.py",),
