@@ -76,7 +76,7 @@ class Assembly:
 
     @property
     def relay_shape(self) -> AlgorithmShape:
-        """The sizes that what a row relays follows from: those of the draft, as the real executor has them."""
+        """The sizes that determine what a row relays: those of the draft, as the real executor has them."""
         steps, hidden, heads = self.spec.max_steps, self.target.hidden, None
         if self.algorithm.drafter is Drafter.HEADS:
             steps = heads = self.draft.heads

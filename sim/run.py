@@ -34,7 +34,7 @@ from .faults.plan import FaultPlan
 from .faults.service import FaultReport, FaultyService
 from .faults.transfers import UnreliableLink
 from .load import asked_lengths, contents_are_known, make_workload, scan_workload
-from .scenario import Scenario
+from .scenario import Clients, Scenario
 from .workload.workload import Arrival
 
 
@@ -119,7 +119,8 @@ class Simulation:
         self._last_request_ns = 0  # when a request was last sent, or ended
         self._foreseen = 0  # requests below this number are announced to the device
         self._waiting_clients: dict[str, simpy.Event] = {}
-        self._has_listeners = scenario.workload.concurrency is not None or scenario.clients != type(scenario.clients)()
+        clients_may_leave = scenario.clients != Clients()
+        self._has_listeners = scenario.workload.concurrency is not None or clients_may_leave
         day = scenario.acceptance.day_amplitude
         self._day = DayCurve(day) if day else None
         self.faults: FaultyService | None = None
@@ -177,21 +178,21 @@ class Simulation:
             reason, count = max(self.refusals.items(), key=lambda item: item[1])
             raise NothingFits(f"none of the {self._num_submitted} requests can be served; {count} of them: {reason}")
         return RunReport(
-            complete,
-            self._duration_ns(complete),
-            self._num_submitted,
-            self._num_ended,
-            sum(replica.rounds for replica in self.replicas),
-            tuple(replica.device.busy_ns for replica in self.replicas),
-            dict(self.refusals),
-            self.num_skipped_rows,
-            self.faults.finish(complete) if self.faults is not None else None,
-            self.cluster.report(self._duration_ns(complete)) if self.cluster is not None else None,
-            asked_lengths(self.workload),
-            tuple(_ema_of(actor.engine.controller.metrics()) for actor in self.replicas),
-            self.assembly,
-            self._last_arrival_ns if self.scenario.workload.concurrency is None else None,
-            self.notices,
+            complete=complete,
+            duration_ns=self._duration_ns(complete),
+            num_submitted=self._num_submitted,
+            num_ended=self._num_ended,
+            num_rounds=sum(replica.rounds for replica in self.replicas),
+            device_busy_ns=tuple(replica.device.busy_ns for replica in self.replicas),
+            refusals=dict(self.refusals),
+            num_skipped_rows=self.num_skipped_rows,
+            faults=self.faults.finish(complete) if self.faults is not None else None,
+            disaggregation=self.cluster.report(self._duration_ns(complete)) if self.cluster is not None else None,
+            asked_lengths=asked_lengths(self.workload),
+            ema_accept_len=tuple(_ema_of(actor.engine.controller.metrics()) for actor in self.replicas),
+            assembly=self.assembly,
+            last_arrival_ns=self._last_arrival_ns if self.scenario.workload.concurrency is None else None,
+            notices=self.notices,
         )
 
     def _duration_ns(self, complete: bool) -> int:

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from ...core.contract.events import Committed, EventSink
+from ...core.contract.outcomes import CommitOutcome
 from ...core.contract.request import Request
 from ...core.contract.step import Step, StepResult
 from ...core.errors import ForetokenError
-from ...core.scheduler.engine import CommitOutcome, Engine
+from ...core.scheduler.engine import Engine
 from ...observe.encoding import LineEncoder, decode_result
 
 

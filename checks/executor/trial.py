@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...core.contract.hidden import DraftInput, HandoffBatch
+from ...core.contract.outcomes import CommitOutcome
 from ...core.contract.request import GRAMMAR_KINDS, GREEDY, Grammar, Request, SamplingParams
 from ...core.contract.step import Step
 from ...core.draws import Purpose, hash64, request_key
 from ...core.errors import InvariantViolation
 from ...core.prompt import Prompt
-from ...core.scheduler.engine import CommitOutcome
 from ...properties.harness.contract import REFUSALS
 from ...properties.harness.operation import Handles, Operation, operation
 from ...properties.harness.trial import Trial

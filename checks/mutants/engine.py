@@ -71,7 +71,7 @@ AbortsLater (ENGINE-13): An abort is noted, and carried out when the request end
         + or record.state is RequestState.LEAVING or (record.row and not self.requests.leaving)
 
 GivesOneTokenMore (ACCEPT-11, ENGINE-02): The length at which a request ends is that of its KV, one short of its text.
-    DecodeRounds.join = good(self, row, kv_len, end_len + 1, single_round)
+    DecodeRounds.add = good(self, row, kv_len, end_len + 1, has_stop_strings)
 
 MasksTheStopByTheCap (ACCEPT-10): A run that reaches the length cap ends by length, whatever its last token is.
     DecodeRounds.count:
@@ -188,7 +188,7 @@ ReservesByTheStepsInForce (RELAY-06): Slots are reserved for the steps of now, n
         depth = sizes.reserve // sizes.alloc_len
         self.sizes = replace(sizes, alloc_len=min(length, sizes.alloc_len), reserve=min(depth * length, sizes.reserve))
         try:
-            return good(self, rounds_unseen, max_rounds)
+            return good(self, rounds_in_flight, max_rounds)
         finally:
             self.sizes = sizes
 
@@ -305,7 +305,7 @@ LetsBlocksGoOn (ENGINE-07): A newcomer waits until the block that runs has come 
 
 StopsInsideBlocks (ACCEPT-10, ENGINE-03): Rows with stop strings are put into blocks, though a block's rounds are not searched for them.
     Engine._max_rounds
-        - or self.rounds.single_round_rows > 0
+        - or self.rounds.num_with_stop_strings > 0
 
 ReadsSinceTheLastEntry (ACCEPT-10, ENGINE-03): A stop string that begins before a retraction and ends behind it is not found.
     OutputLog.stop_string_cuts
@@ -367,8 +367,8 @@ ReservesForNoDraft (ACCEPT-15): Without drafts one prompt token less is computed
 FAILURES = """
 TriesTheGuiltyLast (ENGINE-16): After a failed step those go first that have run before.
     Recovery.lose_steps
-        - record.prefill_committed == record.num_cached
-        + record.prefill_committed != record.num_cached
+        - record.has_committed_nothing
+        + not record.has_committed_nothing
 
 ForgetsEarlierSuspects (ENGINE-16): A second failure replaces the suspects of the first.
     WaitingQueue.try_first = good(self, records) or setattr(self, "_first", list(records))
@@ -398,11 +398,13 @@ EntersAtOnce (ENGINE-07): What was retracted enters again before a round is comm
 
 AddsUpPages (ENGINE-07): Context and reserve are rounded to pages one by one, so that a request which fits waits.
     Admission.needs
-        - ceil_to_page(context + self.reserve, self.config.page_size) - num_cached
-        + ceil_to_page(context, self.config.page_size) + ceil_to_page(self.reserve, self.config.page_size) - num_cached
+        - self.slots_for_length(record.prompt_len + record.emitted_before) - num_cached
+        + ceil_to_page(record.prompt_len + record.emitted_before, self.config.page_size) + self.slots_for_length(0) - num_cached
 
 StopsBlocksForEver (ENGINE-07): A row with stop strings that has left is counted on, so that nothing runs in blocks any more.
-    DecodeRounds.remove = good(self, row, False)
+    DecodeRounds.remove:
+        self._has_stop_strings[row] = False
+        good(self, row)
 
 KeepsWhatOverlapNeeds (ACCEPT-08): What a block leaves is that of a plan that has seen its last round, in overlap mode too.
     DecodeRounds.release_unused

@@ -8,6 +8,7 @@ from ...core.handoff import DecodeSide, PageSeal, PrefillSide, TransferState
 from ...core.handoff.life import TransferCounts
 from ...core.handoff.messages import Ack, CancelAck, Nack, TransferKey
 from ...core.handoff.side import Send
+from ...core.scheduler.admission import Admission
 from ...core.scheduler.output import OutputLog
 from ...core.scheduler.transfers import Transfers
 from ..transport.handoff_subject import CountingWorker, HandoffTransport
@@ -89,7 +90,7 @@ KeepsWhatIsAcknowledged (HANDOFF-03): Pages wait for a fence after an acknowledg
 
 CountsNoReading (HANDOFF-03): A lease ends while the link still reads page after page.
     PrefillSide.pages_sent
-        - self._deadlines.set(transfer, now_ns + self.timing.lease_ns)  # until then it waited for its own link
+        - self._deadlines.set(transfer, now_ns + self.timing.lease_ns)  # it starts when the pages have left here
         + pass
 
 HearsOfOneLoss (HANDOFF-08): Of the requests of a decode worker that is gone one ends, and the others wait for their leases.
@@ -174,9 +175,9 @@ RefusesAfterANack (ANSWER): What did not arrive intact once is not taken again.
 JoinsAgain (HANDOFF-04, ANSWER, RAISES): A retry for a request that has joined, whose acknowledgement was lost, is a new request.
     DecodeSide._offered:
         name = (peer, offer.key.request_id)
-        trace = self._traces.get(name)
+        trace = self._ended.get(name)
         if trace is not None and trace.joined and offer.key > trace.key:
-            del self._traces[name]
+            del self._ended[name]
         return good(self, peer, offer, now_ns)
 
 DecodesWhatIsCalledBack (HANDOFF-08): A cancel comes too late for a request that has joined: it is decoded to its end, and its client was
@@ -186,11 +187,11 @@ told that it failed.
 ForgetsCancels (HANDOFF-04): A cancel that overtakes its offer is answered and forgotten; the offer is then taken up.
     DecodeSide._cancelled:
         name = (peer, message.key.request_id)
-        known = self._traces.get(name)
+        known = self._ended.get(name)
         understood = good(self, peer, message, now_ns)
         if known is None:
-            self._traces.pop(name, None)
-            self._trace_ends.clear(name)
+            self._ended.pop(name, None)
+            self._forgotten_at.clear(name)
         return understood
 
 AnswersWhatItKnows (HANDOFF-03): A cancel for a transfer that is over has no answer; the prefill side keeps its pages until a lease and a
@@ -231,14 +232,14 @@ LosesTheLastOfTheDead (HANDOFF-03): Of the transfers of a worker that was restar
         return None if "restarted" in why and transfer is not last else good(self, transfer, why, now_ns)
 
 LeavesNoReserve (HANDOFF-03): A request gets all pages that are left, and those that are decoded find none for their next round.
-    Transfers._row_for
-        - headroom = self.admission.headroom(len(requests.rounds.rows))
-        + headroom = 0
+    Admission.fits_transfer
+        - self.headroom(len(requests.rounds.rows))
+        + 0
 
 ForgetsWithTheDevice (HANDOFF-04, HANDOFF-08, ANSWER, RAISES): With its device the decode worker forgets which requests have joined.
     DecodeSide.worker_lost:
         good(self, epoch, now_ns)
-        self._traces.clear()
+        self._ended.clear()
         self._joined_by.clear()
 """
 
@@ -274,9 +275,9 @@ ServesTheLastFirst (HANDOFF-03): Of the requests that wait for room at the decod
         self._queue.reverse()
 
 OvertakesTheLost (HANDOFF-03): What comes gets slots before a request that the decode worker had, and has to compute again.
-    Transfers._row_for
-        - if len(requests.waiting) or requests.in_progress is not None:
-        + if requests.in_progress is not None:
+    Admission.fits_transfer
+        - not len(requests.waiting) and requests.in_progress is None
+        + requests.in_progress is None
 
 WaitsWhenRefused (HANDOFF-03): A refusal of pages is taken note of when they are all sent, and not before.
     PrefillSide.receive:
@@ -310,7 +311,7 @@ ForgetsWhatWasShown (HANDOFF-05): A request that goes on behind its lost worker 
 """
 
 _PLACES = [
-    *(PrefillSide, DecodeSide, TransferCounts, Transfers, OutputLog, HandoffTransport, CountingWorker),
+    *(PrefillSide, DecodeSide, TransferCounts, Admission, Transfers, OutputLog, HandoffTransport, CountingWorker),
     *(replace, PageSeal, TransferState, Ack, CancelAck, Nack, Send, TransferKey),
 ]
 MUTANTS = (

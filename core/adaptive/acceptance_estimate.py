@@ -98,7 +98,7 @@ class AcceptanceEstimate:
         slow, fast = math.exp(-rounds / _SLOW_ROUNDS), math.exp(-rounds / _FAST_ROUNDS)
         for j in range(self.depth):
             kept = self._slow_trials[j]
-            # A position that is not tried loses weight, never its ratio, and never the last few rows.
+            # A position without trials keeps its ratio; its weight decays down to `_FLOOR_ROWS`.
             keep = max(slow, min(1.0, _FLOOR_ROWS / kept)) if kept > 0 else 0.0
             self._slow_trials[j] = kept * keep + trials[j]
             self._slow_accepts[j] = self._slow_accepts[j] * keep + accepts[j]
@@ -109,7 +109,7 @@ class AcceptanceEstimate:
         return any(self._has_changed(j) for j in range(self.depth))
 
     def forget_the_past(self) -> None:
-        """Keep of the fast memory as much as a few rows weigh: acceptance has changed, some rounds ago."""
+        """Restart both memories from the fast one, scaled down to `_FLOOR_ROWS` rows, because acceptance has changed some rounds ago."""
         for j in range(self.depth):
             known = self._fast_trials[j]
             keep = min(1.0, _FLOOR_ROWS / known) if known >= 1.0 else 0.0
@@ -149,7 +149,7 @@ class AcceptanceEstimate:
 
 
 class _Correction(NamedTuple):
-    """Of one shape: the factor c, the variance of its logarithm from the shape's few rows, and the deviation still unknown."""
+    """The correction of one shape: factor c, the variance of log c, and the deviation that the shape's own rows have not settled."""
 
     factor: float
     variance: float
@@ -264,7 +264,7 @@ class AcceptLengths:
     def _learn(self) -> None:
         self.probabilities = self._shared()
         for _ in range(_ROUNDS_OF_FITTING if self._are_trees else 0):
-            if not self._build_trees():
+            if not self._refit_exponents():
                 break
             self.probabilities = self._shared()
         for shape, own in self._own.items():
@@ -290,8 +290,8 @@ class AcceptLengths:
         """Return the p that gives acceptance q."""
         return q if exponent == 1.0 else 1.0 - (1.0 - min(q, _MOST)) ** (1.0 / exponent)
 
-    def _build_trees(self) -> bool:
-        """Compute the exponents again if some p_j has moved; whether it has."""
+    def _refit_exponents(self) -> bool:
+        """Compute the exponents anew if some p_j has moved. Returns whether it has."""
         p = self.probabilities
         if self._built_for and all(abs(a - b) <= _TREES_FOLLOW for a, b in zip(p, self._built_for, strict=True)):
             return False
@@ -304,7 +304,7 @@ class AcceptLengths:
             for j in range(own.depth):
                 q = min(survival[j] / before, _MOST) if before > 0 else 0.0
                 first = min(max(p[j], 1e-6), _MOST)
-                # Beyond the nodes that there are, nothing can be accepted; a little keeps the way back finite.
+                # Beyond the tree's nodes nothing can be accepted; a lower bound keeps 1 / exponent finite.
                 self._exponents[steps, nodes][j] = max(math.log1p(-q) / math.log1p(-first), 1e-3)
                 before = survival[j]
         return True

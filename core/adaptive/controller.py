@@ -104,7 +104,7 @@ class AdaptiveController:
         self.policy = policy
         self._shape_arguments = (topk, num_draft_tokens, depth_limited)
         self._shape = DraftTreeShape(policy.config, topk, num_draft_tokens, depth_limited)
-        # What was there at the start; a later table chooses among it.
+        # The shapes built at start-up: a reloaded table may use only these.
         self._first_sizes = frozenset(self._shape.tree_sizes())
         self._captured: frozenset[GraphKey] = frozenset()
         self._captured_sizes: tuple[int, ...] | None = None
@@ -160,7 +160,7 @@ class AdaptiveController:
     # --- every round ---
 
     def draft_fewest(self, fewest_only: bool) -> None:
-        """Choose the smallest candidate of each batch size from the next round on, or what the policy says again.
+        """With True, use the smallest candidate of each batch size from the next round on; with False, the policy's choice again.
 
         What the policy has learned stays.
         """
@@ -199,7 +199,7 @@ class AdaptiveController:
         if not rows:
             return
         if type(correct_drafts) is list:
-            total = sum(correct_drafts)  # fractions are counted at their floor, but averaged as they are
+            total = sum(correct_drafts)  # the histogram counts a fraction at its floor, the mean uses it exactly
         self._counters.add(counts, total, rows, nd - 1)
         self.policy.observe(counts, total, rows, bs, executed_steps)
 
@@ -225,7 +225,7 @@ class AdaptiveController:
         self._counters.add(counts, total, rounds * rows, proposed, calls=rounds)
 
     def rounds_to_next_decision(self, bs: int) -> int:
-        """Return how many results of this batch size may change its steps; fewer never do. At least 1."""
+        """Return after how many results of this batch size, at the earliest, its steps may change. At least 1."""
         return self.policy.rounds_to_next_decision(bs)
 
     # --- a new table, metrics, state ---

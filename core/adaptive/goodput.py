@@ -5,7 +5,7 @@ device's cost table. The policy picks the greatest E / t, the lower S in a tie. 
 is made for each.
 
 It begins with the choice for an average draft. Early in a stationary stretch every choice is a guess, so at growing distances
-(`_LAST_LOOK_ROUND`) the policy takes what seems best so far. Later it leaves a choice only when the gain is beyond doubt.
+(`_LAST_LOOK_ROUND`) the policy takes what seems best so far. Later it leaves a choice only for a gain of more than one standard deviation.
 
 Acceptance of positions that are not drafted cannot be measured. So there are probes: a few rounds of a deeper draft, where a high
 acceptance of these positions would pay. They become rarer after each failure and take at most about half a percent of the time. Within one
@@ -213,7 +213,7 @@ class GoodputPolicy:
                 rates = {
                     count: self.estimate.expected(shape) / time
                     for count, shape, time in zip(candidates, shapes, self._times(candidates, size), strict=True)
-                    if count or self._folds or len(candidates) == 1  # what is not drafted is not measured
+                    if count or self._folds or len(candidates) == 1  # with 0 steps no acceptance would be measured
                 }
                 steps = max(rates, key=rates.get)
             cell = _Cell(
@@ -275,9 +275,9 @@ class GoodputPolicy:
             self._switch(cell, best)
 
     def _better(self, cell: _Cell, current: int, times: Sequence[int]) -> tuple[int, bool]:
-        """Return the best candidate if it beats `current` beyond doubt, else `current`; and whether that is certain.
+        """Return the best candidate if it beats `current` by more than one standard deviation, else `current`; and whether that is certain.
 
-        Positions beyond `current` get the benefit of the doubt: going deeper measures them, staying never does.
+        Positions beyond `current` are taken at their estimate and half a deviation: going deeper measures them, staying never does.
         """
         p = self._optimistic(current, _BENEFIT_DEVIATIONS)
         rates = self._rates(cell, times, p)
@@ -296,7 +296,7 @@ class GoodputPolicy:
         return self.estimate.trials(cell.steps + 1) < _PROBE_ROWS / 2 or rates[deeper] <= rates[cell.steps]
 
     def _optimistic(self, first: int, deviations: float) -> list[float]:
-        """Return the acceptance by position, from `first` on with the benefit of the doubt."""
+        """Return the acceptance by position, from `first` on with `deviations` standard deviations added."""
         p = list(self.estimate.probabilities)
         for j in range(first, len(p)):
             independent_rows = self.estimate.trials(j + 1) / ROWS_PER_INDEPENDENT_ROW + _BENEFIT_ROWS
@@ -381,9 +381,10 @@ class GoodputPolicy:
         if rates[chosen] / rates[incumbent] - 1 <= MIN_GAIN + _PROBE_DEVIATIONS * doubt:
             chosen = incumbent
         self._switch(cell, chosen)
-        interval = self._probe_interval = self._probe_interval if chosen <= probe.incumbent else _PROBE_INTERVAL_ROUNDS
-        if chosen <= probe.incumbent:
-            self._probe_interval = min(interval * _PROBE_INTERVAL_GROWTH, _PROBE_INTERVAL_CAP_ROUNDS)
+        has_failed = chosen <= incumbent
+        interval = self._probe_interval if has_failed else _PROBE_INTERVAL_ROUNDS
+        longer = min(interval * _PROBE_INTERVAL_GROWTH, _PROBE_INTERVAL_CAP_ROUNDS)
+        self._probe_interval = longer if has_failed else interval
         lost_rounds = self._lost_rounds(probe, times, doubtful=True)
         wait = min(max(interval, math.ceil(lost_rounds / _PROBE_COST)), _LONGEST_PROBE_WAIT_ROUNDS)
         self._next_probe = self._fold_round + wait

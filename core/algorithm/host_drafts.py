@@ -1,4 +1,4 @@
-"""A proposer as executors use it: every answer is checked before it is verified."""
+"""Calls a proposer for an executor, and validates every answer before a verify tree is built from it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class HostDrafts:
             tokens, parents = np.where(rejected, 0, tokens), np.where(rejected, -1, parents)
         return Proposal(tokens, parents, relay)
 
-    # -- what it may not do ---------------------------------------------------------------------------------------
+    # -- validation -----------------------------------------------------------------------------------------------
 
     def _answer(self, method: str, function: Any, *arguments: Any) -> Any:
         try:

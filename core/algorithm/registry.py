@@ -1,6 +1,6 @@
 """Algorithms by name: the built-in ones, and plugins from a decorator or the entry-point group `foretoken.algorithms`.
 
-An entry point is loaded when its name is asked for, and nothing else is. What a plugin does wrong is one `ConfigError` with all of it.
+An entry point is loaded only when its name is asked for. All problems of a plugin are reported in one `ConfigError`.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def _parameters(function: Callable) -> list[str]:
 
 
 def answer_problems(algorithm: SpecAlgorithm) -> list[Problem]:
-    """Return values that executors cannot build a draft by, and unusable answers of the methods, asked about a small shape."""
+    """Return the problems of a plugin: attributes that no executor supports, and unusable answers of its methods about a small shape."""
     problems: list[Problem] = []
 
     def ask(method: str, *arguments: Any) -> Any:

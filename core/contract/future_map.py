@@ -6,7 +6,7 @@ contains the row resolves them:
     empty ──publish, stash──► written ──resolve──► empty ──publish, stash──► …
                                  └──────drop──────► empty        (the row is released, its cell unread)
 
-so the trace of a cell, per owner, is (W R)* and at most one unread W. Each cell carries the epoch of the request that
+so each owner's writes and reads of a cell alternate, and at most its last write is unread. Each cell carries the epoch of the request that
 wrote it; a reader of another epoch gets an error, never a value. Row 0 is the padding row: writing it does nothing,
 reading it gives zeros. A call that fails changes nothing.
 
@@ -241,7 +241,7 @@ class FutureMap:
             real, epochs = rows[sources], epochs[sources]
         if real.size > self.num_rows:
             raise InvariantViolation("RELAY-02", f"{real.size} rows in one call, but there are {self.num_rows}")
-        # Of two equal rows the later stamp stays; then the earlier one does not find its own.
+        # If a row is given twice, its later stamp overwrites the earlier one, and the comparison finds the difference.
         order = self._order[: real.size]
         self._stamps[real] = order
         twice = self._stamps[real] != order

@@ -1,8 +1,8 @@
 """The decode side of a handoff: it reserves slots, verifies pages as they arrive, and lets the request join without a forward pass.
 
 A transfer holds its row in the engine from the reservation until the request joins. If it is given up instead, the row is held until no
-page of it can be written any more: the prefill side has confirmed that, or a fence has passed. A *trace* of an ended transfer is kept for a
-while, to answer late messages.
+page of it can be written any more: the prefill side has confirmed that, or a fence has passed. What has ended is
+remembered for a while (`EndedTransfer`), to answer late messages.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from itertools import groupby
 
 from ..algorithm.algorithm import AlgorithmShape
 from ..algorithm.arrival import DraftPayload
+from ..contract.outcomes import AbortOutcome, CommitOutcome
 from ..contract.request import FinishReason
-from ..scheduler.engine import AbortOutcome, CommitOutcome, Engine
+from ..scheduler.engine import Engine
 from .life import DECODE_TRANSITIONS, ENDED, ENDING_EVENTS, TransferEvent, TransferState
 from .messages import (
     Accept,
@@ -31,7 +32,7 @@ from .messages import (
     Reject,
     Renew,
 )
-from .side import Deadlines, HandoffSide, HandoffTiming, Incoming, Trace, TransferOutcome, WritePage
+from .side import Deadlines, EndedTransfer, HandoffSide, HandoffTiming, Incoming, TransferOutcome, WritePage
 
 
 class DecodeSide(HandoffSide):
@@ -44,7 +45,7 @@ class DecodeSide(HandoffSide):
     The prefill side reports the end of a request that has not joined. So `take_finished` has only requests that the prefill side gave up
     after they had joined.
 
-    `shape` sizes what the algorithm relays; by default the engine's steps and branches do.
+    `shape` gives the sizes of the relayed fields; the default follows from the engine's steps and top-k.
     """
 
     def __init__(
@@ -62,19 +63,19 @@ class DecodeSide(HandoffSide):
         self._transfers: dict[tuple[str, str], Incoming] = {}  # by (peer, request)
         self._queue: deque[Incoming] = deque()
         self._generations: dict[str, int] = {}  # the newest known, by peer
-        self._traces: dict[tuple[str, str], Trace] = {}
-        self._trace_ends = Deadlines()
-        self._joined_by: dict[str, tuple[str, str]] = {}  # request -> the trace of the transfer that brought it
+        self._ended: dict[tuple[str, str], EndedTransfer] = {}
+        self._forgotten_at = Deadlines()
+        self._joined_by: dict[str, tuple[str, str]] = {}  # request -> the ended transfer that brought it
 
     # -- what a driver may ask ----------------------------------------------------------------------------------------
 
     @property
     def is_idle(self) -> bool:
-        """Whether no transfer is open. Traces may be left."""
+        """Whether no transfer is open. Ended ones may be remembered."""
         return not self._transfers
 
     def _timers(self) -> tuple[Deadlines, ...]:
-        return self._deadlines, self._renewals, self._trace_ends
+        return self._deadlines, self._renewals, self._forgotten_at
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -159,8 +160,8 @@ class DecodeSide(HandoffSide):
             else:
                 self._fail_request(transfer, "nothing arrived in time", now_ns)
                 self._give_up(transfer, TransferState.FAILED, transfer.message, now_ns)
-        while (name := self._trace_ends.pop_due(now_ns)) is not None:
-            del self._traces[name]
+        while (name := self._forgotten_at.pop_due(now_ns)) is not None:
+            del self._ended[name]
             if self._joined_by.get(name[1]) == name:
                 del self._joined_by[name[1]]
         self._reserve_waiting(now_ns)
@@ -176,13 +177,13 @@ class DecodeSide(HandoffSide):
             for transfer in [t for t in self._transfers.values() if t.peer == peer]:
                 self._lose(transfer, f"prefill worker {peer!r} was restarted", now_ns)
         self._generations[peer] = key.generation
-        trace = self._traces.get(name)
-        if trace is not None and trace.key.generation == key.generation:
-            if key.attempt <= trace.key.attempt:
+        ended = self._ended.get(name)
+        if ended is not None and ended.key.generation == key.generation:
+            if key.attempt <= ended.key.attempt:
                 return False
-            if trace.joined and offer.first_attempt <= trace.key.attempt:
+            if ended.joined and offer.first_attempt <= ended.key.attempt:
                 # The ack was lost; the request has joined already.
-                self._remember(name, Trace(key, True), now_ns)
+                self._remember(name, EndedTransfer(key, True), now_ns)
                 self._say(peer, Ack(key, self.epoch))
                 return True
         transfer = self._transfers.get(name)
@@ -245,7 +246,7 @@ class DecodeSide(HandoffSide):
         transfer.received[page.index] = found
         page_size = self.page_format.page_size
         slots = transfer.slots[page.index * page_size : (page.index + 1) * page_size]
-        self._actions.append(WritePage(page, transfer.row, transfer.epoch, slots))
+        self._actions.append(WritePage(page, transfer.row, transfer.row_epoch, slots))
         return True
 
     def _manifest(self, transfer: Incoming, manifest: Manifest, now_ns: int) -> bool:
@@ -304,23 +305,25 @@ class DecodeSide(HandoffSide):
         key, name = message.key, (peer, message.key.request_id)
         self._say(peer, CancelAck(key))
         transfer = self._transfers.get(name)
-        same = transfer is not None and transfer.key.generation == key.generation
-        if same and message.first_attempt <= transfer.key.attempt <= key.attempt:
+        is_same_generation = transfer is not None and transfer.key.generation == key.generation
+        if is_same_generation and message.first_attempt <= transfer.key.attempt <= key.attempt:
             if transfer.state in (TransferState.QUEUED, TransferState.RECEIVING):
                 end = TransferState.FAILED if message.failed else TransferState.CANCELLED
                 self._end_request(transfer, end, f"given up by the prefill worker: {message.reason}", now_ns)
             self._finish(transfer, transfer.end, now_ns)
-            self._remember(name, Trace(key, False), now_ns)  # an offer of a later attempt that it ends may still arrive
+            self._remember(
+                name, EndedTransfer(key, False), now_ns
+            )  # an offer of a later attempt that it ends may still arrive
             return True
-        trace = self._traces.get(name)
-        is_old = trace is not None and (trace.key.generation, trace.key.attempt) > (key.generation, key.attempt)
+        ended = self._ended.get(name)
+        is_old = ended is not None and (ended.key.generation, ended.key.attempt) > (key.generation, key.attempt)
         if transfer is not None or is_old:
             return False
-        same = trace is not None and trace.key.generation == key.generation
-        if same and trace.joined and message.first_attempt <= trace.key.attempt:
+        is_same_generation = ended is not None and ended.key.generation == key.generation
+        if is_same_generation and ended.joined and message.first_attempt <= ended.key.attempt:
             self._abort_joined(name, now_ns)
         # The cancel may have overtaken its offer.
-        self._remember(name, Trace(key, False), now_ns)
+        self._remember(name, EndedTransfer(key, False), now_ns)
         return True
 
     def _abort_joined(self, name: tuple[str, str], now_ns: int) -> None:
@@ -337,8 +340,8 @@ class DecodeSide(HandoffSide):
 
     def _late(self, peer: str, message: Message) -> bool:
         """Take a message about an ended transfer or an earlier attempt. A manifest of a joined request is acknowledged again."""
-        trace = self._traces.get((peer, message.key.request_id))
-        if isinstance(message, Manifest) and trace is not None and trace.joined and trace.key == message.key:
+        ended = self._ended.get((peer, message.key.request_id))
+        if isinstance(message, Manifest) and ended is not None and ended.joined and ended.key == message.key:
             self._say(peer, Ack(message.key, self.epoch))
         return False
 
@@ -360,7 +363,7 @@ class DecodeSide(HandoffSide):
             self._queue.popleft()
             self._move(transfer, TransferEvent.RESERVE)
             self._renewals.clear(transfer)
-            transfer.row, transfer.epoch = outcome.row, outcome.epoch
+            transfer.row, transfer.row_epoch = outcome.row, outcome.epoch
             transfer.first_page = outcome.num_cached // self.page_format.page_size
             transfer.num_pages = self.page_format.num_pages(transfer.offer.request.prefill_len)
             transfer.slots = self.engine.store.table.gather(
@@ -425,13 +428,15 @@ class DecodeSide(HandoffSide):
             self.engine.transfers.release_hold(transfer.row, now_ns)
         self.counts.end(end)
         self._outcomes.append(TransferOutcome(transfer.request_id, end, transfer.message))
-        self._remember(name, Trace(transfer.key, end is TransferState.COMPLETED), now_ns)
+        self._remember(name, EndedTransfer(transfer.key, end is TransferState.COMPLETED), now_ns)
 
-    def _remember(self, name: tuple[str, str], trace: Trace, now_ns: int) -> None:
-        """Keep a trace for as long as the other side may still send messages about the transfer."""
-        self._traces[name] = trace
+    def _remember(self, name: tuple[str, str], ended: EndedTransfer, now_ns: int) -> None:
+        """Remember an ended transfer for as long as the other side may still send messages about it."""
+        self._ended[name] = ended
         timing = self.timing
-        self._trace_ends.set(name, now_ns + timing.max_attempts * (timing.lease_ns + timing.hold_ns) + timing.fence_ns)
+        self._forgotten_at.set(
+            name, now_ns + timing.max_attempts * (timing.lease_ns + timing.hold_ns) + timing.fence_ns
+        )
 
     def _move(self, transfer: Incoming, event: TransferEvent) -> None:
         transfer.state = DECODE_TRANSITIONS[transfer.state][event]

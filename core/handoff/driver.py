@@ -16,9 +16,10 @@ from typing import Protocol
 
 from ..algorithm.algorithm import AlgorithmShape
 from ..algorithm.arrival import DraftPayload
+from ..contract.outcomes import AbortOutcome, CommitOutcome, SubmitOutcome
 from ..contract.request import FinishedRequest, FinishReason, Request
 from ..scheduler.config import EngineRole
-from ..scheduler.engine import AbortOutcome, CommitOutcome, Engine, SubmitOutcome
+from ..scheduler.engine import Engine
 from .decode_side import DecodeSide
 from .messages import Message, Page, PageFormat, PageSeal
 from .prefill_side import PrefillSide

@@ -1,9 +1,9 @@
 """Which workers serve a request, and how it goes on when one of them is lost. No I/O: the parent of real workers and the simulated
 cluster are its drivers.
 
-A request is placed on a prefill and a decode worker. When a worker is lost, all living ones are told, and drop what they share with it.
-The verdict waits until each of them has answered or is lost, too. From then on no message of an old attempt can have an effect. Workers
-that died at the same time have not answered, so no request goes on at one of them, and together they are one loss to a request.
+A request is placed on a prefill and a decode worker. When a worker is lost, every living worker drops what it shares with it, and answers.
+Only then are the affected requests judged, so that no message of an old attempt can have an effect. Workers that die meanwhile are not
+waited for, and count as the same loss.
 
 The verdict:
 
@@ -24,7 +24,7 @@ from ..contract.request import Request
 from ..prompt import Prompt
 
 MAX_TRIES = 2
-"""A request that has lost so many workers may be what ends them."""
+"""How often a request is placed. After that it fails, because it may be what kills its workers."""
 
 
 Name = str | int
@@ -39,8 +39,8 @@ class WorkerPool(Protocol):
     def assign(self, request: Request) -> Name | None:
         """Choose a worker for a request, and count the request there. Returns None if none is left."""
 
-    def done(self, name: Name, request: Request) -> None:
-        """Count a request that `name` is done with, or was lost with."""
+    def release(self, name: Name, request: Request) -> None:
+        """Take a request off the load of `name`: it has ended there, or the worker was lost."""
 
     def lose(self, name: Name) -> None:
         """Take a worker for dead; one of another role changes nothing."""
@@ -63,7 +63,7 @@ class LeastLoaded:
         self._loads[name] += self._load_of(request)
         return name
 
-    def done(self, name: str, request: Request) -> None:
+    def release(self, name: str, request: Request) -> None:
         if name in self._loads:
             self._loads[name] -= self._load_of(request)
 
@@ -88,7 +88,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a loss means for a request: a new placement, or its end. Without a `failure` its client had given it up."""
+    """What a loss means for a request: a new placement, or its end. Without placement and `failure`, its client had aborted it."""
 
     request_id: str
     placement: Placement | None
@@ -126,7 +126,7 @@ class Placements:
             return None
         decode = self._decode.assign(request)
         if decode is None:
-            self._prefill.done(prefill, request)
+            self._prefill.release(prefill, request)
             return None
         placement = self._placements[request.request_id] = Placement(request, prefill, decode, tries)
         return placement
@@ -135,7 +135,7 @@ class Placements:
         """Note that the prefill worker is done with a request."""
         placement = self._placements[request_id]
         if not placement.is_handed_over:
-            self._prefill.done(placement.prefill, placement.request)
+            self._prefill.release(placement.prefill, placement.request)
             placement.is_handed_over = True
 
     def joined(self, request_id: str) -> None:
@@ -153,24 +153,24 @@ class Placements:
         """Forget a request that is over."""
         placement = self._placements.pop(request_id)
         if not placement.is_handed_over:
-            self._prefill.done(placement.prefill, placement.request)
-        self._decode.done(placement.decode, placement.request)
+            self._prefill.release(placement.prefill, placement.request)
+        self._decode.release(placement.decode, placement.request)
 
     def awaits_answers(self, lost: Name) -> bool:
         """Return whether the verdicts on the requests of a lost worker are still to come."""
         return lost in self._awaited
 
     def lose(self, name: Name, why: str) -> list[Verdict]:
-        """Take a worker for dead; all living ones must answer it (`let_go`). Returns the verdicts that waited for this worker alone."""
+        """Take a worker for dead; all living ones must `acknowledge_loss`. Returns the verdicts that waited for this worker alone."""
         for pool in (self._prefill, self._decode):
             pool.lose(name)
         for placement in self._placements.values():
             if name == placement.decode or (name == placement.prefill and not placement.is_handed_over):
                 placement.lost, placement.loss = name, why
         self._awaited[name] = dict.fromkeys([*self._prefill, *self._decode])
-        return [verdict for lost in list(self._awaited) for verdict in self.let_go(name, lost)]
+        return [verdict for lost in list(self._awaited) for verdict in self.acknowledge_loss(name, lost)]
 
-    def let_go(self, name: Name, lost: Name) -> list[Verdict]:
+    def acknowledge_loss(self, name: Name, lost: Name) -> list[Verdict]:
         """Note that `name` has dropped all that it shared with `lost`, and return the verdicts if it was the last one to do so."""
         awaited = self._awaited.get(lost)
         if awaited is None:

@@ -1,7 +1,7 @@
 """The prefill side of a handoff: it holds the KV of computed prompts and sends it until the decode side acknowledges it.
 
-Every transfer holds the row of its request in the engine (`Engine.hold`), from its offer on. An ack or the
-answer to a cancel releases the row, else the end of a lease and a fence. It is never released while the driver still reads a page of it.
+Every transfer holds the row of its request in the engine (`Transfers.hold`), from its offer on. The row is released on an ack or on the
+answer to a cancel; without either, when a lease and a fence have passed. It is never released while the driver still reads a page of it.
 The request itself ends as soon as the outcome is certain.
 """
 
@@ -12,8 +12,9 @@ from dataclasses import replace
 
 from ..algorithm.arrival import DraftPayload
 from ..contract.hidden import ForwardPhase, check_hidden
+from ..contract.outcomes import AbortOutcome, CommitOutcome, SubmitOutcome
 from ..contract.request import FinishReason, Request
-from ..scheduler.engine import AbortOutcome, CommitOutcome, Engine, SubmitOutcome
+from ..scheduler.engine import Engine
 from ..scheduler.transfers import PromptProgress
 from .life import ENDED, ENDING_EVENTS, PREFILL_TRANSITIONS, TransferEvent, TransferState
 from .messages import (
@@ -33,7 +34,8 @@ from .messages import (
 )
 from .side import HandoffSide, HandoffTiming, Outgoing, SendPages, TransferOutcome
 
-MAX_REMEMBERED = 1 << 12  # more than a decode side remembers for as long as it would act on a cancel
+MAX_REMEMBERED = 1 << 12
+"""Acknowledged attempts that are remembered: a late `Accept` of one must not be answered with a `Cancel` that the decode side acts on."""
 
 
 class PrefillSide(HandoffSide):
@@ -136,7 +138,7 @@ class PrefillSide(HandoffSide):
         self._peers = {name: peer for name, peer in self._peers.items() if self.engine.state_of(name) is not None}
         self.generation = generation
 
-    # -- news ---------------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------------
 
     def receive(self, peer: str, message: Message, now_ns: int) -> None:
         """Take a message from the decode worker `peer`. Late, duplicate and meaningless messages change nothing."""
@@ -170,7 +172,7 @@ class PrefillSide(HandoffSide):
             self._finish(transfer, transfer.end, now_ns)
         elif transfer.state is TransferState.SENDING and key == transfer.key:
             transfer.seals.update(seals)
-            self._deadlines.set(transfer, now_ns + self.timing.lease_ns)  # until then it waited for its own link
+            self._deadlines.set(transfer, now_ns + self.timing.lease_ns)  # it starts when the pages have left here
             self._send_manifest(transfer, now_ns)
 
     def peer_lost(self, peer: str, now_ns: int, reason: FinishReason = FinishReason.ERROR) -> None:
@@ -210,7 +212,7 @@ class PrefillSide(HandoffSide):
                 self._retry(transfer, "no answer in time", now_ns)
 
     def _accepted(self, transfer: Outgoing, message: Accept, now_ns: int) -> bool:
-        if not self._move(transfer, TransferEvent.ACCEPT):
+        if not self._try_move(transfer, TransferEvent.ACCEPT):
             return False
         num_pages = self.page_format.num_pages(transfer.request.prefill_len)
         transfer.peer_epoch = message.epoch
@@ -333,7 +335,7 @@ class PrefillSide(HandoffSide):
         arrival = replace(self.engine.transfers.first_token_of(request_id), draft=self._payloads[request_id])
         seals = tuple(transfer.seals[index] for index in wanted)
         self._say(transfer.peer, Manifest(transfer.key, transfer.peer_epoch, transfer.first_page, seals, arrival))
-        self._move(transfer, TransferEvent.SENT)
+        self._try_move(transfer, TransferEvent.SENT)
         self._renewals.clear(transfer)
         self._deadlines.set(transfer, now_ns + self.timing.lease_ns)
 
@@ -343,7 +345,7 @@ class PrefillSide(HandoffSide):
             self._fail_request(transfer, why, now_ns)
             self._give_up(transfer, TransferState.FAILED, transfer.message, now_ns)
             return
-        self._move(transfer, TransferEvent.RETRY)
+        self._try_move(transfer, TransferEvent.RETRY)
         del self._transfers[transfer.key]
         transfer.key = self._new_key(transfer.request.request_id)
         self._transfers[transfer.key] = transfer
@@ -365,7 +367,7 @@ class PrefillSide(HandoffSide):
     def _give_up(self, transfer: Outgoing, end: TransferState, why: str, now_ns: int) -> None:
         self._forget_request(transfer)
         transfer.end, transfer.message = end, why
-        self._move(transfer, TransferEvent.GIVE_UP)
+        self._try_move(transfer, TransferEvent.GIVE_UP)
         self._renewals.clear(transfer)
         self._say(transfer.peer, Cancel(transfer.key, transfer.first_attempt, end is TransferState.FAILED, why))
         self._deadlines.set(transfer, now_ns + self.timing.lease_ns)
@@ -393,7 +395,7 @@ class PrefillSide(HandoffSide):
 
     def _fence(self, transfer: Outgoing, now_ns: int) -> None:
         # The table refuses it where a fence is up already; its time starts again.
-        self._move(transfer, TransferEvent.FENCE)
+        self._try_move(transfer, TransferEvent.FENCE)
         self._renewals.clear(transfer)
         self._deadlines.set(transfer, now_ns + self.timing.fence_ns)
 
@@ -410,7 +412,7 @@ class PrefillSide(HandoffSide):
         self.counts.end(end)
         self._outcomes.append(TransferOutcome(transfer.request.request_id, end, transfer.message))
 
-    def _move(self, transfer: Outgoing, event: TransferEvent) -> bool:
+    def _try_move(self, transfer: Outgoing, event: TransferEvent) -> bool:
         following = PREFILL_TRANSITIONS[transfer.state].get(event)
         if following is None:
             return False

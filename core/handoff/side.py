@@ -124,7 +124,7 @@ class WritePage:
 
     page: Page
     row: int
-    epoch: int  # of the row, which identifies the request that will own the KV
+    row_epoch: int  # identifies the request that will own the KV
     slots: np.ndarray  # int32 [page_size]
 
 
@@ -171,7 +171,7 @@ class Incoming:
     peer: str
     state: TransferState = TransferState.QUEUED
     row: int = 0
-    epoch: int = 0  # of the row
+    row_epoch: int = 0
     first_page: int = 0
     num_pages: int = 0  # of the whole prompt
     slots: np.ndarray | None = None  # int32 [num_pages · page_size], once they are reserved
@@ -191,7 +191,7 @@ class Incoming:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class EndedTransfer:
     """What the decode side remembers of an ended transfer. `joined`: its request may be running here."""
 
     key: TransferKey

@@ -3,6 +3,9 @@
     slots[row]   [0, committed) final · [committed, allocated) ours, unwritten or rejected · [allocated, width) unused
 
 Row 0 is the padding row: all its entries are slot 0, and lanes of a padded batch point at it.
+
+The width of a row follows from the slots that speculative decoding needs, always with the maximum over the adaptive candidates. Letters:
+S draft steps, k top-k, nd nodes of a verify tree (root included), p page size, L slots per decode round, R the reserve of one request.
 """
 
 from __future__ import annotations
@@ -15,10 +18,6 @@ from numpy.typing import NDArray
 from ..errors import ForetokenError, InvariantViolation
 
 Lengths = NDArray[np.int64]
-
-
-# How much room speculative decoding needs, always with the maximum over the adaptive candidates. Letters: S draft steps, k top-k, nd
-# nodes of a verify tree (root included), p page size, L slots per decode round, R the reserve of one request.
 
 
 @overload
@@ -55,17 +54,17 @@ def reserve_per_decode(alloc_len: int, overlap: bool) -> int:
 
     In overlap mode the round before has not been seen yet and may still write L slots of its own.
     """
-    return reserve_per_block(alloc_len, max_rounds=1, rounds_unseen=1 if overlap else 0)
+    return reserve_per_block(alloc_len, max_rounds=1, rounds_in_flight=1 if overlap else 0)
 
 
-def reserve_per_block(alloc_len: int, max_rounds: int, rounds_unseen: int) -> int:
-    """Return what a block of `max_rounds` rounds reserves past the committed length while `rounds_unseen` are in flight.
+def reserve_per_block(alloc_len: int, max_rounds: int, rounds_in_flight: int) -> int:
+    """Return what a block of `max_rounds` rounds reserves past the committed length while `rounds_in_flight` are in flight.
 
     The caller caps it by the row.
     """
     assert max_rounds >= 1, f"max_rounds is {max_rounds}, expected at least 1"
-    assert rounds_unseen >= 0, f"rounds_unseen is {rounds_unseen}, expected at least 0"
-    return (max_rounds + rounds_unseen) * alloc_len
+    assert rounds_in_flight >= 0, f"rounds_in_flight is {rounds_in_flight}, expected at least 0"
+    return (max_rounds + rounds_in_flight) * alloc_len
 
 
 def request_table_width(context_len: int, reserve: int, page_size: int) -> int:
@@ -86,7 +85,7 @@ class RequestTableFull(ForetokenError):
 
 
 class InvalidRow(ForetokenError):
-    """A row was released that is not held, or that does not exist. The table is unchanged."""
+    """A row was released that is not taken, or that does not exist. The table is unchanged."""
 
 
 class RequestTable:
@@ -104,7 +103,7 @@ class RequestTable:
         self.slots = np.zeros((num_rows + 1, width), dtype=np.int32)
         self.epochs = np.zeros(num_rows + 1, dtype=np.int64)
         self._free_rows = list(range(num_rows, 0, -1))
-        self._held = bytearray(num_rows + 1)
+        self._taken = bytearray(num_rows + 1)
         # The same memory as one line: a single index costs a fraction of a pair of them.
         self._flat = self.slots.reshape(-1)
         self._counting = np.arange(max(width, 1), dtype=np.intp)
@@ -123,21 +122,21 @@ class RequestTable:
         if not self._free_rows:
             raise RequestTableFull(f"all {self.num_rows} rows of the request table are taken")
         row = self._free_rows.pop()
-        self._held[row] = 1
+        self._taken[row] = 1
         self.epochs[row] += 1
         return row
 
     def release(self, row: int) -> None:
-        """Give a row back; `InvalidRow` if it is not held. Its slots are the caller's to free."""
+        """Give a row back; `InvalidRow` if it is not taken. Its slots are the caller's to free."""
         if not 0 < row <= self.num_rows:
             raise InvalidRow(f"row {row} is outside 1..{self.num_rows}")
-        if not self._held[row]:
-            raise InvalidRow(f"row {row} is not held: released twice, or never acquired")
-        self._held[row] = 0
+        if not self._taken[row]:
+            raise InvalidRow(f"row {row} is not taken: released twice, or never acquired")
+        self._taken[row] = 0
         self._free_rows.append(int(row))
 
-    def is_held(self, row: int) -> bool:
-        return 0 < row <= self.num_rows and self._held[row] == 1
+    def is_taken(self, row: int) -> bool:
+        return 0 < row <= self.num_rows and self._taken[row] == 1
 
     def write(self, rows: Index, starts: Index, counts: Index, slots: NDArray[np.int32]) -> None:
         """Write `slots` at `[rows[i], starts[i] : starts[i] + counts[i]]` for all i, one after the other.
@@ -171,16 +170,16 @@ class RequestTable:
 
     def check(self) -> None:
         """Recount the rows from scratch; raise `InvariantViolation` with the id of what is broken."""
-        if self._held[0] or 0 in self._free_rows or self.slots[0].any():
+        if self._taken[0] or 0 in self._free_rows or self.slots[0].any():
             raise InvariantViolation("ALLOC-12", "the padding row 0 is in circulation, or was written")
         free = np.bincount(np.array(self._free_rows, dtype=np.int64), minlength=self.num_rows + 1)
         if free.size != self.num_rows + 1 or free.max(initial=0) > 1:
             raise InvariantViolation("ALLOC-02", "a row stands twice in the free list, or does not exist")
-        held = np.frombuffer(bytes(self._held), dtype=np.uint8)
-        if (held[1:] + free[1:] != 1).any():
-            raise InvariantViolation("ALLOC-01", "a row is both free and held, or neither")
-        if (held[1:] > self.epochs[1:]).any():
-            raise InvariantViolation("RELAY-03", "a row is held whose epoch was never counted up")
+        taken = np.frombuffer(bytes(self._taken), dtype=np.uint8)
+        if (taken[1:] + free[1:] != 1).any():
+            raise InvariantViolation("ALLOC-01", "a row is both free and taken, or neither")
+        if (taken[1:] > self.epochs[1:]).any():
+            raise InvariantViolation("RELAY-03", "a row is taken whose epoch was never counted up")
 
     def _cells(self, rows: Index, starts: Index, counts: Index) -> NDArray[np.intp]:
         """Return the cells of ragged ranges as indices into the flat table, intp [sum of counts].
@@ -207,7 +206,7 @@ class RequestTable:
         if fewest == counts[counts.argmax()]:
             # All ranges are alike, as in a decode round more often than not.
             return first if fewest == 1 else (first[:, None] + self._counting[:fewest]).ravel()
-        # Number c of the whole is first[i] + (c − numbers before range i).
+        # Element c of the result, which lies in range i, is first[i] + c − (number of elements before range i).
         first -= np.add.accumulate(counts)
         first += counts
         cells = first.repeat(counts)
@@ -215,8 +214,8 @@ class RequestTable:
         return cells
 
 
-class RowTable(RequestTable):
-    """A request table without slots: rows and epochs alone, for a `SlotCount`. What it gathers is as long as it should be, and all 0."""
+class SlotlessTable(RequestTable):
+    """A request table without slots: rows and epochs alone, for a `SlotCount`. `gather_ragged` returns zeros of the right length."""
 
     def __init__(self, num_rows: int, width: int) -> None:
         super().__init__(num_rows, width)

@@ -23,7 +23,7 @@ from ..contract.step import NO_WRITES, TableWrites, WrittenRanges
 from ..errors import InvariantViolation
 from .allocator import KVAllocator, SlotCount
 from .radix import PrefixMatch, RadixCache, RadixNode
-from .request_table import RequestTable, RowTable
+from .request_table import RequestTable, SlotlessTable
 
 
 class Departure(NamedTuple):
@@ -39,8 +39,8 @@ class Departure(NamedTuple):
 class KVStore:
     """Allocator, request table and prefix cache behind one set of moves, so that no slot is ever between two owners.
 
-    `revision` counts up whenever something happened after which a request that did not fit might fit. Without `named` slots are counted
-    and not named, which decides alike and takes less time; then there is no cache, and no transfer.
+    `revision` counts up whenever something happened after which a request that did not fit might fit. With `named=False` the store only
+    counts slots. The engine decides the same, and faster; a prefix cache or transfers are then impossible.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class KVStore:
         assert row_width % page_size == 0, f"a row of {row_width} slots is no multiple of the page size {page_size}"
         assert named or cache is None, "a prefix cache needs to know which slots it has"
         self.allocator = (KVAllocator if named else SlotCount)(num_pages, page_size)
-        self.table = (RequestTable if named else RowTable)(num_rows, row_width)
+        self.table = (RequestTable if named else SlotlessTable)(num_rows, row_width)
         self.cache = cache
         self.page_size = page_size
         self.row_width = row_width
@@ -120,10 +120,10 @@ class KVStore:
 
     def reserve_row(self, tokens: np.ndarray | None, namespace: str, num_slots: int) -> int | None:
         """Open a silent row with `num_slots` slots (page aligned), the cached prefix of `tokens` among them; None, and nothing changed, if
-        so many are not available. Room is needed for a cached prefix, too: then locking it cannot make the rest not fit."""
+        so many are not available. `num_slots` counts the cached prefix, too, so that locking it cannot leave too few slots for the rest."""
         if not self.table.num_free_rows or num_slots > self.available_slots:
             return None
-        while self.denies():
+        while self.take_denial():
             pass  # a denied attempt is made again at once: there is no later call that would
         prefix = None if self.cache is None or tokens is None else self.match(tokens, namespace)
         row = self.open_row(prefix, silent=True)
@@ -137,13 +137,13 @@ class KVStore:
         slots = self.table.gather(row, 0, int(self.allocated[row]))
         self._writes.append(WrittenRanges(row, 0, slots.size, slots))
 
-    def num_adopted(self, row: int) -> int:
+    def num_shared(self, row: int) -> int:
         """Return how many positions at the front of a row have slots that the prefix cache owns."""
         return self._shared[row]
 
     def hold_row(self, row: int) -> None:
         """Keep row, slots and locks as they are until `release_hold`, also if the request leaves."""
-        assert self.table.is_held(row), f"row {row} has no request"
+        assert self.table.is_taken(row), f"row {row} has no request"
         assert row not in self._held, f"row {row} is held already"
         self._held[row] = None
 
@@ -192,7 +192,7 @@ class KVStore:
         """Let the next `count` attempts to allocate find nothing, as if the pool were exhausted."""
         self._denials += count
 
-    def denies(self) -> bool:
+    def take_denial(self) -> bool:
         """Return whether an attempt made now is denied, though there may be room; counts as that attempt."""
         if not self._denials:
             return False
@@ -212,7 +212,7 @@ class KVStore:
 
     def _make_room(self, num_slots: int) -> bool:
         """Let the cache evict what is missing for `num_slots` free slots. Returns whether so many are free."""
-        if self._denials and self.denies():
+        if self._denials and self.take_denial():
             return False
         missing = num_slots - self.allocator.num_free_slots
         if missing <= 0:
@@ -292,6 +292,18 @@ class KVStore:
         self.table.release(row)
         self.revision += 1
 
+    def slots_gained_without(self, rows: Iterable[int]) -> int:
+        """Count the slots that are free, or that the cache could evict, once these rows have left."""
+        gained = 0
+        locks: dict[int, tuple[RadixNode, int]] = {}  # by node: itself, and how many of the rows lock it
+        for row in rows:
+            gained += int(self.allocated[row]) - self._shared[row]
+            node = self._locked[row]
+            while node is not None:
+                locks[node.serial] = (node, locks.get(node.serial, (node, 0))[1] + 1)
+                node = node.parent
+        return gained + sum(node.slots.size for node, count in locks.values() if count == node.locks)
+
     # -- what the next step tells the executor ----------------------------------------------------------------------
 
     def take_writes(self) -> TableWrites:
@@ -314,18 +326,6 @@ class KVStore:
         """Return the slots that this row holds itself, int32: [shared, allocated)."""
         return self.table.gather(row, self._shared[row], int(self.allocated[row]))
 
-    def slots_gained_without(self, rows: Iterable[int]) -> int:
-        """Count the slots that are free, or that the cache could evict, once these rows have left."""
-        gained = 0
-        locks: dict[int, tuple[RadixNode, int]] = {}  # by node: itself, and how many of the rows lock it
-        for row in rows:
-            gained += int(self.allocated[row]) - self._shared[row]
-            node = self._locked[row]
-            while node is not None:
-                locks[node.serial] = (node, locks.get(node.serial, (node, 0))[1] + 1)
-                node = node.parent
-        return gained + sum(node.slots.size for node, count in locks.values() if count == node.locks)
-
     def check(self) -> None:
         """Recount every owner from scratch; raises InvariantViolation with the id of what is broken."""
         self.allocator.check(self._holders())
@@ -334,9 +334,9 @@ class KVStore:
             allocated = int(self.allocated[row])
             if allocated % self.page_size or not 0 <= self._shared[row] <= allocated <= self.row_width:
                 raise InvariantViolation("ALLOC-07", f"row {row}: {self._shared[row]} shared, {allocated} allocated")
-            if row in self._held and not self.table.is_held(row):
+            if row in self._held and not self.table.is_taken(row):
                 raise InvariantViolation("HANDOFF-02", f"row {row} was given away while a transfer holds it")
-            if allocated and not self.table.is_held(row):
+            if allocated and not self.table.is_taken(row):
                 raise InvariantViolation("ALLOC-15", f"row {row} is free but has {allocated} slots")
         if self.cache is not None:
             self.cache.check([node for node in self._locked if node is not None])

@@ -64,7 +64,7 @@ class Admission:
         asked = request.max_tokens
         return self.sizes.max_tokens(self.config, request.prompt.length, asked, self.role, request.prefill_len)
 
-    def could_enter(self, record: RequestRecord) -> bool:
+    def could_enter_before_commit(self, record: RequestRecord) -> bool:
         """Return whether a plan could admit this newcomer before any commit. May be wrongly True: memory is not looked at, because
         a running block holds more of it than its rounds would one by one."""
         if self.requests.waiting.head is not record:
@@ -86,14 +86,14 @@ class Admission:
             requests.resume_admission()  # without a decode round to come, no commit would end the pause
         return self.next_chunks(budget, len(requests.rounds.rows), not is_paused)
 
-    def head_may_enter(self) -> bool:
+    def head_could_enter_soon(self) -> bool:
         """Return whether the head of the queue could enter at the next plan, or after a commit that frees slots; in doubt True."""
         if not len(self.requests.waiting):
             return False
         if self.config.preempt and self._lower_than_head():
             return True
         has_chunks_in_flight = any(flight.chunks for flight in self.requests.in_flight)
-        return self.store.has_fenced or has_chunks_in_flight or not self.head_is_blocked
+        return self.store.has_fenced or has_chunks_in_flight or not self.head_cannot_enter
 
     def preempt(self) -> None:
         """Retract requests of lower priority, the least entitled first, if that lets the head of the queue in."""
@@ -121,7 +121,7 @@ class Admission:
         return giving_way(self.requests.waiting.head, running, self.config.ageing_bound)
 
     @property
-    def head_is_blocked(self) -> bool:
+    def head_cannot_enter(self) -> bool:
         """Whether no request waits, or the head did not fit and nothing has happened since that could let it in."""
         head = self.requests.waiting.head
         return head is None or (
@@ -141,7 +141,7 @@ class Admission:
                 return chunks, joins
             chunks.append(chunk)
             budget -= chunk.length
-        while may_admit and budget > 0 and self.requests.in_progress is None and not self.head_is_blocked:
+        while may_admit and budget > 0 and self.requests.in_progress is None and not self.head_cannot_enter:
             # Each of the chunks so far ends its prompt: that request decodes, too, from the next step on.
             record = self._admit(num_decoding + len(chunks))
             if record is None:
@@ -156,26 +156,34 @@ class Admission:
     def needs(self, record: RequestRecord, num_cached: int) -> int:
         """Return slots that a request takes: its context beyond the cached prefix, its output if that is guaranteed, and one reserve."""
         if self.guaranteed:
-            return self._slots_at_end(record) - num_cached
-        context = record.prompt_len + record.emitted_before
-        return ceil_to_page(context + self.reserve, self.config.page_size) - num_cached
+            return self._slots_at_end_of(record) - num_cached
+        return self.slots_for_length(record.prompt_len + record.emitted_before) - num_cached
 
     def headroom(self, num_running: int) -> int:
         """Return slots that a newcomer must leave free, so that `num_running` requests can grow."""
         if self.guaranteed:
             holders = self.requests.running | self.requests.transferring
-            missing = sum(map(self._slots_at_end, holders.values())) - int(self.store.allocated[list(holders)].sum())
+            missing = sum(map(self._slots_at_end_of, holders.values())) - int(self.store.allocated[list(holders)].sum())
             return math.ceil(self.guaranteed * missing)
         if not num_running:
             return 0
-        return self._watermark + ceil_to_page(self.reserve, self.config.page_size) * num_running
+        return self._watermark + self.slots_for_length(0) * num_running
 
-    def _slots_at_end(self, record: RequestRecord) -> int:
-        return self.slots_at_end(record.prompt_len + record.max_tokens)
+    def _slots_at_end_of(self, record: RequestRecord) -> int:
+        return self.slots_for_length(record.prompt_len + record.max_tokens)
 
-    def slots_at_end(self, length: int) -> int:
-        """Return the most slots that a request of this length, prompt and output, holds before it ends."""
+    def slots_for_length(self, length: int) -> int:
+        """Return the slots of `length` tokens and one reserve, page aligned."""
         return ceil_to_page(length + self.reserve, self.config.page_size)
+
+    def fits_transfer(self, request: Request) -> bool:
+        """Return whether a request whose prompt another engine computes may take a row now. Waiting requests (retracted ones) go first."""
+        requests = self.requests
+        has_precedence = not len(requests.waiting) and requests.in_progress is None
+        if not has_precedence or requests.steps_are_lost or requests.is_admission_paused or not self.has_row:
+            return False
+        length = request.prompt.length + self.max_tokens(request) if self.guaranteed else request.prefill_len
+        return self.slots_for_length(length) + self.headroom(len(requests.rounds.rows)) <= self.store.available_slots
 
     def _admit(self, num_running: int) -> RequestRecord | None:
         """Admit the head of the queue, or note that it is blocked."""
@@ -191,7 +199,7 @@ class Admission:
             self.store.cache.lock(prefix.node)
             available = self.store.available_slots
         fits = self.needs(record, prefix.length if prefix else 0) + headroom <= available
-        denied = fits and self.store.denies()
+        denied = fits and self.store.take_denial()
         if fits and not denied:
             self._enter(prefix)
         if prefix is not None and prefix.length:

@@ -1,7 +1,7 @@
 """The engine decides what runs next. This file has the two halves of the main loop, `plan` and `commit`.
 
-A driver (`driver.py`) calls `plan` until it returns None and launches each step on an executor. It hands each result to `commit`, that of
-the oldest step first. Decisions are a pure function of the order of calls and results; `now_ns` only stamps events.
+A driver (`driver.py`) calls `plan` until it returns None and launches each step on an executor. It passes the results to `commit`, in the
+order of the steps. Decisions are a pure function of the order of calls and results; `now_ns` only stamps events.
 
 ```
 submit ──► requests ──► plan: demanded retractions ─► preempt ─► reserve rounds ─► admit, cut chunks ─► Step ─► executor
@@ -13,7 +13,8 @@ submit ──► requests ──► plan: demanded retractions ─► preempt �
 KV slots when it is cut; then decode rounds follow until it ends. Where no round fits, a request is retracted: it gives row and slots back
 and waits again at its old place, what it has emitted counted as prompt. `life.py` has this as a table, `requests.py` keeps every request
 and the steps in flight, `admission.py` admits, `rounds.py` reserves and counts, `output.py` keeps tokens, `recovery.py` acts after a
-failed step. A handoff between engines calls `Engine.transfers` (`transfers.py`) directly. Words: docs/glossary.md.
+failed step. The two sides of a handoff (`core/handoff/`) call `Engine.transfers`. Words: docs/glossary.md; RELAY-07 and
+other invariants: docs/properties.md.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Engine:
         refusal = self.requests.refusal(request) or self.admission.refusal(request) or self.output.refusal(request)
         record = None if refusal else self.requests.queue(request, self.admission.max_tokens(request))
         self.emit(Submitted(now_ns, request, refusal))
-        return SubmitOutcome(refusal, replan=record is not None and self.admission.could_enter(record))
+        return SubmitOutcome(refusal, replan=record is not None and self.admission.could_enter_before_commit(record))
 
     def abort(self, request_id: str, now_ns: int) -> AbortOutcome:
         """Give a live request up, whatever its state. In a running block it ends with the block, else now. Idempotent."""
@@ -96,11 +97,11 @@ class Engine:
         record = self.requests.live.get(request_id)
         if record is None or record.state is RequestState.LEAVING:
             return AbortOutcome(None, False)
-        replan = record.state is not RequestState.WAITING or self.requests.waiting.head is record
-        return AbortOutcome(self.requests.give_up(record, FinishReason.ABORT), replan)
+        could_change_the_plan = record.state is not RequestState.WAITING or self.requests.waiting.head is record
+        return AbortOutcome(self.requests.give_up(record, FinishReason.ABORT), could_change_the_plan)
 
     def request_retraction(self, request_id: str, now_ns: int) -> bool:
-        """Have a running request retracted by the first plan after its block. Returns whether it runs, so that the block should stop."""
+        """Have a running request retracted by the first plan after its block. Returns True if it runs: the driver should stop the block."""
         self.emit(RetractionAsked(now_ns, request_id))
         return self.requests.demand_retraction(request_id)
 
@@ -117,7 +118,7 @@ class Engine:
         if self.requests.steps_are_lost or len(in_flight) >= self.pipeline_depth:
             return None
         self.store.num_denied = 0
-        while True:  # one turn, but for injected denials (`deny_allocations`)
+        while True:  # more than one turn only after injected denials (`deny_allocations`)
             denied_before = self.store.num_denied
             chunks, joins, planned = self._decide()
             if chunks or planned is not None or in_flight or self.store.num_denied == denied_before:
@@ -155,7 +156,7 @@ class Engine:
                 return None  # the next commit releases slots
             if len(running) == 1 and self.store.num_held_rows:
                 return None  # transfers hold the other slots: these are released, or their requests join and can be retracted
-            # `least_entitled` refuses a request alone, because it must fit the pool. An injected denial retracts it nevertheless.
+            # A single request fits the pool, so `least_entitled` raises for it. After an injected denial it is retracted all the same.
             alone = len(running) == 1 and self.store.num_denied > 0
             self.requests.retract(next(iter(running.values())) if alone else least_entitled(running.values()))
         return None
@@ -164,13 +165,13 @@ class Engine:
         """Return the most rounds before the next decision; memory or the controller may allow fewer (`DecodeRounds.reserve`)."""
         must_decide_each_round = (
             self.config.block_rounds == 1
-            or self.rounds.single_round_rows > 0  # only the host sees where a stop string ends a request
+            or self.rounds.num_with_stop_strings > 0  # only the host sees where a stop string ends a request
             or self.requests.is_admission_paused
             or self.requests.retraction_demands
             or self.recovery.limits.are_reduced
             or self.requests.in_progress is not None  # a prompt chunk comes next
             or any(flight.step.max_rounds > 1 for flight in self.requests.in_flight)  # at most one block in flight
-            or self.admission.head_may_enter()
+            or self.admission.head_could_enter_soon()
         )
         return 1 if must_decide_each_round else self.config.block_rounds
 
@@ -227,8 +228,9 @@ class Engine:
             has_stop_string = self.output.first_token(record, result, i)
             stopped = has_stop_string or (result.stopped is not None and bool(result.stopped[i]))
             if self.role is EngineRole.PREFILL:
-                self.requests.hand_over(record)  # before it may end below: only then `output` counts its first token
-            if stopped or record.emitted_before + 1 == record.max_tokens:
+                self.requests.hand_over(record)  # first, because `output` counts its first token only from then on
+            has_all_tokens = stopped or record.emitted_before + 1 == record.max_tokens
+            if has_all_tokens:
                 finished.append(self.requests.finish(record, finish_reason(stopped)))
             elif self.role is EngineRole.PREFILL:
                 computed.append(record.request.request_id)
@@ -244,7 +246,7 @@ class Engine:
             self.rounds.release_unused(planned, result, counted.kv_before_last, in_later_step)
         if counted.live is None or counted.live.any():  # None: all rows are live
             requests.resume_admission()
-        if self.rounds.single_round_rows:
+        if self.rounds.num_with_stop_strings:
             cuts = self.output.stop_string_cuts(rows, counted, result, requests.in_row)
             counted = self.rounds.cut(planned, counted, cuts)
         self.output.log(rows, counted, result, requests.in_row)

@@ -11,10 +11,10 @@ until it joins the batch.
 `TRANSITIONS` says which event is possible in which state. `RequestRecord.advance` asks it first: a refused event changes nothing.
 
 A demand (finish, give up, retract) may come while steps are in flight. Outside a block it takes effect at once: what a step in flight
-still computes for the request is dropped, and the row's slots stay fenced until the step is committed. In a running *block* the rounds
-before the last count as if they had been committed one by one. So a request that is given up inside one is LEAVING until the block is
-committed or lost. `JOINT_RULES` says for every state what a demand does, outside a running block and inside one. `Requests`
-applies them until a rule does not change the state.
+still computes for the request is dropped, and the row's slots stay fenced until the step is committed. Inside a running *block* it waits:
+the rounds before the last are delivered as if committed singly, and how many there are is known only when the block ends. Until then a
+request that is given up is LEAVING. `JOINT_RULES` says for every state what a demand does, outside a running block and inside one.
+`Requests` applies them until a rule does not change the state.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..errors import InvariantViolation
 
 
 class _Key(Enum):
-    """An enumeration whose members are keys of tables that each step looks into: by identity, where Enum's own hash is a Python call."""
+    """Base of enumerations that are dictionary keys in every step. Hashes by identity, because `Enum.__hash__` is a slow Python call."""
 
     __hash__ = object.__hash__
 
@@ -61,7 +61,7 @@ class RequestEvent(_Key):
     FINISH = "finish"  # stop or length
     ABORT = "abort"  # the client gave it up
     FAIL = "fail"  # an executor's error for this request alone, or its transfer failed
-    MOVE = "move"  # another worker goes on with it, since one of its own was lost
+    MOVE = "move"  # other workers continue it, because one that it was placed on was lost
 
 
 S, E = RequestState, RequestEvent
@@ -182,8 +182,10 @@ class RequestRecord:
     prefill_launched: int = 0  # KV length that launched chunks reach
     prefill_committed: int = 0  # KV length that committed chunks reach
     num_cached: int = 0  # KV tokens taken from the prefix cache at the last admission
-    emitted_before: int = 0  # tokens emitted before the last admission that the prefill computes
-    has_first_token: bool = False  # the token that ends the prefill was emitted as well, by a worker that was lost
+    emitted_before: int = 0  # tokens emitted before the last admission: the prefill computes their KV, too
+    has_first_token: bool = (
+        False  # the client has the token that follows the prefill, from a worker that was lost later
+    )
     overtaken: int = 0  # admissions of later arrivals while this one waited
     # int64 [prompt_len + emitted_before + has_first_token]; None if the content is unknown
     context: np.ndarray | None = None
@@ -203,6 +205,11 @@ class RequestRecord:
     def has_whole_prompt(self) -> bool:
         """Whether the last chunk is committed."""
         return self.prefill_committed == self.prefill_len
+
+    @property
+    def has_committed_nothing(self) -> bool:
+        """Whether no step has computed anything for it since its last admission."""
+        return self.prefill_committed == self.num_cached
 
     @property
     def is_terminal(self) -> bool:

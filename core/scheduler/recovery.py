@@ -106,7 +106,7 @@ class Recovery:
         requests = self.requests
         failed = requests.oldest_step(failure.step_id, "failure")
         in_failed = requests.records_of(failed)
-        suspects = [record for record in in_failed if record.prefill_committed == record.num_cached] or in_failed
+        suspects = [record for record in in_failed if record.has_committed_nothing] or in_failed
         blamed = in_failed[0] if in_failed and self._count_failure(failed, len(in_failed), len(suspects)) else None
         step_ids = tuple(flight.step.step_id for flight in requests.in_flight)
         finished = requests.lose_in_flight(blamed, f"{failure}; it ran alone")

@@ -116,7 +116,7 @@ class Requests:
         record = self._new(request, max_tokens)
         self._take_row(record, row, request.prefill_len)
         self._advance(record, RequestEvent.RESERVE)
-        record.num_cached = self.store.num_adopted(row)
+        record.num_cached = self.store.num_shared(row)
         return record
 
     def join(self, record: RequestRecord) -> None:
@@ -149,7 +149,7 @@ class Requests:
         self.output.open(record)
 
     def _join_rounds(self, record: RequestRecord) -> None:
-        self.rounds.join(record.row, record.prefill_len, record.end_len, bool(record.request.stop_strings))
+        self.rounds.add(record.row, record.prefill_len, record.end_len, bool(record.request.stop_strings))
 
     def _advance(self, record: RequestRecord, event: RequestEvent) -> None:
         """Take `event` and change the request's place among the rows with its state. Raises ENGINE-02 if the table refuses it."""
@@ -218,7 +218,7 @@ class Requests:
             if response is Response.END:
                 return self._end(record)
             if response is Response.LEAVE:
-                self.rounds.remove(record.row, bool(record.request.stop_strings))
+                self.rounds.remove(record.row)
                 self._advance(record, RequestEvent.LEAVE)
             elif response is Response.RETRACT:
                 self.retract(record)
@@ -249,7 +249,7 @@ class Requests:
             if record.has_whole_prompt:
                 num_valid = int(self.rounds.kv_len[row])
             if self.rounds.live[row]:
-                self.rounds.remove(row, bool(record.request.stop_strings))
+                self.rounds.remove(row)
         if self.in_progress is record:
             self.in_progress = None
         self.output.close(record)
@@ -260,9 +260,9 @@ class Requests:
 
     @property
     def is_admission_paused(self) -> bool:
-        """Whether a request was retracted and no decode round of a live row was committed since, though one can still come.
+        """Whether admission waits, after a retraction, for the next decode round of a live row to be committed.
 
-        Without the pause two requests could retract each other in turns and neither would advance.
+        It does not wait if no round can come. Without the pause two requests could retract each other in turns and neither would advance.
         """
         return self._retracted_lately and (
             len(self.rounds.rows) > 0 or any(flight.planned is not None for flight in self.in_flight)

@@ -66,27 +66,29 @@ class DecodeRounds:
         self._ones = np.ones(config.max_running, dtype=np.int64)
         self._epochs = np.empty(0, dtype=np.int64)
         self._stale = False
-        self.single_round_rows = 0  # rows with stop strings: only the host can see their end, so no blocks
+        self.num_with_stop_strings = 0  # rows whose end only the host can see: they cannot run in blocks
+        self._has_stop_strings = np.zeros(config.max_running + 1, dtype=bool)
         self._block_slack = self._slots_of_a_plan() if config.overlap else 0
 
     # -- membership ---------------------------------------------------------------------------------------------------
 
-    def join(self, row: int, kv_len: int, end_len: int, single_round: bool) -> None:
-        """Let a row decode from the next step on: its last chunk is launched."""
+    def add(self, row: int, kv_len: int, end_len: int, has_stop_strings: bool) -> None:
+        """Add a row to the batch from the next step on: its last chunk is launched, or its KV was received."""
         self.kv_len[row] = kv_len
         self.end_len[row] = end_len
         self.live[row] = True
         self._members.append(row)
         self._stale = True
-        self.single_round_rows += single_round
+        self._has_stop_strings[row] = has_stop_strings
+        self.num_with_stop_strings += has_stop_strings
 
-    def remove(self, row: int, single_round: bool) -> None:
+    def remove(self, row: int) -> None:
         """Remove a row whose request has left it; what steps in flight still deliver to it is dropped."""
         self.live[row] = False
         self._members.remove(row)
         self._stale = True
         self.num_departed += 1
-        self.single_round_rows -= single_round
+        self.num_with_stop_strings -= int(self._has_stop_strings[row])
 
     @property
     def rows(self) -> np.ndarray:
@@ -100,11 +102,11 @@ class DecodeRounds:
 
     # -- plan ---------------------------------------------------------------------------------------------------------
 
-    def reserve(self, rounds_unseen: int, max_rounds: int) -> PlannedRounds | None:
+    def reserve(self, rounds_in_flight: int, max_rounds: int) -> PlannedRounds | None:
         """Reserve slots for the next round, or for a block of up to `max_rounds`. Returns None if not even one round fits.
 
-        `rounds_unseen` rounds are in flight. A block takes free slots only, and in overlap mode leaves those that the next plan may take.
-        A single round may evict from the prefix cache.
+        `rounds_in_flight`: launched and not committed. A block takes free slots only, and in overlap mode leaves those that the next plan
+        may take. A single round may evict from the prefix cache.
         """
         rows = self.rows
         batch_size = len(rows)
@@ -115,15 +117,15 @@ class DecodeRounds:
         kv_tokens = int(kv_len.dot(ones))
         steps = self.controller.activate_step_by_batch(batch_size, kv_tokens)
         if max_rounds > 1:
-            max_rounds = min(max_rounds, self.controller.rounds_to_next_decision(batch_size) - rounds_unseen)
+            max_rounds = min(max_rounds, self.controller.rounds_to_next_decision(batch_size) - rounds_in_flight)
         if max_rounds > 1:
             free = self.store.allocator.num_free_slots - self._block_slack
             unaligned = batch_size * (self.config.page_size - 1)
             by_memory = (free - kv_tokens + int(allocated.dot(ones)) - unaligned) // (batch_size * alloc_len)
             by_width = (self.sizes.row_width - int(kv_len[kv_len.argmax()])) // alloc_len
-            max_rounds = min(max_rounds, by_memory - rounds_unseen, by_width - rounds_unseen)
+            max_rounds = min(max_rounds, by_memory - rounds_in_flight, by_width - rounds_in_flight)
         max_rounds = max(max_rounds, 1)
-        reserve = max(self.sizes.reserve, reserve_per_block(alloc_len, max_rounds, rounds_unseen))
+        reserve = max(self.sizes.reserve, reserve_per_block(alloc_len, max_rounds, rounds_in_flight))
         targets = kv_len + reserve
         if self.config.page_size > 1:
             targets = ceil_to_page(targets, self.config.page_size)
@@ -133,7 +135,7 @@ class DecodeRounds:
         if not self.store.grow(index, targets):
             return None
         num_draft_tokens = self.controller.num_draft_tokens_for(steps, batch_size)
-        max_seq_lens = kv_len + rounds_unseen * alloc_len if rounds_unseen else kv_len
+        max_seq_lens = kv_len + rounds_in_flight * alloc_len if rounds_in_flight else kv_len
         step = DecodeStep(
             rows, self._epochs, kv_len, max_seq_lens, steps, self.controller.topk, num_draft_tokens, max_rounds
         )
@@ -197,7 +199,7 @@ class DecodeRounds:
             self.kv_len[rows[live]] = kv_after[live]
         live_before = live
         if leaving:
-            live_before = live.copy()
+            live_before = live.copy()  # an array: what left during the block has departed since the plan
             for i in np.flatnonzero(np.isin(rows, list(leaving))).tolist():
                 live_before[i] = True
                 kept[:-1, i] = lens[:-1, i]
@@ -219,10 +221,10 @@ class DecodeRounds:
         kv_before_last: np.ndarray,
         in_later_step: np.ndarray | bool,
     ) -> None:
-        """Release, after a block, the slots that the same rounds planned one by one would not hold now.
+        """Release a block's surplus slots, so that each row holds what it would hold had the rounds been planned singly.
 
-        A single round reserves R past the length that its plan knows: in synchronous mode the length before the round; in overlap mode
-        the length one round earlier. A row that a step in flight covers was planned once more, so its known length is one round newer.
+        That is R past the length that the row's newest plan would have known: in synchronous mode the length before the last round, in
+        overlap mode the one a round earlier, unless a step in flight covers the row (`in_later_step`): then it was planned once more.
         """
         known = kv_before_last
         if self.config.overlap and in_later_step is not True:

@@ -38,7 +38,7 @@ MODES: tuple[Mode, ...] = ("overlap", "synchronous")
 
 
 @dataclass(frozen=True, slots=True)
-class Routing:
+class ModeChoice:
     """The scheduling mode of an engine, and the reason for it."""
 
     mode: Mode
@@ -55,7 +55,7 @@ def choose_mode(
     algorithm: str,
     algorithm_supports_overlap: bool,
     device_is_host: bool = False,
-) -> Routing:
+) -> ModeChoice:
     """Choose the mode. `asked_for` None means the user left the choice; `topk` 1 stands for chains and no speculation.
 
     Overlap is chosen unless synchronous mode was asked for, the algorithm has no overlap, or trees (topk > 1) with pages (page_size > 1)
@@ -73,15 +73,15 @@ def choose_mode(
         raise ConfigError("<arguments>", problems)
 
     if asked_for == "synchronous":
-        return Routing("synchronous", "synchronous mode was asked for")
+        return ModeChoice("synchronous", "synchronous mode was asked for")
     if asked_for is None and device_is_host:
-        return Routing("synchronous", "a CPU computes where the host would plan ahead")
+        return ModeChoice("synchronous", "a CPU computes where the host would plan ahead")
     if not algorithm_supports_overlap:
-        return Routing("synchronous", f"algorithm {algorithm} does not support overlap mode")
+        return ModeChoice("synchronous", f"algorithm {algorithm} does not support overlap mode")
     if page_size > 1 and topk > 1 and not backend_supports_paged_trees:
         trees = f"trees (topk = {topk}) with pages (page_size = {page_size})"
-        return Routing("synchronous", f"backend {backend} does not support {trees} in overlap mode")
-    return Routing("overlap", "overlap mode was asked for" if asked_for else "overlap mode is the default")
+        return ModeChoice("synchronous", f"backend {backend} does not support {trees} in overlap mode")
+    return ModeChoice("overlap", "overlap mode was asked for" if asked_for else "overlap mode is the default")
 
 
 DEFAULT_STEPS = 3
@@ -120,7 +120,7 @@ class EngineSpec:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Sentences for the user about the adaptive table: what was read in an unusual way, and what the policy makes no use of."""
+        """Sentences for the user about the adaptive table: what was converted when it was read, and keys that the policy ignores."""
         if self.policy != "goodput":
             return self.adaptive.notices
         usual = SlotConfig(())
@@ -249,8 +249,8 @@ def resolve_spec(
     `policy` defaults to "fixed", or "ema" if there is an `adaptive` table. The table defaults to the policy's preset: "default" for
     `ema`, 0 … 7 steps at every batch size for `goodput`. `steps` are those of a fixed policy, else those to begin with.
     `num_draft_tokens` are the nodes of all trees, or those of each step count; by default each tree has up to 16, as many as
-    its steps can fill. `num_heads` of a draft with one head per step limit what is not given:
-    the steps are then as many. Without speculation steps, policy and table have no meaning. `source` names the settings in messages.
+    its steps can fill. `num_heads`, for a draft with one head per step: the default of `steps`, and the most
+    steps of a preset's candidates. Without speculation steps, policy and table have no meaning. `source` names the settings in messages.
     Raises ConfigError and other ForetokenErrors.
     """
     if not algorithm.is_speculative:
@@ -264,9 +264,9 @@ def resolve_spec(
         given = DEFAULT_PRESETS.get(policy, "default") if adaptive is None else adaptive
         place = f"{source}.adaptive" if isinstance(given, Mapping) else None
         if adaptive is None and num_heads is not None:
-            given, place = _within(PRESETS[given], num_heads), f"preset {given} for {num_heads} heads"
+            given, place = _limit_candidates(PRESETS[given], num_heads), f"preset {given} for {num_heads} heads"
         table = load_adaptive_config(given, place, read_file)
-    routing = choose_mode(
+    chosen = choose_mode(
         mode,
         page_size=config.page_size,
         topk=topk,
@@ -277,7 +277,7 @@ def resolve_spec(
         device_is_host=device_is_host,
     )
     return EngineSpec(
-        config=replace(config, overlap=routing.mode == "overlap", mode_reason=routing.reason),
+        config=replace(config, overlap=chosen.mode == "overlap", mode_reason=chosen.reason),
         algorithm=algorithm.name,
         policy=policy,
         adaptive=table,
@@ -289,7 +289,7 @@ def resolve_spec(
     )
 
 
-def _within(preset: Mapping[str, Any], num_heads: int) -> dict[str, Any]:
+def _limit_candidates(preset: Mapping[str, Any], num_heads: int) -> dict[str, Any]:
     """Return a preset with `num_heads` in place of all candidates beyond it."""
     table = dict(preset)
     for bound, entry in preset.items():

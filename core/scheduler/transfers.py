@@ -5,9 +5,9 @@ prefill side   … prefill chunks ──last one committed──► TRANSFERRING
 decode side                    reserve ──► TRANSFERRING ──join──► the next decode round
 ```
 
-A request and its row are held apart. When a request ends, which may be at any time, its row stays as it is until `release_hold`: the
-transfer may still read or write its slots. The state machines of `handoff` decide when that is over; here are only the moves. Every
-one of them is in the decision log.
+A hold belongs to the row, not to the request. When the request ends, which may be at any time, the row stays as it is until
+`release_hold`, because the transfer may still read or write its slots. The state machines of `handoff` decide when that is over; here are
+only the moves. Every one of them is in the decision log.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from ..contract.outcomes import JoinOutcome, ReserveOutcome
 from ..contract.request import FinishedRequest, FinishReason, Request
 from ..contract.step import Arrivals, Join
 from ..errors import InvariantViolation
-from ..kv.request_table import ceil_to_page
 from .admission import Admission
 from .config import EngineConfig, EngineRole
 from .life import RequestRecord, RequestState
@@ -158,21 +157,11 @@ class Transfers:
         return refusal or self.output.refusal(request)
 
     def _row_for(self, request: Request) -> int | None:
-        requests = self.requests
-        if len(requests.waiting) or requests.in_progress is not None:
-            return None
-        if requests.steps_are_lost or requests.is_admission_paused:
-            return None
-        needed = ceil_to_page(request.prefill_len + self.admission.sizes.reserve, self.config.page_size)
-        at_end = needed
-        if self.admission.guaranteed:
-            at_end = self.admission.slots_at_end(request.prompt.length + self.admission.max_tokens(request))
-        headroom = self.admission.headroom(len(requests.rounds.rows))
-        if at_end + headroom > self.store.available_slots or not self.admission.has_row:
+        if not self.admission.fits_transfer(request):
             return None
         tokens = request.context() if self.store.cache is not None else None
         tokens = tokens if tokens is None else tokens[: request.prefill_len]
-        return self.store.reserve_row(tokens, request.namespace, needed)
+        return self.store.reserve_row(tokens, request.namespace, self.admission.slots_for_length(request.prefill_len))
 
     def join(self, request_id: str, arrival: Arrival, now_ns: int) -> JoinOutcome:
         """Let a reserved request, all of whose KV is here and verified, take part in the next decode round; cache its prefix.
@@ -202,7 +191,8 @@ class Transfers:
             return
         own = self.store.table.gather(row, 0, length)
         self.requests.share_prefix(record)
-        self.store.pass_fence(self.requests.last_committed)  # if nothing is in flight, no commit would
+        self.store.pass_fence(self.requests.last_committed)  # with nothing in flight, no commit frees the duplicates
+        # Where the slot changed, the cache had the position already, and its slot replaced the received one.
         foreign = np.flatnonzero(own != self.store.table.gather(row, 0, length))
         record.num_cached = max(record.num_cached, int(foreign[-1]) + 1 if len(foreign) else 0)
 

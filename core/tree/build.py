@@ -148,25 +148,25 @@ def expand_topk(
 
 def build_tree(
     roots: np.ndarray,
-    steps: Sequence[Candidates],
+    candidates: Sequence[Candidates],
     seq_lens: np.ndarray,
     num_draft_tokens: int,
     max_position: int | None = None,
 ) -> VerifyTree:
-    """Build the verify tree of the best `num_draft_tokens − 1` candidates. `roots` int [bs], `seq_lens` int [bs].
+    """Build the verify tree of the best `num_draft_tokens − 1` of all `candidates`, given by step.
 
-    Scores may be products of probabilities or sums of logarithms; NaN counts as the worst, and no child counts as
-    better than its parent. Raises `TreeShapeError` if there are not enough candidates.
+    `roots` int [bs], `seq_lens` int [bs]. Scores may be products of probabilities or sums of logarithms; NaN counts as the worst, and no
+    child counts as better than its parent. Raises `TreeShapeError` if there are not enough candidates.
     """
     batch_size = roots.shape[0]
-    if not steps:
+    if not candidates:
         check_tree_shape(1, 0, num_draft_tokens)
         return build_chain(roots, np.zeros((batch_size, 0), np.int32), seq_lens, max_position)
-    check_tree_shape(steps[0].tokens.shape[1], len(steps), num_draft_tokens)
-    tokens = np.concatenate([step.tokens for step in steps], axis=1)
-    parent_ids = np.concatenate([step.parents for step in steps], axis=1)
-    scores = _monotone_scores(steps)
-    depths = np.repeat(np.arange(1, len(steps) + 1), [step.tokens.shape[1] for step in steps])
+    check_tree_shape(candidates[0].tokens.shape[1], len(candidates), num_draft_tokens)
+    tokens = np.concatenate([step.tokens for step in candidates], axis=1)
+    parent_ids = np.concatenate([step.parents for step in candidates], axis=1)
+    scores = _monotone_scores(candidates)
+    depths = np.repeat(np.arange(1, len(candidates) + 1), [step.tokens.shape[1] for step in candidates])
 
     kept = np.sort(np.argsort(-scores, axis=1, kind="stable")[:, : num_draft_tokens - 1], axis=1)
     node_of = np.full((batch_size, tokens.shape[1] + 1), -1, np.int32)
@@ -182,7 +182,7 @@ def build_tree(
     node_depths = np.zeros((batch_size, num_draft_tokens), np.int64)
     node_depths[:, 1:] = depths[kept]
     num_nodes = np.full(batch_size, num_draft_tokens, np.int32)
-    return _assemble(node_tokens, parents, node_depths, seq_lens, num_nodes, len(steps) + 1, max_position)
+    return _assemble(node_tokens, parents, node_depths, seq_lens, num_nodes, len(candidates) + 1, max_position)
 
 
 def build_chain(
@@ -289,10 +289,10 @@ def _clean_scores(probabilities: np.ndarray) -> np.ndarray:
     return np.clip(np.nan_to_num(probabilities.astype(np.float32), nan=0.0), 0.0, 1.0)
 
 
-def _monotone_scores(steps: Sequence[Candidates]) -> np.ndarray:
+def _monotone_scores(candidates: Sequence[Candidates]) -> np.ndarray:
     """Return scores of all candidates, float [bs, n], with no child above its parent."""
     clean: list[np.ndarray] = []
-    for depth, step in enumerate(steps):
+    for depth, step in enumerate(candidates):
         scores = np.where(np.isnan(step.scores), -np.inf, step.scores)
         if depth:
             before = np.concatenate(clean, axis=1)

@@ -212,7 +212,7 @@ class DisaggregatedSession(TextSession):
             elif said["say"] == "news":
                 deltas += self._news(worker, said)
             elif said["say"] == "lost":
-                deltas += self._judged(self._placements.let_go(worker.name, said["peer"]))
+                deltas += self._judged(self._placements.acknowledge_loss(worker.name, said["peer"]))
             elif said["say"] == "link broken":
                 # One of the two is dead or dying. Should it be alive, it can serve no more.
                 self.workers[said["peer"]].kill()

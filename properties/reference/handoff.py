@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...core.algorithm.arrival import DraftPayload
+from ...core.contract.outcomes import AbortOutcome
 from ...core.contract.request import FinishedRequest, FinishReason, Request
 from ...core.handoff import (
     DecodeSide,
@@ -32,7 +33,7 @@ from ...core.handoff import (
 )
 from ...core.handoff.messages import Page, decode, encode
 from ...core.scheduler.driver import Driver
-from ...core.scheduler.engine import AbortOutcome, Engine
+from ...core.scheduler.engine import Engine
 from .executor import ReferenceExecutor
 from .language_model import HIDDEN_SIZE
 from .shadow import ShadowPool, stay_of
@@ -168,7 +169,7 @@ class ReferenceWorker:
         self.handoff.pages_sent(pages, self.now_ns)
 
     def write_page(self, action: WritePage) -> None:
-        kv, stay = self.executor.kv, int(stay_of(action.row, action.epoch))
+        kv, stay = self.executor.kv, int(stay_of(action.row, action.row_epoch))
         write_page(kv.target, action.slots, stay, action.page.target)
         write_page(kv.draft, action.slots, stay, action.page.draft)
 

@@ -216,7 +216,7 @@ class Device:
             lens, rounds = self._draw_lens(decode, batch, left, limit)
             emitted = np.add.reduce(lens, axis=1, dtype=np.int64)
             grown = np.add.accumulate(emitted[:rounds]) - emitted[:rounds]
-        device_ns = emitted
+        device_ns = np.zeros(rounds, dtype=np.int64)
         if timed and self.cost.sees_rows:
             device_ns = self._seen_ns(decode, lens[:rounds], left)
         elif timed:

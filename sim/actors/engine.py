@@ -19,10 +19,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import simpy
 
+from ...core.contract.outcomes import LossOutcome
 from ...core.contract.request import FinishedRequest, FinishReason, Request
 from ...core.contract.step import Step, StepFailure, StepResult
 from ...core.errors import InvariantViolation
-from ...core.scheduler.engine import Engine, LossOutcome
+from ...core.scheduler.engine import Engine
 from ..cost.host import HostCost
 from .clock import AFTER_ARRIVALS, Environment, until
 from .device import Device, DrawnRounds, HostJitter, Truth
@@ -136,7 +137,7 @@ class EngineActor:
         """Plan again if the actor waits for work. With `replan`, also end the steps in flight at their next round boundary."""
         if self._idle is not None:
             idle, self._idle = self._idle, None
-            idle._ok, idle._value = True, None
+            idle._ok, idle._value = True, None  # what `Event.succeed` does, which takes no priority
             self.env.schedule(idle, priority=AFTER_ARRIVALS)
         elif replan:
             self._stop_id = self.engine.last_step_id

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from ...core.contract.outcomes import AbortOutcome, CommitOutcome, LossOutcome, SubmitOutcome
 from ...core.contract.request import FinishedRequest, Request
 from ...core.contract.step import FailureCause, Step, StepResult
 from ...core.scheduler.config import EngineRole
-from ...core.scheduler.engine import AbortOutcome, CommitOutcome, LossOutcome, SubmitOutcome
 from .device import Truth
 
 

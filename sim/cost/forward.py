@@ -20,7 +20,7 @@ from .efficiency import Efficiency
 from .hardware import GPU, Parallelism, UnsupportedParallelism
 
 EXPERT_INDEPENDENCE = 0.58
-"""Fitted by benchmarks/fit_expert_independence.py to published counts of distinct experts; see `Routing`."""
+"""Fitted by benchmarks/fit_expert_independence.py to published counts of distinct experts; see `ExpertRouting`."""
 
 
 class InvalidRound(ForetokenError):
@@ -38,8 +38,8 @@ class DecodeWork(NamedTuple):
     kv_tokens: int
 
 
-class Routing(NamedTuple):
-    """How the tokens of a pass choose experts: so many do, and reach the experts of so many independently routed ones.
+class ExpertRouting(NamedTuple):
+    """How the tokens of a pass choose experts: `tokens` of them, which reach as many experts as `independent` independently routed tokens.
 
     Requests choose experts independently. Each further token of a request counts as `independence` (0 … 1) of a token, since successive
     tokens of one text share experts. So w tokens reach the experts of 1 + independence · (w − 1) independent ones. The padding
@@ -55,7 +55,7 @@ class PassTokens(NamedTuple):
     """The tokens of a pass, those of padding included, their routing, and whether the pass is captured."""
 
     count: int
-    routing: Routing
+    routing: ExpertRouting
     is_captured: bool
 
     @classmethod
@@ -63,8 +63,8 @@ class PassTokens(NamedTuple):
         """Return those of so many requests that have `tokens` together. `padded`: those of their graph; None: there is none."""
         independent = requests + independence * (tokens - requests)
         if padded is None:
-            return cls(tokens, Routing(tokens, independent), False)
-        return cls(padded, Routing(tokens, independent + independence * (padded > tokens)), True)
+            return cls(tokens, ExpertRouting(tokens, independent), False)
+        return cls(padded, ExpertRouting(tokens, independent + independence * (padded > tokens)), True)
 
 
 def check_round(draft: DraftShape | None, batch_size: int, steps: int, topk: int, num_draft_tokens: int) -> None:
@@ -131,7 +131,7 @@ class ForwardCost:
         self.tp = parallel.tensor
         self.qkv_inputs = qkv_inputs
         self.caches: tuple[tuple[Cache, int], ...] = shape.caches(self.tp)
-        self._layers_cache: dict[int | tuple[int, Routing], float] = {}
+        self._layers_cache: dict[int | tuple[int, ExpertRouting], float] = {}
 
     def explain(self) -> list[tuple[str, float | str, str, str]]:
         """Return rows (name, value, unit, source) of what this adds to model, GPU and efficiencies."""
@@ -161,10 +161,10 @@ class ForwardCost:
         return per_mixer + per_mlp + reduced + 3
 
     def _small_kernels(self, mixer: object) -> int:
-        """Price each mixer's norm, rotary embedding with the KV write (or convolution), and the norms of q and k."""
+        """Count a mixer's small kernels: norm, rotary embedding with the KV write (or convolution), and the norms of q and k."""
         return 2 + (1 if isinstance(mixer, Attention) and mixer.qk_norm else 0)
 
-    def layers_ns(self, tokens: int, routing: Routing | None = None) -> float:
+    def layers_ns(self, tokens: int, routing: ExpertRouting | None = None) -> float:
         """Return the time of all layers' matrix products and small kernels for `tokens` tokens, without attention and communication.
 
         `routing`: how they choose experts; default: all independently.
@@ -172,7 +172,7 @@ class ForwardCost:
         if tokens > _EXACT_TOKENS:
             tokens = -(-tokens // _TOKEN_QUANTUM) * _TOKEN_QUANTUM
             if routing is not None:
-                routing = Routing(*(math.ceil(amount / _TOKEN_QUANTUM) * _TOKEN_QUANTUM for amount in routing))
+                routing = ExpertRouting(*(math.ceil(amount / _TOKEN_QUANTUM) * _TOKEN_QUANTUM for amount in routing))
         key = tokens if routing is None or not self.shape.moe_layers else (tokens, routing)
         if key not in self._layers_cache:
             own, total = self._own_share(tokens), 0.0
@@ -185,7 +185,7 @@ class ForwardCost:
                         self._products_ns(own, part.products(self.shape.hidden, self.tp), self._mlp) + small
                     )
                 else:
-                    total += count * (self._experts_ns(own, part, routing or Routing(tokens, tokens)) + small)
+                    total += count * (self._experts_ns(own, part, routing or ExpertRouting(tokens, tokens)) + small)
             self._layers_cache[key] = total + self._embedding_ns(own)
         return self._layers_cache[key]
 
@@ -226,7 +226,7 @@ class ForwardCost:
         assert experts is not None, self.shape.name
         return experts.count * (1.0 - (1.0 - experts.top_k / experts.count) ** independent)
 
-    def _experts_ns(self, own: int, experts: Experts, routing: Routing) -> float:
+    def _experts_ns(self, own: int, experts: Experts, routing: ExpertRouting) -> float:
         """Return the time of a mixture of experts: the busiest rank's routed experts for the tokens of the whole engine, and router and
         shared experts for the tokens of one group."""
         hidden, ranks = self.shape.hidden, self.parallel.expert
@@ -239,8 +239,8 @@ class ForwardCost:
         grouped = sum(self.gemm_ns(rows, p.inner, p.columns, active) for p in products)
         router = self.gemm_ns(own, hidden, experts.count)
         # Choose the top k, sort by expert, and sum the experts' outputs.
-        routing = 3 * self.efficiency.small_kernel_ns
-        return grouped + router + routing + self._products_ns(own, experts.shared(hidden, self.tp), self._mlp)
+        routing_ns = 3 * self.efficiency.small_kernel_ns
+        return grouped + router + routing_ns + self._products_ns(own, experts.shared(hidden, self.tp), self._mlp)
 
     def _busiest(self, amount: float, most: float) -> float:
         """Return how much of `amount` the busiest expert rank gets if each unit goes to a rank at random, independently of the others.

@@ -12,7 +12,7 @@ A decode round with S steps is, in this order of work (S = 0 is one plain forwar
 
 Batches are padded to captured graph sizes; a batch beyond the largest runs kernel by kernel with a dispatch floor.
 
-How near this comes to published measurements: docs/accuracy.md, and of the roofline of single passes `efficiency.py`.
+Errors against published measurements: docs/accuracy.md; those of single passes: `efficiency.py`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RoundCost:
     `tables`, `draft_tables`: measured times of the target's and the draft's passes, which replace the roofline's.
     `graph_sizes`: captured sizes in increasing order, None for no graphs; `graph_unit`: what they count. `sampling`: "stochastic"
     (softmax and lossless acceptance over the vocabulary) or "greedy" (argmax). `keep_draft_warm`: whether rounds with
-    0 steps run the catch-up. `expert_independence`: see `forward.Routing`.
+    0 steps run the catch-up. `expert_independence`: see `forward.ExpertRouting`.
     """
 
     sees_rows = False  # a round's time follows from its shape and the KV tokens of all rows together
@@ -263,7 +263,7 @@ class RoundCost:
         return Pass(parts)
 
     def _host_pass(self, verify: Pass, steps: int) -> list[Pass]:
-        """Return the time of proposing on the host, for which the round waits."""
+        """Return the pass in which the host proposes drafts, for which the round waits; an empty list if it does not."""
         fraction = self.draft.verify_share if self.draft is not None else 0.0
         if not steps or not fraction:
             return []

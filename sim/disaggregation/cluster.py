@@ -137,7 +137,7 @@ class EnginePool:
         among = self._cluster.roles.serving(self._role)
         return self._balancer.assign(request, among) if among else None
 
-    def done(self, name: int, request: Request) -> None:
+    def release(self, name: int, request: Request) -> None:
         self._balancer.ended(name, request.request_id)
 
     def lose(self, name: int) -> None:
@@ -298,7 +298,7 @@ class Cluster:
             self.network.say(endpoint.replica, lost.replica, 0, self._answered, endpoint, lost)
 
     def _answered(self, endpoint: HandoffEndpoint, lost: HandoffEndpoint) -> None:
-        self._carry_out(self.placements.let_go(endpoint.replica, lost.replica))
+        self._carry_out(self.placements.acknowledge_loss(endpoint.replica, lost.replica))
 
     def _carry_out(self, verdicts: Sequence[Verdict]) -> None:
         for verdict in verdicts:

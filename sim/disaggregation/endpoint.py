@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 from zlib import crc32
 
+from ...core.contract.outcomes import AbortOutcome, CommitOutcome, LossOutcome, SubmitOutcome
 from ...core.contract.request import FinishedRequest, FinishReason, Request
 from ...core.handoff import (
     DecodeSide,
@@ -30,7 +31,6 @@ from ...core.handoff import (
 from ...core.handoff.messages import Accept, Offer, Page
 from ...core.handoff.placement import Placements
 from ...core.scheduler.config import EngineRole
-from ...core.scheduler.engine import AbortOutcome, CommitOutcome, LossOutcome, SubmitOutcome
 from ...core.scheduler.life import RequestState
 from ..actors.clock import call_at
 from ..actors.device import Truth

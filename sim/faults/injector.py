@@ -10,10 +10,11 @@ from dataclasses import replace
 import numpy as np
 
 from ...core.adaptive.slot import InvalidObservation
+from ...core.contract.outcomes import LossOutcome
 from ...core.contract.request import FinishedRequest, Request
 from ...core.contract.step import FailureCause, Join, Step, StepResult
 from ...core.errors import ConfigError, InvalidRequest, InvariantViolation
-from ...core.scheduler.engine import Engine, LossOutcome
+from ...core.scheduler.engine import Engine
 from ..actors.clock import call_at
 from ..actors.device import Truth
 from ..actors.engine import EngineActor
@@ -249,7 +250,7 @@ class FaultInjector(Hooks):
 
     def after_loss(self, step: Step, outcome: LossOutcome) -> None:
         rows = [int(row) for part in (step.prefill, step.decode) if part is not None for row in part.rows]
-        held = all(self.engine.store.table.is_held(row) for row in rows)
+        held = all(self.engine.store.table.is_taken(row) for row in rows)
         self.check("fenced", held, f"rows {rows} of step {step.step_id} are not all held")
         for step_id in outcome.step_ids:
             self._failing.pop(step_id, None)

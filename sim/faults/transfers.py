@@ -261,7 +261,7 @@ class TransferFaults(PacketHooks, EndpointHooks):
 
     def on_page_written(self, endpoint: HandoffEndpoint, action: WritePage) -> None:
         table = endpoint.engine.store.table
-        kept = table.is_held(action.row) and int(table.epochs[action.row]) == action.epoch
+        kept = table.is_taken(action.row) and int(table.epochs[action.row]) == action.row_epoch
         message = f"row {action.row} of {action.page.key} was given away before KV came"
         self.promises.check("pages_kept", kept, self.env.now, message)
 

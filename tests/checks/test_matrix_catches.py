@@ -157,7 +157,7 @@ AbortedRoundsForgotten (MATRIX): A request that is aborted in a block ends at on
 
 BlocksPlannedWhileARequestCouldEnter (MATRIX): The queue is not looked at before a block.
     Engine._max_rounds
-        - or self.admission.head_may_enter()
+        - or self.admission.head_could_enter_soon()
 
 TheControllerIsNotAskedHowLong (MATRIX): A block goes on where the step count may change.
     AdaptiveController.rounds_to_next_decision = 1 << 30

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..forward import ForwardCost, Line, Routing
+from ..forward import ExpertRouting, ForwardCost, Line
 from .tables import CHUNKS, CONTEXTS, KNEE, PASTS, QUERIES, ROWS, TOKENS, KernelTables
 
 _ALONE = 64.0  # exponent of the soft corner with which memory and compute do not delay each other
@@ -62,7 +62,7 @@ class MeasuredForward(ForwardCost):
             rows.append(("kernel attention of a verify pass", "mixed", "", words))
         return rows
 
-    def layers_ns(self, tokens: int, routing: Routing | None = None) -> float:
+    def layers_ns(self, tokens: int, routing: ExpertRouting | None = None) -> float:
         """See `ForwardCost.layers_ns`. The tables have independent tokens; what fewer experts save is the roofline's share."""
         key = tokens if routing is None or not self.shape.moe_layers else (tokens, routing)
         if key not in self._layers_cache:

@@ -51,8 +51,8 @@ def test_the_workers_with_the_least_to_do_get_the_next_request(router):
 def answer(router, lost, *names):
     """Let the workers `names` answer that `lost` is gone; only the last answer leads to verdicts."""
     *others, last = names
-    assert [router.let_go(name, lost) for name in others] == [[]] * len(others)
-    return router.let_go(last, lost)
+    assert [router.acknowledge_loss(name, lost) for name in others] == [[]] * len(others)
+    return router.acknowledge_loss(last, lost)
 
 
 def test_a_lost_prefill_worker_costs_only_what_it_had_not_handed_over(router):
@@ -61,12 +61,12 @@ def test_a_lost_prefill_worker_costs_only_what_it_had_not_handed_over(router):
     router.joined("joined")
     assert router["on its way"].prefill == "p0" and router["on its way"].decode == "d0"
     assert router.lose("p0", "p0 died") == []
-    assert router.let_go("d0", "p1") == []  # an answer to another loss
+    assert router.acknowledge_loss("d0", "p1") == []  # an answer to another loss
     (verdict,) = answer(router, "p0", "d1", "d0", "p1")
     assert verdict.request_id == "on its way" and not verdict.failure
     assert (verdict.placement.prefill, verdict.placement.tries) == ("p1", 2)
     assert router["joined"].is_handed_over and router["joined"].lost is None
-    assert router["on p1"].tries == 1 and router.let_go("d0", "p0") == []
+    assert router["on p1"].tries == 1 and router.acknowledge_loss("d0", "p0") == []
 
 
 def test_a_request_that_joins_before_the_last_answer_goes_on(router):
@@ -112,7 +112,7 @@ def test_without_another_worker_the_request_fails():
     router.place(ask("b"))
     router.joined("a")
     router.lose("p0", "p0 died")
-    (verdict,) = router.let_go("d0", "p0")
+    (verdict,) = router.acknowledge_loss("d0", "p0")
     assert (verdict.request_id, verdict.failure) == ("b", "p0 died; there is no other worker for the request")
     assert router.request_ids == ("a",)
     assert router.place(ask("c")) is None
@@ -128,7 +128,9 @@ def test_two_decode_workers_that_die_at_once_are_one_loss_to_each_request(heard_
     assert [router[name].decode for name in "abc"] == ["d0", "d1", "d2"]
     heard_second = {"d0": "d1", "d1": "d0"}[heard_first]
     assert router.lose(heard_first, "died") == []
-    assert router.let_go("p0", heard_first) == router.let_go("d2", heard_first) == []  # the other one does not answer
+    assert (
+        router.acknowledge_loss("p0", heard_first) == router.acknowledge_loss("d2", heard_first) == []
+    )  # the other one does not answer
     first = router.lose(heard_second, "died")
     second = answer(router, heard_second, "p0", "d2")
     moved = [verdict.placement for verdict in [*first, *second]]
@@ -139,9 +141,9 @@ def test_two_decode_workers_that_die_at_once_are_one_loss_to_each_request(heard_
 def test_both_workers_of_a_request_may_die_at_once(router):
     router.place(ask("a"))
     router.lose("p0", "p0 died")
-    router.let_go("p1", "p0")
+    router.acknowledge_loss("p1", "p0")
     assert router.lose("d0", "d0 died") == []
-    assert router.let_go("d1", "p0") == []  # the loss of d0 is judged, for which p1 is still to answer
+    assert router.acknowledge_loss("d1", "p0") == []  # the loss of d0 is judged, for which p1 is still to answer
     (verdict,) = answer(router, "d0", "d1", "p1")
     assert (verdict.placement.prefill, verdict.placement.decode, verdict.placement.tries) == ("p1", "d1", 2)
     # Again, with the only workers left.

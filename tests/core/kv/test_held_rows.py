@@ -76,7 +76,7 @@ def test_a_reservation_takes_the_cached_prefix_or_nothing_at_all():
     store.grow_row(row, 4)
     leave(store, row, np.arange(4), 4)
     row = store.reserve_row(np.arange(7), "", 8)
-    assert store.num_adopted(row) == 4 and store.allocated[row] == 8
+    assert store.num_shared(row) == 4 and store.allocated[row] == 8
     store.check()
     free, rows = store.allocator.free_pages.tolist(), store.table.num_free_rows
     assert store.reserve_row(np.arange(7), "", 2) is None

@@ -46,8 +46,8 @@ def test_slots_of_a_round(steps, topk, num_draft_tokens, page_size, has_draft_kv
 
 def test_the_reserve_counts_the_rounds_in_flight():
     assert (reserve_per_decode(8, overlap=False), reserve_per_decode(8, overlap=True)) == (8, 16)
-    assert reserve_per_block(8, max_rounds=5, rounds_unseen=1) == 48
-    assert reserve_per_block(8, max_rounds=1, rounds_unseen=1) == reserve_per_decode(8, overlap=True)
+    assert reserve_per_block(8, max_rounds=5, rounds_in_flight=1) == 48
+    assert reserve_per_block(8, max_rounds=1, rounds_in_flight=1) == reserve_per_decode(8, overlap=True)
 
 
 def test_widths_and_states():

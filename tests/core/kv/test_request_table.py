@@ -109,7 +109,7 @@ def test_rows_and_epochs():
     with pytest.raises(RequestTableFull, match="all 3 rows"):
         table.acquire()
     table.release(2)
-    assert table.num_free_rows == 1 and not table.is_held(2) and table.is_held(1)
+    assert table.num_free_rows == 1 and not table.is_taken(2) and table.is_taken(1)
     assert table.acquire() == 2
     assert table.epochs.tolist() == [0, 1, 2, 1]
     table.check()

@@ -18,7 +18,7 @@ from foretoken.core.model_shape import lookup_model, read_model_shape
 from foretoken.sim.assembly import assemble
 from foretoken.sim.cost.draft import eagle3_head
 from foretoken.sim.cost.efficiency import default_efficiency
-from foretoken.sim.cost.forward import ForwardCost, Routing
+from foretoken.sim.cost.forward import ExpertRouting, ForwardCost
 from foretoken.sim.cost.hardware import Parallelism, lookup_gpu
 from foretoken.sim.cost.host import FULL_GRAPH
 from foretoken.sim.cost.measured import (
@@ -145,14 +145,14 @@ def test_fewer_experts_save_of_measured_kernels_what_they_save_of_the_roofline()
     roofline = ForwardCost(sparse, GPU, default_efficiency(GPU), 1)
     forward = MeasuredForward(roofline, made_up_tables())
     whole = forward.layers_ns(8)
-    assert forward.layers_ns(8, Routing(8, 8.0)) == pytest.approx(whole)
-    assert forward.layers_ns(8, Routing(8, 3.0)) / whole == pytest.approx(
-        roofline.layers_ns(8, Routing(8, 3.0)) / roofline.layers_ns(8)
+    assert forward.layers_ns(8, ExpertRouting(8, 8.0)) == pytest.approx(whole)
+    assert forward.layers_ns(8, ExpertRouting(8, 3.0)) / whole == pytest.approx(
+        roofline.layers_ns(8, ExpertRouting(8, 3.0)) / roofline.layers_ns(8)
     )
-    assert forward.layers_ns(8, Routing(8, 3.0)) < 0.8 * whole
+    assert forward.layers_ns(8, ExpertRouting(8, 3.0)) < 0.8 * whole
     assert (
         MeasuredForward(ForwardCost(SHAPE, GPU, default_efficiency(GPU), 1), made_up_tables()).layers_ns(
-            8, Routing(8, 3.0)
+            8, ExpertRouting(8, 3.0)
         )
         == 1e7 + 80
     )

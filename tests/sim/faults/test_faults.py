@@ -8,11 +8,12 @@ from collections.abc import Callable
 import pytest
 from foretoken.core.adaptive import AdaptiveController
 from foretoken.core.contract.events import Aborted
+from foretoken.core.contract.outcomes import AbortOutcome, CommitOutcome
 from foretoken.core.contract.request import FinishReason
 from foretoken.core.kv.store import KVStore
 from foretoken.core.scheduler import engine as engine_module
 from foretoken.core.scheduler.admission import Admission
-from foretoken.core.scheduler.engine import AbortOutcome, CommitOutcome, Engine
+from foretoken.core.scheduler.engine import Engine
 from foretoken.core.scheduler.output import OutputLog
 from foretoken.core.scheduler.recovery import StepLimits
 from foretoken.core.scheduler.requests import Requests
