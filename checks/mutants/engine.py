@@ -402,9 +402,7 @@ AddsUpPages (ENGINE-07): Context and reserve are rounded to pages one by one, so
         + ceil_to_page(record.prompt_len + record.emitted_before, self.config.page_size) + self.slots_for_length(0) - num_cached
 
 StopsBlocksForEver (ENGINE-07): A row with stop strings that has left is counted on, so that nothing runs in blocks any more.
-    DecodeRounds.remove:
-        self._has_stop_strings[row] = False
-        good(self, row)
+    DecodeRounds.remove = self._has_stop_strings.__setitem__(row, False) or good(self, row)
 
 KeepsWhatOverlapNeeds (ACCEPT-08): What a block leaves is that of a plan that has seen its last round, in overlap mode too.
     DecodeRounds.release_unused
