@@ -19,7 +19,7 @@ from foretoken.gpu.kernels.layers.decode_attention import decode_attention_bytes
 from foretoken.gpu.kernels.layers.rms_norm import add_rms_norm_triton, rms_norm_bytes
 from foretoken.gpu.kernels.layers.rope_write import rope_write_bytes, rope_write_triton
 from foretoken.gpu.kernels.layers.verify_attention import verify_attention_bytes, verify_attention_triton
-from foretoken.gpu.ops.port import DecodeBatch, VerifyBatch
+from foretoken.gpu.ops.port import DecodeBatch, KVTensors, VerifyBatch
 
 HAS_GPU = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="times Triton kernels: needs an NVIDIA GPU")]
@@ -78,6 +78,9 @@ class Pools:
         self.rows = torch.ones(1, dtype=torch.int64, device="cuda")
         self.lens = torch.full((1,), length, dtype=torch.int64, device="cuda")
 
+    def kv(self, i: int) -> KVTensors:
+        return KVTensors(self.keys[i], self.values[i])
+
 
 def tree_bits(num_nodes: int) -> torch.Tensor:
     """int64 [1, nd]: a binary tree in order of depth; node i hangs below node (i − 1) / 2."""
@@ -109,9 +112,7 @@ def test_decode_attention(benchmark, bandwidth, length):
     pools = Pools(length)
     q = torch.randn(1, HEADS, HEAD_DIM, device="cuda", dtype=DTYPE)
     queries = DecodeBatch(pools.table, pools.rows, pools.lens, pools.lens, pools.lens, length)
-    calls = [
-        lambda i=i: decode_attention_triton(q, pools.keys[i], pools.values[i], queries) for i in range(pools.count)
-    ]
+    calls = [lambda i=i: decode_attention_triton(q, pools.kv(i), queries) for i in range(pools.count)]
     seconds = benchmark.pedantic(seconds_per_call, args=(calls,), rounds=1)
     num_bytes = decode_attention_bytes([length], HEADS, KV_HEADS, HEAD_DIM, ITEM)
     note(benchmark, f"decode attention, {length} tokens", num_bytes, seconds, bandwidth)
@@ -124,9 +125,7 @@ def test_verify_attention(benchmark, bandwidth, length, num_nodes):
     q = torch.randn(num_nodes, HEADS, HEAD_DIM, device="cuda", dtype=DTYPE)
     k, v = torch.randn(2, num_nodes, KV_HEADS, HEAD_DIM, device="cuda", dtype=DTYPE)
     nodes = VerifyBatch(pools.table, pools.rows, pools.lens, length, tree_bits(num_nodes))
-    calls = [
-        lambda i=i: verify_attention_triton(q, k, v, pools.keys[i], pools.values[i], nodes) for i in range(pools.count)
-    ]
+    calls = [lambda i=i: verify_attention_triton(q, k, v, pools.kv(i), nodes) for i in range(pools.count)]
     seconds = benchmark.pedantic(seconds_per_call, args=(calls,), rounds=1)
     num_bytes = verify_attention_bytes([length], num_nodes, HEADS, KV_HEADS, HEAD_DIM, ITEM)
     note(benchmark, f"verify attention, {num_nodes} nodes, {length} tokens", num_bytes, seconds, bandwidth)
@@ -154,7 +153,7 @@ def test_rope_write(benchmark, bandwidth, num_tokens):
 
     def call(i: int) -> object:
         q, k, v = qkv[i].split_with_sizes((HEADS, KV_HEADS, KV_HEADS), 1)
-        return rope_write_triton(q, k, v, table, positions, slots, pools.keys[i], pools.values[i])
+        return rope_write_triton(q, k, v, table, positions, slots, pools.kv(i))
 
     calls = [lambda i=i: call(i) for i in range(pools.count)]
     seconds = benchmark.pedantic(seconds_per_call, args=(calls,), rounds=1)

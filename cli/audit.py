@@ -41,7 +41,7 @@ def audit(
     report = audit_log(path, candidates=candidates, allow_truncated=allow_truncated)
     typer.echo(report.text(limit))
     if json_file is not None:
-        from .files import write_json
+        from ..observe.output_files import write_json
 
         write_json(json_file, report.to_json())
     if not report.ok:

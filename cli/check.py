@@ -109,7 +109,7 @@ def _check(contract, subject, budget, seed, capability, expect, without, json_fi
         line.show(f"{len(outcomes)} of {len(chosen)} components are checked")
     line.clear()
     if json_file is not None:
-        from .files import write_json
+        from ..observe.output_files import write_json
 
         write_json(json_file, sorted(outcomes, key=lambda outcome: "ok" not in outcome))
     if not all(outcome.get("ok", True) for outcome in outcomes):
@@ -245,7 +245,7 @@ def _check_mutants(contract: str | None, budget: str | None, json_file: Path | N
             f"{name}: {len(kills) - alive} of {len(kills)} mutants killed; invariants with a mutant: {', '.join(caught)}"
         )
     if json_file is not None:
-        from .files import write_json
+        from ..observe.output_files import write_json
 
         write_json(json_file, matrix)
     if survivors:

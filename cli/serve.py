@@ -163,7 +163,7 @@ class _Recording:
                 return (self.metrics.sink(engine),)
             if self._log is None:
                 from ..observe.log import EventLog
-                from .files import empty_run_directory
+                from ..observe.output_files import empty_run_directory
 
                 empty_run_directory(self._directory, ())
                 self._log = EventLog(self._directory / EVENTS, header())

@@ -20,6 +20,17 @@ from ..core.errors import InvariantViolation
 from .histogram import GaugeAreas, LogHistogram, added_counts
 from .requests.lives import GrowingColumn, ReplicaMetrics
 
+SHORT_NAMES = {  # what a simulation and a measurement of the same load are compared by
+    "output_throughput": "tokens/s",
+    "mean_ttft_ms": "TTFT mean",
+    "p99_ttft_ms": "TTFT p99",
+    "mean_tpot_ms": "TPOT mean",
+    "p99_tpot_ms": "TPOT p99",
+    "median_itl_ms": "ITL p50",
+    "p99_itl_ms": "ITL p99",
+    "accept_length": "accept length",
+    "mean_running": "batch",
+}
 REASONS = ("refused", "stop", "length", "abort", "error", "transferred")  # by FinishReason; 0 never entered
 GAUGES = ("running", "waiting", "held", "system")
 TOTALS = (

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import ForetokenError
+from ..observe.output_files import write_text
 from ..sim.assembly import Assembly, assemble
 from ..sim.scenario_file import scenario_with
 from .candidates import base_tables
@@ -110,9 +110,4 @@ def bottleneck(run: Assembly, summary: Mapping[str, Any]) -> str:
 
 def write_answer(place: Path, answer: Mapping[str, Any]) -> None:
     """Write the answer into the directory of a plan. Raises ForetokenError if it cannot be written."""
-    partial = place / f"{ANSWER}.partial"
-    try:
-        partial.write_text(json.dumps(answer, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        partial.replace(place / ANSWER)
-    except OSError as error:
-        raise ForetokenError(f"{place}: cannot be written: {error.strerror or error}") from None
+    write_text(place / ANSWER, json.dumps(answer, indent=1, allow_nan=False) + "\n", replace=True)

@@ -21,6 +21,7 @@ from typing import Any
 from ..core.errors import ConfigError, ForetokenError, Problem
 from ..core.parsing import ParseError, parse_json
 from ..observe.input_files import read_lines, read_text
+from ..observe.output_files import UnwritableFile
 from .trial import Trial
 from .workers import Job, Workers
 
@@ -81,7 +82,7 @@ class TrialStore:
                 (path / QUESTION).write_text(json.dumps(asked, indent=1) + "\n", encoding="utf-8")
             self._journal = (path / JOURNAL).open("a", encoding="utf-8")
         except OSError as error:
-            raise ForetokenError(f"{path}: cannot be used: {error.strerror or error}") from None
+            raise UnwritableFile(path, error, "used") from None
 
     def __len__(self) -> int:
         return len(self._trials)

@@ -16,6 +16,7 @@ from ..core.draws import Purpose, request_key
 from ..core.errors import ForetokenError
 from ..core.scheduler.spec import EngineSpec
 from ..observe.metrics import RunMetrics
+from ..observe.summary import SHORT_NAMES
 from ..sim.actors.clock import Environment, call_at
 from ..sim.actors.device import Device, HostJitter, Jitter, Truth
 from ..sim.actors.engine import EngineActor
@@ -67,17 +68,6 @@ def simulate(
     return events
 
 
-METRICS: dict[str, tuple[str, str]] = {  # key of the summary -> its name, and its unit
-    "output_throughput": ("tokens/s", ""),
-    "mean_ttft_ms": ("TTFT mean", "ms"),
-    "p99_ttft_ms": ("TTFT p99", "ms"),
-    "mean_tpot_ms": ("TPOT mean", "ms"),
-    "p99_tpot_ms": ("TPOT p99", "ms"),
-    "median_itl_ms": ("ITL p50", "ms"),
-    "p99_itl_ms": ("ITL p99", "ms"),
-    "accept_length": ("accept length", ""),
-    "mean_running": ("batch", ""),
-}
 BUCKETS = 10
 
 
@@ -149,7 +139,7 @@ def compare(
     """Compare simulated runs with measured ones of the same requests. What one of them does not have (an accept length) is left out."""
     ours, theirs = ([metrics.summary() for metrics in runs] for runs in (predicted, measured))
     found = {}
-    for key in METRICS:
+    for key in SHORT_NAMES:
         pair = [[summary[key] for summary in summaries] for summaries in (ours, theirs)]
         if not any(value is None for values in pair for value in values):
             (mean, spread), (true_mean, noise) = (_mean_and_spread(values) for values in pair)

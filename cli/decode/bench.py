@@ -31,7 +31,7 @@ from .options import (
 if TYPE_CHECKING:
     from ...gpu.bench.plan import BenchOptions, BenchPlan
     from ...gpu.bench.run import ArmResult, Machine
-    from ..files import JsonRecord
+    from ...observe.output_files import JsonRecord
     from ..progress import StatusLine
 
 
@@ -224,7 +224,7 @@ def bench(
     little memory is one message before any weight is read, and exit code 2.
     """
     from ...gpu.bench.plan import BenchOptions, plan_bench
-    from ..files import JsonRecord
+    from ...observe.output_files import JsonRecord
     from ..progress import StatusLine
 
     options = BenchOptions(

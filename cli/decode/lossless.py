@@ -60,10 +60,10 @@ def lossless(
     from dataclasses import asdict
 
     from ...core.errors import ForetokenError
+    from ...observe.output_files import JsonRecord
     from ...serve.lossless.endpoint import Endpoint, make_client
     from ...serve.lossless.prompts import BUILT_IN, read_prompts
     from ...serve.lossless.trial import Trial
-    from ..files import JsonRecord
 
     record = JsonRecord(json_file)
     texts = BUILT_IN if prompts is None else read_prompts(prompts)

@@ -42,11 +42,11 @@ def measure(
     """
     from ...gpu.session.hub import local_checkpoint
     from ...gpu.session.plan import SessionOptions
+    from ...observe.output_files import write_json
     from ...sim.cost.calibration import Calibration, profile_document
     from ...twin.arms import open_arms
     from ...twin.measuring import MeasuringPlan, measure_steps
     from ...twin.record import Record
-    from ..files import write_json
     from ..progress import StatusLine
     from .twin import show_cells
 

@@ -75,10 +75,10 @@ def twin(
     from ...gpu.session.hub import local_checkpoint
     from ...gpu.session.plan import SessionOptions
     from ...observe.log import package_version
+    from ...observe.output_files import JsonRecord
     from ...sim.scenario_file import load_scenario
     from ...twin.arms import open_arms, way_of_scenario, ways_of_draft, ways_of_pair
     from ...twin.run import TwinPlan, default_scenario, run_twin
-    from ..files import JsonRecord
     from ..progress import StatusLine
 
     names = LOADS if loads is None else tuple(dict.fromkeys(name for name in loads.split(",") if name))
@@ -194,7 +194,7 @@ def _show(found: Sequence[Comparison], clock: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ...twin.comparison import METRICS
+    from ...observe.summary import SHORT_NAMES
 
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, REPORT_WIDTH) if sys.stdout.isatty() else REPORT_WIDTH
@@ -203,11 +203,11 @@ def _show(found: Sequence[Comparison], clock: str) -> None:
         table = Table(title=load, box=box.SIMPLE_HEAD, padding=(0, 1), title_justify="left")
         table.add_column("", no_wrap=True)
         table.add_column("", no_wrap=True)
-        for name, unit in METRICS.values():
-            table.add_column(f"{name} {unit}".strip(), justify="right", no_wrap=True)
+        for key, name in SHORT_NAMES.items():
+            table.add_column(f"{name} ms" if key.endswith("_ms") else name, justify="right", no_wrap=True)
         for one in rows:
             for number, side in enumerate(SIDES):
-                cells = (_cells(one.metrics.get(key))[number] for key in METRICS)
+                cells = (_cells(one.metrics.get(key))[number] for key in SHORT_NAMES)
                 table.add_row("" if number else one.arm, side, *cells, end_section=number == len(SIDES) - 1)
         console.print(table)
         for one in rows:

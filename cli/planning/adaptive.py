@@ -109,7 +109,7 @@ def _write(text: str, out: Path | None) -> None:
     if out is None:
         typer.echo(text)
     else:
-        from ..files import write_text
+        from ...observe.output_files import write_text
 
         write_text(out, text + "\n", replace=True)
 

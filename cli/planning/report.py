@@ -41,7 +41,7 @@ def report(
         foretoken report twin.json --out twin.html
     """
     from ...observe.figures.reports import page_of
-    from ..files import write_text
+    from ...observe.output_files import write_text
 
     place = out or (source / "report.html" if source.is_dir() else source.with_suffix(".html"))
     _check_replaceable(place)
@@ -68,7 +68,7 @@ def _check_replaceable(place: Path) -> None:
 
 def _write_pictures(page: Page, folder: Path) -> None:
     from ...core.errors import ForetokenError
-    from ..files import UnwritableFile
+    from ...observe.output_files import UnwritableFile
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -195,10 +195,10 @@ def _verdict(whole: Tune, best: Judged) -> list[str]:
 
 def _write_files(whole: Tune, directory: Path, result: Mapping[str, Any]) -> tuple[list[Path], dict[str, str]]:
     """Write the result, and if a table holds what servers take. Returns the paths, and why a server has no file."""
+    from ...observe.output_files import write_text
     from ...planning.servers.files import server_files
     from ...planning.tuning.tables import settings_of
     from ...sim.scenario_file import scenario_with
-    from ..files import write_text
     from ..simulation.scenario_text import scenario_text
 
     files, left_out = {"result.json": json.dumps(result, indent=1) + "\n"}, {}

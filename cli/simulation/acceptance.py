@@ -71,7 +71,7 @@ def acceptance(
     table = _scenario_table(process, log.form, unknown)
     typer.echo("\n".join([*lines, "", table]), nl=False)
     if out is not None:
-        from ..files import write_text
+        from ...observe.output_files import write_text
 
         write_text(out, table, replace=True)
         typer.echo(f"\nWritten to {out}.")

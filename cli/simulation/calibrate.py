@@ -100,12 +100,12 @@ def calibrate(
 
 def _fit(files: list[str], scenario: Path | None, settings: list[str] | None, out: Path, quiet: bool) -> None:
     """Fit the timing to the points of `files`, write the profile, and print it."""
+    from ...observe.output_files import JsonRecord
     from ...sim.calibration.fit import calibrate as fit_points
     from ...sim.calibration.prediction import measured_scenario
     from ...sim.calibration.result_files import read_points
     from ...sim.cost.calibration import profile_document
     from ...sim.scenario_file import load_scenario
-    from ..files import JsonRecord
     from ..progress import LINE_EVERY_S, StatusLine
 
     record = JsonRecord(out)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files import UnwritableFile, empty_run_directory, write_summary, write_text
+from ...observe.output_files import UnwritableFile, empty_run_directory, write_summary, write_text
 
 if TYPE_CHECKING:
     from rich.table import Table

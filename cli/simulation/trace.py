@@ -64,13 +64,13 @@ def trace(
     and --check what a simulation makes of the difference.
     """
     from ...observe.input_files import read_lines
+    from ...observe.output_files import JsonRecord, write_text
     from ...planning.grid import parse_values
     from ...sim.load import make_workload
     from ...sim.scenario_file import load_scenario
     from ...sim.workload.description import describe
     from ...sim.workload.synthesis import synthesize
     from ...sim.workload.traces import TraceSource
-    from ..files import JsonRecord, write_text
 
     record = JsonRecord(json_file)
     sizes = parse_values("--cache-tokens", cache_tokens, int, 1) if cache_tokens is not None else []

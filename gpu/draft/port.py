@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...core.adaptive.graphs import GraphKey
 from ...core.algorithm.host_drafts import HostDrafts
 from ...core.tree.build import build_proposed_tree
 from ..batch.pools import Chunks
@@ -42,6 +43,41 @@ class RoundBatch:
     max_nodes: int  # the most nodes, and accepted nodes, of any round that the engine may plan
     max_position: int  # last position of the context
     proposed: Mapping[str, Tensor] | None = None  # what `propose_on_host` gave, in a captured round
+
+
+@dataclass(frozen=True, slots=True)
+class RoundLimits:
+    """What all rounds of one executor have in common, so that a captured round holds for every length."""
+
+    table: Tensor  # the device's request table
+    topk: int
+    max_len: int  # the greatest length at which a round begins
+    max_nodes: int
+    max_position: int
+
+    def batch(
+        self, row_numbers: np.ndarray, rows: Tensor, lengths: Tensor, roots: Tensor, steps: int, num_draft_tokens: int
+    ) -> RoundBatch:
+        """Return the batch of a round, as it is if it is captured with these rows."""
+        return RoundBatch(
+            row_numbers=row_numbers,
+            rows=rows,
+            lengths=lengths,
+            roots=roots,
+            table=self.table,
+            steps=steps,
+            topk=self.topk if steps else 1,
+            num_draft_tokens=num_draft_tokens,
+            max_len=self.max_len,
+            padded_rows=len(row_numbers),
+            max_nodes=self.max_nodes,
+            max_position=self.max_position,
+        )
+
+    def padding(self, key: GraphKey) -> RoundBatch:
+        """Return a batch of padding rows: row 0, of length 0."""
+        zeros = torch.zeros(key.batch_size, dtype=torch.int64, device=self.table.device)
+        return self.batch(np.zeros(key.batch_size, np.int64), zeros, zeros, zeros, key.steps, key.num_draft_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -29,10 +29,10 @@ from ...core.scheduler.engine import Engine
 from ...core.scheduler.spec import default_graph_sizes
 from ..batch.pools import Chunks, KVPool
 from ..batch.uploads import on_device, upload
-from ..draft.port import Draft, RoundBatch
+from ..draft.port import Draft, RoundBatch, RoundLimits
 from ..models.decoder import Decoder
 from ..ops.port import DeviceTree, Ops
-from .graphs import RelayCells, RoundCapture, RoundGraphs, RoundKind
+from .graphs import RelayCells, RoundGraphs, RoundKind
 from .outputs import USER_OUTPUTS, NodeProducer, at_places, node_outputs
 from .relay import TorchStorage
 from .round import DecodeRound, EventPhaseClock, PhaseClock, RoundResult, capture_for, draft_hidden, first_tokens
@@ -46,9 +46,6 @@ class ExecutorCounters:
     """What an executor has done since it was made."""
 
     rounds: int = 0
-    verified_rows: int = 0
-    drafted: int = 0
-    correct_drafts: int = 0
     prefilled: int = 0  # prompt tokens computed
 
 
@@ -92,15 +89,19 @@ class TorchExecutor:
         self._ops, self._debug = ops, debug
         self._eager = device.type == "cuda" if eager is None else eager
         self._forced = ForcedRuns(acceptance, config.max_running)
-        self._max_position = config.context_len - 1
         self._alloc_len = sizes.alloc_len
-        # The greatest length at which a round begins: in overlap mode a row that has filled the context runs once more.
-        self._max_len = sizes.row_width - sizes.alloc_len
-        most = sizes.max_draft_tokens
-        self._max_nodes = max(most, self.algorithm.accept_width(sizes.max_steps, most))
         self._padded_sizes = default_graph_sizes(config.max_running) if graph_sizes is None else sorted(graph_sizes)
         self._shaping = Shaping(make_matcher)
         self._rows = Rows(config.max_running, sizes.row_width, device, seed)
+        most = sizes.max_draft_tokens
+        self._limits = RoundLimits(
+            self._rows.table,
+            engine.controller.topk,
+            # In overlap mode a row that has filled the context runs once more.
+            max_len=sizes.row_width - sizes.alloc_len,
+            max_nodes=max(most, self.algorithm.accept_width(sizes.max_steps, most)),
+            max_position=config.context_len - 1,
+        )
         self.relay_storage = TorchStorage(ops, device)
         fields = self.algorithm.relay_fields(relayed)
         self.future_map = FutureMap(config.max_running, fields, self.relay_storage, debug_poison=debug)
@@ -108,19 +109,13 @@ class TorchExecutor:
         self._outputs = (*USER_OUTPUTS, *self._producers)
         self._round = DecodeRound(ops, target, pool, draft, self._producers)
         self.graphs = RoundGraphs(
-            RoundCapture(
-                self._round,
-                RelayCells(ops, self.future_map.buffers),
-                self._rows.table,
-                self.algorithm.accept_width,
-                frozenset(self._outputs),
-                topk=engine.controller.topk,
-                max_position=self._max_position,
-                max_len=self._max_len,
-                max_nodes=self._max_nodes,
-                forced=acceptance is not None,
-                seed=seed,
-            )
+            self._round,
+            RelayCells(ops, self.future_map.buffers),
+            self._limits,
+            self.algorithm.accept_width,
+            frozenset(self._outputs),
+            forced=acceptance is not None,
+            seed=seed,
         )
         self._queue: deque[RunningStep] = deque()
         self._last_step_id = 0
@@ -256,7 +251,7 @@ class TorchExecutor:
                 self._open_produced(joins[row])
             self._observe(row, chunk)
         with self.clock.phase("prefill"):
-            chunks = Chunks.lay_out(part, self._rows.table, self._max_position)
+            chunks = Chunks.lay_out(part, self._rows.table, self._limits.max_position)
             attention = chunks.attention(self._ops, self.pool)
             last = chunks.last
             wanted = self._rows.wanted(part.rows[last])
@@ -374,27 +369,16 @@ class TorchExecutor:
         return any(part is not None and self._shaping.covers(part.rows) for part in (step.prefill, step.decode))
 
     def _batch(self, part: DecodeStep, rounds_done: int, lengths: Tensor, roots: Tensor) -> RoundBatch:
+        rows = upload(self.device, part.rows.astype(np.int64))
+        batch = self._limits.batch(part.rows, rows, lengths, roots, part.steps, part.num_draft_tokens)
+        padded_rows = next((size for size in self._padded_sizes if size >= len(part.rows)), len(part.rows))
+        # On a GPU as in a captured round: its kernels split the KV for the greatest length that can occur.
+        max_len = batch.max_len
         if self.device.type == "cpu":
             max_len = int(lengths.max())
             if self._debug:
                 self._check_lengths(part, rounds_done, lengths)
-        else:
-            # As in a captured round: its kernels split the KV for the greatest length that can occur.
-            max_len = self._max_len
-        return RoundBatch(
-            row_numbers=part.rows,
-            rows=upload(self.device, part.rows.astype(np.int64)),
-            lengths=lengths,
-            roots=roots,
-            table=self._rows.table,
-            steps=part.steps,
-            topk=part.topk if part.steps else 1,
-            num_draft_tokens=part.num_draft_tokens,
-            max_len=max_len,
-            padded_rows=next((size for size in self._padded_sizes if size >= len(part.rows)), len(part.rows)),
-            max_nodes=self._max_nodes,
-            max_position=self._max_position,
-        )
+        return replace(batch, max_len=max_len, padded_rows=padded_rows)
 
     def _check_lengths(self, part: DecodeStep, rounds_done: int, on_device: Tensor) -> None:
         lengths = on_device.cpu().numpy()
@@ -426,11 +410,7 @@ class TorchExecutor:
                 if behind is not running and behind.started and behind.step.decode is not None:
                     behind.limit = 1
         running.round_ends_ns.append(time.perf_counter_ns())
-        counters = self.counters
-        counters.rounds += 1
-        counters.verified_rows += len(part.rows)
-        counters.drafted += len(part.rows) * (part.num_draft_tokens - 1)
-        counters.correct_drafts += int(accept_lens.sum()) - len(part.rows)
+        self.counters.rounds += 1
 
     def _check_outputs(self, join: Join, running: RunningStep) -> None:
         """Fail a request, and only it, that asks for an output which does not exist."""

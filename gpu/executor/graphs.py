@@ -25,7 +25,7 @@ from torch import Tensor
 from ...core.adaptive.graphs import GraphKey, GraphTable
 from ...core.contract.future_map import LENGTH_FIELD
 from ..batch.uploads import layout, uploads_to, views
-from ..draft.port import RoundBatch
+from ..draft.port import RoundBatch, RoundLimits
 from ..ops.port import Ops
 from .round import DecodeRound, NoClock, Passed, RoundResult, SamplingInputs, Shape
 from .rows import HostSampling
@@ -224,34 +224,6 @@ def _capture(run: Callable[[], T], memory_pool: object | None, device: torch.dev
     return replay
 
 
-@dataclass(frozen=True, slots=True)
-class RoundCapture:
-    """Captures rounds of one executor. Limits are those of all rounds: a graph holds for every length."""
-
-    decode_round: DecodeRound
-    cells: RelayCells
-    table: Tensor  # int32 [num_rows + 1, row width]
-    accept_width: Callable[[int, int], int]  # of steps and nodes
-    outputs: frozenset[str]
-    topk: int
-    max_position: int
-    max_len: int
-    max_nodes: int
-    forced: bool  # acceptance is simulated
-    seed: int
-
-    def __call__(
-        self, key: GraphKey, kind: RoundKind, with_outputs: bool, is_shaped: bool, memory_pool: object | None
-    ) -> CapturedRound:
-        shape = padded_shape(self.table, key, self.topk, self.max_position, self.max_len, self.max_nodes)
-        width = self.accept_width(key.steps, key.num_draft_tokens)
-        outputs = self.outputs if with_outputs else frozenset()
-        with torch.no_grad():
-            trees = self.decode_round.draft.propose_on_host(shape.row_numbers[:0], key.steps, shape.topk, *key[1:])
-            fixed = (width, kind, self.forced, self.seed, memory_pool, outputs, trees, is_shaped)
-            return CapturedRound(self.decode_round, self.cells, shape, *fixed)
-
-
 Variant = tuple[RoundKind, bool, bool]
 """Kind, whether user outputs are computed (some, such as the most likely tokens, take long over a large vocabulary), and whether the host
 changes logits."""
@@ -263,14 +235,29 @@ class RoundGraphs:
     A variant that does not fit into memory is not tried again: its rounds run without a graph.
     """
 
-    def __init__(self, capture: RoundCapture) -> None:
+    def __init__(
+        self,
+        decode_round: DecodeRound,
+        cells: RelayCells,
+        limits: RoundLimits,
+        accept_width: Callable[[int, int], int],
+        outputs: frozenset[str],
+        *,
+        forced: bool,
+        seed: int,
+    ) -> None:
+        """Capture nothing yet. `accept_width` is one of steps and nodes; `outputs` are all that users may ask for; `forced`: acceptance
+        is simulated.
+        """
         self.reports: list[CaptureReport] = []
         self.on_round: Callable[[bool, int], None] | None = None  # is told whether a round of so many rows has a graph
         self.on_capture: Callable[[CaptureReport], None] | None = None
         self.are_on = False  # whether any round may have a graph
-        self._capture = capture
+        self._decode_round, self._cells, self._limits = decode_round, cells, limits
+        self._accept_width, self._outputs = accept_width, outputs
+        self._forced, self._seed = forced, seed
         # All share one: what one round needs for a while, another does.
-        self._memory_pool = torch.cuda.graph_pool_handle() if capture.table.is_cuda else None
+        self._memory_pool = torch.cuda.graph_pool_handle() if limits.table.is_cuda else None
         self._variants: frozenset[Variant] = frozenset()
         self._keys: tuple[GraphKey, ...] = ()
         self._table: GraphTable[GraphKey] = GraphTable()
@@ -313,10 +300,28 @@ class RoundGraphs:
                 on_line(f"capturing: batch {key.batch_size}, {key.steps} steps, {kind}")
                 self.find(*key, kind)
 
+    def _capture(self, key: GraphKey, kind: RoundKind, with_outputs: bool, is_shaped: bool) -> CapturedRound:
+        shape = self._limits.padding(key)
+        with torch.no_grad():
+            draft = self._decode_round.draft
+            return CapturedRound(
+                self._decode_round,
+                self._cells,
+                shape,
+                self._accept_width(key.steps, key.num_draft_tokens),
+                kind,
+                self._forced,
+                self._seed,
+                self._memory_pool,
+                self._outputs if with_outputs else frozenset(),
+                draft.propose_on_host(shape.row_numbers[:0], key.steps, shape.topk, *key[1:]),
+                is_shaped,
+            )
+
     def _timed(self, key: GraphKey, variant: Variant) -> CapturedRound | None:
         begin, before = time.perf_counter(), _reserved_bytes()
         try:
-            graph = self._capture(key, *variant, self._memory_pool)
+            graph = self._capture(key, *variant)
         except RuntimeError as error:  # torch's OutOfMemoryError, or the driver's own as it makes the graph
             if "out of memory" not in str(error):
                 raise
@@ -328,27 +333,6 @@ class RoundGraphs:
         if self.on_capture is not None:
             self.on_capture(report)
         return graph
-
-
-def padded_shape(
-    table: Tensor, key: GraphKey, topk: int, max_position: int, max_len: int, max_nodes: int
-) -> RoundBatch:
-    """Return a batch of padding rows; a graph must hold for every length, so the bound `max_len` is that of all."""
-    padding = torch.zeros(key.batch_size, dtype=torch.int64, device=table.device)
-    return RoundBatch(
-        row_numbers=np.zeros(key.batch_size, np.int64),
-        rows=padding,
-        lengths=padding,
-        roots=padding,
-        table=table,
-        steps=key.steps,
-        topk=topk if key.steps else 1,
-        num_draft_tokens=key.num_draft_tokens,
-        max_len=max_len,
-        padded_rows=key.batch_size,
-        max_nodes=max_nodes,
-        max_position=max_position,
-    )
 
 
 def _reserved_bytes() -> int:

@@ -20,9 +20,7 @@ from ..kernels.rounds.move_kv import move_accepted_triton_, move_slots_triton_
 from ..kernels.rounds.relay import relay_gather_triton, relay_scatter_triton_
 from ..kernels.rounds.verify_greedy import verify_greedy_triton
 from ..kernels.rounds.verify_sampling import verify_sampling_triton
-from ..models.attention import PLAIN, Softmax
 from ..models.layer import run_layers
-from .port import DecodeBatch, ExtendBatch, KVTensors, VerifyBatch
 
 
 class TritonOps:
@@ -44,6 +42,10 @@ class TritonOps:
     duplicate_tails_ = staticmethod(duplicate_tails_triton_)
     relay_gather = staticmethod(relay_gather_triton)
     relay_scatter_ = staticmethod(relay_scatter_triton_)
+    rope_write = staticmethod(rope_write_triton)
+    decode_attention = staticmethod(decode_attention_triton)
+    verify_attention = staticmethod(verify_attention_triton)
+    extend_attention = staticmethod(extend_attention_triton)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         norm = rms_norm_torch if _needs_gradient(x, weight) else rms_norm_triton
@@ -58,24 +60,6 @@ class TritonOps:
 
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
         return gelu_mul_torch(gate_up) if _needs_gradient(gate_up) else silu_mul_triton(gate_up, gelu=True)
-
-    def rope_write(
-        self, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, positions: Tensor, slots: Tensor, kv: KVTensors
-    ) -> tuple[Tensor, Tensor]:
-        return rope_write_triton(q, k, v, cos_sin, positions, slots, *kv)
-
-    def decode_attention(self, q: Tensor, kv: KVTensors, batch: DecodeBatch, softmax: Softmax = PLAIN) -> Tensor:
-        return decode_attention_triton(q, *kv, batch, softmax)
-
-    def verify_attention(
-        self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: VerifyBatch, softmax: Softmax = PLAIN
-    ) -> Tensor:
-        return verify_attention_triton(q, k, v, *kv, batch, softmax)
-
-    def extend_attention(
-        self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: ExtendBatch, softmax: Softmax = PLAIN
-    ) -> Tensor:
-        return extend_attention_triton(q, k, v, *kv, batch, softmax)
 
 
 def _needs_gradient(*tensors: Tensor) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError, ForetokenError, Problem
+from ...observe.output_files import UnwritableFile, write_text
 from .steps import Context, Outcome, State, Step, not_run, run_apart, run_here
 
 FORMAT = 1
@@ -66,12 +67,10 @@ class Report:
         texts = {MARKDOWN: self.markdown(), JSON: json.dumps(self.document(), indent=1) + "\n"}
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            for name, text in texts.items():
-                partial = self.directory / f".{name}.partial"
-                partial.write_text(text, encoding="utf-8")
-                partial.replace(self.directory / name)
         except OSError as error:
-            raise ForetokenError(f"{self.directory}: cannot be written: {error.strerror or error}") from None
+            raise UnwritableFile(self.directory, error) from None
+        for name, text in texts.items():
+            write_text(self.directory / name, text, replace=True)
 
     def document(self) -> dict[str, Any]:
         return {

@@ -11,6 +11,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ...core.errors import ForetokenError
+from ..summary import SHORT_NAMES
 from ..tables import LATENCIES, format_number, format_share
 from . import run as of_run
 from . import trials as of_trials
@@ -19,7 +20,7 @@ from .page import Folded, Page, Picture, Table
 from .run import Run
 from .style import missing
 from .trials import Point, Trials, label
-from .twin import NAMES, Twin
+from .twin import Twin
 
 MOST_ROWS = 100
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
@@ -311,10 +312,12 @@ def _add_tune(page: Page, trials: Trials) -> None:
 
 def _twin_page(twin: Twin) -> Page:
     page = Page(f"Predicted against measured on {twin.device}", str(twin.path))
-    errors = {key: [one["metrics"][key]["error"] for one in twin.comparisons if key in one["metrics"]] for key in NAMES}
+    errors = {
+        key: [one["metrics"][key]["error"] for one in twin.comparisons if key in one["metrics"]] for key in SHORT_NAMES
+    }
     errors = {key: [value for value in values if value is not None] for key, values in errors.items()}
     told = {key: values for key, values in errors.items() if values}
-    parts = [f"{NAMES[key]} by {np.median(np.abs(values)):.1%}" for key, values in told.items()]
+    parts = [f"{SHORT_NAMES[key]} by {np.median(np.abs(values)):.1%}" for key, values in told.items()]
     page.answer.append(
         f"The simulator is off by this much, in the median of {len(twin.comparisons)} comparisons: {', '.join(parts)}."
     )
@@ -324,7 +327,7 @@ def _twin_page(twin: Twin) -> Page:
             f"Note: the measuring process had a processor for only {share:.0%} of the time that it worked: other work ran on this machine."
         )
     page.tiles += [
-        (NAMES[key], f"{np.median(np.abs(values)):.1%}", f"at most {max(values, key=abs):+.1%}")
+        (SHORT_NAMES[key], f"{np.median(np.abs(values)):.1%}", f"at most {max(values, key=abs):+.1%}")
         for key, values in told.items()
     ]
     caption = "Every latency of every way to decode, at every load."
@@ -334,9 +337,10 @@ def _twin_page(twin: Twin) -> Page:
     for load in twin.loads:
         caption = f"Whether the load built up as predicted, at the load {load}."
         _drawn(page, f"batch-{load}", caption, of_twin.batch_over_time, twin, load)
-    columns = ["load", "way to decode", *NAMES.values()]
+    columns = ["load", "way to decode", *SHORT_NAMES.values()]
     rows = [
-        [one["load"], one["arm"], *(_error_cell(one["metrics"].get(key)) for key in NAMES)] for one in twin.comparisons
+        [one["load"], one["arm"], *(_error_cell(one["metrics"].get(key)) for key in SHORT_NAMES)]
+        for one in twin.comparisons
     ]
     page.tables.append(Table("Measured, and the error of the prediction", columns, rows))
     repeats = ", ".join(map(str, sorted({one["repeats"] for one in twin.comparisons})))

@@ -9,19 +9,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from ..summary import SHORT_NAMES
 from .style import COLOURS, FAINT, figure, missing, read_object
 
-NAMES = {
-    "output_throughput": "tokens/s",
-    "mean_ttft_ms": "TTFT mean",
-    "p99_ttft_ms": "TTFT p99",
-    "mean_tpot_ms": "TPOT mean",
-    "p99_tpot_ms": "TPOT p99",
-    "median_itl_ms": "ITL p50",
-    "p99_itl_ms": "ITL p99",
-    "accept_length": "accept length",
-    "mean_running": "batch",
-}
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
 
 
@@ -71,7 +61,7 @@ def predicted_against_measured(twin: Twin | str | PathLike[str]) -> go.Figure:
             x=[found["measured"] for *_, found in shown], y=[found["predicted"] for *_, found in shown], mode="markers", name=load,
             error_x=_whiskers([(found["noise"] or 0) * found["measured"] for *_, found in shown]),
             marker={"color": colour, "size": 8, "symbol": [SYMBOLS[twin.arms.index(one["arm"]) % len(SYMBOLS)] for one, *_ in shown]},
-            customdata=[f"{one['arm']}, {NAMES.get(key, key)}: {found['error']:+.1%}" for one, key, found in shown],
+            customdata=[f"{one['arm']}, {SHORT_NAMES.get(key, key)}: {found['error']:+.1%}" for one, key, found in shown],
             hovertemplate=f"{load}, %{{customdata}}<br>measured %{{x:.4~g}} ms, predicted %{{y:.4~g}} ms<extra></extra>", showlegend=True,
         )  # fmt: skip
     made.update_xaxes(type="log", dtick=1, minor={"ticks": "outside", "ticklen": 3})
@@ -91,12 +81,13 @@ def errors(twin: Twin | str | PathLike[str]) -> go.Figure:
     for load, colour in zip(twin.loads, COLOURS, strict=False):
         shown = [
             (one, key, one["metrics"][key])
-            for key in NAMES
+            for key in SHORT_NAMES
             for one in twin.comparisons
             if one["load"] == load and key in one["metrics"] and one["metrics"][key]["error"] is not None
         ]
         made.add_scatter(
-            x=[found["error"] for *_, found in shown], y=[NAMES[key] for _, key, _ in shown], mode="markers", name=load, showlegend=True,
+            x=[found["error"] for *_, found in shown],
+            y=[SHORT_NAMES[key] for _, key, _ in shown], mode="markers", name=load, showlegend=True,
             error_x=_whiskers([found["noise"] or 0 for *_, found in shown]),
             marker={"color": colour, "size": 8, "symbol": [SYMBOLS[twin.arms.index(one["arm"]) % len(SYMBOLS)] for one, *_ in shown]},
             customdata=[one["arm"] for one, *_ in shown],
@@ -104,7 +95,7 @@ def errors(twin: Twin | str | PathLike[str]) -> go.Figure:
         )  # fmt: skip
     made.add_vline(x=0, line={"color": FAINT, "width": 1})
     made.update_xaxes(tickformat="+.0%")
-    made.update_yaxes(categoryorder="array", categoryarray=list(reversed(NAMES.values())))
+    made.update_yaxes(categoryorder="array", categoryarray=list(reversed(SHORT_NAMES.values())))
     return made
 
 

@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from foretoken.cli.files import write_json
 from foretoken.core.errors import ConfigError
+from foretoken.observe.output_files import write_json
 from foretoken.sim.assembly import assemble
 from foretoken.sim.cost.calibration import Calibration, load_calibration, profile_document
 from foretoken.sim.cost.executor_steps import StepCost, read_executor_steps

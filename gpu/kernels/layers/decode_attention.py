@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...models.attention import PLAIN, Softmax
-from ...ops.port import DecodeBatch
+from ...ops.port import DecodeBatch, KVTensors
 from ..jit import AotCase, jit, tl
 from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots, window_slots
 from .flash import (
@@ -147,13 +147,13 @@ def decode_attention_kernel(
 
 def decode_attention_triton(
     q: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
+    kv: KVTensors,
     batch: DecodeBatch,
     softmax: Softmax = PLAIN,
     cut: Cut | None = None,
 ) -> Tensor:
     """Compute `decode_attention_torch` as one launch, two where long rows are cut. The last axes must be contiguous."""
+    k_pool, v_pool = kv
     m, heads, d = q.shape
     kv_heads = k_pool.shape[1]
     group = heads // kv_heads

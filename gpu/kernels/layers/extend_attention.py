@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...models.attention import PLAIN, Softmax
-from ...ops.port import ExtendBatch
+from ...ops.port import ExtendBatch, KVTensors
 from ..jit import AotCase, cdiv, jit, tl
 from ..padded import bias_of, counting, gather, prefix_slots, window_slots
 from .flash import (
@@ -217,12 +217,12 @@ def extend_attention_triton(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
+    kv: KVTensors,
     batch: ExtendBatch,
     softmax: Softmax = PLAIN,
 ) -> Tensor:
     """Compute `extend_attention_torch` as one launch; tokens past the last row's end give 0. Last axes contiguous, pools laid out alike."""
+    k_pool, v_pool = kv
     n, heads, d = q.shape
     bs, kv_heads, max_new_len = batch.rows.shape[0], k.shape[1], batch.max_new_len
     group = heads // kv_heads

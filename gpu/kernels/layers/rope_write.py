@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...ops.port import KVTensors
 from ..jit import AotCase, cdiv, jit, next_power_of_2, tl
 
 HEADS_PER_PROGRAM = 4
@@ -120,9 +121,10 @@ def rope_write_kernel(
 
 
 def rope_write_triton(
-    q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, positions: Tensor, slots: Tensor, k_pool: Tensor, v_pool: Tensor
+    q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, positions: Tensor, slots: Tensor, kv: KVTensors
 ) -> tuple[Tensor, Tensor]:
     """Compute `rope_write_torch` as one launch, rotated in float32; the last axes must be contiguous."""
+    k_pool, v_pool = kv
     n, heads, d = q.shape
     kv_heads = k.shape[1]
     q_out = torch.empty((n, heads, d), dtype=q.dtype, device=q.device)

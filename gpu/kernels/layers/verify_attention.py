@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...models.attention import PLAIN, Softmax
-from ...ops.port import VerifyBatch
+from ...ops.port import KVTensors, VerifyBatch
 from ..jit import AotCase, cdiv, jit, next_power_of_2, tl
 from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots, window_slots
 from .flash import (
@@ -214,13 +214,13 @@ def verify_attention_triton(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
+    kv: KVTensors,
     batch: VerifyBatch,
     softmax: Softmax = PLAIN,
     cut: Cut | None = None,
 ) -> Tensor:
     """Compute `verify_attention_torch` as one launch, two where prefixes are cut. Last axes contiguous, pools laid out alike."""
+    k_pool, v_pool = kv
     _, heads, d = q.shape
     bs, num_nodes = batch.ancestor_bits.shape
     kv_heads = k.shape[1]

@@ -27,7 +27,7 @@ from foretoken.gpu.executor import executor as gpu_executor
 from foretoken.gpu.executor import graphs, running
 from foretoken.gpu.executor import round as gpu_round
 from foretoken.gpu.executor.build import build_executor
-from foretoken.gpu.executor.graphs import CapturedRound, RoundCapture, RoundGraphs, RoundKind
+from foretoken.gpu.executor.graphs import CapturedRound, RoundGraphs, RoundKind
 from foretoken.gpu.executor.outputs import USER_OUTPUTS
 from foretoken.gpu.ops.port import VerifyBatch
 from foretoken.gpu.session.plan import SessionOptions
@@ -131,11 +131,11 @@ def test_a_graph_that_does_not_fit_is_not_tried_again(error, monkeypatch):
     expected, _ = serve("STANDALONE", graph_sizes=None, table=TABLE, requests=prompts(3))
     tried = []
 
-    def fails(self, key, kind, with_outputs, is_shaped, memory_pool):
+    def fails(self, key, kind, with_outputs, is_shaped):
         tried.append((key, kind, with_outputs, is_shaped))
         raise error
 
-    monkeypatch.setattr(RoundCapture, "__call__", fails)
+    monkeypatch.setattr(RoundGraphs, "_capture", fails)
     found, executor = serve("STANDALONE", graph_sizes=(4,), table=TABLE, requests=prompts(3))
     assert found == expected and not executor.graphs.reports
     assert tried and len(tried) == len(set(tried))
@@ -195,7 +195,7 @@ def test_everything_runs_on_the_executors_device(algorithm, monkeypatch):
         monkeypatch.setattr(gpu_executor, "on_device", guard)
         executor._eager = True
         for owner, name in ((Uploads, "send"), (Uploads, "fill"), (executor.target, "forward"), (gpu_executor, "to_host"),
-                            (RoundCapture, "__call__"), (OPS, "relay_scatter_")):  # fmt: skip
+                            (RoundGraphs, "_capture"), (OPS, "relay_scatter_")):  # fmt: skip
             inside(owner, name)
 
     way = Way("NGRAM", None, {"steps": 3}) if algorithm == "NGRAM" else chain(algorithm, 3, overlap=True)

@@ -14,9 +14,8 @@ from foretoken.gpu.batch.pools import KVPool
 from foretoken.gpu.draft.branches import BranchDraft
 from foretoken.gpu.draft.heads import HeadsDraft
 from foretoken.gpu.draft.network import HeadNetwork, LanguageModelNetwork
-from foretoken.gpu.draft.port import NoDraft
+from foretoken.gpu.draft.port import NoDraft, RoundLimits
 from foretoken.gpu.executor.build import carried_size
-from foretoken.gpu.executor.graphs import padded_shape
 from foretoken.gpu.executor.round import DecodeRound, NoClock, SamplingInputs
 from foretoken.gpu.models.decoder import Decoder
 from foretoken.gpu.models.eagle import Eagle3Head, EagleHead, MultiLayerEagle
@@ -66,7 +65,7 @@ def test_nothing_in_a_round_looks_at_a_value(algorithm, steps, topk, nodes, samp
     width = steps + 1
     table = torch.zeros((BATCH + 1, 64), dtype=torch.int32, device=META)
     batch = replace(
-        padded_shape(table, GraphKey(steps, nodes, BATCH), topk, max_position=40, max_len=41, max_nodes=9),
+        RoundLimits(table, topk, max_len=41, max_nodes=9, max_position=40).padding(GraphKey(steps, nodes, BATCH)),
         row_numbers=np.arange(1, BATCH + 1),
     )
     hidden_size = 16

@@ -62,7 +62,7 @@ def test_greedy_text_is_that_of_plain_decoding(name, eager, expected):
 
     run = serve(WAYS[name], requests_for(), make_matcher=make_matcher, before=begin_when_launched)
     assert run.tokens == expected
-    assert WAYS[name].algorithm == "NONE" or run.executor.counters.correct_drafts
+    assert WAYS[name].algorithm == "NONE" or run.engine.controller.metrics().correct_drafts
 
 
 @pytest.mark.fast("tree", "look-up")

@@ -88,8 +88,8 @@ def surprises(way: Way, sampling: SamplingParams) -> tuple[list[float], float]:
         counts = np.zeros((VOCAB_SIZE, VOCAB_SIZE))
         np.add.at(counts, (tokens[:, first], tokens[:, first + 1]), 1)
         found.append(surprise(counts, joint(sampling).sum(axis=2 if first == 0 else 0)))
-    counters = run.executor.counters
-    return found, counters.correct_drafts / counters.verified_rows
+    metrics = run.engine.controller.metrics()
+    return found, metrics.correct_drafts / metrics.verified_rows
 
 
 WAYS = {

@@ -174,7 +174,7 @@ def test_decode(lens: list[int], most: int):
         own = owned(batch, lambda x, y, z, items=items: items[x])
         with checked_memory(read_only=[q, batch.table, batch.rows, view.lens], ownership=own, shuffle=2) as checker:
             forget_what_is_past(checker, batch, lens)
-            actual = decode_attention_triton(q, batch.k_pool, batch.v_pool, view, cut=cut)
+            actual = decode_attention_triton(q, batch.kv, view, cut=cut)
         close(actual, expected)
         assert checker.launches == (2 if most > 1 else 1)
 
@@ -187,7 +187,7 @@ def test_decode_follows_base_and_tail(most: int):
     cut = cut_of(torch.float32, [71, 8, 3, 0], most, programs=4)
     own = owned(batch, lambda x, y, z: int(batch.rows[x])) if most == 1 else ()
     with checked_memory(ownership=own):
-        actual = decode_attention_triton(batch.q, batch.k_pool, batch.v_pool, view, cut=cut)
+        actual = decode_attention_triton(batch.q, batch.kv, view, cut=cut)
     close(actual, expected)
     close(TWINS.decode_attention(batch.q, batch.kv, view), expected)
 
@@ -224,7 +224,7 @@ def test_verify(prefix_lens: list[int], nd: int, most: int):
             read_only=[q, k, v, bits, batch.table, batch.prefix_lens], ownership=own, shuffle=4
         ) as checker:
             forget_what_is_past(checker, batch, prefix_lens)
-            actual = verify_attention_triton(q, k, v, *batch.kv, tree, cut=cut)
+            actual = verify_attention_triton(q, k, v, batch.kv, tree, cut=cut)
         for found in (actual, twin):
             close(found, expected)
             assert not found[bits.flatten() == 0].any()
@@ -259,7 +259,7 @@ def test_extend(prefix_lens: list[int], new_lens: list[int]):
             read_only=[q, k, v, batch.table, batch.prefix_lens, batch.starts], ownership=own, shuffle=5
         ) as checker:
             forget_what_is_past(checker, batch, prefix_lens)
-            actual = extend_attention_triton(q, k, v, *batch.kv, batch.chunks(None, batch.max_new_len + 3))
+            actual = extend_attention_triton(q, k, v, batch.kv, batch.chunks(None, batch.max_new_len + 3))
         close(actual, expected)
 
 
@@ -283,8 +283,8 @@ def test_head_sizes(d: int):
     bits = random_tree_bits(1, 2, 2)
     tokens = (batch.q, batch.k, batch.v, batch.kv)
     with checked_memory():
-        verified = verify_attention_triton(*tokens[:3], *batch.kv, batch.tree(bits, 40), cut=Cut(16, 2, 3))
-        extended = extend_attention_triton(*tokens[:3], *batch.kv, batch.chunks(None, 2))
+        verified = verify_attention_triton(*tokens[:3], batch.kv, batch.tree(bits, 40), cut=Cut(16, 2, 3))
+        extended = extend_attention_triton(*tokens[:3], batch.kv, batch.chunks(None, 2))
     close(verified, dense_verify(batch, bits))
     close(extended, dense_extend(batch))
 
@@ -337,7 +337,7 @@ def test_verify_sums_in_one_order_whatever_the_number_of_nodes(group: int, most:
     def outputs(nodes: int) -> torch.Tensor:
         q, k, v = (x.unflatten(0, (2, most))[:, :nodes].flatten(0, 1) for x in (batch.q, batch.k, batch.v))
         view = replace(batch.tree(chains[:, :nodes], 1024), planned_rows=4, planned_nodes=most)
-        return verify_attention_triton(q, k, v, *batch.kv, view).unflatten(0, (2, nodes))
+        return verify_attention_triton(q, k, v, batch.kv, view).unflatten(0, (2, nodes))
 
     largest = outputs(most)
     for nodes in (1, 2):
@@ -377,10 +377,10 @@ def test_the_parts_of_a_long_row_are_shared_and_its_neighbours_change_no_bit(
             if kind == "decode":
                 parts = {n: getattr(view, n)[rows] for n in ("rows", "bases", "tails", "lens")}
                 few = replace(view, **parts, max_len=1152, planned_queries=8)
-                return decode_attention_triton(batch.q[rows], batch.k_pool, batch.v_pool, few)
+                return decode_attention_triton(batch.q[rows], batch.kv, few)
             bits = torch.ones(len(chosen), 1, dtype=torch.int64)
             few = VerifyBatch(batch.table, batch.rows[rows], batch.prefix_lens[rows], 1152, bits, 8, 1)
-            return verify_attention_triton(batch.q[rows], batch.k[rows], batch.v[rows], *batch.kv, few)
+            return verify_attention_triton(batch.q[rows], batch.k[rows], batch.v[rows], batch.kv, few)
 
     counted: list[Counter[tuple[int, int, int]]] = []
     together = outputs(slice(None), lambda checker, batch: counted.append(trips_of_programs(checker, batch.k_pool)))
