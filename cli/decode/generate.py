@@ -257,7 +257,8 @@ def _requests(
 ) -> tuple[tuple[Request, ...], dict[str, str]]:
     """Return the requests, and the line of the file that each comes from."""
     from ...core.errors import ConfigError, Problem
-    from ...gpu.session.prompts import PromptEntry, check_grammar, make_requests, read_prompt_file, read_prompts
+    from ...gpu.session.grammar import check_grammar
+    from ...gpu.session.prompts import PromptEntry, make_requests, read_prompt_file, read_prompts
 
     problems = defaults.problems()
     if asked.prompt is not None and asked.prompts is not None:

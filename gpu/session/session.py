@@ -18,10 +18,10 @@ from ...core.scheduler.driver import Executor
 from ...core.scheduler.engine import Engine
 from ...observe.engine_lines import engine_lines
 from ..batch.uploads import on_device
+from .grammar import grammars_of
 from .loop import DecodeLoop, Deliveries, Delta, all_of
 from .memory import NotEnoughMemory
 from .plan import SessionOptions, SessionPlan, plan_session
-from .prompts import grammars_of
 from .text import Tokenizer
 from .text_session import FINISH, SessionStats, TextDelta, TextSession
 

@@ -53,7 +53,7 @@ class Tokenizer:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self.source = source
-        self.grammars: dict[int, Any] = {}  # `prompts.Grammars` by vocabulary, made when asked for, which takes a while
+        self.grammars: dict[int, Any] = {}  # `grammar.Grammars` by vocabulary, made when asked for, which takes a while
         self._tokenizer = tokenizer
         self._special_tokens = dict(special_tokens or {})
         self._template_text = chat_template

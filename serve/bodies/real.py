@@ -10,7 +10,7 @@ from ...core.contract.step import FailureCause
 from ...core.prompt import Prompt
 from ...core.scheduler.driver import reload_table
 from ...core.scheduler.engine import Engine
-from ...gpu.session.prompts import grammars_of
+from ...gpu.session.grammar import grammars_of
 from ...gpu.session.session import DecodeSession
 from ...gpu.session.text import StreamDecoder
 from .port import Order, Outlet, Piece, TextDecoder, longest_request

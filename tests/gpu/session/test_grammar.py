@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 from foretoken.core.errors import ConfigError
+from foretoken.gpu.session.grammar import Grammars, json_schema
 from foretoken.gpu.session.plan import SessionOptions
-from foretoken.gpu.session.prompts import Grammars, RequestDefaults, json_schema, make_requests, read_prompts
+from foretoken.gpu.session.prompts import RequestDefaults, make_requests, read_prompts
 from foretoken.gpu.session.session import DecodeSession
 from foretoken.gpu.session.text import Tokenizer
 from small_checkpoint import CONTEXT, VOCAB_SIZE

@@ -1,0 +1,118 @@
+"""Grammars of outputs, by llguidance: JSON schemas and Lark grammars, and which tokens may follow a text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from ...core.contract.request import Grammar
+from ...core.errors import ConfigError, InvalidRequest, Problem
+from .text import Tokenizer
+
+MAX_CHECKED = 256  # grammars that are known to be good
+
+WHITESPACE = r"\n?[ \t]{0,16}"
+"""Between the parts of JSON, unless the schema has `x-guidance` of its own: indented if a model likes, but no run without an end."""
+
+HINT = "needs llguidance: pip install 'foretoken[grammar]'"
+
+
+def grammars_of(tokenizer: Tokenizer, vocab_size: int) -> Grammars:
+    """Return the grammars of a tokenizer for a model's vocabulary, made once. Raises ConfigError."""
+    if vocab_size not in tokenizer.grammars:
+        tokenizer.grammars[vocab_size] = Grammars(tokenizer, vocab_size)
+    return tokenizer.grammars[vocab_size]
+
+
+def check_grammar(grammar: Grammar, tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
+    """Raise ConfigError, which names `source`, if the grammar that it holds is none."""
+    try:
+        grammars_of(tokenizer, vocab_size).check(grammar)
+    except InvalidRequest as error:
+        raise ConfigError(source, [Problem("", str(error))]) from None
+
+
+class Grammars:
+    """Makes matchers for one tokenizer; `vocab_size` is the model's, which may have tokens that no text is made of."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """Raise ConfigError if the library is missing or the tokenizer has no token that ends a text."""
+        try:
+            import llguidance
+        except ImportError:
+            raise ConfigError("grammar", [Problem("", HINT)]) from None
+        if not tokenizer.eos_ids:
+            raise ConfigError(tokenizer.source, [Problem("eos_token", "is missing; a grammar ends with it")])
+        self._library: Any = llguidance
+        self._checked: dict[Grammar, None] = {}
+        self._vocab_size = vocab_size
+        self._eos_ids = list(tokenizer.eos_ids)
+        self._tokenizer = llguidance.LLTokenizer(
+            tokenizer.to_json(), n_vocab=max(vocab_size, tokenizer.vocab_size), eos_token=self._eos_ids[0]
+        )
+
+    def check(self, grammar: Grammar) -> None:
+        """Raise InvalidRequest if the grammar is none. One that was checked before is not looked at again."""
+        if grammar in self._checked:
+            return
+        try:
+            problem = self._library.LLMatcher.validate_grammar(self._compiled(grammar), self._tokenizer)
+        except ValueError as error:
+            problem = str(error)
+        if problem:
+            raise InvalidRequest(f"{grammar.kind}: {problem.strip().splitlines()[0]}")
+        if len(self._checked) >= MAX_CHECKED:
+            self._checked.clear()
+        self._checked[grammar] = None
+
+    def make(self, grammar: Grammar) -> LibraryMatcher:
+        """Return a matcher at the beginning of an output. Raises InvalidRequest if the grammar is none."""
+        self.check(grammar)
+        matcher = self._library.LLMatcher(self._tokenizer, self._compiled(grammar))
+        return LibraryMatcher(matcher, self._vocab_size, self._eos_ids)
+
+    def _compiled(self, grammar: Grammar) -> str:
+        make = self._library.LLMatcher
+        if grammar.kind == "json_schema":
+            has_options = '"x-guidance"' in grammar.text  # a pattern would win over its whitespace_flexible
+            defaults = None if has_options else {"whitespace_pattern": WHITESPACE}
+            return make.grammar_from_json_schema(grammar.text, defaults=defaults)
+        return make.grammar_from_lark(grammar.text)
+
+
+class LibraryMatcher:
+    """The state of a grammar behind one output, as `gpu.executor.shaping.Matcher`."""
+
+    def __init__(self, matcher: Any, vocab_size: int, eos_ids: list[int]) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._only_end = np.zeros(vocab_size, bool)
+        self._only_end[eos_ids] = True
+
+    def advance(self, tokens: np.ndarray) -> None:
+        if not self._matcher.is_stopped():
+            self._matcher.consume_tokens(tokens.tolist())
+
+    def allowed(self, path: list[int]) -> np.ndarray | None:
+        matcher = self._matcher
+        if matcher.is_stopped():
+            return self._only_end if not path else None
+        if path and matcher.validate_tokens(path) < len(path):
+            return None
+        if path:
+            matcher.consume_tokens(path)
+        if matcher.is_stopped():
+            allowed = self._only_end
+        else:
+            bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            allowed = np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
+        if path:
+            matcher.rollback(len(path))
+        return allowed
+
+
+def json_schema(value: Any) -> Grammar:
+    """Return the grammar of a JSON schema: its text, or the object itself."""
+    return Grammar("json_schema", value if isinstance(value, str) else json.dumps(value))
