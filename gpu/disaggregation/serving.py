@@ -35,6 +35,7 @@ from ...core.scheduler.driver import Driver
 from ...core.scheduler.engine import Engine
 from ..executor.executor import TorchExecutor
 from ..session.loop import Deliveries
+from ..session.text_session import numbers_of
 from .link import Parcel, PeerLink
 from .page_tensors import PageTensors
 
@@ -205,8 +206,9 @@ class Serving:
         store, counts = self.engine.store, self.side.counts
         self.side.check()
         self.engine.check()
-        metrics = self.engine.controller.metrics()
+        ema_accept_len = self.engine.controller.metrics().ema_accept_len
         return {
+            **numbers_of(self.engine),
             "total_slots": store.allocator.num_total_slots,
             "free_slots": store.available_slots,
             "cached_slots": store.available_slots - store.allocator.num_free_slots,
@@ -214,13 +216,8 @@ class Serving:
             "is_idle": self.engine.is_idle and self.side.is_idle,
             "transfers": asdict(counts),
             "malformed": self.num_malformed,
-            "rounds": metrics.verify_calls,
-            "verified_rows": metrics.verified_rows,
-            "drafted": metrics.proposed_drafts,
-            "correct_drafts": metrics.correct_drafts,
             "prefilled": self.executor.counters.prefilled,
-            "switches": metrics.activations,
-            "ema_accept_len": {str(bound): ema for bound, ema in metrics.ema_accept_len.items()},
+            "ema_accept_len": {str(bound): ema for bound, ema in ema_accept_len.items()},
             "phase_seconds": {**self.executor.clock.seconds, "host": self.driver.host_ns / 1e9},
         }
 

@@ -145,7 +145,7 @@ class DisaggregatedSession(TextSession):
         reports = self.reports() if self._is_open else self._reports
         totals = {
             key: sum(report[key] for report in reports.values())
-            for key in ("rounds", "verified_rows", "drafted", "correct_drafts")
+            for key in ("rounds", "verified_rows", "drafted", "correct_drafts", "switches")
         }
         phases = {
             f"{name}_{phase}": seconds
@@ -154,7 +154,6 @@ class DisaggregatedSession(TextSession):
         }
         return self._stats(
             phase_seconds=phases,
-            switches=sum(report["switches"] for report in reports.values()),
             ema_accept_len={
                 name: {int(bound): ema for bound, ema in report["ema_accept_len"].items()}
                 for name, report in reports.items()

@@ -23,7 +23,7 @@ from .loop import DecodeLoop, Deliveries, Delta, all_of
 from .memory import NotEnoughMemory
 from .plan import SessionOptions, SessionPlan, plan_session
 from .text import Tokenizer
-from .text_session import FINISH, SessionStats, TextDelta, TextSession
+from .text_session import FINISH, SessionStats, TextDelta, TextSession, numbers_of
 
 if TYPE_CHECKING:
     from ...core.scheduler.spec import EngineSpec
@@ -81,15 +81,11 @@ class DecodeSession(TextSession):
         """Return the numbers since the session was opened."""
         if self._closed is not None:
             return self._closed
-        metrics = self.engine.controller.metrics()
+        ema_accept_len = self.engine.controller.metrics().ema_accept_len
         return self._stats(
-            rounds=metrics.verify_calls,
-            verified_rows=metrics.verified_rows,
-            drafted=metrics.proposed_drafts,
-            correct_drafts=metrics.correct_drafts,
+            **numbers_of(self.engine),
             phase_seconds={**self._phase_seconds(), "host": self.loop.driver.host_ns / 1e9},
-            switches=metrics.activations,
-            ema_accept_len={"engine": metrics.ema_accept_len} if metrics.ema_accept_len else {},
+            ema_accept_len={"engine": ema_accept_len} if ema_accept_len else {},
         )
 
     def close(self, complete: bool = False) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...core.contract.request import FinishReason, Request
+from ...core.scheduler.engine import Engine
 from ...observe.summary import Measurements, latencies
 from .text import StreamDecoder, Tokenizer
 
@@ -206,6 +207,18 @@ class TextSession(ABC):
             latencies=latencies(self._measured),
             **of_engines,
         )
+
+
+def numbers_of(engine: Engine) -> dict[str, Any]:
+    """Return what an engine counts, by its names in `SessionStats`."""
+    metrics = engine.controller.metrics()
+    return {
+        "rounds": metrics.verify_calls,
+        "verified_rows": metrics.verified_rows,
+        "drafted": metrics.proposed_drafts,
+        "correct_drafts": metrics.correct_drafts,
+        "switches": metrics.activations,
+    }
 
 
 def join_deltas(deltas: Sequence[TextDelta]) -> Output:
