@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 try:
@@ -39,29 +38,3 @@ def cdiv(a: int, b: int) -> int:
 def next_power_of_2(n: int) -> int:
     """Return the least power of two that is ≥ n, at least 1: the sizes that a block may have."""
     return 1 << max(n - 1, 0).bit_length()
-
-
-@dataclass(frozen=True, slots=True)
-class AotCase:
-    """One specialisation of a kernel, at a realistic shape.
-
-    `types` lists the parameters of each type in Triton's words ("*bf16", "*i64", "i32", "fp32"), `constexprs` has the values of the
-    constant ones. Pointers are taken to be 16-byte aligned, as torch allocates them, and so are the integers in `divisible_by_16`.
-    """
-
-    name: str
-    kernel: Any
-    types: Mapping[str, str]  # names with spaces between them
-    constexprs: Mapping[str, Any]
-    divisible_by_16: str = ""
-    num_warps: int = 4
-    num_stages: int = 3
-    tensor_cores: bool = False  # the compiled code must use them
-    may_spill: bool = False  # where no choice of blocks and warps fits the registers
-    capabilities: tuple[int, ...] = (8, 9, 10)  # major numbers of the GPUs that it is launched on
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def signature(self) -> dict[str, str]:
-        """Return the type of each parameter that is not constant."""
-        return {name: kind for kind, names in self.types.items() for name in names.split()}

@@ -7,17 +7,13 @@ from torch import Tensor
 
 from ...models.attention import PLAIN, Softmax
 from ...ops.port import DecodeBatch, KVTensors
-from ..jit import AotCase, jit, tl
+from ..jit import jit, tl
 from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots, window_slots
 from .flash import (
-    CAPABILITIES,
-    HEAD_LAYOUTS,
-    LISTED_ROWS,
     LOG2_E,
     Cut,
     CutOutput,
     attend_keys,
-    attention_case,
     begin_softmax,
     device_of,
     ends_of,
@@ -199,39 +195,3 @@ def decode_attention_triton(
 def decode_attention_bytes(lens: list[int], num_heads: int, num_kv_heads: int, d: int, itemsize: int) -> int:
     """Return bytes that must move: each query's keys and values once (4 bytes of table per key), q in, the result out."""
     return sum(lens) * (2 * num_kv_heads * d * itemsize + 4) + len(lens) * 2 * num_heads * d * itemsize
-
-
-STRIDES = "q_token_stride q_head_stride k_slot_stride k_head_stride v_slot_stride v_head_stride"
-
-
-def _case(heads: int, kv_heads: int, d: int, rows: int, capability: int, **softmax: float) -> AotCase:
-    group = heads // kv_heads
-    return attention_case(
-        f"decode_attention {heads}/{kv_heads} heads of {d}{', parts' * (rows > 1)}",
-        decode_attention_kernel,
-        reading_tiles(group, d, torch.bfloat16, capability),
-        {
-            "*bf16": f"q k_pool v_pool sinks out {'' if rows > 1 else 'partial lse'}",
-            "*fp32": "partial lse" if rows > 1 else "",
-            "*i64": "rows bases tails lens",
-            "i32": f"{STRIDES} table_stride num_rows least most",
-        },
-        capability,
-        group,
-        d,
-        strides=STRIDES,
-        ROWS=rows,
-        **softmax,
-    )
-
-
-AOT_CASES = [
-    case
-    for capability in CAPABILITIES
-    for case in (
-        *(_case(32, 8, 128, rows, capability) for rows in (1, LISTED_ROWS)),
-        _case(64, 8, 64, 1, capability, window=128),
-        _case(64, 8, 64, 1, capability, window=4096, softcap=72.0),
-        *(_case(8 * group, 8, d, LISTED_ROWS, capability) for group, d in HEAD_LAYOUTS),
-    )
-]

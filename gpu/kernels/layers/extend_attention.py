@@ -10,21 +10,9 @@ from torch import Tensor
 
 from ...models.attention import PLAIN, Softmax
 from ...ops.port import ExtendBatch, KVTensors
-from ..jit import AotCase, cdiv, jit, tl
+from ..jit import cdiv, jit, tl
 from ..padded import bias_of, counting, gather, prefix_slots, window_slots
-from .flash import (
-    CAPABILITIES,
-    HEAD_LAYOUTS,
-    LOG2_E,
-    STRIDES,
-    attend_keys,
-    attention_case,
-    begin_softmax,
-    computing_tiles,
-    device_of,
-    softmax_constants,
-    store_tile,
-)
+from .flash import LOG2_E, attend_keys, begin_softmax, computing_tiles, device_of, softmax_constants, store_tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,36 +245,3 @@ def extend_attention_triton(
         **size.options(),
     )
     return out
-
-
-def _case(new_len: int, capability: int, wide: bool = False, group: int = 4, d: int = 128, **softmax: float) -> AotCase:
-    dtype, pointer = (torch.float32, "*fp32") if wide else (torch.bfloat16, "*bf16")
-    return attention_case(
-        f"extend_attention {8 * group}/8 heads of {d}, {new_len} tokens",
-        extend_attention_kernel,
-        computing_tiles(new_len * group, d, dtype, capability),
-        {
-            pointer: "q k v k_pool v_pool sinks out",
-            "*i64": "rows prefix_lens starts",
-            "i32": f"{STRIDES} table_stride",
-        },
-        capability,
-        group,
-        d,
-        wide=wide,
-        **softmax,
-    )
-
-
-AOT_CASES = [
-    case
-    for capability in CAPABILITIES
-    for case in (
-        *(_case(new_len, capability) for new_len in (4, 2048)),
-        _case(2048, capability, wide=True),
-        _case(2048, capability, window=128),
-        _case(2048, capability, window=4096, softcap=72.0),
-        *(_case(new_len, capability, group=group, d=d) for group, d in HEAD_LAYOUTS for new_len in (4, 2048)),
-        _case(2048, capability, wide=True, group=1, d=256),
-    )
-]

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...models.attention import Softmax
-from ..jit import AotCase, cdiv, jit, next_power_of_2, tl
+from ..jit import cdiv, jit, next_power_of_2, tl
 
 LOG2_E = 1.4426950408889634
 MAX_PARTS = 128
@@ -31,10 +30,6 @@ LISTED_ROWS = 256  # of a work list; more are rounded up to a power of two, each
 # of the 200 registers or so that a verify kernel takes: one's loads run behind the other's sums
 PROGRAMS_PER_PROCESSOR = 2
 HOPPER = 9
-STRIDES = (
-    "q_token_stride q_head_stride k_token_stride k_head_stride v_token_stride v_head_stride"
-    " pool_slot_stride pool_head_stride"
-)
 """Of the kernels that read new tokens beside the pool."""
 
 
@@ -296,52 +291,9 @@ def join_parts_kernel(
     tl.store(out + index * HEAD_DIM + channel, joined.to(out.dtype.element_ty), mask=inside)
 
 
-HEAD_LAYOUTS = ((1, 64), (8, 64), (5, 80), (7, 128), (8, 128), (1, 256), (4, 256))
-"""Query heads per key head, and channels: the corners of what models have, for compiled cases beside the usual 4 of 128."""
-
-
 def softmax_constants(softmax: Softmax) -> dict[str, int | float | bool]:
     """Return the kernels' constants of a softmax."""
     return {"WINDOW": softmax.window, "SOFTCAP": softmax.softcap * LOG2_E, "SINKS": softmax.sinks is not None}
-
-
-def kind_of(window: int, softcap: float) -> str:
-    """Return how the name of a compiled case ends: windows come with a soft cap (Gemma 2) or with sinks (gpt-oss)."""
-    return "" if not window else ", window, capped" if softcap else ", window, sinks"
-
-
-CAPABILITIES = (8, 9, 10)
-"""Major numbers of the GPUs that cases are compiled for."""
-
-
-def attention_case(
-    name: str,
-    kernel: Any,
-    size: Tiles,
-    arguments: dict[str, str],
-    capability: int,
-    group: int,
-    d: int,
-    *,
-    window: int = 0,
-    softcap: float = 0.0,
-    wide: bool = False,
-    strides: str = STRIDES,
-    **constants: int,
-) -> AotCase:
-    """Return a case of an attention kernel with `group` query heads of `d` channels per key head; `wide`: in float32, as it is compared."""
-    return AotCase(
-        f"{name}{', float32' * wide}{kind_of(window, softcap)}",
-        kernel,
-        {**arguments, "*i32": "table", "fp32": "scale_log2"},
-        {"GROUP": group, "HEAD_DIM": d, **size.constants(), **constants}
-        | {"WINDOW": window, "SOFTCAP": softcap, "SINKS": window > 0 and not softcap},
-        divisible_by_16=strides,
-        **size.options(),
-        tensor_cores=not wide,
-        may_spill=wide and d > 128,
-        capabilities=(capability,),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,14 +335,3 @@ class CutOutput:
 def _join_constants(d: int, block_n: int, window: int) -> dict[str, int]:
     blocks = {"BLOCK_N": block_n, "BLOCK_D": next_power_of_2(d), "MOST": MAX_PARTS, "PARTS": JOINED_PARTS}
     return {"HEAD_DIM": d, "WINDOW": window, **blocks}
-
-
-AOT_CASES = [
-    AotCase(
-        f"join_parts, heads of {d}{kind_of(window, 0.0)}",
-        join_parts_kernel,
-        {"*fp32": "partial lse", "*bf16": "out", "*i64": "lens", "i32": "heads num_nodes least most"},
-        _join_constants(d, 32 if d > 128 else 64, window),
-    )
-    for d, window in ((80, 0), (128, 0), (128, 4096), (256, 0))
-]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..jit import AotCase, cdiv, jit, next_power_of_2, tl
+from ..jit import cdiv, jit, next_power_of_2, tl
 
 ELEMENTS_PER_PROGRAM = 1024
 
@@ -119,20 +119,3 @@ def add_rms_norm_triton(x: Tensor, residual: Tensor, weight: Tensor, eps: float)
 def rms_norm_bytes(num_rows: int, width: int, itemsize: int, residual: bool) -> int:
     """Return bytes that must move: x in, the result out; with a residual that too, in and out; the weight once."""
     return (num_rows * (4 if residual else 2) + 1) * width * itemsize
-
-
-AOT_CASES = [
-    AotCase(
-        f"rms_norm {width}{' + residual' if add else ''}",
-        rms_norm_kernel,
-        {
-            "*bf16": "x residual weight out total_out",
-            "i32": "num_rows heads channels token_stride head_stride",
-            "fp32": "eps",
-        },
-        {"ROWS": max(1, ELEMENTS_PER_PROGRAM // width), "BLOCK": width, "ADD": add},
-        divisible_by_16="channels token_stride head_stride",
-        num_warps=min(16, max(1, width * max(1, ELEMENTS_PER_PROGRAM // width) // 512)),
-    )
-    for width, add in ((128, False), (4096, False), (4096, True), (8192, True))
-]

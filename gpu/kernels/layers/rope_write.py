@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...ops.port import KVTensors
-from ..jit import AotCase, cdiv, jit, next_power_of_2, tl
+from ..jit import cdiv, jit, next_power_of_2, tl
 
 HEADS_PER_PROGRAM = 4
 
@@ -160,26 +160,3 @@ def rope_write_triton(
 def rope_write_bytes(n: int, num_heads: int, num_kv_heads: int, d: int, itemsize: int) -> int:
     """Return bytes that must move: q and k in and out, v in, k and v to the pools, the float32 table's rows."""
     return n * d * itemsize * (2 * num_heads + 5 * num_kv_heads) + n * d * 4
-
-
-STRIDES = (
-    "q_token_stride q_head_stride k_token_stride k_head_stride v_token_stride v_head_stride table_stride"
-    " k_slot_stride k_pool_head_stride v_slot_stride v_pool_head_stride"
-)
-AOT_CASES = [
-    AotCase(
-        f"rope_write 32/{kv_heads} heads",
-        rope_write_kernel,
-        {
-            "*bf16": "q k v q_out k_out k_pool v_pool",
-            "*fp32": "cos_sin",
-            "*i64": "positions slots",
-            "i32": f"heads {'kv_heads ' if kv_heads > 1 else ''}{STRIDES}",
-        },
-        # Triton makes a constant of an integer that is 1.
-        {"HALF": 64, "BLOCK_HALF": 64, "HEADS": HEADS_PER_PROGRAM, **({} if kv_heads > 1 else {"kv_heads": 1})},
-        divisible_by_16=STRIDES,
-        num_warps=2,
-    )
-    for kv_heads in (8, 1)
-]

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..jit import AotCase, cdiv, jit, tl
+from ..jit import cdiv, jit, tl
 
 BLOCK = 1024
 
@@ -51,15 +51,3 @@ def silu_mul_triton(gate_up: Tensor, gelu: bool = False) -> Tensor:
             gate_up, out, width, gate_up.stride(0), BLOCK=BLOCK, GELU=gelu, num_warps=4
         )
     return out
-
-
-AOT_CASES = [
-    AotCase(
-        f"{'gelu' if gelu else 'silu'}_mul 14336",
-        silu_mul_kernel,
-        {"*bf16": "gate_up out", "i32": "channels row_stride"},
-        {"BLOCK": BLOCK, "GELU": gelu},
-        divisible_by_16="channels row_stride",
-    )
-    for gelu in (False, True)
-]

@@ -7,18 +7,13 @@ from torch import Tensor
 
 from ...models.attention import PLAIN, Softmax
 from ...ops.port import KVTensors, VerifyBatch
-from ..jit import AotCase, cdiv, jit, next_power_of_2, tl
+from ..jit import cdiv, jit, next_power_of_2, tl
 from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots, window_slots
 from .flash import (
-    CAPABILITIES,
-    HEAD_LAYOUTS,
-    LISTED_ROWS,
     LOG2_E,
-    STRIDES,
     Cut,
     CutOutput,
     attend_keys,
-    attention_case,
     begin_softmax,
     device_of,
     ends_of,
@@ -278,43 +273,3 @@ def verify_attention_bytes(
     """Return bytes that must move: each row's prefix once (4 bytes of table per key), the new k and v, q in, the result out, the bits."""
     new = len(prefix_lens) * num_nodes * (d * itemsize * (2 * num_heads + 2 * num_kv_heads) + 8)
     return sum(prefix_lens) * (2 * num_kv_heads * d * itemsize + 4) + new
-
-
-def _case(
-    num_nodes: int, rows: int, capability: int, wide: bool = False, group: int = 4, d: int = 128, **softmax: float
-) -> AotCase:
-    dtype, pointer = (torch.float32, "*fp32") if wide else (torch.bfloat16, "*bf16")
-    tensors, parts = "q k v k_pool v_pool sinks out", "partial lse"  # parts are summed in float32
-    floats = {pointer: f"{tensors} {parts}"} if wide or rows == 1 else {pointer: tensors, "*fp32": parts}
-    return attention_case(
-        f"verify_attention {8 * group}/8 heads of {d}, {num_nodes} nodes{', parts' * (rows > 1)}",
-        verify_attention_kernel,
-        reading_tiles(num_nodes * group, d, dtype, capability, group),
-        {
-            **floats,
-            "*i64": "rows prefix_lens ancestor_bits",
-            "i32": f"{STRIDES} table_stride num_rows num_nodes least most",
-        },
-        capability,
-        group,
-        d,
-        wide=wide,
-        NEW_BLOCK=max(16, next_power_of_2(num_nodes)),
-        ROWS=rows,
-        **softmax,
-    )
-
-
-# 4 nodes make tiles of 16 and 32 rows, 16 nodes of 16 and 64.
-AOT_CASES = [
-    case
-    for capability in CAPABILITIES
-    for case in (
-        *(_case(nodes, rows, capability) for nodes, rows in ((4, LISTED_ROWS), (16, 1), (64, LISTED_ROWS))),
-        _case(16, LISTED_ROWS, capability, wide=True),
-        _case(16, LISTED_ROWS, capability, window=128),
-        _case(16, LISTED_ROWS, capability, window=4096, softcap=72.0),
-        *(_case(nodes, LISTED_ROWS, capability, group=group, d=d) for group, d in HEAD_LAYOUTS for nodes in (4, 16)),
-        _case(16, LISTED_ROWS, capability, wide=True, group=1, d=256),
-    )
-]

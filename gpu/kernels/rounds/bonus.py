@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..jit import AotCase, jit, next_power_of_2, tl
+from ..jit import jit, next_power_of_2, tl
 
 
 def gather_emitted_torch(predict: Tensor, accept_index: Tensor, accept_lens: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,7 +37,3 @@ def gather_emitted_triton(predict: Tensor, accept_index: Tensor, accept_lens: Te
             predict, accept_index, accept_lens, emitted, bonus, width, WIDTH=next_power_of_2(width), num_warps=1
         )
     return emitted, bonus
-
-
-_TYPES = {"*i64": "predict emitted bonus", "*i32": "accept_index accept_lens", "i32": "width"}
-AOT_CASES = (AotCase("gather_emitted", _gather_kernel, _TYPES, {"WIDTH": 64}, num_warps=1),)

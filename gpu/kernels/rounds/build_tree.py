@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...ops.port import DeviceTree
 from ..constants import later, node_bits, numbers, sequence
-from ..jit import AotCase, jit, next_power_of_2, tl
+from ..jit import jit, next_power_of_2, tl
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,19 +289,3 @@ def build_tree_triton(
         num_warps=4 if nodes > 16 else 1,
     )
     return DeviceTree(node_tokens, node_parents, positions, node_depths, next_token, next_sibling, bits, depth + 1)
-
-
-_SELECT = {"*fp32": "scores", "*i32": "parents node_of kept", "i32": "n nodes"}
-_LINK = {
-    "*i64": "roots candidate_tokens candidate_depths seq_lens tokens positions depths ancestor_bits",
-    "*i32": "candidate_parents node_of kept parents next_token next_sibling",
-    "i32": "n nodes max_position",
-}
-_CHAIN = {"*i64": "roots drafts seq_lens tokens positions", "i32": "nodes max_position"}
-AOT_CASES = (
-    AotCase("build_chain", _chain_kernel, _CHAIN, {"NODES": 8}, num_warps=1),
-    AotCase("select_64_candidates", _select_kernel, _SELECT, {"DEPTH": 4, "N": 64}, num_warps=1),
-    AotCase("select_2048_candidates", _select_kernel, _SELECT, {"DEPTH": 7, "N": 2048}, num_warps=8),
-    AotCase("link_16_nodes", _link_kernel, _LINK, {"DEPTH": 4, "NODES": 16}, num_warps=1),
-    AotCase("link_64_nodes", _link_kernel, _LINK, {"DEPTH": 7, "NODES": 64}, num_warps=4),
-)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ....core.draws import uniform
-from ..jit import AotCase, cdiv, jit, tl
+from ..jit import cdiv, jit, tl
 
 _MASK = (1 << 64) - 1
 _SEED_STEP, _PURPOSE_STEP = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
@@ -116,5 +116,3 @@ _CONSTANTS = {
     "MULTIPLIER_2": _MULTIPLIER_2,
     "BLOCK": BLOCK,
 }
-_TYPES = {"*i64": "keys positions", "*fp64": "coins", "i64": "state", "i32": "n width"}
-AOT_CASES = (AotCase("coins", _coins_kernel, _TYPES, _CONSTANTS),)

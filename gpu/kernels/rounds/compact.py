@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..constants import node_numbers, words
-from ..jit import AotCase, cdiv, jit, tl
+from ..jit import cdiv, jit, tl
 
 
 def compact_torch(values: Tensor, accept_index: Tensor, num_draft_tokens: int) -> Tensor:
@@ -51,7 +51,3 @@ def compact_triton(values: Tensor, accept_index: Tensor, num_draft_tokens: int) 
             source, accept_index, target, num_draft_tokens, accept_index.shape[1], row_words, BLOCK=BLOCK
         )
     return out
-
-
-_TYPES = {"*i64": "values out", "*i32": "accept_index", "i32": "nodes width row_words"}
-AOT_CASES = (AotCase("compact", _compact_kernel, _TYPES, {"BLOCK": BLOCK}, "row_words"),)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...ops.port import KVTensors
 from ..constants import numbers, words
-from ..jit import AotCase, cdiv, jit, next_power_of_2, tl
+from ..jit import cdiv, jit, next_power_of_2, tl
 
 
 def duplicate_tails_torch_(
@@ -107,18 +107,3 @@ def duplicate_tails_triton_(
         TAIL=next_power_of_2(page_size - 1),
         BLOCK=BLOCK,
     )
-
-
-AOT_CASES = (
-    AotCase(
-        "duplicate_tails",
-        _duplicate_kernel,
-        {
-            "*i64": "k_pools v_pools rows seq_lens",
-            "*i32": "table",
-            "i32": "num_slots row_words table_width page_size steps",
-        },
-        {"TOPK": 4, "TAIL": 16, "BLOCK": BLOCK},
-        divisible_by_16="num_slots row_words page_size",
-    ),
-)

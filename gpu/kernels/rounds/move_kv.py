@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...ops.port import KVTensors
 from ..constants import numbers, words
-from ..jit import AotCase, cdiv, jit, next_power_of_2, tl
+from ..jit import cdiv, jit, next_power_of_2, tl
 
 
 def move_accepted_torch_(kv: KVTensors, node_slots: Tensor, accept_index: Tensor, accept_lens: Tensor) -> None:
@@ -133,16 +133,3 @@ def move_slots_triton_(kv: KVTensors, sources: Tensor, targets: Tensor) -> None:
     shared = (sources, targets)
     _copy_slots_kernel[grid](k, v, k_moved, v_moved, *shared, num_slots, n, row_words, GATHER=True, BLOCK=BLOCK)
     _copy_slots_kernel[grid](k_moved, v_moved, k, v, *shared, n, num_slots, row_words, GATHER=False, BLOCK=BLOCK)
-
-
-_MOVE = {
-    "*i64": "k_pools v_pools node_slots",
-    "*i32": "accept_index accept_lens",
-    "i32": "num_slots row_words nodes width columns",
-}
-_COPY = {"*i64": "k_from v_from k_to v_to sources targets", "i32": "slots_from slots_to row_words"}
-AOT_CASES = (
-    AotCase("move_accepted", _move_accepted_kernel, _MOVE, {"LANES": 8, "BLOCK": BLOCK}, "num_slots row_words"),
-    AotCase("gather_slots", _copy_slots_kernel, _COPY, {"GATHER": True, "BLOCK": BLOCK}, "row_words"),
-    AotCase("scatter_slots", _copy_slots_kernel, _COPY, {"GATHER": False, "BLOCK": BLOCK}, "row_words"),
-)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..constants import words
-from ..jit import AotCase, cdiv, jit, tl
+from ..jit import cdiv, jit, tl
 
 BLOCK = 512
 """Words that one program copies."""
@@ -52,9 +52,3 @@ def relay_scatter_triton_(buffer: Tensor, rows: Tensor, values: Tensor) -> None:
         target, source = words(buffer, values.to(buffer.dtype).contiguous())
         width = target.shape[1]
         _scatter_kernel[(len(rows), cdiv(width, BLOCK))](target, rows, source, width, BLOCK=BLOCK)
-
-
-AOT_CASES = (
-    AotCase("relay_gather", _gather_kernel, {"*i64": "buffer rows out", "i32": "row_words"}, {"BLOCK": BLOCK}),
-    AotCase("relay_scatter", _scatter_kernel, {"*i64": "buffer rows values", "i32": "row_words"}, {"BLOCK": BLOCK}),
-)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...ops.port import DeviceTree, DeviceVerified
 from ..constants import later, node_bits, node_numbers, numbers
-from ..jit import AotCase, jit, next_power_of_2, tl
+from ..jit import jit, next_power_of_2, tl
 from .build_tree import is_chain
 
 
@@ -134,15 +134,3 @@ def verify_greedy_triton(tree: DeviceTree, target_ids: Tensor) -> DeviceVerified
             num_warps=4 if nodes > 16 else 1,
         )
     return DeviceVerified(accept_index, accept_lens, target_ids, failed.view(torch.bool))
-
-
-_TYPES = {
-    "*i64": "tokens depths ancestor_bits targets",
-    "*i32": "parents accept_index accept_lens",
-    "*i8": "failed",
-    "i32": "nodes width",
-}
-AOT_CASES = (
-    AotCase("verify_greedy_8", _greedy_kernel, _TYPES, {"NODES": 8, "WIDTH": 8}, num_warps=1),
-    AotCase("verify_greedy_64", _greedy_kernel, _TYPES, {"NODES": 64, "WIDTH": 64}, num_warps=4),
-)

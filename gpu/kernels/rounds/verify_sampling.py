@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...ops.port import DeviceTree, DeviceVerified
 from ..constants import later, numbers
-from ..jit import AotCase, cdiv, jit, next_power_of_2, tl
+from ..jit import cdiv, jit, next_power_of_2, tl
 from .build_tree import is_chain
 from .verify_greedy import chain_path, last_nodes, store_path, tree_path
 
@@ -365,28 +365,3 @@ def verify_sampling_triton(
             num_warps=_warps(nodes),
         )
     return DeviceVerified(accept_index, accept_lens, predict, failed.view(torch.bool))
-
-
-_SUM = {"*fp32": "probs greatest", "*fp64": "totals", "*i32": "counts best", "i32": "vocab chunks"}
-_SAMPLING = {
-    "*fp32": "probs greatest",
-    "*fp64": "totals accept_coins bonus_coins",
-    "*i64": "tokens depths ancestor_bits predict",
-    "*i32": "parents next_token next_sibling counts best accept_index accept_lens",
-    "*i8": "failed",
-    "i32": "width vocab chunks",
-}
-AOT_CASES = (
-    AotCase("sum_probs", _sum_kernel, _SUM, {"CHUNK": 4096}, "vocab"),
-    *(
-        AotCase(
-            f"verify_sampling_{nodes}",
-            _sampling_kernel,
-            _SAMPLING,
-            {"NODE_COUNT": nodes, "NODES": nodes, "WIDTH": 8, "CHUNKS": 64, "CHUNK": 4096},
-            divisible_by_16="vocab",
-            num_warps=_warps(nodes),
-        )
-        for nodes in (8, 16, 64)
-    ),
-)

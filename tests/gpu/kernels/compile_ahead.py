@@ -7,9 +7,7 @@ prints one JSON object for each. It is a process of its own because interpreting
 from __future__ import annotations
 
 import functools
-import importlib
 import json
-import pkgutil
 import re
 import subprocess
 import sys
@@ -17,9 +15,8 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import foretoken.gpu.kernels as kernels
 import triton
-from foretoken.gpu.kernels.jit import AotCase
+from ahead_cases import CASES, AotCase
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -39,15 +36,12 @@ class Compiled:
 
 
 def cases_for(architecture: int) -> list[tuple[str, AotCase]]:
-    """(file, case) of every kernel file that has any for the architecture."""
-    prefix = f"{kernels.__name__}."
-    names = sorted(module.name for module in pkgutil.walk_packages(kernels.__path__, prefix))
-    found = []
-    for name in names:
-        module = importlib.import_module(name)
-        cases = getattr(module, "AOT_CASES", ())
-        found += [(name.rpartition(".")[2], case) for case in cases if architecture // 10 in case.capabilities]
-    return found
+    """(file of the kernel, case) of every case for the architecture."""
+    return [
+        (case.kernel.fn.__module__.rpartition(".")[2], case)
+        for case in CASES
+        if architecture // 10 in case.capabilities
+    ]
 
 
 def one_of_each(cases: list[tuple[str, AotCase]]) -> list[tuple[str, AotCase]]:
