@@ -30,8 +30,9 @@ RARE = {
     *("ArrivesLikeAClock", "StampsTheBegin", "ReceivesManyAtOnce", "StopsNoBlock"),
     *("NeverAges", "NeedsLessAtOnce", "TakesWhatWasSent", "BelievesAnyAttempt"),
 }
-"""What only many thousands of operations show, or seconds of simulation: found at night; of the last four others break the same invariants. What is planted in the simulator here, SIM-06,
-SIM-09 and SIM-17, has a test of its own beside it: in tests/sim/, test_workload.py and test_simulation.py, and test_check_simulator.py."""
+"""What only many thousands of operations show, or seconds of simulation: found at night; of the last four others break the same
+invariants. What is planted in the simulator here, SIM-06, SIM-09 and SIM-17, has a test of its own beside it: in tests/sim/,
+test_workload.py and test_simulation.py, and test_check_simulator.py."""
 
 
 def of_one_worker(contract, value, *marks):

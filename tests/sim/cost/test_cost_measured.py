@@ -177,29 +177,18 @@ def test_tables_are_kept_and_a_damaged_file_is_made_again(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("change", "gpu", "server", "words"),
+    ("weights", "gpu", "server", "words"),
     [
-        (
-            {},
-            "MI300X",
-            "sglang",
-            "MI300X: no measured kernels; there are some of A100.*nearest is H200; hardware.kernels=auto",
-        ),
-        ({}, "RTX 4090", "sglang", "nearest is L40S"),
-        ({}, "H100", "llama.cpp", "no measured kernels of this server"),
-        (
-            {"weight_dtype": "int3-g64"},
-            "H100",
-            "vllm",
-            "no measured kernels of int3-g64 weights; there are some of bf16, fp16, fp8",
-        ),
+        ("bf16", "MI300X", "sglang", "MI300X: no measured.* some of A100.*nearest is H200; hardware.kernels=auto"),
+        ("bf16", "RTX 4090", "sglang", "nearest is L40S"),
+        ("bf16", "H100", "llama.cpp", "no measured kernels of this server"),
+        ("int3-g64", "H100", "vllm", "no measured kernels of int3-g64 weights; there are some of bf16, fp16, fp8"),
     ],
 )
-def test_what_is_not_measured_is_refused_with_the_reason(monkeypatch, change, gpu, server, words):
-    shape = replace(SHAPE, **change)
+def test_what_is_not_measured_is_refused_with_the_reason(monkeypatch, weights, gpu, server, words):
     monkeypatch.setattr(tables, "package_version", lambda: "9.9")
     with pytest.raises(NotMeasured, match=words):
-        measured_tables(shape, gpu, server, 1)
+        measured_tables(replace(SHAPE, weight_dtype=weights), gpu, server, 1)
 
 
 def test_without_the_package_auto_takes_the_roofline(monkeypatch):
@@ -294,12 +283,8 @@ class TestDatabase:
 
     @pytest.mark.slow
     def test_what_is_refused_names_the_nearest(self):
-        settings = [
-            "hardware.kernels=measured",
-            "hardware.gpu=H200",
-            "hardware.tensor_parallel=8",
-            "engine.kv_slots=100000",
-        ]
+        settings = ["hardware.kernels=measured", "hardware.gpu=H200", "hardware.tensor_parallel=8"]
+        settings.append("engine.kv_slots=100000")
         scenario = load_scenario(None, [*settings, "model.target=MiniMaxAI/MiniMax-M2.5"])[0]
         with pytest.raises(
             NotMeasured, match=r"nearest that it has: hardware.expert_parallel=8; hardware.kernels=auto"
@@ -310,12 +295,8 @@ class TestDatabase:
     @pytest.mark.parametrize(("model", "gpu", "parallel"), GRID)
     def test_roofline_and_measured_agree_over_a_grid(self, model, gpu, parallel, record_property):
         """A unit or a group of operations that went astray would show. docs/simulate.md says where they differ by more, and why."""
-        settings = [
-            "engine.kv_slots=100000",
-            "speculation.algorithm=NONE",
-            f"model.target={model}",
-            f"hardware.gpu={gpu}",
-        ]
+        settings = ["engine.kv_slots=100000", "speculation.algorithm=NONE"]
+        settings += [f"model.target={model}", f"hardware.gpu={gpu}"]
         settings += [f"hardware.{key}_parallel={devices}" for key, devices in parallel.items()]
         measured, roofline = (
             assemble(load_scenario(None, [*settings, f"hardware.kernels={kernels}"])[0]).cost
@@ -413,22 +394,21 @@ class TestServers:
         assert kv_dtype("hardware.server=sglang-0.5") == "bf16"
 
     @pytest.mark.parametrize(
-        ("server", "hint"),
+        ("server", "nearest"),
         [
-            (
-                "sglang-0.4",
-                ": no published times to fit it to; the nearest is sglang-0.5, and `foretoken calibrate --from`",
-            ),
-            ("vllm-0.10", ": no published times to fit it to; the nearest is vllm-0.9,"),
-            ("vllm-0.2x", ": no published times to fit it to; the nearest is vllm-0.18,"),
-            ("vllm-0.19.1", ": no published times to fit it to; the nearest is vllm-0.18,"),
-            ("trtllm-0.20", ": no published times to fit it to; the nearest is trtllm-1.x,"),
-            ("tgi-3.0", "; known: foretoken, sglang-0.5"),
+            ("sglang-0.4", "sglang-0.5"),
+            ("vllm-0.10", "vllm-0.9"),
+            ("vllm-0.2x", "vllm-0.18"),
+            ("vllm-0.19.1", "vllm-0.18"),
+            ("trtllm-0.20", "trtllm-1.x"),
         ],
     )
-    def test_an_unknown_server_names_the_nearest(self, server, hint):
-        with pytest.raises(ConfigError, match=re.escape(f"hardware.server: unknown server '{server}'{hint}")):
+    def test_an_unknown_server_names_the_nearest(self, server, nearest):
+        words = f"unknown server '{server}': no published times to fit it to; the nearest is {nearest}, and `foretoken calibrate --from`"
+        with pytest.raises(ConfigError, match=re.escape(f"hardware.server: {words}")):
             assemble(load_scenario(None, [f"hardware.server={server}"])[0])
+        with pytest.raises(ConfigError, match=r"unknown server 'tgi-3\.0'; known: foretoken, sglang-0\.5"):
+            assemble(load_scenario(None, ["hardware.server=tgi-3.0"])[0])
 
     @pytest.mark.slow
     def test_the_times_of_rounds_are_those_of_a_fresh_fit(self, tmp_path, monkeypatch):
