@@ -11,11 +11,6 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_a_copy_says_the_same(error):
-    assert str(type(error)(*error.args)) == str(error)
-
-
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_an_error_comes_out_of_a_process_as_it_is(error):
     def process(env):
         yield env.timeout(1)
