@@ -20,7 +20,8 @@ from foretoken.core.contract.request import Request
 from foretoken.core.prompt import Prompt
 from foretoken.gpu.bench.arm import Arm
 from foretoken.gpu.bench.plan import BenchOptions, plan_bench
-from foretoken.gpu.bench.shapes import random_draft, random_target
+from foretoken.gpu.bench.shapes import random_draft
+from foretoken.gpu.models.checkpoint import random_weights
 from foretoken.gpu.session.devices import ops_for
 
 BATCH_SIZE = 32
@@ -56,7 +57,7 @@ def make_arm(tmp_path, algorithm: str, steps: int, overlap: bool, topk: int = 1)
     )
     plan = plan_bench(options)
     ops = ops_for("cpu")
-    target = random_target(plan.target, ops, "cpu", torch.float32, 0)
+    target = random_weights(plan.target, ops, "cpu", torch.float32, 0)
     draft = None if plan.draft is None else random_draft(plan.draft, target, 1)
     return Arm(plan.cells[0].arms[-1], target, draft, ops, [], plan.options.output_tokens, plan.acceptance)
 

@@ -1,32 +1,28 @@
 """Measures an executor's own steps: every cell of a grid several times, in a random order, so that none profits from the one before.
 
-Device times come from `gpu.bench.step_timer`, host times from served requests. Medians count.
+Device times come from `gpu.bench.step_timer`, host times from served requests (`host_times`). Medians count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..core.contract.request import Request
 from ..core.draws import Purpose, hash64
 from ..core.errors import ConfigError, Problem
-from ..core.prompt import Prompt
-from ..gpu.bench.run import bench_prompts, device_name
+from ..gpu.bench.run import device_name
 from ..gpu.bench.step_timer import RoundTime, StepTimer
-from ..gpu.session.text import Tokenizer
+from ..gpu.session.round_cost import doubling
 from ..sim.cost.executor_steps import AXES, AlgorithmSteps, ExecutorSteps, Grid, RoundGrids, StepCost
-from ..sim.cost.host import HostCost
 from .arms import Arm
+from .host_times import Closure, HostTimes, deviation
 from .record import Record
-from .served import Asked, StepLap, make_clock, serve
+from .served import make_clock
 
 PARTS = RoundTime.__slots__
 LONG_PROMPT, LONG_REPEATS = 256, 3  # so many tokens take long and hardly vary: more repeats would take most of the time
-HOST_OUTPUT = 16  # tokens of each request that is served for the host's times
-TO_NORMAL = 1.4826  # from a median absolute deviation to a standard deviation
 
 OnProgress = Callable[[int, int, str], None]
 """Told how many timings are done, of how many, and what is being measured."""
@@ -41,16 +37,6 @@ class MeasuringPlan:
     contexts: tuple[int, ...] | None = None
     clock: str = "wall"
     seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Closure:
-    """Served steps of one arm: what they took, and what the grids say, in seconds altogether."""
-
-    arm: str
-    steps: int
-    measured_s: float
-    priced_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +97,13 @@ def measure_steps(
         for algorithm in dict.fromkeys(arm.algorithm for arm in arms)
     }
     on_progress(len(cells), len(cells), "host")
-    host = _HostTimes(arms, plan)
+    host = HostTimes(arms, plan.clock, plan.seed)
     steps = ExecutorSteps(
         device=device_name(arms[0].plan.device),
         threads=_threads(arms[0]),
         padded=arms[0].plan.device == "cpu",
         target=shape_of(arms[0]),
-        host=host.cost(),
+        host=host.cost,
         algorithms=algorithms,
         spread={**_spreads(samples), "host": host.spread()},
     )
@@ -175,15 +161,11 @@ def _cells(arms: Sequence[Arm], plan: MeasuringPlan) -> Iterable[_Cell]:
             seen.add((arm.algorithm, topk, steps, nodes))
             most = min(steps + 1, nodes)
             accepts = list(dict.fromkeys((most, 1, (most + 1) // 2)))  # with one repeat the most that there is
-            for rows in plan.rows or _doubling(config.max_running):
+            for rows in plan.rows or doubling(config.max_running):
                 for context in _contexts(arm, plan):
                     for repeat in range(plan.repeats):
                         sizes = (steps, nodes, rows, context, accepts[repeat % len(accepts)])
                         yield _Cell(number, "round", sizes, repeat)
-
-
-def _doubling(most: int) -> tuple[int, ...]:
-    return tuple(sorted({min(1 << i, most) for i in range(most.bit_length() + 1)}))
 
 
 def _contexts(arm: Arm, plan: MeasuringPlan) -> tuple[int, ...]:
@@ -300,105 +282,8 @@ def _spreads(samples: Samples) -> dict[str, float]:
         totals.setdefault((number, kind, sizes), []).extend(sum(value) for value in values)
     for (_, kind, _), values in totals.items():
         if len(values) >= 2 and kind in names:
-            logs = np.log(values)
-            found.setdefault(kind, []).append(TO_NORMAL * float(np.median(np.abs(logs - np.median(logs)))))
+            found.setdefault(kind, []).append(deviation(np.log(values)))
     return {names[kind]: float(np.median(values)) for kind, values in found.items()}
-
-
-# -- the host ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _HostTimes:
-    """Serves a few requests with every arm, and fits the host's time per step, row and token."""
-
-    arms: Sequence[Arm]
-    plan: MeasuringPlan
-    laps: list[list[StepLap]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        for arm in self.arms:
-            laps: list[StepLap] = []
-            for clients in sorted({1, max(1, arm.spec.config.max_running // 2), arm.spec.config.max_running}):
-                requests = short_requests(arm, 2 * clients, HOST_OUTPUT, self.plan.seed + clients)
-                laps += serve(arm, requests, make_clock(self.plan.clock, arm.plan.device), clients).laps
-            self.laps.append(laps)
-
-    def cost(self) -> HostCost:
-        laps = [lap for laps in self.laps for lap in laps]
-        rows = np.array([lap.rows for lap in laps], float)
-        decoding = np.array([_decode_rows(lap) for lap in laps], float)
-        tokens = np.array([_tokens(lap) for lap in laps], float)
-        plan = _fit([lap.plan_ns for lap in laps], rows)
-        launch = _fit([lap.launch_ns for lap in laps], rows)
-        commit = _fit([lap.commit_ns for lap in laps], decoding, tokens)
-        return HostCost(
-            name="executor", plan_base_ns=plan[0], plan_row_ns=plan[1], launch_base_ns=launch[0], launch_row_ns=launch[1],
-            commit_base_ns=commit[0], commit_row_ns=commit[1], commit_token_ns=commit[2],
-            source=f"least squares over {len(laps)} served steps",
-        )  # fmt: skip
-
-    def spread(self) -> float:
-        host, laps = self.cost(), [lap for laps in self.laps for lap in laps]
-        ratios = [
-            (lap.plan_ns + lap.launch_ns + lap.commit_ns)
-            / (host.plan_ns(lap.rows) + host.launch_ns(lap.rows) + host.commit_ns(_decode_rows(lap), _tokens(lap)))
-            for lap in laps
-        ]
-        logs = np.log(ratios)
-        return TO_NORMAL * float(np.median(np.abs(logs - np.median(logs))))
-
-    def closures(self, steps: ExecutorSteps) -> tuple[Closure, ...]:
-        found = []
-        for arm, laps in zip(self.arms, self.laps, strict=True):
-            cost, host = steps.cost(arm.spec, "profile"), steps.host
-            ran = sum(lap.plan_ns + lap.launch_ns + lap.run_ns + lap.commit_ns for lap in laps)
-            priced = sum(priced_ns(lap, cost, arm.spec.topk) for lap in laps) + sum(
-                host.plan_ns(lap.rows) + host.launch_ns(lap.rows) + host.commit_ns(_decode_rows(lap), _tokens(lap))
-                for lap in laps
-            )
-            found.append(Closure(arm.name, len(laps), ran / 1e9, priced / 1e9))
-        return tuple(found)
-
-
-def priced_ns(lap: StepLap, cost: StepCost, topk: int) -> int:
-    """Return what the grids say of a served step on the device."""
-    total, prefill, decode = 0, lap.step.prefill, lap.step.decode
-    if decode is not None:
-        contexts = decode.seq_lens
-        context = contexts.max() if cost.padded else contexts.mean()
-        shape = (len(decode.rows), decode.steps, topk if decode.steps else 1, decode.num_draft_tokens)
-        longest = lap.result.decode.accept_lens.max(axis=1)
-        total += int(cost.rounds_ns(*shape, np.full(len(longest), context), longest).sum())
-    if prefill is None:
-        return total
-    chunks = list(zip(prefill.lens.tolist(), prefill.starts.tolist(), strict=True))
-    return cost.prefill_ns(chunks) if decode is None else cost.both_ns(chunks, total)
-
-
-def _decode_rows(lap: StepLap) -> int:
-    return 0 if lap.step.decode is None else len(lap.step.decode.rows)
-
-
-def _tokens(lap: StepLap) -> int:
-    first = 0 if lap.step.prefill is None else int(np.count_nonzero(lap.step.prefill.is_last))
-    return first + (0 if lap.step.decode is None else int(lap.result.decode.accept_lens.sum()))
-
-
-def _fit(times: Sequence[int], *columns: np.ndarray) -> list[int]:
-    """Return base and slopes ≥ 0 of times by least squares, the largest two in a hundred left out."""
-    ns = np.array(times, float)
-    kept = ns <= np.quantile(ns, 0.98)
-    names = list(range(1 + len(columns)))
-    matrix = np.stack([np.ones(len(ns)), *columns], axis=1)[kept]
-    found = np.zeros(len(names))
-    while names:
-        found[:] = 0.0
-        found[names] = np.linalg.lstsq(matrix[:, names], ns[kept], rcond=None)[0]
-        if (found >= 0).all():
-            break
-        names.remove(int(found.argmin()))
-    return [round(value) for value in found]
 
 
 class Pace:
@@ -411,7 +296,7 @@ class Pace:
         steps, nodes = arm.spec.draft_shape.tree_sizes()[0]
         contexts = _contexts(arm, MeasuringPlan())
         context = contexts[len(contexts) // 2]
-        self._sizes = [(rows, steps, nodes, context, 1) for rows in _doubling(arm.spec.config.max_running)]
+        self._sizes = [(rows, steps, nodes, context, 1) for rows in doubling(arm.spec.config.max_running)]
         topk = arm.spec.topk if steps else 1
         at = np.array([context]), np.array([1])
         self._priced = sum(int(cost.rounds_ns(rows, steps, topk, nodes, *at)[0]) for rows, *_ in self._sizes)
@@ -421,22 +306,3 @@ class Pace:
         """Return what the rounds take now, relative to what the profile says; each is timed three times, medians count."""
         took = [np.median([self._timer.round(*sizes).total for _ in range(3)]) for sizes in self._sizes]
         return float(sum(took)) / self._priced
-
-
-def short_requests(arm: Arm, count: int, output_len: int, seed: int) -> list[Asked]:
-    """Return requests of real text for a closed loop, prompts of different lengths up to a quarter of the context."""
-    longest = max(2, min(64, arm.spec.config.context_len // 4))
-    texts = bench_prompts(tokenizer_of(arm), arm.plan.target.vocab_size, count, longest, seed)
-    room = max(1, min(output_len, arm.plan.spec.config.context_len - longest))
-    return [
-        Asked(Request(f"host{i}", Prompt.of_tokens(text[: longest - (i * 7) % (longest // 2)]), room), None)
-        for i, text in enumerate(texts)
-    ]
-
-
-def tokenizer_of(arm: Arm) -> Tokenizer | None:
-    """Return the model's tokenizer, None if it has none."""
-    from pathlib import Path
-
-    directory = Path(arm.plan.options.model)
-    return Tokenizer.load(directory) if (directory / "tokenizer.json").is_file() else None

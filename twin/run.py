@@ -25,7 +25,8 @@ from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
 from .arms import Arm
 from .comparison import Comparison, compare, simulate
-from .measuring import Pace, tokenizer_of
+from .host_times import tokenizer_of
+from .measuring import Pace
 from .served import Asked, Served, make_clock, metrics_of, serve
 
 CALIBRATION_SEED = 104_729  # other windows of the text than those of the workload

@@ -86,8 +86,21 @@ class StepLap:
     @property
     def rows(self) -> int:
         """Rows that were planned: prompts in prefill, and decoding."""
-        prefill, decode = self.step.prefill, self.step.decode
-        return (0 if prefill is None else len(prefill.rows)) + (0 if decode is None else len(decode.rows))
+        return (0 if self.step.prefill is None else len(self.step.prefill.rows)) + self.decode_rows
+
+    @property
+    def decode_rows(self) -> int:
+        return 0 if self.step.decode is None else len(self.step.decode.rows)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the step brought, first ones included."""
+        first = 0 if self.step.prefill is None else int(np.count_nonzero(self.step.prefill.is_last))
+        return first + (0 if self.step.decode is None else int(self.result.decode.accept_lens.sum()))
+
+    @property
+    def host_ns(self) -> int:
+        return self.plan_ns + self.launch_ns + self.commit_ns
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ import torch
 from ...core.draws import Purpose, uniform
 from ..executor.build import DraftModel
 from ..executor.graphs import CaptureReport
-from ..models.checkpoint import load_draft, load_target
+from ..models.checkpoint import load_draft, load_target, random_weights
 from ..models.decoder import Decoder
 from ..ops.port import Ops
 from ..session.devices import ops_for, set_threads
@@ -28,7 +28,7 @@ from ..tiny.corpus import NoCorpus, read_corpus
 from .arm import Arm, Timing, common_outputs
 from .floor import copy_bandwidth
 from .plan import ArmPlan, BenchPlan, CellPlan, acceptance_of_arm
-from .shapes import random_draft, random_target
+from .shapes import random_draft
 
 CORPUS_BYTES = 4_000_000
 ZIPF_SHIFT = 2.7  # Mandelbrot's, for words of English text
@@ -152,7 +152,7 @@ class Bench:
     def _load(self) -> tuple[Decoder, DraftModel | None]:
         plan, options = self.plan, self.plan.options
         if options.model is None:
-            target = random_target(plan.target, self._ops, plan.device, plan.dtype, options.seed)
+            target = random_weights(plan.target, self._ops, plan.device, plan.dtype, options.seed)
             return target, None if plan.draft is None else random_draft(plan.draft, target, options.seed + 1)
         target = load_target(options.model, self._ops, plan.device, plan.dtype)
         if options.draft is None:

@@ -19,7 +19,6 @@ from ..models.config import LLAMA, ModelConfig, read_json
 from ..models.decoder import Decoder
 from ..models.eagle import DraftHead
 from ..models.head_config import EAGLE3, HeadConfig, default_aux_layers
-from ..ops.port import Ops
 
 EAGLE3_VOCABULARY = 32000  # tokens of published EAGLE-3 heads for vocabularies of 128 thousand and more
 LOGIT_DEVIATION = 10.0  # of a random draft
@@ -89,10 +88,6 @@ def _plain_layers(target: ModelConfig) -> ModelConfig:
     sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
     kept = (*sizes, "rms_norm_eps", "rope", "max_position_embeddings", "tied_embeddings", "dtype")
     return ModelConfig(LLAMA, **{name: getattr(target, name) for name in kept})
-
-
-def random_target(config: ModelConfig, ops: Ops, device: str, dtype: torch.dtype, seed: int) -> Decoder:
-    return random_weights(config, ops, device, dtype, seed)
 
 
 def random_draft(config: ModelConfig | HeadConfig, target: Decoder, seed: int) -> Decoder | DraftHead:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -31,11 +31,20 @@ from ..batch.pools import Chunks, KVPool
 from ..batch.uploads import on_device, upload
 from ..draft.port import Draft, RoundBatch, RoundLimits
 from ..models.decoder import Decoder
-from ..ops.port import DeviceTree, Ops
+from ..ops.port import Ops
 from .graphs import RelayCells, RoundGraphs, RoundKind
 from .outputs import USER_OUTPUTS, NodeProducer, at_places, node_outputs
 from .relay import TorchStorage
-from .round import DecodeRound, EventPhaseClock, PhaseClock, RoundResult, capture_for, draft_hidden, first_tokens
+from .round import (
+    DecodeRound,
+    EventPhaseClock,
+    PhaseClock,
+    RoundResult,
+    ShapeLogits,
+    capture_for,
+    draft_hidden,
+    first_tokens,
+)
 from .rows import ForcedRuns, HostSampling, Rows
 from .running import PendingRound, RunningStep, arrived, result_of, to_host
 from .shaping import MakeMatcher, Shaping
@@ -318,10 +327,10 @@ class TorchExecutor:
         forced = self._forced.draw(part.rows, self._rows.requests_of(part.rows), width)
         sampling = self._rows.sampling(part.rows)
         wanted = self._rows.wanted(part.rows)
-        shape = None
+        shape_logits = None
         if forced is None and self._shaping.covers(part.rows):
-            shape = partial(self._shaping.at_nodes, part.rows)
-        variant = RoundKind.of(sampling), bool(wanted), shape is not None
+            shape_logits = partial(self._shaping.at_nodes, part.rows)
+        variant = RoundKind.of(sampling), bool(wanted), shape_logits is not None
         captured = self.graphs.find(part.steps, nodes, len(part.rows), *variant)
         if self.graphs.on_round is not None and self.graphs.are_on:
             self.graphs.on_round(captured is not None, len(part.rows))
@@ -331,9 +340,9 @@ class TorchExecutor:
                 self._check_lengths(part, running.decoded.rounds, self.future_map.buffers["lengths"][part.rows])
             with self.clock.phase("graph"):
                 trees = self.draft.propose_on_host(part.rows, part.steps, part.topk, nodes, captured.size)
-                result = captured.run(part.rows, sampling, forced, wanted, trees, shape)
+                result = captured.run(part.rows, sampling, forced, wanted, trees, shape_logits)
         else:
-            result = self._run_uncaptured(running, sampling, forced, wanted, shape)
+            result = self._run_uncaptured(running, sampling, forced, wanted, shape_logits)
         with self.clock.phase("relay"):
             three = (result.accept_lens, result.failed, result.emitted)
             return to_host(*three, result.outputs, result.packed, len(part.rows))
@@ -344,7 +353,7 @@ class TorchExecutor:
         sampling: HostSampling | None,
         forced: np.ndarray | None,
         wanted: frozenset[str],
-        shape: Callable[[DeviceTree, Tensor], Tensor] | None,
+        shape_logits: ShapeLogits | None,
     ) -> RoundResult:
         part, capture_mode = running.step.decode, self.algorithm.capture_hidden_mode(ForwardPhase.DRAFT)
         with self.clock.phase("relay"):
@@ -353,7 +362,7 @@ class TorchExecutor:
             batch = self._batch(part, running.decoded.rounds, lengths, relayed["bonus_tokens"])
             inputs, runs = self._rows.on_device(sampling), None if forced is None else upload(self.device, forced)
         longest = None if self.device.type == "cpu" else self.algorithm.accept_width(part.steps, part.num_draft_tokens)
-        result = self._round.run(batch, relayed, inputs, wanted, runs, longest, self.clock, shape)
+        result = self._round.run(batch, relayed, inputs, wanted, runs, longest, self.clock.phase, shape_logits)
         with self.clock.phase("relay"):
             check_hidden(result.relay.get("hidden_states"), capture_mode, "stash")
             self._publish(part.rows, part.epochs, result.lengths, result.relay)

@@ -27,7 +27,7 @@ from ...core.contract.future_map import LENGTH_FIELD
 from ..batch.uploads import layout, uploads_to, views
 from ..draft.port import RoundBatch, RoundLimits
 from ..ops.port import Ops
-from .round import DecodeRound, NoClock, Passed, RoundResult, SamplingInputs, Shape
+from .round import DecodeRound, Passed, RoundResult, SamplingInputs, ShapeLogits, unmeasured
 from .rows import HostSampling
 from .running import pack
 
@@ -73,7 +73,7 @@ class CapturedRound:
         self,
         decode_round: DecodeRound,
         cells: RelayCells,
-        shape: RoundBatch,
+        padding: RoundBatch,
         width: int,
         kind: RoundKind,
         forced: bool,
@@ -86,8 +86,8 @@ class CapturedRound:
         """Allocate what the graph reads and writes. `proposed`: padding trees, if they come from the host (`Draft.propose_on_host`).
         `is_shaped`: the host changes the logits.
         """
-        self.size = size = len(shape.row_numbers)
-        device = shape.table.device
+        self.size = size = len(padding.row_numbers)
+        device = padding.table.device
         self._host = {"rows": np.zeros(size, np.int64)}
         if kind is not RoundKind.GREEDY:
             self._host |= {name: np.zeros(size, dtype) for name, dtype in HostSampling.DTYPES.items()}
@@ -109,21 +109,21 @@ class CapturedRound:
         # Without `self`, which would be a cycle that keeps the pools.
         def begin() -> Passed:
             lengths, relayed = cells.gather(rows)
-            batch = replace(shape, rows=rows, lengths=lengths, roots=relayed["bonus_tokens"], proposed=trees)
-            return decode_round.begin(batch, relayed, outputs, NoClock())
+            batch = replace(padding, rows=rows, lengths=lengths, roots=relayed["bonus_tokens"], proposed=trees)
+            return decode_round.begin(batch, relayed, outputs, unmeasured)
 
         def finish(passed: Passed, logits: Tensor) -> RoundResult:
-            result = decode_round.finish(passed, logits, sampling, outputs, runs, width, NoClock())
+            result = decode_round.finish(passed, logits, sampling, outputs, runs, width, unmeasured)
             cells.scatter(rows, result)
             if device.type != "cuda":
                 return result
             return replace(result, packed=pack((result.accept_lens, result.failed, result.emitted)))
 
-        def run(shape: Shape | None = None) -> RoundResult:
+        def run(shape_logits: ShapeLogits | None = None) -> RoundResult:
             passed = begin()
-            return finish(passed, passed.logits if shape is None else shape(passed.tree, passed.logits))
+            return finish(passed, passed.logits if shape_logits is None else shape_logits(passed.tree, passed.logits))
 
-        self._replay: Callable[[Shape | None], RoundResult] = run
+        self._replay: Callable[[ShapeLogits | None], RoundResult] = run
         if device.type == "cuda":
             capture = partial(_capture, memory_pool=memory_pool, device=device)
             self._replay = _capture_shaped(begin, finish, capture) if is_shaped else _ignoring(capture(run))
@@ -135,7 +135,7 @@ class CapturedRound:
         forced_runs: np.ndarray | None,
         wanted: frozenset[str] = frozenset(),
         proposed: Mapping[str, np.ndarray] | None = None,
-        shape: Shape | None = None,
+        shape_logits: ShapeLogits | None = None,
     ) -> RoundResult:
         """Return the round of `rows` int64 [bs], at most as many as the graph has, with the `wanted` outputs: its first rows, padding
         behind them. What it relays is in the cells."""
@@ -151,7 +151,7 @@ class CapturedRound:
                 array[:bs] = given[name]
                 array[bs:] = 0  # padding
         self._uploads.fill(self._place, [*self._host.values()])
-        result = self._replay(shape)
+        result = self._replay(shape_logits)
         return replace(result, relay={}, outputs={name: result.outputs[name] for name in sorted(wanted)})
 
 
@@ -189,16 +189,16 @@ def _capture_shaped(
     begin: Callable[[], Passed],
     finish: Callable[[Passed, Tensor], RoundResult],
     capture: Callable[[Callable[[], T]], Callable[[], T]],
-) -> Callable[[Shape], RoundResult]:
+) -> Callable[[ShapeLogits], RoundResult]:
     """Capture both halves of a round; what is between them stays where it is."""
     passes = capture(begin)
     passed = passes()  # the second half is warmed up with numbers, not with memory that nothing has written
     logits = passed.logits.clone()
     choice = capture(lambda: finish(passed, logits))
 
-    def replay(shape: Shape) -> RoundResult:
+    def replay(shape_logits: ShapeLogits) -> RoundResult:
         passes()
-        logits.copy_(shape(passed.tree, passed.logits))
+        logits.copy_(shape_logits(passed.tree, passed.logits))
         return choice()
 
     return replay
@@ -301,20 +301,20 @@ class RoundGraphs:
                 self.find(*key, kind)
 
     def _capture(self, key: GraphKey, kind: RoundKind, with_outputs: bool, is_shaped: bool) -> CapturedRound:
-        shape = self._limits.padding(key)
+        padding = self._limits.padding(key)
         with torch.no_grad():
             draft = self._decode_round.draft
             return CapturedRound(
                 self._decode_round,
                 self._cells,
-                shape,
+                padding,
                 self._accept_width(key.steps, key.num_draft_tokens),
                 kind,
                 self._forced,
                 self._seed,
                 self._memory_pool,
                 self._outputs if with_outputs else frozenset(),
-                draft.propose_on_host(shape.row_numbers[:0], key.steps, shape.topk, *key[1:]),
+                draft.propose_on_host(padding.row_numbers[:0], key.steps, padding.topk, *key[1:]),
                 is_shaped,
             )
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -127,20 +126,14 @@ class Passed:
     logits: Tensor  # [bs · nd, V]
 
 
-Shape = Callable[[DeviceTree, Tensor], Tensor]
+ShapeLogits = Callable[[DeviceTree, Tensor], Tensor]
 """Changes the logits of all nodes [bs · nd, V] before a token is chosen; on the host, which no graph can hold."""
+Phase = Callable[[str], AbstractContextManager[None]]
+"""Measures a phase of a round, by its name: `PhaseClock.phase`, or `unmeasured`."""
 
 
-class Clock(Protocol):
-    """Measures phases of a round; the null clock measures nothing."""
-
-    def phase(self, name: str): ...
-
-
-class NoClock:
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        yield
+def unmeasured(name: str) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 class DecodeRound:
@@ -168,24 +161,24 @@ class DecodeRound:
         wanted: frozenset[str],
         forced_runs: Tensor | None,
         longest: int | None,
-        clock: Clock,
-        shape: Shape | None = None,
+        phase: Phase,
+        shape_logits: ShapeLogits | None = None,
     ) -> RoundResult:
         """Run the round. `wanted` names user outputs; `forced_runs` int64 [bs] are the drafts to accept (simulated acceptance).
 
-        `longest` bounds accept_lens; None lets the host look, which only a CPU may. Outputs are of the logits before `shape`.
+        `longest` bounds accept_lens; None lets the host look, which only a CPU may. Outputs are of the logits before `shape_logits`.
         """
-        passed = self.begin(batch, relayed, wanted, clock)
-        with clock.phase("verify"):
-            shaped = passed.logits if shape is None else shape(passed.tree, passed.logits)
-        return self.finish(passed, shaped, sampling, wanted, forced_runs, longest, clock)
+        passed = self.begin(batch, relayed, wanted, phase)
+        with phase("verify"):
+            shaped = passed.logits if shape_logits is None else shape_logits(passed.tree, passed.logits)
+        return self.finish(passed, shaped, sampling, wanted, forced_runs, longest, phase)
 
-    def begin(self, batch: RoundBatch, relayed: Mapping[str, Tensor], wanted: frozenset[str], clock: Clock) -> Passed:
+    def begin(self, batch: RoundBatch, relayed: Mapping[str, Tensor], wanted: frozenset[str], phase: Phase) -> Passed:
         """Draft, and run the target over the trees."""
         with as_captured():
-            with clock.phase("draft"):
+            with phase("draft"):
                 tree = self.draft.propose(batch, relayed)
-            with clock.phase("verify"):
+            with phase("verify"):
                 slots = window_slots(batch, tree.num_nodes)
                 forward = self._verify_forward(batch, tree, slots, wanted)
                 return Passed(batch, relayed, tree, slots, forward, self._target.logits(forward.hidden))
@@ -198,15 +191,15 @@ class DecodeRound:
         wanted: frozenset[str],
         forced_runs: Tensor | None,
         longest: int | None,
-        clock: Clock,
+        phase: Phase,
     ) -> RoundResult:
         """Choose tokens by the logits `shaped`, keep what is accepted, and prepare the next round."""
         batch, relayed, tree = passed.batch, passed.relayed, passed.tree
-        with clock.phase("verify"):
+        with phase("verify"):
             verified = self._accept(batch, tree, shaped, sampling, forced_runs)
             emitted, bonus = self._ops.gather_emitted(verified.predict, verified.accept_index, verified.accept_lens)
             outputs = self._compacted(passed, verified, wanted)
-        with as_captured(), clock.phase("draft"):
+        with as_captured(), phase("draft"):
             captured = outputs.pop(DRAFT_HIDDEN, None)
             longest = longest or int(verified.accept_lens.max())
             self._keep_produced(batch, outputs, verified, wanted)

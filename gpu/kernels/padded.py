@@ -90,7 +90,7 @@ def keys_of(pool: Tensor, keys: PaddedKeys, bs: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def counting(n: int, device: torch.device) -> Tensor:
-    """Return 0 … n − 1, int64; shared, so not to be written."""
+    """Return 0 … n − 1, int64; shared, so not to be written. For lengths of KV, of which there is no end: few are kept."""
     return torch.arange(n, device=device)
 
 

@@ -80,7 +80,11 @@ def batch_sizes(spec: EngineSpec) -> tuple[int, ...]:
     """Return 1, 2, 4, … up to what may run at once and what the pool holds."""
     config = spec.config
     room = config.num_pages * config.page_size // _request_slots(spec, SHORT_PROMPT)
-    most = max(1, min(config.max_running, room))
+    return doubling(max(1, min(config.max_running, room)))
+
+
+def doubling(most: int) -> tuple[int, ...]:
+    """Return 1, 2, 4, … and `most`."""
     return tuple(sorted({min(1 << i, most) for i in range(most.bit_length() + 1)}))
 
 

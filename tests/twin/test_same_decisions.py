@@ -8,7 +8,7 @@ from foretoken.core.contract.request import Request
 from foretoken.core.prompt import Prompt
 from foretoken.gpu.executor.build import build_executor
 from foretoken.twin.comparison import simulate
-from foretoken.twin.measuring import priced_ns
+from foretoken.twin.host_times import priced_ns
 from foretoken.twin.served import Asked, StepLap, serve
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st

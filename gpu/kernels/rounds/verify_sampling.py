@@ -310,7 +310,7 @@ def _sampling_kernel(
 
 
 def _warps(nodes: int) -> int:
-    """Return as many as keep both the tile of a large tree and a part of a distribution in registers."""
+    """Return so many warps that the tile of a large tree and a part of a distribution both fit into registers."""
     return 4 if nodes <= 32 else 8
 
 

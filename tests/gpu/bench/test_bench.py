@@ -19,8 +19,9 @@ from foretoken.gpu.bench.plan import BenchOptions, acceptance_of_arm, plan_bench
 from foretoken.gpu.bench.processes import summarised
 from foretoken.gpu.bench.report import graph_costs, report
 from foretoken.gpu.bench.run import Bench, Machine, bench_prompts
-from foretoken.gpu.bench.shapes import random_draft, random_target, shape_of
+from foretoken.gpu.bench.shapes import random_draft, shape_of
 from foretoken.gpu.executor.graphs import CaptureReport, RoundKind
+from foretoken.gpu.models.checkpoint import random_weights
 from foretoken.gpu.session.devices import ops_for
 from foretoken.gpu.session.memory import NotEnoughMemory
 from foretoken.gpu.session.text import Tokenizer
@@ -207,7 +208,7 @@ def test_a_checkpoint_decodes_its_own_tokens(models, draft):
 def test_turns_repeat_themselves_and_end_with_the_first_request(small):
     plan = plan_bench(replace(small, steps="3", batch_sizes="3", output_tokens=60))
     ops = ops_for("cpu")
-    target = random_target(plan.target, ops, "cpu", torch.float32, 0)
+    target = random_weights(plan.target, ops, "cpu", torch.float32, 0)
     draft = random_draft(plan.draft, target, 1)
     prompts = bench_prompts(None, plan.target.vocab_size, 3, 12, 0)
     arm_plan = plan.cells[0].arms[1]
@@ -263,7 +264,7 @@ def test_processes_are_summarised_and_what_cannot_be_is_explained(small):
 def test_of_a_mixture_the_experts_that_tokens_choose_count(tmp_path):
     path = tmp_path / "moe.json"
     path.write_text(json.dumps(MOE))
-    target = random_target(shape_of(str(path)), ops_for("cpu"), "cpu", torch.float32, 0)
+    target = random_weights(shape_of(str(path)), ops_for("cpu"), "cpu", torch.float32, 0)
     expert = 3 * 16 * 32 * 4
     everything = target.weight_bytes - target.embed_weight.nbytes
     one = round_bytes(target, None, Drafter.NONE, 0, 1).weights
@@ -275,7 +276,7 @@ def test_of_a_mixture_the_experts_that_tokens_choose_count(tmp_path):
 def test_in_layers_with_a_window_the_tokens_inside_it_count(tmp_path):
     path = tmp_path / "moe.json"
     path.write_text(json.dumps(MOE))
-    target = random_target(shape_of(str(path)), ops_for("cpu"), "cpu", torch.float32, 0)
+    target = random_weights(shape_of(str(path)), ops_for("cpu"), "cpu", torch.float32, 0)
     layer, lens = 2 * target.num_kv_heads * target.head_dim * 4, np.array([[4, 20], [7, 21]])
     whole = round_bytes(target, None, Drafter.NONE, 0, 2)
     assert whole.total(lens) == 2 * whole.weights + 52 * layer * target.num_layers

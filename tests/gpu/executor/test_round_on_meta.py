@@ -16,7 +16,7 @@ from foretoken.gpu.draft.heads import HeadsDraft
 from foretoken.gpu.draft.network import HeadNetwork, LanguageModelNetwork
 from foretoken.gpu.draft.port import NoDraft, RoundLimits
 from foretoken.gpu.executor.build import carried_size
-from foretoken.gpu.executor.round import DecodeRound, NoClock, SamplingInputs
+from foretoken.gpu.executor.round import DecodeRound, SamplingInputs, unmeasured
 from foretoken.gpu.models.decoder import Decoder
 from foretoken.gpu.models.eagle import Eagle3Head, EagleHead, MultiLayerEagle
 from foretoken.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
@@ -83,7 +83,7 @@ def test_nothing_in_a_round_looks_at_a_value(algorithm, steps, topk, nodes, samp
         sampling = SamplingInputs(reals, reals, ints, ints, True, 0)
     wanted = frozenset({"logprobs", "top_logprobs", "hidden_states"})
     result = DecodeRound(OPS, target, pool_of(target), draft).run(
-        batch, relayed, sampling, wanted, None, width, NoClock()
+        batch, relayed, sampling, wanted, None, width, unmeasured
     )
     assert result.emitted.shape == (BATCH, width)
     assert set(result.relay) == set(relayed)
