@@ -39,6 +39,19 @@ def command(monkeypatch, capsys) -> Callable[..., Outcome]:
 
 
 @pytest.fixture
+def refused(command) -> Callable[..., str]:
+    """`refused("simulate", …)`: the message of a command that must end with exit code 2 and print nothing else."""
+
+    def message(*arguments: object) -> str:
+        outcome = command(*arguments)
+        assert (outcome.code, outcome.out) == (2, ""), outcome
+        assert outcome.err.startswith(("foretoken: ", "Usage: foretoken ")) and "Traceback" not in outcome.err, outcome
+        return outcome.err
+
+    return message
+
+
+@pytest.fixture
 def process() -> Callable[..., subprocess.Popen[str]]:
     """`process("simulate", …)` starts another process; `env` adds to its environment, `code` runs instead of the command."""
     started: list[subprocess.Popen[str]] = []

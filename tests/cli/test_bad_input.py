@@ -47,32 +47,20 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("case", SETTINGS)
-def test_setting(case, command):
+def test_setting(case, refused):
     given, expected = SETTINGS[case]
-    outcome = command("simulate", *settings(*given))
-    assert outcome.code == 2
-    assert not outcome.out
-    assert outcome.err.startswith("foretoken: ") and "Traceback" not in outcome.err
-    for words in expected:
-        assert words in outcome.err
+    message = refused("simulate", *settings(*given))
+    assert all(words in message for words in expected), message
 
 
-def test_all_problems_of_a_file_at_once(command, tmp_path):
+def test_all_problems_of_a_file_at_once(refused, tmp_path):
     path = tmp_path / "bad.toml"
     path.write_text('[engine]\npagesize = 1\nmode = "fast"\n[workload]\nrate = -2.0\nburstiness = nan\n')
-    outcome = command("simulate", path)
-    assert outcome.code == 2
-    lines = outcome.err.splitlines()
+    message = refused("simulate", path)
+    lines = message.splitlines()
     assert len(lines) == 4 and all(line.startswith(f"foretoken: {path}: ") for line in lines)
-    for words in (
-        "engine.pagesize",
-        "'page_size'",
-        "engine.mode",
-        "'synchronous'",
-        "workload.rate",
-        "workload.burstiness",
-    ):
-        assert words in outcome.err
+    keys = ("engine.pagesize", "engine.mode", "workload.rate", "workload.burstiness")
+    assert all(words in message for words in (*keys, "'page_size'", "'synchronous'")), message
 
 
 def test_nothing_is_written_for_bad_input(command, tmp_path):
@@ -82,10 +70,9 @@ def test_nothing_is_written_for_bad_input(command, tmp_path):
         assert not (tmp_path / "run").exists()
 
 
-def test_a_directory_that_cannot_be_made(command, tmp_path):
+def test_a_directory_that_cannot_be_made(refused, tmp_path):
     (tmp_path / "file").touch()
-    outcome = command("simulate", "--out", tmp_path / "file" / "run", "--quiet")
-    assert outcome.code == 2 and str(tmp_path / "file" / "run") in outcome.err and "Traceback" not in outcome.err
+    assert str(tmp_path / "file" / "run") in refused("simulate", "--out", tmp_path / "file" / "run", "--quiet")
 
 
 def test_unknown_option_and_command(command):
@@ -93,17 +80,14 @@ def test_unknown_option_and_command(command):
     assert command("simulat").code == 2
 
 
-def test_problems_found_later_name_file_and_key(command, tmp_path):
+def test_problems_found_later_name_file_and_key(refused, tmp_path):
     """What only a look-up or an assembly can find is reported where the key was given, as a wrong type is."""
     scenario = tmp_path / "typo.toml"
     scenario.write_text('[hardware]\ngpu = "H10"\n[engine]\neviction_policy = "lur"\n')
-    outcome = command("simulate", str(scenario), *settings("model.target=lama-3.1-8b"))
-    assert outcome.code == 2
-    lines = outcome.err.splitlines()
+    lines = refused("simulate", scenario, *settings("model.target=lama-3.1-8b")).splitlines()
     assert len(lines) == 3
-    assert f"model.target ({scenario})" not in outcome.err
     assert any(f"{scenario}" in line and "hardware.gpu" in line for line in lines)
     assert any(f"{scenario}" in line and "engine.eviction_policy" in line for line in lines)
     assert any("--set" in line and "model.target" in line for line in lines)
     scenario.write_text('[speculation]\nalgorithm = "NONE"\ntopk = 4\n')
-    assert f"{scenario}: speculation.topk: " in command("simulate", str(scenario)).err
+    assert f"{scenario}: speculation.topk: " in refused("simulate", scenario)

@@ -163,15 +163,14 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_message_before_a_weight_is_read(generate, name, monkeypatch):
+def test_bad_input_is_one_message_before_a_weight_is_read(refused, models, name, monkeypatch):
     import foretoken.gpu.models.checkpoint as checkpoint
 
     monkeypatch.setattr(checkpoint, "load_target", lambda *arguments: pytest.fail("weights were read"))
     arguments, words = BAD[name]
-    outcome = generate(*arguments)
-    assert outcome.code == 2 and outcome.out == "" and "Traceback" not in outcome.err
-    assert all(line.startswith("foretoken: ") for line in outcome.err.splitlines())
-    assert all(word in outcome.err for word in words), outcome.err
+    message = refused("generate", "--model", models["target"], *arguments)
+    assert all(line.startswith("foretoken: ") for line in message.splitlines())
+    assert all(word in message for word in words), message
 
 
 def test_broken_weights_are_found_before_any_are_read(generate, models, tmp_path, monkeypatch):
