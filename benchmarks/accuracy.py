@@ -152,6 +152,17 @@ def arms_table(table: Mapping[str, list[Outcome]]) -> Iterator[str]:
             yield f"| {dataset or '**all**'} | {column} | {len(errors)} | {' | '.join(cells)} |"
 
 
+def counted(plain: Mapping[str, list[Outcome]], rounds: Mapping[str, list[Outcome]]) -> str:
+    """Return the numbers of points of the summary's lines as a sentence."""
+    speculative = [row.point.steps > 0 for row in next(iter(rounds.values()))]
+    queued = [row.point.ttft_ms >= QUEUED_MS for row in next(iter(plain.values()))]
+    others = len(queued) - sum(queued) + len(speculative) - sum(speculative)
+    return (
+        f"{len(queued) + len(speculative)} points: {others} plain ones whose requests do not queue, {sum(queued)} whose requests queue, and "
+        f"{sum(speculative)} with speculation"
+    )
+
+
 def summary_table(plain: Mapping[str, list[Outcome]], rounds: Mapping[str, list[Outcome]]) -> Iterator[str]:
     """Yield a Markdown table of the mean absolute errors over all points that could be simulated."""
     yield f"| mean absolute error, % | {' | '.join(plain)} |"
@@ -306,9 +317,8 @@ def main() -> None:
     plain = simulate_all(plain_points()[:: arguments.every], columns, arguments.workers)
     rounds = simulate_all(round_points(), columns, arguments.workers)
     part = "" if arguments.every == 1 else f"; of plain.csv every {arguments.every}th point alone"
-    points = len(next(iter(plain.values()))) + len(next(iter(rounds.values())))
     blocks = {
-        "summary": [f"{points} points{part}.", "", *summary_table(plain, rounds)],
+        "summary": [f"{counted(plain, rounds)}{part}.", "", *summary_table(plain, rounds)],
         "plain": list(error_table(plain, _plain_group, "model, GPU, server, tensor parallelism")),
         "clients": list(error_table(plain, _clients_group, "clients")),
         "rounds": list(error_table(rounds, _round_group, "data set, draft")),

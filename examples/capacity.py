@@ -1,8 +1,9 @@
 """How many requests per second does one GPU hold? A chat service, plainly and with a draft, at rising rates.
 
-    python examples/capacity.py [SCENARIO.toml]
+    python examples/capacity.py [SCENARIO.toml] [KEY=VALUE …]
 
-A rate is held if 95 % of the requests keep every limit of the scenario's SLO.
+A rate is held if 95 % of the requests keep every limit of the scenario's SLO. `hardware.server=sglang-0.5`, say, gives the answer with the
+timing of that server.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def cells(result: Result) -> str:
 
 
 def main() -> None:
-    scenario = sys.argv[1] if len(sys.argv) > 1 else CHAT
+    settings = dict(argument.split("=", 1) for argument in sys.argv[1:] if "=" in argument)
+    scenario = next((argument for argument in sys.argv[1:] if "=" not in argument), CHAT)
     held = dict.fromkeys(ALGORITHMS, 0.0)
     print(f"{'':12}" + "".join(f"{algorithm:^30}" for algorithm in ALGORITHMS))
     print("requests/s  " + "  in SLO   p99 TTFT  p99 TPOT " * len(ALGORITHMS))
@@ -33,7 +35,7 @@ def main() -> None:
         for algorithm in ALGORITHMS:
             changes = {"speculation.algorithm": algorithm, "workload.rate": rate, "workload.num_requests": 1000}
             changes["hardware.kernels"] = "roofline"  # the same numbers with and without the extra `measured`
-            result = simulate(scenario, changes)
+            result = simulate(scenario, changes | settings)
             row.append(cells(result))
             if result.meets_slo(SHARE):
                 held[algorithm] = rate

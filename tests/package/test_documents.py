@@ -17,6 +17,7 @@ import typer
 from foretoken.cli.app import app
 from foretoken.cli.simulation.run_record import RunRecord
 from foretoken.observe.metrics import RunMetrics
+from foretoken.properties.harness.contract import SUITE_VERSION
 from foretoken.sim.run import Simulation
 from foretoken.sim.scenario_file import load_scenario
 
@@ -133,6 +134,17 @@ def load_refresh():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_documents_install_from_a_clone():
+    """On PyPI the name belongs to another project."""
+    for path in documents():
+        assert not re.search(r"pip install\s+['\"]?foretoken", path.read_text(encoding="utf-8")), path.name
+
+
+def test_documents_name_the_version_of_the_suite():
+    page = (ROOT / "docs" / "properties.md").read_text(encoding="utf-8")
+    assert set(re.findall(r'spec="([^"]+)"', page)) == {SUITE_VERSION}
 
 
 def test_made_parts_are_fresh():
