@@ -158,8 +158,8 @@ def counted(plain: Mapping[str, list[Outcome]], rounds: Mapping[str, list[Outcom
     queued = [row.point.ttft_ms >= QUEUED_MS for row in next(iter(plain.values()))]
     others = len(queued) - sum(queued) + len(speculative) - sum(speculative)
     return (
-        f"{len(queued) + len(speculative)} points: {others} plain ones whose requests do not queue, {sum(queued)} whose requests queue, and "
-        f"{sum(speculative)} with speculation"
+        f"{len(queued) + len(speculative)} points: {others} plain ones whose requests do not queue, "
+        f"{sum(queued)} whose requests queue, and {sum(speculative)} with speculation"
     )
 
 
