@@ -1,7 +1,7 @@
-"""A driver that does to an engine what a hostile world may do, and checks everything after every move; and one that counts time.
+"""`HostileDriver` disturbs an engine and checks everything after each move. `UnitClock` counts time, to compare blocks with single rounds.
 
-The moves are those of any driver (submit, abort, plan, launch, commit), at arbitrary points: between plan and launch, in the middle
-of a block, with two steps in flight. Forced retraction is the one move that only a test may make.
+The hostile one submits, aborts, plans, launches and commits as any driver does, but at arbitrary points: between plan and launch, in the
+middle of a block, with two steps in flight. Forced retraction is the one move that only a test may make.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All contracts: with the suites of the executor and the transport, our components of each contract, and their mutants."""
+"""All contracts: registers those that are defined in `checks/`, and lists our components of each and where its planted defects stand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pytest plugin: a marker for property checks, a seed on the command line, and a line per implementation at the end.
+"""The pytest plugin: a marker for property checks, a seed on the command line, and a line per component at the end.
 
 Active where the package is installed (entry point `pytest11`), or with `-p foretoken.properties.plugin`.
 """

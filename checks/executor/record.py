@@ -1,7 +1,7 @@
 """Two engines side by side: one is served by the executor, the other is fed what a log would have of it.
 
 The second one never meets the executor. It gets the same requests, and of each result only what `observe.encoding` writes into a log.
-Where it decides otherwise, something has passed the port that is in no record: a step that the executor has written into, for instance.
+Where it decides otherwise, the first engine has seen something that no log has, such as a step into whose arrays the executor has written.
 """
 
 from __future__ import annotations

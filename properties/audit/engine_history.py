@@ -7,7 +7,7 @@ Any engine that writes the schema of `core/contract/events.py` (as `observe/enco
 read once, from front to back; memory does not grow with it.
 
 Nothing is executed again, so engines that decide otherwise than ours can be audited. Only what lives is kept: requests, rows, steps in
-flight. After a contradiction the log is believed, so that one does not cause others.
+flight. After a contradiction the audit goes on from what the log says, so that one contradiction does not cause others.
 
 The checkers of the engine contract (`properties/invariants/engine_*.py`) cannot be used here. They compare tokens, slots and queues, of
 which a simulation's log has only counts. And an audit must go on after a contradiction, over millions of rows.

@@ -1,4 +1,4 @@
-"""From a long failing run to a short one that fails in the same way.
+"""Make a long failing run a short one that fails in the same way.
 
 First whole stretches of operations are left out (delta debugging: Zeller and Hildebrandt, "Simplifying and isolating failure-inducing
 input", IEEE TSE 28(2), 2002), then single ones. Then the arguments and the configuration are made simpler until nothing can be. Every

@@ -1,4 +1,4 @@
-"""A suite, all that the drivers need to know of a contract, and a component that they run."""
+"""`Suite` is a contract as the drivers see it, `Component` a component under check: it runs a history, within a limit of time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What fits is launched, and nothing gives way for nothing: ENGINE-07 of an engine, by an account of pages of its own.
+"""ENGINE-07: what fits is launched, and no request gives way in vain. Free pages and needs are counted here, not asked of the engine.
 
-Every bound here is generous: what an engine keeps in reserve is its own choice as long as it is no more than twice what a round needs.
+Every bound is generous: what an engine keeps in reserve is its own choice as long as it is no more than twice what a round needs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The contract of a relay: values that one step leaves for the next one that contains the row, past the CPU."""
+"""The contract of a relay: it keeps values that a step leaves, on the device, for the next step that has the same row."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The contract of a simulator: a service in, what happened in it out."""
+"""The contract of a simulator: it is given a service, and answers with what happened in it."""

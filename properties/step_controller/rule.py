@@ -1,4 +1,4 @@
-"""The rule of the moving average, read slowly: one step per sentence of the documentation, nothing kept but what it names."""
+"""Tables of draft steps, good and damaged ones, and the rule of the moving average: one statement per sentence of its documentation."""
 
 from __future__ import annotations
 
