@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,17 +14,7 @@ from ...properties.prefix_cache.contract import PrefixCacheCapabilities, PrefixC
 class RadixCacheAdapter:
     """A fresh `RadixCache`; lists in and tuples out."""
 
-    capabilities = PrefixCacheCapabilities(
-        paged=True,
-        bigrams=True,
-        wide_ids=True,
-        namespaces=True,
-        lru=True,
-        policies=True,
-        peek=True,
-        inspection=True,
-        misuse=True,
-    )
+    capabilities = replace(PrefixCacheCapabilities.all(), collisions=False, table=False)
 
     def __init__(self, config: PrefixCacheConfig) -> None:
         self.cache = RadixCache(config.page_size, "bigram" if config.bigram else "token", config.policy)

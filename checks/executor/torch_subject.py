@@ -7,7 +7,7 @@ Its models have random weights and a few thousand parameters, made in memory. Th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from ...core.contract.step import StepResult
 from ...core.model_shape import MoeConfig
 from ...gpu.executor.build import DraftModel, build_executor
 from ...gpu.executor.executor import TorchExecutor
-from ...gpu.executor.outputs import USER_OUTPUTS
+from ...gpu.executor.outputs import NUM_TOP_LOGPROBS, USER_OUTPUTS
 from ...gpu.executor.shaping import paths_of
 from ...gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig
 from ...gpu.models.decoder import Decoder
@@ -28,10 +28,10 @@ from ...gpu.models.eagle import Eagle3Head, EagleHead, MultiLayerEagle
 from ...gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from ...gpu.models.weights import initialize
 from ...gpu.ops.host_ops import HostOps
-from ...gpu.ops.port import DeviceTree
+from ...gpu.ops.port import Capture, DeviceTree
+from ...gpu.tiny.dense import DenseAttention
 from .dense_drafting import DenseHead, DenseHeads, DenseModel, Shape, dense_tree
 from .oracle import After, Drafts, is_allowed, looked_up
-from .plain_texts import PlainTexts
 from .reference_subject import WrappedExecutor
 
 # Widths that nothing else in these models has: projections are 16 + 2 · 8 and 2 · 24 wide.
@@ -41,10 +41,10 @@ NUM_HEADS = 7
 CONTEXT_LEN = 256
 SHARPNESS = 12.0  # a fresh model says nearly the same everywhere
 TOKEN, CONTEXT = 4.0, 0.25  # what the last token and what layers add weigh, so that a head can often be right
-LONG_CONTEXT, NOISE = (
-    3.0,
-    0.01,
-)  # of a draft model and its target: any key or value that is not its own changes what it drafts
+LONG_CONTEXT, NOISE = 3.0, 0.01
+"""Of a draft model and its target: any key or value that is not its own changes what it drafts."""
+
+MOST_TEXTS = 12  # whose outputs, computed plainly, are remembered
 OPS = HostOps()
 DENSE = {Drafter.MODEL: DenseModel, Drafter.HEAD: DenseHead, Drafter.HEADS: DenseHeads}
 
@@ -74,7 +74,7 @@ class CheckedExecutor(WrappedExecutor):
             debug=True,
             make_matcher=lambda grammar: Matcher(config.vocab_size),
         )
-        self.texts = PlainTexts(target)
+        self._plain = lru_cache(MOST_TEXTS)(self._plainly)
         self._drafted: list[list[Drafts]] = []  # per round
         self._proposed: list[list[Drafts]] = []
         self.executor.draft.propose = partial(self._propose, self.executor.draft.propose)
@@ -105,7 +105,26 @@ class CheckedExecutor(WrappedExecutor):
         return USER_OUTPUTS
 
     def after(self, text: Sequence[int], first: int) -> After:
-        return self.texts.after(text, first)
+        known = self._plain(tuple(text))
+        return After(known.logits[first:], {name: values[first:] for name, values in known.outputs.items()})
+
+    def _plainly(self, text: tuple[int, ...]) -> After:
+        """Return what the target gives after each token of a text, computed as one sequence in one pass, without pages."""
+        target, _ = self.models
+        with torch.no_grad():
+            out = target.forward(torch.tensor(text), DenseAttention([len(text)]), Capture(routed_experts=True))
+            logits = target.logits(out.hidden)
+            logprobs = logits.log_softmax(-1)
+            top, ids = logprobs.topk(NUM_TOP_LOGPROBS, dim=-1)
+        no_experts = np.empty((len(text), 0, 0), np.int32)
+        outputs = {
+            "logprobs": logprobs.numpy(),
+            "top_logprobs": top.numpy(),
+            "top_logprob_ids": ids.numpy(),
+            "hidden_states": out.hidden.numpy(),
+            "routed_experts": no_experts if out.routed_experts is None else out.routed_experts.numpy(),
+        }
+        return After(logits.numpy(), outputs)
 
     def drafted(self, text: Sequence[int], steps: int, topk: int, num_draft_tokens: int, noise: int) -> Drafts | None:
         target, draft = self.models
