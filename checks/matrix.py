@@ -14,7 +14,8 @@ import itertools
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -58,31 +59,36 @@ class LetterDecoder:
         return "".join(chr(97 + int(token)) for token in tokens)
 
 
+def _dimension(*values: Any, usual: Any = MISSING) -> Any:
+    """Declare a dimension by its choices; `usual` is what a cell has that does not say, if not the first one."""
+    return field(default=values[0] if usual is MISSING else usual, metadata={"choices": values})
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One configuration. Every field is one dimension of the matrix; `seed` chooses the workload and the disturbances."""
 
-    algorithm: str = "NONE"
-    mode: str = "synchronous"
-    page_size: int = 1
-    topk: int = 1
-    steps: int = 0
-    policy: str = "fixed"
-    chunk_size: int = 64
-    mixed: bool = True
-    block_rounds: int = 1
-    pool: str = "roomy"
-    disturbance: str = "none"
-    prefixes: str = "none"
-    cache: bool = True
-    priorities: str = "none"
-    stops: str = "none"
-    outputs: bool = False
-    agreement: float = 0.7
-    drafts: str = "model"
-    arrivals: str = "at once"
-    token_budget: bool = False
-    faults: str = "none"
+    algorithm: str = _dimension("NONE", "STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "NGRAM", "PLUGIN")
+    mode: str = _dimension("synchronous", "overlap")
+    page_size: int = _dimension(1, 2, 4, 16)
+    topk: int = _dimension(1, 2, 4, 8, 16)
+    steps: int = _dimension(0, 1, 2, 3, 4, 5, 6, 7)
+    policy: str = _dimension("fixed", "ema", "goodput", "ranges")
+    chunk_size: int = _dimension(3, 8, 64, usual=64)
+    mixed: bool = _dimension(True, False)
+    block_rounds: int = _dimension(1, 3, 8, 32)
+    pool: str = _dimension("roomy", "tight", "tiny")
+    disturbance: str = _dimension("none", "abort", "retract", "all")
+    prefixes: str = _dimension("none", "shared", "namespaces")
+    cache: bool = _dimension(True, False)
+    priorities: str = _dimension("none", "classes", "preempt")
+    stops: str = _dimension("none", "tokens", "strings")
+    outputs: bool = _dimension(False, True)
+    agreement: float = _dimension(0.0, 0.7, 1.0, usual=0.7)
+    drafts: str = _dimension("model", "simulated")
+    arrivals: str = _dimension("at once", "spread")
+    token_budget: bool = _dimension(False, True)
+    faults: str = _dimension("none", "target", "slow host")
     seed: int = 0
 
     def reproducer(self) -> str:
@@ -91,34 +97,18 @@ class Cell:
 
 
 DIMENSIONS: dict[str, tuple] = {
-    "algorithm": ("NONE", "STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "NGRAM", "PLUGIN"),
-    "mode": ("synchronous", "overlap"),
-    "page_size": (1, 2, 4, 16),
-    "topk": (1, 2, 4, 8, 16),
-    "steps": (0, 1, 2, 3, 4, 5, 6, 7),
-    "policy": ("fixed", "ema", "goodput", "ranges"),
-    "chunk_size": (3, 8, 64),
-    "mixed": (True, False),
-    "block_rounds": (1, 3, 8, 32),
-    "pool": ("roomy", "tight", "tiny"),
-    "disturbance": ("none", "abort", "retract", "all"),
-    "prefixes": ("none", "shared", "namespaces"),
-    "cache": (True, False),
-    "priorities": ("none", "classes", "preempt"),
-    "stops": ("none", "tokens", "strings"),
-    "outputs": (False, True),
-    "agreement": (0.0, 0.7, 1.0),
-    "drafts": ("model", "simulated"),
-    "arrivals": ("at once", "spread"),
-    "token_budget": (False, True),
-    "faults": ("none", "target", "slow host"),
+    field.name: field.metadata["choices"] for field in fields(Cell) if "choices" in field.metadata
 }
 
 
+PLAIN = {"topk": 1, "steps": 0, "policy": "fixed", "drafts": "model", "agreement": 0.7}
+"""What plain decoding has where others draft."""
+
+
 def is_legal(cell: Cell) -> bool:
-    """Return whether a cell describes something: plain decoding drafts nothing, so its drafting dimensions have one value each."""
+    """Return whether a cell describes something: plain decoding, which drafts nothing, is one cell of the drafting dimensions."""
     if cell.algorithm == "NONE":
-        return (cell.topk, cell.steps, cell.policy, cell.drafts, cell.agreement) == (1, 0, "fixed", "model", 0.7)
+        return all(getattr(cell, name) == value for name, value in PLAIN.items())
     if cell.steps == 0 and (cell.policy != "fixed" or cell.topk > 1):
         return False
     # Without a mixed batch there are no verify tokens to leave room for.
@@ -134,8 +124,7 @@ def random_cell(dice: Dice, seed: int, fixed: dict | None = None) -> Cell:
         choices = {name: dice.choose(values) for name, values in DIMENSIONS.items()}
         choices |= fixed or {}
         if choices["algorithm"] == "NONE":
-            plain = {"topk": 1, "steps": 0, "policy": "fixed", "drafts": "model", "agreement": 0.7}
-            choices |= {name: value for name, value in plain.items() if name not in (fixed or {})}
+            choices |= PLAIN | (fixed or {})
         cell = Cell(**choices, seed=seed)
         if is_legal(cell):
             return cell
