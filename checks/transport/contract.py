@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ...properties.harness.contract import Capabilities, needs
 from ...properties.harness.letters import Choices
@@ -118,8 +118,6 @@ class TransportCapabilities(Capabilities):
     retraction: bool = False  # `retract(side, request, now_ns)`
     reserves: bool = False  # a request gets pages where each that is decoded finds its reserve beside it
     ahead: bool = False  # `written()`: the decode worker can plan a step while another one is in flight
-
-    FOUNDATIONS: ClassVar = {}
 
 
 class Counters(NamedTuple):

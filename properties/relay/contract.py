@@ -55,7 +55,6 @@ class RelayCapabilities(Capabilities):
     # It refuses what no step does: to read what is not written, to write twice, rows that are not there, fields that are missing
     misuse: bool = False
 
-    FOUNDATIONS: ClassVar = {}
     VISIBLE: ClassVar = ("padding_row",)
 
 

@@ -1,4 +1,4 @@
-"""The suite of simulated acceptance: ours hold, and what it compares them with is right."""
+"""The suite of simulated acceptance: what it compares ours with is right."""
 
 import pytest
 from foretoken.checks.acceptance import model

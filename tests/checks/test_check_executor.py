@@ -1,4 +1,4 @@
-"""The executor contract: ours hold, what is wrong is said, and what is looked at is really looked at."""
+"""The executor contract: what is wrong is said, and what is looked at is really looked at."""
 
 from collections import deque
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""The contract of block managers: the plain one holds, also behind an adapter of vLLM's shape as docs/contracts.md has it."""
+"""The contract of block managers, also behind an adapter of vLLM's shape as docs/contracts.md has it."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The simulator's suite: ours holds, in two processes too; more pages are excused by name alone; what is wrong is said in words."""
+"""The simulator's suite: two processes agree; more pages are excused by name alone; what is wrong is said in words."""
 
 import json
 from pathlib import Path

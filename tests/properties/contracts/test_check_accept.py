@@ -1,4 +1,4 @@
-"""The suite of acceptance on our components, a foreign one and nonsense answers."""
+"""The suite of acceptance on a foreign component and on nonsense answers."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The allocator's suite on our own allocators, and what its arguments mean."""
+"""The allocator's suite on foreign allocators, and what its arguments mean."""
 
 import re
 import subprocess

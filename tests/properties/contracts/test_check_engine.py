@@ -1,4 +1,4 @@
-"""The engine's suite: ours and a plain one hold, broken ones are found, and twins of configurations are sound."""
+"""The engine's suite: broken ones are found, and twins of configurations are sound."""
 
 import itertools
 from dataclasses import replace

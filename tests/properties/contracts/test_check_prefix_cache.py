@@ -1,4 +1,4 @@
-"""The prefix cache's suite on our own caches, and what it tells a foreign cache."""
+"""The prefix cache's suite: what it tells a foreign cache, and which handles are refused."""
 
 import pytest
 from foretoken.checks.adapters import radix_cache

@@ -1,4 +1,4 @@
-"""The relay's suite: ours hold, a relay that is not ours too, and a report says what is wrong."""
+"""The relay's suite: a relay that is not ours holds, and a report says what is wrong."""
 
 import pytest
 from foretoken.properties.conformance import check, check_relay

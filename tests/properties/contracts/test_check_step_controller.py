@@ -1,4 +1,4 @@
-"""The step controller's suite on our policies, on a foreign controller and on wrong answers."""
+"""The step controller's suite on a foreign controller and on wrong answers."""
 
 import pytest
 from foretoken.checks.adapters.step_controller import make_ema, make_goodput
