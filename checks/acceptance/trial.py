@@ -81,9 +81,6 @@ class ProcessTrial(Trial):
         """Return the same process with another seed."""
         return replace(config, seed=config.seed + 1)
 
-    def prepare(self) -> None:
-        self.moment = Moment(self.config)
-
     def begin(self, operation: Operation | str) -> None:
         self.moment = Moment(self.config, operation)
 
@@ -240,9 +237,6 @@ class ProcessTrial(Trial):
         should = tenths / 10 * (1 - 2 * np.sin((hour - best_hour) / 24 * np.pi) ** 2)
         if not abs(answer - should) < 1e-9:
             self.moment.differences.append((f"the shift at {hour} h", answer, should))
-
-    def drain(self) -> None:
-        """Do nothing: nothing is held."""
 
     def describe(self) -> str:
         return f"-> {len(self.moment.shares)} shares" if self.moment.shares else "done"

@@ -52,16 +52,16 @@ class RecordedCore:
         return outcome
 
     def abort(self, request_id: str) -> Any:
-        self.fed.abort(request_id, 0)
-        outcome = self.live.abort(request_id, 0)
-        self._compare()
-        return outcome
+        return self._both(lambda engine: engine.abort(request_id, 0))
 
     def retract(self, request_id: str) -> bool:
-        self.fed.request_retraction(request_id, 0)
-        replan = self.live.request_retraction(request_id, 0)
+        return self._both(lambda engine: engine.request_retraction(request_id, 0))
+
+    def _both(self, call: Callable[[Engine], Any]) -> Any:
+        call(self.fed)
+        outcome = call(self.live)
         self._compare()
-        return replan
+        return outcome
 
     def plan(self) -> Step | None:
         fed = self._try(lambda: self.fed.plan(0))

@@ -147,9 +147,6 @@ class SimulatorTrial(Trial):
     def begin(self, operation: Operation | str) -> None:
         self.moment = Moment(self.config, operation)
 
-    def drain(self) -> None:
-        """Do nothing: every run is over when it is answered."""
-
     def describe(self) -> str:
         return "; ".join(map(str, self.moment.runs))
 
