@@ -374,8 +374,9 @@ def _preset_notices(run: Assembly) -> Iterator[str]:
             f"{model}{preset.text} is used (preset {preset.name}; {preset.source})"
         )
     if algorithm.drafter is Drafter.LOOKUP:
+        known = "" if run.preset.differs else f": preset {preset.name} ({preset.source})"
         yield (
-            f"look-ups are accepted as often as the text repeats itself: preset {preset.name} ({preset.source}); "
+            f"look-ups are accepted as often as the text repeats itself{known}; "
             "acceptance.preset = chat, code or edit says what the text is"
         )
 

@@ -52,8 +52,6 @@ class HostDrafts:
 
     def first_relay(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Return the own fields of rows whose prompt was observed, [n, *shape_suffix]."""
-        if not self.own_fields:
-            return {}
         given = self._answer("first_relay", self._proposer.first_relay, np.asarray(rows, np.int64))
         return self._relay_of("first_relay", given, (len(rows),))
 

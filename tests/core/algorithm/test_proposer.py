@@ -165,6 +165,8 @@ def test_a_proposer_is_there_and_its_other_methods_may_fail_too():
 
     with pytest.raises(PluginError, match="observe raised MemoryError: no more"):
         HostDrafts(Tired(), SHAPE).observe(1, np.array([1]))
+    with pytest.raises(PluginError, match=r"first_relay gave values to relay for \['trust'\], expected \[\]"):
+        HostDrafts(Scripted(first={"trust": np.zeros(2)}), SHAPE).first_relay(ROWS)
 
 
 # -- trees -------------------------------------------------------------------------------------------------------------
