@@ -1,7 +1,7 @@
 """What a speculative algorithm is: an object that scheduling code calls, never a flag that it tests.
 
 The engine asks it for the width of `accept_index`, the fields to relay and the kind of prefix key. Executors ask it which kind of
-drafter to build. A plugin overrides the same methods (see `registry.py`); nothing else in the core knows its name.
+drafter to build. A plugin overrides the same methods (see `plugin_check.py`); nothing else in the core knows its name.
 """
 
 from __future__ import annotations

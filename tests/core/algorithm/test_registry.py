@@ -291,7 +291,7 @@ def half():
         (ZeroDivisionError("at import"), "ZeroDivisionError: at import"),
         (SystemExit(0), "SystemExit: 0"),
         (42, "42 is no class"),
-        (int, "relay_fields: is missing"),
+        (int, "is no subclass of SpecAlgorithm, and has no drafter, "),
         (clash, "registered already, as OTHER"),
         (half, "ValueError: half way"),
     ],
