@@ -378,6 +378,7 @@ class DecodeSide(HandoffSide):
         self._renewals.set(transfer, now_ns + max(1, transfer.offer.lease_ns // 3))
 
     def _give_up(self, transfer: Incoming, end: TransferState, why: str, now_ns: int) -> None:
+        """Cancel a transfer. Its row is released when the prefill side has answered, or when lease and fence have passed."""
         transfer.end, transfer.message = end, why
         if transfer.state not in (TransferState.QUEUED, TransferState.RECEIVING):
             return
@@ -403,6 +404,7 @@ class DecodeSide(HandoffSide):
         self._end_request(transfer, TransferState.FAILED, why, now_ns)
 
     def _end_request(self, transfer: Incoming, end: TransferState, why: str, now_ns: int) -> None:
+        """Note how a transfer will end, and end its request in the engine if it has slots there. The row stays held."""
         transfer.end, transfer.message = end, why
         if transfer.state is not TransferState.RECEIVING:
             return
@@ -412,10 +414,12 @@ class DecodeSide(HandoffSide):
             self.engine.abort(transfer.request_id, now_ns)
 
     def _fence(self, transfer: Incoming, now_ns: int) -> None:
+        """Release the row when a fence has passed: nothing is awaited from the prefill side any more."""
         self._move(transfer, TransferEvent.FENCE)
         self._deadlines.set(transfer, now_ns + self.timing.fence_ns)
 
     def _finish(self, transfer: Incoming, end: TransferState, now_ns: int) -> None:
+        """End a transfer, release its row if it has one, and remember how it ended."""
         transfer.state = DECODE_TRANSITIONS[transfer.state][ENDING_EVENTS[end]]
         assert transfer.state in ENDED
         name = (transfer.peer, transfer.request_id)

@@ -365,6 +365,7 @@ class PrefillSide(HandoffSide):
             self._give_up(transfer, end, why, now_ns)
 
     def _give_up(self, transfer: Outgoing, end: TransferState, why: str, now_ns: int) -> None:
+        """Cancel a transfer. Its row is released when the other side has answered, or when lease and fence have passed."""
         self._forget_request(transfer)
         transfer.end, transfer.message = end, why
         self._try_move(transfer, TransferEvent.GIVE_UP)
@@ -375,11 +376,13 @@ class PrefillSide(HandoffSide):
     def _fail_request(
         self, transfer: Outgoing, why: str, now_ns: int, reason: FinishReason = FinishReason.ERROR
     ) -> None:
+        """End the request of a transfer now. The row stays held."""
         self._forget_request(transfer)
         transfer.end, transfer.message = TransferState.FAILED, why
         self._fail_engine_request(transfer.request.request_id, why, now_ns, reason)
 
     def _forget_request(self, transfer: Outgoing) -> None:
+        """Drop what is kept to send the request's first token: its end is certain. A new request may have the same id from now on."""
         request_id = transfer.request.request_id
         if self._current.get(request_id) is transfer:
             del self._current[request_id]
@@ -394,12 +397,14 @@ class PrefillSide(HandoffSide):
             self._finish(transfer, transfer.end, now_ns)
 
     def _fence(self, transfer: Outgoing, now_ns: int) -> None:
-        # The table refuses it where a fence is up already; its time starts again.
+        """Release the row when a fence has passed: nothing is awaited from the other side any more."""
+        # The table refuses the event where a fence is up already; its time starts again.
         self._try_move(transfer, TransferEvent.FENCE)
         self._renewals.clear(transfer)
         self._deadlines.set(transfer, now_ns + self.timing.fence_ns)
 
     def _finish(self, transfer: Outgoing, end: TransferState, now_ns: int) -> None:
+        """End a transfer and release its row: no page of it is touched any more."""
         transfer.state = PREFILL_TRANSITIONS[transfer.state][ENDING_EVENTS[end]]
         assert transfer.state in ENDED
         self._forget_request(transfer)

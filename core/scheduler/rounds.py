@@ -142,7 +142,7 @@ class DecodeRounds:
         return PlannedRounds(step, index, allocated)
 
     def _slots_of_a_plan(self) -> int:
-        """Count the most slots that the plan after a block could take."""
+        """Return an upper bound of the slots that the plan after a block could take: chunks, newcomers, and the reserves of all rows."""
         config, sizes = self.config, self.sizes
         newcomers = min(config.max_running, config.chunk_size)
         reserve = sizes.reserve + config.page_size
