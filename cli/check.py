@@ -174,9 +174,9 @@ def _expected(items: list[str] | None) -> dict[str, str]:
 
 
 def _bad(option: str, what: str) -> None:
-    from ..core.errors import ConfigError, Problem
+    from ..core.errors import ConfigError
 
-    raise ConfigError(option, [Problem("", what)])
+    raise ConfigError.of(option, "", what)
 
 
 def _replay(path: Path, subject: str | None) -> None:

@@ -59,7 +59,7 @@ class _EngineFactory:
         return self._make_engine(events, replica)
 
     def _resolve(self, header: Mapping[str, Any]) -> Callable[[EventSink, int], Engine]:
-        from ..core.errors import ConfigError, Problem
+        from ..core.errors import ConfigError
 
         scenario = header.get("scenario")
         if isinstance(scenario, Mapping):
@@ -75,7 +75,7 @@ class _EngineFactory:
             described = EngineSpec.from_json(header["engine"], f"{self._source}: line 1")
             return lambda events, replica: described.make_engine(events)
         what = 'the header has no "scenario" and no "engine": neither a simulation nor a real run wrote this log'
-        raise ConfigError(self._source, [Problem("line 1", what)])
+        raise ConfigError.of(self._source, "line 1", what)
 
 
 def _check_kernels(recorded: Any, assembly: Assembly, source: str) -> None:

@@ -116,19 +116,18 @@ def serve(
 
 
 def _check_choice(model: Path | None, simulate: Path | None) -> None:
-    from ..core.errors import ConfigError, Problem
+    from ..core.errors import ConfigError
 
     if (model is None) == (simulate is None):
         message = "give one of them: a checkpoint to decode, or a scenario to simulate"
-        raise ConfigError("<arguments>", [Problem("--model or --simulate", message)])
+        raise ConfigError.of("<arguments>", "--model or --simulate", message)
 
 
 def _refuse_unknown(name: str, value: str, known: Sequence[str]) -> None:
-    from ..core.errors import ConfigError, Problem, nearest
+    from ..core.errors import ConfigError, nearest
 
     if value not in known:
-        message = f"{value!r} is none of {', '.join(known)}{nearest(value, known)}"
-        raise ConfigError("<arguments>", [Problem(name, message)])
+        raise ConfigError.of("<arguments>", name, f"{value!r} is none of {', '.join(known)}{nearest(value, known)}")
 
 
 def _refuse_for(kind: str, why: str, given: dict[str, Any], names: dict[str, str]) -> None:
@@ -147,10 +146,10 @@ class _Recording:
         from ..serve.metrics import ServerMetrics
 
         if directory is not None and (directory / EVENTS).exists():
-            from ..core.errors import ConfigError, Problem
+            from ..core.errors import ConfigError
 
             message = f"{directory} has a record; give another directory, or remove its {EVENTS}"
-            raise ConfigError("<arguments>", [Problem("--record", message)])
+            raise ConfigError.of("<arguments>", "--record", message)
         self.metrics: ServerMetrics = ServerMetrics()
         self._directory = directory
         self._log: Any = None
@@ -208,14 +207,14 @@ def _simulated_body(
     faults: str | None,
     recording: _Recording,
 ) -> tuple[Body, str | None]:
-    from ..core.errors import ConfigError, Problem
+    from ..core.errors import ConfigError
     from ..serve.bodies.live import live_scenario
     from ..serve.bodies.simulated import SimulatedBody
     from ..sim.scenario_file import load_scenario
     from .simulation.simulate import errors_at, given_by_options
 
     if speed is not None and not 0 < speed < float("inf"):
-        raise ConfigError("<arguments>", [Problem("speed", f"must be positive, got {speed}")])
+        raise ConfigError.of("<arguments>", "speed", f"must be positive, got {speed}")
     scenario, origins = load_scenario(file, [*(settings or ()), *given_by_options(None, seed)])
     if seed is not None:
         origins["seed"] = "--seed"

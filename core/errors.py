@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Self
 
 MAX_SHOWN = 80  # characters of a wrong value in a message
 
@@ -62,6 +63,11 @@ class ConfigError(ForetokenError):
         super().__init__(source, problems)  # `args` are the constructor's own, so that an error can be copied
         self.source = source
         self.problems = problems
+
+    @classmethod
+    def of(cls, source: str, key: str, message: str) -> Self:
+        """Return the error of an input with one problem."""
+        return cls(source, [Problem(key, message)])
 
     def __str__(self) -> str:
         return "\n".join(f"{self.source}: {problem}" for problem in self.problems)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import ConfigError, Problem
+from ..core.errors import ConfigError
 from ..core.parsing import ParseError, parse_toml
 
 MAX_FILE_BYTES = 64 << 20
@@ -61,4 +61,4 @@ def _decode(raw: bytes, path: str | os.PathLike[str], place: str) -> str:
 
 
 def _unreadable(path: str | os.PathLike[str], message: str, place: str = "") -> ConfigError:
-    return ConfigError(os.fspath(path), [Problem(place, message)])
+    return ConfigError.of(os.fspath(path), place, message)

@@ -65,7 +65,7 @@ def parse_values(option: str, text: str, kind: type[int] | type[float], least: f
             if isinstance(value, bool) or not isinstance(value, kind if kind is int else (int, float)) or value < least:
                 raise ValueError(f"{value!r} is no {'integer' if kind is int else 'number'} from {least} on")
     except ValueError as error:
-        raise ConfigError(option, [Problem("", str(error))]) from None
+        raise ConfigError.of(option, "", str(error)) from None
     return values
 
 

@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import ConfigError, ForetokenError, Problem
+from ..core.errors import ConfigError, ForetokenError
 from ..core.parsing import ParseError, parse_json
 from ..observe.input_files import read_lines, read_text
 from ..observe.output_files import UnwritableFile
@@ -124,9 +124,9 @@ class TrialStore:
         try:
             found = parse_json(read_text(place))
         except ParseError as error:
-            raise ConfigError(str(place), [Problem("", f"is no JSON: {error}")]) from None
+            raise ConfigError.of(str(place), "", f"is no JSON: {error}") from None
         if not isinstance(found, dict) or found.get("format") != FORM:
-            raise ConfigError(str(place), [Problem("format", f"is not {FORM!r}")])
+            raise ConfigError.of(str(place), "format", f"is not {FORM!r}")
         differ = [key for key in asked if found.get(key) != asked[key]]
         if differ:
             raise ForetokenError(
@@ -147,7 +147,7 @@ class TrialStore:
                 settings = entry.pop("settings")
                 self._trials[_key(settings)] = (settings, Trial(**entry))
             except (ParseError, TypeError, KeyError, AttributeError, ValueError):
-                raise ConfigError(str(place), [Problem(f"line {number}", "is no run")]) from None
+                raise ConfigError.of(str(place), f"line {number}", "is no run") from None
         os.truncate(place, whole_bytes)
 
 

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from ..core.contract.events import Committed, Event, EventSink, Planned, Resumed, StepsLost
 from ..core.contract.request import FinishReason
-from ..core.errors import ConfigError, Problem, nearest
+from ..core.errors import ConfigError, nearest
 from ..core.scheduler.engine import Engine
 from .bodies.port import Order, Piece
 
@@ -194,7 +194,7 @@ class Exposition(Collector):
     def __init__(self, metrics: ServerMetrics, model: str, style: str = "foretoken") -> None:
         if style not in STYLES:
             message = f"{style!r} is none of {', '.join(STYLES)}{nearest(style, STYLES)}"
-            raise ConfigError("<arguments>", [Problem("metrics_as", message)])
+            raise ConfigError.of("<arguments>", "metrics_as", message)
         self._metrics = metrics
         self._model = model
         self._style = style

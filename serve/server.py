@@ -20,7 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from ..core.errors import ConfigError, ForetokenError, Problem
+from ..core.errors import ConfigError, ForetokenError
 from ..observe.input_files import read_text
 from .answer import TRANSPORT
 from .frontend import Frontend
@@ -56,7 +56,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 def _cannot_listen(host: str, port: int, error: Exception) -> ConfigError:
     reason = (getattr(error, "strerror", None) or str(error)).lower()
-    return ConfigError("<arguments>", [Problem("--host, --port", f"cannot listen on {host} port {port}: {reason}")])
+    return ConfigError.of("<arguments>", "--host, --port", f"cannot listen on {host} port {port}: {reason}")
 
 
 class BoundedHeads(AutoHTTPProtocol):

@@ -10,7 +10,7 @@ from typing import Any
 from ..core.algorithm.algorithm import Drafter
 from ..core.algorithm.registry import get_algorithm
 from ..core.contract.events import EventSink
-from ..core.errors import ConfigError, Problem
+from ..core.errors import ConfigError
 from ..core.scheduler.engine import Engine
 from ..core.scheduler.spec import EngineSpec
 from ..gpu.executor.build import DraftModel, build_executor
@@ -43,7 +43,7 @@ def ways_of_pair(pair: Path, base: SessionOptions) -> dict[str, SessionOptions]:
     missing = [part for part in ("target", "draft", "eagle3") if not (pair / part / "config.json").is_file()]
     if missing:
         message = f"has no {', '.join(missing)}; expected a directory made by `foretoken tiny`"
-        raise ConfigError(str(pair), [Problem("", message)])
+        raise ConfigError.of(str(pair), "", message)
     standalone = ways_of_draft(replace(base, model=pair / "target", draft=pair / "draft", algorithm="STANDALONE"))
     return {
         **standalone,
@@ -100,7 +100,7 @@ def _adaptive(table: str | dict[str, Any] | None) -> str:
     """Return the table as a session takes it: a preset or a file. Raises ConfigError for one that is written out."""
     if isinstance(table, dict):
         message = "is written out; the twin takes a preset or the path of a JSON file"
-        raise ConfigError("<scenario>", [Problem("speculation.adaptive", message)])
+        raise ConfigError.of("<scenario>", "speculation.adaptive", message)
     return "default" if table is None else table
 
 
@@ -153,7 +153,7 @@ def open_arms(
     for name, plan in plans.items():
         if plan.algorithm.drafter is Drafter.LOOKUP:
             message = f"{name}: {plan.algorithm.name} drafts on the host, by what the text repeats; its times depend on the text"
-            raise ConfigError("<arguments>", [Problem("algorithm", message)])
+            raise ConfigError.of("<arguments>", "algorithm", message)
     loaded: dict[tuple, tuple[Ops, Decoder, DraftModel | None]] = {}
     arms = []
     for name, plan in plans.items():

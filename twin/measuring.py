@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..core.draws import Purpose, hash64
-from ..core.errors import ConfigError, Problem
+from ..core.errors import ConfigError
 from ..gpu.bench.run import device_name
 from ..gpu.bench.step_timer import RoundTime, StepTimer
 from ..gpu.session.round_cost import doubling
@@ -136,7 +136,7 @@ def _check_alike(arms: Sequence[Arm]) -> None:
             first.dtype,
         ):
             message = f"{arm.name} has another model, device or number format than {arms[0].name}; a profile is of one"
-            raise ConfigError("<arguments>", [Problem("model", message)])
+            raise ConfigError.of("<arguments>", "model", message)
 
 
 # -- what is timed ----------------------------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ def requests_of(scenario: Scenario, arm: Arm, arms: Sequence[Arm], seed: int, te
     most = max((arrival.prompt.length + arrival.output_len for arrival in arrivals), default=0)
     if most > total:
         message = f"a request of {most} tokens; with their drafts these ways to serve take {total} (model.context_len)"
-        raise ConfigError("<scenario>", [Problem("workload", message)])
+        raise ConfigError.of("<scenario>", "workload", message)
     if not arrivals:
         raise ForetokenError("the workload has no requests")
     longest = max(arrival.prompt.length for arrival in arrivals)

@@ -14,7 +14,7 @@ import torch
 from ..core.contract.events import Committed, Event
 from ..core.contract.request import Request
 from ..core.contract.step import Step, StepResult
-from ..core.errors import ConfigError, ForetokenError, InvariantViolation, Problem
+from ..core.errors import ConfigError, ForetokenError, InvariantViolation
 from ..core.scheduler.driver import Driver
 from ..observe.metrics import RunMetrics
 from .arms import Arm
@@ -52,14 +52,14 @@ class CpuClock(Clock):
 def make_clock(name: str, device: str) -> Clock:
     """Return the clock called "wall" or "cpu". Raises ConfigError where processor time is not the time of the work."""
     if name not in (WALL, CPU):
-        raise ConfigError("<arguments>", [Problem("clock", f"{name!r} is neither {WALL} nor {CPU}")])
+        raise ConfigError.of("<arguments>", "clock", f"{name!r} is neither {WALL} nor {CPU}")
     if name == WALL:
         return Clock()
     if device != "cpu" or torch.get_num_threads() > 1:
         threads = (
             "another device does the work" if device != "cpu" else f"{torch.get_num_threads()} threads share the work"
         )
-        raise ConfigError("<arguments>", [Problem("clock", f"cpu measures one thread of this process; {threads}")])
+        raise ConfigError.of("<arguments>", "clock", f"cpu measures one thread of this process; {threads}")
     return CpuClock()
 
 

@@ -199,11 +199,11 @@ def generate(
 def _grammar(json_schema: Path | None, grammar: Path | None) -> Grammar | None:
     """Return the grammar in a file, None without one. Raises ConfigError."""
     from ...core.contract.request import Grammar
-    from ...core.errors import ConfigError, Problem
+    from ...core.errors import ConfigError
     from ...observe.input_files import read_text
 
     if json_schema is not None and grammar is not None:
-        raise ConfigError("<arguments>", [Problem("--json-schema", "contradicts --grammar: give one of them")])
+        raise ConfigError.of("<arguments>", "--json-schema", "contradicts --grammar: give one of them")
     if json_schema is not None:
         return Grammar("json_schema", read_text(json_schema))
     return None if grammar is None else Grammar("lark", read_text(grammar))
@@ -301,12 +301,12 @@ def _overridden(entries: Sequence[PromptEntry], defaults: RequestDefaults) -> It
 
 
 def _standard_input() -> str:
-    from ...core.errors import ConfigError, Problem
+    from ...core.errors import ConfigError
 
     try:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError("<standard input>", [Problem("", f"is not UTF-8: {error}")]) from None
+        raise ConfigError.of("<standard input>", "", f"is not UTF-8: {error}") from None
 
 
 @contextmanager

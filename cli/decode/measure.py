@@ -87,16 +87,16 @@ def _ways(
     """Return the ways to decode whose steps are measured. Raises ConfigError."""
     from dataclasses import replace
 
-    from ...core.errors import ConfigError, Problem
+    from ...core.errors import ConfigError
 
     ways = {"NONE": replace(base, algorithm="NONE")}
     if draft is None:
         if steps is not None or topk > 1 or nodes is not None:
-            raise ConfigError("<arguments>", [Problem("draft", "is not given, and nothing is drafted without it")])
+            raise ConfigError.of("<arguments>", "draft", "is not given, and nothing is drafted without it")
         return ways
     counts = (steps or STEPS).split(",")
     if not all(count.isdecimal() and 1 <= int(count) <= 16 for count in counts):
-        raise ConfigError("<arguments>", [Problem("steps", f"{steps!r}; expected numbers 1 … 16, as in 1,3,7")])
+        raise ConfigError.of("<arguments>", "steps", f"{steps!r}; expected numbers 1 … 16, as in 1,3,7")
     table = json.dumps({"1": {"candidate_steps": sorted(set(map(int, counts)))}})
     ways["chains"] = replace(base, draft=draft, adaptive=table)
     if topk > 1:

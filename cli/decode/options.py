@@ -45,7 +45,7 @@ def _named(problem: Problem, parameters: Container[str]) -> str:
 
 def tree_nodes(text: str | None) -> int | dict[str, int] | None:
     """Return what `--num-draft-tokens` says: one number, or the nodes of each step count. Raises ConfigError."""
-    from ...core.errors import ConfigError, Problem
+    from ...core.errors import ConfigError
 
     if text is None:
         return None
@@ -54,7 +54,7 @@ def tree_nodes(text: str | None) -> int | dict[str, int] | None:
         return int(text)
     if not pairs or ",".join(map(":".join, pairs)) != text or len(dict(pairs)) < len(pairs):
         message = f"{text!r}; expected a whole number, or one for each step count, as in 1:5,3:16"
-        raise ConfigError("<arguments>", [Problem("--num-draft-tokens", message)])
+        raise ConfigError.of("<arguments>", "--num-draft-tokens", message)
     return {steps: int(nodes) for steps, nodes in pairs}
 
 

@@ -128,7 +128,7 @@ def twin(
 
 def measured_steps(arms: Sequence[Arm], clock: str, profile: Path | None, progress: StatusLine) -> ExecutorSteps:
     """Return the steps of a profile, or measure those of `arms` now. Raises ConfigError for a profile of something else."""
-    from ...core.errors import ConfigError, Problem
+    from ...core.errors import ConfigError
     from ...gpu.bench.run import device_name
     from ...sim.cost.calibration import load_calibration
     from ...twin.measuring import MeasuringPlan, measure_steps, shape_of
@@ -139,12 +139,11 @@ def measured_steps(arms: Sequence[Arm], clock: str, profile: Path | None, progre
     steps = load_calibration(profile).steps
     if steps is None:
         message = "has no steps of our own executor; `foretoken calibrate --model` measures them"
-        raise ConfigError(str(profile), [Problem("steps", message)])
+        raise ConfigError.of(str(profile), "steps", message)
     steps.check_target(str(profile), **shape_of(arms[0]))
     here = device_name(arms[0].plan.device)
     if steps.device != here:
-        message = f"measured on {steps.device}, but this device is {here}"
-        raise ConfigError(str(profile), [Problem("steps.device", message)])
+        raise ConfigError.of(str(profile), "steps.device", f"measured on {steps.device}, but this device is {here}")
     return steps
 
 

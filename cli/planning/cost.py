@@ -37,7 +37,7 @@ def cost(
         foretoken cost --batch 1,64 --context 4096
         foretoken cost chat.toml --set hardware.gpu=L40S --steps 0,2,4
     """
-    from ...core.errors import ConfigError, Problem
+    from ...core.errors import ConfigError
     from ...planning.grid import parse_values
     from ...planning.rounds import RoundModel
     from ...sim.scenario_file import load_scenario
@@ -51,8 +51,7 @@ def cost(
         counts = [0]
     longest = model.plain.spec.config.context_len
     if context > longest:
-        message = f"{context:,} tokens are more than the model's context of {longest:,}"
-        raise ConfigError("--context", [Problem("", message)])
+        raise ConfigError.of("--context", "", f"{context:,} tokens are more than the model's context of {longest:,}")
     lines = textwrap.wrap(model.with_steps(max(counts)).timing, WIDTH)
     for size in batches:
         if size > model.most_rows(context, 0):

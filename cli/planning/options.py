@@ -22,14 +22,14 @@ Cluster = option(str | None, "--cluster", "Ray: ray (of this machine) or ray://H
 
 
 def make_workers(tables: Mapping[str, Any], count: int | None, cluster: str | None) -> Workers:
-    from ...core.errors import ConfigError, Problem
+    from ...core.errors import ConfigError
     from ...planning.workers import ANY_CLUSTER, CLIENT_SCHEME, LocalWorkers, RayWorkers
 
     if cluster is None:
         return LocalWorkers(tables, count or os.cpu_count() or 1)
     port = cluster.rpartition(":")[2].partition("/")[0]
     if cluster != ANY_CLUSTER and not (cluster.startswith(CLIENT_SCHEME) and port.isdecimal()):
-        raise ConfigError("--cluster", [Problem("", f"{cluster!r} is neither ray nor ray://HOST:PORT")])
+        raise ConfigError.of("--cluster", "", f"{cluster!r} is neither ray nor ray://HOST:PORT")
     return RayWorkers(tables, count, cluster)
 
 

@@ -89,7 +89,7 @@ def plan(
 
 def _plan(scenario: Scenario, asked: Question, tried: Sequence[str], published: bool) -> tuple[Plan, str]:
     """Return the plan, and the source of the error of its comparisons; `published` takes that of the accuracy page."""
-    from ...core.errors import ConfigError, Problem
+    from ...core.errors import ConfigError
     from ...observe.input_files import read_lines
     from ...planning.candidates import comparison_error, make_candidates
     from ...planning.grid import parse_grid
@@ -97,7 +97,7 @@ def _plan(scenario: Scenario, asked: Question, tried: Sequence[str], published: 
 
     if scenario.workload.concurrency is not None:
         message = "a closed loop has no load of its own to plan for; give workload.rate or a trace"
-        raise ConfigError("workload", [Problem("concurrency", message)])
+        raise ConfigError.of("workload", "concurrency", message)
     if scenario.workload.trace is not None:
         next(read_lines(scenario.workload.trace), None)  # refused now, if it cannot be read
     candidates = make_candidates(scenario, parse_grid(tried, "--try"), asked.gpus)
@@ -134,14 +134,14 @@ def _search(whole: Plan, out: Path | None, workers: int | None, cluster: str | N
 
 
 def _prices(texts: Sequence[str]) -> dict[str, float]:
-    from ...core.errors import ConfigError, Problem
+    from ...core.errors import ConfigError
     from ...sim.cost.hardware import lookup_gpu
 
     prices = {}
     for text in texts:
         name, equals, number = text.partition("=")
         if not equals or not re.fullmatch(r"\d+(\.\d+)?", number.strip()) or not float(number):
-            raise ConfigError("--price", [Problem(text, "expected GPU=price of an hour, such as H100=2.5")])
+            raise ConfigError.of("--price", text, "expected GPU=price of an hour, such as H100=2.5")
         prices[lookup_gpu(name.strip()).name] = float(number)
     return prices
 

@@ -58,7 +58,7 @@ def sweep(
     ends: the same command goes on where Ctrl-C or a crash has stopped it.
     Combinations that cannot run are listed with the reason.
     """
-    from ...core.errors import ConfigError, Problem
+    from ...core.errors import ConfigError
     from ...planning.grid import combinations, parse_grid
     from ...planning.store import TABLE
     from ...planning.sweep import Sweep
@@ -66,7 +66,7 @@ def sweep(
 
     values = parse_grid(grid)
     if not values:
-        raise ConfigError("--grid", [Problem("", "give at least one key with its values: speculation.steps=0..7")])
+        raise ConfigError.of("--grid", "", "give at least one key with its values: speculation.steps=0..7")
     given = [*(settings or ()), *given_by_options(trace, seed)]
     launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
     resolved, origins = load_scenario(scenario, given, launch)

@@ -27,13 +27,12 @@ def launched(
     given = [server for server, command in commands.items() if command is not None]
     if not given:
         return {}
-    from ...core.errors import ConfigError, Problem
+    from ...core.errors import ConfigError
     from ...planning.servers.launch import read_launch
     from ...sim.scenario_file import load_scenario
 
     if len(given) > 1:
-        message = f"contradicts --from-{given[0]}: give one of them"
-        raise ConfigError("<arguments>", [Problem(f"--from-{given[1]}", message)])
+        raise ConfigError.of("<arguments>", f"--from-{given[1]}", f"contradicts --from-{given[0]}: give one of them")
     server, command = given[0], commands[given[0]]
     option = f"--from-{server}"
     gpu = load_scenario(scenario, [text for text in settings if text.startswith("hardware.gpu=")])[0].hardware.gpu

@@ -179,7 +179,7 @@ def plan_bench(options: BenchOptions, weights_are_there: bool = False) -> BenchP
     acceptance, name = _acceptance(options, algorithm, target)
     if isinstance(acceptance, FixedMeanAcceptance) and acceptance.mean_accept_length > max(steps) + 1 > 1:
         message = f"{acceptance.mean_accept_length:g} is not reached: {max(steps)} steps give at most {max(steps) + 1} tokens a round"
-        raise ConfigError(ARGUMENTS, [Problem("--acceptance", message)])
+        raise ConfigError.of(ARGUMENTS, "--acceptance", message)
     plan = BenchPlan(
         options=options,
         name=options.random_weights or Path(options.model or "").resolve().name,
@@ -269,14 +269,14 @@ def _steps_of(algorithm: SpecAlgorithm, options: BenchOptions, steps: tuple[int,
         message = (
             f"{options.steps}; plain decoding drafts nothing: leave it out, or give --draft or another --algorithm"
         )
-        raise ConfigError(ARGUMENTS, [Problem("--steps", message)])
+        raise ConfigError.of(ARGUMENTS, "--steps", message)
     return (0,)
 
 
 def _graphs(options: BenchOptions, device: str) -> bool:
     if device == "cpu":
         if options.graphs:
-            raise ConfigError(ARGUMENTS, [Problem("--graphs", "a CPU has no CUDA graphs; leave it out")])
+            raise ConfigError.of(ARGUMENTS, "--graphs", "a CPU has no CUDA graphs; leave it out")
         return False
     return options.graphs is not False
 
@@ -288,7 +288,7 @@ def _acceptance(
     text = options.acceptance
     if not algorithm.is_speculative:
         if text is not None:
-            raise ConfigError(ARGUMENTS, [Problem("--acceptance", "nothing is drafted, so nothing can be accepted")])
+            raise ConfigError.of(ARGUMENTS, "--acceptance", "nothing is drafted, so nothing can be accepted")
         return None, "none"
     if text is None:
         if options.model is not None:
@@ -300,7 +300,7 @@ def _acceptance(
         if text not in PRESET_NAMES:
             names = ", ".join(PRESET_NAMES)
             message = f"{text!r} is no number, list of numbers or one of {names}{nearest(text, PRESET_NAMES)}"
-            raise ConfigError(ARGUMENTS, [Problem("--acceptance", message)]) from None
+            raise ConfigError.of(ARGUMENTS, "--acceptance", message) from None
         from ..models.config import MODEL_TYPES
 
         family = MODEL_TYPES[target.architecture]
@@ -367,7 +367,7 @@ def _arm(plan: BenchPlan, spec: EngineSpec, length: int) -> ArmPlan:
     context_len = length + plan.options.output_tokens
     if context_len > positions:
         message = f"{length} with {plan.options.output_tokens} output tokens needs {context_len} positions; the model has {positions}"
-        raise ConfigError(ARGUMENTS, [Problem("--context-lengths", message)])
+        raise ConfigError.of(ARGUMENTS, "--context-lengths", message)
     spec = spec.with_config(context_len=context_len)
     pages_of_row = ceil_to_page(spec.resolve_sizes().row_width, page_size) // page_size
     num_pages = spec.config.max_running * (pages_of_row + 1)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ...core.algorithm.algorithm import Drafter, SpecAlgorithm
-from ...core.errors import ConfigError, Problem, nearest_name
+from ...core.errors import ConfigError, nearest_name
 from ...core.model_shape import BUILT_IN, built_in_config
 from ..models.checkpoint import HEADS, over_positions, random_head, random_weights
 from ..models.config import LLAMA, ModelConfig, read_json
@@ -34,7 +34,7 @@ def shape_of(name: str, key: str = "random_weights") -> ModelConfig:
     if (built_in := built_in_config(name)) is not None:
         return ModelConfig.from_dict(built_in[1], name)
     message = f"{name!r} is no config.json and none of {', '.join(BUILT_IN)}{nearest_name(name, BUILT_IN)}"
-    raise ConfigError("<arguments>", [Problem(key, message)])
+    raise ConfigError.of("<arguments>", key, message)
 
 
 def draft_shape(
@@ -48,12 +48,12 @@ def draft_shape(
         return _small_model(target) if given is None else shape_of(given, "draft")
     if given is not None:
         message = f"{given!r} is a shape for STANDALONE drafts; {algorithm.name} needs none to be given"
-        raise ConfigError("<arguments>", [Problem("draft", message)])
+        raise ConfigError.of("<arguments>", "draft", message)
     if algorithm.drafter not in (Drafter.HEAD, Drafter.HEADS):
         return None
     if algorithm.draft_form not in HEADS:
         message = f"{algorithm.name} has no draft of a known form; known are {', '.join(HEADS)}"
-        raise ConfigError("<arguments>", [Problem("algorithm", message)])
+        raise ConfigError.of("<arguments>", "algorithm", message)
     return _head(target, algorithm.draft_form, max(max_steps, 1))
 
 

@@ -189,7 +189,7 @@ class ParcelFaults:
     def from_json(cls, value: Any, source: str) -> ParcelFaults:
         known = tuple(f.name for f in fields(cls))
         if not isinstance(value, Mapping):
-            raise ConfigError(source, [Problem("", f"is {value!r}; expected an object")])
+            raise ConfigError.of(source, "", f"is {value!r}; expected an object")
         problems = []
         for name, given in value.items():
             if name not in known:
@@ -214,9 +214,9 @@ def plans_from_environment() -> dict[str, dict[str, Any]]:
     try:
         plans = parse_json(text)
     except ParseError as error:
-        raise ConfigError(VARIABLE, [Problem("", f"is not JSON: {error}")]) from None
+        raise ConfigError.of(VARIABLE, "", f"is not JSON: {error}") from None
     if not isinstance(plans, dict):
-        raise ConfigError(VARIABLE, [Problem("", f"is {plans!r}; expected an object of workers")])
+        raise ConfigError.of(VARIABLE, "", f"is {plans!r}; expected an object of workers")
     for name, plan in plans.items():
         ParcelFaults.from_json(plan, f"{VARIABLE}: {name}")
     return plans

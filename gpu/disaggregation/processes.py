@@ -104,7 +104,7 @@ class Disaggregation:
                 f"{self} needs {self.num_workers} GPUs, torch finds {num_gpus}; --device cuda:0 puts all workers on one, "
                 "--device cpu on none"
             )
-            raise ConfigError(ARGUMENTS, [Problem("disaggregate", message)])
+            raise ConfigError.of(ARGUMENTS, "disaggregate", message)
         return tuple(f"cuda:{rank}" for rank in range(self.num_workers))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...core.algorithm.registry import is_known_everywhere
 from ...core.contract.request import FinishReason, Request
-from ...core.errors import ConfigError, ForetokenError, Problem
+from ...core.errors import ConfigError, ForetokenError
 from ...core.handoff import HandoffTiming
 from ...core.handoff.messages import request_to_json
 from ...core.handoff.placement import LeastLoaded, Placement, Placements, Verdict
@@ -301,5 +301,5 @@ def plan_disaggregated(
             f"{plan.algorithm.name} was registered in this process alone; workers are processes of their own and know the entry "
             "points of group foretoken.algorithms"
         )
-        raise ConfigError(ARGUMENTS, [Problem("algorithm", message)])
+        raise ConfigError.of(ARGUMENTS, "algorithm", message)
     return plan

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from ...core.acceptance.process import AcceptanceProcess
 from ...core.algorithm.algorithm import AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
 from ...core.algorithm.host_drafts import HostDrafts
-from ...core.errors import ConfigError, Problem
+from ...core.errors import ConfigError
 from ...core.scheduler.engine import Engine
 from ..batch.pools import KVPool
 from ..draft.branches import BranchDraft
@@ -98,7 +98,7 @@ def pool_for(model: DraftModel, num_slots: int, target: Decoder) -> KVPool:
 
 def required(draft_model: DraftModel | None, algorithm: str) -> DraftModel:
     if draft_model is None:
-        raise ConfigError("<arguments>", [Problem("draft", f"{algorithm} needs a draft checkpoint")])
+        raise ConfigError.of("<arguments>", "draft", f"{algorithm} needs a draft checkpoint")
     return draft_model
 
 
@@ -135,5 +135,4 @@ def _draft(
 
 def _expect(holds: bool, name: str, what: str) -> None:
     if not holds:
-        message = f"{name} drafts with {what}; the checkpoint has another form"
-        raise ConfigError("<arguments>", [Problem("draft", message)])
+        raise ConfigError.of("<arguments>", "draft", f"{name} drafts with {what}; the checkpoint has another form")

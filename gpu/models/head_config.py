@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import ConfigError, Problem
+from ...core.errors import ConfigError
 from ...core.model_shape import HF_QUANT_CONFIG, modelopt_config
 from ...core.model_shape.quantization import CONFIG_KEYS
 from ...core.parsing import ConfigReader
@@ -52,8 +52,7 @@ class HeadConfig:
         """Read `config.json` of a head for `target`. Raises ConfigError."""
         path, beside = Path(directory) / "config.json", Path(directory) / HF_QUANT_CONFIG
         if beside.is_file() and (found := modelopt_config(read_json(beside), str(beside))) is not None:
-            message = f"quant_algo {found['quant_algo']!r}: {_UNQUANTIZED}"
-            raise ConfigError(str(beside), [Problem("quantization", message)])
+            raise ConfigError.of(str(beside), "quantization", f"quant_algo {found['quant_algo']!r}: {_UNQUANTIZED}")
         return cls.from_dict(read_json(path), algorithm, target, str(path))
 
     @classmethod

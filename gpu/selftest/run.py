@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import ConfigError, ForetokenError, Problem
+from ...core.errors import ConfigError, ForetokenError
 from ...observe.output_files import UnwritableFile, write_text
 from .steps import Context, Outcome, State, Step, not_run, run_apart, run_here
 
@@ -130,7 +130,7 @@ def seconds_of(budget: str) -> float:
     """Return the seconds of a time such as 90s, 10m or 1h. Raises ConfigError for anything else."""
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)(s|m|h)", budget.strip())
     if match is None or float(match[1]) <= 0:
-        raise ConfigError("<arguments>", [Problem("budget", f"{budget!r}; expected a time such as 90s, 10m or 1h")])
+        raise ConfigError.of("<arguments>", "budget", f"{budget!r}; expected a time such as 90s, 10m or 1h")
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 

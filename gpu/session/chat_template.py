@@ -16,7 +16,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ...core.errors import ConfigError, InvalidRequest, Problem
+from ...core.errors import ConfigError, InvalidRequest
 
 Message = Mapping[str, Any]
 """One turn: "role", "content", and whatever else the template of the model reads."""
@@ -37,7 +37,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(text)
         except jinja2.TemplateError as error:
-            raise ConfigError(source, [Problem("chat_template", f"is no Jinja template: {error}")]) from error
+            raise ConfigError.of(source, "chat_template", f"is no Jinja template: {error}") from error
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """Return the text of a conversation, ending where the model is to go on. InvalidRequest for messages that the template refuses."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...core.errors import ConfigError, Problem
+from ...core.errors import ConfigError
 from ..models.config import ModelConfig
 from ..ops.port import Ops
 
@@ -20,7 +20,7 @@ def ops_for(device: str) -> Ops:
     """
     kind = device.partition(":")[0]
     if kind not in DEVICES:
-        raise ConfigError("device", [Problem("device", f"{device!r} is none of {', '.join(DEVICES)}")])
+        raise ConfigError.of("device", "device", f"{device!r} is none of {', '.join(DEVICES)}")
     if kind == "cpu":
         from ..ops.host_ops import HostOps
 
@@ -28,7 +28,7 @@ def ops_for(device: str) -> Ops:
     from ..kernels.jit import triton
 
     if triton is None:
-        raise ConfigError("device", [Problem("device", "cuda needs Triton, which is not installed")])
+        raise ConfigError.of("device", "device", "cuda needs Triton, which is not installed")
     if device != kind:
         # Triton launches on the current device, and streams, events and graphs belong to it, wherever the tensors are.
         torch.cuda.set_device(device)

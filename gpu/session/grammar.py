@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...core.contract.request import Grammar
-from ...core.errors import ConfigError, InvalidRequest, Problem
+from ...core.errors import ConfigError, InvalidRequest
 from .text import Tokenizer
 
 MAX_CHECKED = 256  # grammars that are known to be good
@@ -31,7 +31,7 @@ def check_grammar(grammar: Grammar, tokenizer: Tokenizer, vocab_size: int, sourc
     try:
         grammars_of(tokenizer, vocab_size).check(grammar)
     except InvalidRequest as error:
-        raise ConfigError(source, [Problem("", str(error))]) from None
+        raise ConfigError.of(source, "", str(error)) from None
 
 
 class Grammars:
@@ -42,9 +42,9 @@ class Grammars:
         try:
             import llguidance
         except ImportError:
-            raise ConfigError("grammar", [Problem("", HINT)]) from None
+            raise ConfigError.of("grammar", "", HINT) from None
         if not tokenizer.eos_ids:
-            raise ConfigError(tokenizer.source, [Problem("eos_token", "is missing; a grammar ends with it")])
+            raise ConfigError.of(tokenizer.source, "eos_token", "is missing; a grammar ends with it")
         self._library: Any = llguidance
         self._checked: dict[Grammar, None] = {}
         self._vocab_size = vocab_size

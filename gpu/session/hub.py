@@ -6,7 +6,7 @@ import re
 from os import PathLike
 from pathlib import Path
 
-from ...core.errors import ConfigError, Problem
+from ...core.errors import ConfigError
 
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _FILES = ["*.json", "*.jinja", "tokenizer*", "*.safetensors"]
@@ -27,7 +27,7 @@ def local_checkpoint(given: str | PathLike[str], key: str = "model") -> Path:
     try:
         from huggingface_hub import constants, snapshot_download
     except ImportError:
-        raise ConfigError("<arguments>", [Problem(key, f"{name} is no directory; {_elsewhere(name)}")]) from None
+        raise ConfigError.of("<arguments>", key, f"{name} is no directory; {_elsewhere(name)}") from None
     reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "it has no weights that can be read"
     for is_local in (True, False):
         try:
@@ -44,7 +44,7 @@ def local_checkpoint(given: str | PathLike[str], key: str = "model") -> Path:
                 reason = str(error).strip().partition("\n")[0]
     where = f"no directory, nor whole in the hub's cache {constants.HF_HUB_CACHE}"
     message = f"{name} is {where}, and was not downloaded: {reason}; {_elsewhere(name)}"
-    raise ConfigError("<arguments>", [Problem(key, message)])
+    raise ConfigError.of("<arguments>", key, message)
 
 
 def _elsewhere(name: str) -> str:

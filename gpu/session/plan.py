@@ -212,7 +212,7 @@ def refuse_without_effect(options: SessionOptions, algorithm: SpecAlgorithm, dev
 def check_directories(options: SessionOptions) -> None:
     for directory in filter(None, (options.model, options.draft)):
         if not Path(directory).is_dir():
-            raise ConfigError(str(directory), [Problem("", "no such directory; expected a Hugging Face checkpoint")])
+            raise ConfigError.of(str(directory), "", "no such directory; expected a Hugging Face checkpoint")
 
 
 def algorithm_name(options: SessionOptions) -> str:
@@ -249,11 +249,11 @@ def draft_config(
 
     needs_draft = algorithm.drafter in (Drafter.MODEL, Drafter.HEAD, Drafter.HEADS)
     if needs_draft and options.draft is None:
-        raise ConfigError(ARGUMENTS, [Problem("draft", f"{algorithm.name} needs the directory of a draft checkpoint")])
+        raise ConfigError.of(ARGUMENTS, "draft", f"{algorithm.name} needs the directory of a draft checkpoint")
     if not needs_draft:
         if options.draft is not None:
             message = f"{algorithm.name} takes no draft checkpoint; leave it out, or choose another algorithm"
-            raise ConfigError(ARGUMENTS, [Problem("draft", message)])
+            raise ConfigError.of(ARGUMENTS, "draft", message)
         return None
     if algorithm.drafter is not Drafter.MODEL:
         return HeadConfig.from_directory(options.draft, algorithm.draft_form, target)
@@ -290,11 +290,10 @@ def resolve_device(name: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     kind, _, number = name.partition(":")
     if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
-        message = f"{name!r} is neither cpu nor cuda{nearest(name, ('cpu', 'cuda'))}"
-        raise ConfigError(ARGUMENTS, [Problem("device", message)])
+        raise ConfigError.of(ARGUMENTS, "device", f"{name!r} is neither cpu nor cuda{nearest(name, ('cpu', 'cuda'))}")
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         found = torch.cuda.device_count()
-        raise ConfigError(ARGUMENTS, [Problem("device", f"{name} is not there; torch finds {found} CUDA devices")])
+        raise ConfigError.of(ARGUMENTS, "device", f"{name} is not there; torch finds {found} CUDA devices")
     return name
 
 
@@ -305,13 +304,13 @@ def resolve_dtype(name: str, target: ModelConfig, device: str) -> torch.dtype:
 
     if device != "cpu" and (name == "float64" or (name == AUTO and target.dtype is torch.float64)):
         message = "float64 is for a CPU: the GPU's kernels sum in float32; choose float32 or bfloat16"
-        raise ConfigError(ARGUMENTS, [Problem("dtype", message)])
+        raise ConfigError.of(ARGUMENTS, "dtype", message)
     if name == AUTO:
         wide = device != "cpu" or target.dtype.itemsize >= 4
         return target.dtype if wide or _stays_narrow(target) else torch.float32
     if name not in DTYPES:
         message = f"{name!r} is none of {AUTO}, {', '.join(DTYPES)}{nearest_name(name, DTYPES)}"
-        raise ConfigError(ARGUMENTS, [Problem("dtype", message)])
+        raise ConfigError.of(ARGUMENTS, "dtype", message)
     return DTYPES[name]
 
 
@@ -342,7 +341,7 @@ def _context_len(options: SessionOptions, target: ModelConfig, longest_request: 
     if options.context_len is not None:
         if options.context_len > most:
             message = f"{options.context_len} is beyond the model's {most} positions"
-            raise ConfigError(ARGUMENTS, [Problem("context_len", message)])
+            raise ConfigError.of(ARGUMENTS, "context_len", message)
         return options.context_len
     if longest_request is None:
         return most

@@ -16,7 +16,7 @@ import numpy as np
 from ...core.adaptive import CostTable
 from ...core.adaptive.config import fixed_config
 from ...core.contract.request import Request
-from ...core.errors import ConfigError, Problem
+from ...core.errors import ConfigError
 from ...core.kv.request_table import ceil_to_page
 from ...core.prompt import Prompt
 from ...core.scheduler.driver import Driver, Executor
@@ -152,5 +152,5 @@ def _round_ns(
         message = (
             f"goodput measures rounds after {prompt_len} tokens, and a context of {spec.config.context_len} holds none"
         )
-        raise ConfigError("<arguments>", [Problem("policy", f"{message}; choose ema")])
+        raise ConfigError.of("<arguments>", "policy", f"{message}; choose ema")
     return max(1, int(np.median(times[min(WARM_UP_ROUNDS, len(times) - 1) :])))

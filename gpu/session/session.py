@@ -200,7 +200,7 @@ def check_vocabulary(tokenizer: Tokenizer, plan: SessionPlan) -> None:
     """Raise ConfigError if the tokenizer makes tokens that the model does not have."""
     if tokenizer.vocab_size > plan.target.vocab_size:
         message = f"has {tokenizer.vocab_size} tokens, the model's vocab_size is {plan.target.vocab_size}"
-        raise ConfigError(tokenizer.source, [Problem("tokenizer.json", f"{message}: they do not belong together")])
+        raise ConfigError.of(tokenizer.source, "tokenizer.json", f"{message}: they do not belong together")
 
 
 def check_lengths(requests: Iterable[Request], plan: SessionPlan, source: str, places: Mapping[str, str]) -> None:

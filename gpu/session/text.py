@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...core.errors import ConfigError, InvalidRequest, Problem
+from ...core.errors import ConfigError, InvalidRequest
 from ...core.parsing import read_json_object
 from ...observe.input_files import read_text
 
@@ -75,11 +75,11 @@ class Tokenizer:
         file = folder / "tokenizer.json"
         if not file.is_file():
             what = "is missing; expected the tokenizer of a Hugging Face checkpoint"
-            raise ConfigError(str(file), [Problem("", what if folder.is_dir() else "is missing: no such directory")])
+            raise ConfigError.of(str(file), "", what if folder.is_dir() else "is missing: no such directory")
         try:
             tokenizer = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare Exception for everything
-            raise ConfigError(str(file), [Problem("", f"is no tokenizer: {error}")]) from error
+            raise ConfigError.of(str(file), "", f"is no tokenizer: {error}") from error
         settings = _read_if_there(folder / "tokenizer_config.json")
         generation = _read_if_there(folder / "generation_config.json")
         eos = _token_ids(generation, "eos_token_id", folder / "generation_config.json")
@@ -227,7 +227,7 @@ def _token_ids(settings: Mapping[str, Any], key: str, file: Path) -> list[int]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for number in ids:
         if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-            raise ConfigError(str(file), [Problem(key, f"is {value!r}; expected a token id or a list of them")])
+            raise ConfigError.of(str(file), key, f"is {value!r}; expected a token id or a list of them")
     return ids
 
 

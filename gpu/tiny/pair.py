@@ -14,7 +14,7 @@ import tokenizers
 import torch
 from torch import Tensor
 
-from ...core.errors import ConfigError, Problem
+from ...core.errors import ConfigError
 from ..models.checkpoint import (
     STANDALONE,
     load_draft,
@@ -337,9 +337,9 @@ def _write_training(directory: Path, trained: Trained) -> None:
 def _check_device(device: str) -> None:
     kind = device.partition(":")[0]
     if kind not in ("cpu", "cuda"):
-        raise ConfigError("<arguments>", [Problem("device", f"{device!r} is neither cpu nor cuda")])
+        raise ConfigError.of("<arguments>", "device", f"{device!r} is neither cpu nor cuda")
     if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("<arguments>", [Problem("device", "torch finds no CUDA device here; cpu works everywhere")])
+        raise ConfigError.of("<arguments>", "device", "torch finds no CUDA device here; cpu works everywhere")
 
 
 def new_target(size: TinySize, seed: int, device: str) -> Decoder:

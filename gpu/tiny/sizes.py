@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import ConfigError, Problem, nearest
+from ...core.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def size_of(name: str) -> TinySize:
     """Return the size called `name`. Raises ConfigError, naming the known ones."""
     if name not in SIZES:
         known = ", ".join(SIZES)
-        raise ConfigError("<arguments>", [Problem("size", f"{name!r} is none of {known}{nearest(name, SIZES)}")])
+        raise ConfigError.of("<arguments>", "size", f"{name!r} is none of {known}{nearest(name, SIZES)}")
     return SIZES[name]
 
 
@@ -173,20 +173,19 @@ def read_summary(directory: Path, options: PairOptions) -> dict[str, Any] | None
         return None
     expected = f"expected an empty directory, none, or a pair of {options.described}"
     if not directory.is_dir():
-        raise ConfigError(str(directory), [Problem("", f"is a file; {expected}")])
+        raise ConfigError.of(str(directory), "", f"is a file; {expected}")
     try:
         summary = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
         digest, described = summary["digest"], summary["described"]
     except FileNotFoundError:
         names = sorted(path.name for path in directory.iterdir())
         found = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        raise ConfigError(str(directory), [Problem("", f"has something else in it ({found}); {expected}")]) from None
+        raise ConfigError.of(str(directory), "", f"has something else in it ({found}); {expected}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        message = f"is not the summary of a pair; {expected}"
-        raise ConfigError(str(directory / SUMMARY), [Problem("", message)]) from error
+        raise ConfigError.of(str(directory / SUMMARY), "", f"is not the summary of a pair; {expected}") from error
     if digest != options.digest:
         other = described if described != options.described else f"{described}, made by another version"
-        raise ConfigError(str(directory), [Problem("", f"has another pair in it ({other}); {expected}")])
+        raise ConfigError.of(str(directory), "", f"has another pair in it ({other}); {expected}")
     return summary
 
 
@@ -205,7 +204,7 @@ def making(directory: Path, options: PairOptions) -> Iterator[Path]:
     try:
         partial.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(str(partial), [Problem("", f"cannot be made: {error.strerror or error}")]) from error
+        raise ConfigError.of(str(partial), "", f"cannot be made: {error.strerror or error}") from error
     with (partial / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:

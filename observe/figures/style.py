@@ -8,7 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from ...core.errors import ConfigError, Problem
+from ...core.errors import ConfigError
 from ...core.parsing import ParseError, parse_json
 from ..input_files import MAX_FILE_BYTES, read_text
 
@@ -90,12 +90,12 @@ def read_object(path: Any) -> Mapping[str, Any]:
     try:
         found = parse_json(read_text(path, MAX_FILE_BYTES))
     except ParseError as error:
-        raise ConfigError(str(path), [Problem("", f"is no JSON: {error}")]) from None
+        raise ConfigError.of(str(path), "", f"is no JSON: {error}") from None
     if not isinstance(found, dict):
-        raise ConfigError(str(path), [Problem("", "is no JSON object")])
+        raise ConfigError.of(str(path), "", "is no JSON object")
     return found
 
 
 def missing(path: Any, problem: str) -> ConfigError:
     """Return the error of a file that lacks what a figure needs."""
-    return ConfigError(str(path), [Problem("", problem)])
+    return ConfigError.of(str(path), "", problem)

@@ -216,18 +216,18 @@ def command_words(given: str, source: str) -> list[str]:
     if "\n" not in given and len(given) < 4096 and not given.lstrip().startswith("-") and Path(given).is_file():
         text, source = read_text(given), given
     if len(text) > MAX_COMMAND:
-        raise ConfigError(source, [Problem("", f"has more than {MAX_COMMAND:,} characters; expected a launch command")])
+        raise ConfigError.of(source, "", f"has more than {MAX_COMMAND:,} characters; expected a launch command")
     text = re.sub(r"\\\r?\n", " ", text)
     text = _LINE_END.sub(lambda found: {"\n": " ; ", "#": ""}.get(found[0].lstrip()[:1] or "\n", found[0]), text)
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise ConfigError(source, [Problem("", f"cannot be read as a command: {error}")]) from None
+        raise ConfigError.of(source, "", f"cannot be read as a command: {error}") from None
     words = list(itertools.dropwhile(lambda word: word == ";", words))
     if words and words[0].startswith("-"):  # arguments alone, a line each
         words = [word for word in words if word != ";"]
     if not words:
-        raise ConfigError(source, [Problem("", "is empty; expected a launch command or its arguments")])
+        raise ConfigError.of(source, "", "is empty; expected a launch command or its arguments")
     return words
 
 
@@ -241,7 +241,7 @@ def read_arguments(server: Server, given: str, source: str) -> Given:
         )
         if not words[start].startswith("-"):
             message = f"{words[start]!r} is no command of {server.name}; expected one, or its arguments alone"
-            raise ConfigError(source, [Problem("", message)])
+            raise ConfigError.of(source, "", message)
     end = next((place for place in range(start, len(words)) if _ends_command(words[place])), len(words))
     found = Given(source)
     _Reader(server, words[start:end], found).read()

@@ -103,9 +103,9 @@ def _read_yaml(path: str) -> Mapping[Any, Any]:
     try:
         found = yaml.load(read_text(path), Loader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigError(path, [Problem("", f"is no YAML: {str(error).partition(chr(10))[0]}")]) from None
+        raise ConfigError.of(path, "", f"is no YAML: {str(error).partition(chr(10))[0]}") from None
     if not isinstance(found, dict):
-        raise ConfigError(path, [Problem("", "has no keys; expected those of trtllm-serve, such as kv_cache_config")])
+        raise ConfigError.of(path, "", "has no keys; expected those of trtllm-serve, such as kv_cache_config")
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...core.errors import ConfigError, Problem
+from ...core.errors import ConfigError
 from ...sim.scenario import Scenario
 from ..rounds import RoundModel
 
@@ -102,7 +102,7 @@ def chosen_steps(scenario: Scenario) -> dict[str, Any]:
     own = dict(tables["speculation"])
     if own["topk"] > 1 and own["num_draft_tokens"] is not None:
         message = "leave it out: steps are tuned for trees with as many nodes as the steps can fill, up to 16"
-        raise ConfigError("speculation", [Problem("num_draft_tokens", message)])
+        raise ConfigError.of("speculation", "num_draft_tokens", message)
     for key in ("policy", "steps", "adaptive", "num_draft_tokens"):
         del own[key]
     return {**tables, "speculation": own}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...core.errors import ConfigError, Problem
+from ...core.errors import ConfigError
 from ...core.parsing import ParseError, parse_json
 from ...observe.input_files import read_lines
 
@@ -47,7 +47,7 @@ def read_prompts(path: Path) -> list[str]:
     """
 
     def refused(message: str, number: int = 0) -> ConfigError:
-        return ConfigError(str(path), [Problem(f"line {number}" if number else "", message)])
+        return ConfigError.of(str(path), f"line {number}" if number else "", message)
 
     prompts: list[str] = []
     for number, line in enumerate(read_lines(path), 1):
