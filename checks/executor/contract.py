@@ -11,7 +11,7 @@ import numpy as np
 from ...core.adaptive import AdaptiveController
 from ...core.algorithm.registry import get_algorithm
 from ...core.contract.events import EventSink
-from ...core.contract.hidden import DraftInput, HandoffBatch
+from ...core.contract.handoff_batch import DraftInput, HandoffBatch
 from ...core.contract.step import Step, StepResult
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.engine import Engine

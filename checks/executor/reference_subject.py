@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...core.algorithm.algorithm import Drafter
-from ...core.contract.hidden import DraftInput, HandoffBatch, merge_hidden
+from ...core.contract.handoff_batch import DraftInput, HandoffBatch
+from ...core.contract.hidden import merge_hidden
 from ...core.contract.step import Step, StepResult
 from ...properties.accept.expected import best_nodes
 from ...properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor

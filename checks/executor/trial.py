@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...core.contract.hidden import DraftInput, HandoffBatch
+from ...core.contract.handoff_batch import DraftInput, HandoffBatch
 from ...core.contract.outcomes import CommitOutcome
 from ...core.contract.request import GRAMMAR_KINDS, GREEDY, Grammar, Request, SamplingParams
 from ...core.contract.step import Step

@@ -13,7 +13,8 @@ from typing import Literal
 import numpy as np
 
 from ..contract.future_map import FutureMap, RelayField
-from ..contract.hidden import CaptureHiddenMode, DraftInput, ForwardPhase, HandoffBatch, capture_mode
+from ..contract.handoff_batch import DraftInput, HandoffBatch
+from ..contract.hidden import CaptureHiddenMode, ForwardPhase, capture_mode
 from ..errors import Problem
 from .proposer import Proposer
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..contract.future_map import FutureMap
-from ..contract.hidden import ForwardPhase, HandoffBatch, MissingHiddenState, check_hidden
+from ..contract.handoff_batch import HandoffBatch
+from ..contract.hidden import ForwardPhase, MissingHiddenState, check_hidden
 from ..contract.step import Arrivals, Join
 from ..errors import InvariantViolation
 from .algorithm import AlgorithmShape, SpecAlgorithm

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..contract.future_map import FutureMap, RelayField
-from ..contract.hidden import DraftInput, ForwardPhase, HandoffBatch, MissingHiddenState
+from ..contract.handoff_batch import DraftInput, HandoffBatch
+from ..contract.hidden import ForwardPhase, MissingHiddenState
 from ..errors import Problem
 from .algorithm import AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
 from .ngram import NgramProposer

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..acceptance.presets import PRESET_NAMES
 from ..contract.future_map import LENGTH_FIELD, RelayField
-from ..contract.hidden import HandoffBatch
+from ..contract.handoff_batch import HandoffBatch
 from ..errors import Problem, nearest
 from .algorithm import BONUS_TOKENS, AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
 from .proposer import Proposer

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .hidden import HandoffBatch
+from .handoff_batch import HandoffBatch
 from .request import Request
 
 

@@ -395,9 +395,12 @@ class EngineActor:
             next_launch_ns += host_ns
             return BlockTimes(device_end_ns, commit_end_ns, next_launch_ns)
         ends, commits, launches = [], [], []
-        end_ns, launch_ns = first_end_ns, second_launch_ns
-        next_ns = [host_ns] * len(device_ns) if isinstance(host_ns, int) else [*host_ns[1:].tolist(), 0]
-        for run_ns, cost_ns, plan_ns in zip([*device_ns[1:].tolist(), 0], commit_ns.tolist(), next_ns, strict=True):
+        end_ns, launch_ns = first_end_ns, second_launch_ns  # of round j, and of round j + 1
+        next_runs = [*device_ns[1:].tolist(), 0]  # round j + 1 on the device
+        next_hosts = (
+            [host_ns] * len(device_ns) if isinstance(host_ns, int) else [*host_ns[1:].tolist(), 0]
+        )  # planning j + 2
+        for run_ns, cost_ns, plan_ns in zip(next_runs, commit_ns.tolist(), next_hosts, strict=True):
             ends.append(end_ns)
             launches.append(launch_ns)
             commits.append(max(launch_ns, end_ns) + cost_ns)

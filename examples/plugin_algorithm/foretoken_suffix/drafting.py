@@ -11,7 +11,8 @@ from foretoken.core.algorithm.algorithm import AlgorithmShape
 from foretoken.core.algorithm.builtin import LookupDrafting
 from foretoken.core.algorithm.proposer import Proposal, ProposalRequest
 from foretoken.core.contract.future_map import FutureMap, RelayField
-from foretoken.core.contract.hidden import DraftInput, ForwardPhase, HandoffBatch
+from foretoken.core.contract.handoff_batch import DraftInput, HandoffBatch
+from foretoken.core.contract.hidden import ForwardPhase
 
 from .automaton import DraftTree, SuffixAutomaton
 

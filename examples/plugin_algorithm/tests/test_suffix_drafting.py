@@ -14,7 +14,7 @@ from foretoken.core.algorithm.host_drafts import HostDrafts
 from foretoken.core.algorithm.proposer import ProposalRequest
 from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.core.contract.future_map import FutureMap
-from foretoken.core.contract.hidden import HandoffBatch
+from foretoken.core.contract.handoff_batch import HandoffBatch
 from foretoken.core.contract.request import Request
 from foretoken.core.prompt import Prompt
 from foretoken.core.scheduler.config import EngineConfig

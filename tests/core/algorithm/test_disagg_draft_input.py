@@ -5,7 +5,8 @@ import pytest
 from foretoken.core.algorithm.algorithm import AlgorithmShape
 from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.core.contract.future_map import FutureMap
-from foretoken.core.contract.hidden import CaptureHiddenMode, HandoffBatch, MissingHiddenState
+from foretoken.core.contract.handoff_batch import HandoffBatch
+from foretoken.core.contract.hidden import CaptureHiddenMode, MissingHiddenState
 from foretoken.core.errors import InvariantViolation
 
 HIDDEN = 4

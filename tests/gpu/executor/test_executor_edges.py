@@ -14,7 +14,8 @@ from foretoken.core.acceptance.process import GaussianAcceptance
 from foretoken.core.algorithm.builtin import Standalone
 from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.core.contract.events import Committed
-from foretoken.core.contract.hidden import CaptureHiddenMode, DraftInput, HandoffBatch
+from foretoken.core.contract.handoff_batch import DraftInput, HandoffBatch
+from foretoken.core.contract.hidden import CaptureHiddenMode
 from foretoken.core.contract.request import FinishReason, Request
 from foretoken.core.contract.step import Arrivals, BlockEnd, Join, Step, TableWrites
 from foretoken.core.draws import request_key

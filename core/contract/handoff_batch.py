@@ -1,0 +1,40 @@
+"""What a decode worker gets with handed-over requests, and what their first round drafts from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..errors import ForetokenError
+from .hidden import CaptureHiddenMode
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffBatch:
+    """Requests that arrive at a decode worker with their prompt's KV, one row each; may be empty."""
+
+    rows: np.ndarray  # int32 [bs]
+    epochs: np.ndarray  # int64 [bs]
+    request_ids: tuple[str, ...]
+    seq_lens: np.ndarray  # int64 [bs], KV-ready length
+    probabilities: np.ndarray | None  # float32 [bs, n]: of the first draft step's top-k
+    token_ids: np.ndarray | None  # int64 [bs, n]: of the first draft step's top-k
+    hidden_states: tuple[np.ndarray | None, ...]  # per row float [H], or None
+    hidden_size: int = 0
+    relayed: Mapping[str, np.ndarray] = field(default_factory=dict)  # other relay fields by name, [bs, *shape_suffix]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftInput:
+    """What the first decode round of handed-over requests drafts from, for the rows that could be served."""
+
+    rows: np.ndarray  # int32 [n]
+    bonus_tokens: np.ndarray  # int64 [n]
+    probabilities: np.ndarray | None  # float32 [n, k]
+    token_ids: np.ndarray | None  # int64 [n, k]
+    hidden_states: np.ndarray | None  # float32 [n, H], None unless the algorithm needs them
+    capture: CaptureHiddenMode
+    failures: tuple[tuple[int, ForetokenError], ...] = ()  # (row, error): these requests fail, the others go on
+    relayed: Mapping[str, np.ndarray] = field(default_factory=dict)  # the algorithm's own fields, [n, *shape_suffix]
