@@ -6,12 +6,11 @@ from foretoken.core.algorithm.registry import get_algorithm
 from foretoken.core.contract.events import Planned, Resumed, StepsLost
 from foretoken.core.contract.request import FinishReason
 from foretoken.core.contract.step import FailureCause, StepFailure
-from foretoken.core.draws import uniform
 from foretoken.core.errors import InvariantViolation
 from foretoken.core.scheduler.config import EngineConfig
 from foretoken.core.scheduler.engine import Engine
 from foretoken.core.scheduler.recovery import GOOD_STEPS, StepLimits
-from foretoken.properties.reference import HashDraft, ReferenceExecutor, plain_greedy
+from foretoken.properties.reference import HashDraft, ReferenceExecutor
 from served_engine import MODEL, ask, make, turn
 
 RAISED = FailureCause.RAISED
@@ -23,8 +22,7 @@ class FailingDriver:
     def __init__(self, engine, executor, fails, most=3000):
         self.engine, self.executor, self.fails, self.most = engine, executor, fails, most
         self.ended = {}
-        self.num_failures = self.num_lost = 0
-        self.restarted = 0
+        self.num_failures = 0
 
     def lose(self, step_id, cause):
         engine = self.engine
@@ -32,19 +30,11 @@ class FailingDriver:
         assert engine.plan(0) is None, "nothing is planned before the device is quiet"
         assert outcome.step_ids[0] == step_id
         self.num_failures += 1
-        self.num_lost += len(outcome.step_ids)
         self._note(outcome.finished)
         engine.check()
-        restart = cause in (FailureCause.HUNG, FailureCause.WORKER_LOST)
-        if restart:
-            fresh = ReferenceExecutor(engine, HashDraft(MODEL, 0.7))
-            fresh._last_step_id = engine.last_step_id
-            self.executor = fresh
-            self.restarted += 1
-        else:
-            for _ in outcome.step_ids:  # the device finishes; its results are dropped
-                self.executor.collect()
-        engine.resume(0, restarted=restart)
+        for _ in outcome.step_ids:  # the device finishes; its results are dropped
+            self.executor.collect()
+        engine.resume(0)
         engine.check()
 
     def run(self):
@@ -82,40 +72,6 @@ def serve(asked, fails, **config):
     driver.run()
     assert engine.store.num_request_slots == 0
     return driver
-
-
-def at_random(share, *causes):
-    def fails(step, engine):
-        if uniform(7, 40, step.step_id, 0) < share:
-            return causes[step.step_id % len(causes)]
-        return None
-
-    return fails
-
-
-@pytest.mark.fast(
-    *("plain-NONE-True", "plain-STANDALONE-False", "plain-EAGLE-True", "pages-NONE-False", "pages-STANDALONE-True"),
-    *("pages-EAGLE-False", "blocks-NONE-True", "blocks-STANDALONE-True", "blocks-EAGLE-False"),
-)  # every pair of choices
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("algorithm", ["NONE", "STANDALONE", "EAGLE"])
-@pytest.mark.parametrize(
-    "config",
-    [{}, {"page_size": 4, "prefix_cache": False}, {"mixed": False, "block_rounds": 8}],
-    ids=["plain", "pages", "blocks"],
-)
-def test_what_is_delivered_is_what_would_have_been(algorithm, overlap, config):
-    """A tenth of all steps are lost, the worker among the reasons; every token is the one that plain decoding gives."""
-    asked = requests(7)
-    causes = tuple(FailureCause)
-    options = {"steps": 0} if algorithm == "NONE" else {}
-    driver = serve(asked, at_random(0.12, *causes), algorithm=algorithm, overlap=overlap, **options, **config)
-    assert driver.num_lost > 3 and driver.restarted
-    for request in asked:
-        end = driver.ended[request.request_id]
-        assert end.tokens.tolist() == plain_greedy(MODEL, request, 14).tolist()[: end.num_output]
-        if end.reason is not FinishReason.ERROR:
-            assert end.num_output == 14
 
 
 def test_only_the_request_that_makes_steps_fail_fails():
@@ -328,26 +284,6 @@ def test_no_blocks_while_steps_are_kept_small():
 # -- memory that is not to be had -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("every", [1, 3])
-def test_denied_allocations_cost_time_and_no_token(overlap, every):
-    engine, executor = make(overlap=overlap, max_running=3)
-    asked = requests(5)
-    for request in asked:
-        engine.submit(request, 0)
-    ended = {}
-    for number in range(400):
-        if number % every == 0 and number < 60:
-            engine.deny_allocations(2, 0)
-        _, outcome = turn(engine, executor)
-        if outcome is None:
-            break
-        ended |= {end.request_id: end for end in outcome.finished}
-    assert engine.is_idle
-    for request in asked:
-        assert ended[request.request_id].tokens.tolist() == plain_greedy(MODEL, request, 14).tolist()
-
-
 def test_a_denial_leaves_a_lone_request_whole():
     engine, executor = make(overlap=False)
     request = ask("a", prompt_len=6, max_tokens=30)
@@ -356,31 +292,6 @@ def test_a_denial_leaves_a_lone_request_whole():
     engine.deny_allocations(1, 0)
     planned, _ = turn(engine, executor)
     assert planned[0].joins, "it came back in the same plan"
-
-
-# -- retraction on demand -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("block_rounds", [1, 8])
-def test_retraction_on_demand(block_rounds):
-    engine, executor = make(overlap=True, block_rounds=block_rounds)
-    asked = requests(3, max_tokens=25)
-    for request in asked:
-        engine.submit(request, 0)
-    ended, retractions = {}, 0
-    for number in range(500):
-        if number % 4 == 2:
-            assert not engine.request_retraction("unknown", 0)
-            for record in list(engine.requests.running.values())[:1]:
-                retractions += engine.request_retraction(record.request.request_id, 0)
-                executor.request_stop(engine.last_step_id)
-        _, outcome = turn(engine, executor)
-        if outcome is None:
-            break
-        ended |= {end.request_id: end for end in outcome.finished}
-    assert engine.is_idle and retractions > 2
-    for request in asked:
-        assert ended[request.request_id].tokens.tolist() == plain_greedy(MODEL, request, 25).tolist()
 
 
 # -- the ladder -----------------------------------------------------------------------------------------------------------
