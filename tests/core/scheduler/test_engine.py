@@ -1,4 +1,4 @@
-"""The engine's door, its order of results, aborts, failures and priorities, one behaviour at a time."""
+"""The engine's door, aborts, priorities and who enters, one behaviour at a time."""
 
 import pytest
 from foretoken.core.contract.events import Planned
@@ -95,26 +95,7 @@ def test_an_algorithm_without_a_draft_is_refused_steps():
         make(algorithm="NONE", steps=2)
 
 
-# -- results ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_request_that_ends_takes_part_in_the_round_in_flight_and_keeps_its_slots_until_then():
-    engine, executor = make(overlap=True, prefix_cache=False, agreement=0.0, steps=1)
-    engine.submit(ask("a", max_tokens=3), 0)
-    engine.submit(ask("b", max_tokens=30), 0)
-    ended = {}
-    while "a" not in ended:
-        _, outcome = turn(engine, executor)
-        ended |= {end.request_id: end for end in outcome.finished}
-    assert engine.store.has_fenced
-    held = engine.store.allocator.num_held_slots
-    turn(engine, executor)
-    assert not engine.store.has_fenced
-    assert engine.store.allocator.num_held_slots < held
-    assert ended["a"].num_output == 3
-
-
-# -- aborts and failures --------------------------------------------------------------------------------------------------
+# -- aborts --------------------------------------------------------------------------------------------------------------
 
 
 def test_an_abort_in_a_running_block_keeps_what_its_earlier_rounds_delivered():
@@ -136,22 +117,6 @@ def test_an_abort_in_a_running_block_keeps_what_its_earlier_rounds_delivered():
     assert (end.request_id, end.reason, end.num_output) == ("a", FinishReason.ABORT, 1 + 5)
     assert end.tokens.tolist() == oracle(ask("a", max_tokens=40))[:6]
     assert finish(engine, executor)["b"].tokens.tolist() == oracle(ask("b", start=7, max_tokens=40))
-
-
-@pytest.mark.parametrize("block_rounds", [1, 16])
-@pytest.mark.parametrize("index", [0, 1, 5])
-def test_a_failure_ends_one_request_with_the_reason_and_leaves_the_others_alone(index, block_rounds):
-    engine, executor = make(
-        algorithm="NONE", steps=0, overlap=False, block_rounds=block_rounds, fail_at={"bad": index}, prefix_cache=False
-    )
-    engine.submit(ask("bad", max_tokens=20), 0)
-    engine.submit(ask("good", start=3, max_tokens=20), 0)
-    ended = finish(engine, executor)
-    assert ended["bad"].reason is FinishReason.ERROR
-    assert "no distribution" in ended["bad"].message
-    assert ended["bad"].tokens.tolist() == oracle(ask("bad", max_tokens=20))[:index]
-    assert ended["good"].tokens.tolist() == oracle(ask("good", start=3, max_tokens=20))
-    assert engine.store.allocator.num_held_slots == 0
 
 
 # -- who runs -------------------------------------------------------------------------------------------------------------
