@@ -14,6 +14,7 @@ from typing import Any
 
 DIGITS = {digit: n for n, digit in enumerate("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")}
 COMPLETED = ("stop", "length")
+KINDS = ("engine", "submit", "handoff", "abort", "plan", "commit", "lost", "resume")  # of the records that are read
 
 
 @dataclass(slots=True)
@@ -94,17 +95,7 @@ class Ledger:
         self._flights: dict[int, list[StepDone]] = {}
         self._decode: dict[int, tuple[int, ...]] = {}
         self._leaving: dict[int, list[str]] = {}
-        kinds = (
-            self._engine,
-            self._submit,
-            self._handoff,
-            self._abort,
-            self._plan,
-            self._commit,
-            self._lost,
-            self._resume,
-        )
-        handlers = {kind.__name__[1:]: kind for kind in kinds}
+        handlers = {kind: getattr(self, f"_{kind}") for kind in KINDS}
         for line in lines:
             record = json.loads(line)
             self.last_ns = max(self.last_ns, record.get("ns", 0))
