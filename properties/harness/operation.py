@@ -80,7 +80,7 @@ class Declared:
         self.variants: list[Variant] = []
 
     def complete(self, values: dict[str, Values]) -> None:
-        """Give the parameters without values those that its trial has for the name, else both of a bool, else the default."""
+        """Give the parameters that were left out the values that `operation` says; `values` are the trial's."""
         types = field_types(self.kind)
         assert all(variant.values.keys() <= types.keys() for variant in self.variants), f"{self.kind.tag}: odd values"
         for field in fields(self.kind):
@@ -115,8 +115,8 @@ def operation(
     when       `when(trial, …)` with the first arguments, as many as it takes: whether it makes sense in this state. If not, it is left
                out. A method may also return False before it has changed anything
     probes     the id of the invariant that it does nothing but probe: for a component known to break that one, it is not drawn
-    values     for parameters, the values that they may have (see `Values`); of others the trial says it (`Trial.values`), a bool has both,
-               and what is left has its default
+    values     for each parameter the values that it may have (see `Values`). Those of a parameter that is left out are the trial's for its
+               name (`Trial.values`), else both of a bool, else its default
 
     Applied once more on top, it adds another way to draw the same operation, with the same values where no others are given.
     """

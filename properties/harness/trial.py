@@ -89,6 +89,8 @@ class Trial:
         for item in cls.declared:
             item.complete(cls.values)
         cls.operations = tuple(item.kind for item in cls.declared)
+        unused = cls.values.keys() - {name for kind in cls.operations for name in kind.__match_args__}
+        assert not unused, f"{cls.__name__}: no operation has {sorted(unused)}"
         if "contract" in vars(cls):
             hints = get_type_hints(cls)
             cls.config_type, cls.capabilities_type = hints["config"], hints["capabilities"]
