@@ -111,11 +111,11 @@ ForgetsTheRetracted (HANDOFF-03): A request whose prompt is computed again is no
 SendsTheFirstDraft (HANDOFF-07): The draft input is kept by request id: another request of that id starts from the first one's.
     PrefillSide.committed:
         first = self.__dict__.setdefault("first", {})
-        good(self, outcome, now_ns, {name: first.setdefault(name, value) for name, value in payloads.items()})
+        good(self, outcome, now_ns, {name: first.setdefault(name, value) for name, value in (payloads or {}).items()})
 """
 
 DECODE_SIDE = """
-TrustsTheLink (HANDOFF-01): Pages are taken as they come, seals are not looked at.
+TrustsTheLink (HANDOFF-01, HANDOFF-07): Pages are taken as they come, seals are not looked at.
     DecodeSide._page = good(self, transfer, page, page.seal)
     DecodeSide._complete:
         if transfer.manifest is not None:
