@@ -373,9 +373,12 @@ def random_cells(count: int, seed: int, fixed: dict | None = None):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Serve random cells of the matrix against the plain greedy loop.")
-    parser.add_argument("--cells", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=1)
+    parser = argparse.ArgumentParser(
+        prog="python -m foretoken.checks.matrix",
+        description="Serve random cells of the matrix against the plain greedy loop.",
+    )
+    parser.add_argument("--cells", type=int, default=1000, help="how many random cells; default: %(default)s")
+    parser.add_argument("--seed", type=int, default=1, help="equal seeds give equal cells; default: %(default)s")
     parser.add_argument("--algorithm", help="random cells of this one alone, which may be a plugin's")
     parser.add_argument("--pairwise", action="store_true", help="run the pairwise cover instead of random cells")
     parser.add_argument("--blocks", action="store_true", help="compare blocks of rounds with single rounds instead")

@@ -28,24 +28,25 @@ DEFAULT_CASES = Path("runs/cases")
 
 
 # fmt: off
-Contract = argument(str | None, None,
+Contract = argument(str | None, "CONTRACT",
     "The contract: allocator, prefix-cache, relay, accept, acceptance-process, step-controller, engine, executor, block-manager, "
     "transport or simulator; all by default.")
-Subject = argument(str | None, None,
+Subject = argument(str | None, "MODULE:MAKE",
     "The component as MODULE:MAKE, where `MAKE(config)` returns a fresh one; docs/contracts.md lists its methods. By default ours.")
 Budget = option(str | None, "--budget",
     "Operations (200000) or time (60s, 2m), divided among the components. By default each of ours has its number of operations, about a "
-    "minute in all on two cores, and yours has 60s.")
+    "minute in all on two cores, and yours has 60s.", "BUDGET")
 Seed = option(int, "--seed", "Equal seeds and numbers of operations give equal runs.")
 Capability = option(list[str] | None, "--capability",
-    "What more the component can do, such as paged, sharing or misuse; repeatable. By default make.capabilities.")
-Expect = option(list[str] | None, "--expect", "ID=REASON: an invariant that is known to be broken; it is an error if it holds.")
-Without = option(list[str] | None, "--without", "A kind of operation, by its name in a history, that is left out; repeatable.")
+    "What the component can do, such as paged, sharing or misuse; repeatable. Stands in place of make.capabilities.", "NAME")
+Expect = option(list[str] | None, "--expect",
+    "An invariant that is known to be broken; repeatable. It is an error if it holds.", "ID=REASON")
+Without = option(list[str] | None, "--without", "A kind of operation, by its name in a history, that is left out; repeatable.", "NAME")
 ShowList = option(bool, "--list", "Print every invariant, or those of one contract, and how it is checked.")
 Mutants = option(bool, "--mutants", "Plant known defects in our own components, and check that each is found.")
-Replay = option(Path | None, "--replay", "Run a stored case again.")
-JsonFile = option(Path | None, "--json", "Write the report to this file, too.")
-Cases = option(Path, "--cases", "Directory for the cases of failures.")
+Replay = option(Path | None, "--replay", "Run a stored case again.", "FILE")
+JsonFile = option(Path | None, "--json", "Write the report to this file, too.", "FILE")
+Cases = option(Path, "--cases", "Directory for the cases of failures.", "DIR")
 # fmt: on
 
 
@@ -137,16 +138,15 @@ def _run(
 
     contract, name = chosen
     suite = suite_of(contract)
+    budget = budget or Budget(operations=OPERATIONS.get(name, suite.quick), is_extended=True)
     try:
-        make = load_make(name)
+        with _shown_progress(name, quiet) as show:
+            report = check_one(suite, load_make(name), subject=name, progress=show, budget=budget, **options)
     except NotInstalled as error:
         if is_named:
             raise
         reason = f"needs {error.package}, which is not installed"
         return f"{contract}: {name} skipped: {reason}", {"contract": contract, "subject": name, "skipped": reason}
-    budget = budget or Budget(operations=OPERATIONS.get(name, suite.quick), is_extended=True)
-    with _shown_progress(name, quiet) as show:
-        report = check_one(suite, make, subject=name, progress=show, budget=budget, **options)
     return _told(report, cases), report.to_json()
 
 

@@ -49,5 +49,7 @@ def suite_of(contract: str, source: str = "contract") -> Suite:
     """Return the suite of a contract. Raises ConfigError for one that is not registered."""
     if contract not in _SUITES:
         what = f"there is no contract {contract!r}{nearest(contract, _SUITES)}; there is {', '.join(_SUITES)}"
+        if ":" in contract:
+            what = f"name the contract before the component, for example: allocator {contract}; there is {', '.join(_SUITES)}"
         raise ConfigError(source, [Problem("", what)])
     return _SUITES[contract]

@@ -130,19 +130,19 @@ class Report:
             lines += ["", failure.text((replay or {}).get(failure.id, ""))]
         if self.shown:
             lines.append("")
-        lines += [
-            f"{id}: expected to fail, but it held in {self.evaluations.get(id, 0):,} evaluations" for id in self.held
-        ]
+        for id in self.held:
+            found = f"it held in {self.evaluations.get(id, 0):,} evaluations"
+            if id in self.skipped:
+                found = f"it is not checked: {self.skipped[id]}"
+            lines.append(f"{id}: expected to fail, but {found}")
         lines += [f"vacuous: {what}" for what in self.vacuous]
         broken = [id for failure in self.shown for id in (failure.id, *failure.also)]
         held = [id for id, count in self.evaluations.items() if count and id not in (*broken, *self.unexercised)]
-        lines.append(f"held: {', '.join(held) or 'none'}")
+        label = f"not broken in {self.num_operations:,} operations" if self.failures else "held"
+        lines.append(f"{label}: {', '.join(held) or 'none'}")
         if self.unexercised:
             lines.append(f"not exercised: {', '.join(self.unexercised)} (nothing that they are about has happened)")
         lines += [f"skipped: {id} ({why})" for id, why in self.skipped.items()]
-        if self.unreached:
-            counts = ", ".join(f"{id} {len(clauses)}" for id, clauses in self.unreached.items())
-            lines.append(f"clauses that no run came to, by invariant (--json names them): {counts}")
         lines.append("FAILED: " + "; ".join(self.reasons()) if not self.ok else "ok")
         return "\n".join(lines)
 

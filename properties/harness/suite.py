@@ -15,6 +15,7 @@ from typing import Any
 from ...core.errors import ConfigError, Problem
 from ..invariants import Finding, Invariant, invariant, of_contract
 from .contract import MISBEHAVIOURS, capabilities_of, supports_of
+from .importing import NotInstalled
 from .letters import Choices, Vocabulary, vocabulary_of
 from .operation import Operation
 from .trial import Broken, Trial, Violation, frames
@@ -130,6 +131,8 @@ class Component:
         """Make a fresh one and its trial. Raises Violation."""
         try:
             subject = self.make(config)
+        except ModuleNotFoundError as error:
+            raise NotInstalled("make", error.name or str(error)) from error
         except Exception as error:
             was = f"make({config}) raised {type(error).__name__}: {error}{frames(error)}"
             finding = Finding(was, f"a component for the contract {self.suite.name}", MISBEHAVIOURS["RAISES"])
@@ -203,11 +206,14 @@ class Component:
                         watch(operation, trial)
                 if drain:
                     trial.drain()
-        except Hanging:
-            finding = Finding(f"{at()} did not return within {limit_s:g} s", "an answer", MISBEHAVIOURS["HANGS"])
+        except Hanging as error:
+            was = f"{at()} did not return within {limit_s:g} s{frames(error)}"
+            finding = Finding(was, "an answer", MISBEHAVIOURS["HANGS"])
             violation, cause = Violation(at(), [Broken("HANGS", finding)]), None
         except Violation as error:
             violation, cause = error, error.__cause__
+        except NotInstalled:
+            raise
         except Exception as error:
             # Each trial looks at the answers that it expects; what it did not foresee ends here, and is no crash of the suite.
             violation, cause = Violation(at(), [Broken("TYPE", _unreadable(error))]), error

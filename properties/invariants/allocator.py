@@ -59,13 +59,12 @@ def nothing_free_is_referenced(m: Moment) -> Outcome:
         was = "a row is handed out while all are taken or in use by a step in flight"
         return Finding(was, "a refusal", "two requests would share the row")
     if free is not None:
-        if m.held.keys().isdisjoint(free) and (not m.waiting or m.waiting.keys().isdisjoint(free)):
-            return True
-        for page in free:
-            if page in m.held or page in m.waiting:
-                who = "held" if page in m.held else "deferred to a step that still runs"
-                was = f"page {page} is in the free list, and {who}"
-                return Finding(was, "a free page has no owner", "the next allocation gives it to another holder")
+        has_owner = not (m.held.keys().isdisjoint(free) and (not m.waiting or m.waiting.keys().isdisjoint(free)))
+        if has_owner:
+            page = next(page for page in free if page in m.held or page in m.waiting)
+            who = "held" if page in m.held else "deferred to a step that still runs"
+            was = f"page {page} is in the free list, and {who}"
+            return Finding(was, "a free page has no owner", "the next allocation gives it to another holder")
         return True
     if m.answer is None:
         return None
@@ -98,23 +97,30 @@ def what_is_not_held_is_free_or_cached(m: Moment) -> Outcome:
         was = f"page {m.not_cacheable[0]} is cached"
         return Finding(was, "only retired pages without a holder are", "an evictable page may be taken at any moment")
     owned = m.held.keys() | m.waiting.keys() if m.waiting else m.held.keys()
-    if len(free) + len(owned) + len(cached) == m.config.num_pages and m.all_pages == {*free, *owned, *cached}:
-        return True
-    for page in sorted(m.all_pages):
-        owned = page in m.held or page in m.waiting
-        if (page in free or page in cached) == owned or (page in free and page in cached):
-            places = [
-                name
-                for name, where in (("free", free), ("cached", cached), ("held", m.held), ("deferred", m.waiting))
-                if page in where
-            ]
-            was = f"page {page} is {' and '.join(places) or 'neither free, cached, held nor deferred'}"
-            return Finding(was, "one of them", "every page is in exactly one state")
-    foreign = sorted({*free, *cached} - m.all_pages)
+    is_whole = len(free) + len(owned) + len(cached) == m.config.num_pages and m.all_pages == {*free, *owned, *cached}
+    lost = None if is_whole else _page_of_no_or_two_states(m)
+    if lost is not None:
+        was = f"page {lost} is {' and '.join(_states_of(m, lost)) or 'neither free, cached, held nor deferred'}"
+        return Finding(was, "one of them", "every page is in exactly one state")
+    foreign = () if is_whole else sorted({*free, *cached} - m.all_pages)
     if foreign:
         was = f"page {foreign[0]} is free or cached"
         return Finding(was, f"pages {sorted(m.all_pages)}", "it lies outside the pool")
     return True
+
+
+def _states_of(m: Moment, page: int) -> list[str]:
+    places = ("free", m.after.free_pages), ("cached", m.model.cached), ("held", m.held), ("deferred", m.waiting)
+    return [name for name, where in places if page in where]
+
+
+def _page_of_no_or_two_states(m: Moment) -> int | None:
+    """Return the first page that is in no state or in two. Held and deferred is one: it has an owner."""
+    for page in sorted(m.all_pages):
+        states = set(_states_of(m, page)) - ({"deferred"} if page in m.held else set())
+        if len(states) != 1:
+            return page
+    return None
 
 
 @checks("ALLOC-06", CONTRACT)

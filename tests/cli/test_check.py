@@ -45,8 +45,12 @@ def test_a_subject_of_ours_whose_package_is_missing_is_skipped(command, theirs, 
     reason = "needs a_package_that_is_missing, which is not installed"
     assert outcome.code == 0 and f"needing:make skipped: {reason}" in outcome.out and outcome.out.count("\nok\n") == 1
     assert json.loads((theirs / "report.json").read_text())[1]["skipped"] == reason
-    named = command("check", "allocator", "needing:make")
-    assert named.code == 2 and reason in named.err
+    (theirs / "later.py").write_text("def make(config):\n    import a_package_that_is_missing\n")
+    for name in ("needing:make", "later:make"):
+        named = command("check", "allocator", name)
+        assert named.code == 2 and reason in named.err and not (theirs / "runs").exists()
+    unnamed = command("check", "needing:make")
+    assert unnamed.code == 2 and "for example: allocator needing:make" in unnamed.err
 
 
 def test_a_good_one(command, theirs):

@@ -259,7 +259,6 @@ def test_a_clause_is_reached_where_its_last_condition_is_evaluated():
 def test_a_clause_that_no_run_reached_is_reported():
     report = check(ENGINE, PlainEngine, budget=4_000, without=("abort",))
     assert report.ok and any("its client is gone" in clause for clause in report.unreached["ENGINE-13"])
-    assert "clauses that no run came to" in report.text() and "ENGINE-13 " in report.text()
     assert report.to_json()["unreached"]["ENGINE-13"]
     everything = check(ENGINE, PlainEngine, budget=10_000)
     assert not any("an abort is idempotent" in clause for clause in everything.unreached.get("ENGINE-13", ()))

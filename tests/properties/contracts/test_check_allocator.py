@@ -33,6 +33,18 @@ def test_holds_of_a_foreign_allocator():
     }
 
 
+def test_what_a_good_one_never_does_is_exercised_all_the_same():
+    """The clauses of a free page with an owner are judged where no page has one."""
+    declared = ("paged", "padding_page", "sharing", "inspection")
+    report = check(ALLOCATOR, plain.make, capabilities=declared, budget=20_000)
+    assert report.ok and not report.unexercised, report.text()
+
+
+def test_an_expected_failure_that_is_not_checked_is_told_apart():
+    with pytest.raises(PropertiesBroken, match="ALLOC-10: expected to fail, but it is not checked: needs misuse"):
+        check_allocator(ListAllocator, capabilities=(), expected_failures={"ALLOC-10": "frees anything"}, budget=5_000)
+
+
 def test_a_failure_is_raised_with_its_story():
     with pytest.raises(PropertiesBroken, match="ALLOC-16") as caught:
         check_allocator(NegativeSlice, budget=20_000, seed=3)
