@@ -7,6 +7,7 @@ import json
 import shutil
 import signal
 import sys
+from types import SimpleNamespace
 
 import pytest
 from foretoken.cli.decode.display import Display, Progress
@@ -269,7 +270,7 @@ def test_a_signal_is_noted_once_and_the_second_interrupts(generate, monkeypatch,
 
 def test_progress_is_a_line_now_and_then(capsys, monkeypatch):
     clock = iter([0.0, 4.0, 11.0])
-    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("foretoken.cli.progress.time", SimpleNamespace(monotonic=lambda: next(clock)))
     progress = Progress(3)
     progress.add(10, ended=False)
     assert capsys.readouterr().err == ""

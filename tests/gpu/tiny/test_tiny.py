@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from foretoken.core.errors import ConfigError
 from foretoken.gpu.models.checkpoint import load_draft, load_target
 from foretoken.gpu.models.decoder import Decoder
 from foretoken.gpu.ops.torch_ops import TorchOps
-from foretoken.gpu.tiny import pair
+from foretoken.gpu.tiny import continuations, pair, training
 from foretoken.gpu.tiny.pair import ALGORITHMS, PARTS, make_pair
 from foretoken.gpu.tiny.sizes import NANO, PairOptions, Schedule, TinyShape, partial_directory
 
@@ -172,7 +172,8 @@ class SlowMachine:
 
     def __init__(self, monkeypatch, pass_s: float, file_s: float) -> None:
         self.now_s = 1000.0
-        monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
+        for module in (continuations, pair, training):  # not the process's clock, by which servers of other tests live
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         forward, encode = Decoder.forward, pair.encode_texts
 
         def slow_forward(*arguments, **options):
