@@ -92,7 +92,7 @@ def test_what_a_run_accepts_depends_on_the_draft():
     def summary(algorithm, **tables):
         scenario = {
             "speculation": {"algorithm": algorithm, "policy": "fixed", "steps": 3},
-            "workload": {"num_requests": 150, "rate": 20.0, "output": {"kind": "fixed", "value": 200}},
+            "workload": {"num_requests": 80, "rate": 20.0, "output": {"kind": "fixed", "value": 200}},
         }
         return foretoken.simulate(scenario | tables).summary
 
