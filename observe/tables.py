@@ -103,7 +103,7 @@ def _heading(summary: Mapping[str, Any], title: str | None) -> Text:
         name = summary.get("name") or "run"
         title = f"{name}, seed {summary['seed']}" if "seed" in summary else str(name)
     heading = Text(title, style="bold")
-    heading.append(f"   {format_number(summary['duration'])} s", style="dim")
+    heading.append(f"   {format_number(summary['duration'])} s simulated", style="dim")
     if summary["incomplete"]:
         heading.append("   incomplete", style="bold yellow")
     if summary.get("overloaded"):
@@ -164,7 +164,10 @@ def _speculation(summary: Mapping[str, Any]) -> list[Row]:
         mean = sum(known) / len(known) if known else None
         rows.append((f"EMA from batch size {bound}", format_number(mean)))
     shares = [(int(key.removeprefix(prefix)), value) for key, value in summary.items() if key.startswith(prefix)]
-    rows.extend((f"rounds at {steps} steps", format_share(share)) for steps, share in sorted(shares))
+    rows.extend(
+        (f"rounds at {steps} {'step' if steps == 1 else 'steps'}", format_share(share))
+        for steps, share in sorted(shares)
+    )
     return rows
 
 

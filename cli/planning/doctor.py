@@ -30,10 +30,10 @@ def doctor(
     """Say whether speculation pays in a deployment: up to which batch and load, and what it does to latencies.
 
     First the answer, then three tables. The best number of draft steps with its
-    gain over plain decoding, by batch and context. The accept length at which speculation
-    breaks even, beside the one expected. Latencies of a short simulation of the
-    scenario's own load, as it is and without speculation. `foretoken cost`
-    shows what a round is made of.
+    gain over plain decoding, by batch and context. The accept length at which
+    speculation breaks even, beside the one expected. Latencies of a short
+    simulation of the scenario's own load, as it is and without speculation.
+    `foretoken cost` shows what a round is made of.
 
         foretoken doctor
         foretoken doctor chat.toml --set hardware.gpu=L40S

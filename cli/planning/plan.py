@@ -151,7 +151,7 @@ def _watch(whole: Plan, pool: Workers, store: TrialStore, quiet: bool) -> None:
     from ..progress import StatusLine
 
     line = StatusLine(quiet)
-    unit = "× the trace" if whole.scenario.workload.trace is not None else "requests/s"
+    unit = _unit(whole)
     try:
         for which, index, found in whole.run(pool):
             if found.reason:  # told below the table
@@ -236,14 +236,19 @@ def _nothing_holds(whole: Plan, nearest: Ranked) -> str:
     return f"Nothing holds{devices}. Nearest is {nearest.candidate.name}: at {at:.3g} requests/s {within}."
 
 
+def _unit(whole: Plan) -> str:
+    """Return what a load is counted in."""
+    return "requests/s" if whole.scenario.workload.trace is None else "× the trace"
+
+
 def _table(whole: Plan, shown: list[Ranked], prices: dict[str, float]) -> list[str]:
     from ...planning.plan import cost_per_million_tokens, tokens_per_s
 
     greatest = whole.question.load is None
     width = max(len(item.candidate.name) for item in shown) + 2
     priced = any(whole.gpu_of(item.candidate) in prices for item in shown)
-    head = f"{'':4}{'':{width}}" + (f"{'load':>14}" if greatest else "") + f"{'GPUs':>6}{'tokens/s':>10}"
-    head += (f"{'per 1M':>8}" if priced else "") + "  tightest"
+    head = f"{'':4}{'':{width}}" + (f"{_unit(whole):>14}" if greatest else "") + f"{'GPUs':>6}{'tokens/s':>10}"
+    head += (f"{'per 1M tokens':>15}" if priced else "") + "  tightest"
     lines = [head]
     for place, item in enumerate(shown, 1):
         found = item.finding
@@ -261,7 +266,7 @@ def _table(whole: Plan, shown: list[Ranked], prices: dict[str, float]) -> list[s
         if priced:
             per_hour = prices.get(whole.gpu_of(item.candidate))
             cost = None if per_hour is None else cost_per_million_tokens(item, tokens, per_hour)
-            cells += f"{'–' if cost is None else f'{cost:.3g}':>8}"
+            cells += f"{'–' if cost is None else f'{cost:.3g}':>15}"
         lines.append(f"{cells}  {found.tightest.name} {found.excess:.0%}")
     return lines
 

@@ -104,7 +104,11 @@ def scenario_text(
     rows = list(derived)
     if rows:
         lines += ["", "# What follows from it: value, unit, and the source of each."]
-        lines += [_derived_line(*row) for row in rows]
+        above = ["", *(source for *_, source in rows)]
+        lines += [
+            _derived_line(*row[:3], "as above" if row[3] == last else row[3])
+            for row, last in zip(rows, above, strict=False)
+        ]
     if notices:
         lines += ["", *(f"# Note: {notice}." for notice in notices)]
     return "\n".join(lines) + "\n"

@@ -46,7 +46,7 @@ def test_plan_ranks_candidates_and_goes_on_from_its_store(command, tmp_path, mon
     asked = ("plan", "--slo", "e2el_p99<1s", "--try", "speculation.steps=1,3", "--price", "H100=2.5")
     code, out, errors = command(*asked, *SHORT, "--out", tmp_path)
     assert (code, errors) == (0, "")
-    assert "greatest rate" in out and "per 1M" in out and "is limited by" in out
+    assert "greatest rate" in out and "per 1M tokens" in out and "requests/s  GPUs" in out and "is limited by" in out
     rows = [line for line in out.splitlines() if "EAGLE3, " in line and " ± " in line]
     assert [row.split("EAGLE3, ")[1][0] for row in rows] == ["3", "1"]
     pytest.importorskip("plotly", reason="the extra `report` is not installed")
