@@ -142,6 +142,14 @@ def test_documents_install_from_a_clone():
         assert not re.search(r"pip install\s+['\"]?foretoken", path.read_text(encoding="utf-8")), path.name
 
 
+def test_lines_of_prose_are_short():
+    """Tables, code and what scripts write are as wide as they are."""
+    made = re.compile(r"^```.*?^```|<!-- (?:from|accuracy).*?<!-- end -->|^\|.*?$", re.MULTILINE | re.DOTALL)
+    for path in documents():
+        lines = made.sub("", path.read_text(encoding="utf-8")).splitlines()
+        assert not (long := [line for line in lines if len(line) > 140]), f"{path.name}: {long}"
+
+
 def test_documents_name_the_version_of_the_suite():
     page = (ROOT / "docs" / "properties.md").read_text(encoding="utf-8")
     assert set(re.findall(r'spec="([^"]+)"', page)) == {SUITE_VERSION}
