@@ -256,7 +256,7 @@ def read_json_object(path: str, read_file: Callable[[str], str], *, with_infinit
     try:
         data = parse_json(read_file(path), with_infinity=with_infinity)
     except ParseError as error:
-        raise ConfigError(path, [Problem("", f"is not JSON: {error}")]) from None
+        raise ConfigError.of(path, "", f"is not JSON: {error}") from None
     if not isinstance(data, dict):
-        raise ConfigError(path, [Problem("", f"must hold a JSON object, not {type(data).__name__}")])
+        raise ConfigError.of(path, "", f"must hold a JSON object, not {type(data).__name__}")
     return data

@@ -59,7 +59,7 @@ def check(
     With `every_failure` the search goes on after a failure, without the invariant that failed; else the first one ends it.
     """
     if spec != SUITE_VERSION:
-        raise ConfigError("spec", [Problem("", f"written for suite {spec!r}, this is {SUITE_VERSION!r}")])
+        raise ConfigError.of("spec", "", f"written for suite {spec!r}, this is {SUITE_VERSION!r}")
     component = suite.component(make, capabilities)
     announced = dict(expected_failures or {})
     known = [item.id for item in of_contract(suite.name)] + list(MISBEHAVIOURS)

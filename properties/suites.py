@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.errors import ConfigError, Problem, nearest
+from ..core.errors import ConfigError, nearest
 from .accept.trial import AcceptTrial
 from .allocator.trial import AllocatorTrial
 from .engine.trial import EngineTrial
@@ -51,5 +51,5 @@ def suite_of(contract: str, source: str = "contract") -> Suite:
         what = f"there is no contract {contract!r}{nearest(contract, _SUITES)}; there is {', '.join(_SUITES)}"
         if ":" in contract:
             what = f"name the contract before the component, for example: allocator {contract}; there is {', '.join(_SUITES)}"
-        raise ConfigError(source, [Problem("", what)])
+        raise ConfigError.of(source, "", what)
     return _SUITES[contract]

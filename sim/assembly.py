@@ -184,7 +184,7 @@ def _executor_steps(
     profile = scenario.hardware.profile or profile
     if scenario.engine.kv_slots is None:
         message = "is not given; a profile of measured steps does not say how much memory the device has"
-        raise ConfigError(SCENARIO, [Problem("engine.kv_slots", message)])
+        raise ConfigError.of(SCENARIO, "engine.kv_slots", message)
     shape = {"hidden": target.hidden, "layers": target.layers, "kv_heads": target.kv_heads, "vocab": target.vocab}
     steps.check_target(profile, **shape)
     return steps.cost(spec, profile), steps.host
@@ -231,7 +231,7 @@ def _auto_kernels() -> str:
     given = os.environ.get("FORETOKEN_KERNELS") or "auto"
     if given not in AUTO_KERNELS:
         message = f"expected {' or '.join(AUTO_KERNELS)}, found {given!r}{nearest(given, AUTO_KERNELS)}"
-        raise ConfigError("environment", [Problem("FORETOKEN_KERNELS", message)])
+        raise ConfigError.of("environment", "FORETOKEN_KERNELS", message)
     return given
 
 
@@ -291,7 +291,7 @@ def _check(scenario: Scenario, spec: EngineSpec, acceptance: AcceptanceProcess) 
         for steps, nodes in spec.draft_shape.tree_sizes():
             if steps > MAX_DEPTH and spec.policy != "fixed":
                 message = f"has a candidate of {steps} steps; expected at most {MAX_DEPTH} with topk {spec.topk}"
-                raise ConfigError(SCENARIO, [Problem("speculation.adaptive", message)])
+                raise ConfigError.of(SCENARIO, "speculation.adaptive", message)
             if steps > 0:
                 acceptance.for_tree(spec.topk, steps, nodes, scenario.acceptance.rank_ratio)
     try:
@@ -310,7 +310,7 @@ def _model(name: str, key: str) -> ModelShape:
         try:
             return lookup_model(name)
         except ForetokenError as error:
-            raise ConfigError(SCENARIO, [Problem(key, str(error))]) from None
+            raise ConfigError.of(SCENARIO, key, str(error)) from None
     if packaged is None:
         file = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
         beside, own_name = file.with_name(HF_QUANT_CONFIG), file.resolve().parent.name
@@ -348,7 +348,7 @@ def _usual_draft(target: ModelShape) -> ModelShape:
             f"is not given, and no built-in model smaller than {target.name} has its vocabulary of {target.vocab} tokens; "
             "give the config.json of one that has"
         )
-        raise ConfigError(SCENARIO, [Problem("model.draft", message)])
+        raise ConfigError.of(SCENARIO, "model.draft", message)
     return min(fitting, key=lambda model: model.parameters)
 
 
@@ -401,7 +401,7 @@ def _acceptance(scenario: Scenario, choice: PresetChoice, spec: EngineSpec) -> A
     table, seed = scenario.acceptance, scenario.seed
     given = [key for key in ("preset", "conditional", "mean_length", "recorded") if getattr(table, key) is not None]
     if len(given) > 1:
-        raise ConfigError("acceptance", [Problem(given[1], f"contradicts {given[0]}: give one of them")])
+        raise ConfigError.of("acceptance", given[1], f"contradicts {given[0]}: give one of them")
     if table.recorded is not None:
         return TraceAcceptance.of_runs(load_recorded_runs(table.recorded), seed=seed)
     base = choice.preset

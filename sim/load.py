@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..core.errors import ConfigError, Problem
+from ..core.errors import ConfigError
 from .scenario import Length, Scenario, Workload
 from .scenario_file import SCENARIO
 from .workload.arrivals import ArrivalProcess, RateCurve
@@ -75,7 +75,7 @@ def _curve(table: Workload, rate: float) -> RateCurve:
     """Return the curve of `workload.curve`, raised or lowered to the mean `rate`."""
     if table.curve is None or len(table.curve) < 2 or not any(table.curve):
         message = "is missing; arrivals of the kind curve need two rates at least, one of them above 0"
-        raise ConfigError(SCENARIO, [Problem("workload.curve", message)])
+        raise ConfigError.of(SCENARIO, "workload.curve", message)
     pieces = len(table.curve) - 1
     mean = (sum(table.curve) - (table.curve[0] + table.curve[-1]) / 2) / pieces
     times = [table.period_s * i / pieces for i in range(pieces)]
@@ -94,7 +94,7 @@ def _lengths(table: Length, key: str, greatest: int) -> LengthDistribution:
     def need(name: str):
         value = getattr(table, name)
         if value is None:
-            raise ConfigError(SCENARIO, [Problem(f"{key}.{name}", f"is missing; a {table.kind} length needs it")])
+            raise ConfigError.of(SCENARIO, f"{key}.{name}", f"is missing; a {table.kind} length needs it")
         return value
 
     match table.kind:

@@ -99,7 +99,7 @@ def check_context(scenario: Scenario, target: ModelShape) -> None:
     asked = scenario.model.context_len
     if asked is not None and asked > target.max_context:
         message = f"{asked} is beyond the {target.max_context} positions of {target.name}"
-        raise ConfigError(SCENARIO, [Problem("model.context_len", message)])
+        raise ConfigError.of(SCENARIO, "model.context_len", message)
 
 
 def at_origins(error: ConfigError, origins: Mapping[str, str]) -> ConfigError:

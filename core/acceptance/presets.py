@@ -208,7 +208,7 @@ def choose_preset(name: str, algorithm: str = "EAGLE", family: str = "llama", li
         return PresetChoice(PRESETS[name])
     if name not in TEXTS:
         message = f"{name!r}: expected {', '.join(PRESET_NAMES)}{nearest(name, PRESET_NAMES)}"
-        raise ConfigError("<acceptance>", [Problem("preset", message)])
+        raise ConfigError.of("<acceptance>", "preset", message)
     of = algorithm if any(preset.algorithm == algorithm for preset in PRESETS.values()) else like
     asked = family.partition("_")[0]
 

@@ -347,7 +347,7 @@ class FixedMeanAcceptance(AcceptanceProcess):
     def __post_init__(self) -> None:
         if not 1.0 <= self.mean_accept_length <= MAX_DEPTH + 1:
             message = f"{self.mean_accept_length}: expected 1 (bonus token only) ... {MAX_DEPTH + 1}"
-            raise ConfigError("<acceptance>", [Problem("mean_accept_length", message)])
+            raise ConfigError.of("<acceptance>", "mean_accept_length", message)
         object.__setattr__(self, "max_depth", max(1, int(np.ceil(self.mean_accept_length)) - 1))
 
     def longest_run(

@@ -146,7 +146,7 @@ def load_adaptive_config(
     hint, presets = nearest(given, PRESETS), ", ".join(PRESETS)
     if read_file is None:
         message = f"{given!r} is no JSON object and none of the presets {presets}{hint}; a file needs `read_file`"
-        raise ConfigError(source or "<arguments>", [Problem("", message)])
+        raise ConfigError.of(source or "<arguments>", "", message)
     try:
         text = read_file(given)
     except ConfigError as error:
@@ -161,14 +161,14 @@ def parse_table(text: str, source: str) -> Any:
     try:
         return parse_json(text, _object_of_pairs)
     except ParseError as error:
-        raise ConfigError(source, [Problem("", f"is not JSON: {error}")]) from None
+        raise ConfigError.of(source, "", f"is not JSON: {error}") from None
 
 
 def _read_table(table: Any, source: str) -> AdaptiveConfig:
     problems: list[Problem] = []
     if not isinstance(table, Mapping):
         message = f"is {_kind(table)}; expected a JSON object of batch-size keys"
-        raise ConfigError(source, [Problem("", message)])
+        raise ConfigError.of(source, "", message)
     problems += [Problem(key, "is written twice; expected each key once") for key in getattr(table, "repeated", ())]
     bound_keys = [key for key in table if isinstance(key, str) and _BATCH_SIZE_KEY.fullmatch(key)]
     notices: list[str] = []

@@ -239,7 +239,7 @@ class AdaptiveController:
         new = load_adaptive_config(config, source)
         reload = getattr(self.policy, "reload", None)
         if reload is None:
-            raise ConfigError(new.source, [Problem("", f"the {self.policy.name} policy has no table to reload")])
+            raise ConfigError.of(new.source, "", f"the {self.policy.name} policy has no table to reload")
         shape = DraftTreeShape(new, *self._shape_arguments)
         shape.set_router(RangeRouter(new, self._captured_sizes))
         problems = [
@@ -313,10 +313,10 @@ def build_controller(
         return AdaptiveController(AdaptiveSpeculativeParams(initial_steps, config), **shape)
     if policy == "goodput":
         if cost_table is None:
-            raise ConfigError("<arguments>", [Problem("cost_table", "is missing; the goodput policy decides with one")])
+            raise ConfigError.of("<arguments>", "cost_table", "is missing; the goodput policy decides with one")
         table = load_adaptive_config(config)
         return AdaptiveController(
             GoodputPolicy(table, cost_table, initial_steps, DraftTreeShape(table, **shape)), **shape
         )
     message = f"is {policy!r}; expected one of {', '.join(POLICIES)}"
-    raise ConfigError("<arguments>", [Problem("policy", message)])
+    raise ConfigError.of("<arguments>", "policy", message)

@@ -63,7 +63,7 @@ class CostTable:
     def from_json(cls, table: Any, source: str = "<cost table>") -> CostTable:
         """Read what `to_json` returned. Raises `ConfigError` with the source and all problems."""
         if not isinstance(table, Mapping) or sorted(table) != sorted(_KEYS):
-            raise ConfigError(source, [Problem("", f"expected an object with {', '.join(_KEYS)}")])
+            raise ConfigError.of(source, "", f"expected an object with {', '.join(_KEYS)}")
         problems = _problems(table)
         if problems:
             raise ConfigError(source, problems)

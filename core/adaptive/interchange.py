@@ -38,7 +38,7 @@ def export_table(config: AdaptiveConfig, target: str, max_batch_size: int = 512)
         return _trtllm_yaml(config, max_batch_size)
     version = re.fullmatch(r"sglang-v?(\d+(?:\.\d+)*)(?:\.?(?:post|rc|dev)\d+)?", target)
     if version is None:
-        raise ConfigError("--for", [Problem("", f"is {target!r}; expected {TARGETS}")])
+        raise ConfigError.of("--for", "", f"is {target!r}; expected {TARGETS}")
     return _sglang_json(config, target, tuple(int(part) for part in version.group(1).split(".")))
 
 
@@ -125,7 +125,7 @@ def import_table(text: str, source: str = "<arguments>") -> AdaptiveConfig:
         message = (
             "is 'throughput_aware', which chooses by measured times; the policy goodput does so here, without ranges"
         )
-        raise ConfigError(source, [Problem("strategy", message)])
+        raise ConfigError.of(source, "strategy", message)
     return load_adaptive_config(table, source)
 
 
@@ -182,7 +182,7 @@ def _from_trtllm(text: str, source: str) -> AdaptiveConfig:
     wrong = [last for last, steps in schedule.items() if not last or steps > MAX_STEPS]
     if not schedule or wrong:
         message = f"is no schedule of last batch sizes with up to {MAX_STEPS} draft tokens; expected for example {{8: 3, 64: 1}}"
-        raise ConfigError(source, [Problem(TRTLLM_SCHEDULE, message)])
+        raise ConfigError.of(source, TRTLLM_SCHEDULE, message)
     lasts = sorted(schedule)
     table = {start: schedule[last] for start, last in zip([1, *(last + 1 for last in lasts)], lasts, strict=False)}
     if schedule[lasts[-1]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigError, ForetokenError, Problem
+from ..errors import ConfigError, ForetokenError
 from .config import AdaptiveConfig, SlotConfig, load_adaptive_config, resolve_initial_steps, slot_config
 from .policy import NEVER, RangeRouter, SwitchGate
 
@@ -248,7 +248,7 @@ class AdaptiveSpeculativeParams:
         unbuilt = sorted(set(config.candidate_steps) - self._built)
         if unbuilt:
             message = f"{unbuilt} were not built at start-up; expected some of {sorted(self._built)}"
-            raise ConfigError(config.source, [Problem("candidate_steps", message)])
+            raise ConfigError.of(config.source, "candidate_steps", message)
         kept = dict(zip(self.config.bounds, self._slots, strict=True))
         slots = []
         for bound, cfg in zip(config.bounds, config.slots, strict=True):

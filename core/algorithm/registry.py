@@ -48,7 +48,7 @@ def unregister_algorithm(name: str) -> None:
     """Forget a plugin (tests and reloads); a built-in name or an unknown one is a ConfigError."""
     _instances.pop(name.upper(), None)
     if _plugins.pop(name.upper(), None) is None:
-        raise ConfigError("<algorithm registry>", [Problem("name", f"{name!r} is not a registered plugin")])
+        raise ConfigError.of("<algorithm registry>", "name", f"{name!r} is not a registered plugin")
 
 
 def _name_problems(name: str, cls: type) -> list[Problem]:
@@ -79,7 +79,7 @@ def get_algorithm(name: str) -> SpecAlgorithm:
     if key not in _plugins:
         known = list(dict.fromkeys([*algorithm_names(), *sorted(entry.name.upper() for entry in _entry_points())]))
         message = f"unknown algorithm {name!r}{nearest_name(key, known)}; known: {', '.join(known)}"
-        raise ConfigError("<arguments>", [Problem("algorithm", message)])
+        raise ConfigError.of("<arguments>", "algorithm", message)
     if key not in _instances:
         _instances[key] = _instance_of(_plugins[key])
     return _instances[key]
@@ -122,7 +122,7 @@ def _load_entry_point(key: str) -> None:
     if len(entries) > 1:
         values = " and ".join(sorted(entry.value for entry in entries))
         message = f"{key} is offered twice, by {values}"
-        raise ConfigError(f"entry points {ENTRY_POINT_GROUP}", [Problem("algorithm", message)])
+        raise ConfigError.of(f"entry points {ENTRY_POINT_GROUP}", "algorithm", message)
     (entry,) = entries
     before = dict(_plugins)
     try:
@@ -136,7 +136,7 @@ def _load_entry_point(key: str) -> None:
     except (Exception, SystemExit) as error:
         _restore(before)
         message = f"plugin {entry.name!r} cannot be loaded: {type(error).__name__}: {error}"
-        raise ConfigError(f"entry point {entry.value}", [Problem("algorithm", message)]) from error
+        raise ConfigError.of(f"entry point {entry.value}", "algorithm", message) from error
 
 
 def _restore(plugins: dict[str, type]) -> None:

@@ -214,9 +214,9 @@ class EngineSpec:
             )
             spec.make_engine()  # finds every contradiction now
         except ForetokenError as error:
-            raise ConfigError(source, [Problem("engine", str(error))]) from error
+            raise ConfigError.of(source, "engine", str(error)) from error
         except (TypeError, ValueError, AttributeError, AssertionError) as error:
-            raise ConfigError(source, [Problem("engine", f"describes no engine: {error}")]) from error
+            raise ConfigError.of(source, "engine", f"describes no engine: {error}") from error
         return spec
 
 
@@ -374,7 +374,7 @@ def _slot_to_json(slot: SlotConfig) -> dict[str, Any]:
 def _check_keys(value: Any, kind: type, key: str, source: str) -> None:
     """Raise ConfigError unless `value` is an object with exactly the fields of the dataclass `kind`."""
     if not isinstance(value, Mapping):
-        raise ConfigError(source, [Problem(key, f"is {value!r}; expected an object")])
+        raise ConfigError.of(source, key, f"is {value!r}; expected an object")
     known = tuple(field.name for field in fields(kind))
     problems = [
         Problem(f"{key}.{name}", f"is not known{nearest(str(name), known)}") for name in value if name not in known

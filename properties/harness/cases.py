@@ -134,17 +134,17 @@ def load_case(path: Path) -> Case:
     try:
         data = parse_json(read_text(path, MAX_BYTES))
     except ParseError as error:
-        raise ConfigError(source, [Problem("", f"is not JSON: {error}")]) from None
+        raise ConfigError.of(source, "", f"is not JSON: {error}") from None
     return parse_case(data, source)
 
 
 def parse_case(data: object, source: str) -> Case:
     """Parse a case from its JSON value; raises ConfigError as `load_case` does."""
     if not isinstance(data, dict) or "suite" not in data:
-        raise ConfigError(source, [Problem("", 'this is no case: expected an object with the key "suite"')])
+        raise ConfigError.of(source, "", 'this is no case: expected an object with the key "suite"')
     if data["suite"] != SUITE_VERSION:
         what = f"made with suite {data['suite']!r}, this is {SUITE_VERSION!r}: its operations may mean something else"
-        raise ConfigError(source, [Problem("suite", what)])
+        raise ConfigError.of(source, "suite", what)
     problems = [
         Problem(key, "missing" if key not in data else f"{data[key]!r} is not of type {kind.__name__}")
         for key, kind in _KEYS.items()
@@ -155,17 +155,17 @@ def parse_case(data: object, source: str) -> Case:
         raise ConfigError(source, problems)
     if len(data["operations"]) > MAX_OPERATIONS:
         message = f"{len(data['operations'])}, expected at most {MAX_OPERATIONS}"
-        raise ConfigError(source, [Problem("operations", message)])
+        raise ConfigError.of(source, "operations", message)
     suite = suite_of(data["contract"], source)
     known = [item.id for item in of_contract(suite.name)] + list(MISBEHAVIOURS)
     if data["invariant"] not in known:
         what = f"{data['invariant']!r} is none of {suite.name}'s{nearest(data['invariant'], known)}"
-        raise ConfigError(source, [Problem("invariant", what)])
+        raise ConfigError.of(source, "invariant", what)
     capabilities = suite.capabilities.of(data["capabilities"], source)
     try:
         config = decode_fields(suite.config, data["config"], source, "config")
     except AssertionError as error:
-        raise ConfigError(source, [Problem("config", f"impossible: {data['config']}")]) from error
+        raise ConfigError.of(source, "config", f"impossible: {data['config']}") from error
     parsed = {
         "capabilities": capabilities.declared,
         "config": config,

@@ -43,15 +43,15 @@ def load_make(text: str) -> Callable[[Any], Any]:
         if missing:
             raise NotInstalled(text, missing) from error
         what = f"the module {module_name!r} cannot be imported ({type(error).__name__}: {error})"
-        raise ConfigError(text, [Problem("", what)]) from error
+        raise ConfigError.of(text, "", what) from error
     found: Any = module
     for name in path.split("."):
         if not hasattr(found, name):
-            raise ConfigError(text, [Problem("", f"{module_name} has no {path!r}{nearest(name, vars(module))}")])
+            raise ConfigError.of(text, "", f"{module_name} has no {path!r}{nearest(name, vars(module))}")
         found = getattr(found, name)
     if not callable(found):
         message = f"{path} is {type(found).__name__}, expected a callable that takes a config"
-        raise ConfigError(text, [Problem("", message)])
+        raise ConfigError.of(text, "", message)
     capabilities, supports = getattr(module, "CAPABILITIES", ()), getattr(module, "supports", None)
     if not capabilities and supports is None:
         return found
@@ -69,5 +69,5 @@ def _load_entry_point(name: str) -> Callable[[Any], Any]:
     known = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name not in known:
         what = f"expected module:make, or the name of an adapter{nearest(name, known)}; installed: {', '.join(known) or 'none'}"
-        raise ConfigError(name, [Problem("", what)])
+        raise ConfigError.of(name, "", what)
     return load_make(f"{known[name].module}:{known[name].attr}")

@@ -167,11 +167,11 @@ def decode(operations: Iterable[type[Operation]], data: object, source: str, key
     """Decode the operation, one of these kinds, that `encode` wrote; raises ConfigError with `source` and `key` for anything else."""
     kinds = {kind.tag: kind for kind in operations}
     if not isinstance(data, dict) or not isinstance(data.get("op"), str):
-        raise ConfigError(source, [Problem(key, 'expected an object with the key "op"')])
+        raise ConfigError.of(source, key, 'expected an object with the key "op"')
     kind = kinds.get(data["op"])
     if kind is None:
         hint = nearest(data["op"], kinds)
-        raise ConfigError(source, [Problem(f"{key}.op", f"this contract has no operation {data['op']!r}{hint}")])
+        raise ConfigError.of(source, f"{key}.op", f"this contract has no operation {data['op']!r}{hint}")
     return decode_fields(kind, {name: value for name, value in data.items() if name != "op"}, source, key)
 
 

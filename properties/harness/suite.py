@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ...core.errors import ConfigError, Problem
+from ...core.errors import ConfigError
 from ..invariants import Finding, Invariant, invariant, of_contract
 from .contract import MISBEHAVIOURS, capabilities_of, supports_of
 from .importing import NotInstalled
@@ -110,7 +110,7 @@ class Component:
                 return config, tuple(choose.taken)
         draw = f"{self.suite.config.__name__}.draw"
         what = f"accepts none of {DRAWN_FOR_SUPPORT:,} configurations drawn; {draw} says what is drawn"
-        raise ConfigError("supports", [Problem("", what)])
+        raise ConfigError.of("supports", "", what)
 
     def vocabulary(self, config: Any) -> Vocabulary:
         """Return the letters of one configuration. Which groups and kinds there are depends on the capabilities alone."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...core.draws import Purpose, hash64
-from ...core.errors import ConfigError, Problem
+from ...core.errors import ConfigError
 from ..invariants import Invariant
 from ..invariants.registry import clauses_of, collected
 from .letters import Vocabulary, draw, kept_features
@@ -44,7 +44,7 @@ class Budget:
         amount = float(match[1].replace(",", "").replace("_", "")) if match else 0.0
         if amount <= 0 or (match[2] is None and amount != int(amount)):
             what = f"expected a number of operations (200000) or a time (60s, 2m), got {text!r}"
-            raise ConfigError("budget", [Problem("", what)])
+            raise ConfigError.of("budget", "", what)
         if match[2] is None:
             return cls(operations=int(amount))
         # How much fits into a time is the machine's affair. What is rare gets the operations of the quick budget to happen in.

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from ...core.errors import ConfigError, Problem
+from ...core.errors import ConfigError
 from ..cost.calibration import (
     DEVICE,
     LAUNCH_TIMES,
@@ -236,7 +236,7 @@ def _calibration(
     if error > IMPLAUSIBLE:
         worst = max(decoding, key=lambda item: abs(item.error))
         message = f"simulated {worst.error:+.0%} of what was measured, whatever the parameters: is it in the unit of its name?"
-        raise ConfigError(worst.point.source, [Problem(worst.column, message)])
+        raise ConfigError.of(worst.point.source, worst.column, message)
     fitted = FittedParameters(
         server_profile(base.hardware.server).name, run.cost.kernels, values, len(predictors), error, left_out
     )
@@ -258,7 +258,7 @@ def _too_few(
         f"{len(points)} {'point' if len(points) == 1 else 'points'} for {len(parameters)} parameters: at least {missing} more needed; "
         f"most would be told by: {'; '.join(wanted)}"
     )
-    return ConfigError("--from", [Problem("", message)])
+    return ConfigError.of("--from", "", message)
 
 
 def _suggestions(

@@ -232,7 +232,7 @@ def check_together(points: Sequence[Point]) -> None:
         if len(seen) > 1:
             (first, one), (other, another), *_ = seen.items()
             message = f"{other}, but {one} measured {first}: a profile holds for one"
-            raise ConfigError(another, [Problem(name, message)])
+            raise ConfigError.of(another, name, message)
     by_setting: dict[tuple[Any, ...], Point] = {}
     for point in points:
         first = by_setting.setdefault(point.setting, point)
@@ -244,7 +244,7 @@ def check_together(points: Sequence[Point]) -> None:
                 message = (
                     f"{other:g} contradicts {one:g} of {first.source}, a run of the same setting: leave one of them out"
                 )
-                raise ConfigError(point.source, [Problem(column, message)])
+                raise ConfigError.of(point.source, column, message)
 
 
 def canonical(look_up: Any, name: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import ConfigError, ForetokenError, Problem
+from ...core.errors import ConfigError, ForetokenError
 from ...core.model_shape import lookup_model
 from ...observe.metrics import RunMetrics
 from ..assembly import assemble
@@ -142,13 +142,13 @@ def measured_scenario(points: Sequence[Point], base: Scenario, given: Container[
             canonical = look_up(found).name
             if key in given and not is_config_file(used) and look_up(used).name != canonical:
                 message = f"{found} was measured, but {key} is {used}"
-                raise ConfigError(point.source, [Problem(name, message)])
+                raise ConfigError.of(point.source, name, message)
         except ConfigError:
             raise
         except ForetokenError:
             if key not in given:
                 message = f"{found!r} is not in the catalogue: say what it is with --set {key}=…"
-                raise ConfigError(point.source, [Problem(name, message)]) from None
+                raise ConfigError.of(point.source, name, message) from None
             continue
         if key not in given:
             settings[key] = found

@@ -62,7 +62,7 @@ def read_points(files: Sequence[str]) -> list[Point]:
         file = found["file"] if found else argument
         settings = _settings(argument, found["settings"]) if found else {}
         if argument in files[:i]:
-            raise ConfigError(file, [Problem("", "is given twice, and would count twice")])
+            raise ConfigError.of(file, "", "is given twice, and would count twice")
         points += _file_points(file, settings)
     check_together(points)
     return points
@@ -360,4 +360,4 @@ def _at(place: str, key: str) -> str:
 
 
 def _wrong(file: str, key: str, message: str) -> ConfigError:
-    return ConfigError(file, [Problem(key, message)])
+    return ConfigError.of(file, key, message)

@@ -116,7 +116,7 @@ class Calibration:
         """Raise `ConfigError` if this profile was measured on another GPU."""
         if self.gpu != gpu:
             message = f"measured for {self.gpu}, but the run uses {gpu}"
-            raise ConfigError(self.name, [Problem("profile.gpu", message)])
+            raise ConfigError.of(self.name, "profile.gpu", message)
 
     def check_base(self, server: str, kernels: str) -> None:
         """Raise `ConfigError` if the parameters were fitted around another server profile, or over other kernels."""
@@ -182,7 +182,7 @@ class _Reader:
         if data.get("format") != FORMAT or data.get("version") != VERSION:
             found = f"{data.get('format')!r}, version {data.get('version')!r}"
             message = f"expected {FORMAT!r}, version {VERSION}, found {found}; `foretoken calibrate` writes such files"
-            raise ConfigError(self.file, [Problem("format", message)])
+            raise ConfigError.of(self.file, "format", message)
         self._known("", data, self.KEYS)
         texts = {key: self._text(key, data) for key in ("name", "source", "gpu", "model")}
         tp = data.get("tp")

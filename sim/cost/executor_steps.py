@@ -69,7 +69,7 @@ class Grid:
 def _place(points: Sequence[int], value: float, name: str) -> tuple[int, float]:
     """Return the point before `value`, and how far it is on the way to the next, above 1 behind the last."""
     if value > points[-1] and name not in GROWING:
-        raise ConfigError("steps", [Problem(name, f"{value:g} was not measured; the profile ends at {points[-1]}")])
+        raise ConfigError.of("steps", name, f"{value:g} was not measured; the profile ends at {points[-1]}")
     if len(points) == 1 or value <= points[0]:
         return 0, 0.0
     low = min(bisect_left(points, value), len(points) - 1) - 1
@@ -124,7 +124,7 @@ class ExecutorSteps:
             message = (
                 f"{spec.algorithm} was not measured{nearest(spec.algorithm, self.algorithms)}; the profile has {known}"
             )
-            raise ConfigError(source, [Problem("steps.algorithms", message)])
+            raise ConfigError.of(source, "steps.algorithms", message)
         cost = StepCost(found, self.padded, f"steps measured on {self.device}")
         problems = []
         shape = spec.draft_shape
@@ -300,7 +300,7 @@ class StepCost:
         if grids is None:
             known = ", ".join(map(str, self.tables.rounds))
             message = f"top-{topk} was not measured; the profile has top-{known}"
-            raise ConfigError("tables", [Problem("rounds", message)])
+            raise ConfigError.of("tables", "rounds", message)
         draft, verify = grids.draft.at(steps=steps, rows=rows), grids.verify.at(nodes=nodes, rows=rows)
         fixed = draft.ns + verify.ns + rest + grids.kv_move.at(steps=steps, rows=rows).ns
         most = min(steps + 1, nodes)

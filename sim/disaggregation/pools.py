@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from ...core.errors import ConfigError, Problem
+from ...core.errors import ConfigError
 from ...core.handoff import HandoffTiming
 from ...core.scheduler.config import EngineRole
 from ..scenario import Scenario
@@ -50,7 +50,7 @@ def pools_of(scenario: Scenario) -> Pools:
         raise _error(missing, f"0 engines for {missing}: each of the two pools needs at least 1")
     elif replicas not in (1, prefill + decode):
         message = f"{replicas} contradicts {prefill} prefill and {decode} decode engines; leave it out"
-        raise ConfigError(SOURCE, [Problem("hardware.replicas", message)])
+        raise ConfigError.of(SOURCE, "hardware.replicas", message)
     return Pools(prefill, decode, 0)
 
 
@@ -67,7 +67,7 @@ def _divide(ratio: str, replicas: int) -> tuple[int, int]:
 
 
 def _error(key: str, message: str) -> ConfigError:
-    return ConfigError(SOURCE, [Problem(f"disaggregation.{key}", message)])
+    return ConfigError.of(SOURCE, f"disaggregation.{key}", message)
 
 
 def timing_of(scenario: Scenario) -> HandoffTiming:

@@ -233,7 +233,7 @@ def load_fault_plan(given: str | Path, seed: int, *, transfers: bool = False) ->
         return swarm_plan(seed, transfers=transfers)
     path = Path(given)
     if not path.exists() and (hint := nearest(str(given), [SWARM])):
-        raise ConfigError(str(path), [Problem("", f"is no file{hint}")])
+        raise ConfigError.of(str(path), "", f"is no file{hint}")
     return fault_plan(read_toml(path), str(path))
 
 

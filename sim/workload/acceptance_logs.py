@@ -19,7 +19,7 @@ import numpy as np
 
 from ...core.acceptance.fit import MIN_REQUESTS, MIN_ROUNDS, AcceptanceFit, fit, fit_counts, fit_histograms
 from ...core.acceptance.process import GaussianAcceptance
-from ...core.errors import ConfigError, ForetokenError, Problem
+from ...core.errors import ConfigError, ForetokenError
 from ...core.parsing import ParseError, parse_json
 from ...observe.encoding import decode_lens
 from ...observe.input_files import read_lines, read_text
@@ -94,7 +94,7 @@ def _are_enough(num_rounds: int, num_requests: int) -> bool:
 def wrong(path: str | os.PathLike[str], place: int | str, message: str) -> ConfigError:
     """Return the error of a file at a line (0: the file as a whole) or at a key."""
     key = (f"line {place}" if place else "") if isinstance(place, int) else place
-    return ConfigError(os.fspath(path), [Problem(key, message)])
+    return ConfigError.of(os.fspath(path), key, message)
 
 
 # -- events -----------------------------------------------------------------------------------------------------------
