@@ -33,6 +33,18 @@ def test_holds_of_a_foreign_allocator():
     }
 
 
+def test_the_pool_of_the_documentation_holds_and_is_found_wrong_once_it_is():
+    page = (Path(__file__).parents[3] / "docs" / "contracts.md").read_text(encoding="utf-8")
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Pool:" in block]
+    declared, names = ("paged", "sharing", "inspection"), {}
+    exec(code, names)
+    assert names["CAPABILITIES"] == declared and check_allocator(names["Pool"], capabilities=declared, budget=10_000).ok
+    exec(code.replace("if self.holders[page] == 0:", "if True:"), names)
+    with pytest.raises(PropertiesBroken, match="3 after shrinking") as caught:
+        check_allocator(names["Pool"], capabilities=declared, budget=10_000)
+    assert [failure.id for failure in caught.value.report.failures] == ["ALLOC-03"]
+
+
 def test_what_a_good_one_never_does_is_exercised_all_the_same():
     """The clauses of a free page with an owner are judged where no page has one."""
     declared = ("paged", "padding_page", "sharing", "inspection")
