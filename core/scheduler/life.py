@@ -6,7 +6,7 @@ and it is WAITING again, with what it has emitted so far as part of its prompt.
 
 Where prefill and decode are two engines, a request is TRANSFERRING on both while its KV is on its way. On the prefill side this lasts from
 the commit of its last chunk until the other side has it all (TRANSFERRED). On the decode side it lasts from the reservation of its slots
-until it joins the batch.
+until it joins the batch. The two sides in `core/handoff/` decide when, and when the row that a transfer holds is released (`transfers.py`).
 
 `TRANSITIONS` says which event is possible in which state. `RequestRecord.advance` asks it first: a refused event changes nothing.
 
