@@ -181,7 +181,7 @@ def _prompt_sizes(arm: Arm, plan: MeasuringPlan) -> Iterable[tuple[int, int, int
     longest = max(_contexts(arm, plan))
     most = min(config.chunk_size, longest * config.max_running)
     for chunks in sorted({1, min(2, config.max_running), config.max_running}):
-        for tokens in sorted({min(n, most) for n in (16, 64, 256, 1024)}):
+        for tokens in sorted({min(n, most, chunks * longest) for n in (16, 64, 256, 1024)}):
             for context in sorted({0, longest // 2}):
                 each = -(-tokens // chunks)
                 if tokens >= chunks:

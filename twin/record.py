@@ -27,7 +27,9 @@ class Record:
             self._read(path, about)
         lines = [{"about": about}, *({"key": key, "values": values} for key, values in self.values.items())]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        written = path.with_name(path.name + ".new")
+        written.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        written.replace(path)
         self._file = path.open("a", encoding="utf-8")
 
     def _read(self, path: Path, about: Mapping[str, Any]) -> None:
@@ -48,7 +50,7 @@ class Record:
             self._file.flush()
 
     def close(self, finished: bool) -> None:
-        """Close the file; a finished one goes."""
+        """Close the file, and delete it if the measurement is `finished`."""
         if self._file is not None and self._path is not None:
             self._file.close()
             if finished:

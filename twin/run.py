@@ -229,8 +229,8 @@ def fit_acceptance(arm: Arm, plan: TwinPlan) -> AcceptanceFit:
 
     Raises AcceptanceFitError.
     """
-    longest = fixed_config(arm.spec.max_steps)
-    spec = replace(arm.spec, policy="fixed", adaptive=longest, initial_steps=None, cost_table=None)
+    most_steps = fixed_config(arm.spec.max_steps)
+    spec = replace(arm.spec, policy="fixed", adaptive=most_steps, initial_steps=None, cost_table=None)
     if arm.spec.policy != "fixed":
         spec = replace(spec, graph_sizes=None)
     return fit(*rounds_of(_serve_calibration(replace(arm, spec=spec), plan).events))

@@ -64,7 +64,7 @@ class Uploads:
         self._current, self._used = 0, 0
 
     def send(self, *arrays: np.ndarray) -> list[Tensor]:
-        """Return the arrays as new tensors of the device, sent in one copy. The arrays may be changed afterwards."""
+        """Return the arrays as tensors of the device, sent in one copy. On a CPU they share the arrays' memory: do not change these."""
         arrays = tuple(map(np.ascontiguousarray, arrays))
         if self._device.type == "cpu":
             return [torch.from_numpy(array) for array in arrays]
@@ -116,11 +116,15 @@ def _torch_dtype(dtype: np.dtype) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-@cache
 def uploads_to(device: torch.device) -> Uploads:
     """Return the owner of all copies to the device in this process, one for "cuda" and for the number that it stands for."""
     if device.type == "cuda" and device.index is None:
         return uploads_to(torch.device("cuda", torch.cuda.current_device()))
+    return _uploads_of(device)
+
+
+@cache
+def _uploads_of(device: torch.device) -> Uploads:
     return Uploads(device)
 
 

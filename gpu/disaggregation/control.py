@@ -35,7 +35,7 @@ class ControlSocket:
         return self._socket.fileno()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message and wait until the other end takes it. Raises OSError if the other end is closed."""
+        """Send a message, and wait until the socket's buffer has it. Raises OSError if the other end is closed or does not read."""
         with self._sending:
             self._socket.sendall(_frame(message))
 
@@ -87,7 +87,10 @@ class ControlSocket:
             end = _LENGTH.size + size
             if len(self._buffer) < end:
                 break
-            messages.append(json.loads(self._buffer[_LENGTH.size : end]))
+            try:
+                messages.append(json.loads(self._buffer[_LENGTH.size : end]))
+            except ValueError as error:
+                raise ControlError(f"a control message that is no JSON: {error}") from None
             del self._buffer[:end]
         return messages
 

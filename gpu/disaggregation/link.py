@@ -122,7 +122,7 @@ class PeerLink:
     def _break(self, error: Exception) -> None:
         was_broken, self._is_broken = self._is_broken, True
         if not was_broken:
-            self._tell(LinkNews(self.name, None, 0, str(error).splitlines()[0]))
+            self._tell(LinkNews(self.name, None, 0, str(error).partition("\n")[0] or type(error).__name__))
 
 
 class LinkError(ForetokenError):
@@ -167,7 +167,7 @@ def links(
     return {name: PeerLink(rank, name, page_device, faults, tell) for rank, name in peers}
 
 
-VARIABLE = "FORETOKEN_LINK_FAULTS"
+FAULTS_VARIABLE = "FORETOKEN_LINK_FAULTS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,17 +208,17 @@ class ParcelFaults:
 
 def plans_from_environment() -> dict[str, dict[str, Any]]:
     """Return the plans by worker that the environment asks for; ConfigError if they make no sense."""
-    text = os.environ.get(VARIABLE, "")
+    text = os.environ.get(FAULTS_VARIABLE, "")
     if not text:
         return {}
     try:
         plans = parse_json(text)
     except ParseError as error:
-        raise ConfigError.of(VARIABLE, "", f"is not JSON: {error}") from None
+        raise ConfigError.of(FAULTS_VARIABLE, "", f"is not JSON: {error}") from None
     if not isinstance(plans, dict):
-        raise ConfigError.of(VARIABLE, "", f"is {plans!r}; expected an object of workers")
+        raise ConfigError.of(FAULTS_VARIABLE, "", f"is {plans!r}; expected an object of workers")
     for name, plan in plans.items():
-        ParcelFaults.from_json(plan, f"{VARIABLE}: {name}")
+        ParcelFaults.from_json(plan, f"{FAULTS_VARIABLE}: {name}")
     return plans
 
 

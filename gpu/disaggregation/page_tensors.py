@@ -19,7 +19,7 @@ from ..batch.pools import KVPool
 from ..executor.executor import TorchExecutor
 
 _WORD_BYTES = 4
-_WEIGHT_STEP = 0x9E3779B97F4A7C15  # 2⁶⁴ over the golden ratio: neighbours differ in all bits
+_WEIGHT_STEP = 0x9E3779B97F4A7C15  # 2⁶⁴ over the golden ratio: its multiples spread over all 64 bits
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
@@ -75,7 +75,10 @@ class PageTensors:
         return [PageSeal(target, a, draft, b) for a, b in zip(*sums, strict=True)]
 
     def seals_of_arrived(self, content: Tensor | None, num_pages: int) -> tuple[Tensor, list[PageSeal]]:
-        """Return the whole rows in `content` uint8 [bytes], and the seals of `num_pages`, which say how much is there of pages cut off."""
+        """Return the whole rows in `content` uint8 [bytes], and a seal for each of `num_pages`.
+
+        The seal of a page that was cut off has the bytes that arrived, and no checksum.
+        """
         if content is None:
             content = torch.empty(0, dtype=torch.uint8)
         whole = min(num_pages, len(content) // self.row_bytes)

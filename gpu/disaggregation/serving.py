@@ -188,7 +188,7 @@ class Serving:
         self.handoff.carry_out()
 
     def lose(self, peer: str) -> None:
-        """Take the parent's word that `peer` is dead."""
+        """Treat `peer` as dead, since the parent says so: end its transfers, and ignore what still arrives from it."""
         self._lost[peer] = None
         self.handoff.peer_lost(peer, now_ns(), FinishReason.MOVED)
 

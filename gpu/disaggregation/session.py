@@ -60,6 +60,7 @@ class DisaggregatedSession(TextSession):
         self._early: dict[str, dict[int, tuple[list[int], dict[str, list[Any]]]]] = {}
         self._reports: dict[str, dict[str, Any]] = {}
         self._is_open = True
+        self._kept: list[TextDelta] = []  # they came while a report was awaited
 
     @classmethod
     def open(
@@ -128,7 +129,7 @@ class DisaggregatedSession(TextSession):
         for worker in self.workers.living():
             worker.say({"do": "report"})
         while any(worker.name not in self._reports for worker in self.workers.living()):
-            self._hear(LISTEN_S)
+            self._kept += self._hear(LISTEN_S)
         return self._reports
 
     def drain(self) -> dict[str, dict[str, Any]]:
@@ -187,10 +188,11 @@ class DisaggregatedSession(TextSession):
 
     @property
     def _is_serving(self) -> bool:
-        return bool(self._receiving)
+        return bool(self._receiving or self._kept)
 
     def _serve(self) -> list[TextDelta]:
-        return self._hear(LISTEN_S)
+        kept, self._kept = self._kept, []
+        return kept or self._hear(LISTEN_S)
 
     def _dispatch(self, placement: Placement) -> None:
         request = request_to_json(placement.request)

@@ -120,7 +120,12 @@ def open_serving(
             sinks.append(log.sink(0))
         return sinks
 
-    engine, executor, plan = load_engine(plan, Tokenizer.load(options.model), make_sinks)
+    try:
+        engine, executor, plan = load_engine(plan, Tokenizer.load(options.model), make_sinks)
+    except BaseException:
+        if log is not None:
+            log.close(complete=False)
+        raise
     serving = Serving(order.session, engine, executor, deliveries, links, news, timing=order.timing)
     watched.append(serving.watch)
     return serving, log, plan.spec

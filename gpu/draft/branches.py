@@ -90,7 +90,7 @@ class DeviceBeam:
 
 
 def first_level(tokens: Tensor, probabilities: Tensor) -> tuple[DeviceCandidates, DeviceBeam]:
-    """Step 0: the draft's top-k after the root, [bs, k] each."""
+    """Return the candidates and the beam of step 0, [bs, k] each, from the draft's top-k after the root and its probabilities."""
     scores = _clean(probabilities)
     bs, topk = tokens.shape
     ids = torch.arange(topk, dtype=torch.int32, device=tokens.device).expand(bs, topk)
@@ -100,7 +100,7 @@ def first_level(tokens: Tensor, probabilities: Tensor) -> tuple[DeviceCandidates
 
 
 def next_level(beam: DeviceBeam, tokens: Tensor, probabilities: Tensor) -> tuple[DeviceCandidates, DeviceBeam]:
-    """Take one further step: return the draft's top-k after each of the beam's nodes, [bs, k, k] each."""
+    """Return the next step's candidates [bs, k²] and its beam [bs, k], from the draft's top-k after each beam node, [bs, k, k] each."""
     bs, topk, _ = tokens.shape
     scores = (beam.scores[:, :, None] * _clean(probabilities)).view(bs, topk * topk)
     tokens = tokens.reshape(bs, topk * topk)
@@ -137,7 +137,7 @@ def tree_of(ops: Ops, batch: RoundBatch, levels: list[DeviceCandidates]) -> Devi
 
 
 class BranchDraft(Draft):
-    """`relayed_topk` candidates travel to the next round, whatever steps it will take."""
+    """Drafts chains and trees step by step. Each round relays `relayed_topk` candidates, whatever steps the next one takes."""
 
     def __init__(self, ops: Ops, network: DraftNetwork, pool: KVPool, relayed_topk: int, page_size: int) -> None:
         self.aux_layers = network.aux_layers

@@ -1,7 +1,7 @@
 """The base of drafters, and the batches that they work on.
 
 prefill   the draft's own pass over prompt chunks             → what finished prompts relay to their first round
-propose   relayed values → a verify tree                      (S − 1 draft passes; none for look-up)
+propose   relayed values → a verify tree                      (S − 1 draft passes; none for look-up or one head per step)
 catch_up  draft KV of every accepted position, one pass       → what this round relays to the next one
 """
 
@@ -58,7 +58,7 @@ class RoundLimits:
     def batch(
         self, row_numbers: np.ndarray, rows: Tensor, lengths: Tensor, roots: Tensor, steps: int, num_draft_tokens: int
     ) -> RoundBatch:
-        """Return the batch of a round, as it is if it is captured with these rows."""
+        """Return the batch of a round whose padded size is its number of rows."""
         return RoundBatch(
             row_numbers=row_numbers,
             rows=rows,
@@ -100,7 +100,7 @@ class Draft(ABC):
     on_host: bool = False  # proposals need the tokens of earlier rounds on the host, so rounds wait for each other
     is_captured: bool = True  # whether rounds may be; those of a draft on the host from what `propose_on_host` gives
 
-    def open_row(self, row: int, cached: np.ndarray) -> None:  # noqa: B027 - drafts on the device keep nothing per row
+    def open_row(self, row: int, cached: np.ndarray) -> None:  # noqa: B027 - most drafts keep nothing per row
         """Begin a request in `row`; `cached` int64 [n] is the part of its text that is not prefilled again."""
 
     def observe(self, row: int, tokens: np.ndarray) -> None:  # noqa: B027

@@ -289,6 +289,7 @@ class TorchExecutor:
                 self._publish(rows, epochs, lengths, {"bonus_tokens": sampled.clamp(min=0), **relay})
                 self._forced.begin(rows, part.starts[last] + part.lens[last])
         self.counters.prefilled += chunks.num_tokens
+        # A prompt has no accept lengths; its tokens stand in for them and are not read as such.
         running.prefill_tokens = to_host(sampled, chunks.any_token(~forward.hidden.isfinite().all(1)), sampled, outputs)
 
     def _read_prefill(self, running: RunningStep) -> None:

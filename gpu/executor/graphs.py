@@ -2,8 +2,9 @@
 with user outputs and without. Each is captured when the first round needs it, so that a session pays for those that its batches have.
 
 A graph reads and writes the same memory every time. So a round's inputs are copied to their places, and the rows beyond the batch are
-padding (row 0, length 0: they read nothing and write to the sink). Results are valid until the graph runs again; the stream passes them on
-before that. Relay cells are read and written inside, by row: a round is one copy to the device, one launch, and the copies of its results.
+padding (row 0, length 0: they read nothing and write to the sink). Results are valid until any graph runs, since all share one memory pool;
+they are copied in the stream before that. Relay cells are read and written inside, by row: a round is one copy to the device, one launch,
+and the copies of its results.
 Without a GPU a "graph" runs its function anew over the same memory, so that all but the capture is the same code.
 
 A round whose logits are changed on the host is two graphs: up to the logits of all nodes, and from the changed ones on.
@@ -285,7 +286,7 @@ class RoundGraphs:
         with_outputs: bool = False,
         is_shaped: bool = False,
     ) -> CapturedRound | None:
-        """Return the smallest graph that the batch fits into, captured now if it is the first; None if such a batch has none."""
+        """Return the smallest graph that holds the batch; capture it if no round has needed it yet. None: the round runs without one."""
         key, variant = self._table.find(steps, num_draft_tokens, batch_size), (kind, with_outputs, is_shaped)
         if key is None or variant not in self._variants:
             return None

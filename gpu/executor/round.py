@@ -30,7 +30,7 @@ from .outputs import DRAFT_HIDDEN, NEXT_RELAY, NodeProducer, node_outputs
 from .shaping import target_probs
 
 OnLap = Callable[[str, float], None]
-"""Told each phase and its seconds as it has passed; the sums go on beside it."""
+"""Called with the name and the seconds of each phase when it ends; `PhaseClock.seconds` sums them as well."""
 
 
 class PhaseClock:
@@ -201,7 +201,8 @@ class DecodeRound:
             outputs = self._compacted(passed, verified, wanted)
         with as_captured(), phase("draft"):
             captured = outputs.pop(DRAFT_HIDDEN, None)
-            longest = longest or int(verified.accept_lens.max())
+            # A path has no more nodes than its tree, even if the steps would allow more.
+            longest = min(longest or int(verified.accept_lens.max()), tree.num_nodes)
             self._keep_produced(batch, outputs, verified, wanted)
             next_relay = self._of_last_accepted(outputs, verified)
             accepted = Accepted(emitted, verified.accept_lens, captured, longest, next_relay)

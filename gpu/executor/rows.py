@@ -81,6 +81,7 @@ class Rows:
 
     def close(self, row: int) -> None:
         self._requests[row] = None
+        self._epochs[row] = -1  # no step may run it until it is opened again
 
     def forget(self) -> None:
         self._requests = [None] * len(self._requests)
@@ -105,7 +106,8 @@ class Rows:
     def settle(
         self, rows: np.ndarray, runs: np.ndarray, accept_lens: np.ndarray, failed: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Find the rows that end with these runs (int64 [n, width]): the first stop in each, int32 [n] (−1: none), and who ended, bool [n].
+        """Record what rows have emitted, runs int64 [n, width], and end rows. Return each row's first stop int32 [n], −1 if none, and
+        which rows have ended now, bool [n].
 
         Rows that had ended before have neither. One rule with the engine's: `core.contract.request.cut_runs`.
         """

@@ -4,8 +4,8 @@
                   known on the host      └ node ─ node        as if its path had been emitted already
 
 So a node gets the distribution that plain decoding would have there, and verification stays lossless: what a grammar forbids has
-probability 0 and is never accepted. A round waits for the tokens of the round before it, and for its own between its passes and the choice
-of tokens: a captured one is two graphs. Rows that ask for none of this are not touched.
+probability 0 and is never accepted. The host must have the tokens of the round before, and it changes the logits between the target's pass
+and the choice of tokens, so a captured round is two graphs. The logits of rows that ask for none of this do not change.
 """
 
 from __future__ import annotations

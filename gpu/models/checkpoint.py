@@ -261,7 +261,7 @@ def _part_of(name: str) -> str:
         return "embeddings"
     if "norm" in name:
         return "norms"
-    return "mlp" if ".mlp." in name else "attention"
+    return "mlp" if ".mlp." in name or ".block_sparse_moe." in name else "attention"
 
 
 def _is_ignorable(name: str) -> bool:

@@ -27,7 +27,7 @@ class CheckedOps:
         self._num_rows = num_rows
 
     def __getattr__(self, name: str) -> Any:
-        """Pass other operations through: they move, write and read nothing by index and need no check."""
+        """Pass other operations through: they touch neither KV nor relay cells."""
         return getattr(self._ops, name)
 
     # -- the forward pass -----------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ class LayersOutput(NamedTuple):
 
 
 class Ops(Protocol):
-    """Device operations without any host synchronisation. Tensors come back new unless the name says `_`."""
+    """The operations of a device; none waits for it. Results are new tensors. Names with `_`, rope_write and run_layers write in place."""
 
     # -- the forward pass -----------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class Ops(Protocol):
     def decode_attention(self, q: Tensor, kv: KVTensors, batch: DecodeBatch, softmax: Softmax = PLAIN) -> Tensor:
         """Attend with every query [m, Hq, d] to its keys, its own included. Split over the KV length.
 
-        A window counts positions: of a verify tree's nodes by their depth, not by where they lie. The same in all three.
+        A window counts positions in all three operations: a tree node's position follows from its depth, not from its column.
         """
 
     def verify_attention(

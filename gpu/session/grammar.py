@@ -89,7 +89,7 @@ class LibraryMatcher:
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._only_end = np.zeros(vocab_size, bool)
-        self._only_end[eos_ids] = True
+        self._only_end[[token for token in eos_ids if token < vocab_size]] = True
 
     def advance(self, tokens: np.ndarray) -> None:
         if not self._matcher.is_stopped():

@@ -99,12 +99,12 @@ class DecodeLoop:
         self.driver = Driver(engine, executor, clock_ns)
         self._deliveries = deliveries
         self._live: dict[str, None] = {}  # in the order of submission
-        self._aborted: list[FinishedRequest] = []  # ended between turns; the next turn returns their last deltas
+        self._ended_between_turns: list[FinishedRequest] = []  # the next turn returns their last deltas
 
     @property
     def is_idle(self) -> bool:
         """Whether no request is live and no delta is left to return."""
-        return self.driver.engine.is_idle and not self._aborted
+        return self.driver.engine.is_idle and not self._ended_between_turns
 
     def submit(self, request: Request) -> str:
         """Queue a request; returns why it was refused, or an empty text."""
@@ -117,7 +117,7 @@ class DecodeLoop:
         """Give a request up. Its last delta comes with one of the next turns; an id that is not live changes nothing."""
         finished = self.driver.abort(request_id).finished
         if finished is not None:
-            self._aborted.append(finished)
+            self._ended_between_turns.append(finished)
 
     def abort_all(self) -> None:
         for request_id in tuple(self._live):
@@ -130,14 +130,14 @@ class DecodeLoop:
         """
         engine, clock_ns = self.driver.engine, self.driver.clock_ns
         failed = engine.requests.in_flight[0].step.step_id
-        self._aborted += engine.lose_steps(StepFailure(failed, cause, message), clock_ns()).finished
+        self._ended_between_turns += engine.lose_steps(StepFailure(failed, cause, message), clock_ns()).finished
         restart()
         engine.resume(clock_ns(), restarted=True)
 
     def turn(self) -> list[Delta]:
         """Take a driver's turn; returns what requests got. Raises InvariantViolation if requests live, but no step is planned."""
         outcome = self.driver.turn()
-        finished, self._aborted = self._aborted, []
+        finished, self._ended_between_turns = self._ended_between_turns, []
         if outcome is not None:
             finished += outcome.finished
         elif not finished and self._live:

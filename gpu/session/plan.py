@@ -224,9 +224,9 @@ def algorithm_name(options: SessionOptions) -> str:
 def with_look_up(options: SessionOptions) -> SessionOptions:
     """Return `options` with look-up drafts (NGRAM) where neither draft nor algorithm is named, on a CPU: what it proposes costs next to
     nothing and changes no token. On a GPU rounds with drafts from the host wait for each other. `steps` 0 stays plain decoding."""
-    plain = options.draft is not None or options.algorithm.lower() != AUTO or options.steps == 0 or options.overlap
+    is_decided = options.draft is not None or options.algorithm.lower() != AUTO or options.steps == 0 or options.overlap
     device = resolve_device(AUTO) if options.device == AUTO else options.device
-    if plain or device != "cpu":
+    if is_decided or device != "cpu":
         return options
     return replace(options, algorithm="NGRAM")
 
@@ -306,8 +306,8 @@ def resolve_dtype(name: str, target: ModelConfig, device: str) -> torch.dtype:
         message = "float64 is for a CPU: the GPU's kernels sum in float32; choose float32 or bfloat16"
         raise ConfigError.of(ARGUMENTS, "dtype", message)
     if name == AUTO:
-        wide = device != "cpu" or target.dtype.itemsize >= 4
-        return target.dtype if wide or _stays_narrow(target) else torch.float32
+        keeps_dtype = device != "cpu" or target.dtype.itemsize >= 4 or _stays_narrow(target)
+        return target.dtype if keeps_dtype else torch.float32
     if name not in DTYPES:
         message = f"{name!r} is none of {AUTO}, {', '.join(DTYPES)}{nearest_name(name, DTYPES)}"
         raise ConfigError.of(ARGUMENTS, "dtype", message)

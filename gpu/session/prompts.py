@@ -56,6 +56,7 @@ class RequestDefaults:
         values = {"stop": list(self.stop)} if self.stop else {}
         for name in ("max_tokens", *SAMPLING):
             values[name] = getattr(self, name)
+        values["logit_bias"] = {str(token): bias for token, bias in dict(self.logit_bias).items()}
         return [Problem(key, message) for key, message in _setting_problems(values)]
 
 
@@ -290,7 +291,7 @@ def _setting_problems(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
                 problems.append((key, f"is {_shown(value)}; expected a whole number, {low} or more"))
         elif key in _REALS and not (number and _REALS[key][0](value)):
             problems.append((key, f"is {_shown(value)}; expected {_REALS[key][1]}"))
-        elif key == "logit_bias" and value and (wrong := _bias_problem(value)):
+        elif key == "logit_bias" and (wrong := _bias_problem(value)):
             problems.append((key, wrong))
         elif key == "json_schema" and not isinstance(value, dict | str):
             problems.append((key, f"is {_kind(value)}; expected a schema: an object, or its text"))

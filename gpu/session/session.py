@@ -183,7 +183,7 @@ def load_models(plan: SessionPlan, ops: Ops) -> tuple[Decoder, DraftModel | None
 
 @contextmanager
 def named_memory_errors(plan: SessionPlan) -> Iterator[None]:
-    """Raise NotEnoughMemory, with what the plan counted, where what it could not count (graphs, activations, logits) does not fit."""
+    """Turn OutOfMemoryError into NotEnoughMemory, which says what the plan reserved: the plan estimates activations, logits and graphs."""
     import torch
 
     try:

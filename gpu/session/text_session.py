@@ -98,7 +98,7 @@ class _Receiving:
 
 
 class TextSession(ABC):
-    """Serves requests as text. What serves them answers four questions: `_begin`, `_serve`, `_is_serving`, `_abort_all`."""
+    """Serves requests as text. A subclass runs the engines: it defines `_begin`, `_serve`, `_is_serving` and `_abort_all`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -142,7 +142,7 @@ class TextSession(ABC):
                     self._abort_all()
                 # All are counted before the first is yielded, as the consumer may stop at any of them.
                 yield from self._serve()
-        except GeneratorExit:
+        except (GeneratorExit, KeyboardInterrupt):
             self._abort_all()
             while self._is_serving:
                 self._serve()

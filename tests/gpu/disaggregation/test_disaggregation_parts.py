@@ -21,7 +21,7 @@ from foretoken.core.scheduler.config import EngineConfig, EngineRole
 from foretoken.core.scheduler.engine import Engine
 from foretoken.gpu.disaggregation.control import MAX_FRAME_BYTES, ControlError, ControlSocket
 from foretoken.gpu.disaggregation.link import (
-    VARIABLE,
+    FAULTS_VARIABLE,
     LinkFaults,
     Parcel,
     ParcelFaults,
@@ -225,16 +225,16 @@ def test_faults_happen_to_the_parcels_that_they_name():
     ],
 )
 def test_a_senseless_plan_of_faults_is_named(monkeypatch, text, expected):
-    monkeypatch.setenv(VARIABLE, text)
+    monkeypatch.setenv(FAULTS_VARIABLE, text)
     with pytest.raises(ConfigError) as caught:
         plans_from_environment()
-    assert expected in str(caught.value) and VARIABLE in str(caught.value)
+    assert expected in str(caught.value) and FAULTS_VARIABLE in str(caught.value)
 
 
 def test_faults_are_off_unless_asked_for(monkeypatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(FAULTS_VARIABLE, raising=False)
     assert plans_from_environment() == {}
-    monkeypatch.setenv(VARIABLE, json.dumps({"decode0": {"delay_ms": 2.5}}))
+    monkeypatch.setenv(FAULTS_VARIABLE, json.dumps({"decode0": {"delay_ms": 2.5}}))
     assert plans_from_environment() == {"decode0": {"delay_ms": 2.5}}
 
 
@@ -308,6 +308,14 @@ def test_what_caused_a_message_is_heard_before_it(monkeypatch):
     for end in (to_prefill, prefill, to_decode, decode):
         end.close()
     workers._selector.close()
+
+
+def test_a_frame_that_is_no_json_is_refused():
+    left, right = socket.socketpair()
+    with left, right:
+        left.sendall((3).to_bytes(4, "little") + b"{no")
+        with pytest.raises(ControlError, match="a control message that is no JSON"):
+            ControlSocket(right).receive()
 
 
 def test_a_frame_beyond_all_measure_is_refused():

@@ -24,7 +24,12 @@ from matrix_cells import OPS, small_config
 
 META = torch.device("meta")
 BATCH, SLOTS = 3, 128
-SHAPES = ((0, 1, 1), (3, 1, 4), (3, 4, 9))  # steps, top-k, nodes
+SHAPES = (
+    (0, 1, 1),
+    (3, 1, 4),
+    (3, 4, 9),
+    (4, 2, 3),
+)  # steps, top-k, nodes; of the last fewer nodes than a path could have
 DRAFTED = ("STANDALONE", EAGLE, EAGLE3, MULTI_LAYER_EAGLE)
 CASES = [("NONE", 0, 1, 1), *((algorithm, *shape) for algorithm in DRAFTED for shape in SHAPES)]
 

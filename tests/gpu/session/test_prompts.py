@@ -101,6 +101,8 @@ BAD = {
         '{"prompt": "x", "logit_bias": {"5": true}}',
         "logit_bias has True for '5'; expected a number for a token id",
     ),
+    "bias null": ('{"prompt": "x", "logit_bias": null}', "logit_bias is null; expected an object"),
+    "bias 0": ('{"prompt": "x", "logit_bias": 0}', "logit_bias is a number; expected an object"),
     "bias of no token": ('{"prompt": "x", "logit_bias": {"a": 1}}', "logit_bias has 1 for 'a'"),
 }
 
@@ -160,4 +162,4 @@ def test_defaults_are_checked_like_lines():
         max_tokens=0, temperature=float("nan"), top_p=2.0, top_k=-1, seed=-1, stop=("",)
     ).problems()
     assert {problem.key for problem in problems} == {"max_tokens", "temperature", "top_p", "top_k", "seed", "stop"}
-    assert RequestDefaults().problems() == []
+    assert RequestDefaults().problems() == RequestDefaults(logit_bias=((5, 1.0),)).problems() == []
