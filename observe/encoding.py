@@ -5,6 +5,7 @@
     {"t":"abort","r":0,"ns":…,"id":"a"}
     {"t":"plan","r":0,"ns":…,"step":7,"joins":[[id,row,epoch,cached,emitted,max_tokens]],"prefill":[[row,start,len,last]],
      "decode":[rows] or "=","S":3,"k":1,"nd":4,"rounds":8,"retracted":[id],"waiting":0,"held":512,"released":[[row,epoch]],"writes":crc}
+     `step` may be null; a join of KV that was sent has a seventh value, its length; `tokens` in `finished` is their number
     {"t":"commit","r":0,"ns":…,"step":7,"rounds":2,"lens":"4231…","stops":[[round,column,index]],"ended":[column],"end":"request_ended",
      "stopped":[chunk],"failures":[[row,message]],"at":[first end, gap, …],"finished":[[id,reason,tokens]]}
     {"t":"lost","r":0,"ns":…,"step":7,"cause":"hung","message":"…","steps":[7,8],"retracted":[id],"finished":[[id,reason,tokens]]}
@@ -172,6 +173,7 @@ class LineEncoder:
         return ",".join(parts) + "}"
 
     def _same_rows(self, rows: np.ndarray) -> bool:
+        """Return whether these rows are those of the previous decode step, and remember them for the next one."""
         previous, self._decode_rows = self._decode_rows, rows
         return rows is previous or (previous is not None and np.array_equal(rows, previous))
 

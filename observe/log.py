@@ -1,6 +1,6 @@
 """The event log: `events.jsonl`, a header, the events of all replicas in their order, and a last line that says how the run ended.
 
-A log is written under its final name from the first line on. A run that is interrupted leaves a log without the last line
+A log is written under its final name from the first line on. An interrupted run ends it as incomplete; a killed one has no last line
 `{"t":"end",…}`: readable, and visibly not complete.
 """
 
@@ -118,7 +118,10 @@ class EventLog:
             self._lines.append(dump_line(end))
             self.flush()
         finally:
-            self._file.close()
+            try:
+                self._file.close()
+            except OSError as error:
+                raise LogError(self.path, 0, f"cannot be written: {error}") from error
 
     def __enter__(self) -> EventLog:
         return self

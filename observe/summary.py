@@ -81,7 +81,7 @@ class Measurements:
     itl: LogHistogram = field(default_factory=LogHistogram)
     ttft_ns: GrowingColumn = field(default_factory=_nanoseconds)  # of completed requests, as the next two
     e2el_ns: GrowingColumn = field(default_factory=_nanoseconds)
-    num_output: GrowingColumn = field(default_factory=_nanoseconds)
+    num_output: GrowingColumn = field(default_factory=lambda: GrowingColumn(np.int64))
     # draft steps -> verified rows by correct drafts
     drafts_by_steps: dict[int, np.ndarray] = field(default_factory=dict)
     rounds_at_steps: np.ndarray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))

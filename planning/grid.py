@@ -111,6 +111,8 @@ def _range(text: str, found: re.Match[str]) -> list[Any]:
     low, high = _value(found["low"].strip()), _value(found["high"].strip())
     if not all(isinstance(bound, int | float) and not isinstance(bound, bool) for bound in (low, high)):
         raise ValueError(f"{text!r} is no range of numbers; expected {_FORMS}")
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise ValueError(f"the range {text!r} has no end; expected {_FORMS}")
     if low > high:
         raise ValueError(f"the range {text!r} is empty: {low} is more than {high}")
     how, count = found["how"], int(found["count"] or 0)
@@ -137,5 +139,5 @@ def _range(text: str, found: re.Match[str]) -> list[Any]:
 
 def _tidy(number: float, integers: bool) -> int | float:
     """Return a number without the digits of its rounding error; an integer where bounds and number are integers."""
-    tidy = float(f"{number:.6g}")
+    tidy = float(number) if number == int(number) else float(f"{number:.6g}")
     return int(tidy) if integers and tidy == int(tidy) else tidy

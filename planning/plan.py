@@ -127,6 +127,8 @@ class Plan:
             self.on_a_quarter = kept
             # What a quarter cannot tell apart a whole trace hardly can: so few are enough to find the load of the best.
             kept = self._kept(kept, 1.0)
+            if not kept:
+                return
             fine = partial(self._search_again, tolerance=FINE, seeds=seeds, sized=self._requests)
             yield from self._best_first("second", self.fine, kept, workers, fine, 1 + 2 * CLOSER)
 
@@ -141,7 +143,7 @@ class Plan:
     ) -> Iterator[tuple[str, int, Finding]]:
         """Search candidates on more of a trace: the best one alone, two runs at once, then the others from where that one suggests.
 
-        For what more of a trace holds beside less of it is much the same for all candidates.
+        The ratio of the load found on more of a trace to that found on less of it is much the same for all candidates.
         """
         best, *others = kept
         before = self.rough[best].value
@@ -343,7 +345,10 @@ class Plan:
         return self._slices[ROUGH_ROWS] if self.question.requests is None else self._requests(load, FIRST_SHARE)
 
     def _kept(self, among: Iterable[int], share: float) -> list[int]:
-        """Return the candidates to search on: those with this share of the best load per cost, some at least, and plain decoding."""
+        """Choose the candidates to search on: those with `share` of the best load per cost, at least KEPT_AT_LEAST, and plain decoding.
+
+        Stores every candidate's share in `first_share`.
+        """
 
         def per_cost(index: int) -> float:
             candidate = self.candidates[index]

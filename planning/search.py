@@ -145,8 +145,8 @@ def greatest_load(
     as its interval needs to be as narrow as `tolerance`. The slope is that between loads whose excesses differ from the limit by more than
     the seeds do. Where a flat curve lies at its limit these loads are far apart, and the interval is wide.
 
-    `sized`: settings that follow from the load, such as how many requests a run has. `within`: whether a load is found below the first, or
-    above the second, makes no difference to who asks, nor which. `at_once`: the loads, and then the seeds, that are run together.
+    `sized`: settings that follow from the load, such as how many requests a run has. `within`: the least and the greatest load that are
+    tried; a result at either bound is precise enough for the caller. `at_once`: the loads, and then the seeds, that are run together.
     """
     judge, curve = _Judge(settings, key, objectives, seeds, sized), _Curve({})
     least, most = map(_tidy, within)
@@ -223,7 +223,7 @@ class _Curve:
         return low, min(above, default=None)
 
     def is_told(self, *loads: float) -> bool:
-        """Return whether the excesses at these loads are less than the most that is told, either way."""
+        """Return whether none of the excesses at these loads is clipped, at MOST_EXCESS or at its inverse."""
         return all(abs(self.excesses[load]) < math.log(MOST_EXCESS) for load in loads)
 
     def slope(self, low: float, high: float) -> float:

@@ -1,7 +1,7 @@
 """Runs kept in a directory as they end, so that a sweep or a search that was stopped goes on.
 
 question.json    what is asked: the scenario, what is varied, the version
-trials.jsonl     a line per run, written when the run ends; behind a kill the last line may be cut off, and its run is made again
+trials.jsonl     a line per run that is done, written when it ends; a last line that a kill has cut off is dropped, and its run made again
 trials.parquet   the same as one table, once all runs have ended
 """
 
@@ -92,7 +92,7 @@ class TrialStore:
         return self._trials.get(_key(settings), (None, None))[1]
 
     def add(self, settings: Mapping[str, Any], trial: Trial) -> None:
-        """Keep a run that has ended; it is on disk when this returns. One that was refused is tried again the next time."""
+        """Keep a run that has ended. If it is done, write it to the journal; one that was refused or failed is made again the next time."""
         if trial.status == "done":
             self._journal.write(json.dumps({"settings": dict(settings), **asdict(trial)}, allow_nan=False) + "\n")
             self._journal.flush()

@@ -41,7 +41,7 @@ class ClusterGone(ForetokenError):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A run to make: a number by which who asked for it knows it again, and the keys of the scenario that it replaces."""
+    """A run to make. `ticket` is the caller's own number for it; `settings` are the keys of the scenario that it replaces."""
 
     ticket: int
     settings: Mapping[str, Any]
@@ -136,7 +136,7 @@ class _Worker:
                 line = process.stdout.readline()
             except BrokenPipeError:
                 pass
-            if line:
+            if line and line.endswith("\n"):  # else it died before or while it wrote its outcome
                 return Trial(**parse_json(line))
             code = process.wait()
             died = f"the process of the run died, {ATTEMPTS} times: {_ending(code)}"

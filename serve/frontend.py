@@ -176,7 +176,7 @@ class Reply:
         return []
 
     def news(self) -> list[tuple[Choice, Delta]]:
-        """Return what has come since the last look, as `take` does."""
+        """Return what has come since the last look. Raises ApiError as `take` does; what has come with the failure is then dropped."""
         self._has_news = False
         deltas = []
         for choice in self.choices:
@@ -242,7 +242,8 @@ class Frontend:
         while self._choices and self.scheduler.is_running and time.monotonic() - begin < self.limits.stall_s:
             await asyncio.sleep(0.005)
         await asyncio.to_thread(self.scheduler.stop)
-        for _, held in self._held:
+        left, self._held = self._held, []
+        for _, held in left:
             self._act(held)
 
     def give_up(self) -> None:

@@ -9,13 +9,13 @@ from ..core.errors import ConfigError, Problem
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on requests; seconds are real ones. Raises ConfigError for one below its least value."""
+    """Bounds on requests; seconds are real ones. Raises ConfigError for one that is not positive."""
 
     max_streams: int = 512  # outputs at once, running or waiting; beyond that 429
     max_body_bytes: int = 8 << 20
     max_prompt_tokens: int | None = None  # default: what the body takes
     max_choices: int = 16  # outputs of one request: n times prompts
-    deadline_s: float = 600.0  # from the request to the end of its outputs
+    deadline_s: float = 600.0  # for the body of a request, and then again for its outputs
     stall_s: float = 30.0  # a client that neither sends its body nor takes its stream for so long is gone
     retry_after_s: int = 1  # what 429 advises
     max_connections: int = 4096

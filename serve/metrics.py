@@ -1,4 +1,5 @@
-"""The metrics of a server, for Prometheus: counted on the scheduler's thread, read when `/metrics` is asked for.
+"""The metrics of a server, for Prometheus, read when `/metrics` is asked for. Each number is counted on one thread: arrivals, refusals and
+delays in the event loop, all else on the scheduler's thread.
 
 The engines' own counters and gauges are read when they are asked for; beside them this counts what engines do not: latencies, ends, and
 what drafts brought. Times are those of the body, so that of a simulated deployment its own, whatever the speed.

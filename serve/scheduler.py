@@ -66,7 +66,7 @@ class SchedulerThread:
         self._put(partial(self.body.abort, request_id))
 
     def call(self, function: Callable[[], object]) -> Future:
-        """Have `function` called between two turns; its result or exception is in the future."""
+        """Queue `function`, to be called between two turns. The future gets its result or exception, and never ends if the loop has."""
         done: Future = Future()
 
         def carry_out() -> None:

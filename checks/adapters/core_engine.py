@@ -58,7 +58,7 @@ class ToldPolicy(FixedPolicy):
 
 
 class CoreEngine:
-    """Requests by name over rows by number; the answers become columns."""
+    """Translates between the contract, which names requests, and our engine, which numbers rows and takes results as arrays."""
 
     capabilities = EngineCapabilities.all()
 

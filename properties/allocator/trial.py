@@ -160,7 +160,8 @@ class AllocatorTrial(Trial):
         return slots
 
     def _first_stale(self) -> tuple | None:
-        for kind, group in (("holder", self.model.holders), ("request", self.model.rows)):
+        places = ("holder", self.model.holders), ("request", self.model.rows), ("batch request", self.model.parts)
+        for kind, group in places:
             for name, holder in group.items():
                 count = len(holder.cells)
                 if len(holder.slots) < count:

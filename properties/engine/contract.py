@@ -157,7 +157,7 @@ class ServingConfig:
         # A twin has none of the optional features, so that their effects show against a plain run.
         bare = {"block_rounds": 1, "prefix_cache": False}
         match kind:
-            case "once more":
+            case "again":
                 return self
             case "with the other pipeline depth":
                 # Two steps in flight reserve twice as much, and one request must fit.
@@ -206,7 +206,9 @@ class EngineCapabilities(Capabilities):
     retraction: bool = False  # `retract(request)`: a running request gives everything back and waits again
     denial: bool = False  # `deny(count)`: the next attempts to allocate find nothing
     losses: bool = False  # `lose(step)` and `resume()`: a step fails as a whole
-    isolation: bool = False  # after that it asks less of each step, and tries suspects apart, as `recovery.py` says
+    isolation: bool = (
+        False  # after a lost step it plans smaller steps and runs suspects apart (properties/engine/recovery.py)
+    )
     # What enters leaves each that runs its reserve, and rows go in blocks where no plan could differ.
     reserves: bool = False
     counters: bool = False  # `counters()`: what was verified and accepted so far

@@ -66,7 +66,7 @@ class EngineTrial(Trial):
         self._observe()
 
     @classmethod
-    def twin_config(cls, kind: str, config: ServingConfig) -> ServingConfig | None:
+    def twin_config(cls, kind: str, config: ServingConfig) -> ServingConfig | list[ServingConfig] | None:
         return config.twin(kind)
 
     # -- around every operation ---------------------------------------------------------------------------------------

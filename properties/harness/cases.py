@@ -98,7 +98,7 @@ class Case:
         # What fails is not noted any more: it is the last operation, or comes behind all of them.
         if violation.operation == "make":
             return Story(violation, (), (), "the start")
-        if len(history) < len(self.operations):
+        if len(history) < len(self.operations) and violation.trial is not None:  # None: a comparison of two runs
             history.append(str(violation.operation))
             calls.append(tuple((violation.trial.calls or ())[-MAX_CALLS:]))
             ends_in = f"operation {len(history)}"

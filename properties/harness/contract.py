@@ -37,7 +37,7 @@ class Capabilities:
     """Those that ask less of a component instead of more; `all` leaves them out."""
 
     VISIBLE: ClassVar[tuple[str, ...]] = ()
-    """Those that change what a component answers where it is only asked for what it has: not having one is visible, too."""
+    """Capabilities that change answers to operations which need no capability; a control must have exactly those of the component."""
 
     def covers(self, others: Capabilities) -> bool:
         """Return whether a component with these capabilities answers as one with the others should."""
@@ -56,8 +56,6 @@ class Capabilities:
     @classmethod
     def of(cls, names: Iterable[str] | Self, source: str = "capabilities") -> Self:
         """Build the capabilities from a list of names. Raises ConfigError for an unknown one, and for one whose foundation is missing."""
-        if isinstance(names, cls):
-            return names
         known = [field.name for field in fields(cls)]
         names = [*names.declared] if isinstance(names, Capabilities) else [str(name) for name in names]
         there_are = f"there are {', '.join(known)}" if known else "this contract has none"
@@ -88,7 +86,7 @@ MISBEHAVIOURS: dict[str, str] = {
 
 
 def needs(*capabilities: str) -> Callable[[Callable], Callable]:
-    """Return a decorator for a method of a contract's Protocol: a component with any of these capabilities has it."""
+    """Return a decorator for a method of a Protocol: a component with any of these has it. (Elsewhere `needs` means all.)"""
 
     def mark(method: Callable) -> Callable:
         method.needs = capabilities

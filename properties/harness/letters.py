@@ -127,6 +127,7 @@ def translated(operation: Operation, before: Vocabulary, after: Vocabulary) -> O
 def kept_features(vocabulary: Vocabulary, bits: int) -> tuple[str, ...]:
     """Return which groups of operations a run has: each but "" is left out in a quarter of the runs, by two of the random bits."""
     optional = [feature for feature in vocabulary if feature]
+    assert len(optional) <= 16, "the swarm gives 32 random bits, two for each group"
     return ("", *(feature for number, feature in enumerate(optional) if (bits >> (2 * number)) & 3))
 
 

@@ -179,7 +179,7 @@ def decode_fields(kind: type, data: dict[str, Any], source: str, key: str) -> An
     """Decode a dataclass of integers, strings, booleans and tuples of integers from a JSON object with exactly its fields."""
     wanted = field_types(kind)
     problems = [Problem(f"{key}.{name}", f"unknown{nearest(name, wanted)}") for name in data if name not in wanted]
-    values: ClassVar = {}
+    values: dict[str, Any] = {}
     for name, expected in wanted.items():
         if name not in data:
             problems.append(Problem(f"{key}.{name}", "missing"))

@@ -72,7 +72,8 @@ class Shrinker:
         self._keeps(self.config, self.operations)
         self._shrink()
         if self.is_disputed:
-            self.control, self.attempts_left = None, MAX_ATTEMPTS
+            self.control = None
+            self.attempts_left = MAX_HANGING_ATTEMPTS if self.id == "HANGS" else MAX_ATTEMPTS
             self._shrink()
 
     def _shrink(self) -> None:
@@ -97,7 +98,7 @@ class Shrinker:
         return None
 
     def _keeps(self, config: Any, operations: list[Operation]) -> bool:
-        """Take an attempt over if it still fails."""
+        """Adopt this configuration and these operations if they still fail in the same way. Returns whether they do."""
         violation = self._violation(config, operations) if self.attempts_left > 0 else None
         if violation is None:
             return False
@@ -126,7 +127,7 @@ class Shrinker:
                     at += length
             if length == 1 and not removed:
                 return
-            length = max(length // 2, 1) if not (length == 1 and removed) else 1
+            length = max(length // 2, 1)
 
     def _simplify_arguments(self) -> bool:
         changed = False

@@ -21,7 +21,7 @@ from .operation import Operation
 from .trial import Broken, Trial, Violation, frames
 
 MOSTLY, PATIENCE = 0.9, 5
-"""A component that computes is interrupted at its limit; one that waits, or that a busy machine lets wait, at so many times that."""
+"""The share of its limit that a component must have computed to be interrupted; and after how many limits it is interrupted anyway."""
 
 
 class Hanging(BaseException):
@@ -68,7 +68,7 @@ DRAWN_FOR_SUPPORT = 5_000
 
 
 class Suite:
-    """A contract: what its trial says of it in its class variables, and
+    """A contract as the drivers see it. Most attributes are class variables of its trial; these are not:
 
     controls       our components as import strings, the plainest first: what is shown passes on one
     probes         for an invariant that a component is known to break, the operations that do nothing but probe it
@@ -150,8 +150,8 @@ class Component:
         limit_s: float | None = None,
         watch: Callable[[Operation, Trial], None] | None = None,
     ) -> Trial:
-        """Run the operations on a fresh one, then drain it; check these invariants, or all. Raises Violation, also if it raises, hangs or
-        answers nonsense; its `trial` says how far that came.
+        """Run the operations on a fresh component, drain it, and check the invariants (all, if None). Raises Violation if one breaks, or if
+        the component raises, hangs or answers nonsense; `Violation.trial` is the trial, None where two runs were compared.
 
         With `twice`, twins go through the same, for the invariants that compare two runs. `watch` is called after each operation.
         """

@@ -29,7 +29,7 @@ _KEPT_VOCABULARIES = 512
 class Budget:
     """How long to go on: a number of operations, or seconds of wall time. Only the first gives the same runs everywhere.
 
-    `is_extended`: further, as far as the quick budget of the contract, until everything has happened."""
+    `is_extended`: `conformance.check` goes on past this budget, up to the contract's quick one, until every operation has happened."""
 
     operations: int | None = None
     seconds: float | None = None

@@ -140,7 +140,7 @@ class Trial:
         return True
 
     def count(self, kind: type[Operation]) -> None:
-        """Observe and check what an operation that was carried out has changed."""
+        """Finish an operation that was carried out: observe its effects, count it, and run the checkers. Raises Violation."""
         self.end()
         self.num_operations += 1
         self.executed[kind] = self.executed.get(kind, 0) + 1
@@ -211,7 +211,7 @@ class Trial:
         return isinstance(answer, Refused)
 
     def carry_out(self, method: Callable[..., Any], *arguments: object) -> None:
-        """Call the component for what the contract gives no reason to refuse here."""
+        """Call the component where it must not refuse. Raises Violation if it raises or returns False; `must` ignores what is returned."""
         if self.refused(self.ask(method, *arguments)):
             was = f"{getattr(method, '__name__', self.operation)} was refused: {self.moment.refusal}"
             raise self.misbehaviour("RAISES", was, "it is carried out")

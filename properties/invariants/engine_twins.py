@@ -1,4 +1,4 @@
-"""Two runs of one engine: RELAY-09, ENGINE-15, 17, 19, RADIX-16, ACCEPT-15, SIM-12. They compare what each request was delivered."""
+"""Two runs of one engine: RELAY-09, ENGINE-15, 17, 19, RADIX-16, ACCEPT-15, SIM-12. They compare outputs or decisions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _same_outputs(trials: Twins, why: str) -> Outcome:
     return found
 
 
-@checks("ENGINE-19", CONTRACT, twin="once more")
+@checks("ENGINE-19", CONTRACT, twin="again")
 def the_same_history_has_the_same_decisions(trials: Twins) -> Outcome:
     first, second = trials
     why = "ranks that each run a scheduler, and a log that is replayed, rely on it"

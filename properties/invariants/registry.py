@@ -69,7 +69,7 @@ class Invariant:
     `on` are the tags of the operations that it has something to say about; () is all of them.
 
     Almost any defect breaks a `general` one. With `twin`, it is about two runs of the same operations: `check` gets both trials,
-    and the suite's `twin_config(twin, config)` says how the second one was configured.
+    and `twin_config(twin, config)` of the contract's trial says how the second one was configured.
     """
 
     id: str

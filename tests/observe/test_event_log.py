@@ -286,3 +286,11 @@ def test_a_full_disk_is_an_error_and_not_a_short_log():
         assert "cannot be written" in str(error)
         return
     pytest.fail(f"{log} was written to a full disk")
+
+
+def test_a_disk_that_fills_up_is_told_when_the_log_is_closed(tmp_path):
+    log = EventLog(tmp_path / "events.jsonl", {})
+    log._file.close()
+    log._file = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115 - the log closes it
+    with pytest.raises(LogError, match="cannot be written"):
+        log.close(complete=True)
