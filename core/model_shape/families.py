@@ -304,9 +304,11 @@ def _formats(reader: ConfigReader) -> dict[str, str | None]:
     """Return the formats of weights and KV: 16-bit unless the file says more."""
     key = "dtype" if "dtype" in reader.data else "torch_dtype"
     value = reader.get(key) or "bfloat16"
-    if value not in _DTYPES:
+    wide = _DTYPES.get(value) if isinstance(value, str) else None
+    if wide is None:
         reader.problem(key, f"expected one of {', '.join(_DTYPES)}, found {value!r}")
-    wide, found = _DTYPES.get(value, "bf16"), read_weight_format(reader)
+        wide = "bf16"
+    found = read_weight_format(reader)
     main = found.experts or wide
     return {
         "weight_dtype": main,

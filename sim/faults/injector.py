@@ -102,7 +102,9 @@ class FaultInjector(Hooks):
         name = message = request.request_id
         if self.cluster is not None:
             placement = self.cluster.placements.get(name)
-            if placement is not None and placement.tries > 1:
+            if placement is None or placement.request is not request:
+                return None  # a late copy: the request has ended, or was placed anew
+            if placement.tries > 1:
                 if placement.is_aborted:
                     return "cancelled before it arrived"
                 message = f"{name} again"

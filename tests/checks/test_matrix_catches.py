@@ -150,7 +150,7 @@ BlocksKeepWhatTheyReserved (MATRIX): What a block has not used stays with its ro
     DecodeRounds.release_unused = None
 
 NewcomersNeverWakeTheDriver (MATRIX): A newcomer waits for the end of the block.
-    Admission.could_enter = False
+    Admission.could_enter_before_commit = False
 
 AbortedRoundsForgotten (MATRIX): A request that is aborted in a block ends at once.
     Requests._is_in_running_block = False

@@ -43,8 +43,8 @@ def documented() -> list[list[str]]:
     """The commands of docs/plugins.md but the installation."""
     text = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    install, *lines = block.splitlines()
-    assert install == "pip install ./examples/plugin_algorithm"
+    foretoken, plugin, *lines = block.splitlines()
+    assert foretoken.startswith("pip install '.[") and plugin == "pip install ./examples/plugin_algorithm"
     return [shlex.split(line) for line in lines]
 
 

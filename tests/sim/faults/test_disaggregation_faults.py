@@ -40,6 +40,11 @@ PROBABILITY = {"packet": 0.1, "transfer": 0.3}
 OF_TRANSFERS = [name for name, kind in KINDS.items() if kind.needs_transfers]
 
 
+def test_a_late_copy_of_a_request_that_has_ended_is_no_new_one():
+    """It came back to the engine that had been given the request anew, and the request was computed and decoded once more."""
+    assert serve_disaggregated_swarm(224).injected["link.duplicated"]
+
+
 def test_five_services_under_the_swarm():
     fired = faults_of(serve_disaggregated_swarm, range(5))
     assert sum(fired[kind] > 0 for kind in OF_TRANSFERS) > len(OF_TRANSFERS) / 2, fired
