@@ -245,6 +245,7 @@ FAMILIES: Mapping[str, Family] = {
 }
 """The families whose configurations are understood, by `model_type`."""
 ARCHITECTURES: Mapping[str, str] = {name: family.architecture for name, family in FAMILIES.items()}
+MAX_LAYERS = 10_000
 
 _ALIASES: Mapping[str, str] = {
     "gemma3_text": "gemma3", "gemma4_text": "gemma4", "llama4_text": "llama4", "kimi_k2": "deepseek_v3",
@@ -274,6 +275,9 @@ def read_model_shape(config: Mapping[str, Any], source: str, name: str) -> Model
     family = FAMILIES[key]
     reader = replace_missing(reader, **family.defaults)
     layers = reader.integer("num_hidden_layers", len(nemotron_pattern(reader)) if key == "nemotron_h" else REQUIRED)
+    if layers > MAX_LAYERS:
+        reader.problem("num_hidden_layers", f"must be at most {MAX_LAYERS:,}, got {layers}")
+        reader.raise_problems()
     mixers, mlps = counted(family.mixers(reader, key, layers)), counted(family.mlps(reader, key, layers))
     sizes = {
         "hidden": reader.integer("hidden_size"),

@@ -101,6 +101,12 @@ def test_all_problems_at_once_with_file_and_key(read, tmp_path):
     assert str(tmp_path / "config.json") in str(caught.value)
 
 
+@pytest.mark.parametrize(("key", "value"), [("torch_dtype", ["bfloat16"]), ("num_hidden_layers", 10**12)])
+def test_a_damaged_value_is_a_problem_and_no_crash(read, key, value):
+    with pytest.raises(ConfigError, match=key):
+        read({**LLAMA, key: value})
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
