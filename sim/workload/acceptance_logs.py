@@ -161,6 +161,8 @@ class _Engine:
             return
         if data["decode"] != "=":
             self._rows = list(data["decode"])
+        if type(data["S"]) is not int:
+            raise ValueError(f"its draft steps S are {data['S']!r}; expected a whole number")
         if data["k"] != 1:
             raise ValueError(f"a draft tree of top-{data['k']}: acceptance is fitted to chains (speculation.topk = 1)")
         if unknown := [row for row in self._rows if row not in self._owner]:

@@ -35,6 +35,11 @@ def test_damaged_inputs(sounds, tmp_path):
     assert damages(sounds, tmp_path, range(15)) == []
 
 
+def test_what_was_a_crash_or_a_hang_is_a_message(sounds, tmp_path):
+    """A list as dtype, a million million layers, half a draft step."""
+    assert damages(sounds, tmp_path, (1139, 1213, 5661)) == []
+
+
 @pytest.mark.slow
 def test_ten_thousand_damaged_inputs(sounds, tmp_path):
     assert damages(sounds, tmp_path, range(1000, 11_000)) == []
