@@ -31,13 +31,13 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 # and one workload of it on this machine and in the simulator.
 demo: .venv/.planning
 	$(BIN)/python examples/capacity.py
-	$(BIN)/foretoken plan examples/chat_on_h100.toml --set hardware.kernels=roofline --try speculation.steps=0,1,3 \
+	$(BIN)/foredraft plan examples/chat_on_h100.toml --set hardware.kernels=roofline --try speculation.steps=0,1,3 \
 		--slo 'ttft_p99<500ms,tpot_p99<15ms' --requests 200 --seeds 3 --out $(RUN_DIR)/plan
-	$(BIN)/foretoken simulate examples/chat_on_h100.toml --out $(RUN_DIR)
+	$(BIN)/foredraft simulate examples/chat_on_h100.toml --out $(RUN_DIR)
 	@$(MAKE) --no-print-directory .venv/.gpu
-	$(BIN)/foretoken tiny $(RUN_DIR)/pair --time-budget-s 60
+	$(BIN)/foredraft tiny $(RUN_DIR)/pair --time-budget-s 60
 	$(BIN)/python examples/real_decode.py $(RUN_DIR)/pair --max-tokens 48
-	$(BIN)/foretoken twin --model $(RUN_DIR)/pair/target --draft $(RUN_DIR)/pair/draft --loads knee --seconds 3 --repeat 2
+	$(BIN)/foredraft twin --model $(RUN_DIR)/pair/target --draft $(RUN_DIR)/pair/draft --loads knee --seconds 3 --repeat 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-from foretoken.core.acceptance.fit import simulate_rounds
-from foretoken.core.acceptance.presets import PRESETS, AcceptancePreset
-from foretoken.core.acceptance.process import GaussianAcceptance
+from foredraft.core.acceptance.fit import simulate_rounds
+from foredraft.core.acceptance.presets import PRESETS, AcceptancePreset
+from foredraft.core.acceptance.process import GaussianAcceptance
 from points import read_rows
 
 DEPTHS = 8

@@ -4,7 +4,7 @@
 
 Each point of `benchmarks/published/` is a scenario that the library simulates, once with every column: the roofline, measured kernels, and
 measured kernels with a profile fitted without the point's model or draft shape (`benchmarks/left_out.csv`). A fourth column is what
-`foretoken calibrate` adds: the fit to all other points of the same data set. Results are kept in the
+`foredraft calibrate` adds: the fit to all other points of the same data set. Results are kept in the
 cache folder until the sources change, so a run that was stopped goes on. `--every N` takes each N-th point of plain.csv and leaves the
 page alone, unless `--write` is given, and then the page says so.
 """
@@ -21,11 +21,11 @@ from importlib.util import find_spec
 
 from accuracy_runs import MEASURED, OTHERS, ROOFLINE, Outcome, failure_text, simulate_all
 from fit_expert_independence import distinct_experts, published_counts
-from foretoken.core.errors import ForetokenError
-from foretoken.sim.assembly import assemble
-from foretoken.sim.cost.forward import EXPERT_INDEPENDENCE
-from foretoken.sim.scenario_file import scenario_from_dict
-from foretoken.simulation import run_scenario
+from foredraft.core.errors import ForedraftError
+from foredraft.sim.assembly import assemble
+from foredraft.sim.cost.forward import EXPERT_INDEPENDENCE
+from foredraft.sim.scenario_file import scenario_from_dict
+from foredraft.simulation import run_scenario
 from pages import write_block
 from points import Point, plain_points, read_rows, round_points
 
@@ -211,7 +211,7 @@ def passes_table() -> Iterator[str]:
             try:
                 ours = _verify_ms(int(row["tokens"] or BEYOND_GRAPHS), row["gpu"], int(row["tensor_parallel"]), kernels)
                 cells.append(f"{ours:.1f} ({100 * (ours / float(row['verify_ms']) - 1):+.0f} %)")
-            except ForetokenError as error:
+            except ForedraftError as error:
                 cells.append(failure_text(error))
         tokens = row["tokens"] or f"{BEYOND_GRAPHS:,} (assumption), not captured"
         yield f"| {name} | {tokens} | {row['verify_ms']} | {' | '.join(cells)} |"
@@ -310,7 +310,7 @@ def main() -> None:
     columns = [ROOFLINE, MEASURED, OTHERS]
     if find_spec("aiconfigurator_core") is None:
         print(
-            "The columns 'measured' and 'left out' need measured kernels: pip install 'foretoken[measured]'",
+            "The columns 'measured' and 'left out' need measured kernels: pip install 'foredraft[measured]'",
             file=sys.stderr,
         )
         columns = [ROOFLINE]

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from foretoken.core.errors import ForetokenError
-from foretoken.sim.calibration.fit import spreads
-from foretoken.sim.calibration.least_squares import Parameter, fit_parameters, left_out_errors
-from foretoken.sim.cost.calibration import LAUNCH_TIMES
-from foretoken.sim.cost.measured.tables import cache_folder
-from foretoken.sim.cost.server import PROFILES
-from foretoken.simulation import run_scenario  # at once: worker processes are forked with all that they need
+from foredraft.core.errors import ForedraftError
+from foredraft.sim.calibration.fit import spreads
+from foredraft.sim.calibration.least_squares import Parameter, fit_parameters, left_out_errors
+from foredraft.sim.cost.calibration import LAUNCH_TIMES
+from foredraft.sim.cost.measured.tables import cache_folder
+from foredraft.sim.cost.server import PROFILES
+from foredraft.simulation import run_scenario  # at once: worker processes are forked with all that they need
 from points import DEVICE, Estimate, Point, estimate, profile_with, read_csv
 
 ROOT = Path(__file__).parents[1]
@@ -29,7 +29,7 @@ ROOFLINE, MEASURED, OTHERS, CALIBRATED = "roofline", "measured", "left out", "ca
 LEAST_TO_CALIBRATE = 4  # points of a data set
 
 
-def failure_text(error: ForetokenError) -> str:
+def failure_text(error: ForedraftError) -> str:
     """Return the part of a message that says why a point cannot be simulated."""
     return str(error).splitlines()[-1].strip().split(";")[0]
 
@@ -74,7 +74,7 @@ def run(job: Job) -> dict[str, Any]:
     try:
         with profile_with(job.point.server, **job.times()):
             measured = job.point.measured(run_scenario(job.point.scenario(kernels), {}))
-    except ForetokenError as error:
+    except ForedraftError as error:
         return {"failure": failure_text(error)}
     return {"ms": measured.token_ms, "ttft_ms": measured.first_token_ms}
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from foretoken.sim.cost.forward import EXPERT_INDEPENDENCE
+from foredraft.sim.cost.forward import EXPERT_INDEPENDENCE
 from points import read_rows
 from scipy.optimize import minimize_scalar, nnls
 

@@ -38,14 +38,14 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
-from foretoken import simulate
-from foretoken.core.model_shape import lookup_model
-from foretoken.sim.cost.draft import EAGLE3, DraftShape, eagle3_head, eagle_head
-from foretoken.sim.cost.hardware import lookup_gpu
-from foretoken.sim.cost.host import FULL_GRAPH, LaunchCost
-from foretoken.sim.cost.measured import measured_tables
-from foretoken.sim.cost.round import GREEDY, RoundCost
-from foretoken.sim.cost.server import PROFILES
+from foredraft import simulate
+from foredraft.core.model_shape import lookup_model
+from foredraft.sim.cost.draft import EAGLE3, DraftShape, eagle3_head, eagle_head
+from foredraft.sim.cost.hardware import lookup_gpu
+from foredraft.sim.cost.host import FULL_GRAPH, LaunchCost
+from foredraft.sim.cost.measured import measured_tables
+from foredraft.sim.cost.round import GREEDY, RoundCost
+from foredraft.sim.cost.server import PROFILES
 from points import DEVICE, Estimate, Point, estimate, plain_points, profile_with, read_csv, round_points
 from scipy.optimize import least_squares, nnls
 

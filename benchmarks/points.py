@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from foretoken.core.scheduler.spec import default_graph_sizes
-from foretoken.sim.assembly import assemble
-from foretoken.sim.cost.calibration import LAUNCH_TIMES
-from foretoken.sim.cost.efficiency import default_efficiency
-from foretoken.sim.cost.forward import ForwardCost
-from foretoken.sim.cost.server import PROFILES
-from foretoken.sim.scenario_file import scenario_from_dict
+from foredraft.core.scheduler.spec import default_graph_sizes
+from foredraft.sim.assembly import assemble
+from foredraft.sim.cost.calibration import LAUNCH_TIMES
+from foredraft.sim.cost.efficiency import default_efficiency
+from foredraft.sim.cost.forward import ForwardCost
+from foredraft.sim.cost.server import PROFILES
+from foredraft.sim.scenario_file import scenario_from_dict
 
 if TYPE_CHECKING:
-    from foretoken import Result
+    from foredraft import Result
 
 PUBLISHED = Path(__file__).parent / "published"
 TURNS = 3  # requests per client that are simulated: the first wave of prompts, the last, which ends with fewer clients, and one between

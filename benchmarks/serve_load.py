@@ -4,7 +4,7 @@
     python benchmarks/serve_load.py --scenario examples/chat_on_h100.toml --set hardware.gpu=A100
     python benchmarks/serve_load.py --write        # and puts the table into docs/serve.md
 
-Starts `foretoken serve --simulate --stamp` and keeps so many streams open, each the next request of a client whose last one has ended.
+Starts `foredraft serve --simulate --stamp` and keeps so many streams open, each the next request of a client whose last one has ended.
 Prints the table of docs/serve.md: requests that were lost (a stream without its end, or with another number of tokens than it asked for),
 tokens per second, the time from a simulated round's end (the stamp of an event) until the system has its text for this process, and the
 memory of the server. Server and client have a core each, where the system lets them. Exit code 1 if a request was lost.
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the table into docs/serve.md")
     asked = parser.parse_args()
     settings = [part for item in asked.set or LARGE for part in ("--set", item)]
-    command = [sys.executable, "-m", "foretoken.cli", "serve", "--simulate", asked.scenario, *settings]
+    command = [sys.executable, "-m", "foredraft.cli", "serve", "--simulate", asked.scenario, *settings]
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[:1])  # the server inherits it
     with subprocess.Popen([*command, "--stamp", "--port", "0"], stderr=subprocess.PIPE, text=True) as server:

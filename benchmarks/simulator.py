@@ -27,7 +27,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from foretoken import simulate
+from foredraft import simulate
 from pages import write_block
 
 NONE = ("speculation.algorithm=NONE",)
@@ -66,8 +66,8 @@ ACCEPTANCE = {"preset": "eagle-llama-chat"}  # the same for every draft, so that
 
 
 def run_process(*arguments: str) -> tuple[float, float, float]:
-    """Run `foretoken` and return its wall seconds, its CPU seconds, those of its processes included, and its peak MiB."""
-    command = [sys.executable, "-m", "foretoken.cli", *arguments, "--quiet"]
+    """Run `foredraft` and return its wall seconds, its CPU seconds, those of its processes included, and its peak MiB."""
+    command = [sys.executable, "-m", "foredraft.cli", *arguments, "--quiet"]
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)

@@ -11,13 +11,13 @@ from collections import deque
 
 import numpy as np
 import pytest
-from foretoken.core.adaptive import build_controller
-from foretoken.core.algorithm.builtin import Eagle3
-from foretoken.core.contract.request import Request
-from foretoken.core.contract.step import BlockEnd, DecodeResult, PrefillResult, StepResult
-from foretoken.core.prompt import Prompt
-from foretoken.core.scheduler.config import EngineConfig
-from foretoken.core.scheduler.engine import Engine
+from foredraft.core.adaptive import build_controller
+from foredraft.core.algorithm.builtin import Eagle3
+from foredraft.core.contract.request import Request
+from foredraft.core.contract.step import BlockEnd, DecodeResult, PrefillResult, StepResult
+from foredraft.core.prompt import Prompt
+from foredraft.core.scheduler.config import EngineConfig
+from foredraft.core.scheduler.engine import Engine
 
 
 class Rounds:

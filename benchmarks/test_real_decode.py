@@ -5,7 +5,7 @@
 
 The tiny pair in float32, greedy, and plain decoding of larger shapes with random weights. Ends of text are ignored, so that everyone makes
 the same number of tokens. Each side first looks for its best settings on one prompt. Then contenders take turns in one process after
-another; tables have medians over the processes, least and greatest. FORETOKEN_PAIR names a pair's directory; without it that of the cache
+another; tables have medians over the processes, least and greatest. FOREDRAFT_PAIR names a pair's directory; without it that of the cache
 is used, and trained if it is missing.
 """
 
@@ -26,19 +26,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from foretoken.cli.decode.tiny import default_directory
-from foretoken.core.contract.request import Request
-from foretoken.core.model_shape import built_in_config
-from foretoken.core.prompt import Prompt
-from foretoken.gpu.bench.arm import Arm
-from foretoken.gpu.bench.plan import BenchOptions, plan_bench
-from foretoken.gpu.bench.run import Bench, bench_prompts
-from foretoken.gpu.executor.round import PhaseClock
-from foretoken.gpu.models.checkpoint import load_draft, load_target
-from foretoken.gpu.session.devices import ops_for
-from foretoken.gpu.session.text import Tokenizer
-from foretoken.gpu.tiny.pair import make_pair
-from foretoken.gpu.tiny.sizes import PairOptions, size_of
+from foredraft.cli.decode.tiny import default_directory
+from foredraft.core.contract.request import Request
+from foredraft.core.model_shape import built_in_config
+from foredraft.core.prompt import Prompt
+from foredraft.gpu.bench.arm import Arm
+from foredraft.gpu.bench.plan import BenchOptions, plan_bench
+from foredraft.gpu.bench.run import Bench, bench_prompts
+from foredraft.gpu.executor.round import PhaseClock
+from foredraft.gpu.models.checkpoint import load_draft, load_target
+from foredraft.gpu.session.devices import ops_for
+from foredraft.gpu.session.text import Tokenizer
+from foredraft.gpu.tiny.pair import make_pair
+from foredraft.gpu.tiny.sizes import PairOptions, size_of
 from pages import write_block
 
 transformers = pytest.importorskip("transformers")
@@ -83,7 +83,7 @@ def in_words(spec: Spec) -> str:
 
 
 def pair_directory() -> Path:
-    given = os.environ.get("FORETOKEN_PAIR")
+    given = os.environ.get("FOREDRAFT_PAIR")
     if given:
         return Path(given)
     return make_pair(default_directory("tiny", 0, None), PairOptions(size_of("tiny")), lambda progress: None).directory

@@ -16,13 +16,13 @@ from statistics import median
 import numpy as np
 import pytest
 import torch
-from foretoken.core.contract.request import Request
-from foretoken.core.prompt import Prompt
-from foretoken.gpu.bench.arm import Arm
-from foretoken.gpu.bench.plan import BenchOptions, plan_bench
-from foretoken.gpu.bench.shapes import random_draft
-from foretoken.gpu.models.checkpoint import random_weights
-from foretoken.gpu.session.devices import ops_for
+from foredraft.core.contract.request import Request
+from foredraft.core.prompt import Prompt
+from foredraft.gpu.bench.arm import Arm
+from foredraft.gpu.bench.plan import BenchOptions, plan_bench
+from foredraft.gpu.bench.shapes import random_draft
+from foredraft.gpu.models.checkpoint import random_weights
+from foredraft.gpu.session.devices import ops_for
 
 BATCH_SIZE = 32
 ROUNDS = 400

@@ -3,8 +3,8 @@
 A *cell* is one choice in every dimension. `pairwise_cells` covers every legal pair of choices with few cells; `random_cell` draws
 one. `run_cell` serves a small workload in that configuration under disturbances, and compares every output with the oracle.
 
-    python -m foretoken.checks.matrix --cells 5000 --seed 1
-    python -m foretoken.checks.matrix --cells 200 --algorithm MY_PLUGIN
+    python -m foredraft.checks.matrix --cells 5000 --seed 1
+    python -m foredraft.checks.matrix --cells 200 --algorithm MY_PLUGIN
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Cell:
 
     def reproducer(self) -> str:
         """Return one line that runs this cell again."""
-        return f"python -m foretoken.checks.matrix --cell '{json.dumps(asdict(self))}'"
+        return f"python -m foredraft.checks.matrix --cell '{json.dumps(asdict(self))}'"
 
 
 DIMENSIONS: dict[str, tuple] = {
@@ -374,7 +374,7 @@ def random_cells(count: int, seed: int, fixed: dict | None = None):
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m foretoken.checks.matrix",
+        prog="python -m foredraft.checks.matrix",
         description="Serve random cells of the matrix against the plain greedy loop.",
     )
     parser.add_argument("--cells", type=int, default=1000, help="how many random cells; default: %(default)s")

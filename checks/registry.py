@@ -13,49 +13,49 @@ from .executor.trial import ExecutorTrial
 from .manager.trial import ManagerTrial
 from .transport.trial import TransportTrial
 
-EXECUTOR = register(Suite(ExecutorTrial, ("foretoken.checks.executor.reference_subject:make",)))
-ACCEPTANCE = register(Suite(ProcessTrial, ("foretoken.checks.acceptance.core_subject:make",)))
-MANAGER = register(Suite(ManagerTrial, ("foretoken.checks.manager.plain:make",)))
-TRANSPORT = register(Suite(TransportTrial, ("foretoken.checks.transport.handoff_subject:make",)))
+EXECUTOR = register(Suite(ExecutorTrial, ("foredraft.checks.executor.reference_subject:make",)))
+ACCEPTANCE = register(Suite(ProcessTrial, ("foredraft.checks.acceptance.core_subject:make",)))
+MANAGER = register(Suite(ManagerTrial, ("foredraft.checks.manager.plain:make",)))
+TRANSPORT = register(Suite(TransportTrial, ("foredraft.checks.transport.handoff_subject:make",)))
 
 OURS: dict[str, dict[str, int]] = {
     "allocator": {
-        "foretoken.checks.adapters.kv_allocator:make": 40_000,
-        "foretoken.checks.adapters.kv_store:make": 40_000,
-        "foretoken.properties.allocator.plain:make": 20_000,
+        "foredraft.checks.adapters.kv_allocator:make": 40_000,
+        "foredraft.checks.adapters.kv_store:make": 40_000,
+        "foredraft.properties.allocator.plain:make": 20_000,
     },
     "prefix-cache": {
-        "foretoken.checks.adapters.radix_cache:make": 30_000,
-        "foretoken.checks.adapters.prefix_store:make": 30_000,
-        "foretoken.properties.prefix_cache.plain:make": 10_000,
+        "foredraft.checks.adapters.radix_cache:make": 30_000,
+        "foredraft.checks.adapters.prefix_store:make": 30_000,
+        "foredraft.properties.prefix_cache.plain:make": 10_000,
     },
     "relay": {
-        "foretoken.checks.adapters.future_map:make": 25_000,
-        "foretoken.checks.adapters.future_map:make_poisoned": 20_000,
+        "foredraft.checks.adapters.future_map:make": 25_000,
+        "foredraft.checks.adapters.future_map:make_poisoned": 20_000,
     },
     "accept": {
-        "foretoken.checks.adapters.tree_accept:make": 8_000,
-        "foretoken.properties.accept.plain:make": 1_200,
-        "foretoken.checks.adapters.torch_accept:make": 2_000,
+        "foredraft.checks.adapters.tree_accept:make": 8_000,
+        "foredraft.properties.accept.plain:make": 1_200,
+        "foredraft.checks.adapters.torch_accept:make": 2_000,
     },
-    "acceptance-process": {"foretoken.checks.acceptance.core_subject:make": 800},
+    "acceptance-process": {"foredraft.checks.acceptance.core_subject:make": 800},
     "step-controller": {
-        "foretoken.checks.adapters.step_controller:make_fixed": 20_000,
-        "foretoken.checks.adapters.step_controller:make_ema": 15_000,
-        "foretoken.checks.adapters.step_controller:make_goodput": 1_600,
+        "foredraft.checks.adapters.step_controller:make_fixed": 20_000,
+        "foredraft.checks.adapters.step_controller:make_ema": 15_000,
+        "foredraft.checks.adapters.step_controller:make_goodput": 1_600,
     },
     "engine": {
-        "foretoken.checks.adapters.core_engine:make": 45_000,
-        "foretoken.properties.engine.plain:make": 8_000,
+        "foredraft.checks.adapters.core_engine:make": 45_000,
+        "foredraft.properties.engine.plain:make": 8_000,
     },
     "executor": {
-        "foretoken.checks.executor.reference_subject:make": 3_000,
-        "foretoken.checks.executor.simulated_subject:make": 3_000,
-        "foretoken.checks.executor.torch_subject:make": 1_150,
+        "foredraft.checks.executor.reference_subject:make": 3_000,
+        "foredraft.checks.executor.simulated_subject:make": 3_000,
+        "foredraft.checks.executor.torch_subject:make": 1_150,
     },
-    "block-manager": {"foretoken.checks.manager.plain:make": 15_000},
-    "transport": {"foretoken.checks.transport.handoff_subject:make": 7_000},
-    "simulator": {"foretoken.checks.adapters.simulator:make": 420},
+    "block-manager": {"foredraft.checks.manager.plain:make": 15_000},
+    "transport": {"foredraft.checks.transport.handoff_subject:make": 7_000},
+    "simulator": {"foredraft.checks.adapters.simulator:make": 420},
 }
 """Contract -> our components, under the names that reports and cases have. Each can be loaded if what it needs is installed. The number
 is that of the operations of a check without a budget: more where a component has more states, about a minute in all on two cores."""

@@ -1,4 +1,4 @@
-"""The entry point of the command `foretoken`: errors become messages and exit codes."""
+"""The entry point of the command `foredraft`: errors become messages and exit codes."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def main() -> None:
     A reader that stops before the end of the output, as `head` does, is exit code 141 without a message.
     """
     with interruption_ends_at_once():
-        from ..core.errors import ForetokenError
+        from ..core.errors import ForedraftError
 
     try:
         with interruption_ends_at_once():
             write_what_can_be_encoded()
             from .app import app
         try:
-            app(prog_name="foretoken")
+            app(prog_name="foredraft")
         finally:
             sys.stdout.flush()
-    except ForetokenError as error:
+    except ForedraftError as error:
         _exit(str(error), EXIT_BAD_INPUT)
     except KeyboardInterrupt:
         _exit("interrupted", EXIT_INTERRUPTED)
@@ -56,7 +56,7 @@ def main() -> None:
             extra = "gpu"  # which brings what the command needs, too
         if error.name == "scipy" and sys.argv[1:2] == ["calibrate"]:
             extra = "calibrate"
-        _exit(f"{error.name} is not installed: pip install 'foretoken[{extra}]'", EXIT_BAD_INPUT)
+        _exit(f"{error.name} is not installed: pip install 'foredraft[{extra}]'", EXIT_BAD_INPUT)
     except (BrokenPipeError, SystemExit) as error:
         if not is_broken_pipe(error):
             raise
@@ -71,7 +71,7 @@ def main() -> None:
 
 def _exit(message: str, code: int) -> None:
     for line in message.splitlines():
-        print(f"foretoken: {line}", file=sys.stderr)
+        print(f"foredraft: {line}", file=sys.stderr)
     sys.exit(code)
 
 

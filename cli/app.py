@@ -1,4 +1,4 @@
-"""The command `foretoken`. Each subcommand has a file, which imports the other packages only when it runs."""
+"""The command `foredraft`. Each subcommand has a file, which imports the other packages only when it runs."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from .simulation.simulate import simulate
 from .simulation.trace import trace
 
 app = typer.Typer(
-    name="foretoken",
-    epilog="Begin with `foretoken simulate` or `foretoken tiny`; to check an engine, `foretoken check --list`. Every command has --help.",
+    name="foredraft",
+    epilog="Begin with `foredraft simulate` or `foredraft tiny`; to check an engine, `foredraft check --list`. Every command has --help.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -52,12 +52,12 @@ def _print_version(asked: bool) -> None:
     if asked:
         from importlib.metadata import version
 
-        typer.echo(f"foretoken {version('foretoken')}")
+        typer.echo(f"foredraft {version('foredraft')}")
         raise typer.Exit
 
 
 @app.callback()
-def foretoken(
+def foredraft(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,

@@ -1,4 +1,4 @@
-"""`foretoken audit`: find contradictions in the log of a run."""
+"""`foredraft audit`: find contradictions in the log of a run."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def audit(
     counts add up. Nothing is executed again. Exit code 0: no contradiction;
     1: there are some, each with its line; 2: the log cannot be read.
 
-        foretoken simulate --out runs/a
-        foretoken audit runs/a/events.jsonl
+        foredraft simulate --out runs/a
+        foredraft audit runs/a/events.jsonl
     """
     from ..observe.log import read_header
     from ..properties.audit.engine_history import audit_log
@@ -50,7 +50,7 @@ def audit(
 
 def _candidates(header: Mapping[str, Any], source: str) -> tuple[int, ...] | None:
     """Return the draft steps that the engines of the log could choose from; None if its header does not say."""
-    from ..core.errors import ForetokenError
+    from ..core.errors import ForedraftError
 
     scenario = header.get("scenario")
     try:
@@ -63,6 +63,6 @@ def _candidates(header: Mapping[str, Any], source: str) -> tuple[int, ...] | Non
             from ..core.scheduler.spec import EngineSpec
 
             return EngineSpec.from_json(header["engine"], source).make_controller().candidates
-    except ForetokenError:
+    except ForedraftError:
         return None
     return None

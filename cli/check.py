@@ -1,4 +1,4 @@
-"""`foretoken check`: search for operations that break a component, and shrink them."""
+"""`foredraft check`: search for operations that break a component, and shrink them."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def check(
     and stored as a case. Exit code 0: none was found broken (those skipped are
     named); 1: one is; 2: bad input.
 
-        foretoken check
-        foretoken check allocator my.package:make --budget 60s
-        foretoken check --replay runs/cases/allocator-ALLOC-10.case.json
+        foredraft check
+        foredraft check allocator my.package:make --budget 60s
+        foredraft check --replay runs/cases/allocator-ALLOC-10.case.json
     """
     other = "--list" if show_list else "--replay" if replay is not None else "--mutants" if mutants else None
     runs_nothing, elsewhere = show_list or replay is not None, other is not None
@@ -160,7 +160,7 @@ def _told(report: Report, cases: Path) -> str:
         except OSError as error:
             _bad(str(path), f"the case cannot be written: {error.strerror}")
         paths[failure.id] = path
-    return report.text({id: f"foretoken check --replay {path}" for id, path in paths.items()})
+    return report.text({id: f"foredraft check --replay {path}" for id, path in paths.items()})
 
 
 def _expected(items: list[str] | None) -> dict[str, str]:

@@ -31,7 +31,7 @@ ScenarioFile = argument(
 Settings = option(
     list[str] | None,
     "--set",
-    "One key of the scenario, with a TOML value; repeatable. `foretoken simulate --explain` prints all keys.",
+    "One key of the scenario, with a TOML value; repeatable. `foredraft simulate --explain` prints all keys.",
     "KEY=VALUE",
 )
 TraceFile = option(Path | None, "--trace", "Replay the requests of this trace (workload.trace).", "FILE")

@@ -1,4 +1,4 @@
-"""`foretoken replay`: compare the decisions of a recorded run with those of fresh engines."""
+"""`foredraft replay`: compare the decisions of a recorded run with those of fresh engines."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def replay(
     all decisions are identical; 1: prints the first one that differs; 2: the
     log cannot be used.
 
-        foretoken simulate --out runs/a
-        foretoken replay runs/a/events.jsonl
+        foredraft simulate --out runs/a
+        foredraft replay runs/a/events.jsonl
     """
     from ..observe.replay import replay as replay_log
 

@@ -1,4 +1,4 @@
-"""`foretoken serve`: OpenAI's interface over a checkpoint, or over a simulated deployment."""
+"""`foredraft serve`: OpenAI's interface over a checkpoint, or over a simulated deployment."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ EVENTS = "events.jsonl"
 ModelDirectory = model_option(Path | None, "--model",
     "Hugging Face checkpoint to decode: a directory, or its name on the hub.", "DIR|ORG/NAME")
 Simulate = model_option(Path | None, "--simulate",
-    "Scenario to simulate instead, as of foretoken simulate; needs no model.", "SCENARIO.toml")
+    "Scenario to simulate instead, as of foredraft simulate; needs no model.", "SCENARIO.toml")
 Speed = engine_option(float | None, "--speed", "--simulate: simulated seconds in a real one; 1 by default.", "FACTOR")
 Seed = engine_option(int | None, "--seed", "Seed of every draw; of a scenario its own by default.", min=0)
 Host = server_option(str, "--host", "Address to listen on; the default takes this machine's clients alone.")
 Port = server_option(int, "--port", "Port to listen on; 0: a free one.", min=0, max=65535)
 ApiKey = server_option(str | None, "--api-key",
-    "Key that clients must send. Better set the variable: others can see a command line.", "KEY", envvar="FORETOKEN_API_KEY")
+    "Key that clients must send. Better set the variable: others can see a command line.", "KEY", envvar="FOREDRAFT_API_KEY")
 ServedName = server_option(str | None, "--served-model-name",
     "The model's name for clients; by default that of the directory, or of the scenario's model.", "NAME")
-MetricsAs = server_option(str, "--metrics-as", "Whose names the metrics have: foretoken, vllm, sglang.")
+MetricsAs = server_option(str, "--metrics-as", "Whose names the metrics have: foredraft, vllm, sglang.")
 Record = server_option(Path | None, "--record",
-    "Write events.jsonl to this directory, which has none yet, for foretoken replay; it grows with every round.", "DIR")
+    "Write events.jsonl to this directory, which has none yet, for foredraft replay; it grows with every round.", "DIR")
 Stamp = server_option(bool, "--stamp",
     "Begin each event of a stream with a comment: when its round ended, in nanoseconds of Unix time.")
 DrainS = server_option(float, "--drain-s", "After SIGTERM: seconds that requests have to end.", min=1)
@@ -68,7 +68,7 @@ def serve(
     model: ModelDirectory = None, simulate: Simulate = None, *, session: Mapping[str, Any], settings: Settings = None,
     faults: Faults = None, speed: Speed = None, seed: Seed = None,
     host: Host = "127.0.0.1", port: Port = 8000, api_key: ApiKey = None, served_model_name: ServedName = None,
-    metrics_as: MetricsAs = "foretoken", record: Record = None, stamp: Stamp = False, drain_s: DrainS = 30.0,
+    metrics_as: MetricsAs = "foredraft", record: Record = None, stamp: Stamp = False, drain_s: DrainS = 30.0,
     max_streams: MaxStreams = 512, max_body_bytes: MaxBody = 8 << 20, max_prompt_tokens: MaxPrompt = None,
     max_choices: MaxChoices = 16, deadline_s: DeadlineS = 600.0, stall_s: StallS = 30.0,
     log_level: LogLevel = None, log_format: LogFormat = DEFAULT_FORMAT,
@@ -78,13 +78,13 @@ def serve(
     A simulated server answers with filler text at the times that the deployment
     of the scenario would have, queues, speculation and prefix cache included.
 
-        foretoken serve --model models/target --draft models/eagle3
-        foretoken serve --simulate examples/chat_on_h100.toml
-        foretoken serve --simulate scenario.toml --speed 10 --record runs/served
+        foredraft serve --model models/target --draft models/eagle3
+        foredraft serve --simulate examples/chat_on_h100.toml
+        foredraft serve --simulate scenario.toml --speed 10 --record runs/served
         curl http://127.0.0.1:8000/v1/completions \\
             -H 'Content-Type: application/json' \\
             -d '{"prompt": "Why sing?", "max_tokens": 32, "stream": true}'
-        foretoken replay runs/served
+        foredraft replay runs/served
 
     SIGTERM and Ctrl-C let requests end, a second one gives them up; SIGHUP reads
     the adaptive table again. Bad input is one message, and exit code 2.
@@ -189,7 +189,7 @@ def _real_body(options: SessionOptions, recording: _Recording) -> Body:
     plan = plan_session(options)
     refuse_without_effect(plan.options, plan.algorithm, plan.device)
     for notice in plan.notices:
-        print(f"foretoken: note: {notice}", file=sys.stderr)
+        print(f"foredraft: note: {notice}", file=sys.stderr)
     check_vocabulary(tokenizer, plan)
 
     def sinks(spec: Any) -> Sequence[EventSink]:
@@ -223,7 +223,7 @@ def _simulated_body(
         sinks = recording.sinks(lambda: {"scenario": live_scenario(scenario).model_dump(mode="json")})
         body = SimulatedBody(scenario, speed=speed or 1.0, origins=origins, sinks=sinks, faults=plan)
     for notice in body.simulation.notices:
-        print(f"foretoken: note: {notice}", file=sys.stderr)
+        print(f"foredraft: note: {notice}", file=sys.stderr)
     table = scenario.speculation.adaptive
     return body, table if isinstance(table, str) else None
 
@@ -238,7 +238,7 @@ def _service_faults(given: str, scenario: Scenario, origins: dict[str, str]) -> 
         transfers = pools_of(scenario).is_disaggregated
     plan, left_out = load_fault_plan(given, scenario.seed, transfers=transfers).of_service()
     if left_out:
-        print(f"foretoken: note: {', '.join(left_out)} left out: clients come from outside", file=sys.stderr)
+        print(f"foredraft: note: {', '.join(left_out)} left out: clients come from outside", file=sys.stderr)
     return plan
 
 
@@ -260,7 +260,7 @@ def _run(
     from ..serve.server import Server
 
     def tell(message: str) -> None:
-        print(f"foretoken: {message}", file=sys.stderr, flush=True)
+        print(f"foredraft: {message}", file=sys.stderr, flush=True)
 
     frontend = Frontend(body, limits, metrics, tell, stamps=stamp)
     app = make_app(frontend, model=model, api_key=api_key, metrics_as=metrics_as)

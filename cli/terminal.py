@@ -23,11 +23,11 @@ def write_what_can_be_encoded() -> None:
     """Let standard output and standard error replace characters that their encoding lacks, by similar ones in ASCII."""
     import codecs
 
-    codecs.register_error("foretoken", _replace)
+    codecs.register_error("foredraft", _replace)
     for stream in (sys.stdout, sys.stderr):
         encoding = (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "")
         if encoding != "utf8" and hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="foretoken")
+            stream.reconfigure(errors="foredraft")
 
 
 def _replace(error: UnicodeError) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""Typed errors. Bad input is a `ForetokenError` that names the thing; a contradiction inside is an `InvariantViolation`."""
+"""Typed errors. Bad input is a `ForedraftError` that names the thing; a contradiction inside is an `InvariantViolation`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Self
 MAX_SHOWN = 80  # characters of a wrong value in a message
 
 
-class ForetokenError(Exception):
+class ForedraftError(Exception):
     """Base of every error that a user can cause. The command line prints it and exits with code 2."""
 
 
-class InvalidRequest(ForetokenError):
+class InvalidRequest(ForedraftError):
     """A request that is refused at the door; the message says the number that was expected."""
 
 
-class KVPoolExhausted(ForetokenError):
+class KVPoolExhausted(ForedraftError):
     """An allocation asked for more slots than are free. The allocator's state is unchanged."""
 
 
-class InvalidFree(ForetokenError):
+class InvalidFree(ForedraftError):
     """Slots were freed that are not held, are not whole pages, or occur twice. The allocator's state is unchanged."""
 
 
@@ -54,7 +54,7 @@ class Problem:
         return f"{self.key}: {self.message}" if self.key else self.message
 
 
-class ConfigError(ForetokenError):
+class ConfigError(ForedraftError):
     """One input (a file, or `<arguments>`) with all its problems at once."""
 
     def __init__(self, source: str, problems: Iterable[Problem]) -> None:

@@ -13,18 +13,18 @@ from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
-from foretoken.core.acceptance.fit import simulate_rounds
-from foretoken.core.acceptance.presets import PRESETS
-from foretoken.core.adaptive.config import SlotConfig
-from foretoken.core.handoff.life import DECODE_TRANSITIONS, PREFILL_TRANSITIONS
-from foretoken.core.model_shape import known_models
-from foretoken.core.scheduler.life import JOINT_RULES, TRANSITIONS, RequestState
-from foretoken.serve.metrics import NAMES
-from foretoken.sim.calibration.accuracy import FIGURES
-from foretoken.sim.calibration.points import COLUMNS
-from foretoken.sim.cost import efficiency
-from foretoken.sim.faults.plan import KINDS, FaultPlan
-from foretoken.sim.scenario import Scenario
+from foredraft.core.acceptance.fit import simulate_rounds
+from foredraft.core.acceptance.presets import PRESETS
+from foredraft.core.adaptive.config import SlotConfig
+from foredraft.core.handoff.life import DECODE_TRANSITIONS, PREFILL_TRANSITIONS
+from foredraft.core.model_shape import known_models
+from foredraft.core.scheduler.life import JOINT_RULES, TRANSITIONS, RequestState
+from foredraft.serve.metrics import NAMES
+from foredraft.sim.calibration.accuracy import FIGURES
+from foredraft.sim.calibration.points import COLUMNS
+from foredraft.sim.cost import efficiency
+from foredraft.sim.faults.plan import KINDS, FaultPlan
+from foredraft.sim.scenario import Scenario
 from pydantic import BaseModel
 
 FOLDER = Path(__file__).resolve().parent
@@ -43,7 +43,7 @@ def life_of_a_request() -> str:
 
 def server_metrics() -> str:
     """Return the metrics of `serve/metrics.py` with their names here, with vLLM's and with SGLang's dashboards."""
-    rows = ["| what | `foretoken:`, `vllm:` | `sglang:` |", "| --- | --- | --- |"]
+    rows = ["| what | `foredraft:`, `vllm:` | `sglang:` |", "| --- | --- | --- |"]
     for vllm, sglang, text in NAMES.values():
         cells = ("–" if name is None else f"`{name}`" for name in (vllm, sglang))
         rows.append(f"| {text.removesuffix('.')} | " + " | ".join(cells) + " |")

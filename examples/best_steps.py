@@ -1,7 +1,7 @@
 """Which number of draft steps is best at which load, and what does a policy gain that chooses? Reads sweeps of both.
 
-    foretoken sweep SCENARIO.toml --trace FILE --grid speculation.steps=0..7 --grid workload.rate_scale=0.5..4:log --out STEPS
-    foretoken sweep SCENARIO.toml --trace FILE --grid speculation.policy=goodput --grid workload.rate_scale=0.5..4:log --out POLICIES
+    foredraft sweep SCENARIO.toml --trace FILE --grid speculation.steps=0..7 --grid workload.rate_scale=0.5..4:log --out STEPS
+    foredraft sweep SCENARIO.toml --trace FILE --grid speculation.policy=goodput --grid workload.rate_scale=0.5..4:log --out POLICIES
     python examples/best_steps.py STEPS [POLICIES]
 
 A row per load: the mean end-to-end latency of each number of steps, the best one, and how much shorter it is than without drafts; then how

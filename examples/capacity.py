@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from foretoken import Result, simulate
+from foredraft import Result, simulate
 
 CHAT = Path(__file__).parent / "chat_on_h100.toml"
 RATES = (8.0, 10.0, 12.0, 14.0, 16.0, 18.0)  # requests per second

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from foretoken import simulate
+from foredraft import simulate
 
 TRACE = Path(__file__).resolve().parents[2] / "shared" / "traces" / "mooncake_conversation_trace.jsonl"
 TRACE_RATE = 12_031 / 3536.0  # requests per second of the whole trace

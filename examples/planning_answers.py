@@ -33,7 +33,7 @@ def commands(block: str) -> list[str]:
 def output(command: str, trace: Path) -> str:
     """Run a command of the document, and return what it prints. Exits where it fails."""
     words = [str(trace) if word == TRACE else word for word in shlex.split(command.replace("\\\n", " "))]
-    program = {"python": [sys.executable], "foretoken": [sys.executable, "-m", "foretoken.cli"]}[words[0]]
+    program = {"python": [sys.executable], "foredraft": [sys.executable, "-m", "foredraft.cli"]}[words[0]]
     done = subprocess.run(
         [*program, *words[1:]],
         cwd=ROOT,
@@ -50,7 +50,7 @@ def output(command: str, trace: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "trace", type=Path, help="the Azure conversation trace, or another that `foretoken trace` reads"
+        "trace", type=Path, help="the Azure conversation trace, or another that `foredraft trace` reads"
     )
     parser.add_argument("names", nargs="*", help="answers to give; default: all")
     parser.add_argument("--write", action="store_true", help="put the answers into docs/planning.md")

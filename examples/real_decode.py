@@ -1,6 +1,6 @@
 """Decode text with a trained pair: plainly, with each draft, with adaptive steps. Compare the speed, and that the text is the same.
 
-    foretoken tiny                      # trains the pair once, some minutes
+    foredraft tiny                      # trains the pair once, some minutes
     python examples/real_decode.py      # or with the pair's directory as its argument
 
 Greedy decoding gives the same tokens with every draft. In float32 two nearly equal logits may come out in another order when a pass has
@@ -14,11 +14,11 @@ import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from foretoken.cli.decode.tiny import default_directory
-from foretoken.core.contract.request import Request
-from foretoken.core.prompt import Prompt
-from foretoken.gpu.session.plan import SessionOptions
-from foretoken.gpu.session.session import DecodeSession
+from foredraft.cli.decode.tiny import default_directory
+from foredraft.core.contract.request import Request
+from foredraft.core.prompt import Prompt
+from foredraft.gpu.session.plan import SessionOptions
+from foredraft.gpu.session.session import DecodeSession
 from rich.console import Console
 from rich.table import Table
 
@@ -75,7 +75,7 @@ def decode(way: Way, dtype: str, max_tokens: int, repeats: int) -> tuple[dict[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "pair", nargs="?", type=Path, default=default_directory("tiny", 0, None), help="made by `foretoken tiny`"
+        "pair", nargs="?", type=Path, default=default_directory("tiny", 0, None), help="made by `foredraft tiny`"
     )
     parser.add_argument("--max-tokens", type=int, default=120)
     options = parser.parse_args()

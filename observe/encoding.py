@@ -59,7 +59,7 @@ from ..core.contract.step import (
     StepResult,
     TableWrites,
 )
-from ..core.errors import ForetokenError
+from ..core.errors import ForedraftError
 from ..core.prompt import NO_TOKENS, Prompt
 
 DIGITS = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -71,7 +71,7 @@ _TRUE = b"\x01"
 _dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
-class MalformedRecord(ForetokenError):
+class MalformedRecord(ForedraftError):
     """A record of a log whose content does not fit its kind; the reader adds file and line."""
 
 

@@ -1,6 +1,6 @@
 """Lines of an engine for the log of the process: each switch of draft steps, each fallback and each recovery is one line.
 
-`EngineLines` is an event sink, so simulated and real engines write the same lines. They go to the logger `foretoken.engine`, which has no
+`EngineLines` is an event sink, so simulated and real engines write the same lines. They go to the logger `foredraft.engine`, which has no
 handler of its own: without one nothing is written, and `start_logging` adds one.
 """
 
@@ -18,10 +18,10 @@ from ..core.scheduler.engine import Engine
 
 IsCaptured = Callable[[int, int], bool]
 
-LOGGER = logging.getLogger("foretoken.engine")
+LOGGER = logging.getLogger("foredraft.engine")
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
-_ROOT = logging.getLogger("foretoken")
+_ROOT = logging.getLogger("foredraft")
 _ROOT.addHandler(logging.NullHandler())
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core.contract.events import Event
-from ..core.errors import ForetokenError, nearest
+from ..core.errors import ForedraftError, nearest
 from ..core.parsing import parse_json
 from .encoding import LineEncoder, dump_line
 
@@ -37,7 +37,7 @@ _REQUIRED: dict[str, tuple[tuple[str, type | tuple[type, ...]], ...]] = {
 }
 
 
-class LogError(ForetokenError):
+class LogError(ForedraftError):
     """A log that cannot be written or read; the message names file, line (0: the file as a whole), what was found and expected."""
 
     def __init__(self, path: str | os.PathLike[str], line: int, message: str) -> None:
@@ -68,7 +68,7 @@ class EventLog:
         self._characters = 0
         self._sinks: dict[int, Callable[[Event], None]] = {}
         try:
-            first = dump_line({"t": "header", "schema": SCHEMA, "foretoken": package_version(), **header})
+            first = dump_line({"t": "header", "schema": SCHEMA, "foredraft": package_version(), **header})
         except (TypeError, ValueError) as error:
             raise LogError(path, 1, f"a header that is no JSON: {error}") from error
         try:
@@ -208,6 +208,6 @@ def package_version() -> str:
     from importlib import metadata  # slow to import, and only a log needs it
 
     try:
-        return metadata.version("foretoken")
+        return metadata.version("foredraft")
     except metadata.PackageNotFoundError:
         return "unknown"

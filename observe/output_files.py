@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import ForetokenError
+from ..core.errors import ForedraftError
 
 
-class UnwritableFile(ForetokenError):
+class UnwritableFile(ForedraftError):
     """A file or directory cannot be made or written."""
 
     def __init__(self, path: Path | str | None, error: OSError, what: str = "written") -> None:
@@ -61,7 +61,7 @@ class JsonRecord:
         if path is None:
             return
         if path.is_dir():
-            raise ForetokenError(f"{path}: is a directory; expected a file")
+            raise ForedraftError(f"{path}: is a directory; expected a file")
         try:
             probe = path.with_name(f".{path.name}.partial")
             probe.touch()

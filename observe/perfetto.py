@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.contract.events import Aborted, Committed, Event, HandoffMoved, Planned, Resumed, StepsLost, Submitted
-from ..core.errors import ForetokenError
+from ..core.errors import ForedraftError
 
 MAX_EVENTS = 1_000_000
 _BUFFER_CHARACTERS = 1 << 20
@@ -21,7 +21,7 @@ _BUFFER_CHARACTERS = 1 << 20
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 
-class TraceError(ForetokenError):
+class TraceError(ForedraftError):
     """A trace that cannot be written: file and reason."""
 
 

@@ -17,7 +17,7 @@ from ..core.algorithm.arrival import Arrival
 from ..core.contract.events import Event, EventSink, HandoffMove
 from ..core.contract.request import FinishReason
 from ..core.contract.step import Step
-from ..core.errors import ForetokenError, InvariantViolation
+from ..core.errors import ForedraftError, InvariantViolation
 from ..core.scheduler.config import EngineRole
 from ..core.scheduler.driver import reload_table
 from ..core.scheduler.engine import Engine
@@ -197,7 +197,7 @@ def replay(path: str | os.PathLike[str], make_engine: EngineFactory, *, allow_tr
             break
         except LogError:
             raise
-        except ForetokenError as error:
+        except ForedraftError as error:
             raise LogError(path, record.line, str(error)) from error
         except Exception as error:  # records are decoded by now: it is the engine that fails
             difference = Difference(record.line, number, record.data, None, f"the engine raised {error!r}")

@@ -1,4 +1,4 @@
-"""The answer of a plan as plain data: kept beside its runs, printed, and drawn by `foretoken report`; and what limits a run."""
+"""The answer of a plan as plain data: kept beside its runs, printed, and drawn by `foredraft report`; and what limits a run."""
 
 from __future__ import annotations
 
@@ -109,5 +109,5 @@ def bottleneck(run: Assembly, summary: Mapping[str, Any]) -> str:
 
 
 def write_answer(place: Path, answer: Mapping[str, Any]) -> None:
-    """Write the answer into the directory of a plan. Raises ForetokenError if it cannot be written."""
+    """Write the answer into the directory of a plan. Raises ForedraftError if it cannot be written."""
     write_text(place / ANSWER, json.dumps(answer, indent=1, allow_nan=False) + "\n", replace=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import ForetokenError
+from ..core.errors import ForedraftError
 from ..sim.assembly import assemble
 from ..sim.load import make_workload
 from ..sim.scenario import Scenario
@@ -286,7 +286,7 @@ class Plan:
             return _nothing(Finding(0.0, reason=needs))
         try:
             assemble(scenario_with(base_tables(self.scenario), {**candidate.settings, REPLICAS: engines}))
-        except ForetokenError as error:
+        except ForedraftError as error:
             return _nothing(Finding(0.0, reason=reason_of(error)))
         settings = {**candidate.settings, REPLICAS: engines}
         sized, start = self._few_requests, self.usual_load

@@ -71,7 +71,7 @@ class RoundModel:
     """Rounds of one deployment with fixed step counts, and without speculation."""
 
     def __init__(self, scenario: Scenario) -> None:
-        """Assemble the scenario. Raises a ForetokenError if that is not possible, as `simulate` does."""
+        """Assemble the scenario. Raises a ForedraftError if that is not possible, as `simulate` does."""
         self._tables = scenario.model_dump(mode="json")
         self._assemblies: dict[int, Assembly] = {}
         self._accept_lengths: dict[tuple[int, int], float] = {}
@@ -102,7 +102,7 @@ class RoundModel:
         return self._assemblies[steps]
 
     def round(self, batch_size: int, context_len: int, steps: int) -> Round:
-        """Return the round of a batch. Raises a ForetokenError for steps that the deployment cannot have."""
+        """Return the round of a batch. Raises a ForedraftError for steps that the deployment cannot have."""
         run = self.with_steps(steps)
         topk = run.spec.topk if steps else 1
         nodes = run.spec.draft_shape.num_draft_tokens(steps, batch_size) if steps else 1

@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import ConfigError, ForetokenError
+from ..core.errors import ConfigError, ForedraftError
 from ..core.parsing import ParseError, parse_json
 from ..observe.input_files import read_lines, read_text
 from ..observe.output_files import UnwritableFile
@@ -28,13 +28,13 @@ from .workers import Job, Workers
 QUESTION = "question.json"
 JOURNAL = "trials.jsonl"
 TABLE = "trials.parquet"
-FORM = "foretoken trials 1"
+FORM = "foredraft trials 1"
 
 
 def question(kind: str, tables: Mapping[str, Any], **asked: Any) -> dict[str, Any]:
     """Return what makes two sweeps or searches the same: kind, version, scenario, what is asked, and the contents of the files named."""
-    whole = {"format": FORM, "kind": kind, "version": version("foretoken"), "scenario": tables, **asked}
-    whole["kernels"] = [os.environ.get("FORETOKEN_KERNELS"), _version_of("aiconfigurator-core")]
+    whole = {"format": FORM, "kind": kind, "version": version("foredraft"), "scenario": tables, **asked}
+    whole["kernels"] = [os.environ.get("FOREDRAFT_KERNELS"), _version_of("aiconfigurator-core")]
     whole["files"] = dict(sorted(_files_in(whole)))
     return json.loads(json.dumps(whole))  # as it is read back: tuples are lists
 
@@ -68,7 +68,7 @@ class TrialStore:
     def __init__(self, path: Path, asked: Mapping[str, Any]) -> None:
         """Open the directory of a question, or make it.
 
-        Raises ForetokenError if it holds another question, or cannot be written, ConfigError for a journal that is broken elsewhere than in
+        Raises ForedraftError if it holds another question, or cannot be written, ConfigError for a journal that is broken elsewhere than in
         its last line.
         """
         self.path = path
@@ -129,7 +129,7 @@ class TrialStore:
             raise ConfigError.of(str(place), "format", f"is not {FORM!r}")
         differ = [key for key in asked if found.get(key) != asked[key]]
         if differ:
-            raise ForetokenError(
+            raise ForedraftError(
                 f"{self.path}: holds runs of another {', '.join(differ)}; give another --out, or remove the directory"
             )
 

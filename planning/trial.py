@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..core.errors import ForetokenError, InvariantViolation
+from ..core.errors import ForedraftError, InvariantViolation
 from ..observe.metrics import RunMetrics
 from ..sim.effects import given_keys
 from ..sim.run import Progress, Simulation
@@ -36,7 +36,7 @@ class Trial:
     wall_s: float = 0.0
 
 
-def reason_of(error: ForetokenError) -> str:
+def reason_of(error: ForedraftError) -> str:
     """Return what is wrong with a scenario, by its keys alone: the settings that make it are no file of the user's."""
     return str(error).replace(f"{SCENARIO}: ", "")
 
@@ -56,7 +56,7 @@ def run_trial(
             if not report.complete:
                 raise KeyboardInterrupt
             summary = summarize_run(scenario, report, metrics)
-    except ForetokenError as error:
+    except ForedraftError as error:
         return Trial("refused", reason_of(error), wall_s=time.monotonic() - started_s)
     except (InvariantViolation, ArithmeticError, LookupError, ValueError, TypeError) as error:
         return Trial("failed", f"{type(error).__name__}: {error}", wall_s=time.monotonic() - started_s)

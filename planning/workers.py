@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import IO, Any, Protocol
 
-from ..core.errors import ForetokenError
+from ..core.errors import ForedraftError
 from ..core.parsing import parse_json
 from .trial import Trial, run_trial
 
@@ -35,7 +35,7 @@ _LOOK_EVERY_S = 2.0  # whether the cluster still answers, while no run ends
 _OBJECT_STORE_BYTES = 100_000_000  # of a cluster started here; its objects are short texts
 
 
-class ClusterGone(ForetokenError):
+class ClusterGone(ForedraftError):
     """The cluster cannot be reached, now or any more."""
 
 
@@ -226,7 +226,7 @@ class RayWorkers:
         while self._waiting and len(self._running) < 2 * self.count:
             job = self._waiting.popleft()
             with self._errors_named():
-                reference = self._remote.remote(self._tables, json.dumps(dict(job.settings)), version("foretoken"))
+                reference = self._remote.remote(self._tables, json.dumps(dict(job.settings)), version("foredraft"))
             self._running[reference] = job
 
     def _outcome(self, reference: Any) -> Trial:
@@ -256,15 +256,15 @@ class RayWorkers:
         except (ImportError, AttributeError) as error:  # a client's function is looked for where the cluster's head is
             raise self._unfit(error) from None
 
-    def _unfit(self, error: object) -> ForetokenError:
-        needed = f"install foretoken {version('foretoken')} on its nodes"
-        return ForetokenError(f"the Ray cluster {self._address} cannot run foretoken: {error}; {needed}")
+    def _unfit(self, error: object) -> ForedraftError:
+        needed = f"install foredraft {version('foredraft')} on its nodes"
+        return ForedraftError(f"the Ray cluster {self._address} cannot run foredraft: {error}; {needed}")
 
 
 def run_job_text(tables: str, settings: str, asked_version: str) -> str:
     """Simulate on a node of a cluster: JSON texts of the scenario and of the settings in, that of the `Trial` out."""
-    if version("foretoken") != asked_version:
-        raise ForetokenError(f"a node has foretoken {version('foretoken')}, this machine {asked_version}")
+    if version("foredraft") != asked_version:
+        raise ForedraftError(f"a node has foredraft {version('foredraft')}, this machine {asked_version}")
     return json.dumps(asdict(run_trial(parse_json(tables), parse_json(settings))))
 
 

@@ -1,12 +1,12 @@
 """Checks of other people's components: one call in a test, or a base class with one test per invariant.
 
-    from foretoken.properties.conformance import check_allocator
+    from foredraft.properties.conformance import check_allocator
 
     def test_my_allocator():
         check_allocator(lambda config: MyAllocator(config.num_pages), budget="10s", seed=1)
 
-There is a `check_…` and a `…Conformance` for every contract; those of executors and transports, whose contracts speak in Foretoken's
-own types, are in `foretoken.checks.conformance`. The import needs neither pytest nor hypothesis.
+There is a `check_…` and a `…Conformance` for every contract; those of executors and transports, whose contracts speak in Foredraft's
+own types, are in `foredraft.checks.conformance`. The import needs neither pytest nor hypothesis.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The pytest plugin: a marker for property checks, a seed on the command line, and a line per component at the end.
 
-Active where the package is installed (entry point `pytest11`), or with `-p foretoken.properties.plugin`.
+Active where the package is installed (entry point `pytest11`), or with `-p foredraft.properties.plugin`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("foretoken", "foretoken property checks")
-    group.addoption("--foretoken-seed", type=int, help="seed of conformance classes, instead of their own")
-    group.addoption("--foretoken-budget", help="budget of conformance classes: a number of operations, or a time (60s)")
+    group = parser.getgroup("foredraft", "foredraft property checks")
+    group.addoption("--foredraft-seed", type=int, help="seed of conformance classes, instead of their own")
+    group.addoption("--foredraft-budget", help="budget of conformance classes: a number of operations, or a time (60s)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "foretoken(contract): a conformance check of a contract")
+    config.addinivalue_line("markers", "foredraft(contract): a conformance check of a contract")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -30,8 +30,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         cls = _conformance_class(item)
         if cls is None:
             continue
-        item.add_marker(pytest.mark.foretoken(cls.contract))
-        seed, budget = config.getoption("--foretoken-seed"), config.getoption("--foretoken-budget")
+        item.add_marker(pytest.mark.foredraft(cls.contract))
+        seed, budget = config.getoption("--foredraft-seed"), config.getoption("--foredraft-budget")
         if seed is not None:
             cls.seed = seed
         if budget is not None:
@@ -47,7 +47,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> objec
     if report.when == "call" and done is not None:
         line = f"{done.contract} {done.subject}: seed {done.seed}, {done.num_operations:,} operations, "
         line += "all hold" if done.ok else "; ".join(done.reasons())
-        report.user_properties.append(("foretoken", line))
+        report.user_properties.append(("foredraft", line))
     return report
 
 
@@ -55,15 +55,15 @@ def pytest_terminal_summary(terminalreporter: object) -> None:
     lines: dict[str, None] = {}
     for reports in terminalreporter.stats.values():
         for report in reports:
-            lines.update((value, None) for name, value in getattr(report, "user_properties", ()) if name == "foretoken")
+            lines.update((value, None) for name, value in getattr(report, "user_properties", ()) if name == "foredraft")
     if lines:
-        terminalreporter.section("foretoken")
+        terminalreporter.section("foredraft")
         for line in sorted(lines):
             terminalreporter.line(line)
 
 
 def _conformance_class(item: pytest.Item) -> type[Conformance] | None:
-    cls, conformance = getattr(item, "cls", None), sys.modules.get("foretoken.properties.conformance")
+    cls, conformance = getattr(item, "cls", None), sys.modules.get("foredraft.properties.conformance")
     if cls is None or conformance is None:  # a test that has such a class has imported the suite
         return None
     return cls if issubclass(cls, conformance.Conformance) else None

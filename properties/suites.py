@@ -15,27 +15,27 @@ from .step_controller.trial import StepControllerTrial
 _SUITES: dict[str, Suite] = {
     "allocator": Suite(
         AllocatorTrial,
-        ("foretoken.properties.allocator.plain:make", "foretoken.properties.allocator.plain:make_unpadded"),
+        ("foredraft.properties.allocator.plain:make", "foredraft.properties.allocator.plain:make_unpadded"),
     ),
     "prefix-cache": Suite(
         PrefixCacheTrial,
-        ("foretoken.properties.prefix_cache.plain:make", "foretoken.checks.adapters.prefix_store:make"),
+        ("foredraft.properties.prefix_cache.plain:make", "foredraft.checks.adapters.prefix_store:make"),
     ),
-    "relay": Suite(RelayTrial, ("foretoken.checks.adapters.future_map:make",)),
+    "relay": Suite(RelayTrial, ("foredraft.checks.adapters.future_map:make",)),
     "accept": Suite(
-        AcceptTrial, ("foretoken.properties.accept.plain:make", "foretoken.checks.adapters.tree_accept:make")
+        AcceptTrial, ("foredraft.properties.accept.plain:make", "foredraft.checks.adapters.tree_accept:make")
     ),
     "step-controller": Suite(
         StepControllerTrial,
         (
-            "foretoken.checks.adapters.step_controller:make_ema",
-            "foretoken.checks.adapters.step_controller:make_goodput",
+            "foredraft.checks.adapters.step_controller:make_ema",
+            "foredraft.checks.adapters.step_controller:make_goodput",
         ),
     ),
     "engine": Suite(
-        EngineTrial, ("foretoken.properties.engine.plain:make", "foretoken.checks.adapters.core_engine:make")
+        EngineTrial, ("foredraft.properties.engine.plain:make", "foredraft.checks.adapters.core_engine:make")
     ),
-    "simulator": Suite(SimulatorTrial, ("foretoken.checks.adapters.simulator:make",)),
+    "simulator": Suite(SimulatorTrial, ("foredraft.checks.adapters.simulator:make",)),
 }
 
 

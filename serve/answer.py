@@ -19,7 +19,7 @@ from .errors import ApiError, event
 from .forms import CompletionForm
 from .frontend import Choice, Delta, Frontend, Reply
 
-TRANSPORT = "foretoken.transport"
+TRANSPORT = "foredraft.transport"
 """Where in a scope the server puts the connection's transport, if it encodes a streamed body in HTTP's chunks."""
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
 from ..core.contract.request import Grammar, SamplingParams
-from ..core.errors import ForetokenError, InvalidRequest
+from ..core.errors import ForedraftError, InvalidRequest
 from ..observe.log import package_version
 from .answer import Answer
 from .bodies.port import Order
@@ -39,7 +39,7 @@ PLAIN = {"/health", "/ready", "/version"}
 
 
 def make_app(
-    frontend: Frontend, *, model: str | None = None, api_key: str | None = None, metrics_as: str = "foretoken"
+    frontend: Frontend, *, model: str | None = None, api_key: str | None = None, metrics_as: str = "foredraft"
 ) -> FastAPI:
     """Return the application, which begins to serve with its lifespan.
 
@@ -56,7 +56,7 @@ def make_app(
         yield
         await frontend.stop()
 
-    app = FastAPI(title="Foretoken", version=version, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Foredraft", version=version, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_middleware(Guards, limits=frontend.limits, api_key=api_key, plain=PLAIN)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -136,7 +136,7 @@ class _Api:
 
     async def models(self) -> dict[str, Any]:
         """The served model."""
-        card = {"id": self._model, "object": "model", "created": self._created, "owned_by": "foretoken"}
+        card = {"id": self._model, "object": "model", "created": self._created, "owned_by": "foredraft"}
         return {"object": "list", "data": [card | {"max_model_len": self._body.context_len}]}
 
     async def tokenize(self, asked: TokenizeRequest) -> dict[str, Any]:
@@ -229,7 +229,7 @@ class _Api:
             grammar = Grammar("json_schema", asked.schema_text)
             try:
                 await asyncio.to_thread(self._body.check_grammar, grammar)
-            except ForetokenError as error:
+            except ForedraftError as error:
                 raise ApiError(400, str(error), param="response_format") from None
         return SamplingParams(
             temperature=1.0 if asked.temperature is None else asked.temperature,

@@ -63,7 +63,7 @@ NAMES: Mapping[str, tuple[str | None, str | None, str]] = {
     "refused": ("requests_refused", None, "Requests that were refused since too many were being served."),
     "failures": ("steps_lost", None, "Steps of the device that failed."),
 }  # fmt: skip
-STYLES = ("foretoken", "vllm", "sglang")
+STYLES = ("foredraft", "vllm", "sglang")
 OWN = ("response_delay_seconds", "spec_decode_accept_length", "spec_decode_num_steps", "requests_refused", "steps_lost")
 """Names that vLLM does not have: shown with our prefix in its style, too."""
 
@@ -190,9 +190,9 @@ _GAUGES = ("running", "waiting", "kv_use", "hit_rate", "accept_length", "accept_
 
 
 class Exposition(Collector):
-    """Writes `metrics` with the names of `style`: foretoken, vllm or sglang. Raises ConfigError for another."""
+    """Writes `metrics` with the names of `style`: foredraft, vllm or sglang. Raises ConfigError for another."""
 
-    def __init__(self, metrics: ServerMetrics, model: str, style: str = "foretoken") -> None:
+    def __init__(self, metrics: ServerMetrics, model: str, style: str = "foredraft") -> None:
         if style not in STYLES:
             message = f"{style!r} is none of {', '.join(STYLES)}{nearest(style, STYLES)}"
             raise ConfigError.of("<arguments>", "metrics_as", message)
@@ -240,4 +240,4 @@ class Exposition(Collector):
             return None if sglang is None else f"sglang:{sglang}"
         if vllm is None:
             return None
-        return f"{'foretoken' if self._style == 'foretoken' or vllm in OWN else 'vllm'}:{vllm}"
+        return f"{'foredraft' if self._style == 'foredraft' or vllm in OWN else 'vllm'}:{vllm}"

@@ -20,7 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from ..core.errors import ConfigError, ForetokenError
+from ..core.errors import ConfigError, ForedraftError
 from ..observe.input_files import read_text
 from .answer import TRANSPORT
 from .frontend import Frontend
@@ -189,7 +189,7 @@ class Server(uvicorn.Server):
             return
         try:
             text = read_text(table)
-        except ForetokenError as error:
+        except ForedraftError as error:
             frontend.tell(f"the adaptive table stays as it was: {error}")
             return
         done = frontend.scheduler.call(lambda: frontend.body.reload(text, str(table)))

@@ -17,7 +17,7 @@ from ..core.algorithm.algorithm import AlgorithmShape, Drafter, SpecAlgorithm
 from ..core.algorithm.builtin import carried_hidden_size
 from ..core.algorithm.registry import get_algorithm
 from ..core.contract.events import EventSink
-from ..core.errors import ConfigError, ForetokenError, Problem, nearest
+from ..core.errors import ConfigError, ForedraftError, Problem, nearest
 from ..core.model_shape import (
     HF_QUANT_CONFIG,
     ModelShape,
@@ -48,7 +48,7 @@ from .workload.recorded_runs import load_recorded_runs
 
 RESERVED = 0.10  # of a device's memory: what servers leave alone by default, those with a static share apart
 AUTO_KERNELS = ("auto", "roofline")
-"""What the variable FORETOKEN_KERNELS may be."""
+"""What the variable FOREDRAFT_KERNELS may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Assembly:
 def assemble(scenario: Scenario, calibration: Calibration | None = None) -> Assembly:
     """Resolve a scenario. `calibration` stands in for the file `hardware.profile`.
 
-    Raises a ForetokenError for all that cannot be run, before anything is.
+    Raises a ForedraftError for all that cannot be run, before anything is.
     """
     check_names(scenario)
     hardware = scenario.hardware
@@ -207,7 +207,7 @@ def _parallelism(scenario: Scenario) -> Parallelism:
 def _kernel_tables(scenario: Scenario, shape: ModelShape | None, gpu: GPU) -> tuple[KernelTables | None, str | None]:
     """Return the measured kernels of a model or a head, None for the roofline, and why `auto` took it.
 
-    The variable FORETOKEN_KERNELS=roofline makes `auto` the roofline, so that runs are alike on all machines. Raises NotMeasured where
+    The variable FOREDRAFT_KERNELS=roofline makes `auto` the roofline, so that runs are alike on all machines. Raises NotMeasured where
     measured kernels are demanded and missing.
     """
     hardware = scenario.hardware
@@ -215,7 +215,7 @@ def _kernel_tables(scenario: Scenario, shape: ModelShape | None, gpu: GPU) -> tu
         return None, None
     profile, is_demanded = server_profile(hardware.server), hardware.kernels == "measured"
     if not is_demanded and _auto_kernels() == "roofline":
-        return None, "FORETOKEN_KERNELS=roofline"
+        return None, "FOREDRAFT_KERNELS=roofline"
     try:
         server, shape = hardware.kernels_of or profile.kernels_of, profile.priced(shape, gpu)
         tables = measured_tables(shape, gpu.name, server, _parallelism(scenario), wants_nearest=is_demanded)
@@ -228,10 +228,10 @@ def _kernel_tables(scenario: Scenario, shape: ModelShape | None, gpu: GPU) -> tu
 
 def _auto_kernels() -> str:
     """Return what `hardware.kernels=auto` is in this environment. Raises ConfigError for a value that it cannot be."""
-    given = os.environ.get("FORETOKEN_KERNELS") or "auto"
+    given = os.environ.get("FOREDRAFT_KERNELS") or "auto"
     if given not in AUTO_KERNELS:
         message = f"expected {' or '.join(AUTO_KERNELS)}, found {given!r}{nearest(given, AUTO_KERNELS)}"
-        raise ConfigError.of("environment", "FORETOKEN_KERNELS", message)
+        raise ConfigError.of("environment", "FOREDRAFT_KERNELS", message)
     return given
 
 
@@ -309,7 +309,7 @@ def _model(name: str, key: str) -> ModelShape:
     if packaged is None and not is_config_file(name):
         try:
             return lookup_model(name)
-        except ForetokenError as error:
+        except ForedraftError as error:
             raise ConfigError.of(SCENARIO, key, str(error)) from None
     if packaged is None:
         file = Path(name) / "config.json" if Path(name).is_dir() else Path(name)

@@ -24,7 +24,7 @@ LARGE_DEVIATION = 0.05  # of an achieved mean length from the one asked for, in 
 
 
 def make_workload(scenario: Scenario, context_len: int) -> TraceSource | SyntheticWorkload:
-    """Return the requests of a scenario, as `Arrival`s. Raises a ForetokenError for a contradiction or an unreadable trace.
+    """Return the requests of a scenario, as `Arrival`s. Raises a ForedraftError for a contradiction or an unreadable trace.
 
     `context_len`: prompt and output tokens that the engines take of one request. Lognormal lengths without a `high` end there,
     those of prompts so far before it that an average output fits.

@@ -14,7 +14,7 @@ from ..core.adaptive.controller import AdaptiveMetrics
 from ..core.contract.events import Event, EventSink
 from ..core.contract.request import FinishedRequest, FinishReason, Request
 from ..core.draws import Purpose, request_key
-from ..core.errors import ForetokenError
+from ..core.errors import ForedraftError
 from ..core.scheduler.config import EngineRole
 from ..observe.engine_lines import engine_lines
 from .actors.client import Patience, closed_loop_client, open_loop_source
@@ -38,7 +38,7 @@ from .scenario import Clients, Scenario
 from .workload.workload import Arrival
 
 
-class NothingFits(ForetokenError):
+class NothingFits(ForedraftError):
     """There is nothing to simulate: the workload has no requests, or every one of them was refused."""
 
 
@@ -101,7 +101,7 @@ class Simulation:
         `on_assembled` takes the parts of the run before `sinks` is asked. `named_slots` False: no sink asks which KV slots a step writes;
         then engines count them, unless a prefix cache with known prompts, a transfer or a fault needs to know.
 
-        Raises a ForetokenError for anything that cannot run: configuration, memory, an unreadable or broken trace.
+        Raises a ForedraftError for anything that cannot run: configuration, memory, an unreadable or broken trace.
         """
         self.scenario = scenario
         self.assembly: Assembly = assemble(scenario, calibration)
@@ -167,7 +167,7 @@ class Simulation:
         except KeyboardInterrupt:
             complete = False
         except Exception as error:
-            if self.faults is None or isinstance(error, ForetokenError | OSError):
+            if self.faults is None or isinstance(error, ForedraftError | OSError):
                 raise
             self.faults.broken_by(error)
             complete = False

@@ -99,10 +99,10 @@ class Hardware(Table):
         "launched kernel by kernel; default: the server's",
     )
     server: str = Field(
-        "foretoken", description="whose timing is simulated: foretoken, sglang-0.5, vllm-0.18, vllm-0.9, trtllm-1.x"
+        "foredraft", description="whose timing is simulated: foredraft, sglang-0.5, vllm-0.18, vllm-0.9, trtllm-1.x"
     )
     host: str | None = Field(
-        None, description="host time per step: foretoken, vllm-0.10, sglang-overlap; default: the server's"
+        None, description="host time per step: foredraft, vllm-0.10, sglang-overlap; default: the server's"
     )
     kernels: Literal["roofline", "measured", "auto"] = Field(
         "auto",
@@ -113,12 +113,12 @@ class Hardware(Table):
         None, description="the server whose kernels were measured; default: the server's"
     )
     launch: Literal["full-graph", "piecewise"] | None = Field(
-        None, description="piecewise: the host drives each draft pass; default: the server's, full-graph for foretoken"
+        None, description="piecewise: the host drives each draft pass; default: the server's, full-graph for foredraft"
     )
     device_jitter: Spread = Field(0.0, description="standard deviation of a step's device time over its mean")
     host_jitter: Spread = Field(0.0, description="the same of the host's time for a step")
     profile: str | None = Field(
-        None, description="profile.json of `foretoken calibrate`: timing fitted to measurements, or measured times"
+        None, description="profile.json of `foredraft calibrate`: timing fitted to measurements, or measured times"
     )
 
     @property
@@ -191,7 +191,7 @@ class EngineTable(Table):
     kv_slots: Count | None = Field(None, description="KV pool in tokens; default: what the device's memory leaves")
     max_running: Count | None = Field(
         None,
-        description="requests in a batch; default: the server's, 256 for foretoken, mostly 1024 for vLLM and 2048 for others",
+        description="requests in a batch; default: the server's, 256 for foredraft, mostly 1024 for vLLM and 2048 for others",
     )
     max_queue: Count | None = Field(None, description="waiting requests; default: no bound, nothing is shed")
     chunk_size: Count | None = Field(None, description="prefill tokens of one step; default: the server's, mostly 8192")

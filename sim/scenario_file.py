@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from ..core.acceptance.presets import choose_preset
 from ..core.algorithm.registry import get_algorithm
-from ..core.errors import ConfigError, ForetokenError, Problem, nearest, nearest_name, shown
+from ..core.errors import ConfigError, ForedraftError, Problem, nearest, nearest_name, shown
 from ..core.kv.eviction import unknown_policy
 from ..core.model_shape import ModelShape, UnknownModel, built_in_config, lookup_model
 from ..core.parsing import ParseError, parse_toml
@@ -80,7 +80,7 @@ def check_names(scenario: Scenario) -> None:
                 lookup(name)
         except ConfigError as error:
             problems += [Problem(key, _with_place(error, problem)) for problem in error.problems]
-        except ForetokenError as error:
+        except ForedraftError as error:
             problems.append(Problem(key, str(error)))
     unknown = unknown_policy(scenario.engine.eviction_policy)
     if unknown is not None:

@@ -15,7 +15,7 @@ settings.load_profile("tests")
 # The tests' tensors are tiny: a pool of threads in every worker and every process of a test would only wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
 # Whether the extra `measured` is installed changes no test but those that ask for it.
-os.environ["FORETOKEN_KERNELS"] = "roofline"
+os.environ["FOREDRAFT_KERNELS"] = "roofline"
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
@@ -66,7 +66,7 @@ def models(tmp_path_factory):
 @pytest.fixture
 def forget():
     """Take out of the registry what a test has registered."""
-    from foretoken.core.algorithm.registry import algorithm_names, unregister_algorithm
+    from foredraft.core.algorithm.registry import algorithm_names, unregister_algorithm
 
     before = set(algorithm_names())
     yield

@@ -17,16 +17,16 @@ import pytest
 pytestmark = pytest.mark.xdist_group("tidy")  # one worker parses every file once
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "planning", "twin", "serve", "cli", "foretoken")
+PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "planning", "twin", "serve", "cli", "foredraft")
 ABOVE = {  # package -> the packages that it may import
     "core": {"core"},
     "observe": {"observe", "core"},
     "sim": {"sim", "core", "observe"},
     "gpu": {"gpu", "core", "observe"},
     "properties": {"properties", "core", "observe"},
-    "checks": set(PACKAGES) - {"planning", "twin", "serve", "cli", "foretoken"},
-    "foretoken": set(PACKAGES) - {"planning", "twin", "serve", "cli"},
-    "planning": {"planning", "foretoken", "sim", "core", "observe"},
+    "checks": set(PACKAGES) - {"planning", "twin", "serve", "cli", "foredraft"},
+    "foredraft": set(PACKAGES) - {"planning", "twin", "serve", "cli"},
+    "planning": {"planning", "foredraft", "sim", "core", "observe"},
     "twin": {"twin", "sim", "gpu", "core", "observe"},
     "serve": {"serve", "sim", "gpu", "core", "observe"},
     "cli": set(PACKAGES),
@@ -53,7 +53,7 @@ LIBRARIES = {  # package -> what it may import from outside the standard library
     "twin": {"numpy", "simpy", "torch"},
     "serve": {"numpy", "pydantic", "pydantic_core", "fastapi", "starlette", "uvicorn", "prometheus_client", "httpx"},
     "cli": {"numpy", "pydantic", "typer", "rich", "kaleido", "choreographer"},
-    "foretoken": {"pyarrow", "rich"},
+    "foredraft": {"pyarrow", "rich"},
 }
 # The core does not wait, read clocks, draw random numbers or communicate.
 NOT_IN_CORE = {
@@ -72,7 +72,7 @@ LONG_FUNCTIONS: dict[str, str] = {
     "gpu/kernels/layers/verify_attention.py::verify_attention_kernel": "36 arguments, a line each",
 }
 # Modules that nothing in the packages imports: entrances for users.
-ENTRANCES = {"cli.__main__": "the entry point `foretoken`"}
+ENTRANCES = {"cli.__main__": "the entry point `foredraft`"}
 
 
 @dataclass(frozen=True)
@@ -139,14 +139,14 @@ def imports_of(path: Path) -> tuple[Import, ...]:
             visit(child, when)
 
     def add(name: str, members: tuple[str, ...], when: str, line: int, relative: bool = False) -> None:
-        if name == "foretoken" or name.startswith("foretoken."):
-            inside = name.removeprefix("foretoken").lstrip(".")
+        if name == "foredraft" or name.startswith("foredraft."):
+            inside = name.removeprefix("foredraft").lstrip(".")
             name, relative = (inside if inside and is_module(inside) else name), True
         if not relative:
             found.append(Import(name.split(".")[0], False, when, line))
             return
-        if not is_module(name) and is_module(f"foretoken.{name}"):  # the package's own modules stand in foretoken/
-            name = f"foretoken.{name}"
+        if not is_module(name) and is_module(f"foredraft.{name}"):  # the package's own modules stand in foredraft/
+            name = f"foredraft.{name}"
         modules = [f"{name}.{member}".lstrip(".") for member in members]
         for module in [m for m in modules if is_module(m)] or [name]:
             found.append(Import(module, True, when, line))
@@ -174,7 +174,7 @@ def test_the_walk_sees_the_tree():
     assert ("core.contract.step", True) in engine and ("numpy", False) in engine
     entry = imports_of(ROOT / "cli" / "__main__.py")
     assert any(item.target == "core.errors" and item.when == "call" for item in entry)
-    assert any(item.target == "foretoken.simulation" for item in imports_of(ROOT / "foretoken" / "__init__.py"))
+    assert any(item.target == "foredraft.simulation" for item in imports_of(ROOT / "foredraft" / "__init__.py"))
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -229,7 +229,7 @@ def test_core_draws_no_random_numbers():
 
 
 def test_the_command_line_loads_nothing_heavy():
-    """What `foretoken.cli.app` loads at import, however indirectly: typer, the standard library, other files of cli."""
+    """What `foredraft.cli.app` loads at import, however indirectly: typer, the standard library, other files of cli."""
     seen, queue = set(), ["cli.app"]
     while queue:
         name = queue.pop()
@@ -400,11 +400,11 @@ def pyproject() -> dict:
 
 def test_every_package_is_packaged():
     folders = {
-        "foretoken." + ".".join(path.parent.relative_to(ROOT).parts)
+        "foredraft." + ".".join(path.parent.relative_to(ROOT).parts)
         for package in PACKAGES
         for path in (ROOT / package).rglob("__init__.py")
     }
-    folders = folders - {"foretoken.foretoken"} | {"foretoken"}
+    folders = folders - {"foredraft.foredraft"} | {"foredraft"}
     assert set(pyproject()["tool"]["setuptools"]["packages"]) == folders
     without_init = {
         str(path.parent.relative_to(ROOT)) for path in sources(*PACKAGES) if not (path.parent / "__init__.py").is_file()
@@ -421,7 +421,7 @@ def test_constraints_pin_every_dependency():
         *project["dependencies"],
         *(item for extra in project["optional-dependencies"].values() for item in extra),
     ]
-    names = {re.split(r"[\s\[<>=;!~]", item)[0] for item in wanted} - {"foretoken"}
+    names = {re.split(r"[\s\[<>=;!~]", item)[0] for item in wanted} - {"foredraft"}
     missing = {name for name in names if re.sub(r"[-_.]+", "-", name).lower() not in normal}
     assert not missing
     assert normal["torch"] == "2.13.0"

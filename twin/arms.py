@@ -39,10 +39,10 @@ ENGINE_KEYS = ("max_queue", "max_step_tokens", "mixed", "eviction_policy", "wate
 
 
 def ways_of_pair(pair: Path, base: SessionOptions) -> dict[str, SessionOptions]:
-    """Return plain decoding and four ways to draft, for a pair made by `foretoken tiny`. Raises ConfigError if a part is missing."""
+    """Return plain decoding and four ways to draft, for a pair made by `foredraft tiny`. Raises ConfigError if a part is missing."""
     missing = [part for part in ("target", "draft", "eagle3") if not (pair / part / "config.json").is_file()]
     if missing:
-        message = f"has no {', '.join(missing)}; expected a directory made by `foretoken tiny`"
+        message = f"has no {', '.join(missing)}; expected a directory made by `foredraft tiny`"
         raise ConfigError.of(str(pair), "", message)
     standalone = ways_of_draft(replace(base, model=pair / "target", draft=pair / "draft", algorithm="STANDALONE"))
     return {
@@ -146,7 +146,7 @@ def open_arms(
 ) -> list[Arm]:
     """Resolve and load every way to serve; models that several of them use are loaded once. `engine`: further settings of every engine.
 
-    A step is one round, as the simulator charges the host's time for each of them. Raises ConfigError and other ForetokenErrors before a
+    A step is one round, as the simulator charges the host's time for each of them. Raises ConfigError and other ForedraftErrors before a
     weight is read.
     """
     plans = {name: plan_session(replace(given, block_rounds=1), longest_request) for name, given in options.items()}

@@ -13,7 +13,7 @@ from ..core.acceptance.process import AcceptanceProcess
 from ..core.contract.events import Event
 from ..core.contract.request import FinishedRequest
 from ..core.draws import Purpose, request_key
-from ..core.errors import ForetokenError
+from ..core.errors import ForedraftError
 from ..core.scheduler.spec import EngineSpec
 from ..observe.metrics import RunMetrics
 from ..observe.summary import SHORT_NAMES
@@ -40,7 +40,7 @@ def simulate(
     """Return the events of a run in which every request emits its `max_tokens`. `acceptance` holds for trees as it is.
 
     `device_spread` and `host_spread` let the times of steps fluctuate, drawn by `seed`. Arrivals and `concurrency` as in `serve`.
-    Raises ForetokenError if a request is refused.
+    Raises ForedraftError if a request is refused.
     """
     env = Environment()
     events: list[Event] = []
@@ -53,7 +53,7 @@ def simulate(
 
     def ended(_: int, finished: FinishedRequest) -> None:
         if finished.message:
-            raise ForetokenError(f"request {finished.request_id!r} of the workload was refused: {finished.message}")
+            raise ForedraftError(f"request {finished.request_id!r} of the workload was refused: {finished.message}")
         if concurrency is not None:
             send()
 

@@ -16,7 +16,7 @@ from ..core.acceptance.process import AcceptanceProcess, FixedMeanAcceptance, Ga
 from ..core.adaptive.config import fixed_config
 from ..core.contract.events import Committed, Event, Planned
 from ..core.contract.request import Request
-from ..core.errors import ConfigError, ForetokenError, Problem
+from ..core.errors import ConfigError, ForedraftError, Problem
 from ..core.prompt import Prompt
 from ..gpu.bench.run import bench_prompts
 from ..sim.cost.executor_steps import ExecutorSteps, StepCost
@@ -95,7 +95,7 @@ def default_scenario() -> Scenario:
 def run_twin(
     arms: Sequence[Arm], steps: ExecutorSteps, plan: TwinPlan, on_progress: OnProgress = lambda text: None
 ) -> Iterator[Comparison]:
-    """Yield the comparisons, load by load. Raises ConfigError for a profile of something else, and other ForetokenErrors."""
+    """Yield the comparisons, load by load. Raises ConfigError for a profile of something else, and other ForedraftErrors."""
     make_clock(plan.clock, arms[0].plan.device)
     _check_scenario(plan.scenario)
     costs = [steps.cost(arm.spec, "profile") for arm in arms]  # refuses before anything is served
@@ -181,7 +181,7 @@ def requests_of(scenario: Scenario, arm: Arm, arms: Sequence[Arm], seed: int, te
         message = f"a request of {most} tokens; with their drafts these ways to serve take {total} (model.context_len)"
         raise ConfigError.of("<scenario>", "workload", message)
     if not arrivals:
-        raise ForetokenError("the workload has no requests")
+        raise ForedraftError("the workload has no requests")
     longest = max(arrival.prompt.length for arrival in arrivals)
     texts = []
     if text:

@@ -14,7 +14,7 @@ import torch
 from ..core.contract.events import Committed, Event
 from ..core.contract.request import Request
 from ..core.contract.step import Step, StepResult
-from ..core.errors import ConfigError, ForetokenError, InvariantViolation
+from ..core.errors import ConfigError, ForedraftError, InvariantViolation
 from ..core.scheduler.driver import Driver
 from ..observe.metrics import RunMetrics
 from .arms import Arm
@@ -173,7 +173,7 @@ def serve(
 ) -> Served:
     """Serve `asked` to their end. With `concurrency` that many clients send one after another; else requests come at their times.
 
-    Raises ForetokenError if a request is refused, KeyboardInterrupt as it comes.
+    Raises ForedraftError if a request is refused, KeyboardInterrupt as it comes.
     """
     events: list[Event] = []
     engine, executor = arm.real_engine(events.append, seed)
@@ -225,7 +225,7 @@ class _Serving:
     def _submit(self, request: Request, at_ns: int) -> None:
         outcome = self.driver.engine.submit(request, at_ns)
         if outcome.refusal:
-            raise ForetokenError(f"request {request.request_id!r} of the workload was refused: {outcome.refusal}")
+            raise ForedraftError(f"request {request.request_id!r} of the workload was refused: {outcome.refusal}")
         self.driver.interrupt(outcome.replan)
 
     def _note(self) -> None:

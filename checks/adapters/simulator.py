@@ -1,6 +1,6 @@
 """Our simulator behind the simulator contract.
 
-A run is that of `foretoken simulate`: scenario, engines, routers, metrics, `requests.parquet` and the lines of `events.jsonl`.
+A run is that of `foredraft simulate`: scenario, engines, routers, metrics, `requests.parquet` and the lines of `events.jsonl`.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class History:
 
 
 class CheckedSimulator:
-    """`foretoken simulate`, with everything that it writes as plain data."""
+    """`foredraft simulate`, with everything that it writes as plain data."""
 
     capabilities = SimulatorCapabilities.all()
 

@@ -1,7 +1,7 @@
 """The device operations on trees and KV behind the acceptance contract.
 
-foretoken check accept foretoken.checks.adapters.torch_accept:make         the torch twins, on a CPU
-foretoken check accept foretoken.checks.adapters.torch_accept:make_cuda    the Triton kernels, on a GPU
+foredraft check accept foredraft.checks.adapters.torch_accept:make         the torch twins, on a CPU
+foredraft check accept foredraft.checks.adapters.torch_accept:make_cuda    the Triton kernels, on a GPU
 """
 
 from __future__ import annotations

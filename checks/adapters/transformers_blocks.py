@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 
-from ...core.errors import ForetokenError
+from ...core.errors import ForedraftError
 from ...properties.allocator.contract import AllocatorCapabilities, AllocatorConfig
 
 _MODULE = "transformers.generation.continuous_batching.cache_allocators"
@@ -27,7 +27,7 @@ except ImportError as error:
 """Why there is nothing to wrap, if there is not."""
 
 
-class TransformersMissing(ForetokenError):
+class TransformersMissing(ForedraftError):
     """transformers, or the part of it that is wrapped here, is not installed."""
 
 

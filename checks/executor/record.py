@@ -17,7 +17,7 @@ from ...core.contract.events import Committed, EventSink
 from ...core.contract.outcomes import CommitOutcome
 from ...core.contract.request import Request
 from ...core.contract.step import Step, StepResult
-from ...core.errors import ForetokenError
+from ...core.errors import ForedraftError
 from ...core.scheduler.engine import Engine
 from ...observe.encoding import LineEncoder, decode_result
 
@@ -102,7 +102,7 @@ class RecordedCore:
         """Return the answer of a call, or what was raised as a text."""
         try:
             return call()
-        except (ForetokenError, AssertionError, LookupError, ValueError, TypeError) as error:
+        except (ForedraftError, AssertionError, LookupError, ValueError, TypeError) as error:
             return f"{type(error).__name__}: {error}"
 
     def _came_apart(self, live: Any, fed: Any) -> None:

@@ -1,4 +1,4 @@
-"""The simulated executor behind the executor contract: `foretoken check executor foretoken.checks.executor.simulated_subject:make`.
+"""The simulated executor behind the executor contract: `foredraft check executor foredraft.checks.executor.simulated_subject:make`.
 
 What `actors/engine.py` does with a device on simulated time, without the time: launch, draw, apply. The contract's config is taken as it
 comes (`checks/executor/contract.py`); this file imports nothing of it.

@@ -1,4 +1,4 @@
-"""The real executor, on a CPU, behind the executor contract: `foretoken check executor foretoken.checks.executor.torch_subject:make`.
+"""The real executor, on a CPU, behind the executor contract: `foredraft check executor foredraft.checks.executor.torch_subject:make`.
 
 Its models have random weights and a few thousand parameters, made in memory. The contract's config is taken as it comes
 (`checks/executor/contract.py`); this file imports nothing of it.

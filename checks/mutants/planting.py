@@ -87,7 +87,7 @@ def _read(
 
 
 def lookup(mutants: Iterable[Mutant]) -> Callable[[str], Any]:
-    """Return a module's `__getattr__`, by which `foretoken check CONTRACT module:Name` finds what has one defect."""
+    """Return a module's `__getattr__`, by which `foredraft check CONTRACT module:Name` finds what has one defect."""
     makes: dict[str, Any] = {}
     for mutant in mutants:
         makes.setdefault(mutant.name.rpartition(":")[2], mutant.make)

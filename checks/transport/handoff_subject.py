@@ -1,4 +1,4 @@
-"""`foretoken.core.handoff` as the transport contract wants it: two engines whose executors do nothing but count."""
+"""`foredraft.core.handoff` as the transport contract wants it: two engines whose executors do nothing but count."""
 
 from __future__ import annotations
 

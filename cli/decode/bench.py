@@ -1,4 +1,4 @@
-"""`foretoken bench`: time decoding with and without a draft, for each batch size."""
+"""`foredraft bench`: time decoding with and without a draft, for each batch size."""
 
 from __future__ import annotations
 
@@ -205,11 +205,11 @@ def bench(
     The time is that of decoding, from the last prefill to the end of the first
     request, while the batch is full; prefill has its own column.
 
-        foretoken bench --model models/target --draft models/eagle3
-        foretoken bench --model models/target --draft models/eagle3 --topk 4 \\
+        foredraft bench --model models/target --draft models/eagle3
+        foredraft bench --model models/target --draft models/eagle3 --topk 4 \\
             --num-draft-tokens 16 --steps 2,3,5 --json bench.json
-        foretoken bench --random-weights llama-3.1-8b --acceptance 3.0 --steps 4
-        foretoken bench --random-weights llama-3.1-8b --algorithm STANDALONE \\
+        foredraft bench --random-weights llama-3.1-8b --acceptance 3.0 --steps 4
+        foredraft bench --random-weights llama-3.1-8b --algorithm STANDALONE \\
             --draft llama-3.2-1b --acceptance code
 
     speed-up is the median over the runs of each cell, range their least and
@@ -242,7 +242,7 @@ def bench(
     show(plan, machine, results)
     if not finished:
         cells = len({(result.batch_size, result.context_len) for result in results})
-        print(f"foretoken: interrupted; {cells} of {len(plan.cells)} cells are finished", file=sys.stderr)
+        print(f"foredraft: interrupted; {cells} of {len(plan.cells)} cells are finished", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED)
 
 

@@ -1,4 +1,4 @@
-"""The output of `foretoken generate`: streamed text or lines of JSON, progress, and statistics."""
+"""The output of `foredraft generate`: streamed text or lines of JSON, progress, and statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`foretoken generate`: decode text from a checkpoint."""
+"""`foredraft generate`: decode text from a checkpoint."""
 
 from __future__ import annotations
 
@@ -160,16 +160,16 @@ def generate(
     --prompts the output has a line of JSON for each line of the file, in the
     same order.
 
-        foretoken generate --model models/target --prompt "def fib(n):" --stats
-        foretoken generate --model models/target --draft models/eagle3 --topk 4 \\
+        foredraft generate --model models/target --prompt "def fib(n):" --stats
+        foredraft generate --model models/target --draft models/eagle3 --topk 4 \\
             --prompt "def fib(n):" --stats
-        foretoken generate --model models/chat --chat --prompt "Why sing?"
-        foretoken generate --model models/target --algorithm NGRAM --steps 7 \\
+        foredraft generate --model models/chat --chat --prompt "Why sing?"
+        foredraft generate --model models/target --algorithm NGRAM --steps 7 \\
             --prompts prompts.jsonl --out runs/ngram > outputs.jsonl
-        foretoken replay runs/ngram
-        foretoken generate --model models/target --draft models/eagle3 \\
+        foredraft replay runs/ngram
+        foredraft generate --model models/target --draft models/eagle3 \\
             --disaggregate prefill=1,decode=1 --prompts prompts.jsonl
-        foretoken generate --model models/chat --chat --prompt "A user as JSON." \\
+        foredraft generate --model models/chat --chat --prompt "A user as JSON." \\
             --json-schema user.schema.json
 
     Ctrl-C ends all requests with the tokens they have; the exit code is 130. Bad
@@ -224,7 +224,7 @@ def _run(options: SessionOptions, defaults: RequestDefaults, asked: _Asked) -> i
     plan = maker.plan(max(request.prompt.length + request.max_tokens for request in requests))
     refuse_options_without_effect(plan.options, plan.algorithm, plan.device)
     for notice in plan.notices:
-        print(f"foretoken: note: {notice}", file=sys.stderr)
+        print(f"foredraft: note: {notice}", file=sys.stderr)
     check_vocabulary(tokenizer, plan)
     check_lengths(requests, plan, asked.source, places)
     display = Display([request.request_id for request in requests], as_json=asked.as_json, quiet=asked.quiet)
@@ -240,14 +240,14 @@ def _run(options: SessionOptions, defaults: RequestDefaults, asked: _Asked) -> i
         record.finish(display.outputs, session.stats(), session.plan, complete=not received)
     failed = [output for output in display.outputs if output.finish in ("error", "refused")]
     for output in failed:
-        print(f"foretoken: request {output.request_id!r} {output.finish}: {output.message}", file=sys.stderr)
+        print(f"foredraft: request {output.request_id!r} {output.finish}: {output.message}", file=sys.stderr)
     for output in display.outputs:
         if output.finish == "length" and output.message and not asked.quiet:
-            print(f"foretoken: note: request {output.request_id!r} ends early: {output.message}", file=sys.stderr)
+            print(f"foredraft: note: request {output.request_id!r} ends early: {output.message}", file=sys.stderr)
     if asked.stats:
         print(stats_text(session.stats(), session.plan), file=sys.stderr)
     if received:
-        print("foretoken: interrupted; the outputs end early", file=sys.stderr)
+        print("foredraft: interrupted; the outputs end early", file=sys.stderr)
         return 128 + received[0]
     return EXIT_FAILED if failed else 0
 

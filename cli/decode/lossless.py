@@ -1,4 +1,4 @@
-"""`foretoken lossless`: does an endpoint with speculative decoding give the greedy text of one without?"""
+"""`foredraft lossless`: does an endpoint with speculative decoding give the greedy text of one without?"""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Repeat = asking_option(int, "--repeat", "Answers of URL_SPECULATIVE to each prom
 TieMargin = asking_option(float, "--tie-margin", MARGIN, min=0)
 Concurrency = asking_option(int, "--concurrency", "Requests at once to each endpoint.", min=1, max=256)
 TimeoutS = asking_option(float, "--timeout-s", "Seconds to wait for a part of an answer.", min=0.1)
-ApiKey = asking_option(str | None, "--api-key", "Sent to both; better by the variable.", "KEY", envvar="FORETOKEN_API_KEY")
+ApiKey = asking_option(str | None, "--api-key", "Sent to both; better by the variable.", "KEY", envvar="FOREDRAFT_API_KEY")
 JsonFile = output_option(Path | None, "--json", "Write all that was found to this file.", "FILE")
 Quiet = output_option(bool, "--quiet", "No progress.")
 # fmt: on
@@ -45,13 +45,13 @@ def lossless(
     """Check that speculative decoding is lossless on OpenAI-compatible endpoints.
 
     Sends the same prompts to /v1/completions of both (vLLM, SGLang, llama.cpp,
-    foretoken serve) at temperature 0 and compares the texts token by token. Where
+    foredraft serve) at temperature 0 and compares the texts token by token. Where
     two differ, log-probabilities decide: two nearly equal ones are a tie, all else
     an error. If the plain endpoint gives the other text, too, when it is asked
     again, the difference is noise. For an error a smaller prompt is searched.
 
-        foretoken lossless http://127.0.0.1:8000 http://127.0.0.1:8001
-        foretoken lossless http://127.0.0.1:8000 --repeat 5
+        foredraft lossless http://127.0.0.1:8000 http://127.0.0.1:8001
+        foredraft lossless http://127.0.0.1:8000 --repeat 5
 
     Exit code 0: lossless, but for ties and noise; 1: an error was found; 2: bad
     input, or an endpoint that does not answer.
@@ -59,7 +59,7 @@ def lossless(
     import asyncio
     from dataclasses import asdict
 
-    from ...core.errors import ForetokenError
+    from ...core.errors import ForedraftError
     from ...observe.output_files import JsonRecord
     from ...serve.lossless.endpoint import Endpoint, make_client
     from ...serve.lossless.prompts import BUILT_IN, read_prompts
@@ -93,7 +93,7 @@ def lossless(
         raise typer.Exit(EXIT_ERROR_FOUND)
     if failures := trial.outcome.failures:
         message = f"{len(failures)} requests had no answer, and their prompts were not compared: {failures[0]}"
-        raise ForetokenError(message)
+        raise ForedraftError(message)
 
 
 def _report(trial: Trial) -> list[str]:

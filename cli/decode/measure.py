@@ -1,4 +1,4 @@
-"""`foretoken calibrate --model`: measure our own executor's steps, and write their profile."""
+"""`foredraft calibrate --model`: measure our own executor's steps, and write their profile."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def measure(
         record.close(finished=False)
         progress.clear()
         kept = f"{len(record.values)} timings are kept, the same command goes on from there"
-        print(f"foretoken: interrupted; {kept}", file=sys.stderr)
+        print(f"foredraft: interrupted; {kept}", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     progress.clear()
     found = measured.steps
-    source = f"foretoken calibrate --model {model.name}" + ("" if draft is None else f" --draft {draft.name}")
+    source = f"foredraft calibrate --model {model.name}" + ("" if draft is None else f" --draft {draft.name}")
     calibration = Calibration(out.stem, source, found.device, model.resolve().name, steps=found)
     write_json(out, profile_document(calibration))
     record.close(finished=True)

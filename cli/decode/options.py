@@ -23,14 +23,14 @@ def problems_name_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(**arguments: Any) -> None:
-        from ...core.errors import ConfigError, ForetokenError
+        from ...core.errors import ConfigError, ForedraftError
 
         try:
             command(**arguments)
         except ConfigError as error:
             if error.source != "<arguments>":
                 raise
-            raise ForetokenError("\n".join(_named(problem, arguments) for problem in error.problems)) from error
+            raise ForedraftError("\n".join(_named(problem, arguments) for problem in error.problems)) from error
 
     return run
 

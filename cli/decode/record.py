@@ -1,4 +1,4 @@
-"""The files of `foretoken generate --out DIR`: events.jsonl, outputs.jsonl, summary.json."""
+"""The files of `foredraft generate --out DIR`: events.jsonl, outputs.jsonl, summary.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`foretoken selftest`: whether everything is right on this machine, and how fast."""
+"""`foredraft selftest`: whether everything is right on this machine, and how fast."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def selftest(
     synchronous ones, retraction, freed memory. Then a table of an 8B model with random
     weights and simulated acceptance: plain, chains and trees at batch 1, 8, 32.
 
-        foretoken selftest
-        foretoken selftest --device cuda --out reports/h100 --budget 20m
+        foredraft selftest
+        foredraft selftest --device cuda --out reports/h100 --budget 20m
 
     A step that fails does not stop the others: on a GPU they run in a process
     of their own, and where it dies another one goes on. The report has the

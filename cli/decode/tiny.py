@@ -1,4 +1,4 @@
-"""`foretoken tiny`: train a small target and its drafts, to try decoding."""
+"""`foredraft tiny`: train a small target and its drafts, to try decoding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 REPORT_WIDTH = 120  # columns of the report; a narrower terminal wraps its lines instead of cutting them
 
 # fmt: off
-Directory = argument(Path | None, "DIR", "Directory of the pair; by default foretoken/SIZE in the user's cache.")
+Directory = argument(Path | None, "DIR", "Directory of the pair; by default foredraft/SIZE in the user's cache.")
 Size = option(str, "--size", "nano (seconds), tiny (minutes on two CPU cores), small (100 M parameters), medium (700 M; for a GPU).")
 Seed = option(int, "--seed", "Seed of weights and batches.", min=0)
 Device = option(str, "--device", "Where to train.", "cpu|cuda")
@@ -43,9 +43,9 @@ def tiny(
         DIR/multi_layer_eagle   one EAGLE head per step
         DIR/pair.json           options, versions, losses, accept lengths
 
-        foretoken tiny
-        foretoken tiny pairs/seven --seed 7
-        foretoken tiny --size small --device cuda
+        foredraft tiny
+        foredraft tiny pairs/seven --seed 7
+        foredraft tiny --size small --device cuda
 
     A pair that exists is not trained again. Ctrl-C keeps the finished parts, and
     the same command continues from them.
@@ -65,7 +65,7 @@ def tiny(
     except KeyboardInterrupt:
         partial = partial_directory(directory, options)
         kept = f"; finished parts are in {partial}, the same command continues from there" if partial.is_dir() else ""
-        print(f"foretoken: interrupted{kept}", file=sys.stderr)
+        print(f"foredraft: interrupted{kept}", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     _print_report(pair)
 
@@ -75,7 +75,7 @@ def default_directory(size: str, seed: int, time_budget_s: float | None) -> Path
     cache = os.environ.get("XDG_CACHE_HOME")
     root = Path(cache) if cache and Path(cache).is_absolute() else Path.home() / ".cache"
     name = size if seed == 0 else f"{size}-seed{seed}"
-    return root / "foretoken" / (name if time_budget_s is None else f"{name}-{time_budget_s:g}s")
+    return root / "foredraft" / (name if time_budget_s is None else f"{name}-{time_budget_s:g}s")
 
 
 def _print_report(pair: MadePair) -> None:

@@ -1,4 +1,4 @@
-"""`foretoken twin`: the real executor beside its simulation."""
+"""`foredraft twin`: the real executor beside its simulation."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ SIDES = ("measured", "error", "noise")
 ScenarioFile = argument(Path | None, "SCENARIO",
     "TOML file: its speculation, engine and workload are run; default: five ways to decode at three loads.")
 Settings = workload_option(list[str] | None, "--set", "Replace a value of the scenario: KEY=VALUE; repeatable.", "K=V")
-Pair = model_option(Path | None, "--pair", "Directory made by `foretoken tiny`; default: the user's cache, trained if missing.")
+Pair = model_option(Path | None, "--pair", "Directory made by `foredraft tiny`; default: the user's cache, trained if missing.")
 Model = model_option(Path | None, "--model", "Hugging Face checkpoint instead of a pair.", "DIR")
 Draft = model_option(Path | None, "--draft", "Draft checkpoint for the model.", "DIR")
-Profile = model_option(Path | None, "--profile", "Steps measured by `foretoken calibrate --model`; default: measured now.", "FILE")
+Profile = model_option(Path | None, "--profile", "Steps measured by `foredraft calibrate --model`; default: measured now.", "FILE")
 LoadNames = workload_option(str | None, "--loads",
     "light, knee (30 and 75 % of the capacity), saturated; default: all. A scenario has its own.", "LOAD,…")
 Seconds = workload_option(float | None, "--seconds", "About how long a measured run of these loads lasts; default: 8.", min=0.5)
@@ -61,10 +61,10 @@ def twin(
     a profile of single steps, its acceptance from other prompts; nothing of the
     measured runs enters it.
 
-        foretoken twin
-        foretoken twin --model models/target --draft models/eagle3 --loads knee
-        foretoken calibrate --model models/target --draft models/eagle3
-        foretoken twin chat.toml --model models/target --draft models/eagle3 \\
+        foredraft twin
+        foredraft twin --model models/target --draft models/eagle3 --loads knee
+        foredraft calibrate --model models/target --draft models/eagle3
+        foredraft twin chat.toml --model models/target --draft models/eagle3 \\
             --profile profile.json
 
     Under each measured number stand the error of the simulation, and ± half the
@@ -122,7 +122,7 @@ def twin(
     if found:
         _show(found, clock)
     if not finished:
-        print(f"foretoken: interrupted; {len(found)} comparisons are finished", file=sys.stderr)
+        print(f"foredraft: interrupted; {len(found)} comparisons are finished", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
@@ -138,7 +138,7 @@ def measured_steps(arms: Sequence[Arm], clock: str, profile: Path | None, progre
         return measure_steps(arms, MeasuringPlan(clock=clock), None, show).steps
     steps = load_calibration(profile).steps
     if steps is None:
-        message = "has no steps of our own executor; `foretoken calibrate --model` measures them"
+        message = "has no steps of our own executor; `foredraft calibrate --model` measures them"
         raise ConfigError.of(str(profile), "steps", message)
     steps.check_target(str(profile), **shape_of(arms[0]))
     here = device_name(arms[0].plan.device)

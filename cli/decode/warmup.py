@@ -1,4 +1,4 @@
-"""`foretoken warmup`: what a first request would wait for, done before it."""
+"""`foredraft warmup`: what a first request would wait for, done before it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def warmup(model: Model, session: Mapping[str, Any], quiet: Quiet = False) -> No
     find them. Graphs live in a process, so here they are captured only to show
     that they fit, and how long they take. Give the options of `generate` or `serve`.
 
-        foretoken warmup --model models/target --draft models/eagle3
+        foredraft warmup --model models/target --draft models/eagle3
 
     On a CPU nothing is compiled: it says what it would do.
     """

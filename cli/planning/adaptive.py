@@ -1,4 +1,4 @@
-"""`foretoken adaptive`: tables of steps in our format, and in those of SGLang, vLLM and TensorRT-LLM."""
+"""`foredraft adaptive`: tables of steps in our format, and in those of SGLang, vLLM and TensorRT-LLM."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def show(
 ) -> None:
     """Print a table as it is understood: every key of every range.
 
-    foretoken adaptive show with-zero
+    foredraft adaptive show with-zero
     """
     import json
     from dataclasses import asdict
@@ -73,7 +73,7 @@ def export_(
     keys in --speculative-config, TensorRT-LLM under speculative_config; their
     ranges have one number of steps each.
 
-        foretoken adaptive export with-zero --for sglang-0.5.23 --out steps.json
+        foredraft adaptive export with-zero --for sglang-0.5.23 --out steps.json
     """
     from ...core.adaptive.config import load_adaptive_config
     from ...core.adaptive.interchange import export_table
@@ -94,8 +94,8 @@ def import_(
 ) -> None:
     """Read a table of another server and write it in our format.
 
-    foretoken adaptive import speculative-config.json --out steps.json
-    foretoken simulate --set speculation.adaptive=steps.json
+    foredraft adaptive import speculative-config.json --out steps.json
+    foredraft simulate --set speculation.adaptive=steps.json
     """
     from ...core.adaptive.interchange import import_table, to_json
     from ...observe.input_files import read_text

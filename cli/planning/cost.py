@@ -1,4 +1,4 @@
-"""`foretoken cost`: what one decode round takes, part by part."""
+"""`foredraft cost`: what one decode round takes, part by part."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def cost(
     fast as plain decoding; the accept length is what the scenario's acceptance
     gives.
 
-        foretoken cost --batch 1,64 --context 4096
-        foretoken cost chat.toml --set hardware.gpu=L40S --steps 0,2,4
+        foredraft cost --batch 1,64 --context 4096
+        foredraft cost chat.toml --set hardware.gpu=L40S --steps 0,2,4
     """
     from ...core.errors import ConfigError
     from ...planning.grid import parse_values

@@ -1,4 +1,4 @@
-"""`foretoken doctor`: does speculation pay in this deployment, how far, and what it does to the tail."""
+"""`foredraft doctor`: does speculation pay in this deployment, how far, and what it does to the tail."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def doctor(
     gain over plain decoding, by batch and context. The accept length at which
     speculation breaks even, beside the one expected. Latencies of a short
     simulation of the scenario's own load, as it is and without speculation.
-    `foretoken cost` shows what a round is made of.
+    `foredraft cost` shows what a round is made of.
 
-        foretoken doctor
-        foretoken doctor chat.toml --set hardware.gpu=L40S
-        foretoken doctor --trace requests.csv --set hardware.gpu=H200
+        foredraft doctor
+        foredraft doctor chat.toml --set hardware.gpu=L40S
+        foredraft doctor --trace requests.csv --set hardware.gpu=H200
     """
-    from ...core.errors import ForetokenError
+    from ...core.errors import ForedraftError
     from ...planning.rounds import RoundModel, without_speculation
     from ...planning.trial import run_trial
     from ...sim.scenario_file import load_scenario
@@ -48,13 +48,13 @@ def doctor(
     resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, None)], launch)
     if resolved.speculation.algorithm == "NONE":
         message = "nothing is drafted: name the algorithm to judge, such as --set speculation.algorithm=EAGLE3"
-        raise ForetokenError(message)
+        raise ForedraftError(message)
     tables = resolved.model_dump(mode="json")
     changes = {"workload.num_requests": min(requests, resolved.workload.num_requests or requests)}
     with_it, without = (run_trial(one, changes) for one in (tables, without_speculation(tables)))
     for trial in (with_it, without):
         if trial.status != "done":
-            raise ForetokenError(trial.message)
+            raise ForedraftError(trial.message)
     model = RoundModel(resolved)
     context = round(with_it.summary["mean_input_tokens"] + with_it.summary["mean_output_tokens"] / 2)
     lines = [*_verdict(model, context, with_it.summary["mean_output_tokens"]), "", *_gains(model), ""]

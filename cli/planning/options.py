@@ -52,7 +52,7 @@ def kept_runs(
         try:
             yield pool, store
         except KeyboardInterrupt:
-            print(f"foretoken: {len(store)} runs are kept; the same command goes on ({place})", file=sys.stderr)
+            print(f"foredraft: {len(store)} runs are kept; the same command goes on ({place})", file=sys.stderr)
             raise
         except ClusterGone as error:
             kept = f"{len(store)} runs are kept: the same command goes on ({place}), without --cluster on this machine"

@@ -1,4 +1,4 @@
-"""`foretoken plan`: which configuration, how many GPUs, how sure."""
+"""`foredraft plan`: which configuration, how many GPUs, how sure."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def plan(
     goes on. Exit code 1: no candidate holds the limits; 2: bad input, or none
     can run.
 
-        foretoken plan --slo 'ttft_p99<500ms,tpot_p99<20ms'
-        foretoken plan chat.toml --rate 40 --price H100=2.5
-        foretoken plan --gpus 8 --set model.target=llama-3.1-70b \\
+        foredraft plan --slo 'ttft_p99<500ms,tpot_p99<20ms'
+        foredraft plan chat.toml --rate 40 --price H100=2.5
+        foredraft plan --gpus 8 --set model.target=llama-3.1-70b \\
             --try speculation.steps=0..4
-        foretoken plan --trace requests.csv --rate 1 --try hardware.gpu=H100,L40S
+        foredraft plan --trace requests.csv --rate 1 --try hardware.gpu=H100,L40S
     """
     from ...planning.answer import answer_of, write_answer
     from ...planning.plan import Question
@@ -109,14 +109,14 @@ def _plan(scenario: Scenario, asked: Question, tried: Sequence[str], published: 
 
 def _priced_by(scenario: Scenario, candidates: Sequence[Candidate]) -> str:
     """Return what prices the passes of the candidates that can be assembled; the roofline if one of them has it."""
-    from ...core.errors import ForetokenError
+    from ...core.errors import ForedraftError
     from ...planning.candidates import base_tables
     from ...sim.assembly import assemble
     from ...sim.scenario_file import scenario_with
 
     tables, found = base_tables(scenario), set()
     for candidate in candidates:
-        with suppress(ForetokenError):
+        with suppress(ForedraftError):
             found.add(assemble(scenario_with(tables, candidate.smallest)).cost.priced_by)
     return ", ".join(sorted(found))
 

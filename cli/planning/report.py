@@ -1,4 +1,4 @@
-"""`foretoken report`: a run, a sweep, a plan, a tune or a twin as one HTML file, and its pictures."""
+"""`foredraft report`: a run, a sweep, a plan, a tune or a twin as one HTML file, and its pictures."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def report(
     are of all requests; under each figure stands what its curve is made of.
     A file that another program wrote is not replaced.
 
-        foretoken simulate --out runs/chat
-        foretoken report runs/chat
-        foretoken report runs/plan-5a6b7c8d --out plan.html --png pictures
-        foretoken twin --json twin.json
-        foretoken report twin.json --out twin.html
+        foredraft simulate --out runs/chat
+        foredraft report runs/chat
+        foredraft report runs/plan-5a6b7c8d --out plan.html --png pictures
+        foredraft twin --json twin.json
+        foredraft report twin.json --out twin.html
     """
     from ...observe.figures.reports import page_of
     from ...observe.output_files import write_text
@@ -54,20 +54,20 @@ def report(
 
 
 def _check_replaceable(place: Path) -> None:
-    """Raise ForetokenError if there is a file that `report` has not written."""
-    from ...core.errors import ForetokenError
+    """Raise ForedraftError if there is a file that `report` has not written."""
+    from ...core.errors import ForedraftError
     from ...observe.figures.page import MARK
 
     if place.is_dir():
-        raise ForetokenError(f"{place}: is a directory; expected a file")
+        raise ForedraftError(f"{place}: is a directory; expected a file")
     if place.exists():
         with place.open("rb") as file:
             if MARK.encode() not in file.read(200):
-                raise ForetokenError(f"{place}: is there already and is no report; give another --out, or remove it")
+                raise ForedraftError(f"{place}: is there already and is no report; give another --out, or remove it")
 
 
 def _write_pictures(page: Page, folder: Path) -> None:
-    from ...core.errors import ForetokenError
+    from ...core.errors import ForedraftError
     from ...observe.output_files import UnwritableFile
 
     try:
@@ -90,8 +90,8 @@ def _write_pictures(page: Page, folder: Path) -> None:
         kaleido.write_fig_from_object_sync(figures)
     except ChromeNotFoundError:
         message = "--png needs Chrome or Chromium, and none was found: install it, or name its program in BROWSER_PATH"
-        raise ForetokenError(message) from None
+        raise ForedraftError(message) from None
     except (BrowserClosedError, BrowserDepsError, BrowserFailedError) as error:
         message = f"--png: the browser did not start: {str(error).strip() or type(error).__name__}"
-        raise ForetokenError(message) from None
+        raise ForedraftError(message) from None
     typer.echo(f"{len(figures)} pictures are in {folder}.")

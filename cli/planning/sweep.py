@@ -1,4 +1,4 @@
-"""`foretoken sweep`: simulate every combination of some settings with several seeds."""
+"""`foredraft sweep`: simulate every combination of some settings with several seeds."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def sweep(
     a,b,c and [1, 2] are themselves. Where speculation.steps varies and no
     policy is given, the policy is fixed.
 
-        foretoken sweep --grid speculation.steps=0..7
-        foretoken sweep chat.toml --grid speculation.steps=0..7 \\
+        foredraft sweep --grid speculation.steps=0..7
+        foredraft sweep chat.toml --grid speculation.steps=0..7 \\
             --grid workload.rate=1..64:log --seeds 5
-        foretoken sweep --grid hardware.gpu=H100,H200 \\
+        foredraft sweep --grid hardware.gpu=H100,H200 \\
             --grid hardware.tensor_parallel=1,2 --out runs/gpus
 
     Prints the mean of each combination over its seeds with a 95 % interval,
@@ -102,7 +102,7 @@ def _run_all(sweep: Sweep, pool: Workers, before: int, quiet: bool) -> None:
 
     total = len(sweep)
     if before and not quiet:
-        print(f"foretoken: {before} of {total} runs are there already", file=sys.stderr)
+        print(f"foredraft: {before} of {total} runs are there already", file=sys.stderr)
     line = StatusLine(quiet, line_every_s=LINE_EVERY_S)
     started_s = time.monotonic()
     try:

@@ -1,4 +1,4 @@
-"""`foretoken tune`: the table of draft steps for a workload, compared with what it replaces, as the files that servers take."""
+"""`foredraft tune`: the table of draft steps for a workload, compared with what it replaces, as the files that servers take."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ def tune(
     scenario's own load; or the quietest, the middle and the busiest window of a
     trace. What is measured is the speed that requests see, from arrival to end.
 
-        foretoken tune
-        foretoken tune chat.toml --out runs/chat-steps
-        foretoken tune --trace requests.csv --set hardware.gpu=L40S
+        foredraft tune
+        foredraft tune chat.toml --out runs/chat-steps
+        foredraft tune --trace requests.csv --set hardware.gpu=L40S
 
     The best tables are compared on seeds that the search has not seen, with
     every fixed number of steps, the default table, the policy goodput, and no
     speculation. A table that is more than 1 % behind the best fixed number in
     any phase is passed over. The exit code is 1 if none is left.
 
-    --out holds adaptive.json and scenario.toml for `foretoken simulate`, what
+    --out holds adaptive.json and scenario.toml for `foredraft simulate`, what
     SGLang, vLLM and TensorRT-LLM take, result.json, and every run: the same
     command goes on where Ctrl-C has stopped it.
     """

@@ -1,4 +1,4 @@
-"""`foretoken acceptance`: fit the acceptance process to what a server wrote."""
+"""`foredraft acceptance`: fit the acceptance process to what a server wrote."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def acceptance(
     rounds, and which of them these files cannot tell. Exit code 2: the files
     cannot be read, or contradict themselves.
 
-        foretoken simulate --out runs/a
-        foretoken acceptance runs/a --out acceptance.toml
-        foretoken simulate acceptance.toml
+        foredraft simulate --out runs/a
+        foredraft acceptance runs/a --out acceptance.toml
+        foredraft simulate acceptance.toml
     """
     from ...core.acceptance.presets import choose_preset
     from ...sim.workload.acceptance_logs import AcceptanceLog

@@ -1,4 +1,4 @@
-"""`foretoken calibrate`: fit the timing of a server's profile to results of benchmarks."""
+"""`foredraft calibrate`: fit the timing of a server's profile to results of benchmarks."""
 
 from __future__ import annotations
 
@@ -71,17 +71,17 @@ def calibrate(
     chunks, drafting, verifying, catching up, over rows, nodes and context, and
     the host's part. Ctrl-C keeps what is measured for the same command.
 
-        foretoken calibrate --model models/target --draft models/eagle3
-        foretoken calibrate --from plain.jsonl spec.jsonl --set hardware.gpu=H200 --set hardware.server=sglang-0.5
-        foretoken calibrate --from vllm.json:algorithm=EAGLE3,steps=3 plain.json --scenario mine.toml --out mine.json
-        foretoken simulate --set hardware.profile=profile.json --set hardware.gpu=H200 --set hardware.server=sglang-0.5
+        foredraft calibrate --model models/target --draft models/eagle3
+        foredraft calibrate --from plain.jsonl spec.jsonl --set hardware.gpu=H200 --set hardware.server=sglang-0.5
+        foredraft calibrate --from vllm.json:algorithm=EAGLE3,steps=3 plain.json --scenario mine.toml --out mine.json
+        foredraft simulate --set hardware.profile=profile.json --set hardware.gpu=H200 --set hardware.server=sglang-0.5
     """
-    from ...core.errors import ForetokenError
+    from ...core.errors import ForedraftError
 
     files = [*(first or ()), *(more or ())]
     if model is not None:
         if files or scenario is not None or settings:
-            raise ForetokenError("--model measures our own executor; it takes no --from, --scenario or --set")
+            raise ForedraftError("--model measures our own executor; it takes no --from, --scenario or --set")
         from ..decode.measure import measure
 
         measure(
@@ -90,10 +90,10 @@ def calibrate(
         )  # fmt: skip
         return
     if draft is not None or not files:
-        raise ForetokenError(
+        raise ForedraftError(
             "--draft belongs to a --model"
             if draft is not None
-            else "nothing to calibrate from: give --from FILE, a benchmark's result, or --model DIR (foretoken calibrate --help)"
+            else "nothing to calibrate from: give --from FILE, a benchmark's result, or --model DIR (foredraft calibrate --help)"
         )
     _fit(files, scenario, settings, out, quiet)
 

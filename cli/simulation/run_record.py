@@ -195,14 +195,14 @@ def print_faults(report: FaultReport) -> None:
 def print_broken(report: FaultReport, seed: int | None) -> None:
     """Print the broken promises on standard error, with the command that repeats the run if a seed does."""
     for broken in report.broken:
-        print(f"foretoken: broken promise: {broken}", file=sys.stderr)
+        print(f"foredraft: broken promise: {broken}", file=sys.stderr)
     if seed is not None:
-        print(f"foretoken: seed {seed}; again: {repeating_command(seed)}", file=sys.stderr)
+        print(f"foredraft: seed {seed}; again: {repeating_command(seed)}", file=sys.stderr)
 
 
 def repeating_command(seed: int) -> str:
     """Return this command with its seed."""
-    words = ["foretoken", *sys.argv[1:]]
+    words = ["foredraft", *sys.argv[1:]]
     if not any(word == "--seed" or word.startswith("--seed=") for word in words):
         words += ["--seed", str(seed)]
     return shlex.join(words)

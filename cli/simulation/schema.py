@@ -1,4 +1,4 @@
-"""`foretoken schema`: the JSON schema of a scenario file."""
+"""`foredraft schema`: the JSON schema of a scenario file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def schema() -> None:
     Every key with its type, default and meaning, for editors that complete and
     check TOML by a schema:
 
-        foretoken schema > scenario.schema.json
+        foredraft schema > scenario.schema.json
     """
     from ...sim.scenario import Scenario
 

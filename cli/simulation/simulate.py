@@ -1,4 +1,4 @@
-"""`foretoken simulate`: run a scenario, print its report, write its files."""
+"""`foredraft simulate`: run a scenario, print its report, write its files."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def simulate(
 
     Without arguments: Llama-3.1-8B on one H100, EAGLE-3 with adaptive steps, overlap scheduling, a thousand chat requests.
 
-        foretoken simulate
-        foretoken simulate --set workload.rate=20 --set hardware.gpu=H200
-        foretoken simulate --trace requests.csv --out runs/trace
-        foretoken simulate --explain > scenario.toml
-        foretoken simulate scenario.toml --seed 7
-        foretoken simulate --faults swarm --seed 7
+        foredraft simulate
+        foredraft simulate --set workload.rate=20 --set hardware.gpu=H200
+        foredraft simulate --trace requests.csv --out runs/trace
+        foredraft simulate --explain > scenario.toml
+        foredraft simulate scenario.toml --seed 7
+        foredraft simulate --faults swarm --seed 7
 
     With --out, DIR holds summary.json, scenario.toml, requests.parquet,
     rounds.parquet, events.jsonl and trace.json. Ctrl-C ends a run early: its
@@ -155,11 +155,11 @@ def _run(
         print_faults(report.faults)
     if report.num_skipped_rows:
         print(
-            f"foretoken: {report.num_skipped_rows} rows of the trace have no prompt or no output and were left out",
+            f"foredraft: {report.num_skipped_rows} rows of the trace have no prompt or no output and were left out",
             file=sys.stderr,
         )
     if not report.complete and (report.faults is None or report.faults.kept):
-        print("foretoken: interrupted; the numbers cover the run up to then", file=sys.stderr)
+        print("foredraft: interrupted; the numbers cover the run up to then", file=sys.stderr)
     return report
 
 

@@ -1,4 +1,4 @@
-"""`foretoken trace`: what a trace is like, and a synthetic workload that resembles it."""
+"""`foredraft trace`: what a trace is like, and a synthetic workload that resembles it."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def trace(
     workload) in the KV slots of its engines, as one cache.
     --set workload.start_s=600 and the like take a piece of the trace.
 
-        foretoken trace requests.csv
-        foretoken trace requests.jsonl --cache-tokens 500000,5000000
-        foretoken trace requests.jsonl chat.toml
-        foretoken trace requests.csv --out workload.toml --check
-        foretoken simulate workload.toml --set workload.rate=20
+        foredraft trace requests.csv
+        foredraft trace requests.jsonl --cache-tokens 500000,5000000
+        foredraft trace requests.jsonl chat.toml
+        foredraft trace requests.csv --out workload.toml --check
+        foredraft simulate workload.toml --set workload.rate=20
 
     --out writes a scenario's table `workload`: rates over time, burstiness,
     lengths, shared prefixes. The report says how near each comes to the trace,
@@ -231,11 +231,11 @@ def _number(value: float | None) -> str:
 
 
 def _workload_text(file: Path, made: Synthesis) -> str:
-    """Return the table as TOML, for `foretoken simulate`."""
+    """Return the table as TOML, for `foredraft simulate`."""
     from .scenario_text import toml_value
 
     lines = [
-        f"# A synthetic workload, fitted by `foretoken trace` to {file.name}.",
+        f"# A synthetic workload, fitted by `foredraft trace` to {file.name}.",
         *(f"# Without {x}." for x in made.losses),
     ]
     below = {name: value for name, value in made.table.items() if isinstance(value, Mapping)}
@@ -249,7 +249,7 @@ def _workload_text(file: Path, made: Synthesis) -> str:
 
 def _check(scenario: Scenario, made: Synthesis, quiet: bool) -> dict[str, dict[str, Any]]:
     """Simulate both workloads, print their latencies side by side, and return them."""
-    from ...core.errors import ForetokenError
+    from ...core.errors import ForedraftError
     from ...planning.trial import run_trial
     from ..progress import simulation_progress
 
@@ -260,7 +260,7 @@ def _check(scenario: Scenario, made: Synthesis, quiet: bool) -> dict[str, dict[s
         with simulation_progress(quiet) as progress:
             trial = run_trial(one, {}, progress)
         if trial.status != "done":
-            raise ForetokenError(trial.message)
+            raise ForedraftError(trial.message)
         found[name] = trial.summary
     lines = ["", f"{f'Simulated: {_deployment(scenario)}':34}{'trace':>14}{'synthetic':>14}{'ratio':>8}"]
     lines += [

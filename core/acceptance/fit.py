@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..errors import ForetokenError
+from ..errors import ForedraftError
 from .process import AcceptanceProcess, GaussianAcceptance, walk_to_end
 
 _LAGS = 8
@@ -32,7 +32,7 @@ _SAMPLE_POSITIONS = 1 << 20
 _USUAL = (512, 300)  # requests and their output, where a recording does not tell lengths
 
 
-class AcceptanceFitError(ForetokenError):
+class AcceptanceFitError(ForedraftError):
     """Recorded rounds from which no process can be found; the message says what is wrong or missing."""
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ..errors import ConfigError, ForetokenError, Problem, nearest
+from ..errors import ConfigError, ForedraftError, Problem, nearest
 from ..parsing import ParseError, parse_json
 
 ReadFile = Callable[[str], str]
@@ -29,7 +29,7 @@ MAX_STEPS = 1 << 10
 _BATCH_SIZE_KEY = re.compile(r"[0-9]+")
 
 
-class InvalidInitialSteps(ForetokenError):
+class InvalidInitialSteps(ForedraftError):
     """The initial step count is not in the union of candidates; the message names both."""
 
 

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError, ForetokenError, Problem
+from ..errors import ConfigError, ForedraftError, Problem
 
 _KEYS = ("steps", "batch_sizes", "round_ns", "kv_token_ps")
 _LARGEST = 1 << 53
 _PROBE_TOKENS = 100_000  # of KV, for its cost
 
 
-class UnknownStepCost(ForetokenError):
+class UnknownStepCost(ForedraftError):
     """The table has no row for a step count; the message names the ones it has."""
 
 

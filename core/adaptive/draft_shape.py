@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..errors import ForetokenError
+from ..errors import ForedraftError
 from .config import AdaptiveConfig, SlotConfig, TreeNodes, nodes_for
 from .graphs import GraphKey
 from .policy import RangeRouter
 
 
-class InfeasibleDraftShape(ForetokenError):
+class InfeasibleDraftShape(ForedraftError):
     """A tree that its steps cannot fill, or a shape that contradicts itself, with the numbers."""
 
 

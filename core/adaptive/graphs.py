@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from ..errors import ForetokenError
+from ..errors import ForedraftError
 from .config import AdaptiveConfig
 from .policy import RangeRouter
 
 Graph = TypeVar("Graph")
 
 
-class MissingGraph(ForetokenError):
+class MissingGraph(ForedraftError):
     """A round fits into a captured batch size, but nothing was built under its key; the message lists what was."""
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from ..errors import ForetokenError
+from ..errors import ForedraftError
 from .config import AdaptiveConfig, fixed_config
 
 NEVER = 1 << 30
@@ -72,7 +72,7 @@ class FixedPolicy:
         return {"policy": self.name, "steps": self._steps}
 
 
-class InvalidGraphSizes(ForetokenError):
+class InvalidGraphSizes(ForedraftError):
     """A captured batch size is not a positive integer."""
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigError, ForetokenError
+from ..errors import ConfigError, ForedraftError
 from .config import AdaptiveConfig, SlotConfig, load_adaptive_config, resolve_initial_steps, slot_config
 from .policy import NEVER, RangeRouter, SwitchGate
 
 _MAX_PROBE_WAIT = 32
 
 
-class InvalidObservation(ForetokenError, ValueError):
+class InvalidObservation(ForedraftError, ValueError):
     """Correct drafts that no verify can have produced: NaN, negative, or more than the executed steps allow."""
 
 

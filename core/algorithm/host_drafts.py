@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ForetokenError
+from ..errors import ForedraftError
 from ..tree.build import MAX_TREE_NODES
 from .algorithm import AlgorithmShape, SpecAlgorithm
 from .proposer import Proposal, ProposalRequest
@@ -15,7 +15,7 @@ from .proposer import Proposal, ProposalRequest
 _NODE_NUMBERS = np.arange(MAX_TREE_NODES + 1, dtype=np.uint64)
 
 
-class PluginError(ForetokenError):
+class PluginError(ForedraftError):
     """An algorithm's own code raised, or returned something unusable; the message names the algorithm and the method."""
 
 
@@ -83,7 +83,7 @@ class HostDrafts:
     def _answer(self, method: str, function: Any, *arguments: Any) -> Any:
         try:
             return function(*arguments)
-        except ForetokenError as error:
+        except ForedraftError as error:
             raise self._wrong(method, str(error)) from error
         except Exception as error:
             raise self._wrong(method, f"raised {type(error).__name__}: {error}") from error

@@ -1,4 +1,4 @@
-"""Algorithms by name: the built-in ones, and plugins from a decorator or the entry-point group `foretoken.algorithms`.
+"""Algorithms by name: the built-in ones, and plugins from a decorator or the entry-point group `foredraft.algorithms`.
 
 An entry point is loaded only when its name is asked for. All problems of a plugin are reported in one `ConfigError`.
 """
@@ -13,7 +13,7 @@ from .algorithm import SpecAlgorithm
 from .builtin import BUILT_IN
 from .plugin_check import answer_problems, interface_problems
 
-ENTRY_POINT_GROUP = "foretoken.algorithms"
+ENTRY_POINT_GROUP = "foredraft.algorithms"
 
 
 _RESERVED = {cls.name: cls() for cls in BUILT_IN}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..errors import ForetokenError
+from ..errors import ForedraftError
 from .hidden import CaptureHiddenMode
 
 
@@ -36,5 +36,5 @@ class DraftInput:
     token_ids: np.ndarray | None  # int64 [n, k]
     hidden_states: np.ndarray | None  # float32 [n, H], None unless the algorithm needs them
     capture: CaptureHiddenMode
-    failures: tuple[tuple[int, ForetokenError], ...] = ()  # (row, error): these requests fail, the others go on
+    failures: tuple[tuple[int, ForedraftError], ...] = ()  # (row, error): these requests fail, the others go on
     relayed: Mapping[str, np.ndarray] = field(default_factory=dict)  # the algorithm's own fields, [n, *shape_suffix]

@@ -10,7 +10,7 @@ from enum import IntEnum, StrEnum
 
 import numpy as np
 
-from ..errors import ForetokenError, InvariantViolation
+from ..errors import ForedraftError, InvariantViolation
 
 
 class CaptureHiddenMode(IntEnum):
@@ -71,7 +71,7 @@ def check_hidden(hidden_states: np.ndarray | None, mode: CaptureHiddenMode, wher
         raise InvariantViolation("ACCEPT-17", message)
 
 
-class MissingHiddenState(ForetokenError):
+class MissingHiddenState(ForedraftError):
     """A request arrived from a prefill worker without the hidden state that its algorithm needs."""
 
     @classmethod

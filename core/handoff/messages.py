@@ -30,7 +30,7 @@ import numpy as np
 
 from ..algorithm.arrival import Arrival, DraftPayload
 from ..contract.request import Request, SamplingParams
-from ..errors import ForetokenError, InvariantViolation
+from ..errors import ForedraftError, InvariantViolation
 from ..prompt import Prompt
 
 
@@ -188,7 +188,7 @@ _SIZED = {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64
 _DTYPES = _SIZED | {"bool", "float16", "float32", "float64"}
 
 
-class MalformedMessage(ForetokenError):
+class MalformedMessage(ForedraftError):
     """Bytes that are not a message, or not a whole one."""
 
 
@@ -223,7 +223,7 @@ def decode(frame: bytes | memoryview) -> Message:
         return _message(_KINDS[described["message"]], described["fields"], pieces)
     except MalformedMessage:
         raise
-    except (KeyError, TypeError, ValueError, IndexError, ForetokenError, InvariantViolation) as error:
+    except (KeyError, TypeError, ValueError, IndexError, ForedraftError, InvariantViolation) as error:
         raise MalformedMessage(f"a message that cannot be read: {error!r}") from error
 
 

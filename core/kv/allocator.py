@@ -20,7 +20,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ForetokenError, InvalidFree, InvariantViolation, KVPoolExhausted
+from ..errors import ForedraftError, InvalidFree, InvariantViolation, KVPoolExhausted
 
 Slots = NDArray[np.int32]
 
@@ -30,7 +30,7 @@ MAX_SLOTS = 2**31 - 1
 _ONE = np.int32(1)
 
 
-class InvalidAllocation(ForetokenError):
+class InvalidAllocation(ForedraftError):
     """An allocation of a negative number of slots, or of a part of a page. The allocator's state is unchanged."""
 
 

@@ -26,7 +26,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError, ForetokenError, InvariantViolation, Problem
+from ..errors import ConfigError, ForedraftError, InvariantViolation, Problem
 from .eviction import EvictionQueue, unknown_policy
 
 Keys = NDArray[np.int64]
@@ -37,11 +37,11 @@ MAX_TOKENS_IN_VOCABULARY = 2**32
 """A bigram is two token ids in one int64 key."""
 
 
-class InvalidTokens(ForetokenError):
+class InvalidTokens(ForedraftError):
     """Tokens that are no token ids: negative (a placeholder), too great, or no integers. The cache is unchanged."""
 
 
-class StaleNode(ForetokenError):
+class StaleNode(ForedraftError):
     """A node was locked that has been evicted since it was matched. The cache is unchanged; match again."""
 
 

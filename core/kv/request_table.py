@@ -15,7 +15,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ForetokenError, InvariantViolation
+from ..errors import ForedraftError, InvariantViolation
 
 Lengths = NDArray[np.int64]
 
@@ -80,11 +80,11 @@ def recurrent_state_slots(max_running_requests: int, max_draft_tokens: int | Non
 Index = NDArray[np.integer]
 
 
-class RequestTableFull(ForetokenError):
+class RequestTableFull(ForedraftError):
     """Every row belongs to a request. The table is unchanged."""
 
 
-class InvalidRow(ForetokenError):
+class InvalidRow(ForedraftError):
     """A row was released that is not taken, or that does not exist. The table is unchanged."""
 
 

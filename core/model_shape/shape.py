@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from ..errors import ForetokenError
+from ..errors import ForedraftError
 from .layers import Attention, Cache, Experts, Mixer, Mlp, Part, Recurrence
 from .quantization import WEIGHT_BITS, bits_per_weight
 
@@ -17,7 +17,7 @@ DTYPE_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp8": 1}
 T = TypeVar("T")
 
 
-class UnknownModel(ForetokenError):
+class UnknownModel(ForedraftError):
     """A model name that is not built in; the message lists the known ones and the nearest."""
 
 

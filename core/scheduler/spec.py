@@ -28,7 +28,7 @@ from ..algorithm.algorithm import Drafter, SpecAlgorithm
 from ..algorithm.registry import get_algorithm
 from ..contract.events import EventSink
 from ..contract.request import TextDecoder
-from ..errors import ConfigError, ForetokenError, Problem, nearest
+from ..errors import ConfigError, ForedraftError, Problem, nearest
 from ..tree.build import MAX_TREE_NODES, tree_capacity
 from .config import EngineConfig, EngineRole, EngineSizes
 from .engine import Engine
@@ -158,7 +158,7 @@ class EngineSpec:
         return get_algorithm(self.algorithm)
 
     def make_controller(self) -> AdaptiveController:
-        """Build a fresh controller. Raises ConfigError or another ForetokenError if the specification contradicts itself."""
+        """Build a fresh controller. Raises ConfigError or another ForedraftError if the specification contradicts itself."""
         controller = build_controller(
             self.policy,
             self.adaptive,
@@ -213,7 +213,7 @@ class EngineSpec:
                 }
             )
             spec.make_engine()  # finds every contradiction now
-        except ForetokenError as error:
+        except ForedraftError as error:
             raise ConfigError.of(source, "engine", str(error)) from error
         except (TypeError, ValueError, AttributeError, AssertionError) as error:
             raise ConfigError.of(source, "engine", f"describes no engine: {error}") from error
@@ -251,7 +251,7 @@ def resolve_spec(
     `num_draft_tokens` are the nodes of all trees, or those of each step count; by default each tree has up to 16, as many as
     its steps can fill. `num_heads`, for a draft with one head per step: the default of `steps`, and the most
     steps of a preset's candidates. Without speculation steps, policy and table have no meaning. `source` names the settings in messages.
-    Raises ConfigError and other ForetokenErrors.
+    Raises ConfigError and other ForedraftErrors.
     """
     if not algorithm.is_speculative:
         policy, steps = "fixed", 0

@@ -20,13 +20,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..errors import ForetokenError
+from ..errors import ForedraftError
 
 MAX_TREE_NODES = 64
 """Nodes of one tree, root included: the ancestors of a node are packed into 64 bits."""
 
 
-class TreeShapeError(ForetokenError):
+class TreeShapeError(ForedraftError):
     """A tree shape that cannot be built; the message says which number is wrong and what would fit."""
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import foretoken
+import foredraft
 from sphinx.application import Sphinx
 
-project = "Foretoken"
-release = version = foretoken.__version__
+project = "Foredraft"
+release = version = foredraft.__version__
 root_doc = "index"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
 html_theme = "furo"
-html_title = "Foretoken"
+html_title = "Foredraft"
 html_show_copyright = False
 
 myst_enable_extensions = ["attrs_block"]

@@ -18,7 +18,7 @@ import torch
 from ...core.acceptance.process import AcceptanceProcess
 from ...core.contract.events import Committed, Event
 from ...core.contract.request import Request
-from ...core.errors import ForetokenError
+from ...core.errors import ForedraftError
 from ...core.prompt import Prompt
 from ..executor.build import DraftModel, build_executor
 from ..executor.graphs import CaptureReport
@@ -144,7 +144,7 @@ class Arm:
         for number, prompt in enumerate(prompts):
             refusal = loop.submit(Request(str(number), prompt, max_tokens))
             if refusal:
-                raise ForetokenError(f"a request of the benchmark was refused: {refusal}")
+                raise ForedraftError(f"a request of the benchmark was refused: {refusal}")
         tokens: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
         begin = end = None
         while not loop.is_idle:

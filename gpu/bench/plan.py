@@ -146,7 +146,7 @@ def in_units(num_bytes: float) -> str:
 
 
 def plan_bench(options: BenchOptions, weights_are_there: bool = False) -> BenchPlan:
-    """Resolve `options`. Raises ConfigError with all that is wrong with the arguments, NotEnoughMemory, other ForetokenErrors.
+    """Resolve `options`. Raises ConfigError with all that is wrong with the arguments, NotEnoughMemory, other ForedraftErrors.
 
     `weights_are_there`: of the free memory nothing is needed for them.
     """

@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from statistics import mean, median
 
-from ...core.errors import ForetokenError
+from ...core.errors import ForedraftError
 from .plan import BenchOptions, plan_bench
 from .run import ArmResult, Bench, Machine
 
@@ -20,14 +20,14 @@ OVER_PROCESSES = ("tokens_per_s", "tokens_per_s_request", "round_ms", "prefill_t
 
 
 def run_process(options: BenchOptions) -> tuple[Machine, list[ArmResult]]:
-    """Run the whole benchmark in a fresh process. Raises ForetokenError if it fails."""
+    """Run the whole benchmark in a fresh process. Raises ForedraftError if it fails."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         try:
             found = pool.submit(_measure, options).result()
         except BrokenProcessPool as error:
-            raise ForetokenError(f"a process of the benchmark has died: {error}") from error
+            raise ForedraftError(f"a process of the benchmark has died: {error}") from error
     if isinstance(found, str):
-        raise ForetokenError(f"a process of the benchmark: {found}")
+        raise ForedraftError(f"a process of the benchmark: {found}")
     return found
 
 
@@ -36,7 +36,7 @@ def _measure(options: BenchOptions) -> tuple[Machine, list[ArmResult]] | str:
     try:
         bench = Bench(plan_bench(options))
         return bench.machine, [result for cell in bench.cells() for result in cell]
-    except ForetokenError as error:
+    except ForedraftError as error:
         return str(error)
 
 

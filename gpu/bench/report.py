@@ -123,7 +123,7 @@ def parameters(plan: BenchPlan) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Return the versions of everything that decides how fast it is."""
     found = {"python": platform.python_version(), "torch": torch.__version__}
-    for name in ("foretoken", "triton", "numpy"):
+    for name in ("foredraft", "triton", "numpy"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -9,14 +9,14 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from ...core.errors import ForetokenError
+from ...core.errors import ForedraftError
 
 _LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 1 << 30
 _READ_BYTES = 1 << 16
 
 
-class ControlError(ForetokenError):
+class ControlError(ForedraftError):
     """Bytes on a control socket that are no frame."""
 
 

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...core.errors import ConfigError, ForetokenError, Problem, nearest
+from ...core.errors import ConfigError, ForedraftError, Problem, nearest
 from ...core.handoff import Message
 from ...core.handoff.messages import MalformedMessage, decode, encode
 from ...core.parsing import ParseError, parse_json
@@ -125,7 +125,7 @@ class PeerLink:
             self._tell(LinkNews(self.name, None, 0, str(error).partition("\n")[0] or type(error).__name__))
 
 
-class LinkError(ForetokenError):
+class LinkError(ForedraftError):
     """Bytes on a link that begin no parcel, so that nothing after them can be read."""
 
 
@@ -157,7 +157,7 @@ def connect(host: str, port: int, rank: int, world_size: int, backend: str) -> N
     for_ever = timedelta(days=365)
     store = dist.TCPStore(host, port, is_master=False, timeout=for_ever)
     dist.init_process_group(
-        backend, store=dist.PrefixStore("foretoken", store), rank=rank, world_size=world_size, timeout=for_ever
+        backend, store=dist.PrefixStore("foredraft", store), rank=rank, world_size=world_size, timeout=for_ever
     )
 
 
@@ -167,7 +167,7 @@ def links(
     return {name: PeerLink(rank, name, page_device, faults, tell) for rank, name in peers}
 
 
-FAULTS_VARIABLE = "FORETOKEN_LINK_FAULTS"
+FAULTS_VARIABLE = "FOREDRAFT_LINK_FAULTS"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
-from ...core.errors import ConfigError, ForetokenError, Problem, nearest
+from ...core.errors import ConfigError, ForedraftError, Problem, nearest
 from ...core.scheduler.config import EngineRole
 from ...observe.engine_lines import write_forwarded
 from ..session.plan import ARGUMENTS, AUTO
@@ -115,7 +115,7 @@ def backend_for(devices: tuple[str, ...]) -> str:
 
 
 HOST = "127.0.0.1"
-MODULE = "foretoken.gpu.disaggregation.worker"
+MODULE = "foredraft.gpu.disaggregation.worker"
 SILENCE_S = 60.0
 """A worker that has not answered a ping for this long is killed. Workers answer while they compute."""
 PING_AFTER_S = 5.0
@@ -125,7 +125,7 @@ STDERR_CHARACTERS = 2000
 _LOOPBACK_NAMES = ("lo", "lo0")
 
 
-class WorkerFailed(ForetokenError):
+class WorkerFailed(ForedraftError):
     """A worker could not start or could not open a session; the message names it and says why."""
 
 

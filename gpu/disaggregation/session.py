@@ -15,7 +15,7 @@ from typing import Any
 
 from ...core.algorithm.registry import is_known_everywhere
 from ...core.contract.request import FinishReason, Request
-from ...core.errors import ConfigError, ForetokenError
+from ...core.errors import ConfigError, ForedraftError
 from ...core.handoff import HandoffTiming
 from ...core.handoff.messages import request_to_json
 from ...core.handoff.placement import LeastLoaded, Placement, Placements, Verdict
@@ -37,7 +37,7 @@ LISTEN_S = 0.1  # how often `interrupted` is asked
 DRAIN_S = 300.0  # longer than any lease, hold and fence: what is still held then will never be released
 
 
-class NotDrained(ForetokenError):
+class NotDrained(ForedraftError):
     """Workers still hold something although every request is over."""
 
 
@@ -301,7 +301,7 @@ def plan_disaggregated(
     if not is_known_everywhere(plan.algorithm.name):
         message = (
             f"{plan.algorithm.name} was registered in this process alone; workers are processes of their own and know the entry "
-            "points of group foretoken.algorithms"
+            "points of group foredraft.algorithms"
         )
         raise ConfigError.of(ARGUMENTS, "algorithm", message)
     return plan

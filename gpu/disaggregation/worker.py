@@ -1,4 +1,4 @@
-"""The process of one worker: `python -m foretoken.gpu.disaggregation.worker FD`, started by `processes.Workers`.
+"""The process of one worker: `python -m foredraft.gpu.disaggregation.worker FD`, started by `processes.Workers`.
 
     control socket ─► reader thread ─┐
     links          ─► their threads ─┴─► inbox ─► the main thread: one message, or one step, at a time
@@ -24,7 +24,7 @@ import torch
 
 from ...core.algorithm.registry import get_algorithm
 from ...core.contract.events import EventSink
-from ...core.errors import ForetokenError
+from ...core.errors import ForedraftError
 from ...core.handoff import HandoffTiming
 from ...core.handoff.messages import request_from_json
 from ...core.scheduler.config import EngineRole
@@ -95,7 +95,7 @@ class SessionOrder:
 def open_serving(
     order: SessionOrder, links: Mapping[str, PeerLink], news: News
 ) -> tuple[Serving, EventLog | None, EngineSpec]:
-    """Load what is ordered; return the specification with what was measured meanwhile. Raises ForetokenErrors."""
+    """Load what is ordered; return the specification with what was measured meanwhile. Raises ForedraftErrors."""
     options = order.options
     plan = SessionPlan(
         options=options,
@@ -225,7 +225,7 @@ class Worker:
             self._faults.begin(ParcelFaults.from_json(wanted.faults, "the plan of link faults"))
             news = News(self._control.send_soon, wanted.session)
             self._serving, self._log, measured = open_serving(wanted, self._links, news)
-        except ForetokenError as error:
+        except ForedraftError as error:
             self._answer("failed", message=str(error))
             return
         self._answer("opened", engine=measured.to_json())

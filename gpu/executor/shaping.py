@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...core.contract.request import Grammar, Request, SamplingParams
 from ...core.contract.step import Join
-from ...core.errors import ForetokenError
+from ...core.errors import ForedraftError
 from ..kernels.constants import numbers
 from ..ops.port import DeviceTree
 
@@ -148,7 +148,7 @@ class Shaping:
                 return "this executor has no grammars: it was built without a tokenizer"
             try:
                 matcher = self._make_matcher(request.sampling.grammar)
-            except ForetokenError as error:  # of a caller that checks nothing before it submits
+            except ForedraftError as error:  # of a caller that checks nothing before it submits
                 return str(error)
         row = self._rows[join.row] = RowShaping(request, matcher)
         if join.cached_tokens is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...core.errors import ConfigError, ForetokenError, Problem
+from ...core.errors import ConfigError, ForedraftError, Problem
 from ..ops.port import Ops
 from .config import ModelConfig
 from .decoder import Decoder
@@ -71,7 +71,7 @@ def language_model_name(name: str) -> str | None:
 def load_draft(directory: str | Path, algorithm: str, target: Decoder) -> Decoder | DraftHead:
     """Return the draft of `algorithm` (its name) for `target`: a Decoder for STANDALONE, else a head, in the target's dtype.
 
-    Raises ConfigError if it does not fit the target, CheckpointError for its files, ForetokenError for an algorithm without a model.
+    Raises ConfigError if it does not fit the target, CheckpointError for its files, ForedraftError for an algorithm without a model.
     """
     if algorithm == STANDALONE:
         config = ModelConfig.from_directory(directory)
@@ -82,7 +82,7 @@ def load_draft(directory: str | Path, algorithm: str, target: Decoder) -> Decode
         return load_target(directory, target.ops, target.device, target.dtype, target.config.max_position_embeddings)
     if algorithm not in HEADS:
         known = ", ".join((STANDALONE, *HEADS))
-        raise ForetokenError(f"{algorithm} has no draft checkpoint; those that have: {known}")
+        raise ForedraftError(f"{algorithm} has no draft checkpoint; those that have: {known}")
     return _load_head(Path(directory), algorithm, target)
 
 

@@ -262,7 +262,7 @@ def _architecture(reader: ConfigReader) -> str | None:
     if name in ARCHITECTURE_OF_FAMILY.values():
         known = ", ".join(ARCHITECTURES)
         reader.problem(
-            "architectures", f"{name}: only `foretoken simulate` knows this family; the decoder has layers of {known}"
+            "architectures", f"{name}: only `foredraft simulate` knows this family; the decoder has layers of {known}"
         )
     else:
         # No name that is near is suggested: under another family's name a checkpoint may load and compute something else.

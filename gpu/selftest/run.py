@@ -1,4 +1,4 @@
-"""The whole self-test: every step in order within a budget of time, and one report. Also `python -m foretoken.gpu.selftest`."""
+"""The whole self-test: every step in order within a budget of time, and one report. Also `python -m foredraft.gpu.selftest`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import ConfigError, ForetokenError
+from ...core.errors import ConfigError, ForedraftError
 from ...observe.output_files import UnwritableFile, write_text
 from .steps import Context, Outcome, State, Step, not_run, run_apart, run_here
 
@@ -63,7 +63,7 @@ class Report:
         self.write()
 
     def write(self) -> None:
-        """Write both files, each as a whole. Raises ForetokenError if they cannot be."""
+        """Write both files, each as a whole. Raises ForedraftError if they cannot be."""
         texts = {MARKDOWN: self.markdown(), JSON: json.dumps(self.document(), indent=1) + "\n"}
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ class Report:
         }
 
     def markdown(self) -> str:
-        lines = ["# foretoken selftest", "", f"{self.begun}, `{' '.join(self.command)}`", "", self.summary(), ""]
+        lines = ["# foredraft selftest", "", f"{self.begun}, `{' '.join(self.command)}`", "", self.summary(), ""]
         if self.interrupted:
             lines += ["It was interrupted.", ""]
         if self.running:
@@ -137,7 +137,7 @@ def seconds_of(budget: str) -> float:
 def selftest(device: str, directory: Path, budget: str, on_line: OnLine) -> Report:
     """Run the test on `device` ("auto", "cpu", "cuda") and return its report, which is in `directory` then.
 
-    On Ctrl-C the report of what ran is `interrupted`. Raises ConfigError for arguments, ForetokenError if nothing can be written.
+    On Ctrl-C the report of what ran is `interrupted`. Raises ConfigError for arguments, ForedraftError if nothing can be written.
     """
     from ..session.plan import resolve_device
     from .catalogue import catalogue
@@ -145,7 +145,7 @@ def selftest(device: str, directory: Path, budget: str, on_line: OnLine) -> Repo
     end_s = time.monotonic() + seconds_of(budget)
     device = resolve_device(device)
     begun_s = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="foretoken-selftest-") as made:
+    with tempfile.TemporaryDirectory(prefix="foredraft-selftest-") as made:
         context = Context(device, Path(made))
         steps = catalogue(context)
         report = Report(directory, device, sys.argv, f"{datetime.now():%Y-%m-%d %H:%M}", len(steps))
@@ -196,17 +196,17 @@ def closing_lines(report: Report) -> list[str]:
 
 
 def main() -> int:
-    """Run the self-test with argparse, on machines without the packages that the command `foretoken` needs."""
-    parser = argparse.ArgumentParser("python -m foretoken.gpu.selftest.run", description=__doc__)
+    """Run the self-test with argparse, on machines without the packages that the command `foredraft` needs."""
+    parser = argparse.ArgumentParser("python -m foredraft.gpu.selftest.run", description=__doc__)
     parser.add_argument("--device", default="auto", help="cpu, cuda; auto: a GPU if there is one")
     parser.add_argument("--out", type=Path, default=Path(DEFAULT_DIRECTORY), help="directory of the report")
     parser.add_argument("--budget", default=DEFAULT_BUDGET, help="time, as 90s or 10m")
     given = parser.parse_args()
     try:
         report = selftest(given.device, given.out, given.budget, lambda text: print(text, file=sys.stderr, flush=True))
-    except (ForetokenError, ModuleNotFoundError) as error:
-        needed = "" if isinstance(error, ForetokenError) else ": it needs torch, triton, numpy, safetensors, tokenizers"
-        print(f"foretoken: {error}{needed}", file=sys.stderr)
+    except (ForedraftError, ModuleNotFoundError) as error:
+        needed = "" if isinstance(error, ForedraftError) else ": it needs torch, triton, numpy, safetensors, tokenizers"
+        print(f"foredraft: {error}{needed}", file=sys.stderr)
         return EXIT_BAD_INPUT
     print("\n".join(closing_lines(report)))
     return exit_code(report)

@@ -16,7 +16,7 @@ MAX_CHECKED = 256  # grammars that are known to be good
 WHITESPACE = r"\n?[ \t]{0,16}"
 """Between the parts of JSON, unless the schema has `x-guidance` of its own: indented if a model likes, but no run without an end."""
 
-HINT = "needs llguidance: pip install 'foretoken[grammar]'"
+HINT = "needs llguidance: pip install 'foredraft[grammar]'"
 
 
 def grammars_of(tokenizer: Tokenizer, vocab_size: int) -> Grammars:

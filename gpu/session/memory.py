@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.algorithm.algorithm import Drafter, DraftKV, SpecAlgorithm
-from ...core.errors import ForetokenError
+from ...core.errors import ForedraftError
 from ...core.kv.request_table import ceil_to_page
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ FILTER_BYTES = 33
 SAMPLING_BYTES = FILTER_BYTES + 12  # a sort on a GPU writes keys and indices, 4 and 8 bytes, to a second place
 
 
-class NotEnoughMemory(ForetokenError):
+class NotEnoughMemory(ForedraftError):
     """The device cannot hold the weights and the KV of one request. The message says how much each of them needs."""
 
 

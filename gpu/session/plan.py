@@ -95,7 +95,7 @@ class SessionPlan:
 def plan_session(options: SessionOptions, longest_request: int | None = None) -> SessionPlan:
     """Resolve `options`; `longest_request` is the greatest prompt with its output that is known to come.
 
-    Reads configurations and the headers of weight files only. Raises ConfigError, NotEnoughMemory and other ForetokenErrors.
+    Reads configurations and the headers of weight files only. Raises ConfigError, NotEnoughMemory and other ForedraftErrors.
     """
     from ..models.config import ModelConfig
 

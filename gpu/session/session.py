@@ -66,7 +66,7 @@ class DecodeSession(TextSession):
     ) -> DecodeSession:
         """Load the models and make the engine. `make_sinks` is given the engine's specification, for a log's header.
 
-        A `plan` and a `tokenizer` that were made before are used. Raises ConfigError and other ForetokenErrors.
+        A `plan` and a `tokenizer` that were made before are used. Raises ConfigError and other ForedraftErrors.
         """
         plan = plan or plan_session(options)
         tokenizer = tokenizer or Tokenizer.load(options.model)

@@ -1,4 +1,4 @@
-"""The text that a pair learns: the Python standard library's own source, which every machine that runs Foretoken has.
+"""The text that a pair learns: the Python standard library's own source, which every machine that runs Foredraft has.
 
 It becomes tokens of a byte-level BPE vocabulary, saved as Hugging Face tokenizers are, and windows of a long row of them, drawn by number.
 """
@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
 from ...core.draws import Purpose, uniform
-from ...core.errors import ForetokenError
+from ...core.errors import ForedraftError
 
 # Tests repeat themselves, and not every installation has them; site-packages is not the standard library.
 LEFT_OUT = frozenset({"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages", "__pycache__"})
@@ -28,7 +28,7 @@ MIN_FILE_BYTES = 400  # shorter files are empty packages
 MAX_FILE_BYTES = 60_000  # a longer one would be a large part of a small corpus
 
 
-class NoCorpus(ForetokenError):
+class NoCorpus(ForedraftError):
     """This Python has no source of its standard library."""
 
 

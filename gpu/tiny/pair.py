@@ -295,7 +295,7 @@ class _Workshop:
             "described": self.options.described,
             "options": asdict(self.options),
             "versions": {
-                "foretoken": version("foretoken"),
+                "foredraft": version("foredraft"),
                 "python": platform.python_version(),
                 "torch": torch.__version__,
                 "tokenizers": tokenizers.__version__,

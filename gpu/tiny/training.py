@@ -18,7 +18,7 @@ from torch import Tensor, nn
 T = TypeVar("T")
 
 # Seconds that each part of the size tiny would take without a budget, so that within one all parts shrink alike. Measured with
-# `foretoken tiny --time-budget-s 75` on a 2-core x86-64 machine while that bounded the trainings alone; these are scaled to all steps.
+# `foredraft tiny --time-budget-s 75` on a 2-core x86-64 machine while that bounded the trainings alone; these are scaled to all steps.
 WHOLE_S = {
     "data": 8.0, "target": 475.0, "own texts": 41.0, "draft": 61.0, "eagle3": 97.0, "multi_layer_eagle": 80.0,
     "held-out loss": 4.0, "held-out texts": 11.0, "measurement": 15.0,

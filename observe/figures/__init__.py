@@ -1,6 +1,6 @@
-"""Figures of runs, sweeps, plans, tunes and twins, for notebooks and for `foretoken report`; needs the extra `report` (plotly).
+"""Figures of runs, sweeps, plans, tunes and twins, for notebooks and for `foredraft report`; needs the extra `report` (plotly).
 
-    from foretoken.observe import figures
+    from foredraft.observe import figures
 
     figures.latencies("runs/chat").show()
     figures.throughput_against_latency("runs/sweep-1f2e3d4c", latency="p99_ttft_ms").write_html("sweep.html")

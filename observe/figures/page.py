@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from .style import DARK, LIGHT, NOTE_MARK, template
 
-MARK = "<!-- made by foretoken report -->"
+MARK = "<!-- made by foredraft report -->"
 """The second line of every report: such a file may be replaced by a later one."""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from ...core.errors import ForetokenError
+from ...core.errors import ForedraftError
 from ..summary import SHORT_NAMES
 from ..tables import LATENCIES, format_number, format_share
 from . import run as of_run
@@ -54,13 +54,13 @@ def _drawn(page: Page, name: str, caption: str, draw: Callable[..., go.Figure], 
     """Add the figure that `draw` makes of `arguments`; what it cannot be drawn from is noted instead."""
     try:
         page.pictures.append(Picture(name, draw(*arguments), caption))
-    except ForetokenError as error:
+    except ForedraftError as error:
         page.source(f"no figure {name}", str(error))
 
 
 def _made_by(page: Page, written_by: object) -> None:
     page.source(
-        "versions", f"run by foretoken {written_by or '(not recorded)'}, drawn by foretoken {version('foretoken')}"
+        "versions", f"run by foredraft {written_by or '(not recorded)'}, drawn by foredraft {version('foredraft')}"
     )
 
 
@@ -149,7 +149,7 @@ def _trials_page(trials: Trials) -> Page:
     kind, scenario = trials.question["kind"], trials.question["scenario"]
     page = Page(deployment(scenario), f"A {kind}: {scenario.get('name', '')}; {trials.path}")
     if not trials.points:
-        raise missing(trials.path, f"has no run that has ended; the same `foretoken {kind}` goes on")
+        raise missing(trials.path, f"has no run that has ended; the same `foredraft {kind}` goes on")
     if kind == "plan":
         _add_plan(page, trials)
     elif kind == "tune":
@@ -165,7 +165,7 @@ def _trials_page(trials: Trials) -> Page:
     database = f"database aiconfigurator-core {package}" if package else "no database of measured kernels was installed"
     page.source("kernels", database)
     if mode:
-        page.source("FORETOKEN_KERNELS", str(mode))
+        page.source("FOREDRAFT_KERNELS", str(mode))
     for name, digest in (trials.question.get("files") or {}).items():
         page.source(name, f"sha256 {digest}")
     _made_by(page, trials.question.get("version"))

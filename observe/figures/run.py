@@ -23,7 +23,7 @@ COMPLETED = ("stop", "length")
 
 
 class Run:
-    """A directory that `foretoken simulate --out` has written; tables are read when a figure needs them.
+    """A directory that `foredraft simulate --out` has written; tables are read when a figure needs them.
 
     Raises ConfigError for a directory that holds no run, or files that cannot be read.
     """

@@ -90,7 +90,7 @@ class Trials:
         """What `tune` found. Raises ConfigError if it has not ended."""
         place = self.path / "result.json"
         if not place.exists():
-            raise missing(self.path, "has no result.json: the search has not ended; the same `foretoken tune` goes on")
+            raise missing(self.path, "has no result.json: the search has not ended; the same `foredraft tune` goes on")
         return read_object(place)
 
     @property
@@ -224,7 +224,7 @@ def limit_title(name: str) -> str:
 def answer_of(trials: Trials) -> Mapping[str, Any]:
     """Return the answer of a plan. Raises ConfigError if it has none."""
     if trials.answer is None:
-        raise missing(trials.path, "has no answer.json: the plan has not ended; the same `foretoken plan` goes on")
+        raise missing(trials.path, "has no answer.json: the plan has not ended; the same `foredraft plan` goes on")
     return trials.answer
 
 

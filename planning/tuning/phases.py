@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import ForetokenError
+from ...core.errors import ForedraftError
 from ...sim.load import make_workload
 from ...sim.scenario import Scenario
 from ...sim.workload.traces import TraceSource
@@ -37,7 +37,7 @@ def phases_of(scenario: Scenario, model: RoundModel, requests: int, most_steps: 
     """Return the phases that tables are judged in, with about `requests` requests each.
 
     A trace: the quietest, the middle and the busiest of WINDOWS equal windows. Else closed loops of a light load, at the knee and
-    saturated (so many clients as full batches have requests), and the scenario's own load. Raises ForetokenError for a
+    saturated (so many clients as full batches have requests), and the scenario's own load. Raises ForedraftError for a
     trace without requests.
     """
     if scenario.workload.trace is not None:
@@ -69,7 +69,7 @@ def _batch_sizes(scenario: Scenario, model: RoundModel, most_steps: int) -> dict
     context = mean_context(scenario, model)
     full = model.most_rows(context, most_steps)
     if full < 1:
-        raise ForetokenError(f"no request of {context:,} tokens has room in the KV pool")
+        raise ForedraftError(f"no request of {context:,} tokens has room in the KV pool")
     sizes = [*itertools.takewhile(lambda size: size < full, (2**i for i in itertools.count())), full]
     tokens = [model.best(size, context, most_steps).tokens_per_s for size in sizes]
     light = max((size for size, rate in zip(sizes, tokens, strict=True) if rate <= LIGHT_SHARE * tokens[-1]), default=1)
@@ -89,7 +89,7 @@ def _windows(scenario: Scenario, requests: int) -> list[Phase]:
     source = TraceSource(table.trace, table.format, 1.0, table.start_s, table.stop_s)
     times = np.array([one.time_ns for one in source], dtype=np.int64)
     if not len(times):
-        raise ForetokenError(f"{table.trace}: has no request in the window of the scenario")
+        raise ForedraftError(f"{table.trace}: has no request in the window of the scenario")
     width = max(math.ceil((int(times[-1]) + 1) / WINDOWS), 1)
     counts = np.bincount(times // width, minlength=1)
     filled = sorted(np.flatnonzero(counts).tolist(), key=lambda window: (counts[window], window))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...core.adaptive.config import PRESETS
-from ...core.errors import ForetokenError
+from ...core.errors import ForedraftError
 from ...sim.scenario import Scenario
 from ..grid import NO_SPECULATION
 from ..intervals import Estimate, estimate
@@ -82,9 +82,9 @@ class Tune:
     _fixed: list[Settings] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raise a ForetokenError for a scenario without speculation, or that cannot be assembled."""
+        """Raise a ForedraftError for a scenario without speculation, or that cannot be assembled."""
         if self.scenario.speculation.algorithm == NO_SPECULATION:
-            raise ForetokenError("speculation.algorithm is NONE: name the algorithm whose steps are to be tuned")
+            raise ForedraftError("speculation.algorithm is NONE: name the algorithm whose steps are to be tuned")
         self.tables = chosen_steps(self.scenario)
         self.model = RoundModel(self.scenario)
         most = min(self.question.most_steps, self.scenario.speculation.heads or self.question.most_steps)
@@ -237,10 +237,10 @@ class Tune:
             self.rows[key] = (summary["mean_running"] or 0.0) / summary["replicas"]
 
     def _best_fixed(self, phase: Phase, seeds: Sequence[int]) -> float:
-        """Return the mean logarithm of the speed of the best fixed number of steps. Raises ForetokenError if none can run."""
+        """Return the mean logarithm of the speed of the best fixed number of steps. Raises ForedraftError if none can run."""
         best = max(self._mean_log(one, phase, seeds) for one in self._fixed)
         if not math.isfinite(best):
-            raise ForetokenError(f"{phase.name}: no number of steps can run: {self.refused[repr(self._fixed[1])]}")
+            raise ForedraftError(f"{phase.name}: no number of steps can run: {self.refused[repr(self._fixed[1])]}")
         return best
 
     def _mean_log(self, settings: Settings, phase: Phase, seeds: Sequence[int]) -> float:

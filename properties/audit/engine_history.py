@@ -24,7 +24,7 @@ import numpy as np
 
 from ...core.algorithm.algorithm import Drafter
 from ...core.algorithm.registry import get_algorithm
-from ...core.errors import ForetokenError
+from ...core.errors import ForedraftError
 from ...observe.encoding import MalformedRecord, decode_lens
 from ...observe.log import LogError, read_log
 from .findings import Audit, Tally
@@ -67,7 +67,7 @@ def audit_log(
         try:
             if not engines[replica].follow(kind, data):
                 not_audited[kind] = not_audited.get(kind, 0) + 1
-        except ForetokenError as error:
+        except ForedraftError as error:
             raise LogError(path, record.line, str(error)) from error
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             raise LogError(path, record.line, f"a {kind!r} record that cannot be read: {error!r}") from error
@@ -420,5 +420,5 @@ def _runs_may_exceed_steps(algorithm: object) -> bool:
     """Return whether a run may be longer than steps + 1: of an algorithm without a limit of depth, or an unknown one."""
     try:
         return get_algorithm(str(algorithm)).drafter is Drafter.LOOKUP
-    except ForetokenError:
+    except ForedraftError:
         return True

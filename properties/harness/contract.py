@@ -2,7 +2,7 @@
 
 A contract is a package such as `allocator/`. There, `contract.py` says what a component must offer (a Protocol), `model.py` what must be
 true, and `trial.py` which operations there are, with which values, and how they act on both. The checkers stand in `invariants/`, a file
-per group of the catalogue; `foretoken.checks.mutants` has the planted defects that they must find.
+per group of the catalogue; `foredraft.checks.mutants` has the planted defects that they must find.
 
 Methods are synchronous, take integers and lists, and return integers and sequences of integers (lists, tuples, NumPy arrays, or anything
 with `tolist`). What a component can do beyond the minimum is declared, never guessed: an absent capability is skipped with its reason, a
@@ -17,12 +17,12 @@ from functools import update_wrapper
 from types import FunctionType
 from typing import Any, ClassVar, Self
 
-from ...core.errors import ConfigError, ForetokenError, Problem, nearest
+from ...core.errors import ConfigError, ForedraftError, Problem, nearest
 
 SUITE_VERSION = "2026.2"
 """What a stored case and a report were made with. It changes whenever the meaning of an operation or an invariant does."""
 
-REFUSALS: tuple[type[Exception], ...] = (ForetokenError, ValueError, RuntimeError, MemoryError, AssertionError)
+REFUSALS: tuple[type[Exception], ...] = (ForedraftError, ValueError, RuntimeError, MemoryError, AssertionError)
 """How a component may say no. IndexError, KeyError, TypeError, AttributeError are accidents and are reported as such."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from ...core.errors import ConfigError, Problem, nearest
 from .contract import Adapter
 
-ENTRY_POINTS = "foretoken.adapters"
+ENTRY_POINTS = "foredraft.adapters"
 """The entry-point group in which other packages offer components under a name of their own."""
 
 

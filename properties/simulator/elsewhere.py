@@ -24,7 +24,7 @@ CASES: tuple[tuple[SimulatorConfig, Service], ...] = (
 PROGRAM = """
 import sys
 sys.path[:] = eval(sys.argv[3])
-from foretoken.properties.simulator.elsewhere import digests_of, find
+from foredraft.properties.simulator.elsewhere import digests_of, find
 print(" ".join(digests_of(find(sys.argv[1], sys.argv[2]))))
 """
 

@@ -1,10 +1,10 @@
-"""A simulated service whose requests come from outside, one by one, while it runs; `foretoken serve --simulate` gives it real time.
+"""A simulated service whose requests come from outside, one by one, while it runs; `foredraft serve --simulate` gives it real time.
 
 ```
 submit / cancel at t ──► router ──► engines, devices ──► advance(t): what each request got until then
 ```
 
-Equal requests at equal times bring the events of `foretoken simulate`: the same actors decide, and nothing here reads a clock.
+Equal requests at equal times bring the events of `foredraft simulate`: the same actors decide, and nothing here reads a clock.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LiveSimulation(Simulation):
         faults: FaultPlan | None = None,
         deliver: Callable[[list[Emission]], None],
     ) -> None:
-        """Raise a ForetokenError for anything that cannot run. Engines plan single rounds: tokens are told when their round ends.
+        """Raise a ForedraftError for anything that cannot run. Engines plan single rounds: tokens are told when their round ends.
 
         `deliver` gets what a round brought before the engine plans the next one. `faults` are those of the service
         (`FaultPlan.of_service`), for its clients come from outside.

@@ -103,7 +103,7 @@ class Body(Protocol):
         """Return the time of the body, real or simulated, at a time of `time.monotonic`."""
 
     def check_grammar(self, grammar: Grammar) -> None:
-        """Raise ForetokenError if outputs cannot be made to follow `grammar`."""
+        """Raise ForedraftError if outputs cannot be made to follow `grammar`."""
 
     def make_decoder(self, order: Order) -> TextDecoder:
         """Return what makes the text of an order's tokens."""

@@ -52,7 +52,7 @@ class SimulatedBody:
         faults: FaultPlan | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raise a ForetokenError for a scenario that cannot run."""
+        """Raise a ForedraftError for a scenario that cannot run."""
         self.simulation = LiveSimulation(scenario, sinks=sinks, origins=origins, faults=faults, deliver=self._tell)
         self._outlet: Outlet | None = None
         self.name = self.simulation.assembly.target.name

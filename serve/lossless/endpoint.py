@@ -8,7 +8,7 @@ import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ...core.errors import ForetokenError, shown
+from ...core.errors import ForedraftError, shown
 from ...core.parsing import ParseError, parse_json
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ BUSY = {429, 502, 503}
 """Statuses after which a request is sent again."""
 
 
-class EndpointError(ForetokenError):
+class EndpointError(ForedraftError):
     """An endpoint did not answer a request, or its answer is no completion. `status`: of HTTP; `may_pass`: another try may help."""
 
     def __init__(self, message: str, status: int | None = None, *, may_pass: bool = False) -> None:
@@ -35,11 +35,11 @@ class EndpointError(ForetokenError):
 
 
 def make_client(api_key: str | None, timeout_s: float) -> httpx.AsyncClient:
-    """Return a client of both endpoints. Raises ForetokenError for a key that cannot be sent."""
+    """Return a client of both endpoints. Raises ForedraftError for a key that cannot be sent."""
     import httpx
 
     if api_key and not (api_key.isascii() and api_key.isprintable()):
-        raise ForetokenError("--api-key: has characters that no header takes; expected printable ASCII")
+        raise ForedraftError("--api-key: has characters that no header takes; expected printable ASCII")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     return httpx.AsyncClient(headers=headers, timeout=timeout_s, limits=httpx.Limits(max_connections=None))
 
@@ -77,7 +77,7 @@ class Endpoint:
     def __post_init__(self) -> None:
         base = self.url.rstrip("/").removesuffix("/v1")
         if not base.startswith(("http://", "https://")) or not base.partition("://")[2]:
-            raise ForetokenError(f"{self.url!r} is no address; expected http://HOST:PORT, with or without /v1")
+            raise ForedraftError(f"{self.url!r} is no address; expected http://HOST:PORT, with or without /v1")
         self.url = base
         self._slots = asyncio.Semaphore(self.concurrency)
 
@@ -112,7 +112,7 @@ class Endpoint:
 
     def curl(self, prompt: str, max_tokens: int) -> str:
         """Return the command that asks the same; a key is named by its variable."""
-        key = ' -H "Authorization: Bearer $FORETOKEN_API_KEY"' if self.has_key else ""
+        key = ' -H "Authorization: Bearer $FOREDRAFT_API_KEY"' if self.has_key else ""
         body = self._body(prompt, max_tokens, self.offers_logprobs and not self.asks_without)
         text = shlex.quote(json.dumps(body, ensure_ascii=False))
         return f"curl {shlex.quote(f'{self.url}/v1/completions')}{key} -H 'Content-Type: application/json' -d {text}"

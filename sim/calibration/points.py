@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ...core.errors import ConfigError, ForetokenError, Problem, nearest
+from ...core.errors import ConfigError, ForedraftError, Problem, nearest
 from ...core.model_shape import lookup_model
 from ..cost.hardware import lookup_gpu
 
@@ -251,7 +251,7 @@ def canonical(look_up: Any, name: str) -> str:
     """Return the catalogue's name of a model or GPU, or the name itself if it is not in the catalogue."""
     try:
         return look_up(name).name
-    except ForetokenError:
+    except ForedraftError:
         return name
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import ConfigError, ForetokenError
+from ...core.errors import ConfigError, ForedraftError
 from ...core.model_shape import lookup_model
 from ...observe.metrics import RunMetrics
 from ..assembly import assemble
@@ -35,7 +35,7 @@ OPEN_REQUESTS = 200
 """Requests of an open loop that are simulated at most."""
 
 
-class CannotPredict(ForetokenError):
+class CannotPredict(ForedraftError):
     """A point that cannot be simulated; the message names it and says why."""
 
 
@@ -121,7 +121,7 @@ class Predictor:
     def _named_errors(self) -> Iterator[None]:
         try:
             yield
-        except ForetokenError as error:
+        except ForedraftError as error:
             raise CannotPredict(f"{self.point.source} ({self.point.title}): {error}") from None
 
 
@@ -145,7 +145,7 @@ def measured_scenario(points: Sequence[Point], base: Scenario, given: Container[
                 raise ConfigError.of(point.source, name, message)
         except ConfigError:
             raise
-        except ForetokenError:
+        except ForedraftError:
             if key not in given:
                 message = f"{found!r} is not in the catalogue: say what it is with --set {key}=…"
                 raise ConfigError.of(point.source, name, message) from None

@@ -2,8 +2,8 @@
 
 A profile has one of two parts:
 
-    parameters   the few numbers of the timing that were fitted to benchmark results: `foretoken calibrate --from`
-    steps        the steps of our own executor, which replace all other times: `foretoken calibrate --model`
+    parameters   the few numbers of the timing that were fitted to benchmark results: `foredraft calibrate --from`
+    steps        the steps of our own executor, which replace all other times: `foredraft calibrate --model`
 
 Parameters hold for the server profile and the kernels around which they were fitted, and apply to whatever prices the passes.
 docs/calibration.md describes the file.
@@ -23,7 +23,7 @@ from ...observe.input_files import read_text
 from .executor_steps import ExecutorSteps, read_executor_steps
 from .host import HostCost, LaunchCost
 
-FORMAT = "foretoken-profile"
+FORMAT = "foredraft-profile"
 VERSION = 1
 
 DEVICE, HOST_BASE, HOST_ROW = "device_scale", "host_base_ns", "host_row_ns"
@@ -181,7 +181,7 @@ class _Reader:
         data = self.data
         if data.get("format") != FORMAT or data.get("version") != VERSION:
             found = f"{data.get('format')!r}, version {data.get('version')!r}"
-            message = f"expected {FORMAT!r}, version {VERSION}, found {found}; `foretoken calibrate` writes such files"
+            message = f"expected {FORMAT!r}, version {VERSION}, found {found}; `foredraft calibrate` writes such files"
             raise ConfigError.of(self.file, "format", message)
         self._known("", data, self.KEYS)
         texts = {key: self._text(key, data) for key in ("name", "source", "gpu", "model")}

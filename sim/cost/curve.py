@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...core.errors import ForetokenError
+from ...core.errors import ForedraftError
 from .forward import Line
 
 SHIFT = 16
@@ -27,7 +27,7 @@ MAX_KV_TOKENS = 1 << 32
 DISPATCH = "dispatch"
 
 
-class TimeOverflow(ForetokenError):
+class TimeOverflow(ForedraftError):
     """A pass so slow that its time leaves 64 bits: a parameter (often a calibration's unit) must be wrong."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from ...core.errors import ForetokenError
+from ...core.errors import ForedraftError
 from ...core.model_shape import Attention, Mlp, ModelShape
 
 STANDALONE = "STANDALONE"
@@ -18,7 +18,7 @@ EAGLE3 = "EAGLE3"
 MULTI_LAYER_EAGLE = "MULTI_LAYER_EAGLE"
 
 
-class DraftMismatch(ForetokenError):
+class DraftMismatch(ForedraftError):
     """A draft that cannot serve this target (for example another vocabulary)."""
 
 

@@ -1,6 +1,6 @@
 """Measured times of an executor's own steps: grids over rows, context and shape, and the cost that a simulated device takes from them.
 
-`foretoken calibrate --model` measures them (docs/calibration.md). A round is the sum of its parts, each interpolated linearly:
+`foredraft calibrate --model` measures them (docs/calibration.md). A round is the sum of its parts, each interpolated linearly:
 
     draft      steps × rows × context         kv_move    steps × rows (trees)
     verify     nodes × rows × context         extend     accepted nodes × rows × context

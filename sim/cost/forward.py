@@ -13,7 +13,7 @@ from functools import cached_property
 from statistics import NormalDist
 from typing import NamedTuple
 
-from ...core.errors import ForetokenError
+from ...core.errors import ForedraftError
 from ...core.model_shape import DTYPE_BYTES, Attention, Cache, Experts, Mlp, ModelShape, Product, Recurrence
 from .draft import MULTI_LAYER_EAGLE, DraftShape
 from .efficiency import Efficiency
@@ -23,7 +23,7 @@ EXPERT_INDEPENDENCE = 0.58
 """Fitted by benchmarks/fit_expert_independence.py to published counts of distinct experts; see `ExpertRouting`."""
 
 
-class InvalidRound(ForetokenError):
+class InvalidRound(ForedraftError):
     """A decode round that cannot exist; the message says which of steps, topk and num_draft_tokens contradict each other."""
 
 

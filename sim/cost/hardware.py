@@ -10,20 +10,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ...core.errors import ForetokenError, nearest_name
+from ...core.errors import ForedraftError, nearest_name
 
 MIB, GIB = 1 << 20, 1 << 30
 
 
-class UnknownGPU(ForetokenError):
+class UnknownGPU(ForedraftError):
     """A GPU name that is not in the catalogue; the message lists the known ones and the nearest."""
 
 
-class UnsupportedParallelism(ForetokenError):
+class UnsupportedParallelism(ForedraftError):
     """A number of devices that does not divide the model, or ways of dividing it that contradict each other."""
 
 
-class UnsupportedDtype(ForetokenError):
+class UnsupportedDtype(ForedraftError):
     """A data type for which this GPU has no tensor-core rate."""
 
 

@@ -11,11 +11,11 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ...core.errors import ForetokenError, nearest, nearest_name
+from ...core.errors import ForedraftError, nearest, nearest_name
 from .draft import EAGLE3
 
 
-class UnknownHostPreset(ForetokenError):
+class UnknownHostPreset(ForedraftError):
     """A host preset that does not exist; the message lists the known ones."""
 
 
@@ -108,8 +108,8 @@ SGLANG_OVERLAP = HostCost(
     source="assumption: a Python scheduler that runs ahead of the device; text is made in another process",
 )
 
-FORETOKEN = HostCost(
-    name="foretoken",
+FOREDRAFT = HostCost(
+    name="foredraft",
     plan_base_ns=20_000,
     plan_row_ns=100,
     launch_base_ns=120_000,
@@ -124,7 +124,7 @@ FORETOKEN = HostCost(
     "assumption: launch, a few graph launches and one copy each way",
 )
 
-HOST_PRESETS: dict[str, HostCost] = {preset.name: preset for preset in (VLLM_0_10, SGLANG_OVERLAP, FORETOKEN)}
+HOST_PRESETS: dict[str, HostCost] = {preset.name: preset for preset in (VLLM_0_10, SGLANG_OVERLAP, FOREDRAFT)}
 
 
 def host_preset(name: str) -> HostCost:
@@ -140,7 +140,7 @@ GraphUnit = Literal["rows", "tokens"]
 """What captured sizes count: rows of a batch (SGLang, and our executor), or tokens of a pass (vLLM)."""
 
 
-class UnknownPreset(ForetokenError):
+class UnknownPreset(ForedraftError):
     """A preset name that does not exist; the message lists the known ones."""
 
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...core.errors import ForetokenError
+from ...core.errors import ForedraftError
 from ...core.kv.request_table import recurrent_state_slots
 from ...core.model_shape import ModelShape
 from .draft import DraftShape
@@ -36,7 +36,7 @@ _SOURCES = {
 }
 
 
-class InsufficientMemory(ForetokenError):
+class InsufficientMemory(ForedraftError):
     """The model, its draft and its buffers leave no room for a KV pool; the message says how much is needed for
     what."""
 

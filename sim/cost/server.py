@@ -11,15 +11,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from ...core.errors import ForetokenError, nearest_name
+from ...core.errors import ForedraftError, nearest_name
 from ...core.model_shape import ModelShape
 from ...core.scheduler.spec import default_graph_sizes
 from .draft import STANDALONE
 from .hardware import GIB, GPU, MIB, Parallelism
-from .host import FORETOKEN, FULL_GRAPH, SGLANG_OVERLAP, VLLM_0_10, GraphUnit, HostCost, LaunchCost
+from .host import FOREDRAFT, FULL_GRAPH, SGLANG_OVERLAP, VLLM_0_10, GraphUnit, HostCost, LaunchCost
 
 
-class UnknownServer(ForetokenError):
+class UnknownServer(ForedraftError):
     """A server profile that does not exist; the message lists the known ones."""
 
 
@@ -118,8 +118,8 @@ PROFILES: dict[str, ServerProfile] = {
     profile.name: profile
     for profile in (
         ServerProfile(
-            "foretoken",
-            FORETOKEN,
+            "foredraft",
+            FOREDRAFT,
             FULL_GRAPH,
             "sglang",
             "our own executor: every pass captured, host times as benchmarks/test_engine_round.py measures them",
@@ -209,7 +209,7 @@ def server_profile(name: str) -> ServerProfile:
         hint = nearest_name(key, PROFILES)
         if not hint and others and version:
             near = min(others, key=lambda known: abs(_number(known) - _number(key)))
-            hint = f": no published times to fit it to; the nearest is {near}, and `foretoken calibrate --from` fits your own"
+            hint = f": no published times to fit it to; the nearest is {near}, and `foredraft calibrate --from` fits your own"
         raise UnknownServer(f"unknown server {name!r}{hint}; known: {', '.join(PROFILES)}")
     return PROFILES[key]
 

@@ -1,6 +1,6 @@
 """Reads what servers write about every request's accepted drafts, and fits the acceptance process to it.
 
-events      `events.jsonl` of `foretoken simulate` and `generate`: every round of every request, in order
+events      `events.jsonl` of `foredraft simulate` and `generate`: every round of every request, in order
 responses   of vLLM under `--per-request-spec-decode-metrics`, JSON or JSON lines, with `metrics.speculative_decoding`, and aiperf's
             `profile_export.jsonl` with `spec_decode_acceptance`: every round under `detailed`, a histogram per request under `summary`
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from ...core.acceptance.fit import MIN_REQUESTS, MIN_ROUNDS, AcceptanceFit, fit, fit_counts, fit_histograms
 from ...core.acceptance.process import GaussianAcceptance
-from ...core.errors import ConfigError, ForetokenError
+from ...core.errors import ConfigError, ForedraftError
 from ...core.parsing import ParseError, parse_json
 from ...observe.encoding import decode_lens
 from ...observe.input_files import read_lines, read_text
@@ -27,11 +27,11 @@ from ...observe.log import Record, read_log
 
 MAX_STEPS = 16
 """The deepest draft that a fitted process answers for."""
-EVENTS = "Foretoken's events"
+EVENTS = "Foredraft's events"
 DETAILED = "per-request metrics (vLLM, aiperf), every round"
 SUMMARY = "per-request metrics (vLLM, aiperf), histograms"
 _RETRACTED = -1
-_UNREADABLE = (LookupError, TypeError, ValueError, ArithmeticError, ForetokenError)
+_UNREADABLE = (LookupError, TypeError, ValueError, ArithmeticError, ForedraftError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def wrong(path: str | os.PathLike[str], place: int | str, message: str) -> Confi
 
 
 def read_events(paths: Sequence[str], allow_truncated: bool = False) -> AcceptanceLog:
-    """Read the rounds of Foretoken's own logs; with `allow_truncated` also of a run that was killed.
+    """Read the rounds of Foredraft's own logs; with `allow_truncated` also of a run that was killed.
 
     Errors: ConfigError and LogError, with file and line.
     """

@@ -24,7 +24,7 @@ COUNTERS = "vLLM's counters by position (Prometheus)"
 SGLANG_LOG = "SGLang's log lines"
 CSV_HEADER = "steps,accept_length"
 EXPECTED = (
-    "events.jsonl of Foretoken; JSON with vLLM's metrics.speculative_decoding or aiperf's spec_decode_acceptance; a Prometheus page "
+    "events.jsonl of Foredraft; JSON with vLLM's metrics.speculative_decoding or aiperf's spec_decode_acceptance; a Prometheus page "
     'with vllm:spec_decode_* or sglang:spec_accept_length; a log of SGLang with "accept len:" or of vLLM with "SpecDecoding metrics:"; '
     f"or CSV with the header {CSV_HEADER}"
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import ForetokenError
+from ...core.errors import ForedraftError
 from ...core.prompt import Prompt
 from .workload import Arrival
 
@@ -243,7 +243,7 @@ class Columns:
 def describe(workload: Iterable[Arrival], cache_tokens: Sequence[int] = ()) -> tuple[Description, Columns]:
     """Describe an open-loop workload, with the hit rate of prefix caches of these sizes beside that of an infinite one.
 
-    Raises ForetokenError if the workload has no requests, and what reading it raises.
+    Raises ForedraftError if the workload has no requests, and what reading it raises.
     """
     columns = tuple(array("q") for _ in range(3))
     meter = ReuseMeter(cache_tokens)
@@ -253,7 +253,7 @@ def describe(workload: Iterable[Arrival], cache_tokens: Sequence[int] = ()) -> t
         if arrival.session is not None:
             sessions[arrival.session] += 1
     if not columns[0]:
-        raise ForetokenError("the workload has no requests")
+        raise ForedraftError("the workload has no requests")
     times, prompts, outputs = (np.frombuffer(column, np.int64) for column in columns)
     correlation = None
     if prompts.min() < prompts.max() and outputs.min() < outputs.max():

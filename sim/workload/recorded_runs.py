@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...core.errors import ForetokenError
+from ...core.errors import ForedraftError
 from ...core.parsing import ParseError, parse_json
 from ...observe.input_files import read_lines
 
@@ -16,7 +16,7 @@ _CSV_HEADER = ["request", "position", "longest_run"]
 _MAX_COUNT = 2**31 - 1
 
 
-class AcceptanceTraceError(ForetokenError):
+class AcceptanceTraceError(ForedraftError):
     """A recording that cannot be read; the message names the source, the line, and what was found."""
 
     def __init__(self, source: str, line: int, message: str) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...core.errors import ForetokenError, nearest
+from ...core.errors import ForedraftError, nearest
 from ...core.parsing import ParseError, parse_json
 from ...core.prompt import MAX_HASH_ID, MAX_PROMPT_LENGTH, Prompt
 from ...observe.input_files import read_lines
@@ -114,7 +114,7 @@ _CSV_COLUMNS = {
 _JSON_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
 
 
-class TraceError(ForetokenError):
+class TraceError(ForedraftError):
     """A trace that cannot be used; the message names file, line, and what was found."""
 
     def __init__(self, path: str, line: int | None, message: str) -> None:

@@ -3,11 +3,11 @@
 from importlib.metadata import EntryPoint, entry_points
 
 import pytest
-from foretoken.checks.registry import SUBJECTS as OF_CONTRACT
-from foretoken.checks.registry import suite_of
-from foretoken.core.errors import ConfigError
-from foretoken.properties.harness.importing import ENTRY_POINTS, NotInstalled, load_make
-from foretoken.properties.harness.letters import Choices
+from foredraft.checks.registry import SUBJECTS as OF_CONTRACT
+from foredraft.checks.registry import suite_of
+from foredraft.core.errors import ConfigError
+from foredraft.properties.harness.importing import ENTRY_POINTS, NotInstalled, load_make
+from foredraft.properties.harness.letters import Choices
 
 OFFERED = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
 SUBJECTS = [(contract, subject) for contract, subjects in OF_CONTRACT.items() for subject in subjects]
@@ -39,7 +39,7 @@ def test_a_name_means_what_its_module_does(monkeypatch, tmp_path):
     (tmp_path / "named.py").write_text("CAPABILITIES = ('paged',)\ndef make(config): return config\n")
     (tmp_path / "needing.py").write_text("import a_package_that_is_missing\n")
     offered = [EntryPoint(name, f"{module}:make", ENTRY_POINTS) for name, module in (("a", "named"), ("b", "needing"))]
-    monkeypatch.setattr("foretoken.properties.harness.importing.entry_points", lambda group: offered)
+    monkeypatch.setattr("foredraft.properties.harness.importing.entry_points", lambda group: offered)
     monkeypatch.syspath_prepend(tmp_path)
     assert load_make("a").capabilities == ("paged",) and load_make("a")(7) == 7
     with pytest.raises(NotInstalled, match="a_package_that_is_missing"):

@@ -1,9 +1,9 @@
 """The suite of simulated acceptance: what it compares ours with is right."""
 
 import pytest
-from foretoken.checks.acceptance import model
-from foretoken.checks.acceptance.contract import ProcessConfig
-from foretoken.checks.registry import suite_of
+from foredraft.checks.acceptance import model
+from foredraft.checks.acceptance.contract import ProcessConfig
+from foredraft.checks.registry import suite_of
 
 SUITE = suite_of("acceptance-process")
 

@@ -5,19 +5,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from foretoken.checks.executor.contract import MANY, ExecutorCapabilities, ExecutorConfig
-from foretoken.checks.executor.model import hidden_arrays
-from foretoken.checks.executor.record import RecordedCore, first_unequal
-from foretoken.checks.executor.reference_subject import ReferenceAdapter
-from foretoken.checks.executor.reference_subject import make as make_reference
-from foretoken.checks.executor.trial import ExecutorTrial
-from foretoken.checks.registry import EXECUTOR as SUITE
-from foretoken.core.contract.hidden import merge_hidden
-from foretoken.core.contract.step import BlockEnd
-from foretoken.core.errors import ConfigError
-from foretoken.properties.harness.cases import Case
-from foretoken.properties.harness.letters import Choices, simpler_choices
-from foretoken.properties.harness.trial import Violation
+from foredraft.checks.executor.contract import MANY, ExecutorCapabilities, ExecutorConfig
+from foredraft.checks.executor.model import hidden_arrays
+from foredraft.checks.executor.record import RecordedCore, first_unequal
+from foredraft.checks.executor.reference_subject import ReferenceAdapter
+from foredraft.checks.executor.reference_subject import make as make_reference
+from foredraft.checks.executor.trial import ExecutorTrial
+from foredraft.checks.registry import EXECUTOR as SUITE
+from foredraft.core.contract.hidden import merge_hidden
+from foredraft.core.contract.step import BlockEnd
+from foredraft.core.errors import ConfigError
+from foredraft.properties.harness.cases import Case
+from foredraft.properties.harness.letters import Choices, simpler_choices
+from foredraft.properties.harness.trial import Violation
 
 EVERYTHING = make_reference.capabilities
 TALK = [ExecutorTrial.submit("a", 7, 12, 0, False, False), *[ExecutorTrial.launch(), ExecutorTrial.collect()] * 3]
@@ -373,7 +373,7 @@ def one_coin_for_two_things(executor):
 )
 def test_sampled_tokens_are_independent_draws(defect, words):
     pytest.importorskip("torch")
-    from foretoken.checks.executor.torch_subject import CheckedExecutor
+    from foredraft.checks.executor.torch_subject import CheckedExecutor
 
     def make(config):
         subject = CheckedExecutor(config)

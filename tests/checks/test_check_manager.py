@@ -5,10 +5,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from foretoken.checks.conformance import check_block_manager
-from foretoken.checks.manager.contract import ManagerCapabilities
-from foretoken.checks.manager.plain import PlainManager
-from foretoken.properties.conformance import PropertiesBroken
+from foredraft.checks.conformance import check_block_manager
+from foredraft.checks.manager.contract import ManagerCapabilities
+from foredraft.checks.manager.plain import PlainManager
+from foredraft.properties.conformance import PropertiesBroken
 
 TEXT = (Path(__file__).parents[2] / "docs" / "contracts.md").read_text(encoding="utf-8")
 

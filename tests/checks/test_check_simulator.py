@@ -4,15 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
-from foretoken.checks.adapters.simulator import CheckedSimulator, make
-from foretoken.checks.mutants.simulator import BreaksTiesByHash
-from foretoken.properties.harness.cases import load_case
-from foretoken.properties.harness.trial import Violation
-from foretoken.properties.invariants.simulator.runs import EXCEPTIONS, excuse, more_pages_are_no_worse
-from foretoken.properties.simulator.contract import SimulatorConfig
-from foretoken.properties.simulator.elsewhere import CASES
-from foretoken.properties.simulator.trial import IMPOSSIBLE
-from foretoken.properties.suites import suite_of
+from foredraft.checks.adapters.simulator import CheckedSimulator, make
+from foredraft.checks.mutants.simulator import BreaksTiesByHash
+from foredraft.properties.harness.cases import load_case
+from foredraft.properties.harness.trial import Violation
+from foredraft.properties.invariants.simulator.runs import EXCEPTIONS, excuse, more_pages_are_no_worse
+from foredraft.properties.simulator.contract import SimulatorConfig
+from foredraft.properties.simulator.elsewhere import CASES
+from foredraft.properties.simulator.trial import IMPOSSIBLE
+from foredraft.properties.suites import suite_of
 
 SIMULATOR = suite_of("simulator")
 STORED = Path(__file__).parents[1] / "support" / "cases" / "simulator"

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from foretoken.checks.mutants.planting import defects
-from foretoken.checks.registry import TRANSPORT
-from foretoken.checks.transport import handoff_subject as handoff
-from foretoken.checks.transport.contract import DECODE, PREFILL, TransportConfig
-from foretoken.checks.transport.trial import TransportTrial as Op
-from foretoken.properties.conformance import check
-from foretoken.properties.harness.trial import Violation
+from foredraft.checks.mutants.planting import defects
+from foredraft.checks.registry import TRANSPORT
+from foredraft.checks.transport import handoff_subject as handoff
+from foredraft.checks.transport.contract import DECODE, PREFILL, TransportConfig
+from foredraft.checks.transport.trial import TransportTrial as Op
+from foredraft.properties.conformance import check
+from foredraft.properties.harness.trial import Violation
 
 CAPABILITIES = handoff.make.capabilities
 

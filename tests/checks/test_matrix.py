@@ -3,8 +3,8 @@
 import itertools
 
 import pytest
-from foretoken.checks import matrix
-from foretoken.checks.matrix import (
+from foredraft.checks import matrix
+from foredraft.checks.matrix import (
     DIMENSIONS,
     Cell,
     is_legal,

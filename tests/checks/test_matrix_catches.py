@@ -5,24 +5,24 @@ from functools import cache
 
 import numpy as np
 import pytest
-from foretoken.checks.driver import Dice
-from foretoken.checks.matrix import Cell, pairwise_cells, random_cell, run_cell, run_cell_in_blocks
-from foretoken.checks.mutants.planting import defects
-from foretoken.core.adaptive import AdaptiveController
-from foretoken.core.algorithm.builtin import Eagle
-from foretoken.core.contract.future_map import FutureMap
-from foretoken.core.kv.store import KVStore
-from foretoken.core.scheduler import config, rounds
-from foretoken.core.scheduler.admission import Admission
-from foretoken.core.scheduler.engine import Engine
-from foretoken.core.scheduler.output import OutputLog
-from foretoken.core.scheduler.requests import Requests
-from foretoken.core.scheduler.rounds import DecodeRounds
-from foretoken.core.scheduler.waiting import least_entitled
-from foretoken.core.tree import outputs
-from foretoken.core.tree.outputs import NodeOutputs
-from foretoken.properties.reference import drafting, language_model, shadow
-from foretoken.properties.reference.executor import ReferenceExecutor
+from foredraft.checks.driver import Dice
+from foredraft.checks.matrix import Cell, pairwise_cells, random_cell, run_cell, run_cell_in_blocks
+from foredraft.checks.mutants.planting import defects
+from foredraft.core.adaptive import AdaptiveController
+from foredraft.core.algorithm.builtin import Eagle
+from foredraft.core.contract.future_map import FutureMap
+from foredraft.core.kv.store import KVStore
+from foredraft.core.scheduler import config, rounds
+from foredraft.core.scheduler.admission import Admission
+from foredraft.core.scheduler.engine import Engine
+from foredraft.core.scheduler.output import OutputLog
+from foredraft.core.scheduler.requests import Requests
+from foredraft.core.scheduler.rounds import DecodeRounds
+from foredraft.core.scheduler.waiting import least_entitled
+from foredraft.core.tree import outputs
+from foredraft.core.tree.outputs import NodeOutputs
+from foredraft.properties.reference import drafting, language_model, shadow
+from foredraft.properties.reference.executor import ReferenceExecutor
 
 # Prompts that begin alike and are computed in one step: both requests hold the prefix until the cache has taken one copy. Most defects
 # show in one of these; they come first.

@@ -3,12 +3,12 @@
 from functools import cache
 
 import pytest
-from foretoken.checks.adapters import kv_allocator
-from foretoken.checks.mutants.planting import defects
-from foretoken.checks.registry import contracts, invariants_without_mutant, mutants_of
-from foretoken.core.kv.allocator import KVAllocator
-from foretoken.properties.harness.mutants import MAX_SHRUNK, Kill, Mutant, find, kill
-from foretoken.properties.invariants import of_contract
+from foredraft.checks.adapters import kv_allocator
+from foredraft.checks.mutants.planting import defects
+from foredraft.checks.registry import contracts, invariants_without_mutant, mutants_of
+from foredraft.core.kv.allocator import KVAllocator
+from foredraft.properties.harness.mutants import MAX_SHRUNK, Kill, Mutant, find, kill
+from foredraft.properties.invariants import of_contract
 
 
 @pytest.fixture(autouse=True)
@@ -16,8 +16,8 @@ def impatient(request, monkeypatch):
     """Wait less for those that never return. The others get their time: on a busy machine an operation takes several times as long."""
     callspec = getattr(request.node, "callspec", None)
     if callspec is not None and "HANGS" in getattr(callspec.params.get("mutant"), "caught_by", ()):
-        monkeypatch.setattr("foretoken.properties.harness.suite.RUN_LIMIT_S", 0.4)
-        monkeypatch.setattr("foretoken.properties.harness.shrink.HANG_LIMIT_S", 0.04)
+        monkeypatch.setattr("foredraft.properties.harness.suite.RUN_LIMIT_S", 0.4)
+        monkeypatch.setattr("foredraft.properties.harness.shrink.HANG_LIMIT_S", 0.04)
 
 
 SHRUNK = "relay"

@@ -15,7 +15,7 @@ import copies
 import judges
 import outcomes
 import pytest
-from foretoken.core.prompt import Prompt
+from foredraft.core.prompt import Prompt
 
 ROOT = Path(__file__).parents[2]
 

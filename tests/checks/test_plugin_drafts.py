@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from foretoken.checks.matrix import Cell, CellReport, random_cells, run_cell, run_cell_in_blocks, run_cells, summary
-from foretoken.core.adaptive import fixed_controller
-from foretoken.core.algorithm.host_drafts import PluginError
-from foretoken.core.algorithm.registry import get_algorithm, register_algorithm
-from foretoken.core.contract.request import Request
-from foretoken.core.prompt import Prompt
-from foretoken.core.scheduler.config import EngineConfig
-from foretoken.core.scheduler.engine import Engine
-from foretoken.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor, plain_greedy
-from foretoken.properties.reference.handoff import HandoffPair
+from foredraft.checks.matrix import Cell, CellReport, random_cells, run_cell, run_cell_in_blocks, run_cells, summary
+from foredraft.core.adaptive import fixed_controller
+from foredraft.core.algorithm.host_drafts import PluginError
+from foredraft.core.algorithm.registry import get_algorithm, register_algorithm
+from foredraft.core.contract.request import Request
+from foredraft.core.prompt import Prompt
+from foredraft.core.scheduler.config import EngineConfig
+from foredraft.core.scheduler.engine import Engine
+from foredraft.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor, plain_greedy
+from foredraft.properties.reference.handoff import HandoffPair
 from witness import Witness, WitnessProposer
 
 pytestmark = pytest.mark.usefixtures("forget")

@@ -6,11 +6,11 @@ A small share of the examples runs with every test; the rest is `make soak`. Wha
 from __future__ import annotations
 
 import pytest
-from foretoken.checks.registry import SUBJECTS as OURS
-from foretoken.checks.registry import contracts, suite_of
-from foretoken.properties.conformance import check
-from foretoken.properties.harness.importing import load_make
-from foretoken.properties.harness.machines import machine
+from foredraft.checks.registry import SUBJECTS as OURS
+from foredraft.checks.registry import contracts, suite_of
+from foredraft.properties.conformance import check
+from foredraft.properties.harness.importing import load_make
+from foredraft.properties.harness.machines import machine
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 

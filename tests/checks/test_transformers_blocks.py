@@ -1,15 +1,15 @@
 """A block manager that we did not write, if it is installed: all that it declares holds."""
 
 import pytest
-from foretoken.properties.allocator.contract import AllocatorConfig
-from foretoken.properties.conformance import check_allocator
+from foredraft.properties.allocator.contract import AllocatorConfig
+from foredraft.properties.conformance import check_allocator
 
 pytestmark = pytest.mark.xdist_group("transformers")  # one worker imports it: it takes seconds
 
 
 @pytest.fixture
 def blocks():
-    from foretoken.checks.adapters import transformers_blocks
+    from foredraft.checks.adapters import transformers_blocks
 
     return transformers_blocks
 

@@ -1,12 +1,12 @@
 """The engine's suite on the scheduler of Hugging Face transformers: the bug that it found, and what else holds."""
 
 import pytest
-from foretoken.properties.conformance import check
-from foretoken.properties.engine.contract import ServingConfig
-from foretoken.properties.engine.trial import EngineTrial as Do
-from foretoken.properties.harness.shrink import control_of
-from foretoken.properties.harness.trial import Violation
-from foretoken.properties.suites import suite_of
+from foredraft.properties.conformance import check
+from foredraft.properties.engine.contract import ServingConfig
+from foredraft.properties.engine.trial import EngineTrial as Do
+from foredraft.properties.harness.shrink import control_of
+from foredraft.properties.harness.trial import Violation
+from foredraft.properties.suites import suite_of
 
 pytestmark = pytest.mark.xdist_group("transformers")  # one worker imports it
 
@@ -18,7 +18,7 @@ UNDER_PRESSURE = [Do.submit("a", 4, 8), Do.submit("b", 4, 8), Do.run(2)]  # thre
 @pytest.fixture
 def adapter():
     """transformers takes seconds to import: not while tests are collected."""
-    from foretoken.checks.adapters import transformers_scheduler
+    from foredraft.checks.adapters import transformers_scheduler
 
     if transformers_scheduler.MISSING:
         pytest.skip(transformers_scheduler.MISSING)
@@ -62,8 +62,8 @@ def test_the_rest_holds(adapter, record_property):
 
 
 def test_without_transformers_it_says_what_is_missing(monkeypatch):
-    from foretoken.checks.adapters import transformers_scheduler as adapter
-    from foretoken.checks.adapters.transformers_blocks import TransformersMissing
+    from foredraft.checks.adapters import transformers_scheduler as adapter
+    from foredraft.checks.adapters.transformers_blocks import TransformersMissing
 
     monkeypatch.setattr(adapter, "MISSING", "no module")
     with pytest.raises(TransformersMissing, match="no module"):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
-from foretoken.cli.__main__ import main
+from foredraft.cli.__main__ import main
 
 # A process that a shell started in the background ignores SIGINT, and so do its children.
 FOREGROUND = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
@@ -26,7 +26,7 @@ def command(monkeypatch, capsys) -> Callable[..., Outcome]:
     """`command("simulate", …)` in this process."""
 
     def run(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["foretoken", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["foredraft", *map(str, arguments)])
         capsys.readouterr()
         code = 0
         try:
@@ -45,7 +45,7 @@ def refused(command) -> Callable[..., str]:
     def message(*arguments: object) -> str:
         outcome = command(*arguments)
         assert (outcome.code, outcome.out) == (2, ""), outcome
-        assert outcome.err.startswith(("foretoken: ", "Usage: foretoken ")) and "Traceback" not in outcome.err, outcome
+        assert outcome.err.startswith(("foredraft: ", "Usage: foredraft ")) and "Traceback" not in outcome.err, outcome
         return outcome.err
 
     return message
@@ -59,7 +59,7 @@ def process() -> Callable[..., subprocess.Popen[str]]:
     def start(
         *arguments: object,
         env: dict[str, str] | None = None,
-        code: str = "from foretoken.cli.__main__ import main; main()",
+        code: str = "from foredraft.cli.__main__ import main; main()",
         **options,
     ) -> subprocess.Popen[str]:
         line = [sys.executable, "-c", FOREGROUND + code, *map(str, arguments)]

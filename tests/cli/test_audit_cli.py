@@ -1,4 +1,4 @@
-"""`foretoken audit`: what it prints, what it leaves behind, how it ends."""
+"""`foredraft audit`: what it prints, what it leaves behind, how it ends."""
 
 import json
 
@@ -8,9 +8,9 @@ import pytest
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """The directory of a simulated run."""
-    from foretoken.cli.simulation.run_record import RunRecord
-    from foretoken.sim.run import Simulation
-    from foretoken.sim.scenario_file import load_scenario
+    from foredraft.cli.simulation.run_record import RunRecord
+    from foredraft.sim.run import Simulation
+    from foredraft.sim.scenario_file import load_scenario
 
     scenario, _ = load_scenario(None, ["workload.num_requests=20"])
     directory = tmp_path_factory.mktemp("runs") / "a"

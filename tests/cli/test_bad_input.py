@@ -58,7 +58,7 @@ def test_all_problems_of_a_file_at_once(refused, tmp_path):
     path.write_text('[engine]\npagesize = 1\nmode = "fast"\n[workload]\nrate = -2.0\nburstiness = nan\n')
     message = refused("simulate", path)
     lines = message.splitlines()
-    assert len(lines) == 4 and all(line.startswith(f"foretoken: {path}: ") for line in lines)
+    assert len(lines) == 4 and all(line.startswith(f"foredraft: {path}: ") for line in lines)
     keys = ("engine.pagesize", "engine.mode", "workload.rate", "workload.burstiness")
     assert all(words in message for words in (*keys, "'page_size'", "'synchronous'")), message
 

@@ -1,4 +1,4 @@
-"""`foretoken check`: what it prints, what it leaves behind, how it ends."""
+"""`foredraft check`: what it prints, what it leaves behind, how it ends."""
 
 import dataclasses
 import json
@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from foretoken.checks import registry
-from foretoken.checks.adapters import kv_allocator
-from foretoken.properties.invariants import all_invariants
+from foredraft.checks import registry
+from foredraft.checks.adapters import kv_allocator
+from foredraft.properties.invariants import all_invariants
 
 BAD = Path(__file__).parents[1] / "support" / "bad_allocators.py"
 
@@ -65,7 +65,7 @@ def test_a_bad_one_and_its_case(command, theirs):
     assert outcome.code == 1
     (line,) = [line for line in outcome.out.splitlines() if line.startswith("  replay ")]
     words = line.split()
-    assert words[1:4] == ["foretoken", "check", "--replay"]
+    assert words[1:4] == ["foredraft", "check", "--replay"]
     (failure,) = json.loads(Path("report.json").read_text())[0]["failures"]
     assert json.loads(Path(words[4]).read_text()) == failure["case"]
     for part in (failure["invariant"], failure["sentence"], failure["was"], failure["should"], failure["why"]):

@@ -75,7 +75,7 @@ def test_what_is_unusual_in_an_adaptive_table_is_a_note(command, models, tmp_pat
     assert outcome.code == 0
     assert (
         outcome.err
-        == f'foretoken: note: {table}: the flat form is read as {{"1": ...}}, one range for all batch sizes\n'
+        == f'foredraft: note: {table}: the flat form is read as {{"1": ...}}, one range for all batch sizes\n'
     )
     outcome = command(*SIMULATE, "--set", f"speculation.adaptive='{table}'", "--set", "speculation.policy=goodput")
     assert outcome.code == 0 and "makes no use of ema_alpha." in " ".join(outcome.out.split())

@@ -1,11 +1,11 @@
-"""`foretoken plan`, `cost` and `doctor`: what they print, and what they refuse."""
+"""`foredraft plan`, `cost` and `doctor`: what they print, and what they refuse."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from foretoken.planning.trial import Trial
+from foredraft.planning.trial import Trial
 
 
 def test_cost_prints_parts_that_sum_to_the_round(command):
@@ -35,14 +35,14 @@ SHORT += ("--requests", 100, "--seeds", 2, "--workers", 1, "--quiet")
 
 @pytest.mark.slow
 def test_plan_says_how_near_the_nearest_comes(command, tmp_path, monkeypatch):
-    monkeypatch.setattr("foretoken.planning.plan.LEAST_ARRIVALS_S", 1.0)
+    monkeypatch.setattr("foredraft.planning.plan.LEAST_ARRIVALS_S", 1.0)
     impossible = ("plan", "--slo", "e2el_p50<1us", "--try", "speculation.steps=1")
     code, out, _ = command(*impossible, *SHORT, "--out", tmp_path)
     assert code == 1 and "Nothing holds" in out and "times the limit of 0.001 ms" in " ".join(out.split())
 
 
 def test_plan_ranks_candidates_and_goes_on_from_its_store(command, tmp_path, monkeypatch):
-    monkeypatch.setattr("foretoken.planning.plan.LEAST_ARRIVALS_S", 1.0)
+    monkeypatch.setattr("foredraft.planning.plan.LEAST_ARRIVALS_S", 1.0)
     asked = ("plan", "--slo", "e2el_p99<1s", "--try", "speculation.steps=1,3", "--price", "H100=2.5")
     code, out, errors = command(*asked, *SHORT, "--out", tmp_path)
     assert (code, errors) == (0, "")
@@ -83,7 +83,7 @@ class Toy:
 
 
 def test_tune_writes_what_it_prints(command, tmp_path, monkeypatch):
-    monkeypatch.setattr("foretoken.cli.planning.options.make_workers", lambda tables, count, cluster: Toy())
+    monkeypatch.setattr("foredraft.cli.planning.options.make_workers", lambda tables, count, cluster: Toy())
     fixed = ["--set", "engine.max_running=16", "--trials", "14", "--requests", "20", "--quiet"]
     asked = ["tune", *fixed, "--out", tmp_path]
     code, out, errors = command(*asked)

@@ -6,8 +6,8 @@ import pytest
 
 GOOD = """
 import numpy as np
-from foretoken.core.algorithm.builtin import LookupDrafting
-from foretoken.core.algorithm.proposer import Proposal
+from foredraft.core.algorithm.builtin import LookupDrafting
+from foredraft.core.algorithm.proposer import Proposal
 
 class Proposer:
     def open_row(self, row): pass
@@ -35,7 +35,7 @@ def install(tmp_path, monkeypatch, forget):
         info = site / f"{module}-1.0.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[foretoken.algorithms]\nMINE = {module}:Mine\n")
+        (info / "entry_points.txt").write_text(f"[foredraft.algorithms]\nMINE = {module}:Mine\n")
         (site / f"{module}.py").write_text(code)
         monkeypatch.syspath_prepend(site)
 
@@ -95,7 +95,7 @@ def test_one_that_cannot_be_used_is_refused_with_the_reason(refused, install, co
     install(code)
     message = refused(*SIMULATE)
     assert words in message and "speculation.algorithm" in message
-    assert all(line.startswith("foretoken: ") for line in message.splitlines())
+    assert all(line.startswith("foredraft: ") for line in message.splitlines())
 
 
 @pytest.mark.parametrize(

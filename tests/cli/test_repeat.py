@@ -106,8 +106,8 @@ def test_replay_names_other_times_by_which_steps_were_chosen(run, command):
 
 
 OFTEN_WRITTEN = """
-from foretoken.cli.__main__ import main
-from foretoken.observe import log
+from foredraft.cli.__main__ import main
+from foredraft.observe import log
 log._BUFFER_CHARACTERS = 1 << 16
 main()
 """

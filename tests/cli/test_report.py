@@ -1,4 +1,4 @@
-"""`foretoken report`: its page holds what the files say, opens in a browser without a network, and stays small."""
+"""`foredraft report`: its page holds what the files say, opens in a browser without a network, and stays small."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 
 pytest.importorskip("plotly", reason="the extra `report` is not installed")
 
-from foretoken import Scenario
-from foretoken.cli.simulation.run_record import RunRecord
-from foretoken.observe import figures
-from foretoken.observe.figures.reports import page_of
-from foretoken.planning.store import TrialStore, question
-from foretoken.planning.trial import run_trial
-from foretoken.sim.run import Simulation
-from foretoken.sim.scenario_file import scenario_with
+from foredraft import Scenario
+from foredraft.cli.simulation.run_record import RunRecord
+from foredraft.observe import figures
+from foredraft.observe.figures.reports import page_of
+from foredraft.planning.store import TrialStore, question
+from foredraft.planning.trial import run_trial
+from foredraft.sim.run import Simulation
+from foredraft.sim.scenario_file import scenario_with
 
 pytestmark = pytest.mark.xdist_group("report")  # the runs are made once
 

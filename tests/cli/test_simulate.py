@@ -1,4 +1,4 @@
-"""`foretoken simulate`: what it prints, what it writes, what it starts."""
+"""`foredraft simulate`: what it prints, what it writes, what it starts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pyarrow.parquet as parquet
 import pytest
-from foretoken.cli.progress import simulation_progress
-from foretoken.cli.simulation.scenario_text import toml_value
-from foretoken.sim.run import Progress
-from foretoken.sim.scenario import Scenario
-from foretoken.sim.scenario_file import flat_items, load_scenario
+from foredraft.cli.progress import simulation_progress
+from foredraft.cli.simulation.scenario_text import toml_value
+from foredraft.sim.run import Progress
+from foredraft.sim.scenario import Scenario
+from foredraft.sim.scenario_file import flat_items, load_scenario
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--set", "workload.num_requests=40", "--set", "workload.rate=40", "--quiet")
@@ -103,7 +103,7 @@ def test_options_are_the_keys_that_they_name(command, tmp_path):
 FULL_DISK = """
 import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-from foretoken.cli.__main__ import main
+from foredraft.cli.__main__ import main
 main()
 """
 
@@ -243,15 +243,15 @@ def test_schema(command):
 
 
 def test_version_and_help(command):
-    assert re.fullmatch(r"foretoken \d+\.\d+\.\d+\n", command("--version").out)
+    assert re.fullmatch(r"foredraft \d+\.\d+\.\d+\n", command("--version").out)
     assert all(name in command("--help").out for name in ("simulate", "replay", "schema"))
-    assert "foretoken simulate --set workload.rate=20" in command("simulate", "--help").out
+    assert "foredraft simulate --set workload.rate=20" in command("simulate", "--help").out
 
 
 def test_a_run_loads_only_what_it_needs(process):
     code = (
-        "import sys; sys.argv = ['foretoken', 'simulate', '--quiet', '--set', 'workload.num_requests=5']\n"
-        "from foretoken.cli.__main__ import main\n"
+        "import sys; sys.argv = ['foredraft', 'simulate', '--quiet', '--set', 'workload.num_requests=5']\n"
+        "from foredraft.cli.__main__ import main\n"
         "heavy = {'numpy', 'pydantic', 'simpy', 'rich.progress'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
         "try: main()\n"

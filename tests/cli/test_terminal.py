@@ -32,7 +32,7 @@ def test_an_error_can_be_read_in_ascii(command, monkeypatch):
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(written, encoding="ascii", write_through=True))
     assert command("simulate", "--set", "name='é – x'", "--set", "hardware.gpu=H10é").code == 2
-    assert written.getvalue().startswith(b"foretoken: --set: hardware.gpu: ") and written.getvalue().isascii()
+    assert written.getvalue().startswith(b"foredraft: --set: hardware.gpu: ") and written.getvalue().isascii()
 
 
 @pytest.mark.fast("30", "60")
@@ -74,12 +74,12 @@ def test_an_output_without_room_is_one_message(process):
     with open("/dev/full", "w") as full:
         running = process("schema", stdout=full)
         assert running.wait() == 2
-    assert running.stderr.read().splitlines() == ["foretoken: the output cannot be written: No space left on device"]
+    assert running.stderr.read().splitlines() == ["foredraft: the output cannot be written: No space left on device"]
 
 
 IMPORT_INTERRUPTED = """
 import os, sys
-from foretoken.cli import __main__
+from foredraft.cli import __main__
 module, sys.argv[1:] = sys.argv[1], ["simulate", "--quiet"]
 class Finder:
     def find_spec(self, name, path, target=None):
@@ -90,8 +90,8 @@ __main__.main()
 """
 
 
-@pytest.mark.fast("foretoken.core.errors", "typer", "numpy")
-@pytest.mark.parametrize("module", ["foretoken.core.errors", "foretoken.cli.app", "typer", "pydantic", "numpy"])
+@pytest.mark.fast("foredraft.core.errors", "typer", "numpy")
+@pytest.mark.parametrize("module", ["foredraft.core.errors", "foredraft.cli.app", "typer", "pydantic", "numpy"])
 def test_ctrl_c_during_an_import_is_exit_code_130(process, module):
     running = process(module, code=IMPORT_INTERRUPTED)
     assert running.wait() == 130
@@ -101,7 +101,7 @@ def test_ctrl_c_during_an_import_is_exit_code_130(process, module):
 
 def test_ctrl_c_that_is_ignored_stays_ignored(process):
     code = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n{IMPORT_INTERRUPTED}"
-    running = process("foretoken.cli.app", code=code.replace('"simulate", "--quiet"', '"--version"'))
+    running = process("foredraft.cli.app", code=code.replace('"simulate", "--quiet"', '"--version"'))
     assert running.wait() == 0
 
 
@@ -114,10 +114,10 @@ def test_the_handler_of_ctrl_c_is_the_one_of_before(command):
 @pytest.mark.fast("bash")
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_can_complete_the_command(process, shell):
-    out, err = process(env={"_FORETOKEN_COMPLETE": f"source_{shell}"}).communicate()
-    assert "foretoken" in out and err == ""
+    out, err = process(env={"_FOREDRAFT_COMPLETE": f"source_{shell}"}).communicate()
+    assert "foredraft" in out and err == ""
 
 
 def test_completion_offers_the_subcommands(process):
-    env = {"_FORETOKEN_COMPLETE": "complete_bash", "COMP_WORDS": "foretoken si", "COMP_CWORD": "1"}
+    env = {"_FOREDRAFT_COMPLETE": "complete_bash", "COMP_WORDS": "foredraft si", "COMP_CWORD": "1"}
     assert process(env=env).communicate()[0].split() == ["simulate"]

@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
-from foretoken.core.draws import Purpose, hash64, normal, normal_at, request_key, stream_keys, uniform, uniform_at
+from foredraft.core.draws import Purpose, hash64, normal, normal_at, request_key, stream_keys, uniform, uniform_at
 
 
 def chi_square_bound(degrees: int, sigmas: float = 4.5) -> float:

@@ -2,7 +2,7 @@
 
 import pytest
 import simpy
-from foretoken.core.errors import MAX_SHOWN, ConfigError, InvariantViolation, Problem, nearest, shown
+from foredraft.core.errors import MAX_SHOWN, ConfigError, InvariantViolation, Problem, nearest, shown
 
 ERRORS = [
     ConfigError("a.toml", [Problem("x.y", "is wrong"), Problem("", "is worse")]),

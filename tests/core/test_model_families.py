@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from foretoken.core.errors import ConfigError
-from foretoken.core.model_shape import Attention, Recurrence, read_model_shape
+from foredraft.core.errors import ConfigError
+from foredraft.core.model_shape import Attention, Recurrence, read_model_shape
 
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 MOE = {"num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 3, "n_routed_experts": 256}

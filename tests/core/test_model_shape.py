@@ -4,10 +4,10 @@ import json
 from dataclasses import replace
 
 import pytest
-from foretoken.core.errors import ConfigError
-from foretoken.core.model_shape import UnknownModel, lookup_model, read_model_shape
-from foretoken.core.parsing import read_json_object
-from foretoken.observe.input_files import read_text
+from foredraft.core.errors import ConfigError
+from foredraft.core.model_shape import UnknownModel, lookup_model, read_model_shape
+from foredraft.core.parsing import read_json_object
+from foredraft.observe.input_files import read_text
 
 LLAMA = {
     "model_type": "llama",

@@ -4,9 +4,9 @@ import json
 import math
 
 import pytest
-from foretoken.core.errors import ConfigError
-from foretoken.core.parsing import MAX_DEPTH, MAX_INTEGER, ParseError, parse_json, parse_toml, refuse_repeated_keys
-from foretoken.observe.input_files import read_lines, read_text, read_toml
+from foredraft.core.errors import ConfigError
+from foredraft.core.parsing import MAX_DEPTH, MAX_INTEGER, ParseError, parse_json, parse_toml, refuse_repeated_keys
+from foredraft.observe.input_files import read_lines, read_text, read_toml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from foretoken.core.errors import InvalidRequest
-from foretoken.core.prompt import Prompt
+from foredraft.core.errors import InvalidRequest
+from foredraft.core.prompt import Prompt
 
 PINNED = [570503624, 1708179983, 1371120269, 1535453786, 1577486233]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from foretoken.core.errors import ConfigError
-from foretoken.core.model_shape import BUILT_IN, lookup_model, modelopt_config, read_model_shape
-from foretoken.core.model_shape.quantization import bits_per_weight
+from foredraft.core.errors import ConfigError
+from foredraft.core.model_shape import BUILT_IN, lookup_model, modelopt_config, read_model_shape
+from foredraft.core.model_shape.quantization import bits_per_weight
 
 LLAMA = BUILT_IN["llama-3.1-8b"]
 LAYERS_16_BIT = lookup_model("llama-3.1-8b").weight_bytes - 2 * 2 * 128256 * 4096

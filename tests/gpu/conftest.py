@@ -24,12 +24,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def nano_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a trained pair of size nano (see `foretoken tiny`): target, draft, eagle3, multi_layer_eagle.
+    """The directory of a trained pair of size nano (see `foredraft tiny`): target, draft, eagle3, multi_layer_eagle.
 
     Kept in pytest's cache until the code that makes it changes.
     """
-    from foretoken.gpu.tiny.pair import make_pair
-    from foretoken.gpu.tiny.sizes import NANO, PairOptions, Schedule
+    from foredraft.gpu.tiny.pair import make_pair
+    from foredraft.gpu.tiny.sizes import NANO, PairOptions, Schedule
 
     digest = hashlib.sha256(f"{torch.__version__} {platform.python_version()}".encode())
     for name in MADE_BY:

@@ -6,7 +6,7 @@
 Changes are drawn from all modules of the packages, from each package in turn, until the sample or the budget is spent. A copy of the
 tree is changed, never the tree itself. For each change the tests of its folder run, then those elsewhere that import its module, then
 `MORE_TESTS`; what noticed a change of this folder before comes first, and the first failure ends it. With `--judge check` it is the
-components of `foretoken check` whose suites run the changed line, and only lines that some suite runs are changed: what each runs is
+components of `foredraft check` whose suites run the changed line, and only lines that some suite runs are changed: what each runs is
 measured first. Every run is a fork of a process that has imported the libraries, has a limit of its own processor time, and is over when
 it uses none for a minute: how busy the machine is makes no difference. What fails is run once without the change: if it fails there, too,
 it is named, and the change is left out.

@@ -68,26 +68,26 @@ def run_tests(tests: Sequence[str], folder: Path) -> tuple[str, dict[str, float]
     import pytest
 
     noticed = Noticed()
-    options = ["-x", "-q", "-p", "foretoken.properties.plugin", "-m", "not slow and not gpu", f"--basetemp={folder}"]
+    options = ["-x", "-q", "-p", "foredraft.properties.plugin", "-m", "not slow and not gpu", f"--basetemp={folder}"]
     code = pytest.main([*options, *tests], plugins=[noticed])
     return noticed.failed or ("" if code in (0, 5) else f"pytest ends with {code!r}"), dict(noticed.took_s)
 
 
 def run_check(subjects: Sequence[str], share: float = 1.0) -> tuple[str, dict[str, float]]:
-    """Check components in this process, as `foretoken check` does, without making what fails small. Returns what failed.
+    """Check components in this process, as `foredraft check` does, without making what fails small. Returns what failed.
 
     `share`: of the operations; further ones only until all invariants and operations have come up.
     """
-    shrink = import_module("foretoken.properties.harness.shrink")
+    shrink = import_module("foredraft.properties.harness.shrink")
     shrink.MAX_ATTEMPTS = 4
-    registry = import_module("foretoken.checks.registry")
-    swarm = import_module("foretoken.properties.harness.swarm")
+    registry = import_module("foredraft.checks.registry")
+    swarm = import_module("foredraft.properties.harness.swarm")
     contracts = {subject: contract for contract, subjects in registry.SUBJECTS.items() for subject in subjects}
     for name in subjects:
-        make = import_module("foretoken.properties.harness.importing").load_make(name)
+        make = import_module("foredraft.properties.harness.importing").load_make(name)
         budget = swarm.Budget(operations=int(share * registry.OPERATIONS[name]), is_extended=True)
         suite = registry.suite_of(contracts[name])
-        report = import_module("foretoken.properties.conformance").check(suite, make, budget=budget, subject=name)
+        report = import_module("foredraft.properties.conformance").check(suite, make, budget=budget, subject=name)
         if not report.ok:
             return f"{name} {' '.join(failure.id for failure in report.failures) or 'did not come to everything'}", {}
     return "", {}
@@ -98,7 +98,7 @@ def lines_run_by(subject: str, root: Path) -> dict[str, list[int]]:
 
     It goes through a tenth of its operations, since it is slow while it is watched: a line that is rarer is not noted.
     """
-    import_module("foretoken.properties.harness.suite").alarm = lambda limit_s: nullcontext()
+    import_module("foredraft.properties.harness.suite").alarm = lambda limit_s: nullcontext()
     with watched(root) as lines:
         failed, _ = run_check([subject], WATCHED_SHARE)
     assert not failed, failed
@@ -124,7 +124,7 @@ class Copy:
                 self.tree.mkdir(exist_ok=True)
                 shutil.copy(path, self.tree)
         for package in PACKAGES:
-            (self.tree / "foretoken" / package).symlink_to(self.tree / package)
+            (self.tree / "foredraft" / package).symlink_to(self.tree / package)
         self.reach: dict[str, Reach] = {}  # of the components by which `check` judges
         self.noticed: Counter[tuple[str, str]] = Counter()  # folder, test file or component -> changes that it noticed
         self._took_s: dict[tuple[str, ...], float] = {}
@@ -162,8 +162,8 @@ class Copy:
         return "survived", ""
 
     def subjects(self) -> list[str]:
-        """Return all components of ours that `foretoken check` checks."""
-        return self._fork(lambda: list(import_module("foretoken.checks.registry").OPERATIONS), None)[0]
+        """Return all components of ours that `foredraft check` checks."""
+        return self._fork(lambda: list(import_module("foredraft.checks.registry").OPERATIONS), None)[0]
 
     def measure(self, subject: str) -> Reach:
         """Check one component as it is, and note what it runs. Raises RuntimeError if the check fails."""

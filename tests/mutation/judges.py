@@ -1,4 +1,4 @@
-"""The judges: which tests must notice a change of a module, and which lines the components of `foretoken check` run."""
+"""The judges: which tests must notice a change of a module, and which lines the components of `foredraft check` run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 from changes import CHANGED, ROOT, Change
 
 OURS = "tests/properties/contracts/test_every_contract.py::test_ours_hold"
-CHECK_SIMULATOR = f"{OURS}[simulator-foretoken.checks.adapters.simulator:make]"
+CHECK_SIMULATOR = f"{OURS}[simulator-foredraft.checks.adapters.simulator:make]"
 CHECK_EXECUTOR = tuple(
-    f"{OURS}[executor-foretoken.checks.executor.{name}_subject:make]" for name in ("reference", "simulated", "torch")
+    f"{OURS}[executor-foredraft.checks.executor.{name}_subject:make]" for name in ("reference", "simulated", "torch")
 )
-CHECK_RELAY = f"{OURS}[relay-foretoken.checks.adapters.future_map:make]"
-CHECK_TREES = tuple(f"{OURS}[accept-foretoken.checks.adapters.{name}_accept:make]" for name in ("tree", "torch"))
+CHECK_RELAY = f"{OURS}[relay-foredraft.checks.adapters.future_map:make]"
+CHECK_TREES = tuple(f"{OURS}[accept-foredraft.checks.adapters.{name}_accept:make]" for name in ("tree", "torch"))
 CORPUS = "tests/sim/test_corpus.py"
 MORE_TESTS: dict[str, tuple[str, ...]] = {
     "core/acceptance/": ("tests/checks/test_check_acceptance.py", CORPUS),
@@ -31,9 +31,9 @@ MORE_TESTS: dict[str, tuple[str, ...]] = {
     "core/draws.py": (CORPUS,),
     "core/handoff/": ("tests/checks/test_check_transport.py", "tests/sim/test_disaggregated_service.py"),
     "core/kv/": (CORPUS,),
-    "core/kv/allocator.py": (f"{OURS}[allocator-foretoken.checks.adapters.kv_allocator:make]",),
+    "core/kv/allocator.py": (f"{OURS}[allocator-foredraft.checks.adapters.kv_allocator:make]",),
     "core/kv/moves.py": CHECK_TREES,
-    "core/kv/radix.py": (f"{OURS}[prefix-cache-foretoken.checks.adapters.radix_cache:make]",),
+    "core/kv/radix.py": (f"{OURS}[prefix-cache-foredraft.checks.adapters.radix_cache:make]",),
     "core/scheduler/": ("tests/properties/contracts/test_check_engine.py", CORPUS, *CHECK_EXECUTOR, CHECK_SIMULATOR),
     "core/tree/": (*CHECK_TREES, *CHECK_EXECUTOR),
     "gpu/batch/": ("tests/gpu/executor", *CHECK_EXECUTOR),
@@ -63,7 +63,7 @@ def tests_of(module: str, root: Path = ROOT) -> tuple[tuple[str, ...], tuple[str
     else:
         near = sorted(own.rglob("test_*.py"))
     near.sort(key=lambda path: name not in path.stem)
-    imported = re.compile(rf"foretoken\.{folder.replace('/', '.')}(\.{name}\b| import .*\b{name}\b)")
+    imported = re.compile(rf"foredraft\.{folder.replace('/', '.')}(\.{name}\b| import .*\b{name}\b)")
     far = [path for path in sorted((root / "tests").rglob("test_*.py")) if imported.search(path.read_text("utf-8"))]
     more = [test for prefix, tests in MORE_TESTS.items() if module.startswith(prefix) for test in tests]
     near, far = (

@@ -9,8 +9,8 @@ import subprocess
 import sys
 
 import pytest
-from foretoken.core.errors import ConfigError
-from foretoken.observe.engine_lines import (
+from foredraft.core.errors import ConfigError
+from foredraft.observe.engine_lines import (
     LOGGER,
     EngineLines,
     active_level,
@@ -19,9 +19,9 @@ from foretoken.observe.engine_lines import (
     stop_logging,
     write_forwarded,
 )
-from foretoken.sim.faults.plan import FaultPlan
-from foretoken.sim.run import Simulation
-from foretoken.sim.scenario_file import scenario_from_dict
+from foredraft.sim.faults.plan import FaultPlan
+from foredraft.sim.run import Simulation
+from foredraft.sim.scenario_file import scenario_from_dict
 
 BUSY = {"workload": {"num_requests": 60, "rate": 60.0}}
 
@@ -126,12 +126,12 @@ def test_engines_of_two_roles_have_names():
 def test_a_library_is_silent():
     code = """
 import logging
-from foretoken import simulate
+from foredraft import simulate
 simulate({"workload": {"num_requests": 20, "rate": 60.0}})
-from foretoken.observe.engine_lines import LOGGER, engine_lines
+from foredraft.observe.engine_lines import LOGGER, engine_lines
 LOGGER.warning("not shown: %s", 1)
 assert engine_lines("engine") is None
-assert isinstance(logging.getLogger("foretoken").handlers[0], logging.NullHandler)
+assert isinstance(logging.getLogger("foredraft").handlers[0], logging.NullHandler)
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")

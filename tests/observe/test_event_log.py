@@ -2,9 +2,9 @@ import json
 
 import numpy as np
 import pytest
-from foretoken.core.contract.events import Aborted, Committed, EngineStarted, Planned, Submitted
-from foretoken.core.contract.request import FinishedRequest, FinishReason, Request, SamplingParams
-from foretoken.core.contract.step import (
+from foredraft.core.contract.events import Aborted, Committed, EngineStarted, Planned, Submitted
+from foredraft.core.contract.request import FinishedRequest, FinishReason, Request, SamplingParams
+from foredraft.core.contract.step import (
     NO_WRITES,
     BlockEnd,
     DecodeResult,
@@ -14,10 +14,10 @@ from foretoken.core.contract.step import (
     Step,
     StepResult,
 )
-from foretoken.core.errors import InvalidRequest
-from foretoken.core.prompt import Prompt
-from foretoken.core.scheduler.engine import Engine
-from foretoken.observe.encoding import (
+from foredraft.core.errors import InvalidRequest
+from foredraft.core.prompt import Prompt
+from foredraft.core.scheduler.engine import Engine
+from foredraft.observe.encoding import (
     LineEncoder,
     MalformedRecord,
     decision,
@@ -25,7 +25,7 @@ from foretoken.observe.encoding import (
     decode_request,
     decode_result,
 )
-from foretoken.observe.log import EventLog, LogError, read_header, read_log
+from foredraft.observe.log import EventLog, LogError, read_header, read_log
 from observed_run import ALGORITHM, ToyExecutor, drive, make_config, make_controller, recorded_events
 
 

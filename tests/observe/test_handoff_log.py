@@ -3,22 +3,22 @@
 import json
 
 import pytest
-from foretoken.core.adaptive import fixed_controller
-from foretoken.core.algorithm.registry import get_algorithm
-from foretoken.core.contract.events import HandoffMove, HandoffMoved
-from foretoken.core.contract.request import Request
-from foretoken.core.draws import Purpose, uniform
-from foretoken.core.handoff import HandoffTiming
-from foretoken.core.handoff.messages import Manifest
-from foretoken.core.prompt import Prompt
-from foretoken.core.scheduler.config import EngineConfig, EngineRole
-from foretoken.core.scheduler.engine import Engine
-from foretoken.observe.log import EventLog
-from foretoken.observe.metrics import RunMetrics
-from foretoken.observe.perfetto import PerfettoTrace
-from foretoken.observe.replay import replay
-from foretoken.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
-from foretoken.properties.reference.handoff import HandoffPair
+from foredraft.core.adaptive import fixed_controller
+from foredraft.core.algorithm.registry import get_algorithm
+from foredraft.core.contract.events import HandoffMove, HandoffMoved
+from foredraft.core.contract.request import Request
+from foredraft.core.draws import Purpose, uniform
+from foredraft.core.handoff import HandoffTiming
+from foredraft.core.handoff.messages import Manifest
+from foredraft.core.prompt import Prompt
+from foredraft.core.scheduler.config import EngineConfig, EngineRole
+from foredraft.core.scheduler.engine import Engine
+from foredraft.observe.log import EventLog
+from foredraft.observe.metrics import RunMetrics
+from foredraft.observe.perfetto import PerfettoTrace
+from foredraft.observe.replay import replay
+from foredraft.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
+from foredraft.properties.reference.handoff import HandoffPair
 
 MS = 1_000_000
 ROLES = ("prefill", "decode")

@@ -1,10 +1,10 @@
 import json
 
 import pytest
-from foretoken.core.contract.events import Committed, Submitted
-from foretoken.core.scheduler.engine import Engine
-from foretoken.observe.log import EventLog, LogError
-from foretoken.observe.replay import replay
+from foredraft.core.contract.events import Committed, Submitted
+from foredraft.core.scheduler.engine import Engine
+from foredraft.observe.log import EventLog, LogError
+from foredraft.observe.replay import replay
 from observed_run import ALGORITHM, VARIANTS, make_config, make_controller, recorded_events
 
 

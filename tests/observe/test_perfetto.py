@@ -2,8 +2,8 @@ import json
 from itertools import pairwise
 
 import pytest
-from foretoken.core.contract.events import Planned
-from foretoken.observe.perfetto import PerfettoTrace, TraceError
+from foredraft.core.contract.events import Planned
+from foredraft.observe.perfetto import PerfettoTrace, TraceError
 from observed_run import recorded_events
 
 

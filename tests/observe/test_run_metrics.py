@@ -4,14 +4,14 @@ from itertools import product
 
 import numpy as np
 import pytest
-from foretoken.core.contract.events import EngineStarted, Planned
-from foretoken.core.contract.request import Request
-from foretoken.core.errors import InvariantViolation
-from foretoken.core.prompt import Prompt
-from foretoken.core.scheduler.engine import Engine
-from foretoken.observe import metrics as metrics_module
-from foretoken.observe.metrics import RunMetrics
-from foretoken.observe.summary import SLO
+from foredraft.core.contract.events import EngineStarted, Planned
+from foredraft.core.contract.request import Request
+from foredraft.core.errors import InvariantViolation
+from foredraft.core.prompt import Prompt
+from foredraft.core.scheduler.engine import Engine
+from foredraft.observe import metrics as metrics_module
+from foredraft.observe.metrics import RunMetrics
+from foredraft.observe.summary import SLO
 from observed_run import ALGORITHM, VARIANTS, ToyExecutor, make_config, make_controller, recorded_events
 from slow_metrics import SlowMetrics
 
@@ -153,7 +153,7 @@ def test_the_random_runs_meet_what_matters():
 
 def test_writes_a_row_per_request_and_per_round(tmp_path, monkeypatch):
     parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr("foretoken.observe.metrics.ROW_GROUP", 40)
+    monkeypatch.setattr("foredraft.observe.metrics.ROW_GROUP", 40)
     monkeypatch.setattr(metrics_module, "_FLUSH_ENTRIES", 100)
     events = merged(recorded_events(2, 70), recorded_events(3, 70, num_pages=45))
     slow = SlowMetrics(events)

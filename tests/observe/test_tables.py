@@ -1,9 +1,9 @@
 import io
 
 import pytest
-from foretoken.observe.metrics import RunMetrics
-from foretoken.observe.summary import SLO
-from foretoken.observe.tables import format_number, report_tables, sparkline
+from foredraft.observe.metrics import RunMetrics
+from foredraft.observe.summary import SLO
+from foredraft.observe.tables import format_number, report_tables, sparkline
 from observed_run import recorded_events
 from rich.console import Console
 

@@ -14,15 +14,15 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import pytest
 import typer
-from foretoken.cli.app import app
-from foretoken.cli.simulation.run_record import RunRecord
-from foretoken.observe.metrics import RunMetrics
-from foretoken.properties.harness.contract import SUITE_VERSION
-from foretoken.sim.run import Simulation
-from foretoken.sim.scenario_file import load_scenario
+from foredraft.cli.app import app
+from foredraft.cli.simulation.run_record import RunRecord
+from foredraft.observe.metrics import RunMetrics
+from foredraft.properties.harness.contract import SUITE_VERSION
+from foredraft.sim.run import Simulation
+from foredraft.sim.scenario_file import load_scenario
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "planning", "serve", "twin", "cli", "foretoken")
+PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "planning", "serve", "twin", "cli", "foredraft")
 
 
 def documents() -> list[Path]:
@@ -42,7 +42,7 @@ def command_lines() -> Iterator[tuple[str, list[str]]]:
     for path in documents():
         for line in code_of(path.read_text(encoding="utf-8")):
             line = re.split(r"\s#\s|\s\|\s|\s>\s|\s&&\s", line.strip().removeprefix("$ "))[0]
-            if re.match(r"(\.venv/bin/)?foretoken(\s|$)", line):
+            if re.match(r"(\.venv/bin/)?foredraft(\s|$)", line):
                 yield path.name, shlex.split(line)[1:]
 
 
@@ -52,7 +52,7 @@ def test_documents_name_only_commands_and_options_that_exist():
     for document, words in command_lines():
         if not words or words[0].startswith("-"):
             known = {option for parameter in root.params for option in parameter.opts} | {"--help"}
-            assert not words or words[0] in known, f"{document}: foretoken {' '.join(words)}"
+            assert not words or words[0] in known, f"{document}: foredraft {' '.join(words)}"
             continue
         assert words[0] in root.commands, f"{document}: there is no command {words[0]!r}"
         command = root.commands[words[0]]
@@ -115,7 +115,7 @@ def test_documents_name_only_symbols_that_exist():
                 continue
             if name[1].endswith((".json", ".jsonl", ".toml", ".csv", ".parquet", ".txt", ".md", ".py")):
                 continue
-            missing = [word for word in name[1].split(".") if word and word != "foretoken" and word not in known]
+            missing = [word for word in name[1].split(".") if word and word != "foredraft" and word not in known]
             assert not missing, f"{path.name}: `{piece}`: {missing} occurs nowhere"
 
 
@@ -139,7 +139,7 @@ def load_refresh():
 def test_documents_install_from_a_clone():
     """On PyPI the name belongs to another project."""
     for path in documents():
-        assert not re.search(r"pip install\s+['\"]?foretoken", path.read_text(encoding="utf-8")), path.name
+        assert not re.search(r"pip install\s+['\"]?foredraft", path.read_text(encoding="utf-8")), path.name
 
 
 def test_lines_of_prose_are_short():

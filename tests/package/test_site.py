@@ -35,9 +35,9 @@ def test_the_site_builds_without_a_warning(tmp_path):
         assert page == "index.html" or f'href="{page}"' in home, f"no way from the first page to {page}"
     api = (tmp_path / "site" / "site" / "api.html").read_text(encoding="utf-8")
     for name in (
-        "foretoken.simulate",
-        "foretoken.session.Session.generate",
-        "foretoken.core.scheduler.engine.Engine.plan",
+        "foredraft.simulate",
+        "foredraft.session.Session.generate",
+        "foredraft.core.scheduler.engine.Engine.plan",
     ):
         assert f'id="{name}"' in api
     text = re.sub(r"<[^>]+>", "", api)

@@ -62,9 +62,9 @@ def test_the_wheel_has_every_module_and_nothing_else(wheel):
     folders = setuptools["package-dir"].values()
     expected = {path.relative_to(ROOT).as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")}
     for package, patterns in setuptools["package-data"].items():
-        folder = ROOT / (package.removeprefix("foretoken.").replace(".", "/"))
+        folder = ROOT / (package.removeprefix("foredraft.").replace(".", "/"))
         expected |= {path.relative_to(ROOT).as_posix() for pattern in patterns for path in folder.glob(pattern)}
-    assert modules == {f"foretoken/{name.removeprefix('foretoken/')}" for name in expected}
+    assert modules == {f"foredraft/{name.removeprefix('foredraft/')}" for name in expected}
 
 
 @pytest.mark.slow
@@ -84,17 +84,17 @@ def test_properties_need_numpy_and_hypothesis_alone(wheel, environment, tmp_path
     install(environment, f"{wheel}[properties]")
     code = (
         "import sys\n"
-        "import foretoken.properties.conformance, foretoken.properties.harness.machines\n"
-        "from foretoken import check\n"
-        "from foretoken.properties.allocator.plain import make\n"
+        "import foredraft.properties.conformance, foredraft.properties.harness.machines\n"
+        "from foredraft import check\n"
+        "from foredraft.properties.allocator.plain import make\n"
         "good, bad = check('allocator', make, budget=5000), check('allocator', lambda config: object(), budget=100)\n"
         "known = ('pydantic', 'simpy', 'pyarrow', 'typer', 'rich', 'pytest', 'torch')\n"
         "print(good.ok, bad.ok, [name for name in known if name in sys.modules])\n"
     )
     assert call(environment / "python", "-c", code, cwd=tmp_path).stdout == "True False []\n"
-    done = subprocess.run([environment / "foretoken", "simulate"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([environment / "foredraft", "simulate"], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "foretoken: typer is not installed: pip install 'foretoken[sim]'\n"
+    assert done.stderr == "foredraft: typer is not installed: pip install 'foredraft[sim]'\n"
 
 
 @pytest.mark.slow
@@ -107,18 +107,18 @@ def test_simulate_with_the_extra_sim(wheel, environment, tmp_path):
     example.parent.mkdir()
     shutil.copy(ROOT / "examples" / "chat_on_h100.toml", example)
     settings = ["--set", "workload.num_requests=50", "--out", "run", "--quiet"]
-    done = call(scripts / "foretoken", "simulate", example.name, *settings, cwd=example.parent)
+    done = call(scripts / "foredraft", "simulate", example.name, *settings, cwd=example.parent)
     assert "chat-on-h100" in done.stdout
     assert json.loads((example.parent / "run" / "summary.json").read_text())["completed"] == 50
-    assert "decisions identical" in call(scripts / "foretoken", "replay", "run", cwd=example.parent).stdout
+    assert "decisions identical" in call(scripts / "foredraft", "replay", "run", cwd=example.parent).stdout
 
     code = (
         "import importlib.util, json, sys\n"
-        "sys.argv = ['foretoken', 'simulate', '--quiet', '--set', 'workload.num_requests=5', '--out', 'again']\n"
-        "from foretoken.cli.__main__ import main\n"
+        "sys.argv = ['foredraft', 'simulate', '--quiet', '--set', 'workload.num_requests=5', '--out', 'again']\n"
+        "from foredraft.cli.__main__ import main\n"
         "try: main()\n"
         "except SystemExit as ended: assert not ended.code\n"
-        "ours = {m.__file__ for n, m in sys.modules.items() if n.startswith('foretoken.') and m.__file__}\n"
+        "ours = {m.__file__ for n, m in sys.modules.items() if n.startswith('foredraft.') and m.__file__}\n"
         "extras = ['torch', 'triton', 'pytest', 'plotly', 'ray']\n"
         "found = [name for name in extras if importlib.util.find_spec(name)]\n"
         "print(json.dumps({'ours': sorted(ours), 'found': found, 'path': sys.path}))\n"

@@ -11,12 +11,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from foretoken import Scenario
-from foretoken.cli.planning.options import make_workers
-from foretoken.core.errors import ConfigError
-from foretoken.planning.sweep import Sweep
-from foretoken.planning.trial import run_trial
-from foretoken.planning.workers import ClusterGone, Job, RayWorkers, run_job_text
+from foredraft import Scenario
+from foredraft.cli.planning.options import make_workers
+from foredraft.core.errors import ConfigError
+from foredraft.planning.sweep import Sweep
+from foredraft.planning.trial import run_trial
+from foredraft.planning.workers import ClusterGone, Job, RayWorkers, run_job_text
 
 TABLES = Scenario.model_validate({"workload": {"num_requests": 400, "rate": 20.0}}).model_dump(mode="json")
 POINTS = ({"speculation.algorithm": "NONE"}, {"speculation.algorithm": "EAGLE3"})
@@ -29,7 +29,7 @@ def test_the_address_of_a_cluster_is_checked():
 
 
 def test_a_node_with_another_version_is_refused():
-    with pytest.raises(Exception, match="a node has foretoken"):
+    with pytest.raises(Exception, match="a node has foredraft"):
         run_job_text("{}", "{}", "0.0.0")
 
 
@@ -92,7 +92,7 @@ def test_a_cluster_that_goes_away_says_what_is_kept(tmp_path: Path):
         "import os, signal, sys\n"
         "sys.path.insert(0, sys.argv[1])\n"
         "from test_cluster import *\n"
-        "from foretoken.cli.planning.options import kept_runs\n"
+        "from foredraft.cli.planning.options import kept_runs\n"
         "with kept_runs('sweep', TABLES, Path(sys.argv[2]), 2, 'ray') as (pool, store):\n"
         "    runs = Sweep(POINTS, range(50)).run(pool)\n"
         "    for number, _ in enumerate(runs, 1):\n"

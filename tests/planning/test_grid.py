@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from foretoken.core.errors import ConfigError
-from foretoken.planning.grid import combinations, parse_grid
+from foredraft.core.errors import ConfigError
+from foredraft.planning.grid import combinations, parse_grid
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from foretoken.core.adaptive.config import load_adaptive_config
-from foretoken.core.errors import ConfigError
-from foretoken.planning.servers.command import LIST, VALUE
-from foretoken.planning.servers.files import server_files
-from foretoken.planning.servers.launch import READERS, read_launch
-from foretoken.planning.tuning.tables import settings_of
-from foretoken.sim.assembly import assemble
-from foretoken.sim.scenario import Scenario
-from foretoken.sim.scenario_file import load_scenario, scenario_with
+from foredraft.core.adaptive.config import load_adaptive_config
+from foredraft.core.errors import ConfigError
+from foredraft.planning.servers.command import LIST, VALUE
+from foredraft.planning.servers.files import server_files
+from foredraft.planning.servers.launch import READERS, read_launch
+from foredraft.planning.tuning.tables import settings_of
+from foredraft.sim.assembly import assemble
+from foredraft.sim.scenario import Scenario
+from foredraft.sim.scenario_file import load_scenario, scenario_with
 
 SCRIPT = """\
 #!/bin/sh

@@ -1,12 +1,12 @@
-"""Rounds seen by themselves: `foretoken cost` and `foretoken doctor`."""
+"""Rounds seen by themselves: `foredraft cost` and `foredraft doctor`."""
 
 from __future__ import annotations
 
 import pytest
-from foretoken import simulate
-from foretoken.planning.rounds import RoundModel
-from foretoken.sim.scenario import Scenario
-from foretoken.sim.scenario_file import scenario_with
+from foredraft import simulate
+from foredraft.planning.rounds import RoundModel
+from foredraft.sim.scenario import Scenario
+from foredraft.sim.scenario_file import scenario_with
 
 
 def test_a_round_is_the_round_of_a_simulation():

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from foretoken.core.errors import ConfigError
-from foretoken.planning.answer import limit_of
-from foretoken.planning.candidates import comparison_error, make_candidates
-from foretoken.planning.plan import Plan, Question, Ranked
-from foretoken.planning.search import Finding, greatest_load, least_count, run_searches
-from foretoken.planning.slo import excess, parse_slo
-from foretoken.planning.trial import Trial
-from foretoken.planning.workers import Job
-from foretoken.sim.scenario import Scenario
-from foretoken.sim.scenario_file import scenario_with
+from foredraft.core.errors import ConfigError
+from foredraft.planning.answer import limit_of
+from foredraft.planning.candidates import comparison_error, make_candidates
+from foredraft.planning.plan import Plan, Question, Ranked
+from foredraft.planning.search import Finding, greatest_load, least_count, run_searches
+from foredraft.planning.slo import excess, parse_slo
+from foredraft.planning.trial import Trial
+from foredraft.planning.workers import Job
+from foredraft.sim.scenario import Scenario
+from foredraft.sim.scenario_file import scenario_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -328,4 +328,4 @@ def test_prefill_and_decode_apart_are_described_by_their_smallest_deployment():
         ["mean_running", "mean_input_tokens", "mean_output_tokens", "replicas"], 4
     )
     limited, timing = limit_of(whole, Ranked(candidate, Finding(1.0, summary=summary), 4, 1.0))
-    assert limited.startswith("EAGLE3, 1 step, ratio 2:2 is limited by") and "foretoken" in timing
+    assert limited.startswith("EAGLE3, 1 step, ratio 2:2 is limited by") and "foredraft" in timing

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from foretoken import Scenario, simulate
-from foretoken.core.errors import ForetokenError
-from foretoken.planning import workers as workers_module
-from foretoken.planning.store import JOURNAL, StoredWorkers, TrialStore, question
-from foretoken.planning.sweep import Sweep
-from foretoken.planning.trial import Trial, run_trial
-from foretoken.planning.workers import Job, LocalWorkers, Workers
+from foredraft import Scenario, simulate
+from foredraft.core.errors import ForedraftError
+from foredraft.planning import workers as workers_module
+from foredraft.planning.store import JOURNAL, StoredWorkers, TrialStore, question
+from foredraft.planning.sweep import Sweep
+from foredraft.planning.trial import Trial, run_trial
+from foredraft.planning.workers import Job, LocalWorkers, Workers
 
 SMALL = {"workload": {"num_requests": 12, "rate": 20.0, "output": {"value": 20}, "prompt": {"value": 100}}}
 POINTS = ({"speculation.algorithm": "NONE"}, {"speculation.algorithm": "EAGLE3"})
@@ -98,12 +98,12 @@ def test_a_stopped_sweep_goes_on_behind_its_last_whole_line(tmp_path: Path):
 
 def test_another_sweep_and_a_broken_journal_are_refused(tmp_path: Path):
     run_sweep(tmp_path)
-    with pytest.raises(ForetokenError, match="holds runs of another seeds"):
+    with pytest.raises(ForedraftError, match="holds runs of another seeds"):
         run_sweep(tmp_path, seeds=(0, 1, 2))
     journal = tmp_path / JOURNAL
     lines = journal.read_text().splitlines(keepends=True)
     journal.write_text(lines[0] + '{"settings": 1}\n' + lines[1])
-    with pytest.raises(ForetokenError, match="line 2: is no run"):
+    with pytest.raises(ForedraftError, match="line 2: is no run"):
         run_sweep(tmp_path)
 
 
@@ -120,7 +120,7 @@ def test_a_process_that_dies_costs_one_run(tmp_path: Path, monkeypatch: pytest.M
     program = tmp_path / "worker.py"
     program.write_text(
         "import os, sys\n"
-        "from foretoken.planning import workers\n"
+        "from foredraft.planning import workers\n"
         "run = workers.run_trial\n"
         "def deadly(tables, settings):\n"
         "    if settings.get('speculation.algorithm') == 'EAGLE3':\n"
@@ -142,7 +142,7 @@ def test_a_process_that_dies_costs_one_run(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_has_ended_and_leaves_no_process(tmp_path: Path):
     settings = [f"--set={key}" for key in ("workload.num_requests=12", "workload.rate=20.0")]
-    command = [sys.executable, "-m", "foretoken.cli", "sweep", "--grid", "speculation.steps=0..7", "--seeds", "40"]
+    command = [sys.executable, "-m", "foredraft.cli", "sweep", "--grid", "speculation.steps=0..7", "--seeds", "40"]
     place = tmp_path / "sweep"
     process = subprocess.Popen(
         [*command, *settings, "--out", str(place), "--workers", "1"], stderr=subprocess.PIPE, text=True

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from foretoken.core.adaptive.config import load_adaptive_config
-from foretoken.core.adaptive.interchange import import_table
-from foretoken.core.errors import ForetokenError
-from foretoken.planning.servers.files import server_files
-from foretoken.planning.trial import Trial, run_trial
-from foretoken.planning.tuning.tables import TableSpace, is_schedule, settings_of
-from foretoken.planning.tuning.tune import MOST_BEHIND, Question, Tune
-from foretoken.planning.workers import Job
-from foretoken.sim.scenario import Scenario
-from foretoken.sim.scenario_file import scenario_with
+from foredraft.core.adaptive.config import load_adaptive_config
+from foredraft.core.adaptive.interchange import import_table
+from foredraft.core.errors import ForedraftError
+from foredraft.planning.servers.files import server_files
+from foredraft.planning.trial import Trial, run_trial
+from foredraft.planning.tuning.tables import TableSpace, is_schedule, settings_of
+from foredraft.planning.tuning.tune import MOST_BEHIND, Question, Tune
+from foredraft.planning.workers import Job
+from foredraft.sim.scenario import Scenario
+from foredraft.sim.scenario_file import scenario_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -152,7 +152,7 @@ def test_a_scenario_without_speculation_and_trees_of_given_size_are_refused():
         ({"speculation.algorithm": "NONE"}, "name the algorithm"),
         ({"speculation.topk": 4, "speculation.num_draft_tokens": 8}, "leave it out"),
     ]:
-        with pytest.raises(ForetokenError, match=message):
+        with pytest.raises(ForedraftError, match=message):
             Tune(scenario_with({}, keys), Question([100], [0, 1], 4, 20))
 
 

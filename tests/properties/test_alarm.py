@@ -4,7 +4,7 @@ import signal
 import time
 
 import pytest
-from foretoken.properties.harness.suite import PATIENCE, Hanging, alarm
+from foredraft.properties.harness.suite import PATIENCE, Hanging, alarm
 
 
 class Clocks:

@@ -1,11 +1,11 @@
 """Hypothesis over the operations of a contract."""
 
 import pytest
-from foretoken.checks.adapters import kv_allocator
-from foretoken.checks.registry import mutants_of
-from foretoken.properties.harness.machines import histories, machine
-from foretoken.properties.harness.trial import Violation
-from foretoken.properties.suites import suite_of
+from foredraft.checks.adapters import kv_allocator
+from foredraft.checks.registry import mutants_of
+from foredraft.properties.harness.machines import histories, machine
+from foredraft.properties.harness.trial import Violation
+from foredraft.properties.suites import suite_of
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.stateful import run_state_machine_as_test
 

@@ -4,10 +4,10 @@ import threading
 
 import bad_allocators as bad
 import pytest
-from foretoken.properties.allocator.plain import make as make_plain
-from foretoken.properties.conformance import check
-from foretoken.properties.harness.suite import Hanging, alarm, can_interrupt
-from foretoken.properties.suites import suite_of
+from foredraft.properties.allocator.plain import make as make_plain
+from foredraft.properties.conformance import check
+from foredraft.properties.harness.suite import Hanging, alarm, can_interrupt
+from foredraft.properties.suites import suite_of
 
 ALLOCATOR = suite_of("allocator")
 
@@ -42,7 +42,7 @@ def test_it_is_reported_as_what_it_is(make, capabilities, id, words):
 
 
 def test_a_machine_that_stalls_once_is_no_component_that_hangs(monkeypatch):
-    monkeypatch.setattr("foretoken.properties.harness.suite.RUN_LIMIT_S", 0.4)
+    monkeypatch.setattr("foredraft.properties.harness.suite.RUN_LIMIT_S", 0.4)
     stalls = iter([False, True])  # not at the first call, which only warms up
 
     def make(config):
@@ -56,8 +56,8 @@ def test_a_machine_that_stalls_once_is_no_component_that_hangs(monkeypatch):
 @pytest.mark.fast("SwallowsEverything")
 @pytest.mark.parametrize("make", [bad.Hangs, bad.SwallowsEverything])
 def test_what_hangs_is_stopped_and_shrunk(make, monkeypatch):
-    monkeypatch.setattr("foretoken.properties.harness.suite.RUN_LIMIT_S", 0.4)
-    monkeypatch.setattr("foretoken.properties.harness.shrink.HANG_LIMIT_S", 0.04)
+    monkeypatch.setattr("foredraft.properties.harness.suite.RUN_LIMIT_S", 0.4)
+    monkeypatch.setattr("foredraft.properties.harness.shrink.HANG_LIMIT_S", 0.04)
     failure = failure_of(make)
     assert failure.id == "HANGS" and "did not return" in failure.finding.was
     assert len(failure.case.operations) <= 4

@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import bad_allocators as bad
 import pytest
-from foretoken.checks.registry import mutants_of
-from foretoken.core.errors import ConfigError
-from foretoken.properties.conformance import AllocatorConformance, check
-from foretoken.properties.engine.plain import PlainEngine
-from foretoken.properties.engine.trial import EngineTrial
-from foretoken.properties.harness.importing import load_make
-from foretoken.properties.harness.machines import configs
-from foretoken.properties.harness.shrink import control_of
-from foretoken.properties.harness.swarm import Budget, Swarm
-from foretoken.properties.invariants.registry import Finding, clauses_of, collected, invariant
-from foretoken.properties.prefix_cache.plain import PlainPrefixCache
-from foretoken.properties.suites import suite_of
+from foredraft.checks.registry import mutants_of
+from foredraft.core.errors import ConfigError
+from foredraft.properties.conformance import AllocatorConformance, check
+from foredraft.properties.engine.plain import PlainEngine
+from foredraft.properties.engine.trial import EngineTrial
+from foredraft.properties.harness.importing import load_make
+from foredraft.properties.harness.machines import configs
+from foredraft.properties.harness.shrink import control_of
+from foredraft.properties.harness.swarm import Budget, Swarm
+from foredraft.properties.invariants.registry import Finding, clauses_of, collected, invariant
+from foredraft.properties.prefix_cache.plain import PlainPrefixCache
+from foredraft.properties.suites import suite_of
 from hypothesis import given
 
 ALLOCATOR, ENGINE = suite_of("allocator"), suite_of("engine")
@@ -40,7 +40,7 @@ def test_an_engine_is_not_blamed_for_refusing_what_ours_refuses():
     assert failure.id == "ENGINE-08" and not failure.is_disputed
     (operation,) = failure.case.operations
     assert operation.length == 5 and operation.max_tokens >= 1, operation
-    assert failure.control == "foretoken.properties.engine.plain:make"
+    assert failure.control == "foredraft.properties.engine.plain:make"
 
 
 @pytest.mark.parametrize("operation", [EngineTrial.submit("a", 0, 1), EngineTrial.submit("a", 2, 0)], ids=str)
@@ -54,7 +54,7 @@ def test_a_counterexample_that_ours_fails_too_is_a_defect_of_the_suite(monkeypat
     """Planted in the suite: every allocation must be refused. All allocators fail that, so none is to blame."""
     item = invariant("ALLOC-14")
     wrong = replace(item, check=lambda m: Finding("granted", "a refusal", "planted") if m.answer else None)
-    monkeypatch.setattr("foretoken.properties.harness.suite.of_contract", lambda contract: (wrong,))
+    monkeypatch.setattr("foredraft.properties.harness.suite.of_contract", lambda contract: (wrong,))
     report = check(ALLOCATOR, bad.ListAllocator, budget=2_000)
     assert not report.failures and not report.ok
     (failure,) = report.disputed
@@ -74,25 +74,25 @@ def test_the_shrinker_leaves_what_only_the_component_fails(monkeypatch):
     item = invariant("ALLOC-14")
     finding = Finding("two", "not two", "planted")
     wrong = replace(item, check=lambda m: finding if m.asked == 2 else item.check(m))
-    monkeypatch.setattr("foretoken.properties.harness.suite.of_contract", lambda contract: (wrong,))
+    monkeypatch.setattr("foredraft.properties.harness.suite.of_contract", lambda contract: (wrong,))
     (failure,) = check(ALLOCATOR, LosesThree, budget=20_000, every_failure=True).failures
     assert [operation.num_slots for operation in failure.case.operations] == [3]
 
 
 def test_the_control_can_do_what_the_component_can():
     ours = {
-        ("allocator", ()): "foretoken.properties.allocator.plain:make_unpadded",
-        ("allocator", ("padding_page", "table")): "foretoken.properties.allocator.plain:make",
-        ("engine", ("slots",)): "foretoken.properties.engine.plain:make",
-        ("engine", ("slots", "overlap")): "foretoken.checks.adapters.core_engine:make",
+        ("allocator", ()): "foredraft.properties.allocator.plain:make_unpadded",
+        ("allocator", ("padding_page", "table")): "foredraft.properties.allocator.plain:make",
+        ("engine", ("slots",)): "foredraft.properties.engine.plain:make",
+        ("engine", ("slots", "overlap")): "foredraft.checks.adapters.core_engine:make",
         ("step-controller", ("adaptive", "averages", "goodput")): None,
     }
     for (contract, names), wanted in ours.items():
         suite = suite_of(contract)
         control = control_of(suite.component(None, names), "theirs:make")
         assert (control and control[0]) == wanted
-    name, _ = control_of(ENGINE.component(None, ("slots",)), "foretoken.properties.engine.plain:make")
-    assert name != "foretoken.properties.engine.plain:make", "a component is not its own control"
+    name, _ = control_of(ENGINE.component(None, ("slots",)), "foredraft.properties.engine.plain:make")
+    assert name != "foredraft.properties.engine.plain:make", "a component is not its own control"
 
 
 # -- what a report shows ------------------------------------------------------------------------------------------------

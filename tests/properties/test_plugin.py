@@ -10,7 +10,7 @@ import pytest
 
 TESTS = """
 from bad_allocators import Exact, ListAllocator
-from foretoken.properties.conformance import AllocatorConformance, check_allocator
+from foredraft.properties.conformance import AllocatorConformance, check_allocator
 
 class TestGood(AllocatorConformance):
     def make(self, config):
@@ -31,9 +31,9 @@ def run_pytest(tmp_path):
     (tmp_path / "test_theirs.py").write_text(TESTS)
 
     def run(*arguments):
-        is_installed = any(point.name == "foretoken" for point in entry_points(group="pytest11"))
+        is_installed = any(point.name == "foredraft" for point in entry_points(group="pytest11"))
         plugins = ["no:cacheprovider", "no:xdist", "no:schemathesis", "no:benchmark"]
-        plugins += [] if is_installed else ["foretoken.properties.plugin"]
+        plugins += [] if is_installed else ["foredraft.properties.plugin"]
         line = [
             sys.executable,
             "-m",
@@ -47,12 +47,12 @@ def run_pytest(tmp_path):
 
 
 def test_the_plugin_marks_conformance_tests_and_says_what_ran(run_pytest):
-    done = run_pytest("-v", "-rs", "-m", "foretoken", "--foretoken-seed", "7", "--foretoken-budget", "4000")
+    done = run_pytest("-v", "-rs", "-m", "foredraft", "--foredraft-seed", "7", "--foredraft-budget", "4000")
     assert done.returncode == 1
     assert "TestGood::test_alloc_16 PASSED" in done.stdout and "TestGood::test_behaves PASSED" in done.stdout
     assert "test_in_one_call" not in done.stdout
     assert "1 failed" in done.stdout and "ALLOC-14" in done.stdout
     assert "needs sharing" in done.stdout
-    section = done.stdout.partition("= foretoken =")[2]
+    section = done.stdout.partition("= foredraft =")[2]
     assert "allocator test_theirs:TestGood: seed 7, 4," in section and "all hold" in section
     assert "allocator test_theirs:TestBad: seed 7" in section and "ALLOC-14 is broken" in section

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 from bad_allocators import CannotBeMade, Exact, ListAllocator
-from foretoken.checks.registry import mutants_of
-from foretoken.core.errors import ConfigError
-from foretoken.properties.allocator.contract import AllocatorConfig
-from foretoken.properties.allocator.trial import AllocatorTrial as ops
-from foretoken.properties.conformance import check
-from foretoken.properties.harness.cases import load_case, parse_case
-from foretoken.properties.harness.contract import SUITE_VERSION
-from foretoken.properties.harness.importing import load_make
-from foretoken.properties.harness.mutants import kill
-from foretoken.properties.harness.operation import decode, simpler
-from foretoken.properties.harness.trial import Violation
-from foretoken.properties.suites import suite_of
+from foredraft.checks.registry import mutants_of
+from foredraft.core.errors import ConfigError
+from foredraft.properties.allocator.contract import AllocatorConfig
+from foredraft.properties.allocator.trial import AllocatorTrial as ops
+from foredraft.properties.conformance import check
+from foredraft.properties.harness.cases import load_case, parse_case
+from foredraft.properties.harness.contract import SUITE_VERSION
+from foredraft.properties.harness.importing import load_make
+from foredraft.properties.harness.mutants import kill
+from foredraft.properties.harness.operation import decode, simpler
+from foredraft.properties.harness.trial import Violation
+from foredraft.properties.suites import suite_of
 
 ALLOCATOR = suite_of("allocator")
 

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra server is not installed")
 
-from foretoken.serve.metrics import ServerMetrics
+from foredraft.serve.metrics import ServerMetrics
 from http_server import Served, serving, simulated_body
 
 
@@ -22,9 +22,9 @@ def simulated() -> Iterator[Served]:
 
 @pytest.fixture(scope="session")
 def real(models: dict[str, Path]) -> Iterator[Served]:
-    from foretoken.gpu.session.plan import SessionOptions
-    from foretoken.gpu.session.session import DecodeSession
-    from foretoken.serve.bodies.real import RealBody
+    from foredraft.gpu.session.plan import SessionOptions
+    from foredraft.gpu.session.session import DecodeSession
+    from foredraft.serve.bodies.real import RealBody
 
     metrics = ServerMetrics()
     options = SessionOptions(models["target"], models["STANDALONE"], dtype="float64", max_running=16, block_rounds=1)

@@ -12,16 +12,16 @@ from importlib import import_module
 from types import ModuleType
 
 import httpx
-from foretoken.core.contract.events import EventSink
-from foretoken.serve.app import make_app
-from foretoken.serve.bodies.port import Body
-from foretoken.serve.bodies.simulated import SimulatedBody
-from foretoken.serve.frontend import Frontend
-from foretoken.serve.limits import Limits
-from foretoken.serve.metrics import ServerMetrics
-from foretoken.serve.server import Server, bind
-from foretoken.sim.faults.plan import FaultPlan
-from foretoken.sim.scenario_file import load_scenario
+from foredraft.core.contract.events import EventSink
+from foredraft.serve.app import make_app
+from foredraft.serve.bodies.port import Body
+from foredraft.serve.bodies.simulated import SimulatedBody
+from foredraft.serve.frontend import Frontend
+from foredraft.serve.limits import Limits
+from foredraft.serve.metrics import ServerMetrics
+from foredraft.serve.server import Server, bind
+from foredraft.sim.faults.plan import FaultPlan
+from foredraft.sim.scenario_file import load_scenario
 
 DEADLINE_S = 60.0
 SMALL_SERVICE = (

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from foretoken.serve.metrics import ServerMetrics
+from foredraft.serve.metrics import ServerMetrics
 from http_server import serving, simulated_body
 
 REQUESTS, TOKENS = 16, 12

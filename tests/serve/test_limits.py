@@ -10,11 +10,11 @@ import time
 
 import httpx
 import pytest
-from foretoken.serve.app import make_app
-from foretoken.serve.frontend import Frontend
-from foretoken.serve.limits import Limits
-from foretoken.serve.metrics import ServerMetrics
-from foretoken.sim.faults.plan import fault_plan
+from foredraft.serve.app import make_app
+from foredraft.serve.frontend import Frontend
+from foredraft.serve.limits import Limits
+from foredraft.serve.metrics import ServerMetrics
+from foredraft.sim.faults.plan import fault_plan
 from http_server import Served, serving, simulated_body, wait_until
 
 ASKED = {"prompt": "Why is the sky blue?", "max_tokens": 30, "ignore_eos": True}

@@ -1,4 +1,4 @@
-"""`foretoken lossless` on made-up endpoints that are lossless, tied, noisy, defective or failing, and on a server of our own."""
+"""`foredraft lossless` on made-up endpoints that are lossless, tied, noisy, defective or failing, and on a server of our own."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 from click.testing import Result
-from foretoken.cli.app import app
-from foretoken.core.errors import ForetokenError
-from foretoken.serve.lossless import endpoint, prompts
-from foretoken.serve.lossless.difference import first_difference
-from foretoken.serve.lossless.endpoint import Completion
+from foredraft.cli.app import app
+from foredraft.core.errors import ForedraftError
+from foredraft.serve.lossless import endpoint, prompts
+from foredraft.serve.lossless.difference import first_difference
+from foredraft.serve.lossless.endpoint import Completion
 from http_server import Served
 from typer.testing import CliRunner
 
@@ -189,7 +189,7 @@ def test_what_cannot_be_compared_is_one_message(
     if "127.0.0.1" not in arguments[0]:
         request.getfixturevalue("fake")
     monkeypatch.setattr(endpoint, "FIRST_WAIT_S", 0.0)
-    with pytest.raises(ForetokenError, match=message):
+    with pytest.raises(ForedraftError, match=message):
         raise lossless(*arguments).exception
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from foretoken.serve.limits import Limits
+from foredraft.serve.limits import Limits
 from http_server import serving, simulated_body
 from hypothesis import HealthCheck, given, settings
 

@@ -1,4 +1,4 @@
-"""`foretoken serve` as a process: signals, the record, and what it refuses."""
+"""`foredraft serve` as a process: signals, the record, and what it refuses."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from foretoken.cli.app import app
-from foretoken.core.errors import ForetokenError
+from foredraft.cli.app import app
+from foredraft.core.errors import ForedraftError
 from typer.testing import CliRunner
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-FORETOKEN = [sys.executable, "-m", "foretoken.cli"]
-WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from foretoken.cli.__main__ import main; main()"
+FOREDRAFT = [sys.executable, "-m", "foredraft.cli"]
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from foredraft.cli.__main__ import main; main()"
 """A simulated server needs neither torch nor what comes with it."""
 SMALL = ["--set", "engine.max_running=8", "--set", "hardware.graph_sizes=[1,2,4,8]", "--set", "engine.kv_slots=20000"]
 
@@ -34,7 +34,7 @@ def serve(tmp_path: Path, *arguments: str, model: Path | None = None) -> Iterato
     with log.open("w") as messages:
         command = [sys.executable, "-c", WITHOUT_TORCH, "serve", "--simulate", str(scenario), *SMALL]
         if model is not None:
-            command = [*FORETOKEN, "serve", "--model", str(model)]
+            command = [*FOREDRAFT, "serve", "--model", str(model)]
         command += ["--port", "0", *arguments]
         process = subprocess.Popen(command, stderr=messages)
         try:
@@ -120,10 +120,10 @@ def test_a_checkpoint_is_served_as_generate_decodes_it(tmp_path: Path, models: d
         text = httpx.post(f"{address}/v1/completions", json=asked, timeout=60).json()["choices"][0]["text"]
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
-    command = [*FORETOKEN, "generate", "--model", str(target), "--dtype", "float64", "--prompt", "def add"]
+    command = [*FOREDRAFT, "generate", "--model", str(target), "--dtype", "float64", "--prompt", "def add"]
     done = subprocess.run([*command, "--max-tokens", "24", "--json"], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["text"] == text
-    done = subprocess.run([*FORETOKEN, "replay", str(record)], capture_output=True, text=True)
+    done = subprocess.run([*FOREDRAFT, "replay", str(record)], capture_output=True, text=True)
     assert done.returncode == 0 and "decisions identical" in done.stdout, done.stdout + done.stderr
 
 
@@ -146,7 +146,7 @@ def test_an_executor_that_fails_by_a_plan(tmp_path: Path):
 def test_a_record_is_not_replaced(tmp_path: Path):
     (tmp_path / "events.jsonl").write_text("kept\n")
     result = CliRunner().invoke(app, ["serve", "--simulate", "x.toml", "--port", "0", "--record", str(tmp_path)])
-    assert isinstance(result.exception, ForetokenError) and "--record" in str(result.exception)
+    assert isinstance(result.exception, ForedraftError) and "--record" in str(result.exception)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["kept\n"]
 
 
@@ -155,7 +155,7 @@ def test_a_port_in_use_is_one_message_before_anything_is_written(tmp_path: Path)
         port = str(other.getsockname()[1])
         arguments = ["serve", "--simulate", "x.toml", "--port", port, "--record", str(tmp_path / "record")]
         result = CliRunner().invoke(app, arguments)
-    assert isinstance(result.exception, ForetokenError) and f"port {port}: address already in use" in str(
+    assert isinstance(result.exception, ForedraftError) and f"port {port}: address already in use" in str(
         result.exception
     )
     assert not list(tmp_path.iterdir())
@@ -179,4 +179,4 @@ def test_a_port_in_use_is_one_message_before_anything_is_written(tmp_path: Path)
 )
 def test_bad_arguments_are_one_message(arguments: list[str], words: str):
     result = CliRunner().invoke(app, ["serve", "--port", "0", *arguments])
-    assert isinstance(result.exception, ForetokenError) and words in str(result.exception)
+    assert isinstance(result.exception, ForedraftError) and words in str(result.exception)

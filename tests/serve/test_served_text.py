@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from foretoken.core.draws import uniform
-from foretoken.gpu.session.plan import SessionOptions
-from foretoken.gpu.session.prompts import PromptEntry, RequestDefaults, make_requests
-from foretoken.gpu.session.session import DecodeSession
+from foredraft.core.draws import uniform
+from foredraft.gpu.session.plan import SessionOptions
+from foredraft.gpu.session.prompts import PromptEntry, RequestDefaults, make_requests
+from foredraft.gpu.session.session import DecodeSession
 from http_server import Served
 
 PROMPTS = [f"def f{i}(a, b):\n    return {i} " for i in range(16)]

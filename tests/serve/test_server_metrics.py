@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from foretoken.serve.metrics import Exposition, ServerMetrics
+from foredraft.serve.metrics import Exposition, ServerMetrics
 from http_server import Served, serving, simulated_body
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -31,7 +31,7 @@ def test_counts_are_those_of_the_requests():
         served.post("/v1/completions", prompt="x", max_tokens=1000)  # the scenario's outputs have 40 tokens
         served.wait_until_idle()
         samples = _samples(served.http.get("/metrics").text)
-    prefix = "foretoken:"
+    prefix = "foredraft:"
     expected = {
         "prompt_tokens_total": 193, "generation_tokens_total": 100, "request_success_total finished_reason=length": 3,
         "request_success_total finished_reason=stop": 1, "num_requests_running": 0, "num_requests_waiting": 0,
@@ -77,7 +77,7 @@ def test_the_dashboard_asks_for_metrics_that_there_are(simulated: Served):
     panels = json.loads((ROOT / "examples/serving_dashboard.json").read_text())["panels"]
     asked = {
         part for panel in panels for target in panel["targets"] for part in target["expr"].replace("(", " ").replace("{", " ").split()
-        if part.startswith("foretoken:")
+        if part.startswith("foredraft:")
     }  # fmt: skip
     asked = {name.split("[")[0].rstrip(")") for name in asked}
     assert len(asked) > 12 and asked <= names

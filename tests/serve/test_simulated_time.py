@@ -1,4 +1,4 @@
-"""A simulated server answers at the times that `foretoken simulate` predicts: the same requests at the same times bring the same events."""
+"""A simulated server answers at the times that `foredraft simulate` predicts: the same requests at the same times bring the same events."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import asyncio
 import httpx
 import numpy as np
 import pytest
-from foretoken.core.contract.events import Committed, Planned, Submitted
-from foretoken.core.contract.request import GREEDY
-from foretoken.core.prompt import Prompt
-from foretoken.observe.encoding import LineEncoder
-from foretoken.serve.bodies.filler import FillerTokenizer
-from foretoken.serve.bodies.port import Order, Piece
-from foretoken.sim.run import Simulation
-from foretoken.sim.workload.workload import Arrival, SyntheticWorkload
+from foredraft.core.contract.events import Committed, Planned, Submitted
+from foredraft.core.contract.request import GREEDY
+from foredraft.core.prompt import Prompt
+from foredraft.observe.encoding import LineEncoder
+from foredraft.serve.bodies.filler import FillerTokenizer
+from foredraft.serve.bodies.port import Order, Piece
+from foredraft.sim.run import Simulation
+from foredraft.sim.workload.workload import Arrival, SyntheticWorkload
 from http_server import Served, serving, simulated_body
 from hypothesis import given, settings
 from hypothesis import strategies as st

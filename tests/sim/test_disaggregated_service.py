@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from foretoken.core.errors import ConfigError, InvariantViolation
-from foretoken.observe.log import EventLog
-from foretoken.observe.metrics import RunMetrics
-from foretoken.observe.replay import replay
-from foretoken.sim.assembly import assemble
-from foretoken.sim.disaggregation.cluster import Roles
-from foretoken.sim.disaggregation.pools import pools_of
-from foretoken.sim.run import Simulation
-from foretoken.sim.scenario_file import scenario_from_dict
+from foredraft.core.errors import ConfigError, InvariantViolation
+from foredraft.observe.log import EventLog
+from foredraft.observe.metrics import RunMetrics
+from foredraft.observe.replay import replay
+from foredraft.sim.assembly import assemble
+from foredraft.sim.disaggregation.cluster import Roles
+from foredraft.sim.disaggregation.pools import pools_of
+from foredraft.sim.run import Simulation
+from foredraft.sim.scenario_file import scenario_from_dict
 
 SMALL = {
     "model": {"context_len": 4096},

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from foretoken.core.errors import ConfigError
-from foretoken.core.model_shape import BUILT_IN
-from foretoken.sim.assembly import assemble
-from foretoken.sim.effects import RULES, given_keys, notices_of, refuse_without_effect
-from foretoken.sim.scenario import Scenario
-from foretoken.sim.scenario_file import flat_items, load_scenario
+from foredraft.core.errors import ConfigError
+from foredraft.core.model_shape import BUILT_IN
+from foredraft.sim.assembly import assemble
+from foredraft.sim.effects import RULES, given_keys, notices_of, refuse_without_effect
+from foredraft.sim.scenario import Scenario
+from foredraft.sim.scenario_file import flat_items, load_scenario
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n"
 MOONCAKE = '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n'
@@ -88,7 +88,7 @@ def told(settings: list[str], path=None) -> tuple[str, ...]:
 @pytest.mark.parametrize(("settings", "key", "reason"), CASES, ids=[" ".join(case[0]) for case in CASES])
 def test_the_command_line_is_refused_and_a_file_is_told(files, tmp_path, settings, key, reason):
     """Also a resolved scenario, which has every key: only those are told that are not the default."""
-    from foretoken.cli.simulation.scenario_text import scenario_text
+    from foredraft.cli.simulation.scenario_text import scenario_text
 
     scenario, origins = load_scenario(None, settings)
     with pytest.raises(ConfigError) as refused:

@@ -4,14 +4,14 @@ import csv
 from pathlib import Path
 
 import pytest
-from foretoken.core.contract.events import Committed, Planned
-from foretoken.core.kv.allocator import SlotCount
-from foretoken.observe.metrics import RunMetrics
-from foretoken.sim.faults.plan import KINDS, FaultPlan, fault_plan
-from foretoken.sim.run import NothingFits, Simulation
-from foretoken.sim.scenario_file import scenario_from_dict
-from foretoken.sim.workload.traces import TraceError
-from foretoken.simulation import summarize_run
+from foredraft.core.contract.events import Committed, Planned
+from foredraft.core.kv.allocator import SlotCount
+from foredraft.observe.metrics import RunMetrics
+from foredraft.sim.faults.plan import KINDS, FaultPlan, fault_plan
+from foredraft.sim.run import NothingFits, Simulation
+from foredraft.sim.scenario_file import scenario_from_dict
+from foredraft.sim.workload.traces import TraceError
+from foredraft.simulation import summarize_run
 
 SMALL = {
     "workload": {

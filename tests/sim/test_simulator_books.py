@@ -3,16 +3,16 @@
 from itertools import product
 
 import pytest
-from foretoken.checks.adapters.simulator import machine_of
-from foretoken.observe.encoding import LineEncoder
-from foretoken.observe.metrics import RunMetrics
-from foretoken.properties.simulator.books import Books
-from foretoken.properties.simulator.ledger import Ledger
-from foretoken.properties.simulator.roofline import Clockwork, Decode, Roofline
-from foretoken.sim.assembly import assemble
-from foretoken.sim.run import Simulation
-from foretoken.sim.scenario_file import scenario_from_dict
-from foretoken.simulation import summarize_run
+from foredraft.checks.adapters.simulator import machine_of
+from foredraft.observe.encoding import LineEncoder
+from foredraft.observe.metrics import RunMetrics
+from foredraft.properties.simulator.books import Books
+from foredraft.properties.simulator.ledger import Ledger
+from foredraft.properties.simulator.roofline import Clockwork, Decode, Roofline
+from foredraft.sim.assembly import assemble
+from foredraft.sim.run import Simulation
+from foredraft.sim.scenario_file import scenario_from_dict
+from foredraft.simulation import summarize_run
 
 SPECULATION = {
     "none": {"algorithm": "NONE", "policy": "fixed", "steps": 0},

@@ -16,13 +16,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from foretoken.observe.log import EventLog
-from foretoken.sim.faults.plan import swarm_plan
-from foretoken.sim.run import Simulation
-from foretoken.sim.scenario_file import scenario_from_dict
+from foredraft.observe.log import EventLog
+from foredraft.sim.faults.plan import swarm_plan
+from foredraft.sim.run import Simulation
+from foredraft.sim.scenario_file import scenario_from_dict
 from service_under_faults import disaggregated_service, service
 
-os.environ["FORETOKEN_KERNELS"] = "roofline"  # as in `tests/conftest.py`: installed measurements decide nothing here
+os.environ["FOREDRAFT_KERNELS"] = "roofline"  # as in `tests/conftest.py`: installed measurements decide nothing here
 
 STORED = Path(__file__).with_name("corpus.json")
 NUM_SERVICES = 48

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foretoken.cli.__main__ import main
+from foredraft.cli.__main__ import main
 
 EXPECTED_CODES = (0, 1, 2, 130)
 CPU_SECONDS = 30  # a damaged input that keeps a command busy for longer counts as one that hangs it
@@ -301,7 +301,7 @@ def _stop(signal_number: int, frame: object) -> None:
 def execute(arguments: tuple[str, ...]) -> tuple[int | None, str, str]:
     """Run the command in this process. Returns its exit code, None if it raised or hung, and what it printed to each stream."""
     out, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
-    before, sys.argv = sys.argv, ["foretoken", *arguments]
+    before, sys.argv = sys.argv, ["foredraft", *arguments]
     old_limit, old_handler = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGVTALRM, _stop)
     code: int | None = 0
     try:

@@ -7,14 +7,14 @@ from dataclasses import replace
 from functools import cache
 
 import numpy as np
-from foretoken.core.adaptive import AdaptiveController, AdaptiveSpeculativeParams, fixed_controller
-from foretoken.core.algorithm.builtin import Standalone
-from foretoken.core.contract.events import Event
-from foretoken.core.contract.request import Request, cut_runs
-from foretoken.core.contract.step import BlockEnd, DecodeResult, PrefillResult, Step, StepResult
-from foretoken.core.prompt import Prompt
-from foretoken.core.scheduler.config import EngineConfig
-from foretoken.core.scheduler.engine import Engine
+from foredraft.core.adaptive import AdaptiveController, AdaptiveSpeculativeParams, fixed_controller
+from foredraft.core.algorithm.builtin import Standalone
+from foredraft.core.contract.events import Event
+from foredraft.core.contract.request import Request, cut_runs
+from foredraft.core.contract.step import BlockEnd, DecodeResult, PrefillResult, Step, StepResult
+from foredraft.core.prompt import Prompt
+from foredraft.core.scheduler.config import EngineConfig
+from foredraft.core.scheduler.engine import Engine
 
 ALGORITHM = Standalone()
 VARIANTS = [

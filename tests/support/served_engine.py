@@ -1,13 +1,13 @@
 """A small engine over the reference executor, for tests that look at one behaviour at a time."""
 
-from foretoken.core.adaptive import fixed_controller
-from foretoken.core.algorithm.registry import get_algorithm
-from foretoken.core.contract.request import Request
-from foretoken.core.prompt import Prompt
-from foretoken.core.scheduler.config import EngineConfig
-from foretoken.core.scheduler.driver import Driver
-from foretoken.core.scheduler.engine import Engine
-from foretoken.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
+from foredraft.core.adaptive import fixed_controller
+from foredraft.core.algorithm.registry import get_algorithm
+from foredraft.core.contract.request import Request
+from foredraft.core.prompt import Prompt
+from foredraft.core.scheduler.config import EngineConfig
+from foredraft.core.scheduler.driver import Driver
+from foredraft.core.scheduler.engine import Engine
+from foredraft.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
 
 MODEL = HashLanguageModel(seed=1, vocab_size=24)
 

@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from foretoken.core.draws import Purpose, uniform
-from foretoken.observe.log import EventLog
-from foretoken.observe.metrics import RunMetrics
-from foretoken.sim.assembly import assemble
-from foretoken.sim.faults.plan import KINDS, FaultPlan, fault_plan, swarm_plan
-from foretoken.sim.faults.promises import PROMISES
-from foretoken.sim.faults.service import FaultReport
-from foretoken.sim.run import Simulation
-from foretoken.sim.scenario_file import scenario_from_dict
+from foredraft.core.draws import Purpose, uniform
+from foredraft.observe.log import EventLog
+from foredraft.observe.metrics import RunMetrics
+from foredraft.sim.assembly import assemble
+from foredraft.sim.faults.plan import KINDS, FaultPlan, fault_plan, swarm_plan
+from foredraft.sim.faults.promises import PROMISES
+from foredraft.sim.faults.service import FaultReport
+from foredraft.sim.run import Simulation
+from foredraft.sim.scenario_file import scenario_from_dict
 
 SPECULATION = (
     {"algorithm": "NONE"},

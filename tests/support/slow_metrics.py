@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from itertools import pairwise
 
 import numpy as np
-from foretoken.core.contract.events import Aborted, Committed, Event, Planned, Submitted
+from foredraft.core.contract.events import Aborted, Committed, Event, Planned, Submitted
 
 
 class SlowMetrics:

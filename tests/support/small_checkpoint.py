@@ -8,11 +8,11 @@ from pathlib import Path
 
 import tokenizers
 import torch
-from foretoken.gpu.models.checkpoint import random_head, random_weights, save_draft, save_target
-from foretoken.gpu.models.config import LLAMA, ModelConfig
-from foretoken.gpu.models.head_config import HeadConfig
-from foretoken.gpu.session.devices import ops_for
-from foretoken.gpu.session.text import Tokenizer
+from foredraft.gpu.models.checkpoint import random_head, random_weights, save_draft, save_target
+from foredraft.gpu.models.config import LLAMA, ModelConfig
+from foredraft.gpu.models.head_config import HeadConfig
+from foredraft.gpu.session.devices import ops_for
+from foredraft.gpu.session.text import Tokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 CORPUS = ["def add(a, b):\n    return a + b\n", "The naïve café costs 3 €. 漢字 😀\n", "for i in range(10): print(i)\n"]

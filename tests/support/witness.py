@@ -6,11 +6,11 @@ Between its good drafts it proposes nonsense: ids that are no tokens, and siblin
 from __future__ import annotations
 
 import numpy as np
-from foretoken.core.algorithm.builtin import LookupDrafting
-from foretoken.core.algorithm.ngram import NgramIndex
-from foretoken.core.algorithm.proposer import Proposal
-from foretoken.core.contract.future_map import RelayField
-from foretoken.core.tree.build import trie_of_paths
+from foredraft.core.algorithm.builtin import LookupDrafting
+from foredraft.core.algorithm.ngram import NgramIndex
+from foredraft.core.algorithm.proposer import Proposal
+from foredraft.core.contract.future_map import RelayField
+from foredraft.core.tree.build import trie_of_paths
 
 NO_TOKEN = 1 << 40
 TAIL = 3

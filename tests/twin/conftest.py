@@ -4,21 +4,21 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from foretoken.gpu.session.plan import SessionOptions
-from foretoken.twin.arms import Arm, open_arms
+from foredraft.gpu.session.plan import SessionOptions
+from foredraft.twin.arms import Arm, open_arms
 
 
 @pytest.fixture(autouse=True)
 def _no_collections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve without the collection before each run: over the objects of all other tests it takes longer than the run."""
     nothing = SimpleNamespace(collect=lambda: None, freeze=lambda: None, unfreeze=lambda: None)
-    monkeypatch.setattr("foretoken.twin.served.gc", nothing)
+    monkeypatch.setattr("foredraft.twin.served.gc", nothing)
 
 
 @pytest.fixture(autouse=True)
 def _little_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take prompts from less text: encoding it takes longer than the steps that are measured."""
-    monkeypatch.setattr("foretoken.gpu.bench.run.CORPUS_BYTES", 400_000)
+    monkeypatch.setattr("foredraft.gpu.bench.run.CORPUS_BYTES", 400_000)
 
 
 @pytest.fixture(scope="session")

@@ -4,14 +4,14 @@ import json
 
 import numpy as np
 import pytest
-from foretoken.core.errors import ConfigError
-from foretoken.observe.output_files import write_json
-from foretoken.sim.assembly import assemble
-from foretoken.sim.cost.calibration import Calibration, load_calibration, profile_document
-from foretoken.sim.cost.executor_steps import StepCost, read_executor_steps
-from foretoken.sim.scenario_file import scenario_with
-from foretoken.twin.measuring import MeasuringPlan, measure_steps
-from foretoken.twin.record import Record
+from foredraft.core.errors import ConfigError
+from foredraft.observe.output_files import write_json
+from foredraft.sim.assembly import assemble
+from foredraft.sim.cost.calibration import Calibration, load_calibration, profile_document
+from foredraft.sim.cost.executor_steps import StepCost, read_executor_steps
+from foredraft.sim.scenario_file import scenario_with
+from foredraft.twin.measuring import MeasuringPlan, measure_steps
+from foredraft.twin.record import Record
 from hypothesis import given
 from hypothesis import strategies as st
 from made_steps import AXIS, made_grid, made_steps

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from foretoken.core.acceptance.process import AcceptanceProcess, GaussianAcceptance
-from foretoken.core.contract.events import Committed, Planned, Submitted
-from foretoken.core.contract.request import Request
-from foretoken.core.prompt import Prompt
-from foretoken.gpu.executor.build import build_executor
-from foretoken.twin.comparison import simulate
-from foretoken.twin.host_times import priced_ns
-from foretoken.twin.served import Asked, StepLap, serve
+from foredraft.core.acceptance.process import AcceptanceProcess, GaussianAcceptance
+from foredraft.core.contract.events import Committed, Planned, Submitted
+from foredraft.core.contract.request import Request
+from foredraft.core.prompt import Prompt
+from foredraft.gpu.executor.build import build_executor
+from foredraft.twin.comparison import simulate
+from foredraft.twin.host_times import priced_ns
+from foredraft.twin.served import Asked, StepLap, serve
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from made_steps import made_steps

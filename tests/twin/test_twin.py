@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from foretoken.core.acceptance.process import FixedMeanAcceptance
-from foretoken.core.contract.request import Request
-from foretoken.core.errors import ConfigError
-from foretoken.core.prompt import Prompt
-from foretoken.sim.cost.executor_steps import read_executor_steps
-from foretoken.sim.scenario_file import scenario_with
-from foretoken.twin.comparison import Compared, compare, simulate
-from foretoken.twin.measuring import MeasuringPlan, Pace, measure_steps
-from foretoken.twin.run import TwinPlan, _draft_of, default_scenario, rounds_of, run_twin
-from foretoken.twin.served import Asked, CpuClock, make_clock, metrics_of, serve
+from foredraft.core.acceptance.process import FixedMeanAcceptance
+from foredraft.core.contract.request import Request
+from foredraft.core.errors import ConfigError
+from foredraft.core.prompt import Prompt
+from foredraft.sim.cost.executor_steps import read_executor_steps
+from foredraft.sim.scenario_file import scenario_with
+from foredraft.twin.comparison import Compared, compare, simulate
+from foredraft.twin.measuring import MeasuringPlan, Pace, measure_steps
+from foredraft.twin.run import TwinPlan, _draft_of, default_scenario, rounds_of, run_twin
+from foredraft.twin.served import Asked, CpuClock, make_clock, metrics_of, serve
 from made_steps import made_steps
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from foretoken_suffix.automaton import COUNTED_CONTEXTS, ROOT, SuffixAutomaton
+from foredraft_suffix.automaton import COUNTED_CONTEXTS, ROOT, SuffixAutomaton
 
 
 def automaton_of(text, **options):

@@ -1,4 +1,4 @@
-"""The algorithm as Foretoken uses it: by its name, on the reference executor, with its own field on its way.
+"""The algorithm as Foredraft uses it: by its name, on the reference executor, with its own field on its way.
 
 The package must be installed, so that the name is found: `pip install ./examples/plugin_algorithm`.
 """
@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from foretoken.checks.matrix import random_cells, run_cell
-from foretoken.core.adaptive import fixed_controller
-from foretoken.core.algorithm.algorithm import AlgorithmShape, Drafter
-from foretoken.core.algorithm.host_drafts import HostDrafts
-from foretoken.core.algorithm.proposer import ProposalRequest
-from foretoken.core.algorithm.registry import get_algorithm
-from foretoken.core.contract.future_map import FutureMap
-from foretoken.core.contract.handoff_batch import HandoffBatch
-from foretoken.core.contract.request import Request
-from foretoken.core.prompt import Prompt
-from foretoken.core.scheduler.config import EngineConfig
-from foretoken.core.scheduler.engine import Engine
-from foretoken.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor, plain_greedy
-from foretoken.properties.reference.handoff import HandoffPair
-from foretoken_suffix.automaton import DraftTree
-from foretoken_suffix.drafting import FIRST_TRUST, FORGETTING, MOST_TRUST, SuffixAutomatonDrafting, trust_after
+from foredraft.checks.matrix import random_cells, run_cell
+from foredraft.core.adaptive import fixed_controller
+from foredraft.core.algorithm.algorithm import AlgorithmShape, Drafter
+from foredraft.core.algorithm.host_drafts import HostDrafts
+from foredraft.core.algorithm.proposer import ProposalRequest
+from foredraft.core.algorithm.registry import get_algorithm
+from foredraft.core.contract.future_map import FutureMap
+from foredraft.core.contract.handoff_batch import HandoffBatch
+from foredraft.core.contract.request import Request
+from foredraft.core.prompt import Prompt
+from foredraft.core.scheduler.config import EngineConfig
+from foredraft.core.scheduler.engine import Engine
+from foredraft.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor, plain_greedy
+from foredraft.properties.reference.handoff import HandoffPair
+from foredraft_suffix.automaton import DraftTree
+from foredraft_suffix.drafting import FIRST_TRUST, FORGETTING, MOST_TRUST, SuffixAutomatonDrafting, trust_after
 
 SHAPE = AlgorithmShape(steps=3, topk=2, target_vocab_size=50)
 

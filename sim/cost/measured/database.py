@@ -13,7 +13,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-from ....core.errors import ForetokenError
+from ....core.errors import ForedraftError
 from ....core.model_shape import ARCHITECTURES, HF_QUANT_CONFIG, Attention, ModelShape, read_model_shape
 from ....core.model_shape.quantization import CONFIG_KEYS
 from ..hardware import GPU, Parallelism, known_gpus, lookup_gpu
@@ -48,7 +48,7 @@ _WEIGHTS: Mapping[str, Mapping[str, str]] = {
 _WEIGHTS_OF_NAME = {**_WEIGHTS, "int4": _WEIGHTS["int4-g128"]}
 
 
-class NotMeasured(ForetokenError):
+class NotMeasured(ForedraftError):
     """A model, GPU or parallelism that the database of measured kernels cannot price, or the database is not installed."""
 
 
@@ -57,7 +57,7 @@ def package_version() -> str:
     try:
         return metadata.version(PACKAGE)
     except metadata.PackageNotFoundError:
-        message = "measured kernels need the package aiconfigurator-core: pip install 'foretoken[measured]'"
+        message = "measured kernels need the package aiconfigurator-core: pip install 'foredraft[measured]'"
         raise NotMeasured(message) from None
 
 

@@ -265,8 +265,8 @@ def _query(operations: Operations, source: str, has_verify: bool, has_head_norms
 
 def cache_folder(of: str) -> Path:
     """Return the user's folder of what is kept, `of` tables or results."""
-    base = os.environ.get("FORETOKEN_CACHE") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "foretoken"
+    base = os.environ.get("FOREDRAFT_CACHE") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "foredraft"
     )
     return Path(base) / of
 

@@ -1,12 +1,12 @@
-"""`foretoken bench`: its table, its JSON, an interruption, and bad input."""
+"""`foredraft bench`: its table, its JSON, an interruption, and bad input."""
 
 import json
 import re
 
 import pytest
-from foretoken.gpu.bench.arm import Arm
-from foretoken.gpu.bench.plan import BenchOptions, plan_bench
-from foretoken.gpu.bench.run import Bench
+from foredraft.gpu.bench.arm import Arm
+from foredraft.gpu.bench.plan import BenchOptions, plan_bench
+from foredraft.gpu.bench.run import Bench
 
 SMALL = {
     "architectures": ["LlamaForCausalLM"],
@@ -23,7 +23,7 @@ SMALL = {
 
 @pytest.fixture
 def arguments(tmp_path, monkeypatch) -> list:
-    monkeypatch.setattr("foretoken.gpu.bench.floor.CPU_BYTES", 1 << 20)  # far beyond the caches takes seconds
+    monkeypatch.setattr("foredraft.gpu.bench.floor.CPU_BYTES", 1 << 20)  # far beyond the caches takes seconds
     path = tmp_path / "small.json"
     path.write_text(json.dumps(SMALL))
     cells = "--batch-sizes 1,2 --context-lengths 8 --steps 2 --output-tokens 16 --repeat 1 --prompts 1 --device cpu"
@@ -116,9 +116,9 @@ def test_bad_input_is_told_before_any_work(more, expected, refused, arguments, m
 
 
 def test_too_much_memory(refused, arguments, monkeypatch):
-    monkeypatch.setattr("foretoken.gpu.bench.plan.free_bytes", lambda device: 50_000)
+    monkeypatch.setattr("foredraft.gpu.bench.plan.free_bytes", lambda device: 50_000)
     message = refused(*arguments)
-    assert message.count("foretoken: ") == 1
+    assert message.count("foredraft: ") == 1
     assert all(words in message for words in ("not enough memory", "for weights", "for KV", "--batch-sizes"))
 
 
@@ -130,7 +130,7 @@ def test_the_options_are_the_plans(command, arguments, monkeypatch):
         seen.append(options)
         return plan_bench(BenchOptions(random_weights=None))  # raises, which ends the command
 
-    monkeypatch.setattr("foretoken.gpu.bench.plan.plan_bench", keep)
+    monkeypatch.setattr("foredraft.gpu.bench.plan.plan_bench", keep)
     given = {
         "--draft": "d", "--dtype": "float64", "--algorithm": "A", "--topk": 3, "--num-draft-tokens": 7,
         "--acceptance": "code", "--page-size": 4, "--seed": 5,

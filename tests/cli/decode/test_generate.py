@@ -1,4 +1,4 @@
-"""`foretoken generate`: text and JSON lines, the files of a run, its replay, interruption, bad input."""
+"""`foredraft generate`: text and JSON lines, the files of a run, its replay, interruption, bad input."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from foretoken.cli.decode.display import Display, Progress
-from foretoken.cli.decode.generate import _asked_to_stop
+from foredraft.cli.decode.display import Display, Progress
+from foredraft.cli.decode.generate import _asked_to_stop
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_name_of_the_hub_without_a_network(command, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     outcome = command("generate", "--model", "org/name", "--prompt", "x")
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
-    assert "foretoken: --model: org/name" in outcome.err and "hf download org/name --local-dir name" in outcome.err
+    assert "foredraft: --model: org/name" in outcome.err and "hf download org/name --local-dir name" in outcome.err
 
 
 def test_a_wrong_schema_is_named_by_its_file(generate, tmp_path):
@@ -71,7 +71,7 @@ def test_a_wrong_schema_is_named_by_its_file(generate, tmp_path):
     (tmp_path / "wrong.json").write_text('{"type": "objekt"}')
     outcome = generate("--prompt", "x", "--json-schema", tmp_path / "wrong.json")
     assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err.startswith(f"foretoken: {tmp_path / 'wrong.json'}: json_schema: ")
+    assert outcome.err.startswith(f"foredraft: {tmp_path / 'wrong.json'}: json_schema: ")
 
 
 def test_text_is_written_while_it_is_decoded(generate, monkeypatch):
@@ -154,23 +154,23 @@ BAD = {
     "an empty prompt": (["--prompt", ""], ["--prompt", "the prompt is empty"]),
     "all settings at once": (
         ["--prompt", "x", "--temperature", "-1", "--top-p", "nan", "--max-tokens", "0"],
-        ["foretoken: --temperature: is -1", "foretoken: --top-p: is nan", "foretoken: --max-tokens: is 0"],
+        ["foredraft: --temperature: is -1", "foredraft: --top-p: is nan", "foredraft: --max-tokens: is 0"],
     ),
     "a prompt beyond the context": (["--prompt", "a b c " * 200], ["--prompt", "601 tokens", "room for 255"]),
     "a device that is not there": (["--prompt", "x", "--device", "cuda:77"], ["cuda:77", "not there"]),
-    "a prompt that is not UTF-8": (["--prompt", "a\udcff"], ["foretoken: --prompt: is not UTF-8 (at character 2)"]),
+    "a prompt that is not UTF-8": (["--prompt", "a\udcff"], ["foredraft: --prompt: is not UTF-8 (at character 2)"]),
     "a directory that cannot be": (["--prompt", "x", "--out", "/dev/null/run"], ["/dev/null/run", "cannot be used"]),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_one_message_before_a_weight_is_read(refused, models, name, monkeypatch):
-    import foretoken.gpu.models.checkpoint as checkpoint
+    import foredraft.gpu.models.checkpoint as checkpoint
 
     monkeypatch.setattr(checkpoint, "load_target", lambda *arguments: pytest.fail("weights were read"))
     arguments, words = BAD[name]
     message = refused("generate", "--model", models["target"], *arguments)
-    assert all(line.startswith("foretoken: ") for line in message.splitlines())
+    assert all(line.startswith("foredraft: ") for line in message.splitlines())
     assert all(word in message for word in words), message
 
 
@@ -205,12 +205,12 @@ def test_output_fits_the_encoding_of_standard_output(generate, monkeypatch, tmp_
     ],
 )
 def test_missing_libraries_are_named_with_their_extra(models, process, package, extra, arguments):
-    code = f"import sys; sys.modules[{package!r}] = None; from foretoken.cli.__main__ import main; main()"
+    code = f"import sys; sys.modules[{package!r}] = None; from foredraft.cli.__main__ import main; main()"
     arguments = [str(models["target"]) if word == "TARGET" else word for word in arguments]
     running = process(*arguments, code=code)
     out, err = running.communicate(timeout=60)
     assert running.returncode == 2 and out == ""
-    assert err == f"foretoken: {package} is not installed: pip install 'foretoken[{extra}]'\n"
+    assert err == f"foredraft: {package} is not installed: pip install 'foredraft[{extra}]'\n"
 
 
 def test_standard_input_that_is_not_utf_8_is_named(generate, monkeypatch):
@@ -270,7 +270,7 @@ def test_a_signal_is_noted_once_and_the_second_interrupts(generate, monkeypatch,
 
 def test_progress_is_a_line_now_and_then(capsys, monkeypatch):
     clock = iter([0.0, 4.0, 11.0])
-    monkeypatch.setattr("foretoken.cli.progress.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr("foredraft.cli.progress.time", SimpleNamespace(monotonic=lambda: next(clock)))
     progress = Progress(3)
     progress.add(10, ended=False)
     assert capsys.readouterr().err == ""

@@ -1,4 +1,4 @@
-"""`foretoken generate --disaggregate`: the same output, a log per worker, nothing left behind, bad input."""
+"""`foredraft generate --disaggregate`: the same output, a log per worker, nothing left behind, bad input."""
 
 from __future__ import annotations
 
@@ -167,11 +167,11 @@ def test_bad_input_is_one_message_before_a_process_is_started(refused, models, m
 @pytest.mark.slow
 def test_a_plugin_with_a_field_of_its_own_is_disaggregated(process, models, tmp_path):
     """The example package, found by its entry point in the parent and in both workers."""
-    info = tmp_path / "foretoken_suffix-1.0.dist-info"
+    info = tmp_path / "foredraft_suffix-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: foretoken-suffix\nVersion: 1.0\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: foredraft-suffix\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[foretoken.algorithms]\nSUFFIX_AUTOMATON = foretoken_suffix.drafting:SuffixAutomatonDrafting\n"
+        "[foredraft.algorithms]\nSUFFIX_AUTOMATON = foredraft_suffix.drafting:SuffixAutomatonDrafting\n"
     )
     path = os.pathsep.join([str(tmp_path), str(ROOT / "examples" / "plugin_algorithm")])
     line = ("generate", "--model", models["target"], *["--device", "cpu", "--dtype", "float64"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from foretoken.observe.engine_lines import stop_logging
+from foredraft.observe.engine_lines import stop_logging
 
 BUSY = ("simulate", "--quiet", "--set", "workload.num_requests=60", "--set", "workload.rate=60")
 

@@ -1,4 +1,4 @@
-"""`foretoken tiny`: what it prints, where the pair goes, and how it ends."""
+"""`foredraft tiny`: what it prints, where the pair goes, and how it ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 def quick(monkeypatch, tmp_path):
     """Size nano becomes one of a second, and the cache an empty directory."""
     pytest.importorskip("torch")
-    from foretoken.gpu.tiny import sizes
+    from foredraft.gpu.tiny import sizes
 
     quick = replace(
         sizes.NANO,
@@ -46,7 +46,7 @@ def test_a_pair_is_made_shown_and_found_again(command, tmp_path):
 def test_without_a_directory_the_pair_goes_to_the_users_cache(command, tmp_path):
     assert command("tiny", "--size", "nano", "--quiet").code == 0
     assert command("tiny", "--size", "nano", "--seed", 3, "-q").err == ""
-    cache = tmp_path / "cache" / "foretoken"
+    cache = tmp_path / "cache" / "foredraft"
     assert sorted(path.name for path in cache.iterdir()) == ["nano", "nano-seed3"]
 
 
@@ -60,7 +60,7 @@ def test_bad_options_are_one_message_and_exit_code_2(refused, tmp_path, options,
 
 
 def test_an_interruption_says_what_is_kept(command, tmp_path, monkeypatch):
-    from foretoken.gpu.tiny import pair
+    from foredraft.gpu.tiny import pair
 
     whole = pair.distillation_loss
 

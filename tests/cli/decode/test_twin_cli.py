@@ -1,10 +1,10 @@
-"""`foretoken calibrate --model` and `foretoken twin`: from checkpoints to a profile, to both sides of a run; what does not fit is named."""
+"""`foredraft calibrate --model` and `foredraft twin`: from checkpoints to a profile, to both sides of a run; what does not fit is named."""
 
 import json
 from functools import partial
 
 import pytest
-from foretoken.twin import run
+from foredraft.twin import run
 
 SCENARIO = """
 name = "small"
@@ -35,7 +35,7 @@ def test_a_profile_is_measured_and_both_sides_are_printed(command, tmp_path, mod
         run.TwinPlan, calibration_requests_per_s=1.0, calibration_output=24
     )  # tell the acceptance well enough
     monkeypatch.setattr(run, "TwinPlan", few)
-    monkeypatch.setattr("foretoken.gpu.bench.run.CORPUS_BYTES", 400_000)
+    monkeypatch.setattr("foredraft.gpu.bench.run.CORPUS_BYTES", 400_000)
     target, draft = models["target"], models["EAGLE3"]
     profile, numbers = tmp_path / "profile.json", tmp_path / "twin.json"
     size = ("--max-running", 2, "--context-len", 64, "--threads", 1, "--clock", "cpu", "-q")
@@ -74,7 +74,7 @@ def test_a_profile_is_measured_and_both_sides_are_printed(command, tmp_path, mod
         (("twin", "--model", "{target}", "--loads", "knees"), "--loads: 'knees' is none of light, knee, saturated"),
         (
             ("twin", "--pair", "{scenario}"),
-            "has no target, draft, eagle3; expected a directory made by `foretoken tiny`",
+            "has no target, draft, eagle3; expected a directory made by `foredraft tiny`",
         ),
         (("twin", "--draft", "{target}", "--pair", "x"), "--draft: belongs to a --model"),
         (("twin", "{scenario}", "--loads", "knee"), "--loads: has no effect: a scenario brings its own arrivals"),

@@ -1,4 +1,4 @@
-"""`foretoken acceptance`: what a simulation was given is found again in its events, and means say what they cannot tell."""
+"""`foredraft acceptance`: what a simulation was given is found again in its events, and means say what they cannot tell."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import tomllib
 
 import numpy as np
 import pytest
-from foretoken.observe.log import LogError
-from foretoken.sim.workload.acceptance_means import read_acceptance
+from foredraft.observe.log import LogError
+from foredraft.sim.workload.acceptance_means import read_acceptance
 
 SERVICE = (
     "workload.num_requests=150 workload.output.kind=fixed workload.output.value=150 workload.prompt.value=32 "
@@ -27,7 +27,7 @@ def test_a_simulation_is_found_again(command, tmp_path):
     assert command("simulate", *settings(SERVICE), *quiet).code == 0
     code, out, errors = command("acceptance", tmp_path / "run", "--out", tmp_path / "acceptance.toml")
     assert (code, errors) == (0, "")
-    assert "Foretoken's events" in out and "150 requests, 3 draft steps" in out and "unknown" not in out
+    assert "Foredraft's events" in out and "150 requests, 3 draft steps" in out and "unknown" not in out
     text = (tmp_path / "acceptance.toml").read_text()
     assert text in out
     found = tomllib.loads(text)["acceptance"]

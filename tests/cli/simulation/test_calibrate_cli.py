@@ -1,4 +1,4 @@
-"""`foretoken calibrate`: from files of benchmarks to a profile that a scenario takes, and one message for what cannot be used."""
+"""`foredraft calibrate`: from files of benchmarks to a profile that a scenario takes, and one message for what cannot be used."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_a_profile_is_fitted_printed_written_and_taken(command, tmp_path):
     code, text, _ = command("simulate", tmp_path / "hardware.toml", *few)
     assert code == 0
     assert "calibrated from 3 points (runs.jsonl, more.csv)" in " ".join(text.split())
-    code, _, errors = command("simulate", tmp_path / "hardware.toml", "--set", "hardware.server=foretoken", *few)
-    assert code == 2 and "fitted around sglang-0.5, but the run uses foretoken" in errors
+    code, _, errors = command("simulate", tmp_path / "hardware.toml", "--set", "hardware.server=foredraft", *few)
+    assert code == 2 and "fitted around sglang-0.5, but the run uses foredraft" in errors
 
 
 @pytest.mark.parametrize(

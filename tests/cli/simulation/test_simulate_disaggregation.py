@@ -1,4 +1,4 @@
-"""`foretoken simulate` with prefill and decode engines: report, files, replay, and the example's table."""
+"""`foredraft simulate` with prefill and decode engines: report, files, replay, and the example's table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`foretoken simulate --faults`: what it prints and keeps, and how a broken promise ends."""
+"""`foredraft simulate --faults`: what it prints and keeps, and how a broken promise ends."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-from foretoken.core.adaptive import AdaptiveController
-from foretoken.sim.faults.plan import load_fault_plan
-from foretoken.sim.faults.promises import OF_KIND
+from foredraft.core.adaptive import AdaptiveController
+from foredraft.sim.faults.plan import load_fault_plan
+from foredraft.sim.faults.promises import OF_KIND
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = ("--set", "workload.num_requests=60", "--set", "workload.rate=20", "--quiet")
@@ -59,8 +59,8 @@ def test_a_broken_promise_is_exit_code_1_with_the_seed_and_the_command(command, 
     outcome = command(*words)
     assert outcome.code == 1
     first, *_, last = outcome.err.splitlines()
-    assert first.startswith("foretoken: broken promise: last_good_config at ") and "half a table was taken" in first
-    assert last == f"foretoken: seed 5; again: {shlex.join(['foretoken', *words, '--seed', '5'])}"
+    assert first.startswith("foredraft: broken promise: last_good_config at ") and "half a table was taken" in first
+    assert last == f"foredraft: seed 5; again: {shlex.join(['foredraft', *words, '--seed', '5'])}"
     assert "Every promise was kept" not in outcome.out
     again = command(*shlex.split(last.partition("again: ")[2])[1:])
     assert again.code == 1 and again.err.splitlines()[0] == first
@@ -70,7 +70,7 @@ def test_a_service_that_raises_is_a_broken_promise(command, plan, monkeypatch, t
     def broken(self, *arguments):
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr("foretoken.core.scheduler.engine.Engine.lose_steps", broken)
+    monkeypatch.setattr("foredraft.core.scheduler.engine.Engine.lose_steps", broken)
     outcome = command("simulate", *SMALL, "--faults", plan, "--out", tmp_path / "run")
     assert outcome.code == 1
     assert (

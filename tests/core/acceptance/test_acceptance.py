@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from foretoken.core.acceptance.fit import (
+from foredraft.core.acceptance.fit import (
     AcceptanceFitError,
     RoundStatistics,
     calibrate,
@@ -12,8 +12,8 @@ from foretoken.core.acceptance.fit import (
     fit_means,
     simulate_rounds,
 )
-from foretoken.core.acceptance.presets import choose_preset
-from foretoken.core.acceptance.process import (
+from foredraft.core.acceptance.presets import choose_preset
+from foredraft.core.acceptance.process import (
     DayCurve,
     FixedMeanAcceptance,
     GaussianAcceptance,
@@ -21,7 +21,7 @@ from foretoken.core.acceptance.process import (
     walk,
     walk_to_end,
 )
-from foretoken.core.errors import ConfigError
+from foredraft.core.errors import ConfigError
 
 
 def acceptance_preset(name, seed=0):

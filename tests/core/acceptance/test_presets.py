@@ -4,13 +4,13 @@ import csv
 from collections import defaultdict
 from pathlib import Path
 
-import foretoken
+import foredraft
 import numpy as np
 import pytest
-from foretoken.core.acceptance.fit import simulate_rounds
-from foretoken.core.acceptance.presets import PRESETS, choose_preset, usual_preset
-from foretoken.core.acceptance.process import GaussianAcceptance
-from foretoken.core.errors import ConfigError
+from foredraft.core.acceptance.fit import simulate_rounds
+from foredraft.core.acceptance.presets import PRESETS, choose_preset, usual_preset
+from foredraft.core.acceptance.process import GaussianAcceptance
+from foredraft.core.errors import ConfigError
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "benchmarks" / "published" / "acceptance.csv"
 OTHER_TEXTS = {
@@ -94,7 +94,7 @@ def test_what_a_run_accepts_depends_on_the_draft():
             "speculation": {"algorithm": algorithm, "policy": "fixed", "steps": 3},
             "workload": {"num_requests": 80, "rate": 20.0, "output": {"kind": "fixed", "value": 200}},
         }
-        return foretoken.simulate(scenario | tables).summary
+        return foredraft.simulate(scenario | tables).summary
 
     of = {name: summary(name) for name in ("EAGLE", "EAGLE3", "STANDALONE", "MULTI_LAYER_EAGLE", "NGRAM")}
     lengths = {name: each["accept_length"] for name, each in of.items()}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from foretoken.core.adaptive.config import PRESETS, InvalidInitialSteps, load_adaptive_config, resolve_initial_steps
-from foretoken.core.errors import ConfigError
-from foretoken.observe.input_files import read_text
+from foredraft.core.adaptive.config import PRESETS, InvalidInitialSteps, load_adaptive_config, resolve_initial_steps
+from foredraft.core.errors import ConfigError
+from foredraft.observe.input_files import read_text
 from hypothesis import given
 from hypothesis import strategies as st
 

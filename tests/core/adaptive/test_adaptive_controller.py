@@ -6,11 +6,11 @@ import json
 
 import numpy as np
 import pytest
-from foretoken.core.adaptive import AdaptiveController, AdaptiveSpeculativeParams, build_controller, fixed_controller
-from foretoken.core.adaptive.graphs import GraphKey, GraphTable, MissingGraph
-from foretoken.core.adaptive.policy import InvalidGraphSizes
-from foretoken.core.adaptive.slot import NEVER, InvalidObservation
-from foretoken.core.errors import ConfigError
+from foredraft.core.adaptive import AdaptiveController, AdaptiveSpeculativeParams, build_controller, fixed_controller
+from foredraft.core.adaptive.graphs import GraphKey, GraphTable, MissingGraph
+from foredraft.core.adaptive.policy import InvalidGraphSizes
+from foredraft.core.adaptive.slot import NEVER, InvalidObservation
+from foredraft.core.errors import ConfigError
 
 FAST = {"warmup_batches": 0, "update_interval": 1, "ema_alpha": 1.0, "down_hysteresis": 0.0}
 RANGES = {**FAST, "1": {"candidate_steps": [1, 3]}, "8": {"candidate_steps": [0, 1]}}

@@ -6,8 +6,8 @@ import json
 from fractions import Fraction
 
 import pytest
-from foretoken.core.adaptive.cost_table import CostTable, UnknownStepCost
-from foretoken.core.errors import ConfigError
+from foredraft.core.adaptive.cost_table import CostTable, UnknownStepCost
+from foredraft.core.errors import ConfigError
 from hypothesis import given
 from hypothesis import strategies as st
 

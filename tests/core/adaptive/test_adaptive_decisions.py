@@ -6,7 +6,7 @@ import copy
 
 import numpy as np
 import pytest
-from foretoken.core.adaptive import AdaptiveController, CostTable, build_controller
+from foredraft.core.adaptive import AdaptiveController, CostTable, build_controller
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -6,13 +6,13 @@ import itertools
 
 import numpy as np
 import pytest
-from foretoken.core.acceptance.tree import tree_survival
-from foretoken.core.adaptive import CostTable, GoodputPolicy, build_controller
-from foretoken.core.adaptive.acceptance_estimate import AcceptanceEstimate, AcceptLengths
-from foretoken.core.adaptive.cost_table import UnknownStepCost
-from foretoken.core.adaptive.policy import SWITCHES_PER_WINDOW, WINDOW_ROUNDS, SwitchGate
-from foretoken.core.adaptive.slot import NEVER
-from foretoken.core.errors import ConfigError
+from foredraft.core.acceptance.tree import tree_survival
+from foredraft.core.adaptive import CostTable, GoodputPolicy, build_controller
+from foredraft.core.adaptive.acceptance_estimate import AcceptanceEstimate, AcceptLengths
+from foredraft.core.adaptive.cost_table import UnknownStepCost
+from foredraft.core.adaptive.policy import SWITCHES_PER_WINDOW, WINDOW_ROUNDS, SwitchGate
+from foredraft.core.adaptive.slot import NEVER
+from foredraft.core.errors import ConfigError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from foretoken.core.adaptive.config import AdaptiveConfig, SlotConfig, load_adaptive_config
-from foretoken.core.adaptive.interchange import export_table, import_table, table_schema, to_json
-from foretoken.core.errors import ConfigError
-from foretoken.sim.scenario import Scenario
+from foredraft.core.adaptive.config import AdaptiveConfig, SlotConfig, load_adaptive_config
+from foredraft.core.adaptive.interchange import export_table, import_table, table_schema, to_json
+from foredraft.core.errors import ConfigError
+from foredraft.sim.scenario import Scenario
 from hypothesis import given
 from hypothesis import strategies as st
 

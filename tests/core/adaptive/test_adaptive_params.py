@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from foretoken.core.adaptive.config import InvalidInitialSteps, load_adaptive_config
-from foretoken.core.adaptive.draft_shape import DraftTreeShape, InfeasibleDraftShape
-from foretoken.core.adaptive.graphs import graph_plan
-from foretoken.core.adaptive.policy import InvalidGraphSizes, RangeRouter
-from foretoken.core.adaptive.slot import AdaptiveSpeculativeParams
-from foretoken.core.errors import ConfigError
+from foredraft.core.adaptive.config import InvalidInitialSteps, load_adaptive_config
+from foredraft.core.adaptive.draft_shape import DraftTreeShape, InfeasibleDraftShape
+from foredraft.core.adaptive.graphs import graph_plan
+from foredraft.core.adaptive.policy import InvalidGraphSizes, RangeRouter
+from foredraft.core.adaptive.slot import AdaptiveSpeculativeParams
+from foredraft.core.errors import ConfigError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

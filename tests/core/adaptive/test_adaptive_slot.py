@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 import pytest
-from foretoken.core.adaptive.config import SlotConfig
-from foretoken.core.adaptive.slot import NEVER, AdaptiveStepSlot, InvalidObservation, checked_counts
-from foretoken.core.errors import ConfigError, ForetokenError
+from foredraft.core.adaptive.config import SlotConfig
+from foredraft.core.adaptive.slot import NEVER, AdaptiveStepSlot, InvalidObservation, checked_counts
+from foredraft.core.errors import ConfigError, ForedraftError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -137,7 +137,7 @@ def test_impossible_observations_are_refused_and_change_nothing(bad, as_array):
     before = slot.snapshot()
     with pytest.raises(InvalidObservation, match="expected a number from 0 to 3") as caught:
         slot.update(np.array(bad, dtype=float) if as_array else bad)
-    assert isinstance(caught.value, ForetokenError)
+    assert isinstance(caught.value, ForedraftError)
     assert slot.snapshot() == before
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from foretoken.core.adaptive import InvalidObservation, fixed_controller
-from foretoken.core.adaptive.controller import build_controller
+from foredraft.core.adaptive import InvalidObservation, fixed_controller
+from foredraft.core.adaptive.controller import build_controller
 
 
 @pytest.mark.parametrize("steps", [0, 3])

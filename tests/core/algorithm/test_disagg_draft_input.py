@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from foretoken.core.algorithm.algorithm import AlgorithmShape
-from foretoken.core.algorithm.registry import get_algorithm
-from foretoken.core.contract.future_map import FutureMap
-from foretoken.core.contract.handoff_batch import HandoffBatch
-from foretoken.core.contract.hidden import CaptureHiddenMode, MissingHiddenState
-from foretoken.core.errors import InvariantViolation
+from foredraft.core.algorithm.algorithm import AlgorithmShape
+from foredraft.core.algorithm.registry import get_algorithm
+from foredraft.core.contract.future_map import FutureMap
+from foredraft.core.contract.handoff_batch import HandoffBatch
+from foredraft.core.contract.hidden import CaptureHiddenMode, MissingHiddenState
+from foredraft.core.errors import InvariantViolation
 
 HIDDEN = 4
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from foretoken.core.algorithm.ngram import MAX_EXAMINED_PER_BRANCH, MAX_MATCH, NgramIndex
-from foretoken.core.tree.build import build_lookup_tree
+from foredraft.core.algorithm.ngram import MAX_EXAMINED_PER_BRANCH, MAX_MATCH, NgramIndex
+from foredraft.core.tree.build import build_lookup_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

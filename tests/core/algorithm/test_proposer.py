@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from foretoken.core.algorithm.algorithm import AlgorithmShape
-from foretoken.core.algorithm.builtin import LookupDrafting, Ngram
-from foretoken.core.algorithm.host_drafts import HostDrafts, PluginError
-from foretoken.core.algorithm.ngram import NgramIndex
-from foretoken.core.algorithm.proposer import Proposal
-from foretoken.core.contract.future_map import RelayField
-from foretoken.core.errors import ForetokenError
-from foretoken.core.tree.build import build_lookup_tree, build_proposed_tree
+from foredraft.core.algorithm.algorithm import AlgorithmShape
+from foredraft.core.algorithm.builtin import LookupDrafting, Ngram
+from foredraft.core.algorithm.host_drafts import HostDrafts, PluginError
+from foredraft.core.algorithm.ngram import NgramIndex
+from foredraft.core.algorithm.proposer import Proposal
+from foredraft.core.contract.future_map import RelayField
+from foredraft.core.errors import ForedraftError
+from foredraft.core.tree.build import build_lookup_tree, build_proposed_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -131,7 +131,7 @@ def test_own_fields_reach_the_proposer_and_come_back():
 def test_nonsense_is_an_error_that_names_algorithm_and_method(answer, words):
     with pytest.raises(PluginError, match=f"algorithm SCRIPTED: .*{words}") as error:
         ask(answer)
-    assert isinstance(error.value, ForetokenError), "the command line prints it and exits with code 2"
+    assert isinstance(error.value, ForedraftError), "the command line prints it and exits with code 2"
 
 
 @pytest.mark.parametrize(

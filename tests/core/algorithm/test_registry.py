@@ -1,14 +1,14 @@
 """Algorithms by name: the built-in ones, plugins from a file of their own, and what is refused at registration."""
 
 import pytest
-from foretoken.core.algorithm import registry
-from foretoken.core.algorithm.algorithm import BONUS_TOKENS, AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
-from foretoken.core.algorithm.builtin import LookupDrafting, Standalone
-from foretoken.core.algorithm.proposer import Proposal
-from foretoken.core.algorithm.registry import algorithm_names, get_algorithm, register_algorithm, unregister_algorithm
-from foretoken.core.contract.future_map import RelayField
-from foretoken.core.errors import ConfigError
-from foretoken.properties.reference import plain_greedy
+from foredraft.core.algorithm import registry
+from foredraft.core.algorithm.algorithm import BONUS_TOKENS, AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
+from foredraft.core.algorithm.builtin import LookupDrafting, Standalone
+from foredraft.core.algorithm.proposer import Proposal
+from foredraft.core.algorithm.registry import algorithm_names, get_algorithm, register_algorithm, unregister_algorithm
+from foredraft.core.contract.future_map import RelayField
+from foredraft.core.errors import ConfigError
+from foredraft.properties.reference import plain_greedy
 from served_engine import MODEL, ask, finish, make
 
 

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from foretoken.core.contract.request import cut_runs, first_stop_string, first_stop_token
+from foredraft.core.contract.request import cut_runs, first_stop_string, first_stop_token
 
 
 def by_hand(accept_len, stop, remaining):

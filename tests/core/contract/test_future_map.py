@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from foretoken.core.contract.future_map import FutureMap, NumpyStorage, RelayField
-from foretoken.core.errors import InvariantViolation
+from foredraft.core.contract.future_map import FutureMap, NumpyStorage, RelayField
+from foredraft.core.errors import InvariantViolation
 
 HIDDEN = RelayField("hidden_states", (4,), "float32")
 BONUS = RelayField("bonus_tokens", (), "int32")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from foretoken.core.contract.hidden import CaptureHiddenMode, ForwardPhase, capture_mode, check_hidden, merge_hidden
-from foretoken.core.errors import InvariantViolation
+from foredraft.core.contract.hidden import CaptureHiddenMode, ForwardPhase, capture_mode, check_hidden, merge_hidden
+from foredraft.core.errors import InvariantViolation
 
 
 @pytest.mark.parametrize("phase", ForwardPhase)

@@ -2,18 +2,18 @@
 
 import numpy as np
 import pytest
-from foretoken.core.adaptive import fixed_controller
-from foretoken.core.algorithm.arrival import Arrival, DraftPayload
-from foretoken.core.algorithm.registry import get_algorithm
-from foretoken.core.contract.request import FinishReason, Request
-from foretoken.core.errors import ConfigError, InvariantViolation
-from foretoken.core.handoff import DecodeSide, HandoffTiming, PageFormat
-from foretoken.core.handoff.life import DECODE_TRANSITIONS, ENDED, PREFILL_TRANSITIONS, TransferCounts, TransferState
-from foretoken.core.handoff.messages import Accept, Cancel, CancelAck, Offer, Page, PageSeal, TransferKey
-from foretoken.core.handoff.side import Deadlines, WritePage
-from foretoken.core.prompt import Prompt
-from foretoken.core.scheduler.config import EngineConfig, EngineRole
-from foretoken.core.scheduler.engine import Engine
+from foredraft.core.adaptive import fixed_controller
+from foredraft.core.algorithm.arrival import Arrival, DraftPayload
+from foredraft.core.algorithm.registry import get_algorithm
+from foredraft.core.contract.request import FinishReason, Request
+from foredraft.core.errors import ConfigError, InvariantViolation
+from foredraft.core.handoff import DecodeSide, HandoffTiming, PageFormat
+from foredraft.core.handoff.life import DECODE_TRANSITIONS, ENDED, PREFILL_TRANSITIONS, TransferCounts, TransferState
+from foredraft.core.handoff.messages import Accept, Cancel, CancelAck, Offer, Page, PageSeal, TransferKey
+from foredraft.core.handoff.side import Deadlines, WritePage
+from foredraft.core.prompt import Prompt
+from foredraft.core.scheduler.config import EngineConfig, EngineRole
+from foredraft.core.scheduler.engine import Engine
 
 
 def engine_of(role, algorithm="STANDALONE", **config):

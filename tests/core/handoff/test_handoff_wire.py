@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from foretoken.core.algorithm.arrival import Arrival, DraftPayload
-from foretoken.core.contract.request import Request, SamplingParams
-from foretoken.core.errors import InvariantViolation
-from foretoken.core.handoff.messages import (
+from foredraft.core.algorithm.arrival import Arrival, DraftPayload
+from foredraft.core.contract.request import Request, SamplingParams
+from foredraft.core.errors import InvariantViolation
+from foredraft.core.handoff.messages import (
     Accept,
     Ack,
     Cancel,
@@ -23,7 +23,7 @@ from foretoken.core.handoff.messages import (
     decode,
     encode,
 )
-from foretoken.core.prompt import Prompt
+from foredraft.core.prompt import Prompt
 
 HUGE = 2**80 + 1
 KEY = TransferKey('r "é" ' + "x" * 300, HUGE, 2**63 + 5)
@@ -120,7 +120,7 @@ def test_what_is_json_and_no_message_is_refused(what):
     import json
     from zlib import crc32
 
-    from foretoken.core.handoff.messages import _FRAME, MAGIC, VERSION
+    from foredraft.core.handoff.messages import _FRAME, MAGIC, VERSION
 
     header = {"message": "Ack", "fields": {"key": ["a", 1, 1], "epoch": 1}, "sizes": []}
     header |= {"object": {"fields": 3}, "kind": {"message": "Run"}, "field": {"fields": {"key": ["a", 1], "epoch": 1}}}[

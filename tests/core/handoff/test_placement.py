@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from foretoken.core.contract.request import Request
-from foretoken.core.handoff.placement import LeastLoaded, Placements
-from foretoken.core.prompt import Prompt
+from foredraft.core.contract.request import Request
+from foredraft.core.handoff.placement import LeastLoaded, Placements
+from foredraft.core.prompt import Prompt
 
 
 def ask(name, length=10):

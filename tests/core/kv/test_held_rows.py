@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from foretoken.core.errors import InvariantViolation
-from foretoken.core.kv.radix import RadixCache
-from foretoken.core.kv.store import Departure, KVStore
+from foredraft.core.errors import InvariantViolation
+from foredraft.core.kv.radix import RadixCache
+from foredraft.core.kv.store import Departure, KVStore
 
 
 def make(num_pages=8, page_size=2, cached=True):

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from foretoken.core.errors import InvalidFree, InvariantViolation, KVPoolExhausted
-from foretoken.core.kv.allocator import InvalidAllocation, KVAllocator
+from foredraft.core.errors import InvalidFree, InvariantViolation, KVPoolExhausted
+from foredraft.core.kv.allocator import InvalidAllocation, KVAllocator
 
 
 def test_the_dummy_page_is_never_handed_out():

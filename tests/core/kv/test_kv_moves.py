@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from foretoken.core.errors import InvariantViolation
-from foretoken.core.kv.moves import KVMovePlan, draft_branch_layout
-from foretoken.core.kv.request_table import ceil_to_page, get_alloc_len_per_decode
+from foredraft.core.errors import InvariantViolation
+from foredraft.core.kv.moves import KVMovePlan, draft_branch_layout
+from foredraft.core.kv.request_table import ceil_to_page, get_alloc_len_per_decode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

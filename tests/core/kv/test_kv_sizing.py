@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from foretoken.core.kv.moves import draft_branch_layout
-from foretoken.core.kv.request_table import (
+from foredraft.core.kv.moves import draft_branch_layout
+from foredraft.core.kv.request_table import (
     ceil_to_page,
     get_alloc_len_per_decode,
     recurrent_state_slots,

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from foretoken.core.errors import ConfigError, InvariantViolation
-from foretoken.core.kv.radix import InvalidTokens, RadixCache, StaleNode
+from foredraft.core.errors import ConfigError, InvariantViolation
+from foredraft.core.kv.radix import InvalidTokens, RadixCache, StaleNode
 
 
 def cache_of(*prompts, page_size=1, **options):

@@ -4,9 +4,9 @@ import resource
 
 import numpy as np
 import pytest
-from foretoken.core.contract.step import NO_WRITES, TableWrites, WrittenRanges
-from foretoken.core.errors import InvariantViolation
-from foretoken.core.kv.request_table import InvalidRow, RequestTable, RequestTableFull
+from foredraft.core.contract.step import NO_WRITES, TableWrites, WrittenRanges
+from foredraft.core.errors import InvariantViolation
+from foredraft.core.kv.request_table import InvalidRow, RequestTable, RequestTableFull
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,11 +1,11 @@
 """The engine's door, aborts, priorities and who enters, one behaviour at a time."""
 
 import pytest
-from foretoken.core.contract.events import Planned
-from foretoken.core.contract.request import FinishReason
-from foretoken.core.errors import ConfigError
-from foretoken.core.scheduler.waiting import least_entitled
-from foretoken.properties.reference import plain_greedy
+from foredraft.core.contract.events import Planned
+from foredraft.core.contract.request import FinishReason
+from foredraft.core.errors import ConfigError
+from foredraft.core.scheduler.waiting import least_entitled
+from foredraft.properties.reference import plain_greedy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from served_engine import MODEL, ask, finish, make, turn

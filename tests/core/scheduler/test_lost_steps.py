@@ -1,16 +1,16 @@
 """Steps that fail: nothing of them is seen, what they held stays behind a fence, less is tried, and in the end one request fails."""
 
 import pytest
-from foretoken.core.adaptive import build_controller
-from foretoken.core.algorithm.registry import get_algorithm
-from foretoken.core.contract.events import Planned, Resumed, StepsLost
-from foretoken.core.contract.request import FinishReason
-from foretoken.core.contract.step import FailureCause, StepFailure
-from foretoken.core.errors import InvariantViolation
-from foretoken.core.scheduler.config import EngineConfig
-from foretoken.core.scheduler.engine import Engine
-from foretoken.core.scheduler.recovery import GOOD_STEPS, StepLimits
-from foretoken.properties.reference import HashDraft, ReferenceExecutor
+from foredraft.core.adaptive import build_controller
+from foredraft.core.algorithm.registry import get_algorithm
+from foredraft.core.contract.events import Planned, Resumed, StepsLost
+from foredraft.core.contract.request import FinishReason
+from foredraft.core.contract.step import FailureCause, StepFailure
+from foredraft.core.errors import InvariantViolation
+from foredraft.core.scheduler.config import EngineConfig
+from foredraft.core.scheduler.engine import Engine
+from foredraft.core.scheduler.recovery import GOOD_STEPS, StepLimits
+from foredraft.properties.reference import HashDraft, ReferenceExecutor
 from served_engine import MODEL, ask, make, turn
 
 RAISED = FailureCause.RAISED

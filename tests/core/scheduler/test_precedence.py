@@ -1,11 +1,11 @@
 """Who is retracted first."""
 
 import pytest
-from foretoken.core.contract.request import Request
-from foretoken.core.errors import InvariantViolation
-from foretoken.core.prompt import Prompt
-from foretoken.core.scheduler.life import RequestRecord
-from foretoken.core.scheduler.waiting import giving_way, least_entitled
+from foredraft.core.contract.request import Request
+from foredraft.core.errors import InvariantViolation
+from foredraft.core.prompt import Prompt
+from foredraft.core.scheduler.life import RequestRecord
+from foredraft.core.scheduler.waiting import giving_way, least_entitled
 
 
 def record(name: str, arrival: int, priority: int = 0, overtaken: int = 0) -> RequestRecord:

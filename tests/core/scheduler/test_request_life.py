@@ -1,10 +1,10 @@
 """A request's life: it ends once, a refused event changes nothing, and a request that makes no sense is refused."""
 
 import pytest
-from foretoken.core.contract.request import Request, SamplingParams
-from foretoken.core.errors import InvalidRequest, InvariantViolation
-from foretoken.core.prompt import Prompt
-from foretoken.core.scheduler.life import (
+from foredraft.core.contract.request import Request, SamplingParams
+from foredraft.core.errors import InvalidRequest, InvariantViolation
+from foredraft.core.prompt import Prompt
+from foredraft.core.scheduler.life import (
     JOINT_RULES,
     TERMINAL_STATES,
     TRANSITIONS,

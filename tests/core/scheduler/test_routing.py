@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from foretoken.core.errors import ConfigError
-from foretoken.core.scheduler.spec import choose_mode
+from foredraft.core.errors import ConfigError
+from foredraft.core.scheduler.spec import choose_mode
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from foretoken.core.adaptive import CostTable, load_adaptive_config
-from foretoken.core.adaptive.config import fixed_config
-from foretoken.core.algorithm.registry import get_algorithm
-from foretoken.core.contract.request import FinishReason, Request
-from foretoken.core.errors import ConfigError
-from foretoken.core.prompt import Prompt
-from foretoken.core.scheduler.config import EngineConfig
-from foretoken.core.scheduler.driver import Driver
-from foretoken.core.scheduler.spec import EngineSpec, default_graph_sizes, resolve_spec
-from foretoken.observe.log import EventLog, read_log
-from foretoken.observe.replay import replay
-from foretoken.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
+from foredraft.core.adaptive import CostTable, load_adaptive_config
+from foredraft.core.adaptive.config import fixed_config
+from foredraft.core.algorithm.registry import get_algorithm
+from foredraft.core.contract.request import FinishReason, Request
+from foredraft.core.errors import ConfigError
+from foredraft.core.prompt import Prompt
+from foredraft.core.scheduler.config import EngineConfig
+from foredraft.core.scheduler.driver import Driver
+from foredraft.core.scheduler.spec import EngineSpec, default_graph_sizes, resolve_spec
+from foredraft.observe.log import EventLog, read_log
+from foredraft.observe.replay import replay
+from foredraft.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
 
 CONFIG = EngineConfig(num_pages=400, context_len=96, max_running=4, chunk_size=16, block_rounds=4, track_tokens=True)
 MODEL = HashLanguageModel(seed=1, vocab_size=24)

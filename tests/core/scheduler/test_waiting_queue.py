@@ -1,10 +1,10 @@
 """The waiting queue: first come, first served within a priority, and a bound on overtaking."""
 
 import pytest
-from foretoken.core.contract.request import Request
-from foretoken.core.prompt import Prompt
-from foretoken.core.scheduler.life import RequestRecord
-from foretoken.core.scheduler.waiting import WaitingQueue
+from foredraft.core.contract.request import Request
+from foredraft.core.prompt import Prompt
+from foredraft.core.scheduler.life import RequestRecord
+from foredraft.core.scheduler.waiting import WaitingQueue
 
 PROMPT = Prompt.of_length(1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from foretoken.core.tree.build import (
+from foredraft.core.tree.build import (
     MAX_TREE_NODES,
     Candidates,
     TreeShapeError,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from foretoken.core.errors import InvariantViolation
-from foretoken.core.kv.moves import apply_moves
-from foretoken.core.tree.build import build_chain, build_lookup_tree
-from foretoken.core.tree.outputs import NodeOutputs, finalize
-from foretoken.core.tree.verify import verify_greedy
+from foredraft.core.errors import InvariantViolation
+from foredraft.core.kv.moves import apply_moves
+from foredraft.core.tree.build import build_chain, build_lookup_tree
+from foredraft.core.tree.outputs import NodeOutputs, finalize
+from foredraft.core.tree.verify import verify_greedy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

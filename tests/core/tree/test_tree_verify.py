@@ -6,8 +6,8 @@ import warnings
 
 import numpy as np
 import pytest
-from foretoken.core.tree.build import build_chain, build_lookup_tree
-from foretoken.core.tree.verify import (
+from foredraft.core.tree.build import build_chain, build_lookup_tree
+from foredraft.core.tree.verify import (
     Coins,
     argmax_tokens,
     draw_coins,

@@ -7,24 +7,24 @@ from multiprocessing.reduction import ForkingPickler
 import numpy as np
 import pytest
 import torch
-from foretoken.cli.decode.bench import footing
-from foretoken.core.algorithm.algorithm import Drafter
-from foretoken.core.errors import ForetokenError
-from foretoken.core.model_shape import known_models, lookup_model
-from foretoken.gpu.bench import floor as bandwidth_module
-from foretoken.gpu.bench import run as prompts_module
-from foretoken.gpu.bench.arm import Arm, common_outputs
-from foretoken.gpu.bench.floor import round_bytes
-from foretoken.gpu.bench.plan import BenchOptions, acceptance_of_arm, plan_bench
-from foretoken.gpu.bench.processes import summarised
-from foretoken.gpu.bench.report import graph_costs, report
-from foretoken.gpu.bench.run import Bench, Machine, bench_prompts
-from foretoken.gpu.bench.shapes import random_draft, shape_of
-from foretoken.gpu.executor.graphs import CaptureReport, RoundKind
-from foretoken.gpu.models.checkpoint import random_weights
-from foretoken.gpu.session.devices import ops_for
-from foretoken.gpu.session.memory import NotEnoughMemory
-from foretoken.gpu.session.text import Tokenizer
+from foredraft.cli.decode.bench import footing
+from foredraft.core.algorithm.algorithm import Drafter
+from foredraft.core.errors import ForedraftError
+from foredraft.core.model_shape import known_models, lookup_model
+from foredraft.gpu.bench import floor as bandwidth_module
+from foredraft.gpu.bench import run as prompts_module
+from foredraft.gpu.bench.arm import Arm, common_outputs
+from foredraft.gpu.bench.floor import round_bytes
+from foredraft.gpu.bench.plan import BenchOptions, acceptance_of_arm, plan_bench
+from foredraft.gpu.bench.processes import summarised
+from foredraft.gpu.bench.report import graph_costs, report
+from foredraft.gpu.bench.run import Bench, Machine, bench_prompts
+from foredraft.gpu.bench.shapes import random_draft, shape_of
+from foredraft.gpu.executor.graphs import CaptureReport, RoundKind
+from foredraft.gpu.models.checkpoint import random_weights
+from foredraft.gpu.session.devices import ops_for
+from foredraft.gpu.session.memory import NotEnoughMemory
+from foredraft.gpu.session.text import Tokenizer
 
 SMALL = {
     "architectures": ["LlamaForCausalLM"],
@@ -109,20 +109,20 @@ ERRORS = {
 @pytest.mark.parametrize("case", ERRORS)
 def test_what_cannot_be_is_refused(case, small):
     changes, expected = ERRORS[case]
-    with pytest.raises(ForetokenError) as caught:
+    with pytest.raises(ForedraftError) as caught:
         plan_bench(replace(small, **changes))
     for words in expected:
         assert words in str(caught.value)
 
 
 def test_too_much_memory_is_told_before_anything_is_made(monkeypatch):
-    monkeypatch.setattr("foretoken.gpu.bench.plan.free_bytes", lambda device: 8 << 30)
+    monkeypatch.setattr("foredraft.gpu.bench.plan.free_bytes", lambda device: 8 << 30)
     options = BenchOptions(random_weights="llama-3.1-8b", dtype="bfloat16", device="cpu", steps="4", batch_sizes="32")
     with pytest.raises(NotEnoughMemory) as caught:
         plan_bench(options)
     for words in ("GiB for weights", "GiB for KV", "batch 32, context 1024", "7.20 GiB"):
         assert words in str(caught.value)
-    monkeypatch.setattr("foretoken.gpu.bench.plan.free_bytes", lambda device: 100 << 30)
+    monkeypatch.setattr("foredraft.gpu.bench.plan.free_bytes", lambda device: 100 << 30)
     plan = plan_bench(options)
     # 8.03 billion weights of the model, in the head a layer of double input width, its fusion, and its own LM head.
     assert 8.03e9 * 2 + 0.6e9 < plan.weight_bytes < 8.03e9 * 2 + 1.0e9
@@ -328,7 +328,7 @@ def test_the_record_is_json_and_says_what_is_missing(small):
     plan, bench, results = run(replace(small, steps="2", repeat=1))
     whole = json.loads(json.dumps(report(plan, bench.machine, results, ["bench", "x"]), allow_nan=False))
     assert whole["complete"] and whole["command"] == ["bench", "x"] and whole["graphs"] is None
-    assert {"python", "torch", "foretoken", "numpy"} <= whole["versions"].keys()
+    assert {"python", "torch", "foredraft", "numpy"} <= whole["versions"].keys()
     assert whole["parameters"]["steps"] == [0, 2] and whole["parameters"]["acceptance"] == "eagle3-llama-chat"
     assert whole["machine"]["copy_bytes_per_s"] == bench.machine.copy_bytes_per_s
     assert [cell["steps"] for cell in whole["cells"]] == [0, 2]

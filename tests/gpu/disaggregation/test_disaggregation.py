@@ -7,14 +7,14 @@ import signal
 from dataclasses import replace
 
 import pytest
-from foretoken.core.contract.request import Grammar, Request, SamplingParams
-from foretoken.core.handoff import HandoffTiming
-from foretoken.core.prompt import Prompt
-from foretoken.gpu.disaggregation.processes import Disaggregation, WorkerFailed, Workers
-from foretoken.gpu.disaggregation.session import TIMING, DisaggregatedSession, plan_disaggregated
-from foretoken.gpu.session.plan import SessionOptions
-from foretoken.gpu.session.session import DecodeSession
-from foretoken.gpu.session.text import Tokenizer
+from foredraft.core.contract.request import Grammar, Request, SamplingParams
+from foredraft.core.handoff import HandoffTiming
+from foredraft.core.prompt import Prompt
+from foredraft.gpu.disaggregation.processes import Disaggregation, WorkerFailed, Workers
+from foredraft.gpu.disaggregation.session import TIMING, DisaggregatedSession, plan_disaggregated
+from foredraft.gpu.session.plan import SessionOptions
+from foredraft.gpu.session.session import DecodeSession
+from foredraft.gpu.session.text import Tokenizer
 
 ONE_TO_ONE, TWO_TO_TWO = Disaggregation(1, 1), Disaggregation(2, 2)
 LONGEST = 120

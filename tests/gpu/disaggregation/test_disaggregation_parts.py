@@ -12,15 +12,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from foretoken.core.algorithm.algorithm import SpecAlgorithm
-from foretoken.core.algorithm.registry import get_algorithm, is_known_everywhere, register_algorithm
-from foretoken.core.errors import ConfigError
-from foretoken.core.handoff import TransferKey
-from foretoken.core.handoff.messages import Ack, Renew
-from foretoken.core.scheduler.config import EngineConfig, EngineRole
-from foretoken.core.scheduler.engine import Engine
-from foretoken.gpu.disaggregation.control import MAX_FRAME_BYTES, ControlError, ControlSocket
-from foretoken.gpu.disaggregation.link import (
+from foredraft.core.algorithm.algorithm import SpecAlgorithm
+from foredraft.core.algorithm.registry import get_algorithm, is_known_everywhere, register_algorithm
+from foredraft.core.errors import ConfigError
+from foredraft.core.handoff import TransferKey
+from foredraft.core.handoff.messages import Ack, Renew
+from foredraft.core.scheduler.config import EngineConfig, EngineRole
+from foredraft.core.scheduler.engine import Engine
+from foredraft.gpu.disaggregation.control import MAX_FRAME_BYTES, ControlError, ControlSocket
+from foredraft.gpu.disaggregation.link import (
     FAULTS_VARIABLE,
     LinkFaults,
     Parcel,
@@ -29,11 +29,11 @@ from foretoken.gpu.disaggregation.link import (
     _messages_in,
     plans_from_environment,
 )
-from foretoken.gpu.disaggregation.page_tensors import PageTensors
-from foretoken.gpu.disaggregation.processes import Disaggregation, WorkerPlace, Workers, backend_for
-from foretoken.gpu.disaggregation.session import plan_disaggregated
-from foretoken.gpu.executor.build import build_executor
-from foretoken.gpu.session.plan import SessionOptions
+from foredraft.gpu.disaggregation.page_tensors import PageTensors
+from foredraft.gpu.disaggregation.processes import Disaggregation, WorkerPlace, Workers, backend_for
+from foredraft.gpu.disaggregation.session import plan_disaggregated
+from foredraft.gpu.executor.build import build_executor
+from foredraft.gpu.session.plan import SessionOptions
 from matrix_cells import OPS, small_head, small_model
 from serving import CONFIG, Way
 

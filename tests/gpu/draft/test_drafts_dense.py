@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from foretoken.checks.driver import Dice, Disturbance, HostileDriver
-from foretoken.checks.executor.dense_drafting import (
+from foredraft.checks.driver import Dice, Disturbance, HostileDriver
+from foredraft.checks.executor.dense_drafting import (
     DenseHead,
     DenseModel,
     Proposal,
@@ -23,13 +23,13 @@ from foretoken.checks.executor.dense_drafting import (
     captured_states,
     dense_tree,
 )
-from foretoken.checks.matrix import Cell, config_of, controller_of, requests_of
-from foretoken.core.acceptance.process import GaussianAcceptance
-from foretoken.core.algorithm.ngram import NgramIndex
-from foretoken.core.algorithm.registry import get_algorithm
-from foretoken.core.contract.request import SamplingParams
-from foretoken.core.scheduler.engine import Engine
-from foretoken.core.tree.build import (
+from foredraft.checks.matrix import Cell, config_of, controller_of, requests_of
+from foredraft.core.acceptance.process import GaussianAcceptance
+from foredraft.core.algorithm.ngram import NgramIndex
+from foredraft.core.algorithm.registry import get_algorithm
+from foredraft.core.contract.request import SamplingParams
+from foredraft.core.scheduler.engine import Engine
+from foredraft.core.tree.build import (
     Candidates,
     VerifyTree,
     build_chain,
@@ -38,13 +38,13 @@ from foretoken.core.tree.build import (
     expand_topk,
     first_candidates,
 )
-from foretoken.gpu.draft.branches import window_slots
-from foretoken.gpu.executor.build import DraftModel, build_executor
-from foretoken.gpu.models.decoder import Decoder
-from foretoken.gpu.models.eagle import MultiLayerEagle
-from foretoken.gpu.ops.port import DeviceTree
-from foretoken.gpu.ops.torch_ops import TorchOps
-from foretoken.gpu.tiny.dense import DenseAttention
+from foredraft.gpu.draft.branches import window_slots
+from foredraft.gpu.executor.build import DraftModel, build_executor
+from foredraft.gpu.models.decoder import Decoder
+from foredraft.gpu.models.eagle import MultiLayerEagle
+from foredraft.gpu.ops.port import DeviceTree
+from foredraft.gpu.ops.torch_ops import TorchOps
+from foredraft.gpu.tiny.dense import DenseAttention
 from matrix_cells import count_retractions, draft_of, small_head, small_model
 from torch import Tensor
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from foretoken.checks.matrix import Cell, random_cells
-from foretoken.core.algorithm.builtin import Eagle, Eagle3, MultiLayerEagle, Standalone
-from foretoken.core.algorithm.registry import register_algorithm
+from foredraft.checks.matrix import Cell, random_cells
+from foredraft.core.algorithm.builtin import Eagle, Eagle3, MultiLayerEagle, Standalone
+from foredraft.core.algorithm.registry import register_algorithm
 from matrix_cells import applicable, run_real_cell
 from witness import Witness
 

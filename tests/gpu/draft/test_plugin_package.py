@@ -43,16 +43,16 @@ def documented() -> list[list[str]]:
     """The commands of docs/plugins.md but the installation."""
     text = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    foretoken, plugin, *lines = block.splitlines()
-    assert foretoken.startswith("pip install '.[") and plugin == "pip install ./examples/plugin_algorithm"
+    foredraft, plugin, *lines = block.splitlines()
+    assert foredraft.startswith("pip install '.[") and plugin == "pip install ./examples/plugin_algorithm"
     return [shlex.split(line) for line in lines]
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("plugin package")
 def test_the_documented_commands_run(installed, nano_pair, tmp_path):
-    foretoken = [sys.executable, "-c", "from foretoken.cli.__main__ import main; main()"]
-    programs = {"foretoken": foretoken, "python": [sys.executable]}
+    foredraft = [sys.executable, "-c", "from foredraft.cli.__main__ import main; main()"]
+    programs = {"foredraft": foredraft, "python": [sys.executable]}
     seen = []
     for program, *words in documented():
         words = [str(nano_pair / "target") if word == "MODEL" else word for word in words]
@@ -68,10 +68,10 @@ def test_the_documented_commands_run(installed, nano_pair, tmp_path):
 SERVE = """
 import json, sys
 from pathlib import Path
-from foretoken.core.prompt import Prompt
-from foretoken.core.contract.request import Request
-from foretoken.gpu.session.session import DecodeSession
-from foretoken.gpu.session.plan import SessionOptions
+from foredraft.core.prompt import Prompt
+from foredraft.core.contract.request import Request
+from foredraft.gpu.session.session import DecodeSession
+from foredraft.gpu.session.plan import SessionOptions
 
 ways, prompts = json.load(sys.stdin)
 for way in ways:

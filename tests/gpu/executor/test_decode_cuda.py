@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from foretoken.core.contract.request import Request
-from foretoken.core.prompt import Prompt
-from foretoken.gpu.session.plan import SessionOptions
-from foretoken.gpu.session.session import DecodeSession
+from foredraft.core.contract.request import Request
+from foredraft.core.prompt import Prompt
+from foredraft.gpu.session.plan import SessionOptions
+from foredraft.gpu.session.session import DecodeSession
 from small_checkpoint import VOCAB_SIZE
 
 pytestmark = [

@@ -9,22 +9,22 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from foretoken.checks.driver import Disturbance
-from foretoken.core.acceptance.process import GaussianAcceptance
-from foretoken.core.algorithm.builtin import Standalone
-from foretoken.core.algorithm.registry import get_algorithm
-from foretoken.core.contract.events import Committed
-from foretoken.core.contract.handoff_batch import DraftInput, HandoffBatch
-from foretoken.core.contract.hidden import CaptureHiddenMode
-from foretoken.core.contract.request import FinishReason, Request
-from foretoken.core.contract.step import Arrivals, BlockEnd, Join, Step, TableWrites
-from foretoken.core.draws import request_key
-from foretoken.core.errors import ForetokenError
-from foretoken.core.prompt import Prompt
-from foretoken.core.scheduler.config import EngineConfig
-from foretoken.core.scheduler.engine import Engine
-from foretoken.gpu.executor.build import build_executor
-from foretoken.gpu.models.decoder import Decoder
+from foredraft.checks.driver import Disturbance
+from foredraft.core.acceptance.process import GaussianAcceptance
+from foredraft.core.algorithm.builtin import Standalone
+from foredraft.core.algorithm.registry import get_algorithm
+from foredraft.core.contract.events import Committed
+from foredraft.core.contract.handoff_batch import DraftInput, HandoffBatch
+from foredraft.core.contract.hidden import CaptureHiddenMode
+from foredraft.core.contract.request import FinishReason, Request
+from foredraft.core.contract.step import Arrivals, BlockEnd, Join, Step, TableWrites
+from foredraft.core.draws import request_key
+from foredraft.core.errors import ForedraftError
+from foredraft.core.prompt import Prompt
+from foredraft.core.scheduler.config import EngineConfig
+from foredraft.core.scheduler.engine import Engine
+from foredraft.gpu.executor.build import build_executor
+from foredraft.gpu.models.decoder import Decoder
 from matrix_cells import OPS, count_blocks, oracle, small_config, small_model
 from serving import CONFIG, Served, Way, chain, serve, tree
 
@@ -245,7 +245,7 @@ class Choosy(Standalone):
             None,
             None,
             CaptureHiddenMode.NULL,
-            failures=((2, ForetokenError("not that one")),),
+            failures=((2, ForedraftError("not that one")),),
         )
 
 

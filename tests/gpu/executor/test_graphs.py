@@ -10,28 +10,28 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from foretoken.checks.driver import Dice
-from foretoken.checks.matrix import random_cell
-from foretoken.cli.app import app
-from foretoken.core.adaptive import build_controller
-from foretoken.core.adaptive.graphs import MissingGraph
-from foretoken.core.algorithm.registry import get_algorithm
-from foretoken.core.contract.request import Request, SamplingParams
-from foretoken.core.prompt import Prompt
-from foretoken.core.scheduler.config import EngineConfig
-from foretoken.core.scheduler.driver import Driver
-from foretoken.core.scheduler.engine import Engine
-from foretoken.gpu.batch.uploads import Uploads
-from foretoken.gpu.draft import branches
-from foretoken.gpu.executor import executor as gpu_executor
-from foretoken.gpu.executor import graphs, running
-from foretoken.gpu.executor import round as gpu_round
-from foretoken.gpu.executor.build import build_executor
-from foretoken.gpu.executor.graphs import CapturedRound, RoundGraphs, RoundKind
-from foretoken.gpu.executor.outputs import USER_OUTPUTS
-from foretoken.gpu.ops.port import VerifyBatch
-from foretoken.gpu.session.plan import SessionOptions
-from foretoken.gpu.session.session import DecodeSession, warm_up
+from foredraft.checks.driver import Dice
+from foredraft.checks.matrix import random_cell
+from foredraft.cli.app import app
+from foredraft.core.adaptive import build_controller
+from foredraft.core.adaptive.graphs import MissingGraph
+from foredraft.core.algorithm.registry import get_algorithm
+from foredraft.core.contract.request import Request, SamplingParams
+from foredraft.core.prompt import Prompt
+from foredraft.core.scheduler.config import EngineConfig
+from foredraft.core.scheduler.driver import Driver
+from foredraft.core.scheduler.engine import Engine
+from foredraft.gpu.batch.uploads import Uploads
+from foredraft.gpu.draft import branches
+from foredraft.gpu.executor import executor as gpu_executor
+from foredraft.gpu.executor import graphs, running
+from foredraft.gpu.executor import round as gpu_round
+from foredraft.gpu.executor.build import build_executor
+from foredraft.gpu.executor.graphs import CapturedRound, RoundGraphs, RoundKind
+from foredraft.gpu.executor.outputs import USER_OUTPUTS
+from foredraft.gpu.ops.port import VerifyBatch
+from foredraft.gpu.session.plan import SessionOptions
+from foredraft.gpu.session.session import DecodeSession, warm_up
 from matrix_cells import OPS, noisy_copy, run_real_cell, small_head, small_model
 from serving import Way, chain
 from serving import serve as serve_way

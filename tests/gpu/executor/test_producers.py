@@ -10,20 +10,20 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
-from foretoken.checks.driver import Disturbance
-from foretoken.core.algorithm.registry import get_algorithm
-from foretoken.core.contract.events import Planned
-from foretoken.core.contract.request import Request, SamplingParams
-from foretoken.core.draws import request_key
-from foretoken.core.handoff import HandoffTiming
-from foretoken.core.handoff.messages import Page, decode, encode
-from foretoken.core.prompt import Prompt
-from foretoken.core.scheduler.config import EngineConfig
-from foretoken.core.scheduler.engine import Engine
-from foretoken.gpu.disaggregation.link import Parcel
-from foretoken.gpu.disaggregation.serving import News, Serving
-from foretoken.gpu.executor.build import build_executor
-from foretoken.gpu.session.loop import Deliveries
+from foredraft.checks.driver import Disturbance
+from foredraft.core.algorithm.registry import get_algorithm
+from foredraft.core.contract.events import Planned
+from foredraft.core.contract.request import Request, SamplingParams
+from foredraft.core.draws import request_key
+from foredraft.core.handoff import HandoffTiming
+from foredraft.core.handoff.messages import Page, decode, encode
+from foredraft.core.prompt import Prompt
+from foredraft.core.scheduler.config import EngineConfig
+from foredraft.core.scheduler.engine import Engine
+from foredraft.gpu.disaggregation.link import Parcel
+from foredraft.gpu.disaggregation.serving import News, Serving
+from foredraft.gpu.executor.build import build_executor
+from foredraft.gpu.session.loop import Deliveries
 from matrix_cells import OPS, small_model
 from serving import CONFIG, chain, count_retractions, serve, tree
 from torch import Tensor

@@ -7,19 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from foretoken.core.adaptive.graphs import GraphKey
-from foretoken.core.algorithm.algorithm import AlgorithmShape
-from foretoken.core.algorithm.registry import get_algorithm
-from foretoken.gpu.batch.pools import KVPool
-from foretoken.gpu.draft.branches import BranchDraft
-from foretoken.gpu.draft.heads import HeadsDraft
-from foretoken.gpu.draft.network import HeadNetwork, LanguageModelNetwork
-from foretoken.gpu.draft.port import NoDraft, RoundLimits
-from foretoken.gpu.executor.build import carried_size
-from foretoken.gpu.executor.round import DecodeRound, SamplingInputs, unmeasured
-from foretoken.gpu.models.decoder import Decoder
-from foretoken.gpu.models.eagle import Eagle3Head, EagleHead, MultiLayerEagle
-from foretoken.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
+from foredraft.core.adaptive.graphs import GraphKey
+from foredraft.core.algorithm.algorithm import AlgorithmShape
+from foredraft.core.algorithm.registry import get_algorithm
+from foredraft.gpu.batch.pools import KVPool
+from foredraft.gpu.draft.branches import BranchDraft
+from foredraft.gpu.draft.heads import HeadsDraft
+from foredraft.gpu.draft.network import HeadNetwork, LanguageModelNetwork
+from foredraft.gpu.draft.port import NoDraft, RoundLimits
+from foredraft.gpu.executor.build import carried_size
+from foredraft.gpu.executor.round import DecodeRound, SamplingInputs, unmeasured
+from foredraft.gpu.models.decoder import Decoder
+from foredraft.gpu.models.eagle import Eagle3Head, EagleHead, MultiLayerEagle
+from foredraft.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from matrix_cells import OPS, small_config
 
 META = torch.device("meta")

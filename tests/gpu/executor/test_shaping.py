@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from foretoken.checks.driver import CALM
-from foretoken.checks.matrix import VOCAB_SIZE
-from foretoken.core.contract.request import FinishReason, Request, SamplingParams
-from foretoken.core.errors import InvalidRequest
-from foretoken.core.prompt import Prompt
+from foredraft.checks.driver import CALM
+from foredraft.checks.matrix import VOCAB_SIZE
+from foredraft.core.contract.request import FinishReason, Request, SamplingParams
+from foredraft.core.errors import InvalidRequest
+from foredraft.core.prompt import Prompt
 from matrix_cells import small_model
 from serving import Way, chain, serve, tree
 from shaped import TOY, ToyMatcher, plain_text

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from foretoken.core.tree.verify import sample_tokens, target_distribution
-from foretoken.gpu.executor.shaping import target_probs
-from foretoken.gpu.kernels.rounds.verify_sampling import sample_torch
+from foredraft.core.tree.verify import sample_tokens, target_distribution
+from foredraft.gpu.executor.shaping import target_probs
+from foredraft.gpu.kernels.rounds.verify_sampling import sample_torch
 
 
 def cases(rng: np.random.Generator, n: int, vocab: int):

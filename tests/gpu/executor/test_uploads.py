@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from foretoken.gpu.batch import uploads as uploads_module
-from foretoken.gpu.batch.uploads import ALIGNMENT, Uploads, layout, views
+from foredraft.gpu.batch import uploads as uploads_module
+from foredraft.gpu.batch.uploads import ALIGNMENT, Uploads, layout, views
 
 SLAB, NUM_SLABS = 256, 3
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from foretoken.gpu.kernels.jit import next_power_of_2
-from foretoken.gpu.kernels.layers import (
+from foredraft.gpu.kernels.jit import next_power_of_2
+from foredraft.gpu.kernels.layers import (
     decode_attention,
     extend_attention,
     flash,
@@ -17,8 +17,8 @@ from foretoken.gpu.kernels.layers import (
     silu_mul,
     verify_attention,
 )
-from foretoken.gpu.kernels.layers.flash import LISTED_ROWS, Tiles, computing_tiles, reading_tiles
-from foretoken.gpu.kernels.rounds import (
+from foredraft.gpu.kernels.layers.flash import LISTED_ROWS, Tiles, computing_tiles, reading_tiles
+from foredraft.gpu.kernels.rounds import (
     bonus,
     build_tree,
     coins,

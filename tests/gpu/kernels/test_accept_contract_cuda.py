@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from foretoken.checks.adapters.torch_accept import make_cuda
-from foretoken.properties.conformance import check_accept
+from foredraft.checks.adapters.torch_accept import make_cuda
+from foredraft.properties.conformance import check_accept
 
 pytestmark = pytest.mark.gpu
 

@@ -6,10 +6,10 @@ import re
 
 import pytest
 import torch
-from foretoken.core.errors import InvariantViolation
-from foretoken.gpu.ops.debug import CheckedOps
-from foretoken.gpu.ops.port import DecodeBatch, ExtendBatch, KVTensors, VerifyBatch
-from foretoken.gpu.ops.torch_ops import TorchOps
+from foredraft.core.errors import InvariantViolation
+from foredraft.gpu.ops.debug import CheckedOps
+from foredraft.gpu.ops.port import DecodeBatch, ExtendBatch, KVTensors, VerifyBatch
+from foredraft.gpu.ops.torch_ops import TorchOps
 
 SLOTS, ROWS, WIDTH, HEADS, DIM = 13, 2, 6, 1, 4
 OPS = CheckedOps(TorchOps(), SLOTS, ROWS)

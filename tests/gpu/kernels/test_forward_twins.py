@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 import torch
-from foretoken.gpu.ops.torch_ops import TorchOps
-from foretoken.gpu.selftest.batches import decode_view, make_batch, random_tree_bits, rotary_table
+from foredraft.gpu.ops.torch_ops import TorchOps
+from foredraft.gpu.selftest.batches import decode_view, make_batch, random_tree_bits, rotary_table
 from forward_cases import dense_decode, dense_extend, dense_verify, rotate_one
 
 

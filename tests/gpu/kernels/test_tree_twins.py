@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from foretoken.core.draws import Purpose, uniform
-from foretoken.gpu.kernels.rounds.coins import hashed_coins
-from foretoken.gpu.ops.torch_ops import TorchOps
+from foredraft.core.draws import Purpose, uniform
+from foredraft.gpu.kernels.rounds.coins import hashed_coins
+from foredraft.gpu.ops.torch_ops import TorchOps
 
 OPS = TorchOps()
 

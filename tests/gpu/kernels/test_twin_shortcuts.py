@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from foretoken.gpu.kernels.layers.rope_write import _joined, rope_write_torch, rotation_of
-from foretoken.gpu.kernels.layers.verify_attention import verify_attention_torch, verify_keys
-from foretoken.gpu.kernels.padded import keys_of
-from foretoken.gpu.models.attention import Softmax
+from foredraft.gpu.kernels.layers.rope_write import _joined, rope_write_torch, rotation_of
+from foredraft.gpu.kernels.layers.verify_attention import verify_attention_torch, verify_keys
+from foredraft.gpu.kernels.padded import keys_of
+from foredraft.gpu.models.attention import Softmax
 
 
 @torch.no_grad()

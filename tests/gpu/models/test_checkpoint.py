@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from foretoken.core.errors import ConfigError
-from foretoken.gpu.models import tensor_files
-from foretoken.gpu.models.checkpoint import (
+from foredraft.core.errors import ConfigError
+from foredraft.gpu.models import tensor_files
+from foredraft.gpu.models.checkpoint import (
     HEADS,
     load_draft,
     load_target,
@@ -20,14 +20,14 @@ from foretoken.gpu.models.checkpoint import (
     save_draft,
     save_target,
 )
-from foretoken.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
-from foretoken.gpu.models.decoder import Decoder
-from foretoken.gpu.models.head_config import EAGLE, EAGLE3, HeadConfig, default_aux_layers
-from foretoken.gpu.models.tensor_files import INDEX, SINGLE, CheckpointError
-from foretoken.gpu.models.weights import initialize
-from foretoken.gpu.ops.torch_ops import TorchOps
-from foretoken.gpu.session.plan import recognise_draft
-from foretoken.gpu.tiny.dense import DenseAttention
+from foredraft.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
+from foredraft.gpu.models.decoder import Decoder
+from foredraft.gpu.models.head_config import EAGLE, EAGLE3, HeadConfig, default_aux_layers
+from foredraft.gpu.models.tensor_files import INDEX, SINGLE, CheckpointError
+from foredraft.gpu.models.weights import initialize
+from foredraft.gpu.ops.torch_ops import TorchOps
+from foredraft.gpu.session.plan import recognise_draft
+from foredraft.gpu.tiny.dense import DenseAttention
 from safetensors.torch import load_file, save_file
 
 OPS = TorchOps()

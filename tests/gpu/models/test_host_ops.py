@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from foretoken.gpu.batch.pools import KVPool, PagedAttention
-from foretoken.gpu.models.checkpoint import random_weights
-from foretoken.gpu.models.config import LLAMA, QWEN2, QWEN3, QWEN3_MOE, ModelConfig, MoeConfig
-from foretoken.gpu.models.decoder import Capture
-from foretoken.gpu.models.eagle import Eagle3Head, EagleHead, MultiLayerEagle
-from foretoken.gpu.models.head_config import HeadConfig
-from foretoken.gpu.models.layer import Layer
-from foretoken.gpu.models.projection import pack_projections
-from foretoken.gpu.models.weights import initialize
-from foretoken.gpu.ops.host_ops import HostOps, host_pass_of, view_keys, window_keys
-from foretoken.gpu.ops.port import DecodeBatch, VerifyBatch
+from foredraft.gpu.batch.pools import KVPool, PagedAttention
+from foredraft.gpu.models.checkpoint import random_weights
+from foredraft.gpu.models.config import LLAMA, QWEN2, QWEN3, QWEN3_MOE, ModelConfig, MoeConfig
+from foredraft.gpu.models.decoder import Capture
+from foredraft.gpu.models.eagle import Eagle3Head, EagleHead, MultiLayerEagle
+from foredraft.gpu.models.head_config import HeadConfig
+from foredraft.gpu.models.layer import Layer
+from foredraft.gpu.models.projection import pack_projections
+from foredraft.gpu.models.weights import initialize
+from foredraft.gpu.ops.host_ops import HostOps, host_pass_of, view_keys, window_keys
+from foredraft.gpu.ops.port import DecodeBatch, VerifyBatch
 
 SLOTS = 40
 OPS = HostOps()

@@ -7,18 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from foretoken.core.errors import ConfigError
-from foretoken.gpu.models import projection
-from foretoken.gpu.models.checkpoint import load_target, random_weights, save_target
-from foretoken.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
-from foretoken.gpu.models.decoder import Capture, Decoder
-from foretoken.gpu.models.moe import ExpertMlp, as_captured
-from foretoken.gpu.models.projection import BLOCKS, COLUMNS, ROWS, has_blocks, layout_for, pack_projections
-from foretoken.gpu.models.weights import initialize
-from foretoken.gpu.ops.host_ops import HOST_DTYPES
-from foretoken.gpu.ops.torch_ops import TorchOps
-from foretoken.gpu.session.plan import resolve_dtype
-from foretoken.gpu.tiny.dense import DenseAttention
+from foredraft.core.errors import ConfigError
+from foredraft.gpu.models import projection
+from foredraft.gpu.models.checkpoint import load_target, random_weights, save_target
+from foredraft.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
+from foredraft.gpu.models.decoder import Capture, Decoder
+from foredraft.gpu.models.moe import ExpertMlp, as_captured
+from foredraft.gpu.models.projection import BLOCKS, COLUMNS, ROWS, has_blocks, layout_for, pack_projections
+from foredraft.gpu.models.weights import initialize
+from foredraft.gpu.ops.host_ops import HOST_DTYPES
+from foredraft.gpu.ops.torch_ops import TorchOps
+from foredraft.gpu.session.plan import resolve_dtype
+from foredraft.gpu.tiny.dense import DenseAttention
 
 SMALL = dict(  # noqa: C408
     vocab_size=97,

@@ -7,10 +7,10 @@ import math
 
 import pytest
 import torch
-from foretoken.core.errors import ConfigError
-from foretoken.gpu.models.config import LLAMA, QWEN2, QWEN3_MOE, ModelConfig, MoeConfig
-from foretoken.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
-from foretoken.gpu.models.rope import Rope, cos_sin_table
+from foredraft.core.errors import ConfigError
+from foredraft.gpu.models.config import LLAMA, QWEN2, QWEN3_MOE, ModelConfig, MoeConfig
+from foredraft.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
+from foredraft.gpu.models.rope import Rope, cos_sin_table
 
 MINIMAL = {
     "architectures": [LLAMA],
@@ -79,7 +79,7 @@ def test_all_problems_at_once_with_file_and_key():
 @pytest.mark.parametrize("architecture", ["DeepseekV3ForCausalLM", "Qwen3NextForCausalLM", "Glm4MoeForCausalLM"])
 def test_families_of_the_simulator_are_refused_for_what_they_are(architecture):
     message = refused(MINIMAL | {"architectures": [architecture]}, "architectures")
-    assert "only `foretoken simulate` knows this family" in message and "did you mean" not in message
+    assert "only `foredraft simulate` knows this family" in message and "did you mean" not in message
 
 
 def test_unknown_architectures_name_the_known_ones_and_suggest_none():

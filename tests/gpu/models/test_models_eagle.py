@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from foretoken import Session
-from foretoken.core.errors import ConfigError
-from foretoken.gpu.models import projection
-from foretoken.gpu.models.checkpoint import (
+from foredraft import Session
+from foredraft.core.errors import ConfigError
+from foredraft.gpu.models import projection
+from foredraft.gpu.models.checkpoint import (
     load_draft,
     load_target,
     random_head,
@@ -20,16 +20,16 @@ from foretoken.gpu.models.checkpoint import (
     save_draft,
     save_target,
 )
-from foretoken.gpu.models.config import LLAMA, MIMO, QWEN2, ModelConfig
-from foretoken.gpu.models.decoder import Capture, Decoder
-from foretoken.gpu.models.eagle import DraftHead, Eagle3Head, EagleHead, PredictionLayer
-from foretoken.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
-from foretoken.gpu.models.projection import BLOCKS, pack_projections
-from foretoken.gpu.models.tensor_files import SINGLE, CheckpointError
-from foretoken.gpu.models.weights import initialize
-from foretoken.gpu.ops.torch_ops import TorchOps
-from foretoken.gpu.session.plan import recognise_draft
-from foretoken.gpu.tiny.dense import DenseAttention, rotate
+from foredraft.gpu.models.config import LLAMA, MIMO, QWEN2, ModelConfig
+from foredraft.gpu.models.decoder import Capture, Decoder
+from foredraft.gpu.models.eagle import DraftHead, Eagle3Head, EagleHead, PredictionLayer
+from foredraft.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
+from foredraft.gpu.models.projection import BLOCKS, pack_projections
+from foredraft.gpu.models.tensor_files import SINGLE, CheckpointError
+from foredraft.gpu.models.weights import initialize
+from foredraft.gpu.ops.torch_ops import TorchOps
+from foredraft.gpu.session.plan import recognise_draft
+from foredraft.gpu.tiny.dense import DenseAttention, rotate
 from safetensors.torch import load_file, save_file
 from small_checkpoint import SHAPE, VOCAB_SIZE, write_target
 from torch import Tensor

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from foretoken.core.errors import ConfigError
-from foretoken.gpu.models import config as families
-from foretoken.gpu.models import quantized
-from foretoken.gpu.models.checkpoint import load_target, random_weights, save_target
-from foretoken.gpu.models.config import ModelConfig, MoeConfig
-from foretoken.gpu.models.decoder import Decoder
-from foretoken.gpu.models.tensor_files import SINGLE, CheckpointError
-from foretoken.gpu.ops.torch_ops import TorchOps
+from foredraft.core.errors import ConfigError
+from foredraft.gpu.models import config as families
+from foredraft.gpu.models import quantized
+from foredraft.gpu.models.checkpoint import load_target, random_weights, save_target
+from foredraft.gpu.models.config import ModelConfig, MoeConfig
+from foredraft.gpu.models.decoder import Decoder
+from foredraft.gpu.models.tensor_files import SINGLE, CheckpointError
+from foredraft.gpu.ops.torch_ops import TorchOps
 from safetensors.torch import load_file, save_file
 
 OPS = TorchOps()

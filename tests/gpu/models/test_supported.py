@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from foretoken.gpu.models.config import ARCHITECTURES, MIMO, MULTIMODAL
-from foretoken.gpu.models.head_config import EAGLE, PREDICTION_LAYERS, SPECULATORS
-from foretoken.gpu.models.quantized import METHODS
+from foredraft.gpu.models.config import ARCHITECTURES, MIMO, MULTIMODAL
+from foredraft.gpu.models.head_config import EAGLE, PREDICTION_LAYERS, SPECULATORS
+from foredraft.gpu.models.quantized import METHODS
 from test_checkpoint import HEAD_FORMS
 from test_models import FAMILIES
 from test_quantized import FORMS

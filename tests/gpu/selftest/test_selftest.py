@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 import worker_that_dies
-from foretoken.cli.app import app
-from foretoken.core.errors import ConfigError, ForetokenError
-from foretoken.gpu.selftest import run, sessions
-from foretoken.gpu.selftest.catalogue import catalogue
-from foretoken.gpu.selftest.run import JSON, MARKDOWN
-from foretoken.gpu.selftest.steps import Context, Finding, State, Step, run_apart, run_here, run_step
+from foredraft.cli.app import app
+from foredraft.core.errors import ConfigError, ForedraftError
+from foredraft.gpu.selftest import run, sessions
+from foredraft.gpu.selftest.catalogue import catalogue
+from foredraft.gpu.selftest.run import JSON, MARKDOWN
+from foredraft.gpu.selftest.steps import Context, Finding, State, Step, run_apart, run_here, run_step
 from typer.testing import CliRunner
 
 FAST = {
@@ -106,7 +106,7 @@ def test_a_step_that_fails_stops_no_other_and_time_does():
     ],
 )
 def test_the_report_holds_what_ran(tmp_path, monkeypatch, named, code, states):
-    monkeypatch.setattr("foretoken.gpu.selftest.catalogue.catalogue", lambda context: steps(**named))
+    monkeypatch.setattr("foredraft.gpu.selftest.catalogue.catalogue", lambda context: steps(**named))
     result = CliRunner().invoke(app, ["selftest", "--device", "cpu", "--out", str(tmp_path / "report"), "--quiet"])
     assert result.exit_code == code, result.output
     document = json.loads((tmp_path / "report" / JSON).read_text(encoding="utf-8"))
@@ -147,5 +147,5 @@ def test_what_cannot_be_is_refused(tmp_path):
         with pytest.raises(ConfigError, match="budget"):
             run.seconds_of(budget)
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(ForetokenError, match="file: cannot be written"):
+    with pytest.raises(ForedraftError, match="file: cannot be written"):
         run.selftest("cpu", tmp_path / "file", "1m", print)

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 
-from foretoken.gpu.selftest.steps import Finding, Step, serve_steps
+from foredraft.gpu.selftest.steps import Finding, Step, serve_steps
 
 FIRST: list[int] = []
 

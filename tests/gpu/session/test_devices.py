@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from foretoken.core.errors import ConfigError
-from foretoken.gpu.models.config import LLAMA, ModelConfig
-from foretoken.gpu.ops.port import Ops
-from foretoken.gpu.ops.torch_ops import TorchOps
-from foretoken.gpu.ops.triton_ops import TritonOps
-from foretoken.gpu.session.devices import ONE_CORE_LAYER_BYTES, ops_for, set_threads
+from foredraft.core.errors import ConfigError
+from foredraft.gpu.models.config import LLAMA, ModelConfig
+from foredraft.gpu.ops.port import Ops
+from foredraft.gpu.ops.torch_ops import TorchOps
+from foredraft.gpu.ops.triton_ops import TritonOps
+from foredraft.gpu.session.devices import ONE_CORE_LAYER_BYTES, ops_for, set_threads
 from threadpoolctl import threadpool_info, threadpool_limits
 
 SMALL = ModelConfig(LLAMA, 32, 16, 16, 2, 2, 1, 8)
@@ -46,8 +46,8 @@ def test_without_triton_a_cpu_works_and_cuda_is_refused():
 import sys
 sys.modules["triton"] = None  # importing it fails
 import torch
-from foretoken.core.errors import ConfigError
-from foretoken.gpu.session.devices import ops_for
+from foredraft.core.errors import ConfigError
+from foredraft.gpu.session.devices import ops_for
 print(ops_for("cpu").silu_mul(torch.zeros(1, 4)).shape[1])
 try:
     ops_for("cuda")

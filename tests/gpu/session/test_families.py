@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from foretoken.core.model_shape import MoeConfig
-from foretoken.gpu.models import config as families
-from foretoken.gpu.models.config import ModelConfig
-from foretoken.gpu.models.rope import Rope
-from foretoken.gpu.session.prompts import RequestDefaults, make_requests, read_prompts
-from foretoken.gpu.session.session import DecodeSession, SessionOptions
-from foretoken.gpu.session.text import Tokenizer
+from foredraft.core.model_shape import MoeConfig
+from foredraft.gpu.models import config as families
+from foredraft.gpu.models.config import ModelConfig
+from foredraft.gpu.models.rope import Rope
+from foredraft.gpu.session.prompts import RequestDefaults, make_requests, read_prompts
+from foredraft.gpu.session.session import DecodeSession, SessionOptions
+from foredraft.gpu.session.text import Tokenizer
 from small_checkpoint import SHAPE, write_target
 
 WINDOWS = {"window": 6, "windowed_layers": (0, 2)}

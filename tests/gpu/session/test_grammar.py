@@ -6,12 +6,12 @@ import json
 from dataclasses import replace
 
 import pytest
-from foretoken.core.errors import ConfigError
-from foretoken.gpu.session.grammar import Grammars, json_schema
-from foretoken.gpu.session.plan import SessionOptions
-from foretoken.gpu.session.prompts import RequestDefaults, make_requests, read_prompts
-from foretoken.gpu.session.session import DecodeSession
-from foretoken.gpu.session.text import Tokenizer
+from foredraft.core.errors import ConfigError
+from foredraft.gpu.session.grammar import Grammars, json_schema
+from foredraft.gpu.session.plan import SessionOptions
+from foredraft.gpu.session.prompts import RequestDefaults, make_requests, read_prompts
+from foredraft.gpu.session.session import DecodeSession
+from foredraft.gpu.session.text import Tokenizer
 from small_checkpoint import CONTEXT, VOCAB_SIZE
 
 pytest.importorskip("llguidance", reason="needs the extra grammar")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from foretoken import Session
-from foretoken.core.errors import ConfigError
-from foretoken.gpu.session.hub import local_checkpoint
+from foredraft import Session
+from foredraft.core.errors import ConfigError
+from foredraft.gpu.session.hub import local_checkpoint
 from huggingface_hub import constants
 from small_checkpoint import write_target
 

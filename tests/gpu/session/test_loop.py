@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from foretoken.core.adaptive import fixed_controller
-from foretoken.core.algorithm.registry import get_algorithm
-from foretoken.core.contract.request import FinishReason, Request
-from foretoken.core.prompt import Prompt
-from foretoken.core.scheduler.config import EngineConfig
-from foretoken.core.scheduler.engine import Engine
-from foretoken.gpu.session.loop import DecodeLoop, Deliveries, all_of
-from foretoken.properties.reference import (
+from foredraft.core.adaptive import fixed_controller
+from foredraft.core.algorithm.registry import get_algorithm
+from foredraft.core.contract.request import FinishReason, Request
+from foredraft.core.prompt import Prompt
+from foredraft.core.scheduler.config import EngineConfig
+from foredraft.core.scheduler.engine import Engine
+from foredraft.gpu.session.loop import DecodeLoop, Deliveries, all_of
+from foredraft.properties.reference import (
     HashDraft,
     HashLanguageModel,
     ReferenceExecutor,

@@ -6,14 +6,14 @@ import weakref
 
 import pytest
 import torch
-from foretoken.core.algorithm.registry import get_algorithm
-from foretoken.core.model_shape import built_in_config
-from foretoken.core.scheduler.config import EngineConfig
-from foretoken.core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
-from foretoken.gpu.bench.shapes import draft_shape
-from foretoken.gpu.executor.shaping import target_probs
-from foretoken.gpu.models.config import ModelConfig
-from foretoken.gpu.session.memory import (
+from foredraft.core.algorithm.registry import get_algorithm
+from foredraft.core.model_shape import built_in_config
+from foredraft.core.scheduler.config import EngineConfig
+from foredraft.core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
+from foredraft.gpu.bench.shapes import draft_shape
+from foredraft.gpu.executor.shaping import target_probs
+from foredraft.gpu.models.config import ModelConfig
+from foredraft.gpu.session.memory import (
     FILTER_BYTES,
     GRAPH_BYTES,
     MIB,
@@ -82,7 +82,7 @@ def test_more_rows_and_graphs_need_more_and_the_pool_shrinks(monkeypatch):
     # 32 rows of 4 nodes: logits in 16 and 32 bits, and the sort of each
     assert full - fewer > 24 * 4 * target.vocab_size * SAMPLING_BYTES
     assert 64 * MIB < fewer < full < 4096 * MIB
-    monkeypatch.setattr("foretoken.gpu.session.memory.free_bytes", lambda device: 24 << 30)
+    monkeypatch.setattr("foredraft.gpu.session.memory.free_bytes", lambda device: 24 << 30)
     pages = [size_pool(None, 0.85, 131072, "cuda", spec_of(), 16 << 30, working)[0] for working in (0, full)]
     assert pages[0] - pages[1] == pytest.approx(full / 131072, abs=2)
     with pytest.raises(NotEnoughMemory, match=r"activations, logits and graphs 4\.00 GiB"):

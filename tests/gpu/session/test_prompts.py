@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from foretoken.core.contract.request import SamplingParams
-from foretoken.core.errors import ConfigError
-from foretoken.gpu.session.prompts import RequestDefaults, make_requests, read_prompt_file, read_prompts
+from foredraft.core.contract.request import SamplingParams
+from foredraft.core.errors import ConfigError
+from foredraft.gpu.session.prompts import RequestDefaults, make_requests, read_prompt_file, read_prompts
 from small_checkpoint import small_tokenizer
 
 

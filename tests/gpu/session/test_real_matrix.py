@@ -1,17 +1,17 @@
 """The matrix on the real executor: every way to serve a real model gives the tokens of its plain greedy loop, in float64 on a CPU.
 
-More random cells: FORETOKEN_MATRIX_CELLS=2000 pytest -m slow tests/gpu/session/test_real_matrix.py
+More random cells: FOREDRAFT_MATRIX_CELLS=2000 pytest -m slow tests/gpu/session/test_real_matrix.py
 """
 
 import os
 from functools import cache
 
 import pytest
-from foretoken.checks.matrix import DIMENSIONS, is_legal, pairs_of, pairwise_cells, random_cells
+from foredraft.checks.matrix import DIMENSIONS, is_legal, pairs_of, pairwise_cells, random_cells
 from matrix_cells import applicable, in_words, run_real_cell, total
 
 COVERS = 3  # of all pairs, each with other cells
-RANDOM_CELLS = int(os.environ.get("FORETOKEN_MATRIX_CELLS", "200"))
+RANDOM_CELLS = int(os.environ.get("FOREDRAFT_MATRIX_CELLS", "200"))
 NOT_HERE = ("drafts", "outputs", "faults")  # dimensions with one choice left, or not all of them
 
 

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from foretoken.cli.simulation.scenario_text import derived_rows
-from foretoken.core.errors import ConfigError, ForetokenError
-from foretoken.gpu.session.plan import SessionOptions, plan_session
-from foretoken.gpu.session.session import DecodeSession
-from foretoken.sim.assembly import assemble
-from foretoken.sim.disaggregation.cluster import page_format_of
-from foretoken.sim.scenario_file import scenario_from_dict
+from foredraft.cli.simulation.scenario_text import derived_rows
+from foredraft.core.errors import ConfigError, ForedraftError
+from foredraft.gpu.session.plan import SessionOptions, plan_session
+from foredraft.gpu.session.session import DecodeSession
+from foredraft.sim.assembly import assemble
+from foredraft.sim.disaggregation.cluster import page_format_of
+from foredraft.sim.scenario_file import scenario_from_dict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_checkpoint import CONTEXT, write_head, write_standalone, write_target
@@ -34,7 +34,7 @@ def outcome(resolve):
         return resolve()
     except ConfigError as error:
         return {problem.message for problem in error.problems}
-    except ForetokenError as error:
+    except ForedraftError as error:
         return {str(error)}
 
 

@@ -16,13 +16,13 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from foretoken.checks.driver import CALM, Disturbance
-from foretoken.checks.matrix import VOCAB_SIZE
-from foretoken.core.contract.request import Request, SamplingParams
-from foretoken.core.draws import Purpose, request_key, uniform
-from foretoken.core.prompt import Prompt
-from foretoken.core.tree.verify import sample_tokens, target_distribution
-from foretoken.gpu.tiny.dense import DenseAttention
+from foredraft.checks.driver import CALM, Disturbance
+from foredraft.checks.matrix import VOCAB_SIZE
+from foredraft.core.contract.request import Request, SamplingParams
+from foredraft.core.draws import Purpose, request_key, uniform
+from foredraft.core.prompt import Prompt
+from foredraft.core.tree.verify import sample_tokens, target_distribution
+from foredraft.gpu.tiny.dense import DenseAttention
 from matrix_cells import small_model
 from serving import Way, chain, serve, tree
 from shaped import TOY, ToyMatcher, shaped

@@ -6,24 +6,24 @@ import json
 import numpy as np
 import pytest
 import torch
-from foretoken.core.contract.request import Request
-from foretoken.core.errors import ConfigError, ForetokenError, InvariantViolation
-from foretoken.core.prompt import Prompt
-from foretoken.core.scheduler.engine import Engine
-from foretoken.core.scheduler.spec import EngineSpec
-from foretoken.gpu.executor.build import build_executor
-from foretoken.gpu.models.checkpoint import load_target, random_head, save_draft
-from foretoken.gpu.models.head_config import HeadConfig
-from foretoken.gpu.session import round_cost
-from foretoken.gpu.session.devices import ops_for
-from foretoken.gpu.session.memory import NotEnoughMemory
-from foretoken.gpu.session.plan import plan_session, recognise_draft
-from foretoken.gpu.session.prompts import RequestDefaults, make_requests, read_prompts
-from foretoken.gpu.session.round_cost import batch_sizes, cost_table
-from foretoken.gpu.session.session import DecodeSession, SessionOptions, check_lengths, check_vocabulary
-from foretoken.gpu.session.text import Tokenizer
-from foretoken.observe.log import EventLog
-from foretoken.observe.replay import replay
+from foredraft.core.contract.request import Request
+from foredraft.core.errors import ConfigError, ForedraftError, InvariantViolation
+from foredraft.core.prompt import Prompt
+from foredraft.core.scheduler.engine import Engine
+from foredraft.core.scheduler.spec import EngineSpec
+from foredraft.gpu.executor.build import build_executor
+from foredraft.gpu.models.checkpoint import load_target, random_head, save_draft
+from foredraft.gpu.models.head_config import HeadConfig
+from foredraft.gpu.session import round_cost
+from foredraft.gpu.session.devices import ops_for
+from foredraft.gpu.session.memory import NotEnoughMemory
+from foredraft.gpu.session.plan import plan_session, recognise_draft
+from foredraft.gpu.session.prompts import RequestDefaults, make_requests, read_prompts
+from foredraft.gpu.session.round_cost import batch_sizes, cost_table
+from foredraft.gpu.session.session import DecodeSession, SessionOptions, check_lengths, check_vocabulary
+from foredraft.gpu.session.text import Tokenizer
+from foredraft.observe.log import EventLog
+from foredraft.observe.replay import replay
 from small_checkpoint import CONTEXT, SHAPE, VOCAB_SIZE, write_target
 
 
@@ -74,7 +74,7 @@ def test_steps_that_are_not_given_follow_the_heads(models, options, candidates):
     plan = plan_session(options_for(models, "MULTI_LAYER_EAGLE", **options))
     found = plan.spec.adaptive.candidate_steps
     assert found[-1] == 2 and set(found) <= set(candidates)
-    with pytest.raises(ForetokenError, match="the draft has 2"):
+    with pytest.raises(ForedraftError, match="the draft has 2"):
         plan_session(options_for(models, "MULTI_LAYER_EAGLE", **options, adaptive="default"))
 
 
@@ -209,7 +209,7 @@ def test_the_pool_is_as_large_as_the_requests_or_the_memory(models, monkeypatch)
     assert roomy.kv_bytes == (slots + 4) * slot_bytes
     assert plan(kv_tokens=100).spec.config.num_pages == 100
     monkeypatch.setattr(
-        "foretoken.gpu.session.memory.free_bytes", lambda device: 2 * (roomy.weight_bytes + 100 * slot_bytes)
+        "foredraft.gpu.session.memory.free_bytes", lambda device: 2 * (roomy.weight_bytes + 100 * slot_bytes)
     )
     assert plan(memory_fraction=0.5).spec.config.num_pages == 99
     with pytest.raises(NotEnoughMemory, match=r"weights need .* KV of \d+ tokens"):
@@ -293,12 +293,12 @@ def test_the_most_steps_that_a_round_holds_are_decoded(models, plain):
 
 @pytest.mark.parametrize("name", BAD)
 def test_what_cannot_be_is_said_before_a_weight_is_read(models, name, monkeypatch):
-    import foretoken.gpu.models.checkpoint as checkpoint
+    import foredraft.gpu.models.checkpoint as checkpoint
 
     monkeypatch.setattr(checkpoint, "load_target", lambda *arguments: pytest.fail("weights were read"))
     change, words = BAD[name]
     known = {key: models.get(value, value) if key in ("model", "draft") else value for key, value in change.items()}
-    with pytest.raises(ForetokenError) as caught:
+    with pytest.raises(ForedraftError) as caught:
         DecodeSession.open(SessionOptions(**{"model": models["target"], **known}))
     assert words in str(caught.value)
 
@@ -337,7 +337,7 @@ def test_prompts_beyond_the_context_are_named(models):
 
 def test_the_cost_table_is_the_time_of_rounds(models):
     """A clock that the executor moves: 100 ns a round, 10 a row, 7 a step, 1 a KV token of a row."""
-    from foretoken.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
+    from foredraft.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
 
     now = [0]
 
@@ -408,6 +408,6 @@ def test_memory_that_the_plan_did_not_count_is_named(models, monkeypatch):
     def build(*models, **options):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("foretoken.gpu.executor.build.build_executor", build)
+    monkeypatch.setattr("foredraft.gpu.executor.build.build_executor", build)
     with pytest.raises(NotEnoughMemory, match=r"weights and .* of KV there is no room for activations"):
         DecodeSession.open(options_for(models))

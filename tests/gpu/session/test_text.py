@@ -6,9 +6,9 @@ import shutil
 import numpy as np
 import pytest
 import tokenizers
-from foretoken.core.contract.request import first_stop_string
-from foretoken.core.errors import ConfigError, InvalidRequest
-from foretoken.gpu.session.text import REPLACEMENT, StreamDecoder, Tokenizer
+from foredraft.core.contract.request import first_stop_string
+from foredraft.core.errors import ConfigError, InvalidRequest
+from foredraft.gpu.session.text import REPLACEMENT, StreamDecoder, Tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_checkpoint import small_tokenizer, train_tokenizer, write_tokenizer

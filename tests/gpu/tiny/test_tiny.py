@@ -10,13 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from foretoken.core.errors import ConfigError
-from foretoken.gpu.models.checkpoint import load_draft, load_target
-from foretoken.gpu.models.decoder import Decoder
-from foretoken.gpu.ops.torch_ops import TorchOps
-from foretoken.gpu.tiny import continuations, pair, training
-from foretoken.gpu.tiny.pair import ALGORITHMS, PARTS, make_pair
-from foretoken.gpu.tiny.sizes import NANO, PairOptions, Schedule, TinyShape, partial_directory
+from foredraft.core.errors import ConfigError
+from foredraft.gpu.models.checkpoint import load_draft, load_target
+from foredraft.gpu.models.decoder import Decoder
+from foredraft.gpu.ops.torch_ops import TorchOps
+from foredraft.gpu.tiny import continuations, pair, training
+from foredraft.gpu.tiny.pair import ALGORITHMS, PARTS, make_pair
+from foredraft.gpu.tiny.sizes import NANO, PairOptions, Schedule, TinyShape, partial_directory
 
 # Untaught but whole: made in a second.
 MICRO = replace(

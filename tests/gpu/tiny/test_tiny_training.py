@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from foretoken.gpu.models.decoder import Decoder
-from foretoken.gpu.models.weights import initialize
-from foretoken.gpu.tiny.continuations import continue_texts
-from foretoken.gpu.tiny.corpus import (
+from foredraft.gpu.models.decoder import Decoder
+from foredraft.gpu.models.weights import initialize
+from foredraft.gpu.tiny.continuations import continue_texts
+from foredraft.gpu.tiny.corpus import (
     END_OF_TEXT_ID,
     NoCorpus,
     corpus_windows,
@@ -21,10 +21,10 @@ from foretoken.gpu.tiny.corpus import (
     spread_prompts,
     train_vocabulary,
 )
-from foretoken.gpu.tiny.dense import DenseAttention
-from foretoken.gpu.tiny.drafting import accept_length, distillation_loss, measure_drafts, propose, teach
-from foretoken.gpu.tiny.pair import new_eagle3, new_multi_layer_eagle, new_standalone, new_target
-from foretoken.gpu.tiny.sizes import NANO
+from foredraft.gpu.tiny.dense import DenseAttention
+from foredraft.gpu.tiny.drafting import accept_length, distillation_loss, measure_drafts, propose, teach
+from foredraft.gpu.tiny.pair import new_eagle3, new_multi_layer_eagle, new_standalone, new_target
+from foredraft.gpu.tiny.sizes import NANO
 
 TEXT = "def greet(name):\n    return f'Grüße, {name} 🎈'\n"
 

@@ -5,17 +5,17 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from foretoken.checks.driver import Dice, Disturbance, HostileDriver
-from foretoken.checks.matrix import build_cell, pairwise_cells, requests_of
-from foretoken.core.contract.request import SamplingParams
-from foretoken.core.errors import ForetokenError
-from foretoken.core.prompt import Prompt
-from foretoken.observe.log import EventLog, LogError
-from foretoken.properties.audit.engine_history import audit_log
-from foretoken.properties.audit.findings import AUDITED, MAX_FINDINGS
-from foretoken.properties.invariants import all_invariants
-from foretoken.sim.run import Simulation
-from foretoken.sim.scenario_file import load_scenario
+from foredraft.checks.driver import Dice, Disturbance, HostileDriver
+from foredraft.checks.matrix import build_cell, pairwise_cells, requests_of
+from foredraft.core.contract.request import SamplingParams
+from foredraft.core.errors import ForedraftError
+from foredraft.core.prompt import Prompt
+from foredraft.observe.log import EventLog, LogError
+from foredraft.properties.audit.engine_history import audit_log
+from foredraft.properties.audit.findings import AUDITED, MAX_FINDINGS
+from foredraft.properties.invariants import all_invariants
+from foredraft.sim.run import Simulation
+from foredraft.sim.scenario_file import load_scenario
 from tampered_logs import OF_RETRACTIONS, QUEUE_MISCOUNTED, TAMPERINGS, TOKEN_LOST, places, records_of
 
 TIGHT = ("workload.num_requests=60", "workload.rate=60", "engine.kv_slots=6000")
@@ -219,7 +219,7 @@ def test_a_damaged_log_says_where(logs, tmp_path, damage, words):
     path.write_text("".join(line + "\n" for line in damage(logs("default").read_text().splitlines())))
     with pytest.raises(LogError, match=r"damaged\.jsonl") as caught:
         audit_log(path)
-    assert words in str(caught.value) and isinstance(caught.value, ForetokenError)
+    assert words in str(caught.value) and isinstance(caught.value, ForedraftError)
 
 
 def test_a_run_that_was_killed_is_audited_as_far_as_it_went(logs, tmp_path):
@@ -240,9 +240,9 @@ def test_a_log_without_limits_is_audited_for_the_rest(logs, tmp_path):
 
 
 def test_what_is_kept_does_not_grow_with_the_log(logs):
-    from foretoken.observe.log import read_log
-    from foretoken.properties.audit.engine_history import EngineHistory
-    from foretoken.properties.audit.findings import Tally
+    from foredraft.observe.log import read_log
+    from foredraft.properties.audit.engine_history import EngineHistory
+    from foredraft.properties.audit.findings import Tally
 
     history = None
     most = 0

@@ -3,21 +3,21 @@
 import json
 
 import pytest
-from foretoken.core.adaptive import fixed_controller
-from foretoken.core.algorithm.registry import get_algorithm
-from foretoken.core.contract.request import Request
-from foretoken.core.draws import Purpose, uniform
-from foretoken.core.handoff import HandoffTiming
-from foretoken.core.prompt import Prompt
-from foretoken.core.scheduler.config import EngineConfig, EngineRole
-from foretoken.core.scheduler.engine import Engine
-from foretoken.observe.log import EventLog
-from foretoken.properties.audit.engine_history import audit_log
-from foretoken.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
-from foretoken.properties.reference.handoff import HandoffPair
-from foretoken.sim.faults.plan import swarm_plan
-from foretoken.sim.run import Simulation
-from foretoken.sim.scenario_file import scenario_from_dict
+from foredraft.core.adaptive import fixed_controller
+from foredraft.core.algorithm.registry import get_algorithm
+from foredraft.core.contract.request import Request
+from foredraft.core.draws import Purpose, uniform
+from foredraft.core.handoff import HandoffTiming
+from foredraft.core.prompt import Prompt
+from foredraft.core.scheduler.config import EngineConfig, EngineRole
+from foredraft.core.scheduler.engine import Engine
+from foredraft.observe.log import EventLog
+from foredraft.properties.audit.engine_history import audit_log
+from foredraft.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
+from foredraft.properties.reference.handoff import HandoffPair
+from foredraft.sim.faults.plan import swarm_plan
+from foredraft.sim.run import Simulation
+from foredraft.sim.scenario_file import scenario_from_dict
 from tampered_logs import places, records_of
 
 MS = 1_000_000

@@ -2,16 +2,16 @@
 
 import numpy as np
 import pytest
-from foretoken.checks.adapters import tree_accept
-from foretoken.core.errors import ConfigError
-from foretoken.properties.accept import plain
-from foretoken.properties.accept.contract import AcceptCapabilities, AcceptConfig
-from foretoken.properties.accept.expected import Coins
-from foretoken.properties.conformance import check_accept
-from foretoken.properties.harness.report import PropertiesBroken
-from foretoken.properties.harness.trial import Violation
-from foretoken.properties.invariants import of_contract
-from foretoken.properties.suites import suite_of
+from foredraft.checks.adapters import tree_accept
+from foredraft.core.errors import ConfigError
+from foredraft.properties.accept import plain
+from foredraft.properties.accept.contract import AcceptCapabilities, AcceptConfig
+from foredraft.properties.accept.expected import Coins
+from foredraft.properties.conformance import check_accept
+from foredraft.properties.harness.report import PropertiesBroken
+from foredraft.properties.harness.trial import Violation
+from foredraft.properties.invariants import of_contract
+from foredraft.properties.suites import suite_of
 
 ACCEPT = suite_of("accept")
 

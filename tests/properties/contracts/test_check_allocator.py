@@ -9,17 +9,17 @@ from unittest import SkipTest
 
 import pytest
 from bad_allocators import Exact, ListAllocator, NegativeSlice
-from foretoken.checks import driver
-from foretoken.checks.adapters import kv_allocator
-from foretoken.core.errors import ConfigError
-from foretoken.properties.allocator import plain
-from foretoken.properties.allocator.contract import AllocatorCapabilities, AllocatorConfig
-from foretoken.properties.conformance import AllocatorConformance, check, check_allocator
-from foretoken.properties.harness.report import PropertiesBroken
-from foretoken.properties.harness.swarm import Budget
-from foretoken.properties.invariants import all_invariants
-from foretoken.properties.invariants.registry import BY_THE_MATRIX
-from foretoken.properties.suites import suite_of
+from foredraft.checks import driver
+from foredraft.checks.adapters import kv_allocator
+from foredraft.core.errors import ConfigError
+from foredraft.properties.allocator import plain
+from foredraft.properties.allocator.contract import AllocatorCapabilities, AllocatorConfig
+from foredraft.properties.conformance import AllocatorConformance, check, check_allocator
+from foredraft.properties.harness.report import PropertiesBroken
+from foredraft.properties.harness.swarm import Budget
+from foredraft.properties.invariants import all_invariants
+from foredraft.properties.invariants.registry import BY_THE_MATRIX
+from foredraft.properties.suites import suite_of
 
 ALLOCATOR = suite_of("allocator")
 
@@ -141,9 +141,9 @@ def test_the_import_needs_no_test_library():
     code = (
         "import sys\n"
         "for name in ('pytest', 'hypothesis', 'torch', 'transformers'): sys.modules[name] = None\n"
-        "from foretoken.properties.conformance import AllocatorConformance, check_allocator\n"
-        "from foretoken.checks.registry import mutants_of\n"
-        "from foretoken.checks.adapters.kv_allocator import make\n"
+        "from foredraft.properties.conformance import AllocatorConformance, check_allocator\n"
+        "from foredraft.checks.registry import mutants_of\n"
+        "from foredraft.checks.adapters.kv_allocator import make\n"
         "print(check_allocator(make, budget=4000).ok, len(mutants_of('allocator')) > 16)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

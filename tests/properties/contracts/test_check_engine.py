@@ -4,17 +4,17 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from foretoken.checks.adapters import core_engine
-from foretoken.core.errors import ConfigError
-from foretoken.properties.conformance import check
-from foretoken.properties.engine import plain
-from foretoken.properties.engine.contract import SHAPES, EngineCapabilities, ServingConfig
-from foretoken.properties.engine.trial import EngineTrial as Do
-from foretoken.properties.harness.letters import Choices, simpler_choices
-from foretoken.properties.harness.swarm import Swarm
-from foretoken.properties.harness.trial import Violation
-from foretoken.properties.invariants import of_contract
-from foretoken.properties.suites import suite_of
+from foredraft.checks.adapters import core_engine
+from foredraft.core.errors import ConfigError
+from foredraft.properties.conformance import check
+from foredraft.properties.engine import plain
+from foredraft.properties.engine.contract import SHAPES, EngineCapabilities, ServingConfig
+from foredraft.properties.engine.trial import EngineTrial as Do
+from foredraft.properties.harness.letters import Choices, simpler_choices
+from foredraft.properties.harness.swarm import Swarm
+from foredraft.properties.harness.trial import Violation
+from foredraft.properties.invariants import of_contract
+from foredraft.properties.suites import suite_of
 
 SUITE = suite_of("engine")
 OURS = core_engine.make.capabilities

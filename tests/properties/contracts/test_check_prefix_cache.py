@@ -1,17 +1,17 @@
 """The prefix cache's suite: what it tells a foreign cache, and which handles are refused."""
 
 import pytest
-from foretoken.checks.adapters import radix_cache
-from foretoken.checks.registry import mutants_of
-from foretoken.core.errors import ConfigError
-from foretoken.properties.conformance import check, check_prefix_cache
-from foretoken.properties.harness.mutants import kill
-from foretoken.properties.harness.operation import simpler
-from foretoken.properties.prefix_cache import plain
-from foretoken.properties.prefix_cache.contract import PrefixCacheConfig
-from foretoken.properties.prefix_cache.plain import EVERYTHING, PlainPrefixCache
-from foretoken.properties.prefix_cache.trial import PrefixCacheTrial as Do
-from foretoken.properties.suites import suite_of
+from foredraft.checks.adapters import radix_cache
+from foredraft.checks.registry import mutants_of
+from foredraft.core.errors import ConfigError
+from foredraft.properties.conformance import check, check_prefix_cache
+from foredraft.properties.harness.mutants import kill
+from foredraft.properties.harness.operation import simpler
+from foredraft.properties.prefix_cache import plain
+from foredraft.properties.prefix_cache.contract import PrefixCacheConfig
+from foredraft.properties.prefix_cache.plain import EVERYTHING, PlainPrefixCache
+from foredraft.properties.prefix_cache.trial import PrefixCacheTrial as Do
+from foredraft.properties.suites import suite_of
 
 SUITE = suite_of("prefix-cache")
 OURS = [f"RADIX-{number:02}" for number in (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 14, 15)]

@@ -1,12 +1,12 @@
 """The relay's suite: a relay that is not ours holds, and a report says what is wrong."""
 
 import pytest
-from foretoken.properties.conformance import check, check_relay
-from foretoken.properties.harness.report import PropertiesBroken
-from foretoken.properties.harness.trial import Violation
-from foretoken.properties.relay.contract import HIDDEN, RelayConfig
-from foretoken.properties.relay.trial import RelayTrial
-from foretoken.properties.suites import suite_of
+from foredraft.properties.conformance import check, check_relay
+from foredraft.properties.harness.report import PropertiesBroken
+from foredraft.properties.harness.trial import Violation
+from foredraft.properties.relay.contract import HIDDEN, RelayConfig
+from foredraft.properties.relay.trial import RelayTrial
+from foredraft.properties.suites import suite_of
 
 RELAY = suite_of("relay")
 

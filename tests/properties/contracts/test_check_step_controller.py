@@ -1,14 +1,14 @@
 """The step controller's suite on a foreign controller and on wrong answers."""
 
 import pytest
-from foretoken.checks.adapters.step_controller import make_ema, make_goodput
-from foretoken.core.errors import ConfigError
-from foretoken.properties.conformance import check_step_controller
-from foretoken.properties.harness.report import PropertiesBroken
-from foretoken.properties.harness.trial import Violation
-from foretoken.properties.step_controller.contract import StepsConfig
-from foretoken.properties.step_controller.rule import DAMAGES, Table, damages, read_table
-from foretoken.properties.suites import suite_of
+from foredraft.checks.adapters.step_controller import make_ema, make_goodput
+from foredraft.core.errors import ConfigError
+from foredraft.properties.conformance import check_step_controller
+from foredraft.properties.harness.report import PropertiesBroken
+from foredraft.properties.harness.trial import Violation
+from foredraft.properties.step_controller.contract import StepsConfig
+from foredraft.properties.step_controller.rule import DAMAGES, Table, damages, read_table
+from foredraft.properties.suites import suite_of
 
 STEPS = suite_of("step-controller")
 ZERO_ONE_THREE = Table((1, 4), ((0, 1, 3), (1, 3)), update_interval=2, warmup_batches=0)

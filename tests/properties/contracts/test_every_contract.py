@@ -8,12 +8,12 @@ import time
 from contextlib import suppress
 
 import pytest
-from foretoken.checks.registry import OPERATIONS, SUBJECTS, contracts, suite_of
-from foretoken.properties.conformance import check
-from foretoken.properties.harness.importing import NotInstalled, load_make
-from foretoken.properties.harness.operation import decode, encode
-from foretoken.properties.harness.swarm import Swarm
-from foretoken.properties.invariants import Invariant, of_contract
+from foredraft.checks.registry import OPERATIONS, SUBJECTS, contracts, suite_of
+from foredraft.properties.conformance import check
+from foredraft.properties.harness.importing import NotInstalled, load_make
+from foredraft.properties.harness.operation import decode, encode
+from foredraft.properties.harness.swarm import Swarm
+from foredraft.properties.invariants import Invariant, of_contract
 
 
 def ids(family, *numbers):
@@ -56,7 +56,7 @@ MOSTLY = {"engine", "executor", "simulator", "step-controller"}
     ("contract", "name"), [(c, name) for c in contracts() if c != "transport" for name in SUBJECTS[c]]
 )
 def test_ours_hold(contract, name, record_property):
-    """Of the operations of `foretoken check` an eighth, at most 5,000; the transport's have a test of their own."""
+    """Of the operations of `foredraft check` an eighth, at most 5,000; the transport's have a test of their own."""
     try:
         make = load_make(name)
     except NotInstalled as error:
@@ -88,9 +88,9 @@ def test_every_operation_survives_json(contract):
 
 PROGRAM = """
 import sys
-from foretoken.properties.harness.importing import load_make
-from foretoken.properties.harness.swarm import Swarm
-from foretoken.checks.registry import suite_of
+from foredraft.properties.harness.importing import load_make
+from foredraft.properties.harness.swarm import Swarm
+from foredraft.checks.registry import suite_of
 component = suite_of(sys.argv[1]).component(load_make(sys.argv[2]))
 swarm = Swarm(component, 4)
 for run in range(6):
@@ -105,7 +105,7 @@ for run in range(6):
     ("contract", "adapter"), [("allocator", "kv_store"), ("prefix-cache", "prefix_store"), ("engine", "core_engine")]
 )
 def test_hash_seeds_change_nothing(contract, adapter):
-    line = [sys.executable, "-c", PROGRAM, contract, f"foretoken.checks.adapters.{adapter}:make"]
+    line = [sys.executable, "-c", PROGRAM, contract, f"foredraft.checks.adapters.{adapter}:make"]
     first, second = (
         subprocess.check_output(line, env={**os.environ, "PYTHONHASHSEED": seed}, text=True) for seed in ("1", "2")
     )

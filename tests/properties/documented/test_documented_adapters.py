@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-from foretoken.properties.allocator.contract import AllocatorConfig
-from foretoken.properties.allocator.plain import PlainAllocator
-from foretoken.properties.conformance import PropertiesBroken, check_allocator
+from foredraft.properties.allocator.contract import AllocatorConfig
+from foredraft.properties.allocator.plain import PlainAllocator
+from foredraft.properties.conformance import PropertiesBroken, check_allocator
 
 torch = pytest.importorskip("torch")
 

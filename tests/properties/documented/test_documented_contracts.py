@@ -5,9 +5,9 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from foretoken.checks.registry import contracts, invariants_without_mutant, mutants_of, suite_of
-from foretoken.properties.harness.mutants import MAX_SHRUNK
-from foretoken.properties.invariants import all_invariants, of_contract
+from foredraft.checks.registry import contracts, invariants_without_mutant, mutants_of, suite_of
+from foredraft.properties.harness.mutants import MAX_SHRUNK
+from foredraft.properties.invariants import all_invariants, of_contract
 
 DOCS = Path(__file__).parents[3] / "docs"
 PROPERTIES = (DOCS / "properties.md").read_text(encoding="utf-8")
@@ -29,7 +29,7 @@ def test_a_section_names_all_that_can_be_declared(contract):
     rows = re.findall(r"^\| (`.*?`) \| .+ \| .+ \|$", text, re.M)
     documented = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert sorted(documented) == sorted(field.name for field in fields(suite_of(contract).capabilities))
-    assert f"{suite_of(contract).config.__module__.removeprefix('foretoken.').replace('.', '/')}.py" in text
+    assert f"{suite_of(contract).config.__module__.removeprefix('foredraft.').replace('.', '/')}.py" in text
 
 
 @pytest.mark.parametrize("contract", contracts())

@@ -4,12 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
-from foretoken.properties.conformance import check
-from foretoken.properties.engine.contract import EngineCapabilities
-from foretoken.properties.engine.plain import PlainEngine
-from foretoken.properties.harness.contract import Adapter
-from foretoken.properties.harness.swarm import Swarm
-from foretoken.properties.suites import suite_of
+from foredraft.properties.conformance import check
+from foredraft.properties.engine.contract import EngineCapabilities
+from foredraft.properties.engine.plain import PlainEngine
+from foredraft.properties.harness.contract import Adapter
+from foredraft.properties.harness.swarm import Swarm
+from foredraft.properties.suites import suite_of
 
 ALLOCATOR, ENGINE = suite_of("allocator"), suite_of("engine")
 
@@ -18,12 +18,12 @@ TEXT = (Path(__file__).parents[3] / "docs" / "properties.md").read_text(encoding
 
 def test_the_bug_in_twenty_lines():
     (code,) = [block for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if "class Blocks" in block]
-    (console,) = re.findall(r"```console\n\$ foretoken check .*?\n(.*?)```", TEXT, re.DOTALL)
+    (console,) = re.findall(r"```console\n\$ foredraft check .*?\n(.*?)```", TEXT, re.DOTALL)
     names = {}
     exec(compile(code, "docs/properties.md", "exec"), names)
     report = check(ALLOCATOR, names["Blocks"], capabilities=("misuse",), budget=20_000, subject="blocks:Blocks")
     (failure,) = report.failures
-    replay = "foretoken check --replay runs/cases/allocator-ALLOC-10.case.json"
+    replay = "foredraft check --replay runs/cases/allocator-ALLOC-10.case.json"
     assert failure.text(replay) == console.rstrip("\n")
 
 

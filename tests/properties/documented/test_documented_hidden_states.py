@@ -4,14 +4,14 @@ import re
 from pathlib import Path
 
 import pytest
-from foretoken.checks.registry import EXECUTOR, mutants_of
-from foretoken.properties.conformance import check
-from foretoken.properties.harness.importing import load_make
-from foretoken.properties.invariants import invariant
+from foredraft.checks.registry import EXECUTOR, mutants_of
+from foredraft.properties.conformance import check
+from foredraft.properties.harness.importing import load_make
+from foredraft.properties.invariants import invariant
 
 TEXT = (Path(__file__).parents[3] / "docs" / "standalone-hidden-states.md").read_text(encoding="utf-8")
 STORIES = dict(
-    re.findall(r"```console\n\$ foretoken check executor (\S+) --budget 2000 --seed 6\n(.*?)\n```", TEXT, re.DOTALL)
+    re.findall(r"```console\n\$ foredraft check executor (\S+) --budget 2000 --seed 6\n(.*?)\n```", TEXT, re.DOTALL)
 )
 EXECUTORS = {"": "reference", "sim": "simulated", "gpu": "real"}
 
@@ -22,7 +22,7 @@ def test_a_counterexample(subject):
         pytest.importorskip("torch")
     report = check(EXECUTOR, load_make(subject), budget=2_000, seed=6, subject=subject)
     (failure,) = report.failures
-    assert failure.text("foretoken check --replay runs/cases/executor-ACCEPT-17.case.json") == STORIES[subject]
+    assert failure.text("foredraft check --replay runs/cases/executor-ACCEPT-17.case.json") == STORIES[subject]
 
 
 def test_there_is_one_of_each_executor():

@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-from foretoken.checks.adapters.tree_accept import TreeAccept
-from foretoken.checks.registry import mutants_of
-from foretoken.properties.accept.plain import PlainAccept
-from foretoken.properties.harness.mutants import kill
-from foretoken.properties.invariants import invariant
+from foredraft.checks.adapters.tree_accept import TreeAccept
+from foredraft.checks.registry import mutants_of
+from foredraft.properties.accept.plain import PlainAccept
+from foredraft.properties.harness.mutants import kill
+from foredraft.properties.invariants import invariant
 
 TEXT = (Path(__file__).parents[3] / "docs" / "no-out-of-bounds-kv-move.md").read_text(encoding="utf-8")
 BLOCKS = {

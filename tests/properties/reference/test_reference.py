@@ -2,19 +2,19 @@
 
 import numpy as np
 import pytest
-from foretoken.core.acceptance.process import GaussianAcceptance
-from foretoken.core.adaptive import fixed_controller
-from foretoken.core.algorithm.registry import get_algorithm
-from foretoken.core.contract.request import FinishReason, Request, SamplingParams
-from foretoken.core.draws import request_key
-from foretoken.core.errors import InvariantViolation
-from foretoken.core.prompt import Prompt
-from foretoken.core.scheduler.config import EngineConfig
-from foretoken.core.scheduler.driver import Driver
-from foretoken.core.scheduler.engine import Engine
-from foretoken.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor, plain_greedy
-from foretoken.properties.reference.language_model import extend_hash, hash_of, hidden_of, namespace_salt, prefix_hashes
-from foretoken.properties.reference.shadow import ShadowKV
+from foredraft.core.acceptance.process import GaussianAcceptance
+from foredraft.core.adaptive import fixed_controller
+from foredraft.core.algorithm.registry import get_algorithm
+from foredraft.core.contract.request import FinishReason, Request, SamplingParams
+from foredraft.core.draws import request_key
+from foredraft.core.errors import InvariantViolation
+from foredraft.core.prompt import Prompt
+from foredraft.core.scheduler.config import EngineConfig
+from foredraft.core.scheduler.driver import Driver
+from foredraft.core.scheduler.engine import Engine
+from foredraft.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor, plain_greedy
+from foredraft.properties.reference.language_model import extend_hash, hash_of, hidden_of, namespace_salt, prefix_hashes
+from foredraft.properties.reference.shadow import ShadowKV
 
 MODEL = HashLanguageModel(seed=2, vocab_size=24)
 

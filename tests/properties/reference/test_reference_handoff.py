@@ -4,25 +4,25 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from foretoken.core.adaptive import fixed_controller
-from foretoken.core.algorithm.registry import get_algorithm
-from foretoken.core.contract.events import Planned
-from foretoken.core.contract.request import Request
-from foretoken.core.errors import InvariantViolation
-from foretoken.core.handoff import HandoffTiming
-from foretoken.core.prompt import Prompt
-from foretoken.core.scheduler.config import EngineConfig
-from foretoken.core.scheduler.engine import Engine
-from foretoken.properties.reference import (
+from foredraft.core.adaptive import fixed_controller
+from foredraft.core.algorithm.registry import get_algorithm
+from foredraft.core.contract.events import Planned
+from foredraft.core.contract.request import Request
+from foredraft.core.errors import InvariantViolation
+from foredraft.core.handoff import HandoffTiming
+from foredraft.core.prompt import Prompt
+from foredraft.core.scheduler.config import EngineConfig
+from foredraft.core.scheduler.engine import Engine
+from foredraft.properties.reference import (
     HashDraft,
     HashLanguageModel,
     ReferenceExecutor,
     expected_outputs,
     plain_greedy,
 )
-from foretoken.properties.reference import handoff as handoff_module
-from foretoken.properties.reference.handoff import HandoffPair
-from foretoken.properties.reference.language_model import USER_OUTPUTS
+from foredraft.properties.reference import handoff as handoff_module
+from foredraft.properties.reference.handoff import HandoffPair
+from foredraft.properties.reference.language_model import USER_OUTPUTS
 
 MODEL = HashLanguageModel(seed=3, vocab_size=24)
 MS = 1_000_000

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from foretoken.core.draws import Purpose
-from foretoken.observe.metrics import RunMetrics
-from foretoken.sim.actors.device import Jitter
-from foretoken.sim.run import Simulation
-from foretoken.sim.scenario_file import scenario_from_dict
+from foredraft.core.draws import Purpose
+from foredraft.observe.metrics import RunMetrics
+from foredraft.sim.actors.device import Jitter
+from foredraft.sim.run import Simulation
+from foredraft.sim.scenario_file import scenario_from_dict
 
 NAMES = [
     "duration",
@@ -51,9 +51,9 @@ def test_a_factor_depends_on_seed_replica_purpose_and_number_alone():
     assert of().times_ns(7, np.array([1000, 2000])).tolist() == [of().time_ns(7, 1000), of().time_ns(8, 2000)]
 
 
-@pytest.mark.fast("foretoken-overlap")
+@pytest.mark.fast("foredraft-overlap")
 @pytest.mark.parametrize("mode", ["overlap", "synchronous"])
-@pytest.mark.parametrize("host", ["foretoken", "vllm-0.10"])
+@pytest.mark.parametrize("host", ["foredraft", "vllm-0.10"])
 def test_a_block_fluctuates_as_its_rounds_do(mode, host):
     """Also where the host's time keeps the device waiting."""
     for jitter in ({"device_jitter": 0.2, "host_jitter": 0.5}, {"device_jitter": 0.0, "host_jitter": 1.0}):

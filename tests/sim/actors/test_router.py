@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-import foretoken
+import foredraft
 import pytest
-from foretoken.core.contract.request import Request
-from foretoken.core.prompt import Prompt
-from foretoken.sim.actors.router import Balancer, SentBlocks
-from foretoken.sim.run import Simulation
-from foretoken.sim.scenario_file import scenario_from_dict
+from foredraft.core.contract.request import Request
+from foredraft.core.prompt import Prompt
+from foredraft.sim.actors.router import Balancer, SentBlocks
+from foredraft.sim.run import Simulation
+from foredraft.sim.scenario_file import scenario_from_dict
 
 POLICIES = ["round_robin", "least_loaded", "prefix_aware", "random"]
 SERVICE = {
@@ -69,7 +69,7 @@ class TestPrefixAware:
         """Prompts of very different lengths: the policy that counted requests and ignored tokens was slower than least_loaded."""
         ttft = {}
         for policy in ("least_loaded", "prefix_aware"):
-            result = foretoken.simulate(SERVICE, {"router.policy": policy})
+            result = foredraft.simulate(SERVICE, {"router.policy": policy})
             ttft[policy] = result.summary["mean_ttft_ms"]
         assert ttft["prefix_aware"] < 0.85 * ttft["least_loaded"]  # 0.72 measured
 
@@ -80,7 +80,7 @@ class TestPrefixAware:
         ttft = {}
         for policy in ("least_loaded", "prefix_aware"):
             scenario = {"hardware": {"replicas": 4}, "engine": {"page_size": 64}, "workload": workload}
-            ttft[policy] = foretoken.simulate(scenario, {"router.policy": policy}).summary["mean_ttft_ms"]
+            ttft[policy] = foredraft.simulate(scenario, {"router.policy": policy}).summary["mean_ttft_ms"]
         assert ttft["prefix_aware"] < 0.85 * ttft["least_loaded"]
 
     def test_it_says_where_it_cannot_work(self):
@@ -89,7 +89,7 @@ class TestPrefixAware:
                 "router": {"policy": "prefix_aware"}
             }
             scenario["workload"] |= {"num_requests": 20}
-            told = foretoken.simulate(scenario).summary["notices"]
+            told = foredraft.simulate(scenario).summary["notices"]
             return [notice for notice in told if "prefix_aware" in notice]
 
         (notice,) = notices(workload={"prefixes": None})

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from foretoken.core.acceptance.presets import TraceAcceptance, choose_preset
-from foretoken.core.acceptance.process import FixedMeanAcceptance, GaussianAcceptance
-from foretoken.sim.actors.run_cache import RunCache
+from foredraft.core.acceptance.presets import TraceAcceptance, choose_preset
+from foredraft.core.acceptance.process import FixedMeanAcceptance, GaussianAcceptance
+from foredraft.sim.actors.run_cache import RunCache
 
 CHAT = choose_preset("chat").preset.process(0)
 PROCESSES = [

@@ -10,15 +10,15 @@ from functools import cache
 import numpy as np
 import pytest
 from benchmark_files import aiperf, guidellm, sglang, table, vllm
-from foretoken.core.errors import ConfigError
-from foretoken.sim.calibration.fit import LENGTH_SPREAD, TOLD, PointFit, as_its_clients_send, calibrate, spreads
-from foretoken.sim.calibration.least_squares import INTERVAL, left_out_errors
-from foretoken.sim.calibration.points import Point
-from foretoken.sim.calibration.prediction import CannotPredict, Predictor, measured_scenario
-from foretoken.sim.calibration.result_files import read_points
-from foretoken.sim.cost.calibration import load_calibration, profile_document
-from foretoken.sim.run import Simulation
-from foretoken.sim.scenario_file import load_scenario
+from foredraft.core.errors import ConfigError
+from foredraft.sim.calibration.fit import LENGTH_SPREAD, TOLD, PointFit, as_its_clients_send, calibrate, spreads
+from foredraft.sim.calibration.least_squares import INTERVAL, left_out_errors
+from foredraft.sim.calibration.points import Point
+from foredraft.sim.calibration.prediction import CannotPredict, Predictor, measured_scenario
+from foredraft.sim.calibration.result_files import read_points
+from foredraft.sim.cost.calibration import load_calibration, profile_document
+from foredraft.sim.run import Simulation
+from foredraft.sim.scenario_file import load_scenario
 
 pytestmark = pytest.mark.xdist_group("fit")  # one worker makes the fit that most tests share
 

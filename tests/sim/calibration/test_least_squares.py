@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from foretoken.sim.calibration.least_squares import (
+from foredraft.sim.calibration.least_squares import (
     INTERVAL,
     Parameter,
     covariance_with,

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 from benchmark_files import COUNT, aiperf, guidellm, sglang, table, vllm
-from foretoken.core.errors import ConfigError
-from foretoken.sim.calibration.points import Point
-from foretoken.sim.calibration.result_files import read_points
+from foredraft.core.errors import ConfigError
+from foredraft.sim.calibration.points import Point
+from foredraft.sim.calibration.result_files import read_points
 
 PLAIN = {
     "concurrency": 8, "input_tokens": 512.0, "output_tokens": 128.0, "output_tokens_per_s": 1400.0, "mean_tpot_ms": 5.5,

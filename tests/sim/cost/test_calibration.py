@@ -4,10 +4,10 @@ import json
 from dataclasses import replace
 
 import pytest
-from foretoken.core.errors import ConfigError
-from foretoken.core.model_shape import lookup_model
-from foretoken.sim.assembly import assemble
-from foretoken.sim.cost.calibration import (
+from foredraft.core.errors import ConfigError
+from foredraft.core.model_shape import lookup_model
+from foredraft.sim.assembly import assemble
+from foredraft.sim.cost.calibration import (
     PARAMETERS,
     Calibration,
     FittedParameter,
@@ -17,19 +17,19 @@ from foretoken.sim.cost.calibration import (
     profile_document,
     with_host_total,
 )
-from foretoken.sim.cost.draft import eagle3_head
-from foretoken.sim.cost.hardware import lookup_gpu
-from foretoken.sim.cost.host import HOST_PRESETS, LaunchCost
-from foretoken.sim.cost.round import RoundCost
-from foretoken.sim.run import Simulation
-from foretoken.sim.scenario_file import scenario_from_dict
+from foredraft.sim.cost.draft import eagle3_head
+from foredraft.sim.cost.hardware import lookup_gpu
+from foredraft.sim.cost.host import HOST_PRESETS, LaunchCost
+from foredraft.sim.cost.round import RoundCost
+from foredraft.sim.run import Simulation
+from foredraft.sim.scenario_file import scenario_from_dict
 from hypothesis import given
 from hypothesis import strategies as st
 
 LLAMA, H100 = lookup_model("llama-3.1-8b"), lookup_gpu("H100")
 
 
-def fitted(server="foretoken", kernels="roofline", **values):
+def fitted(server="foredraft", kernels="roofline", **values):
     items = {name: FittedParameter(value, 0.9 * value, 1.1 * value, 0.8) for name, value in values.items()}
     return FittedParameters(server, kernels, items, 7, 0.02, 0.03)
 

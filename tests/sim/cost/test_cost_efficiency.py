@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from foretoken.sim.cost.efficiency import DEFAULT_EFFICIENCY, Tile, default_efficiency
-from foretoken.sim.cost.hardware import known_gpus, lookup_gpu
+from foredraft.sim.cost.efficiency import DEFAULT_EFFICIENCY, Tile, default_efficiency
+from foredraft.sim.cost.hardware import known_gpus, lookup_gpu
 
 H100 = lookup_gpu("H100")
 

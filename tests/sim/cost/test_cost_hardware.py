@@ -3,8 +3,8 @@
 import dataclasses
 
 import pytest
-from foretoken.core.errors import ForetokenError
-from foretoken.sim.cost.hardware import UnknownGPU, UnsupportedDtype, known_gpus, lookup_gpu
+from foredraft.core.errors import ForedraftError
+from foredraft.sim.cost.hardware import UnknownGPU, UnsupportedDtype, known_gpus, lookup_gpu
 
 
 @pytest.mark.parametrize("spelling", ["H100", "h100", "NVIDIA H100", "h100-sxm5", "H100 80GB"])
@@ -22,7 +22,7 @@ def test_a_capacity_in_the_name_selects_the_smaller_a100():
 def test_unknown_names_the_nearest():
     with pytest.raises(UnknownGPU, match=r"did you mean 'H100'.*known: .*MI300X") as caught:
         lookup_gpu("H1000")
-    assert isinstance(caught.value, ForetokenError)
+    assert isinstance(caught.value, ForedraftError)
     with pytest.raises(UnknownGPU, match="unknown GPU 'H20'; known"):
         lookup_gpu("H20")  # another GPU, not a misspelt H200
 

@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from foretoken.core.model_shape import Recurrence, lookup_model
-from foretoken.core.scheduler.spec import GRAPH_SIZES
-from foretoken.sim.assembly import assemble
-from foretoken.sim.cost.draft import eagle3_head, multi_layer_eagle, standalone
-from foretoken.sim.cost.hardware import MIB, lookup_gpu
-from foretoken.sim.cost.host import FORETOKEN, HOST_PRESETS, UnknownHostPreset, host_preset
-from foretoken.sim.cost.memory import GRAPH_BYTES, InsufficientMemory, kv_pool_slots
-from foretoken.sim.scenario_file import load_scenario
+from foredraft.core.model_shape import Recurrence, lookup_model
+from foredraft.core.scheduler.spec import GRAPH_SIZES
+from foredraft.sim.assembly import assemble
+from foredraft.sim.cost.draft import eagle3_head, multi_layer_eagle, standalone
+from foredraft.sim.cost.hardware import MIB, lookup_gpu
+from foredraft.sim.cost.host import FOREDRAFT, HOST_PRESETS, UnknownHostPreset, host_preset
+from foredraft.sim.cost.memory import GRAPH_BYTES, InsufficientMemory, kv_pool_slots
+from foredraft.sim.scenario_file import load_scenario
 
 H100 = lookup_gpu("H100")
 LLAMA = lookup_model("llama-3.1-8b")
@@ -26,10 +26,10 @@ def test_host_time_is_whole_nanoseconds_and_sourced(name):
 
 
 def test_unknown_host_and_fractions_of_a_nanosecond():
-    with pytest.raises(UnknownHostPreset, match="did you mean 'foretoken'"):
-        host_preset("fortoken")
+    with pytest.raises(UnknownHostPreset, match="did you mean 'foredraft'"):
+        host_preset("fordraft")
     with pytest.raises(AssertionError, match="plan_base_ns must be an integer"):
-        replace(FORETOKEN, plan_base_ns=1.5)
+        replace(FOREDRAFT, plan_base_ns=1.5)
 
 
 def test_the_memory_terms_fill_the_device():

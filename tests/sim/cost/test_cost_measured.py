@@ -12,16 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from foretoken import simulate
-from foretoken.core.errors import ConfigError
-from foretoken.core.model_shape import lookup_model, read_model_shape
-from foretoken.sim.assembly import assemble
-from foretoken.sim.cost.draft import eagle3_head
-from foretoken.sim.cost.efficiency import default_efficiency
-from foretoken.sim.cost.forward import ExpertRouting, ForwardCost
-from foretoken.sim.cost.hardware import Parallelism, lookup_gpu
-from foretoken.sim.cost.host import FULL_GRAPH
-from foretoken.sim.cost.measured import (
+from foredraft import simulate
+from foredraft.core.errors import ConfigError
+from foredraft.core.model_shape import lookup_model, read_model_shape
+from foredraft.sim.assembly import assemble
+from foredraft.sim.cost.draft import eagle3_head
+from foredraft.sim.cost.efficiency import default_efficiency
+from foredraft.sim.cost.forward import ExpertRouting, ForwardCost
+from foredraft.sim.cost.hardware import Parallelism, lookup_gpu
+from foredraft.sim.cost.host import FULL_GRAPH
+from foredraft.sim.cost.measured import (
     KernelTables,
     MeasuredForward,
     NotMeasured,
@@ -30,10 +30,10 @@ from foretoken.sim.cost.measured import (
     packaged_models,
     tables,
 )
-from foretoken.sim.cost.measured.tables import CHUNKS, CONTEXTS, KNEE, PASTS, QUERIES, ROWS, TOKENS, Operations
-from foretoken.sim.cost.round import RoundCost
-from foretoken.sim.cost.server import server_profile
-from foretoken.sim.scenario_file import load_scenario
+from foredraft.sim.cost.measured.tables import CHUNKS, CONTEXTS, KNEE, PASTS, QUERIES, ROWS, TOKENS, Operations
+from foredraft.sim.cost.round import RoundCost
+from foredraft.sim.cost.server import server_profile
+from foredraft.sim.scenario_file import load_scenario
 
 SHAPE, GPU = lookup_model("llama-3.1-8b"), lookup_gpu("H200")
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
@@ -159,7 +159,7 @@ def test_fewer_experts_save_of_measured_kernels_what_they_save_of_the_roofline()
 
 
 def test_tables_are_kept_and_a_damaged_file_is_made_again(tmp_path, monkeypatch):
-    monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path))
+    monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path))
     monkeypatch.setattr(tables, "package_version", lambda: "9.9")
     asked = []
     monkeypatch.setattr(database, "compiled", lambda *given: asked.append(given) or Handle({}))
@@ -193,29 +193,29 @@ def test_what_is_not_measured_is_refused_with_the_reason(monkeypatch, weights, g
 
 def test_without_the_package_auto_takes_the_roofline(monkeypatch):
     monkeypatch.setattr(database, "PACKAGE", "no_such_package")
-    monkeypatch.delenv("FORETOKEN_KERNELS", raising=False)
-    with pytest.raises(NotMeasured, match=r"pip install 'foretoken\[measured\]'"):
+    monkeypatch.delenv("FOREDRAFT_KERNELS", raising=False)
+    with pytest.raises(NotMeasured, match=r"pip install 'foredraft\[measured\]'"):
         assemble(load_scenario(None, ["hardware.kernels=measured"])[0])
     for kernels in ("auto", "roofline"):
         run = assemble(load_scenario(None, [f"hardware.kernels={kernels}"])[0])
         assert ("kernels of the target", "roofline") in [row[:2] for row in run.explain()]
     assert packaged_models() == []
-    assert "pip install 'foretoken[measured]'" in assemble(load_scenario(None, [])[0]).timing, "one line says why"
+    assert "pip install 'foredraft[measured]'" in assemble(load_scenario(None, [])[0]).timing, "one line says why"
 
 
 def test_a_misspelt_choice_of_kernels_is_refused(monkeypatch):
-    monkeypatch.setenv("FORETOKEN_KERNELS", "rooflines")
+    monkeypatch.setenv("FOREDRAFT_KERNELS", "rooflines")
     with pytest.raises(
         ConfigError,
-        match=r"FORETOKEN_KERNELS: expected auto or roofline, found 'rooflines' \(did you mean 'roofline'\?\)",
+        match=r"FOREDRAFT_KERNELS: expected auto or roofline, found 'rooflines' \(did you mean 'roofline'\?\)",
     ):
         assemble(load_scenario(None, [])[0])
     assert assemble(load_scenario(None, ["hardware.kernels=roofline"])[0]).cost.kernels == "roofline"
 
 
 def test_a_refusal_is_kept_and_auto_says_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path))
-    monkeypatch.delenv("FORETOKEN_KERNELS", raising=False)
+    monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path))
+    monkeypatch.delenv("FOREDRAFT_KERNELS", raising=False)
     monkeypatch.setattr(tables, "package_version", lambda: "9.9")
     asked = []
 
@@ -250,8 +250,8 @@ class TestDatabase:
     @pytest.fixture(autouse=True)
     def _installed(self, tmp_path_factory, monkeypatch):
         pytest.importorskip("aiconfigurator_core", reason="needs the extra measured")
-        monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path_factory.getbasetemp() / "kernels"))
-        monkeypatch.delenv("FORETOKEN_KERNELS", raising=False)
+        monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path_factory.getbasetemp() / "kernels"))
+        monkeypatch.delenv("FOREDRAFT_KERNELS", raising=False)
 
     def test_a_scenario_is_priced_and_says_by_what(self):
         run = assemble(load_scenario(None, [])[0])
@@ -260,7 +260,7 @@ class TestDatabase:
 
     def test_kept_tables_need_no_import_of_the_package(self):
         """Start-up with kept tables is as fast as without them."""
-        load = "from foretoken.sim.assembly import assemble; from foretoken.sim.scenario_file import load_scenario; import sys"
+        load = "from foredraft.sim.assembly import assemble; from foredraft.sim.scenario_file import load_scenario; import sys"
         check = "print('aiconfigurator_core' in sys.modules, assemble(load_scenario(None, [])[0]).cost.kernels)"
         assemble(load_scenario(None, [])[0])
         code = f"{load}; {check}; {check}"
@@ -355,7 +355,7 @@ class TestServers:
     @pytest.mark.parametrize(
         ("server", "chunks", "rows", "graphs"),
         [
-            ("foretoken", [8192, 8192, 8192, 8192], [256, 256, 256, 256], [256, 256, 256, 256]),
+            ("foredraft", [8192, 8192, 8192, 8192], [256, 256, 256, 256], [256, 256, 256, 256]),
             ("sglang-0.5", [4096, 8192, 8192, 16_384], [2048, 2048, 2048, 2048], [32, 256, 256, 512]),
             ("vllm-0.18", [2048, 2048, 8192, 16_384], [256, 256, 1024, 1024], [512, 512, 512, 512]),
             ("trtllm-1.x", [8192, 8192, 8192, 8192], [2048, 2048, 2048, 2048], [512, 512, 512, 512]),
@@ -404,17 +404,17 @@ class TestServers:
         ],
     )
     def test_an_unknown_server_names_the_nearest(self, server, nearest):
-        words = f"unknown server '{server}': no published times to fit it to; the nearest is {nearest}, and `foretoken calibrate --from`"
+        words = f"unknown server '{server}': no published times to fit it to; the nearest is {nearest}, and `foredraft calibrate --from`"
         with pytest.raises(ConfigError, match=re.escape(f"hardware.server: {words}")):
             assemble(load_scenario(None, [f"hardware.server={server}"])[0])
-        with pytest.raises(ConfigError, match=r"unknown server 'tgi-3\.0'; known: foretoken, sglang-0\.5"):
+        with pytest.raises(ConfigError, match=r"unknown server 'tgi-3\.0'; known: foredraft, sglang-0\.5"):
             assemble(load_scenario(None, ["hardware.server=tgi-3.0"])[0])
 
     @pytest.mark.slow
     def test_the_times_of_rounds_are_those_of_a_fresh_fit(self, tmp_path, monkeypatch):
         """What is fitted to simulations takes minutes: `benchmarks/fit_servers.py` alone does it."""
         pytest.importorskip("aiconfigurator_core", reason="needs the extra measured")
-        monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path))
+        monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path))
         monkeypatch.syspath_prepend(str(BENCHMARKS))
         fit_servers = importlib.import_module("fit_servers")
         for name, fitted in fit_servers.ROUNDS.items():
@@ -427,7 +427,7 @@ class TestServers:
     def test_published_points_are_met_as_well_as_before(self, tmp_path, monkeypatch):
         """A handful of those of docs/accuracy.md; the bounds are what they were when the page was written, and a little more."""
         pytest.importorskip("aiconfigurator_core", reason="needs the extra measured")
-        monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path))
+        monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path))
         monkeypatch.syspath_prepend(str(BENCHMARKS))
         points = importlib.import_module("points")
         rounds = [

@@ -1,8 +1,8 @@
 """Model and draft shapes against the totals that their checkpoints state."""
 
 import pytest
-from foretoken.core.model_shape import Mlp, UnknownModel, known_models, lookup_model
-from foretoken.sim.cost.draft import DraftMismatch, eagle3_head, eagle_head, multi_layer_eagle, standalone
+from foredraft.core.model_shape import Mlp, UnknownModel, known_models, lookup_model
+from foredraft.sim.cost.draft import DraftMismatch, eagle3_head, eagle_head, multi_layer_eagle, standalone
 
 # Totals of the safetensors metadata on the model pages (Qwen3-0.6B: the tied LM head counted once).
 STATED_PARAMETERS = {

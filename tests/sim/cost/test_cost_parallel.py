@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from foretoken.core.model_shape import lookup_model
-from foretoken.sim.assembly import assemble
-from foretoken.sim.cost.efficiency import default_efficiency
-from foretoken.sim.cost.forward import ForwardCost
-from foretoken.sim.cost.hardware import Parallelism, UnsupportedParallelism, lookup_gpu
-from foretoken.sim.cost.memory import kv_pool_slots
-from foretoken.sim.cost.round import RoundCost
-from foretoken.sim.scenario_file import load_scenario
+from foredraft.core.model_shape import lookup_model
+from foredraft.sim.assembly import assemble
+from foredraft.sim.cost.efficiency import default_efficiency
+from foredraft.sim.cost.forward import ForwardCost
+from foredraft.sim.cost.hardware import Parallelism, UnsupportedParallelism, lookup_gpu
+from foredraft.sim.cost.memory import kv_pool_slots
+from foredraft.sim.cost.round import RoundCost
+from foredraft.sim.scenario_file import load_scenario
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from foretoken.core.model_shape import lookup_model
-from foretoken.core.scheduler.spec import GRAPH_SIZES
-from foretoken.sim.cost.draft import eagle3_head
-from foretoken.sim.cost.efficiency import default_efficiency
-from foretoken.sim.cost.forward import ForwardCost
-from foretoken.sim.cost.hardware import lookup_gpu
-from foretoken.sim.cost.measured import MeasuredForward
-from foretoken.sim.cost.measured.tables import CHUNKS, CONTEXTS, PASTS, QUERIES, ROWS, TOKENS, KernelTables
-from foretoken.sim.cost.round import LAUNCH, RoundCost
-from foretoken.sim.cost.server import PROFILES
+from foredraft.core.model_shape import lookup_model
+from foredraft.core.scheduler.spec import GRAPH_SIZES
+from foredraft.sim.cost.draft import eagle3_head
+from foredraft.sim.cost.efficiency import default_efficiency
+from foredraft.sim.cost.forward import ForwardCost
+from foredraft.sim.cost.hardware import lookup_gpu
+from foredraft.sim.cost.measured import MeasuredForward
+from foredraft.sim.cost.measured.tables import CHUNKS, CONTEXTS, PASTS, QUERIES, ROWS, TOKENS, KernelTables
+from foredraft.sim.cost.round import LAUNCH, RoundCost
+from foredraft.sim.cost.server import PROFILES
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -75,7 +75,7 @@ def test_twice_the_rows_take_no_more_than_twice_and_a_wave_of_tiles(deployment):
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("worse", range(1, len(GENERATIONS) - 1))
 def test_a_later_gpu_is_no_slower(model, worse):
-    slow, fast = (times(round_cost(model, GENERATIONS[i], 1, "foretoken")) for i in (worse, worse + 1))
+    slow, fast = (times(round_cost(model, GENERATIONS[i], 1, "foredraft")) for i in (worse, worse + 1))
     assert (fast <= slow * SAME).all()
 
 

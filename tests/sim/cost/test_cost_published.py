@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from foretoken.core.model_shape import lookup_model
-from foretoken.sim.cost.draft import eagle3_head, eagle_head
-from foretoken.sim.cost.efficiency import default_efficiency
-from foretoken.sim.cost.forward import EXPERT_INDEPENDENCE, ForwardCost, PassTokens
-from foretoken.sim.cost.hardware import lookup_gpu
-from foretoken.sim.cost.host import PIECEWISE, VLLM_0_10
-from foretoken.sim.cost.round import RoundCost
+from foredraft.core.model_shape import lookup_model
+from foredraft.sim.cost.draft import eagle3_head, eagle_head
+from foredraft.sim.cost.efficiency import default_efficiency
+from foredraft.sim.cost.forward import EXPERT_INDEPENDENCE, ForwardCost, PassTokens
+from foredraft.sim.cost.hardware import lookup_gpu
+from foredraft.sim.cost.host import PIECEWISE, VLLM_0_10
+from foredraft.sim.cost.round import RoundCost
 
 H100 = lookup_gpu("H100")
 LLAMA = lookup_model("llama-3.1-8b")

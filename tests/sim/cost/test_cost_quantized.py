@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from foretoken.core.model_shape import BUILT_IN
-from foretoken.sim.assembly import assemble
-from foretoken.sim.scenario_file import load_scenario
+from foredraft.core.model_shape import BUILT_IN
+from foredraft.sim.assembly import assemble
+from foredraft.sim.scenario_file import load_scenario
 
 LLAMA = BUILT_IN["llama-3.1-8b"]
 

@@ -7,15 +7,15 @@ from itertools import product
 
 import numpy as np
 import pytest
-from foretoken.core.errors import ConfigError
-from foretoken.core.model_shape import lookup_model
-from foretoken.sim.cost.calibration import DEVICE, Calibration, FittedParameter, FittedParameters
-from foretoken.sim.cost.curve import Curve, Line, Pass, TimeOverflow
-from foretoken.sim.cost.draft import eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
-from foretoken.sim.cost.forward import ForwardCost, UnsupportedParallelism
-from foretoken.sim.cost.hardware import lookup_gpu
-from foretoken.sim.cost.host import PIECEWISE, UnknownPreset, launch_preset, padded_tokens
-from foretoken.sim.cost.round import DecodeWork, InvalidRound, RoundCost
+from foredraft.core.errors import ConfigError
+from foredraft.core.model_shape import lookup_model
+from foredraft.sim.cost.calibration import DEVICE, Calibration, FittedParameter, FittedParameters
+from foredraft.sim.cost.curve import Curve, Line, Pass, TimeOverflow
+from foredraft.sim.cost.draft import eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
+from foredraft.sim.cost.forward import ForwardCost, UnsupportedParallelism
+from foredraft.sim.cost.hardware import lookup_gpu
+from foredraft.sim.cost.host import PIECEWISE, UnknownPreset, launch_preset, padded_tokens
+from foredraft.sim.cost.round import DecodeWork, InvalidRound, RoundCost
 
 H100 = lookup_gpu("H100")
 LLAMA = lookup_model("llama-3.1-8b")
@@ -30,7 +30,7 @@ CALIBRATION = Calibration(
     "my bench",
     "H100",
     "llama-3.1-8b",
-    parameters=FittedParameters("foretoken", "roofline", {DEVICE: FittedParameter(1.1, 1.0, 1.2, 0.9)}, 3, 0.01, 0.02),
+    parameters=FittedParameters("foredraft", "roofline", {DEVICE: FittedParameter(1.1, 1.0, 1.2, 0.9)}, 3, 0.01, 0.02),
 )
 COSTS = {
     "plain": RoundCost(LLAMA, H100),

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from foretoken.core.handoff import DecodeSide, PrefillSide
-from foretoken.core.kv.store import KVStore
-from foretoken.observe.log import EventLog
-from foretoken.observe.metrics import RunMetrics
-from foretoken.observe.replay import replay
-from foretoken.properties.audit.engine_history import audit_log
-from foretoken.properties.simulator.ledger import Ledger
-from foretoken.sim.actors.clock import call_at
-from foretoken.sim.disaggregation.endpoint import HandoffEndpoint
-from foretoken.sim.faults.injector import LOSS
-from foretoken.sim.faults.plan import KINDS, FaultPlan, fault_plan
-from foretoken.sim.faults.promises import OF_KIND
-from foretoken.sim.run import Simulation
-from foretoken.sim.scenario_file import scenario_from_dict
+from foredraft.core.handoff import DecodeSide, PrefillSide
+from foredraft.core.kv.store import KVStore
+from foredraft.observe.log import EventLog
+from foredraft.observe.metrics import RunMetrics
+from foredraft.observe.replay import replay
+from foredraft.properties.audit.engine_history import audit_log
+from foredraft.properties.simulator.ledger import Ledger
+from foredraft.sim.actors.clock import call_at
+from foredraft.sim.disaggregation.endpoint import HandoffEndpoint
+from foredraft.sim.faults.injector import LOSS
+from foredraft.sim.faults.plan import KINDS, FaultPlan, fault_plan
+from foredraft.sim.faults.promises import OF_KIND
+from foredraft.sim.run import Simulation
+from foredraft.sim.scenario_file import scenario_from_dict
 from service_under_faults import (
     check_sabotage_is_reported,
     engine_of_log,

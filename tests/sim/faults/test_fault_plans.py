@@ -1,9 +1,9 @@
 """Fault plans: reading them, drawing them, and that no kind of fault moves another."""
 
 import pytest
-from foretoken.core.errors import ConfigError
-from foretoken.sim.faults.kinds import UNITS
-from foretoken.sim.faults.plan import KINDS, FaultDraws, FaultPlan, FaultTable, fault_plan, load_fault_plan, swarm_plan
+from foredraft.core.errors import ConfigError
+from foredraft.sim.faults.kinds import UNITS
+from foredraft.sim.faults.plan import KINDS, FaultDraws, FaultPlan, FaultTable, fault_plan, load_fault_plan, swarm_plan
 from service_under_faults import everything
 
 

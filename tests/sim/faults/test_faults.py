@@ -6,25 +6,25 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from foretoken.core.adaptive import AdaptiveController
-from foretoken.core.contract.events import Aborted
-from foretoken.core.contract.outcomes import AbortOutcome, CommitOutcome
-from foretoken.core.contract.request import FinishReason
-from foretoken.core.kv.store import KVStore
-from foretoken.core.scheduler import engine as engine_module
-from foretoken.core.scheduler.admission import Admission
-from foretoken.core.scheduler.engine import Engine
-from foretoken.core.scheduler.output import OutputLog
-from foretoken.core.scheduler.recovery import StepLimits
-from foretoken.core.scheduler.requests import Requests
-from foretoken.observe.metrics import RunMetrics
-from foretoken.observe.replay import replay
-from foretoken.sim.actors.engine import EngineActor
-from foretoken.sim.faults.clock import HostClock
-from foretoken.sim.faults.injector import FaultInjector
-from foretoken.sim.faults.plan import KINDS, FaultPlan, fault_plan, swarm_plan
-from foretoken.sim.faults.promises import OF_KIND
-from foretoken.sim.faults.transfers import UnreliableLink
+from foredraft.core.adaptive import AdaptiveController
+from foredraft.core.contract.events import Aborted
+from foredraft.core.contract.outcomes import AbortOutcome, CommitOutcome
+from foredraft.core.contract.request import FinishReason
+from foredraft.core.kv.store import KVStore
+from foredraft.core.scheduler import engine as engine_module
+from foredraft.core.scheduler.admission import Admission
+from foredraft.core.scheduler.engine import Engine
+from foredraft.core.scheduler.output import OutputLog
+from foredraft.core.scheduler.recovery import StepLimits
+from foredraft.core.scheduler.requests import Requests
+from foredraft.observe.metrics import RunMetrics
+from foredraft.observe.replay import replay
+from foredraft.sim.actors.engine import EngineActor
+from foredraft.sim.faults.clock import HostClock
+from foredraft.sim.faults.injector import FaultInjector
+from foredraft.sim.faults.plan import KINDS, FaultPlan, fault_plan, swarm_plan
+from foredraft.sim.faults.promises import OF_KIND
+from foredraft.sim.faults.transfers import UnreliableLink
 from service_under_faults import (
     check_sabotage_is_reported,
     disaggregated_service,

@@ -1,9 +1,9 @@
 """Drawing ahead for requests that have not arrived yet is cheaper and changes nothing."""
 
-from foretoken.core.acceptance.process import GaussianAcceptance
-from foretoken.observe.metrics import RunMetrics
-from foretoken.sim.run import Simulation
-from foretoken.sim.scenario_file import scenario_from_dict
+from foredraft.core.acceptance.process import GaussianAcceptance
+from foredraft.observe.metrics import RunMetrics
+from foredraft.sim.run import Simulation
+from foredraft.sim.scenario_file import scenario_from_dict
 
 SCENARIO = {
     "workload": {"num_requests": 250, "rate": 20.0, "output": {"kind": "uniform", "low": 1, "high": 90}},

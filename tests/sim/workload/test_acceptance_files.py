@@ -7,11 +7,11 @@ import json
 
 import numpy as np
 import pytest
-from foretoken.core.acceptance.fit import simulate_rounds
-from foretoken.core.acceptance.presets import PRESETS
-from foretoken.core.acceptance.process import GaussianAcceptance
-from foretoken.core.errors import ConfigError
-from foretoken.sim.workload.acceptance_means import read_acceptance
+from foredraft.core.acceptance.fit import simulate_rounds
+from foredraft.core.acceptance.presets import PRESETS
+from foredraft.core.acceptance.process import GaussianAcceptance
+from foredraft.core.errors import ConfigError
+from foredraft.sim.workload.acceptance_means import read_acceptance
 
 CHAT = PRESETS["eagle-llama-chat"].process()
 
@@ -135,7 +135,7 @@ BROKEN_MEANS = {
         VLLM_SERVER + VLLM_SERVER.replace(", 0.073", "").replace("2.89", "2.82"),
         "lines of 5 and of 6 positions: expected those of one setting",
     ),
-    "nothing that is known": ("hello\n", "unknown format: expected events.jsonl of Foretoken"),
+    "nothing that is known": ("hello\n", "unknown format: expected events.jsonl of Foredraft"),
     "empty": ("", "is empty: expected events.jsonl"),
     "header only": ("steps,accept_length\n", "no rows behind the header"),
     "half a row": ("steps,accept_length\n3\n", "line 2: 1 fields"),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from foretoken.sim.workload.arrivals import ArrivalProcess, RateCurve
+from foredraft.sim.workload.arrivals import ArrivalProcess, RateCurve
 
 PROCESSES = {
     "poisson": ArrivalProcess.poisson(20.0),

@@ -6,11 +6,11 @@ import json
 
 import numpy as np
 import pytest
-from foretoken import simulate
-from foretoken.core.prompt import Prompt
-from foretoken.sim.workload.description import Arrivals, ReuseMeter, describe
-from foretoken.sim.workload.synthesis import expected_hit_rate, ks_distance, synthesize, synthetic
-from foretoken.sim.workload.workload import Arrival
+from foredraft import simulate
+from foredraft.core.prompt import Prompt
+from foredraft.sim.workload.description import Arrivals, ReuseMeter, describe
+from foredraft.sim.workload.synthesis import expected_hit_rate, ks_distance, synthesize, synthetic
+from foredraft.sim.workload.workload import Arrival
 from hypothesis import given
 from hypothesis import strategies as st
 

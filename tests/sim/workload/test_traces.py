@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from foretoken.core.errors import ConfigError, ForetokenError
-from foretoken.sim.workload import traces
-from foretoken.sim.workload.traces import TraceError, TraceSource
+from foredraft.core.errors import ConfigError, ForedraftError
+from foredraft.sim.workload import traces
+from foredraft.sim.workload.traces import TraceError, TraceSource
 
 TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces"
 AZURE = TRACES / "AzureLLMInferenceTrace_conv.csv"
@@ -195,7 +195,7 @@ class TestFile:
         ],
     )
     def test_what_is_no_trace(self, write, text, words):
-        with pytest.raises(ForetokenError) as caught:
+        with pytest.raises(ForedraftError) as caught:
             TraceSource(write(text)).scan()
         assert words in str(caught.value)
 

@@ -5,13 +5,13 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from foretoken.core.draws import Purpose
-from foretoken.core.errors import ConfigError
-from foretoken.sim.load import make_workload
-from foretoken.sim.scenario_file import load_scenario, scenario_from_dict
-from foretoken.sim.workload.arrivals import ArrivalProcess
-from foretoken.sim.workload.lengths import EmpiricalLength, FixedLength, LognormalLength, SharedPrefixes, UniformLength
-from foretoken.sim.workload.workload import SyntheticWorkload
+from foredraft.core.draws import Purpose
+from foredraft.core.errors import ConfigError
+from foredraft.sim.load import make_workload
+from foredraft.sim.scenario_file import load_scenario, scenario_from_dict
+from foredraft.sim.workload.arrivals import ArrivalProcess
+from foredraft.sim.workload.lengths import EmpiricalLength, FixedLength, LognormalLength, SharedPrefixes, UniformLength
+from foredraft.sim.workload.workload import SyntheticWorkload
 
 INDEX = np.arange(50_000, dtype=np.uint64)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from foretoken.gpu.models.attention import PLAIN, Softmax
-from foretoken.gpu.ops.port import DecodeBatch
-from foretoken.gpu.selftest.batches import Batch
+from foredraft.gpu.models.attention import PLAIN, Softmax
+from foredraft.gpu.ops.port import DecodeBatch
+from foredraft.gpu.selftest.batches import Batch
 from torch import Tensor
 
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-from foretoken.sim.cost.executor_steps import AXES, AlgorithmSteps, ExecutorSteps, Grid, RoundGrids
-from foretoken.sim.cost.host import FORETOKEN
+from foredraft.sim.cost.executor_steps import AXES, AlgorithmSteps, ExecutorSteps, Grid, RoundGrids
+from foredraft.sim.cost.host import FOREDRAFT
 
 AXIS = {
     "rows": (1, 2, 4, 8),
@@ -42,5 +42,5 @@ def made_steps(*algorithms: str, topk: int = 1) -> ExecutorSteps:
     """A profile of `algorithms`, chains and trees of top-`topk`."""
     rounds = {k: RoundGrids(*(made_grid(name) for name in ("draft", "verify", "kv_move", "extend"))) for k in {1, topk}}
     tables = AlgorithmSteps(made_grid("prefill"), made_grid("rest"), rounds, shared_ns=40_000)
-    host = replace(FORETOKEN, name="made")
+    host = replace(FOREDRAFT, name="made")
     return ExecutorSteps("a device", 1, True, {"hidden": 32}, host, dict.fromkeys(algorithms, tables), {"decode": 0.05})

@@ -8,21 +8,21 @@ from functools import cache
 
 import numpy as np
 import torch
-from foretoken.checks.driver import Dice, Disturbance, HostileDriver, check_feedback
-from foretoken.checks.matrix import VOCAB_SIZE, Cell, LetterDecoder, algorithm_of, config_of, controller_of, requests_of
-from foretoken.core.algorithm.algorithm import Drafter
-from foretoken.core.contract.events import Committed
-from foretoken.core.contract.request import FinishReason, Request
-from foretoken.core.scheduler.engine import Engine
-from foretoken.gpu.executor.build import build_executor
-from foretoken.gpu.models.config import LLAMA, ModelConfig
-from foretoken.gpu.models.decoder import Decoder
-from foretoken.gpu.models.eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagle
-from foretoken.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
-from foretoken.gpu.models.weights import initialize
-from foretoken.gpu.ops.host_ops import HostOps
-from foretoken.gpu.ops.port import Ops
-from foretoken.gpu.tiny.dense import DenseAttention
+from foredraft.checks.driver import Dice, Disturbance, HostileDriver, check_feedback
+from foredraft.checks.matrix import VOCAB_SIZE, Cell, LetterDecoder, algorithm_of, config_of, controller_of, requests_of
+from foredraft.core.algorithm.algorithm import Drafter
+from foredraft.core.contract.events import Committed
+from foredraft.core.contract.request import FinishReason, Request
+from foredraft.core.scheduler.engine import Engine
+from foredraft.gpu.executor.build import build_executor
+from foredraft.gpu.models.config import LLAMA, ModelConfig
+from foredraft.gpu.models.decoder import Decoder
+from foredraft.gpu.models.eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagle
+from foredraft.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
+from foredraft.gpu.models.weights import initialize
+from foredraft.gpu.ops.host_ops import HostOps
+from foredraft.gpu.ops.port import Ops
+from foredraft.gpu.tiny.dense import DenseAttention
 
 OPS = HostOps()
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from foretoken.checks.driver import CALM, Dice, Disturbance, HostileDriver
-from foretoken.checks.matrix import LetterDecoder
-from foretoken.core.acceptance.process import AcceptanceProcess
-from foretoken.core.adaptive import AdaptiveController, fixed_controller
-from foretoken.core.algorithm.registry import get_algorithm
-from foretoken.core.contract.request import FinishedRequest, Request
-from foretoken.core.scheduler.config import EngineConfig
-from foretoken.core.scheduler.driver import Driver
-from foretoken.core.scheduler.engine import Engine
-from foretoken.gpu.executor.build import DraftModel, build_executor
-from foretoken.gpu.executor.executor import TorchExecutor
-from foretoken.gpu.executor.outputs import NodeProducer
-from foretoken.gpu.executor.shaping import MakeMatcher
-from foretoken.gpu.models.decoder import Decoder
-from foretoken.gpu.ops.port import Ops
+from foredraft.checks.driver import CALM, Dice, Disturbance, HostileDriver
+from foredraft.checks.matrix import LetterDecoder
+from foredraft.core.acceptance.process import AcceptanceProcess
+from foredraft.core.adaptive import AdaptiveController, fixed_controller
+from foredraft.core.algorithm.registry import get_algorithm
+from foredraft.core.contract.request import FinishedRequest, Request
+from foredraft.core.scheduler.config import EngineConfig
+from foredraft.core.scheduler.driver import Driver
+from foredraft.core.scheduler.engine import Engine
+from foredraft.gpu.executor.build import DraftModel, build_executor
+from foredraft.gpu.executor.executor import TorchExecutor
+from foredraft.gpu.executor.outputs import NodeProducer
+from foredraft.gpu.executor.shaping import MakeMatcher
+from foredraft.gpu.models.decoder import Decoder
+from foredraft.gpu.ops.port import Ops
 from matrix_cells import OPS, count_retractions, noisy_copy, small_head, small_model
 
 CONFIG = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from foretoken.core.contract.request import Grammar, Request, SamplingParams
-from foretoken.gpu.models.decoder import Decoder
-from foretoken.gpu.tiny.dense import DenseAttention
+from foredraft.core.contract.request import Grammar, Request, SamplingParams
+from foredraft.gpu.models.decoder import Decoder
+from foredraft.gpu.tiny.dense import DenseAttention
 
 TOY = Grammar("lark", "each token differs from the one before by 1, 2 or 7, modulo the vocabulary")
 STEPS = (1, 2, 7)

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from foretoken.checks.adapters.torch_accept import DeviceAccept
-from foretoken.gpu.ops.triton_ops import TritonOps
-from foretoken.properties.harness.cases import load_case
+from foredraft.checks.adapters.torch_accept import DeviceAccept
+from foredraft.gpu.ops.triton_ops import TritonOps
+from foredraft.properties.harness.cases import load_case
 
 CASES = Path(__file__).parents[3] / "support" / "cases" / "accept"
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from foretoken.gpu.kernels.rounds import verify_sampling
-from foretoken.gpu.ops.port import KVTensors
-from foretoken.gpu.ops.torch_ops import TorchOps
-from foretoken.gpu.ops.triton_ops import TritonOps
-from foretoken.gpu.selftest import bookkeeping
-from foretoken.gpu.selftest.trees import (
+from foredraft.gpu.kernels.rounds import verify_sampling
+from foredraft.gpu.ops.port import KVTensors
+from foredraft.gpu.ops.torch_ops import TorchOps
+from foredraft.gpu.ops.triton_ops import TritonOps
+from foredraft.gpu.selftest import bookkeeping
+from foredraft.gpu.selftest.trees import (
     KINDS,
     MAX_POSITION,
     VOCAB,

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from foretoken.gpu.kernels.jit import cdiv
-from foretoken.gpu.kernels.layers import flash
-from foretoken.gpu.kernels.layers.decode_attention import decode_attention_triton
-from foretoken.gpu.kernels.layers.extend_attention import extend_attention_triton
-from foretoken.gpu.kernels.layers.flash import Cut, device_of, reading_tiles
-from foretoken.gpu.kernels.layers.verify_attention import verify_attention_triton
-from foretoken.gpu.ops.port import KVTensors, VerifyBatch
-from foretoken.gpu.ops.torch_ops import TorchOps
-from foretoken.gpu.ops.triton_ops import TritonOps
-from foretoken.gpu.selftest.batches import Batch, decode_view, make_batch, random_tree_bits, rotary_table, softmaxes
+from foredraft.gpu.kernels.jit import cdiv
+from foredraft.gpu.kernels.layers import flash
+from foredraft.gpu.kernels.layers.decode_attention import decode_attention_triton
+from foredraft.gpu.kernels.layers.extend_attention import extend_attention_triton
+from foredraft.gpu.kernels.layers.flash import Cut, device_of, reading_tiles
+from foredraft.gpu.kernels.layers.verify_attention import verify_attention_triton
+from foredraft.gpu.ops.port import KVTensors, VerifyBatch
+from foredraft.gpu.ops.torch_ops import TorchOps
+from foredraft.gpu.ops.triton_ops import TritonOps
+from foredraft.gpu.selftest.batches import Batch, decode_view, make_batch, random_tree_bits, rotary_table, softmaxes
 from forward_cases import dense_decode, dense_extend, dense_verify, rotate_one
 from memory_checker import Checker, Ownership, checked_memory
 from torch import Tensor

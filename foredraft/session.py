@@ -26,7 +26,7 @@ class Session:
         **options: The other fields of `SessionOptions`, for example `steps=5`, `topk=4`, `adaptive="default"`, `device="cuda"`.
 
     Raises:
-        ForetokenError: A checkpoint cannot be used, options contradict each other, or memory does not suffice.
+        ForedraftError: A checkpoint cannot be used, options contradict each other, or memory does not suffice.
 
     Example::
 

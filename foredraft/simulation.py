@@ -10,7 +10,7 @@ from os import PathLike
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from .core.errors import ForetokenError
+from .core.errors import ForedraftError
 from .observe.metrics import RunMetrics
 from .observe.summary import SLO
 from .sim.capacity import is_overloaded, saturation
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """What a simulated run has shown. `print(result)` shows the tables of `foretoken simulate`.
+    """What a simulated run has shown. `print(result)` shows the tables of `foredraft simulate`.
 
     Attributes:
         scenario: The scenario with all its values.
@@ -56,10 +56,10 @@ class Result:
         """Return whether at least this share of the requests kept every limit of the SLO.
 
         Raises:
-            ForetokenError: The scenario has no SLO.
+            ForedraftError: The scenario has no SLO.
         """
         if self.slo_attainment is None:
-            raise ForetokenError("the scenario sets no SLO: give slo.ttft_ms, slo.tpot_ms or another limit")
+            raise ForedraftError("the scenario sets no SLO: give slo.ttft_ms, slo.tpot_ms or another limit")
         return self.slo_attainment >= share
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class Result:
 def run_scenario(
     scenario: Scenario | Mapping[str, Any] | str | PathLike[str] | None, overrides: Mapping[str, Any]
 ) -> Result:
-    """Run the scenario that `foretoken.simulate` was given."""
+    """Run the scenario that `foredraft.simulate` was given."""
     origins: dict[str, str] = {}
     if scenario is None or isinstance(scenario, str | PathLike):
         scenario, origins = load_scenario(scenario)
@@ -90,7 +90,7 @@ def run_scenario(
 def _run(scenario: Scenario, origins: Mapping[str, str]) -> Result:
     from pyarrow import parquet
 
-    with TemporaryDirectory(prefix="foretoken-") as directory:
+    with TemporaryDirectory(prefix="foredraft-") as directory:
         with closing(RunMetrics(directory)) as metrics:
             report = Simulation(
                 scenario, sinks=lambda replica: [metrics.sink(replica)], origins=origins, named_slots=False
@@ -110,7 +110,7 @@ def summarize_run(scenario: Scenario, report: RunReport, metrics: RunMetrics) ->
     summary = {
         "name": scenario.name,
         "seed": scenario.seed,
-        "version": version("foretoken"),
+        "version": version("foredraft"),
         "timing": report.assembly.timing,
     }
     summary |= metrics.summary(report.duration_ns, slo, incomplete=not report.complete)

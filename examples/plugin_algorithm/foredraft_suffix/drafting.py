@@ -7,12 +7,12 @@ were accepted, the proposer returns a trust for every node; that of the last acc
 from __future__ import annotations
 
 import numpy as np
-from foretoken.core.algorithm.algorithm import AlgorithmShape
-from foretoken.core.algorithm.builtin import LookupDrafting
-from foretoken.core.algorithm.proposer import Proposal, ProposalRequest
-from foretoken.core.contract.future_map import FutureMap, RelayField
-from foretoken.core.contract.handoff_batch import DraftInput, HandoffBatch
-from foretoken.core.contract.hidden import ForwardPhase
+from foredraft.core.algorithm.algorithm import AlgorithmShape
+from foredraft.core.algorithm.builtin import LookupDrafting
+from foredraft.core.algorithm.proposer import Proposal, ProposalRequest
+from foredraft.core.contract.future_map import FutureMap, RelayField
+from foredraft.core.contract.handoff_batch import DraftInput, HandoffBatch
+from foredraft.core.contract.hidden import ForwardPhase
 
 from .automaton import DraftTree, SuffixAutomaton
 

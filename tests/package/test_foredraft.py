@@ -8,39 +8,39 @@ import subprocess
 import sys
 import weakref
 
-import foretoken
+import foredraft
 import pytest
-from foretoken.cli.__main__ import main
-from foretoken.core.errors import ConfigError, ForetokenError
+from foredraft.cli.__main__ import main
+from foredraft.core.errors import ConfigError, ForedraftError
 
 SMALL = {"workload": {"num_requests": 30, "rate": 20.0}}
 
 
 def test_the_package_loads_nothing_until_it_is_asked():
     code = (
-        "import sys, foretoken\n"
-        "print([name for name in sys.modules if name.startswith(('foretoken.', 'numpy'))])\n"
-        "print(foretoken.Scenario.__name__, foretoken.__version__)"
+        "import sys, foredraft\n"
+        "print([name for name in sys.modules if name.startswith(('foredraft.', 'numpy'))])\n"
+        "print(foredraft.Scenario.__name__, foredraft.__version__)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["[]", "Scenario 0.1.0"]
 
 
 def test_every_name_is_there_and_no_other():
-    assert dir(foretoken) == sorted(foretoken.__all__)
-    assert all(getattr(foretoken, name) for name in foretoken.__all__)
+    assert dir(foredraft) == sorted(foredraft.__all__)
+    assert all(getattr(foredraft, name) for name in foredraft.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'simulator'"):
-        _ = foretoken.simulator
+        _ = foredraft.simulator
 
 
 def test_simulate_is_the_command(tmp_path, monkeypatch, capsys):
     file = tmp_path / "scenario.toml"
     file.write_text("seed = 3\n[workload]\nnum_requests = 30\nrate = 5.0\n[slo]\nttft_ms = 100.0\n")
-    command = ["foretoken", "simulate", str(file), "--set", "workload.rate=20.0", "--out", str(tmp_path), "--quiet"]
+    command = ["foredraft", "simulate", str(file), "--set", "workload.rate=20.0", "--out", str(tmp_path), "--quiet"]
     monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit, match="0"):
         main()
-    result = foretoken.simulate(file, {"workload.rate": 20.0})
+    result = foredraft.simulate(file, {"workload.rate": 20.0})
     assert json.loads(json.dumps(result.summary)) == json.loads((tmp_path / "summary.json").read_text())
     assert "\n".join(line.rstrip() for line in str(result).splitlines()[2:]) in "\n".join(
         line.rstrip() for line in capsys.readouterr().out.splitlines()
@@ -51,27 +51,27 @@ def test_simulate_is_the_command(tmp_path, monkeypatch, capsys):
 
 def test_a_scenario_comes_as_tables_or_as_itself():
     tables = {**SMALL, "slo": {"ttft_ms": 10_000.0}}
-    of_tables = foretoken.simulate(tables)
-    of_itself = foretoken.simulate(foretoken.Scenario(**SMALL), {"slo.ttft_ms": 10_000.0})
+    of_tables = foredraft.simulate(tables)
+    of_itself = foredraft.simulate(foredraft.Scenario(**SMALL), {"slo.ttft_ms": 10_000.0})
     assert of_tables.summary == of_itself.summary and tables["workload"] == SMALL["workload"]
     assert of_tables.slo_attainment == 1.0 and of_tables.meets_slo()
-    tight = foretoken.simulate(tables, {"slo.ttft_ms": 0.001})
+    tight = foredraft.simulate(tables, {"slo.ttft_ms": 0.001})
     assert tight.slo_attainment == 0.0 and not tight.meets_slo(0.5)
 
 
 def test_bad_scenarios_name_the_key():
     with pytest.raises(ConfigError, match=r"overrides: workload\.rte: unknown key"):
-        foretoken.simulate(SMALL, {"workload.rte": 3})
-    with pytest.raises(ForetokenError, match="sets no SLO"):
-        foretoken.simulate(SMALL).meets_slo()
+        foredraft.simulate(SMALL, {"workload.rte": 3})
+    with pytest.raises(ForedraftError, match="sets no SLO"):
+        foredraft.simulate(SMALL).meets_slo()
 
 
 def test_check_reports_what_breaks():
-    assert foretoken.check("allocator", "plain-allocator", budget=2000).ok
-    report = foretoken.check("allocator", lambda config: object(), budget=100, capabilities=())
+    assert foredraft.check("allocator", "plain-allocator", budget=2000).ok
+    report = foredraft.check("allocator", lambda config: object(), budget=100, capabilities=())
     assert not report.ok and report.failures
     with pytest.raises(ConfigError, match="alocator"):
-        foretoken.check("alocator", "plain-allocator")
+        foredraft.check("alocator", "plain-allocator")
 
 
 def test_closed_sessions_leave_nothing_without_a_collection_of_cycles(models):
@@ -80,7 +80,7 @@ def test_closed_sessions_leave_nothing_without_a_collection_of_cycles(models):
     gc.disable()
     try:
         for _ in range(3):
-            with foretoken.Session(models["target"], algorithm="NGRAM", steps=2, graphs=True) as session:
+            with foredraft.Session(models["target"], algorithm="NGRAM", steps=2, graphs=True) as session:
                 session.generate("def add(a, b):", max_tokens=6, ignore_eos=True)
                 executor = session._session.executor
                 held += [weakref.ref(x) for x in (executor.pool.keys, executor.target, executor)]
@@ -92,8 +92,8 @@ def test_closed_sessions_leave_nothing_without_a_collection_of_cycles(models):
 
 
 def test_a_session_decodes_and_streams_the_same_text(models):
-    plain = foretoken.Session(models["target"], dtype="float64")
-    drafted = foretoken.Session(str(models["target"]), draft=models["EAGLE3"], dtype="float64", steps=2)
+    plain = foredraft.Session(models["target"], dtype="float64")
+    drafted = foredraft.Session(str(models["target"]), draft=models["EAGLE3"], dtype="float64", steps=2)
     outputs = plain.generate(["def f(", "class A:"], max_tokens=12, ignore_eos=True)
     assert [output.text for output in outputs] == [
         drafted.generate(text, max_tokens=12, ignore_eos=True).text for text in ("def f(", "class A:")
@@ -108,7 +108,7 @@ def test_a_session_decodes_and_streams_the_same_text(models):
 def test_prompts_have_the_mean_that_was_asked_for(asked):
     """The bounds follow the distribution: a mean of 30,000 once gave 7,712, cut at 8,192 without a word."""
     given = {"prompt": {"mean": asked, "sigma": 0.5}, "output": {"kind": "fixed", "value": 2}, "num_requests": 200}
-    result = foretoken.simulate({"workload": given | {"rate": 1.0}})
+    result = foredraft.simulate({"workload": given | {"rate": 1.0}})
     summary = result.summary
     assert summary["asked_mean_input_tokens"] == asked and summary["asked_mean_output_tokens"] == 2
     assert summary["mean_input_tokens"] == pytest.approx(asked, rel=0.08)
@@ -119,7 +119,7 @@ def test_prompts_have_the_mean_that_was_asked_for(asked):
 
 def test_prompts_end_where_the_context_ends_and_the_report_says_so():
     given = {"prompt": {"mean": 6000.0, "sigma": 1.0}, "output": {"kind": "fixed", "value": 2}, "num_requests": 100}
-    result = foretoken.simulate({"workload": given, "model": {"context_len": 4096}})
+    result = foredraft.simulate({"workload": given, "model": {"context_len": 4096}})
     assert result.summary["completed"] == 100, "no prompt is refused for its length"
     assert result.summary["mean_input_tokens"] < 4096
     (notice,) = [notice for notice in result.summary["notices"] if "asked" in notice]  # outputs have their room
@@ -130,5 +130,5 @@ def test_prompts_end_where_the_context_ends_and_the_report_says_so():
 def test_a_trace_asks_for_no_mean(tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.0,10,5\n")
-    summary = foretoken.simulate({"workload": {"trace": str(trace)}}).summary
+    summary = foredraft.simulate({"workload": {"trace": str(trace)}}).summary
     assert summary["asked_mean_input_tokens"] is None and summary["mean_input_tokens"] == 10

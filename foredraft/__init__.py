@@ -1,6 +1,6 @@
-"""Foretoken: simulate, run and check the serving of language models with speculative decoding.
+"""Foredraft: simulate, run and check the serving of language models with speculative decoding.
 
-    from foretoken import simulate
+    from foredraft import simulate
 
     result = simulate("chat.toml", {"workload.rate": 20.0})
     print(result.summary["p99_ttft_ms"], result.slo_attainment)
@@ -35,7 +35,7 @@ def simulate(
         overrides: Dotted keys with their values, which replace those of the scenario.
 
     Raises:
-        ForetokenError: The scenario cannot run; the message names every key at fault.
+        ForedraftError: The scenario cannot run; the message names every key at fault.
 
     Example::
 
@@ -55,7 +55,7 @@ def check(contract: str, make: Callable[[Any], Any] | str, **options: Any) -> Re
         contract: "allocator", "prefix-cache", "relay", "accept", "acceptance-process", "step-controller", "engine", "executor",
             "block-manager", "transport" or "simulator".
         make: A function that takes a configuration and returns a fresh component, or its name as "module:make".
-        **options: Passed to `foretoken.properties.conformance.check`, for example `budget="60s"`, `capabilities=("paged",)`, `seed=7`.
+        **options: Passed to `foredraft.properties.conformance.check`, for example `budget="60s"`, `capabilities=("paged",)`, `seed=7`.
 
     Raises:
         ConfigError: There is no such contract, component or capability.
@@ -90,7 +90,7 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
 
-        return version("foretoken")
+        return version("foredraft")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

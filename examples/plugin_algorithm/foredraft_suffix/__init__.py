@@ -1,0 +1,1 @@
+"""Drafts from a suffix automaton over each request's own text: a plugin for Foredraft."""

@@ -1,1 +1,0 @@
-"""Drafts from a suffix automaton over each request's own text: a plugin for Foretoken."""
