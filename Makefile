@@ -19,11 +19,11 @@ $(BIN)/python:
 # Two --quiet: errors alone are shown.
 INSTALL = $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+$(STAMP): pyproject.toml hatch_build.py constraints.txt | $(BIN)/python
 	$(INSTALL) '.[dev]'
 	@touch .venv/.planning .venv/.gpu $(STAMP)
 
-.venv/.planning .venv/.gpu .venv/.measured: .venv/.%: pyproject.toml constraints.txt | $(BIN)/python
+.venv/.planning .venv/.gpu .venv/.measured: .venv/.%: pyproject.toml hatch_build.py constraints.txt | $(BIN)/python
 	$(INSTALL) '.[sim,$*]'
 	@touch $@
 
@@ -75,5 +75,5 @@ site: $(STAMP)
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs/site docs site
 
 clean:
-	rm -rf .venv build dist runs site *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf .venv build dist runs site .pytest_cache .ruff_cache .hypothesis .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

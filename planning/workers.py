@@ -149,7 +149,7 @@ class _Worker:
                 return None
             if self._process is None or self._process.poll() is not None:
                 environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-                command = [sys.executable, "-m", __name__]
+                command = [sys.executable, "-P", "-m", __name__]  # -P: not what stands in the working directory
                 pipe = subprocess.PIPE
                 self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
                 with suppress(BrokenPipeError):  # it died at once, which the first job finds out

@@ -17,16 +17,16 @@ import pytest
 pytestmark = pytest.mark.xdist_group("tidy")  # one worker parses every file once
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "planning", "twin", "serve", "cli", "foredraft")
+PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "planning", "twin", "serve", "cli", "api")
 ABOVE = {  # package -> the packages that it may import
     "core": {"core"},
     "observe": {"observe", "core"},
     "sim": {"sim", "core", "observe"},
     "gpu": {"gpu", "core", "observe"},
     "properties": {"properties", "core", "observe"},
-    "checks": set(PACKAGES) - {"planning", "twin", "serve", "cli", "foredraft"},
-    "foredraft": set(PACKAGES) - {"planning", "twin", "serve", "cli"},
-    "planning": {"planning", "foredraft", "sim", "core", "observe"},
+    "checks": set(PACKAGES) - {"planning", "twin", "serve", "cli", "api"},
+    "api": set(PACKAGES) - {"planning", "twin", "serve", "cli"},
+    "planning": {"planning", "api", "sim", "core", "observe"},
     "twin": {"twin", "sim", "gpu", "core", "observe"},
     "serve": {"serve", "sim", "gpu", "core", "observe"},
     "cli": set(PACKAGES),
@@ -53,7 +53,7 @@ LIBRARIES = {  # package -> what it may import from outside the standard library
     "twin": {"numpy", "simpy", "torch"},
     "serve": {"numpy", "pydantic", "pydantic_core", "fastapi", "starlette", "uvicorn", "prometheus_client", "httpx"},
     "cli": {"numpy", "pydantic", "typer", "rich", "kaleido", "choreographer"},
-    "foredraft": {"pyarrow", "rich"},
+    "api": {"pyarrow", "rich"},
 }
 # The core does not wait, read clocks, draw random numbers or communicate.
 NOT_IN_CORE = {
@@ -141,12 +141,10 @@ def imports_of(path: Path) -> tuple[Import, ...]:
     def add(name: str, members: tuple[str, ...], when: str, line: int, relative: bool = False) -> None:
         if name == "foredraft" or name.startswith("foredraft."):
             inside = name.removeprefix("foredraft").lstrip(".")
-            name, relative = (inside if inside and is_module(inside) else name), True
+            name, relative = (inside if inside and is_module(inside) else f"api.{inside}".rstrip(".")), True
         if not relative:
             found.append(Import(name.split(".")[0], False, when, line))
             return
-        if not is_module(name) and is_module(f"foredraft.{name}"):  # the package's own modules stand in foredraft/
-            name = f"foredraft.{name}"
         modules = [f"{name}.{member}".lstrip(".") for member in members]
         for module in [m for m in modules if is_module(m)] or [name]:
             found.append(Import(module, True, when, line))
@@ -174,7 +172,7 @@ def test_the_walk_sees_the_tree():
     assert ("core.contract.step", True) in engine and ("numpy", False) in engine
     entry = imports_of(ROOT / "cli" / "__main__.py")
     assert any(item.target == "core.errors" and item.when == "call" for item in entry)
-    assert any(item.target == "foredraft.simulation" for item in imports_of(ROOT / "foredraft" / "__init__.py"))
+    assert any(item.target == "api.simulation" for item in imports_of(ROOT / "api" / "__init__.py"))
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -398,14 +396,15 @@ def pyproject() -> dict:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
+def test_nothing_at_the_root_is_named_like_the_package():
+    """It would be imported instead of what is installed, wherever the working directory is on Python's path."""
+    assert not [path.name for path in ROOT.iterdir() if path.stem.lower() == pyproject()["project"]["name"]]
+
+
 def test_every_package_is_packaged():
-    folders = {
-        "foredraft." + ".".join(path.parent.relative_to(ROOT).parts)
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("__init__.py")
-    }
-    folders = folders - {"foredraft.foredraft"} | {"foredraft"}
-    assert set(pyproject()["tool"]["setuptools"]["packages"]) == folders
+    wheel = pyproject()["tool"]["hatch"]["build"]["targets"]["wheel"]
+    places = {"api": "foredraft"} | {package: f"foredraft/{package}" for package in PACKAGES if package != "api"}
+    assert wheel["sources"] == places and set(wheel["only-include"]) == set(PACKAGES)
     without_init = {
         str(path.parent.relative_to(ROOT)) for path in sources(*PACKAGES) if not (path.parent / "__init__.py").is_file()
     }

@@ -122,7 +122,7 @@ class RunRecord:
 
     def finish(self, report: RunReport) -> dict[str, Any]:
         """Close all files, write the summary, and return it."""
-        from ...simulation import summarize_run
+        from foredraft.simulation import summarize_run
 
         summary = summarize_run(self.scenario, report, self._metrics)
         self._close(complete=report.complete)

@@ -55,7 +55,7 @@ def is_importable(kind: type) -> bool:
 @cache
 def digests_elsewhere(kind: type) -> tuple[str, ...]:
     """Return the digests that another process has, which is started once per kind. Raises RuntimeError if it fails."""
-    command = [sys.executable, "-c", PROGRAM, kind.__module__, kind.__qualname__, repr(sys.path)]
+    command = [sys.executable, "-P", "-c", PROGRAM, kind.__module__, kind.__qualname__, repr(sys.path)]
     environment = {**os.environ, "PYTHONHASHSEED": HASH_SEED}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=50)
     if done.returncode:

@@ -123,8 +123,10 @@ class Copy:
             else:
                 self.tree.mkdir(exist_ok=True)
                 shutil.copy(path, self.tree)
-        for package in PACKAGES:
-            (self.tree / "foredraft" / package).symlink_to(self.tree / package)
+        package = self.tree / "foredraft"
+        package.mkdir()
+        for path in [*(self.tree / "api").iterdir(), *(self.tree / folder for folder in PACKAGES)]:
+            (package / path.name).symlink_to(path)
         self.reach: dict[str, Reach] = {}  # of the components by which `check` judges
         self.noticed: Counter[tuple[str, str]] = Counter()  # folder, test file or component -> changes that it noticed
         self._took_s: dict[tuple[str, ...], float] = {}

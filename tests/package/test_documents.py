@@ -22,7 +22,7 @@ from foredraft.sim.run import Simulation
 from foredraft.sim.scenario_file import load_scenario
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "planning", "serve", "twin", "cli", "foredraft")
+PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "planning", "serve", "twin", "cli", "api")
 
 
 def documents() -> list[Path]:
@@ -137,7 +137,7 @@ def load_refresh():
 
 
 def test_documents_install_from_a_clone():
-    """On PyPI the name belongs to another project."""
+    """The project is not on PyPI."""
     for path in documents():
         assert not re.search(r"pip install\s+['\"]?foredraft", path.read_text(encoding="utf-8")), path.name
 

@@ -25,14 +25,18 @@ def call(*line: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     return done
 
 
+def packages() -> dict[str, str]:
+    """Return the folders of the clone, each with its place in the wheel."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["sources"]
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     """Built from a copy, so that no earlier build and no untracked file in the tree can get into it."""
     source = tmp_path_factory.mktemp("source")
-    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"].values()
-    for folder in packages:
+    for folder in packages():
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     out = tmp_path_factory.mktemp("wheel")
     call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, source, cwd=source)
@@ -58,13 +62,9 @@ def install(environment: Path, requirement: str) -> None:
 def test_the_wheel_has_every_module_and_nothing_else(wheel):
     archive = zipfile.ZipFile(wheel)
     modules = {name for name in archive.namelist() if ".dist-info/" not in name}
-    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    folders = setuptools["package-dir"].values()
-    expected = {path.relative_to(ROOT).as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")}
-    for package, patterns in setuptools["package-data"].items():
-        folder = ROOT / (package.removeprefix("foredraft.").replace(".", "/"))
-        expected |= {path.relative_to(ROOT).as_posix() for pattern in patterns for path in folder.glob(pattern)}
-    assert modules == {f"foredraft/{name.removeprefix('foredraft/')}" for name in expected}
+    tracked = subprocess.run(["git", "ls-files", *packages()], cwd=ROOT, capture_output=True, text=True, check=True)
+    names = (name.split("/", 1) for name in tracked.stdout.splitlines())
+    assert modules == {f"{packages()[folder]}/{inside}" for folder, inside in names}
 
 
 @pytest.mark.slow

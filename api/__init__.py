@@ -16,10 +16,10 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .properties.harness.report import Report
-    from .session import Session
-    from .sim.scenario import Scenario
-    from .simulation import Result
+    from foredraft.properties.harness.report import Report
+    from foredraft.session import Session
+    from foredraft.sim.scenario import Scenario
+    from foredraft.simulation import Result
 
 __all__ = ["Result", "Scenario", "Session", "__version__", "check", "simulate"]
 
@@ -43,7 +43,7 @@ def simulate(
             result = simulate("examples/chat_on_h100.toml", {"hardware.gpu": gpu})
             print(gpu, result.summary["p99_ttft_ms"], result.slo_attainment)
     """
-    from .simulation import run_scenario
+    from foredraft.simulation import run_scenario
 
     return run_scenario(scenario, overrides or {})
 
@@ -65,9 +65,9 @@ def check(contract: str, make: Callable[[Any], Any] | str, **options: Any) -> Re
         report = check("allocator", lambda config: MyAllocator(config.num_pages), budget="10s")
         assert report.ok, report.text()
     """
-    from .checks import registry
-    from .properties import conformance
-    from .properties.harness import importing
+    from foredraft.checks import registry
+    from foredraft.properties import conformance
+    from foredraft.properties.harness import importing
 
     return conformance.check(
         registry.suite_of(contract), importing.load_make(make) if isinstance(make, str) else make, **options
@@ -76,15 +76,15 @@ def check(contract: str, make: Callable[[Any], Any] | str, **options: Any) -> Re
 
 def __getattr__(name: str) -> Any:
     if name == "Scenario":
-        from .sim.scenario import Scenario
+        from foredraft.sim.scenario import Scenario
 
         return Scenario
     if name == "Session":
-        from .session import Session
+        from foredraft.session import Session
 
         return Session
     if name == "Result":
-        from .simulation import Result
+        from foredraft.simulation import Result
 
         return Result
     if name == "__version__":

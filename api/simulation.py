@@ -10,15 +10,15 @@ from os import PathLike
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from .core.errors import ForedraftError
-from .observe.metrics import RunMetrics
-from .observe.summary import SLO
-from .sim.capacity import is_overloaded, saturation
-from .sim.effects import given_keys
-from .sim.load import length_notice
-from .sim.run import RunReport, Simulation
-from .sim.scenario import Scenario
-from .sim.scenario_file import OVERRIDES, load_scenario, scenario_with
+from foredraft.core.errors import ForedraftError
+from foredraft.observe.metrics import RunMetrics
+from foredraft.observe.summary import SLO
+from foredraft.sim.capacity import is_overloaded, saturation
+from foredraft.sim.effects import given_keys
+from foredraft.sim.load import length_notice
+from foredraft.sim.run import RunReport, Simulation
+from foredraft.sim.scenario import Scenario
+from foredraft.sim.scenario_file import OVERRIDES, load_scenario, scenario_with
 
 if TYPE_CHECKING:
     import pyarrow
@@ -63,9 +63,8 @@ class Result:
         return self.slo_attainment >= share
 
     def __str__(self) -> str:
+        from foredraft.observe.tables import WIDTH, report_tables
         from rich.console import Console
-
-        from .observe.tables import WIDTH, report_tables
 
         console = Console(width=WIDTH, highlight=False, color_system=None)
         with console.capture() as captured:

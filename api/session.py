@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
 from typing import Any, overload
 
-from .core.contract.request import Request
-from .core.errors import ConfigError
-from .gpu.session.hub import local_checkpoint
-from .gpu.session.plan import SessionOptions
-from .gpu.session.prompts import PromptEntry, RequestDefaults, make_requests
-from .gpu.session.session import DecodeSession
-from .gpu.session.text_session import Output, SessionStats
+from foredraft.core.contract.request import Request
+from foredraft.core.errors import ConfigError
+from foredraft.gpu.session.hub import local_checkpoint
+from foredraft.gpu.session.plan import SessionOptions
+from foredraft.gpu.session.prompts import PromptEntry, RequestDefaults, make_requests
+from foredraft.gpu.session.session import DecodeSession
+from foredraft.gpu.session.text_session import Output, SessionStats
 
 ARGUMENTS = "<arguments>"
 
