@@ -33,6 +33,7 @@ from .faults.clock import StampedMoves
 from .faults.plan import FaultPlan
 from .faults.service import FaultReport, FaultyService
 from .faults.transfers import UnreliableLink
+from .interruption import deferred_signals
 from .load import asked_lengths, contents_are_known, make_workload, scan_workload
 from .scenario import Clients, Scenario
 from .workload.workload import Arrival
@@ -163,7 +164,8 @@ class Simulation:
         self._start_workload()
         complete = True
         try:
-            self._step_through(on_progress)
+            with deferred_signals() as handle_signals:
+                self._step_through(on_progress, handle_signals)
         except KeyboardInterrupt:
             complete = False
         except Exception as error:
@@ -217,7 +219,7 @@ class Simulation:
         for _ in range(concurrency):
             env.process(closed_loop_client(env, arrivals, self._send, self.router.cancel, patience))
 
-    def _step_through(self, on_progress: Callable[[Progress], None] | None) -> None:
+    def _step_through(self, on_progress: Callable[[Progress], None] | None, handle_signals: Callable[[], None]) -> None:
         step = self.env.step
         next_look = time.monotonic()
         try:
@@ -225,10 +227,12 @@ class Simulation:
                 self.env.passes_left = self.EVENTS_PER_LOOK
                 for _ in range(self.EVENTS_PER_LOOK):
                     step()
+                handle_signals()
                 if on_progress is not None and time.monotonic() >= next_look:
                     on_progress(self.progress())
                     next_look = time.monotonic() + self.PROGRESS_EVERY_S
         except simpy.core.EmptySchedule:
+            handle_signals()
             if on_progress is not None:
                 on_progress(self.progress())
 

@@ -1,6 +1,7 @@
 """A run as a whole: what actors do, what must hold of any queue, what is refused."""
 
 import csv
+import signal
 from pathlib import Path
 
 import pytest
@@ -237,3 +238,34 @@ def test_rows_that_cannot_be_replayed_are_counted(tmp_path: Path):
     trace.write_text("\n".join([rows[0], rows[2]]) + "\n")
     with pytest.raises(NothingFits, match="1 rows have no prompt or no output"):
         simulate(scenario)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_between_two_events(number):
+    """Once it was raised inside of what takes an event: half of the event was noted, and the summary of the run failed."""
+    before, seen = signal.signal(number, signal.default_int_handler), []
+
+    def sink(event):
+        if isinstance(event, Committed):
+            if not seen:
+                signal.raise_signal(number)
+            seen.append(event)
+
+    try:
+        report = Simulation(scenario_from_dict({**SMALL, "seed": 3}, "test"), sinks=lambda replica: [sink]).run()
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, before)
+    assert not report.complete and seen
+
+
+def test_the_second_signal_ends_the_run_at_once():
+    seen = []
+
+    def sink(event):
+        if isinstance(event, Committed):
+            seen.append(event)
+            signal.raise_signal(signal.SIGINT)
+
+    report = Simulation(scenario_from_dict({**SMALL, "seed": 3}, "test"), sinks=lambda replica: [sink]).run()
+    assert not report.complete and len(seen) == 2
