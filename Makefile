@@ -8,7 +8,7 @@ RUN_DIR := runs/demo
 # Whatever the environment says, Python keeps what it compiled: tests start hundreds of processes of the same modules.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test soak mutation bench accuracy lint format docs site clean
+.PHONY: setup demo test readme soak mutation bench accuracy lint format docs site clean
 
 setup: $(STAMP)
 
@@ -44,7 +44,11 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 
 test: lint
-	$(BIN)/python -P -m pytest -n 2 --dist loadgroup -m 'not slow and not gpu'
+	$(BIN)/python -P -m pytest -n 2 --dist loadgroup -m 'not slow and not gpu and not readme'
+
+# What README and the tutorial show: every command, block and output, in a fresh clone and environment of what is here. Minutes.
+readme: $(STAMP)
+	$(BIN)/python -P -m pytest -p no:xdist -v --no-header -m readme tests/readme
 
 # Minutes: among others a thousand simulated services under the swarm of faults.
 soak: $(STAMP)
@@ -67,8 +71,10 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The parts of the documents that are made: tables from the source, and what README and the tutorial show of commands. Minutes.
 docs: $(STAMP)
 	$(BIN)/python docs/refresh.py
+	$(BIN)/python docs/commands.py
 
 # The documentation as a site: open site/index.html.
 site: $(STAMP)

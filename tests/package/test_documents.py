@@ -5,14 +5,11 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pyarrow.parquet as parquet
-import pytest
 import typer
 from foredraft.cli.app import app
 from foredraft.cli.simulation.run_record import RunRecord
@@ -190,27 +187,3 @@ def test_every_result_is_documented(tmp_path):
     table = set(re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", results.partition("### `summary.json`")[2], re.MULTILINE))
     documented = {name.strip("`") for cell in table for name in cell.split(", ")}
     assert documented <= keys, f"documented, but not there: {documented - keys}"
-
-
-def readme_blocks(language: str) -> list[str]:
-    return re.findall(
-        rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )
-
-
-def test_the_example_of_the_readme_runs(capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    example = next(block for block in readme_blocks("python") if "simulate(" in block)
-    exec(compile(example, "README.md", "exec"), {})
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [line[0] for line in lines] == ["H100", "H200"]
-    assert float(lines[0][1]) > float(lines[1][1]) > 1 and lines[1][3] == "True"
-
-
-@pytest.mark.slow
-def test_the_capacity_of_the_readme_is_what_the_example_prints():
-    (block,) = readme_blocks("console")
-    command, *shown = block.splitlines()
-    line = command.removeprefix("$ python ").split()
-    done = subprocess.run([sys.executable, *line], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
-    assert [line.rstrip() for line in done.stdout.splitlines()] == shown

@@ -13,7 +13,8 @@ from foredraft.properties.suites import suite_of
 
 ALLOCATOR, ENGINE = suite_of("allocator"), suite_of("engine")
 
-TEXT = (Path(__file__).parents[3] / "docs" / "properties.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[3]
+TEXT = (ROOT / "docs" / "properties.md").read_text(encoding="utf-8")
 
 
 def test_the_bug_in_twenty_lines():
@@ -21,6 +22,8 @@ def test_the_bug_in_twenty_lines():
     (console,) = re.findall(r"```console\n\$ foredraft check .*?\n(.*?)```", TEXT, re.DOTALL)
     names = {}
     exec(compile(code, "docs/properties.md", "exec"), names)
+    example = (ROOT / "examples" / "blocks.py").read_text(encoding="utf-8")
+    assert example.partition('"""\n\n')[2] == code, "examples/blocks.py, which README checks, is another one"
     report = check(ALLOCATOR, names["Blocks"], capabilities=("misuse",), budget=20_000, subject="blocks:Blocks")
     (failure,) = report.failures
     replay = "foredraft check --replay runs/cases/allocator-ALLOC-10.case.json"

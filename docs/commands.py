@@ -1,0 +1,213 @@
+"""Runs what README and the tutorial show, as a reader of a fresh clone would, and writes what the commands print into the documents.
+
+    python docs/commands.py             # `make docs` runs it
+    python docs/commands.py Serve       # only the sections whose heading has this word
+
+What is fenced as `sh` is one bash script, `console` has commands behind `$` and what they print, `python` is a program, and a block `text`
+right behind it is what it prints. A comment before the fence says what is special: `<!-- varies -->`, since numbers of the output are times
+or depend on the processor; `<!-- exit 1 -->`, since the command ends with that code.
+
+Every section (`##`) that installs something has a fresh environment, which the sections after it keep. Nothing but `pip install` reaches
+the network. Standard error, where the commands show progress, is not part of what a document shows.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = ("README.md",)
+FENCE = re.compile(
+    r"(?:^<!-- (?P<note>(?:varies|exit \d+)(?:, exit \d+)?) -->\n)?"
+    r"^```(?P<language>sh|console|python|text)\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+LIMIT_S = 900
+# Python's own sockets reach this machine alone; `pip install` runs without it.
+NO_NETWORK = """
+import os, socket
+if os.environ.get("NO_NETWORK"):
+    def only_here(function, place):
+        def call(*arguments, **settings):
+            host = arguments[place][0] if isinstance(arguments[place], tuple) else arguments[place]
+            if host not in (None, "localhost", "") and not str(host).startswith(("127.", "::1", "/", "\\0")):
+                raise OSError(f"{host} must not be reached: the documents run without the network")
+            return function(*arguments, **settings)
+        return call
+    socket.socket.connect = only_here(socket.socket.connect, 1)
+    socket.socket.connect_ex = only_here(socket.socket.connect_ex, 1)
+    socket.getaddrinfo = only_here(socket.getaddrinfo, 0)
+"""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One thing that a document runs. `shown` is the output beside it, None where the document shows none."""
+
+    document: str
+    line: int
+    section: str  # the heading `##` above
+    program: tuple[str, ...]  # of the interpreter that reads `code`
+    code: str
+    shown: str | None
+    varies: bool
+    code_expected: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.document}:{self.line} {self.code.splitlines()[0][:60]}"
+
+    @property
+    def installs(self) -> bool:
+        return self.code.startswith("pip install")
+
+    def problem(self, done: subprocess.CompletedProcess[str]) -> str:
+        """Return what differs from the document, empty if nothing does."""
+        if done.returncode != self.code_expected:
+            ends = f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+            return f"{self.name}: exit code {done.returncode}, expected {self.code_expected}\n{ends}"
+        if self.shown is None or form(done.stdout, self.varies) == form(self.shown, self.varies):
+            return ""
+        return f"{self.name}: run `make docs`; it prints\n{done.stdout}\nwhere the document has\n{self.shown}"
+
+
+def form(text: str, varies: bool) -> list[str]:
+    """Return what is compared of an output: its lines, of one that varies with # for numbers and one space for several."""
+    lines = [line.rstrip() for line in text.rstrip().splitlines()]
+    return [re.sub(r"[\s─━-]+", " ", re.sub(r"\d[\d.,]*", "#", line)).strip() for line in lines] if varies else lines
+
+
+def commands_of(document: str, text: str) -> list[Command]:
+    """Return everything that a document runs, in order."""
+    found: list[Command] = []
+    ends_at = 0  # of the block before
+    for block in FENCE.finditer(text):
+        line = text.count("\n", 0, block.start("code")) + 1
+        note, language, code = block["note"] or "", block["language"], block["code"]
+        expected = re.search(r"exit (\d+)", note)
+        common = {
+            "document": document,
+            "section": ["", *re.findall(r"^## (.*)$", text[: block.start()], re.MULTILINE)][-1],
+            "varies": "varies" in note,
+            "code_expected": int(expected[1]) if expected else 0,
+        }
+        if language == "text":
+            if found and found[-1].program == ("python", "-") and not text[ends_at : block.start()].strip():
+                found[-1] = replace(found[-1], shown=code, varies=common["varies"])
+        elif language == "console":
+            for at, command, shown in _typed(code):
+                found.append(Command(line=line + at, program=_BASH, code=command, shown=shown, **common))
+        else:
+            program = ("python", "-") if language == "python" else _BASH
+            found.append(Command(line=line, program=program, code=code, shown=None, **common))
+        ends_at = block.end()
+    return found
+
+
+_BASH = ("bash", "-e", "-o", "pipefail")
+
+
+def _typed(block: str) -> Iterator[tuple[int, str, str]]:
+    """Yield line, command and output of each command of a block `console`."""
+    lines = block.splitlines(keepends=True)
+    starts = [number for number, line in enumerate(lines) if line.startswith("$ ")]
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        last = start
+        while lines[last].rstrip("\n").endswith("\\"):
+            last += 1
+        yield start, "".join(lines[start : last + 1])[2:], "".join(lines[last + 1 : end])
+
+
+class Reader:
+    """Someone who has cloned the project into `folder` and goes through its documents."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clone = folder / "foredraft"  # as `git clone` calls it
+        self._environment = folder / "environment"
+        self._home = folder / "home"
+        self._home.mkdir()
+        self._installed_for: tuple[str, str] | None = None
+        names = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+        listed = subprocess.run(names, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for name in filter(None, listed.split("\0")):
+            if (ROOT / name).is_file():  # else it is deleted, and the next commit says so
+                (self.clone / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, self.clone / name)
+
+    def run(self, command: Command) -> subprocess.CompletedProcess[str]:
+        """Run a command at the root of the clone, an install line in an environment of its section."""
+        place = (command.document, command.section)
+        if command.installs and self._installed_for != place:
+            self._installed_for = place
+            shutil.rmtree(self._environment, ignore_errors=True)
+            venv.create(self._environment, with_pip=True)
+            (packages,) = self._environment.glob("lib/python*/site-packages")
+            (packages / "no_network.py").write_text(NO_NETWORK)
+            (packages / "no_network.pth").write_text("import no_network\n")
+        return subprocess.run(
+            command.program,
+            input=command.code,
+            cwd=self.clone,
+            env=self._variables(command.installs),
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
+
+    def _variables(self, installs: bool) -> dict[str, str]:
+        """Return the environment's variables: those of this process without what belongs to its Python, its home and its settings."""
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PYTHON", "FOREDRAFT", "PYTEST", "COV_"))
+            and name not in ("VIRTUAL_ENV", "OMP_NUM_THREADS")
+        }
+        paths = [path for path in kept["PATH"].split(os.pathsep) if path != str(Path(sys.executable).parent)]
+        kept["PATH"] = os.pathsep.join([str(self._environment / "bin"), *paths])
+        settings = Path("~/.config/pip/pip.conf").expanduser()  # of this machine, such as where it finds packages
+        if settings.is_file():
+            kept["PIP_CONFIG_FILE"] = str(settings)
+        kept["PIP_CACHE_DIR"] = str(Path("~/.cache/pip").expanduser())
+        kept["PIP_CONSTRAINT"] = str(self.clone / "constraints.txt")
+        kept |= {"HOME": str(self._home), "COLUMNS": "80", "NO_COLOR": "1"}
+        return kept if installs else kept | {"NO_NETWORK": "1"}
+
+
+def rewritten(text: str, command: Command, output: str) -> str:
+    """Return the document's text with this output beside the command."""
+    assert command.shown is not None
+    shown = "".join(f"{line.rstrip()}\n" for line in output.rstrip().splitlines())
+    typed = f"$ {command.code}" if command.program == _BASH else f"{command.code}```\n\n```text\n"
+    assert text.count(typed + command.shown) == 1, f"{command.name}: shown more than once"
+    return text.replace(typed + command.shown, typed + shown)
+
+
+def main() -> None:
+    """Run the documents and rewrite the outputs that differ. A command that fails ends it, after what came before is written."""
+    with tempfile.TemporaryDirectory(prefix="foredraft-documents-") as folder:
+        reader = Reader(Path(folder))
+        for document in DOCUMENTS:
+            path = ROOT / document
+            for command in commands_of(document, path.read_text(encoding="utf-8")):
+                if not any(word in command.section for word in sys.argv[1:] or [""]):
+                    continue
+                print(command.name, flush=True)
+                done = reader.run(command)
+                if command.problem(done) and command.shown is not None and done.returncode == command.code_expected:
+                    path.write_text(rewritten(path.read_text(encoding="utf-8"), command, done.stdout), encoding="utf-8")
+                elif problem := command.problem(done):
+                    sys.exit(problem)
+
+
+if __name__ == "__main__":
+    main()

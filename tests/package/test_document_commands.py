@@ -1,0 +1,104 @@
+"""docs/commands.py, which runs README and the tutorial: what it runs of a document, what it compares, what it writes."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SPEC = importlib.util.spec_from_file_location("commands", ROOT / "docs" / "commands.py")
+documents = sys.modules.setdefault("commands", importlib.util.module_from_spec(SPEC))
+SPEC.loader.exec_module(documents)
+
+PAGE = """# Page
+
+## First
+
+```sh
+pip install '.[sim]'
+```
+
+<!-- varies, exit 1 -->
+```console
+$ search \\
+    --all
+2 of 3 found in 0.5 s
+$ search nothing
+```
+
+## Second
+
+```python
+print(2 + 2)
+```
+
+```text
+4
+```
+
+```toml
+not = "run"
+```
+"""
+
+
+def test_a_document_becomes_commands_with_the_outputs_that_it_shows():
+    install, search, nothing, program = documents.commands_of("page.md", PAGE)
+    assert install.installs and install.shown is None and install.section == "First"
+    assert (search.code, search.shown) == ("search \\\n    --all\n", "2 of 3 found in 0.5 s\n")
+    assert (search.varies, search.code_expected, nothing.shown) == (True, 1, "")
+    assert (program.program[0], program.section, program.shown, program.varies) == ("python", "Second", "4\n", False)
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "varies", "same"),
+    [
+        ("a 12.5 ms\n", "a 12.5 ms   \n\n", False, True),
+        ("a 12.5 ms\n", "a 12.6 ms\n", False, False),
+        ("a   12.5 ms\n", "a 1,312 ms\n", True, True),
+        ("a 12.5 ms\n", "b 12.5 ms\n", True, False),
+        ("a\nb\n", "a\n", True, False),
+    ],
+)
+def test_outputs_are_compared_by_line_and_those_that_vary_without_their_numbers(shown, printed, varies, same):
+    command = documents.Command("page.md", 1, "", ("bash",), "run\n", shown, varies, 0)
+    assert (command.problem(subprocess.CompletedProcess((), 0, printed, "")) == "") is same
+    assert "exit code 2" in command.problem(subprocess.CompletedProcess((), 2, shown, ""))
+
+
+def test_an_output_is_replaced_where_it_stands():
+    *_, nothing, program = documents.commands_of("page.md", PAGE)
+    text = documents.rewritten(PAGE, nothing, "none \n")
+    assert text == PAGE.replace("$ search nothing\n", "$ search nothing\nnone\n")
+    assert documents.rewritten(text, program, "5\n") == text.replace("\n4\n", "\n5\n")
+
+
+def test_every_install_line_is_run():
+    for document in documents.DOCUMENTS:
+        text = (ROOT / document).read_text(encoding="utf-8")
+        installs = [command for command in documents.commands_of(document, text) if "pip install" in command.code]
+        assert installs and all(re.fullmatch(r"pip install '[^'\n]*'\n", command.code) for command in installs)
+        assert text.count("pip install") == len(installs), f"{document}: an install line that nothing runs"
+
+
+def test_python_of_a_document_reaches_no_network():
+    code = (
+        f"import os; os.environ['NO_NETWORK'] = '1'\n{documents.NO_NETWORK}\n"
+        + """
+import socket
+listening = socket.create_server(("127.0.0.1", 0))
+socket.create_connection(listening.getsockname()).close()
+for call in (lambda: socket.create_connection(("192.0.2.1", 80), 5), lambda: socket.getaddrinfo("example.org", 80)):
+    try:
+        call()
+    except OSError as error:
+        print(error)
+"""
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.count("must not be reached") == 2
