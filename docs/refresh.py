@@ -13,6 +13,8 @@ from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
+import typer
+from foredraft.cli.app import app
 from foredraft.core.acceptance.fit import simulate_rounds
 from foredraft.core.acceptance.presets import PRESETS
 from foredraft.core.adaptive.config import SlotConfig
@@ -157,6 +159,29 @@ def calibration_columns() -> str:
     return "\n".join(["| column | meaning |", "| --- | --- |", *rows])
 
 
+def command_options(*commands: str) -> str:
+    """Return the arguments and options of commands, an option that several share in one row."""
+    used_by: dict[tuple[str, str], list[str]] = {}
+    for command in commands:
+        for parameter in typer.main.get_command(app).commands[command].params:
+            value = "" if getattr(parameter, "is_flag", False) else parameter.metavar or "N"
+            names = parameter.opts if parameter.param_type_name == "option" else []
+            cell = f"`{' '.join(filter(None, [', '.join(names), value]))}`".replace("|", "\\|")
+            default = parameter.default
+            text = parameter.help.removesuffix(".")
+            if default not in (None, False) and default != [] and "default" not in text:
+                text += f"; default: `{default}`"
+            used_by.setdefault((cell, text), []).append(command)
+    if len(commands) == 1:
+        rows = [f"| {cell} | {text} |" for cell, text in used_by]
+        return "\n".join(["| option | meaning |", "| --- | --- |", *rows])
+    rows = [
+        f"| {cell} | {'all' if len(users) == len(commands) else ', '.join(users)} | {text} |"
+        for (cell, text), users in used_by.items()
+    ]
+    return "\n".join(["| option | of | meaning |", "| --- | --- | --- |", *rows])
+
+
 BLOCKS = {
     "life-of-a-request": life_of_a_request,
     "joint-rules": joint_rules,
@@ -169,6 +194,8 @@ BLOCKS = {
     "models": models,
     "adaptive-keys": adaptive_keys,
     "calibration-columns": calibration_columns,
+    "options-simulate": lambda: command_options("simulate"),
+    "options-planning": lambda: command_options("doctor", "cost", "plan", "tune", "sweep"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Runs the commands that docs/planning.md answers questions with, on a trace, and shows or stores what they print.
+"""Runs the commands that docs/planning-answers.md answers questions with, on a trace, and shows or stores what they print.
 
     python examples/planning_answers.py AzureLLMInferenceTrace_conv.csv [--write] [NAME …]
 
@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENT = ROOT / "docs" / "planning.md"
+DOCUMENT = ROOT / "docs" / "planning-answers.md"
 ANSWER = re.compile(r"(<!-- answer (?P<name>[\w-]+) -->\n```console\n)(?P<block>.*?)(?=```\n)", re.DOTALL)
 MISSING = "not on this page yet"
 """Has the sentence above an answer whose output is still to be put in; it goes with that."""
@@ -53,7 +53,7 @@ def main() -> None:
         "trace", type=Path, help="the Azure conversation trace, or another that `foredraft trace` reads"
     )
     parser.add_argument("names", nargs="*", help="answers to give; default: all")
-    parser.add_argument("--write", action="store_true", help="put the answers into docs/planning.md")
+    parser.add_argument("--write", action="store_true", help="put the answers into docs/planning-answers.md")
     given = parser.parse_args()
     text = DOCUMENT.read_text(encoding="utf-8")
     answers = {found["name"]: found["block"] for found in ANSWER.finditer(text)}

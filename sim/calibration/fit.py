@@ -33,7 +33,7 @@ LEAST_POINTS = 3
 TOLD = 0.5
 """A parameter is told where the points take at least this share of its prior uncertainty away."""
 DEVICE_SPREAD = 0.15
-"""How far kernel times of a roofline or a database are from those of a device (docs/simulate.md, "Measured kernels": up to so much)."""
+"""How far kernel times of a roofline or a database are from those of a device (docs/cost-model.md, "Measured kernels": up to so much)."""
 CONTRADICTS = 4.0
 """A point contradicts the others if its error, by a fit without it, is so many standard deviations."""
 DECODING = ("mean_tpot_ms", "output_tokens_per_s")

@@ -294,7 +294,7 @@ class TestDatabase:
     @pytest.mark.fast("llama-3.1-8b-H100-*", "deepseek-ai/DeepSeek-V3-H200-parallel9")
     @pytest.mark.parametrize(("model", "gpu", "parallel"), GRID)
     def test_roofline_and_measured_agree_over_a_grid(self, model, gpu, parallel, record_property):
-        """A unit or a group of operations that went astray would show. docs/simulate.md says where they differ by more, and why."""
+        """A unit or a group of operations that went astray would show. docs/cost-model.md says where they differ by more, and why."""
         settings = ["engine.kv_slots=100000", "speculation.algorithm=NONE"]
         settings += [f"model.target={model}", f"hardware.gpu={gpu}"]
         settings += [f"hardware.{key}_parallel={devices}" for key, devices in parallel.items()]
