@@ -14,10 +14,16 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 html_theme = "furo"
 html_title = "Foredraft"
 html_show_copyright = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 
 myst_enable_extensions = ["attrs_block"]
 myst_fence_as_directive = ["mermaid"]
-myst_heading_anchors = 3  # links such as simulate.md#scenarios
+myst_disable_syntax = [
+    "myst_line_comment",
+    "myst_block_break",
+]  # a line that begins with % or +++ is text, as on GitHub
+myst_heading_anchors = 3  # links such as results.md#summaryjson
 
 default_role = "code"
 autodoc_member_order = "bysource"
