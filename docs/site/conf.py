@@ -19,10 +19,8 @@ html_css_files = ["site.css"]
 
 myst_enable_extensions = ["attrs_block"]
 myst_fence_as_directive = ["mermaid"]
-myst_disable_syntax = [
-    "myst_line_comment",
-    "myst_block_break",
-]  # a line that begins with % or +++ is text, as on GitHub
+# A line that begins with % or +++ is text, as on GitHub.
+myst_disable_syntax = ["myst_line_comment", "myst_block_break"]
 myst_heading_anchors = 3  # links such as results.md#summaryjson
 
 default_role = "code"
