@@ -61,7 +61,7 @@ def paragraphs(text: str) -> Iterator[tuple[str, list[str]]]:
 
     for token in MarkdownIt("commonmark").enable("table").parse(text):
         children = token.children or []
-        parts = (" " if child.type.endswith("break") else child.content for child in children)
+        parts = (" " if child.type.endswith("break") else child.content for child in children if child.type != "image")
         yield words("".join(parts)), [child.attrs["href"] for child in children if child.type == "link_open"]
 
 
