@@ -11,6 +11,7 @@ project = "Foredraft"
 release = version = foredraft.__version__
 root_doc = "index"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
+smartquotes_action = "qe"  # quotes and ellipses: `--` begins an option
 html_theme = "furo"
 html_title = "Foredraft"
 html_show_copyright = False
