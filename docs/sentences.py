@@ -3,8 +3,8 @@
     python docs/sentences.py --seed 7                                  # 150 sentences, as many of each kind
     python docs/sentences.py --seed 7 --count 60 --kinds documents docs/design.md docs/glossary.md
 
-The same seed on the same tree draws the same sentences. Code, generated tables and headings are left out, and so are fragments of
-fewer than four words.
+The same seed on the same tree draws the same sentences. Code, generated tables and headings are left out, as are
+fragments of fewer than four words.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ READERS = {"documents": documents, "docstrings": docstrings, "comments": comment
 
 
 def all_sentences(kind: str, root: Path = ROOT, paths: Sequence[str] = ()) -> list[Sentence]:
-    """Return every sentence of a kind, in the order of the files. `paths` are files or folders below the root; none means all."""
+    """Return every sentence of a kind, in the order of the files. `paths` are files or folders; none means all."""
     found: list[Sentence] = []
     for path in sorted(root.rglob("*.md" if kind == "documents" else "*.py")):
         name = path.relative_to(root)
