@@ -12,7 +12,9 @@ from foredraft.properties.invariants import invariant
 TEXT = (Path(__file__).parents[3] / "docs" / "standalone-hidden-states.md").read_text(encoding="utf-8")
 STORIES = dict(
     re.findall(
-        r"```console\n\$ foredraft check executor (\S+)[\s\\]+--budget 2000 --seed 6\n(.*?)\n```", TEXT, re.DOTALL
+        r"```console\n\$ foredraft check executor (\S+) --budget 2000 --seed 6\n(.*?)\n```",
+        TEXT.replace(" \\\n   ", ""),
+        re.DOTALL,
     )
 )
 EXECUTORS = {"": "reference", "sim": "simulated", "gpu": "real"}
