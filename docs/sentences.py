@@ -29,8 +29,8 @@ MIN_WORDS = 4
 GENERATED = re.compile(r"<!-- .*?<!-- end -->|^(```|~~~).*?^\1 *$|^%.*?$|<!--.*?-->", re.MULTILINE | re.DOTALL)
 DRAWN = re.compile(r"[─-◿→]{2}|──|--[->]|\s\s\s+\S+\s\s\s+")  # a picture or a column of a table, no prose
 DIRECTIVE = re.compile(r"(noqa|type:|fmt:|ruff:|pragma|!|--|==)")
-END = re.compile(r"[.!?]+[\"'”’)*\]]*(?=\s+[\"'“‘(*\[`{]*[A-Z0-9`{])")
-ABBREVIATION = re.compile(r"(?:^|[\s(])(?:e\.g|i\.e|etc|vs|cf|al|resp|approx|no|fig|eq|sec|ch|[A-Z])\.$", re.IGNORECASE)
+END = re.compile(r"[.!?]+[\"'”’)*\]]*(?=\s+[\"'“‘(*\[`{]*[A-Z0-9`{\[])")
+ABBREVIATION = re.compile(r"(?:^|[\s(])(?:(?i:e\.g|i\.e|etc|vs|cf|al|resp|approx|no|fig|eq|sec|ch)|[A-Z])\.$")
 HELP = re.compile(r"(^|_)(option|argument)$|^(Problem|Option|Argument)$")
 
 

@@ -110,6 +110,7 @@ def test_the_sentences_of_a_kind(tree, kind, found):
     [
         ("Use a key, e.g. Seed or steps. Then run it.", ["Use a key, e.g. Seed or steps.", "Then run it."]),
         ("It takes 1.5 ms. The rest takes 2.", ["It takes 1.5 ms.", "The rest takes 2."]),
+        ("It needs 20 s. [contracts.md](a.md) says why.", ["It needs 20 s.", "[contracts.md](a.md) says why."]),
         ("Call `plan. Then` now. It returns.", ["Call `plan. Then` now.", "It returns."]),
         ("`free` refuses it. `alloc` does not.", ["`free` refuses it.", "`alloc` does not."]),
         ("(Both end here.) So do **all.** Others, too.", ["(Both end here.)", "So do **all.**", "Others, too."]),
