@@ -58,7 +58,8 @@ def sentences_of(kind: str, path: str, block: Block) -> Iterator[Sentence]:
     text = " ".join(line for _, line in block)
     starts = [0, *accumulate(len(line) + 1 for _, line in block)]
     for start, sentence in split(text):
-        if len(re.findall(r"[A-Za-z]{2,}", re.sub(r"`[^`]+`", "code", sentence))) >= MIN_WORDS:
+        words = re.findall(r"[A-Za-z]{2,}", re.sub(r"`[^`]+`|\]\([^)]*\)", " code ", sentence))
+        if len(words) >= MIN_WORDS:
             number = block[bisect_right(starts, start) - 1][0]
             yield Sentence(kind, path, number, sentence, text)
 
