@@ -26,7 +26,9 @@ KINDS = ("documents", "docstrings", "comments", "messages")
 NOT_OURS = {"build", "dist", "runs", "site", "__pycache__"}  # folders at the root
 MIN_WORDS = 4
 
-GENERATED = re.compile(r"<!-- .*?<!-- end -->|^(```|~~~).*?^\1 *$|^%.*?$|<!--.*?-->", re.MULTILINE | re.DOTALL)
+GENERATED = re.compile(
+    r"<!-- (?:(?!<!--).)*<!-- end -->|^(```|~~~).*?^\1 *$|^%.*?$|<!--.*?-->", re.MULTILINE | re.DOTALL
+)
 DRAWN = re.compile(r"[─-◿→]{2}|──|--[->]|\s\s\s+\S+\s\s\s+")  # a picture or a column of a table, no prose
 DIRECTIVE = re.compile(r"(noqa|type:|fmt:|ruff:|pragma|!|--|==)")
 END = re.compile(r"[.!?]+[\"'”’)*\]]*(?=\s+[\"'“‘(*\[`{]*[A-Z0-9`{\[])")

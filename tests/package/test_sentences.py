@@ -17,9 +17,11 @@ PAGE = """# A heading of four words or more
 The first sentence goes on
 in a second line. `free` refuses a list of pages.
 
+<!-- varies -->
 ```console
 $ this is code and not a sentence
 ```
+Prose after a command is prose again.
 
 <!-- from a-table -->
 | generated | this cell is generated from the source |
@@ -71,10 +73,11 @@ def tree(tmp_path):
             [
                 (3, "The first sentence goes on in a second line."),
                 (4, "`free` refuses a list of pages."),
-                (14, "meaning of the word"),
-                (16, "a line of the request table"),
-                (18, "An item of a list ends here"),
-                (19, "and this is the next item"),
+                (10, "Prose after a command is prose again."),
+                (16, "meaning of the word"),
+                (18, "a line of the request table"),
+                (20, "An item of a list ends here"),
+                (21, "and this is the next item"),
             ],
         ),
         (
