@@ -29,8 +29,8 @@ SizesAcceptIndexByTheLiveSteps (ACCEPT-18): accept_index is allocated with as ma
         wide = np.pad(verified.accept_index, ((0, 0), (0, self.shape[0] + 1)), constant_values=-1)
         return wide[:, : self.shape[0] + 1].ravel(), *rest
 
-MovesByTheNumberOfNodes (ACCEPT-06, ACCEPT-16): The move takes a row's lanes nd apart, where accept_index has them one per step apart:
-from the second row on they are another's.
+MovesByTheNumberOfNodes (ACCEPT-06, ACCEPT-16): The move takes the lanes of a row nd apart, but accept_index has one
+lane per step: from the second row on the move takes lanes of another row.
     TreeAccept.verdict:
         answer = good(self, round, verified)
         lanes = np.resize(verified.accept_index, round.windows.shape)
@@ -48,7 +48,7 @@ ScattersBeforeItGathers (ACCEPT-16): Lanes are copied one after the other, the l
 MovesOneLayer (ACCEPT-06, ACCEPT-16): Keys follow the accepted path, values stay where they are.
     TreeAccept.move = np.concatenate([good(self, round, pools.copy())[:1], pools[1:]])
 
-LooksTheWindowsUpLater (ACCEPT-16): The slots to move are those of the newest launch, not of the round's own.
+LooksTheWindowsUpLater (ACCEPT-16): The move uses the slots of the newest launch instead of those of its own round.
     TreeAccept.launch:
         round = good(self, batch)
         self.newest = round.windows
@@ -251,7 +251,7 @@ AcceptsAtACoinOfZero (ACCEPT-04): A coin is compared with <= instead of <: a coi
         - mass > 0 and coin < reached
         + coin < reached or coin == 0
 
-PlansBackwards (ACCEPT-16): Moves that are made one after the other are listed from the end of the path.
+PlansBackwards (ACCEPT-16): Moves are made one after the other, but the list begins at the end of the path.
     PlainAccept.moves
         - for source, _ in pairs
         + for source, _ in pairs[::-1]

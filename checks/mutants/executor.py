@@ -56,7 +56,7 @@ ShowsHiddenStatesToAll (ACCEPT-17): A result carries hidden states that no reque
         outputs = tuple({**outputs, **shown} for outputs in result.decode.outputs)
         return replace(result, decode=replace(result.decode, outputs=outputs))
 
-MergesNoneAsZeros (ACCEPT-17): A batch without hidden states is filled up with zeros where it meets one that has some.
+MergesNoneAsZeros (ACCEPT-17): A batch without hidden states is filled up with zeros when it is merged with one that has some.
     ReferenceAdapter.merge:
         zeros = None if first is second is None else [[0.0] * HIDDEN_SIZE]
         return good(self, zeros if first is None else first, zeros if second is None else second)
@@ -66,7 +66,7 @@ MergesNothingToAnEmptyArray (ACCEPT-17): Two batches without hidden states make 
         merged = good(self, first, second)
         return np.zeros((0, HIDDEN_SIZE), np.float32) if merged is None else merged
 
-TakesWhatWasSent (ACCEPT-17, ANSWER): Hidden states that a prefill worker sends are taken, whatever the draft is.
+TakesWhatWasSent (ACCEPT-17, ANSWER): The executor takes the hidden states that a prefill worker sends, whatever the draft is.
     ReferenceAdapter.draft_input:
         answer = good(self, batch, last_tokens)
         states = [state for state in batch.hidden_states if state is not None]
@@ -78,7 +78,7 @@ FillsUpWhatWasNotSent (ACCEPT-17): A request that comes without a hidden state g
         states = tuple(zeros if state is None else state for state in batch.hidden_states)
         return good(self, replace(batch, hidden_states=states), last_tokens)
 
-ShowsNothing (ACCEPT-17): What it keeps is declared to be open to inspection, and is not shown.
+ShowsNothing (ACCEPT-17): The executor declares that its state can be inspected, and shows none of it.
     ReferenceAdapter.roots = ()
 
 PadsTheStepInPlace (SIM-04): Rows whose request has ended become padding: in the step's own array, which the engine reads, too.

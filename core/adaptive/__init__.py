@@ -1,4 +1,4 @@
-"""Adaptive speculative steps: how many tokens to draft, per batch size, from what was accepted so far."""
+"""Adaptive speculative steps: the number of drafted tokens per batch size, chosen from the acceptance so far."""
 
 from .config import AdaptiveConfig, SlotConfig, load_adaptive_config
 from .controller import AdaptiveController, build_controller, fixed_controller

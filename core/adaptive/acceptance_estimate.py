@@ -1,18 +1,21 @@
-"""Expected accept lengths of draft shapes, learned from verify results of all of them, with a memory that follows changes.
+"""Expected accept lengths of draft shapes, learned from the verify results of all shapes, with a memory that follows
+changes.
 
-A row with n correct drafts in a round of S steps says: positions 1 … n were accepted, position n + 1 was rejected if
-n < S, and nothing about the rest. `AcceptanceEstimate` counts that for one shape, `AcceptLengths` learns from all of them.
+A row with n correct drafts in a round of S steps shows that positions 1 … n were accepted and, if n < S, that position
+n + 1 was rejected. It says nothing about later positions. `AcceptanceEstimate` counts that for one shape,
+`AcceptLengths` learns from all of them.
 
-A shape is (steps, nodes of its verify tree). What is shared by all shapes is p_j, the acceptance of the draft's first choice at
-depth j. The acceptance at that depth of a shape's own tree is q = 1 − (1 − p_j)^w. The exponent w is 1 for a chain, greater where several
-nodes of a tree compete for one token, and below 1 where a tree has too few nodes for every path to go on. It follows from p_j by the
-tree that such a draft would build (`core/acceptance/tree.py`).
+A shape is (steps, nodes of its verify tree). All shapes share p_j, the acceptance of the draft's first choice at depth
+j. The acceptance at that depth of a shape's own tree is q = 1 − (1 − p_j)^w. The exponent w is 1 for a chain, greater
+where several nodes of a tree compete for one token, and below 1 where a tree has too few nodes for every path to go on.
+It follows from p_j by the tree that such a draft would build (`core/acceptance/tree.py`).
 
     E(shape) = c · (1 + Σ_{j ≤ depth} q_1 ⋯ q_j)
 
-This is an assumption about trees, and rounds of different lengths meet different stretches of text. So each shape has a correction c: what
-its own rounds have accepted over what the shared p_j predict. While few of its rows are known, c is shrunk towards 1, by a normal prior of
-log c around 0 with standard deviation `_SPREAD_OF_CHAINS` or `_SPREAD_OF_TREES`.
+This is an assumption about trees, and rounds of different lengths meet different stretches of text. So each shape has a
+correction c: the acceptance of its own rounds, divided by the prediction of the shared p_j. While few of its rows are
+known, c is pulled towards 1 by a normal prior of log c around 0 with standard deviation `_SPREAD_OF_CHAINS` or
+`_SPREAD_OF_TREES`.
 """
 
 from __future__ import annotations
@@ -43,19 +46,19 @@ _CHANGE_DEVIATIONS = 4.0
 _CHANGE_SHIFT = 0.05
 _SPREAD_OF_CHAINS = 0.02
 _SPREAD_OF_TREES = 0.06
-_RANK_RATIO = 0.6  # how fast acceptance falls with rank; the assumption of `GaussianAcceptance.for_tree`
-_TREES_FOLLOW = 0.02  # the exponents are computed again when some p_j has moved by so much
+_RANK_RATIO = 0.6  # how fast acceptance falls with rank, as `GaussianAcceptance.for_tree` assumes
+_TREES_FOLLOW = 0.02  # the exponents are computed again when some p_j has changed by this much
 _ROUNDS_OF_FITTING = 6  # of p_j to exponents and back
 _MOST = 1.0 - 1e-6
 
 
 class AcceptanceEstimate:
-    """Of one draft shape: decayed counts of trials and acceptances by position, over a slow and a fast memory.
+    """Decayed counts of trials and acceptances of one draft shape by position, over a slow and a fast memory.
 
-    The slow memory (2,048 rounds) gives the estimates. The fast one (64 rounds) watches for a change: what it holds of
-    a position differs by 4 standard deviations from the older part of the slow one. Then the owner calls
-    `forget_the_past`: what a few rows of the fast memory weigh is left, and positions that it has not tried are unknown again.
-    `last_tried[j]` is the round in which position j + 1 was last tried, −1 for never.
+    The slow memory (2,048 rounds) gives the estimates. The fast memory (64 rounds) detects a change: its acceptance of
+    a position differs by 4 standard deviations from the older part of the slow memory. Then the owner calls
+    `forget_the_past`: only the weight of a few rows of the fast memory is left, and positions that it has not tried are
+    unknown again. `last_tried[j]` is the round in which position j + 1 was last tried, −1 for never.
     """
 
     def __init__(self, depth: int) -> None:
@@ -79,11 +82,11 @@ class AcceptanceEstimate:
 
     @property
     def has_rows(self) -> bool:
-        """Whether anything was ever added."""
+        """Whether any result was ever added."""
         return bool(self._pending) or (self.depth > 0 and self._slow_trials[0] > 0)
 
     def fold(self, now: int, rounds: int) -> bool:
-        """Take what was added over the last `rounds` rounds into the memories; True if acceptance has changed."""
+        """Move the results of the last `rounds` rounds into the memories. Returns whether acceptance has changed."""
         trials = [0] * self.depth
         accepts = [0] * self.depth
         for width in sorted(self._pending):
@@ -109,7 +112,9 @@ class AcceptanceEstimate:
         return any(self._has_changed(j) for j in range(self.depth))
 
     def forget_the_past(self) -> None:
-        """Restart both memories from the fast one, scaled down to `_FLOOR_ROWS` rows, because acceptance has changed some rounds ago."""
+        """Restart both memories from the fast one, scaled down to `_FLOOR_ROWS` rows, because acceptance has changed
+        some rounds ago.
+        """
         for j in range(self.depth):
             known = self._fast_trials[j]
             keep = min(1.0, _FLOOR_ROWS / known) if known >= 1.0 else 0.0
@@ -119,7 +124,7 @@ class AcceptanceEstimate:
                 self.last_tried[j] = -1
 
     def _has_changed(self, j: int) -> bool:
-        """Return whether what the fast memory holds of position j + 1 contradicts the older part of the slow one."""
+        """Return whether the fast memory contradicts the older part of the slow one at position j + 1."""
         recent, accepts = self._fast_trials[j], self._fast_accepts[j]
         older = self._slow_trials[j] - recent
         if recent < 1.0 or older < _FLOOR_ROWS / 2:
@@ -134,7 +139,7 @@ class AcceptanceEstimate:
         return self._slow_trials[position - 1]
 
     def accepts(self, position: int) -> float:
-        """Return how many of these rows accepted it, decayed alike."""
+        """Return the decayed number of rows that accepted a position (from 1 on)."""
         return self._slow_accepts[position - 1]
 
     def snapshot(self) -> dict[str, object]:
@@ -149,7 +154,9 @@ class AcceptanceEstimate:
 
 
 class _Correction(NamedTuple):
-    """The correction of one shape: factor c, the variance of log c, and the deviation that the shape's own rows have not settled."""
+    """The correction of one shape: factor c, the variance of log c, and the deviation that the shape's own rows have
+    not settled.
+    """
 
     factor: float
     variance: float
@@ -157,7 +164,10 @@ class _Correction(NamedTuple):
 
 
 class AcceptLengths:
-    """What all shapes have shown. `topk` > 1 makes trees, unless their accepted runs are not limited by their steps."""
+    """The estimate from the results of all shapes.
+
+    `topk` > 1 makes trees, unless their steps do not limit the accepted runs.
+    """
 
     def __init__(self, shapes: Sequence[Shape], topk: int = 1, depth_limited: bool = True) -> None:
         self.changes = 0
@@ -183,7 +193,7 @@ class AcceptLengths:
             own.add(counts)
 
     def fold(self, now: int, rounds: int) -> bool:
-        """Take what was added over the last `rounds` rounds into the memories; True if acceptance has changed."""
+        """Move the results of the last `rounds` rounds into the memories. Returns whether acceptance has changed."""
         folded = [own.fold(now, rounds) for own in self._own.values() if own.has_rows]
         changed = any(folded)
         if changed:
@@ -202,7 +212,7 @@ class AcceptLengths:
         return sum(own.trials(position) for own in self._own.values() if position <= own.depth)
 
     def expected(self, shape: Shape, probabilities: Sequence[float] | None = None) -> float:
-        """Return the accept length to expect of a shape, with what has been learned or with other p_j."""
+        """Return the expected accept length of a shape, with the learned p_j or with others."""
         if shape not in self._own:
             return 1.0
         p = self.probabilities if probabilities is None else probabilities

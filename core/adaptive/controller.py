@@ -1,4 +1,4 @@
-"""The controller that an engine asks for the draft steps of each round, and tells what was accepted.
+"""The controller of an engine's draft steps. The engine asks it before each round, and passes it the verify results.
 
 activate_step_by_batch(bs) ─► steps ─► launch ─► … ─► on_verify_complete(correct drafts, bs, executed steps)
 
@@ -29,8 +29,9 @@ class AdaptiveMetrics:
 
     `accept_length` is 1 + correct drafts / verified rows and `accept_rate` accepted / proposed draft tokens; both are
     0.0 when nothing was verified or proposed. `correct_drafts_histogram[n]` counts rows with n correct drafts.
-    `ema_accept_len` maps the lower bound of each range in which drafts were verified to its slot's EMA (empty for policies without one).
-    `switches` counts changes of choice, `activations` changes of the steps that are launched (batch sizes differ).
+    `ema_accept_len` maps the lower bound of each range in which drafts were verified to its slot's EMA (empty for
+    policies without one). `switches` counts changes of choice, `activations` changes of the steps that are launched
+    (batch sizes differ).
     """
 
     steps: int | None
@@ -58,7 +59,9 @@ class AdaptiveCounters:
         self._proposed = 0
 
     def add(self, counts: Sequence[int], correct: float, rows: int, proposed_per_row: int, calls: int = 1) -> None:
-        """Add one verify call, or several: `counts[n]` rows with n correct drafts, each of `proposed_per_row` draft tokens."""
+        """Add one verify call, or several: `counts[n]` rows with n correct drafts, each of `proposed_per_row` draft
+        tokens.
+        """
         histogram = self._histogram
         if len(counts) > len(histogram):
             histogram += [0] * (len(counts) - len(histogram))
@@ -132,11 +135,13 @@ class AdaptiveController:
 
     @property
     def max_num_draft_tokens(self) -> int:
-        """The greatest number of draft tokens over all candidates: what every reservation uses."""
+        """The greatest number of draft tokens over all candidates; every reservation uses it."""
         return self._shape.max_num_draft_tokens
 
     def num_draft_tokens_for(self, steps: int, bs: int) -> int:
-        """Return the nodes of a round's verify tree: steps + 1 for chains, those of the range and steps for trees, 1 for 0 steps."""
+        """Return the nodes of a round's verify tree: steps + 1 for chains, those of the range and steps for trees, 1
+        for 0 steps.
+        """
         return self._shape.num_draft_tokens(steps, bs)
 
     def fewest_steps(self, bs: int) -> int:
@@ -144,9 +149,11 @@ class AdaptiveController:
         return self._shape.fewest_steps(bs)
 
     def init_states(self, captured_sizes: Sequence[int] | None = None, build: BuildGraphs | None = None) -> None:
-        """Route by these captured batch sizes (None: graphs are off), after `build` has captured the graphs of all keys.
+        """Route by these captured batch sizes (None: graphs are off), after `build` has captured the graphs of all
+        keys.
 
-        If building raises, the routing is as before, and the error goes on. Raises `InvalidGraphSizes`.
+        If building raises an error, the routing stays as it was, and the error is passed on. Raises
+        `InvalidGraphSizes`.
         """
         router = RangeRouter(self.policy.config, captured_sizes)
         shape = DraftTreeShape(self.policy.config, *self._shape_arguments)
@@ -160,9 +167,10 @@ class AdaptiveController:
     # --- every round ---
 
     def draft_fewest(self, fewest_only: bool) -> None:
-        """With True, use the smallest candidate of each batch size from the next round on; with False, the policy's choice again.
+        """With True, use the smallest candidate of each batch size from the next round on; with False, the policy's
+        choice again.
 
-        What the policy has learned stays.
+        The policy keeps its estimates.
         """
         self._fewest_only = fewest_only
 
@@ -231,10 +239,11 @@ class AdaptiveController:
     # --- a new table, metrics, state ---
 
     def reload(self, config: str | Mapping[str, Any] | AdaptiveConfig, source: str | None = None) -> None:
-        """Use another table from the next round on; steps in flight keep theirs. The arguments are those of `load_adaptive_config`.
+        """Use another table from the next round on; steps in flight keep theirs. The arguments are those of
+        `load_adaptive_config`.
 
-        Raises `ConfigError`, and the running policy goes on as it was, if the table is invalid, or needs candidates,
-        graphs or draft tokens that were not built at start-up.
+        Raises `ConfigError` if the table is invalid, or needs candidates, graphs or draft tokens that were not built at
+        start-up. Then the running policy stays as it was.
         """
         new = load_adaptive_config(config, source)
         reload = getattr(self.policy, "reload", None)
@@ -277,7 +286,7 @@ class AdaptiveController:
         }
 
     def snapshot(self) -> dict[str, object]:
-        """Return what the next choices depend on, as plain data."""
+        """Return the state on which the next choices depend, as plain data."""
         return {"active_steps": self._active_steps, **self.policy.snapshot()}
 
     def check(self) -> None:
@@ -302,7 +311,8 @@ def build_controller(
     cost_table: CostTable | None = None,
     **shape: Any,
 ) -> AdaptiveController:
-    """Return a controller from a policy's name. Raises `ConfigError` for an unknown name, or `goodput` without a cost table.
+    """Return a controller from a policy's name. Raises `ConfigError` for an unknown name, or `goodput` without a cost
+    table.
 
     `fixed` takes `initial_steps` (default: the middle of the table's candidates) and needs no more of the table.
     """

@@ -1,4 +1,7 @@
-"""What a decode round costs on a device, for each step count and batch size: the table that `goodput` decides with."""
+"""The time of a decode round on a device for each step count and batch size.
+
+The policy `goodput` decides with this table.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,10 @@ class UnknownStepCost(ForedraftError):
 class CostTable:
     """Round times on a grid of step counts and batch sizes, plus the cost of the KV that is read.
 
-    `round_ns[i][j]` is the time in ns of a round with `steps[i]` draft steps (0 is plain decoding) and `batch_sizes[j]` rows without any
-    KV. Each KV token that the whole batch reads adds `kv_token_ps[i]` picoseconds. All integers, so that interpolation is exact: equal
-    tables and arguments give equal times everywhere. Raises `ConfigError` with all problems at once.
+    `round_ns[i][j]` is the time in ns of a round with `steps[i]` draft steps (0 is plain decoding) and `batch_sizes[j]`
+    rows without any KV. Each KV token that the whole batch reads adds `kv_token_ps[i]` picoseconds. All integers, so
+    that interpolation is exact: equal tables and arguments give equal times everywhere. Raises `ConfigError` with all
+    problems at once.
     """
 
     steps: tuple[int, ...]
@@ -39,7 +43,8 @@ class CostTable:
             raise ConfigError("<cost table>", problems)
 
     def round_time_ns(self, steps: int, batch_size: int, kv_tokens: int = 0) -> int:
-        """Return the time of one round, linear between batch sizes; beyond the grid the nearest segment goes on.
+        """Return the time of one round. It is linear between batch sizes, and the nearest segment extends beyond the
+        grid.
 
         Raises `UnknownStepCost` for a step count that the table does not have.
         """
@@ -61,7 +66,7 @@ class CostTable:
 
     @classmethod
     def from_json(cls, table: Any, source: str = "<cost table>") -> CostTable:
-        """Read what `to_json` returned. Raises `ConfigError` with the source and all problems."""
+        """Read the object that `to_json` returned. Raises `ConfigError` with the source and all problems."""
         if not isinstance(table, Mapping) or sorted(table) != sorted(_KEYS):
             raise ConfigError.of(source, "", f"expected an object with {', '.join(_KEYS)}")
         problems = _problems(table)
@@ -86,7 +91,7 @@ class CostTable:
 
 
 def _problems(table: Mapping[str, Any]) -> list[Problem]:
-    """Return everything wrong with the columns of a table."""
+    """Return all problems of the columns of a table."""
     steps, sizes, rows, slopes = (table[key] for key in _KEYS)
     problems = [
         Problem(key, f"is {values!r}; expected ascending integers >= {lowest}")

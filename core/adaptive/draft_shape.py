@@ -11,16 +11,16 @@ from .policy import RangeRouter
 
 
 class InfeasibleDraftShape(ForedraftError):
-    """A tree that its steps cannot fill, or a shape that contradicts itself, with the numbers."""
+    """A tree that its steps cannot fill, or a shape that contradicts itself; the message has the numbers."""
 
 
 class DraftTreeShape:
     """`topk` branches and, for every candidate of every batch-size range, the nodes of its verify tree.
 
     Chains (`topk` 1) have steps + 1 nodes. For trees the nodes are those that the table gives for a range, or else
-    `num_draft_tokens`: one number, or a mapping from steps. A tree of S steps has at most k + (S − 1)·k² nodes below its root.
-    Look-up drafting (`depth_limited` False) has no such limit: its accepted runs are as long as the tree is large. Zero
-    steps always mean one node. Raises `InfeasibleDraftShape`.
+    `num_draft_tokens`: one number, or a mapping from steps. A tree of S steps has at most k + (S − 1)·k² nodes below
+    its root. Look-up drafting (`depth_limited` False) has no such limit: its accepted runs are as long as the tree is
+    large. Zero steps always mean one node. Raises `InfeasibleDraftShape`.
     """
 
     def __init__(
@@ -81,7 +81,8 @@ class DraftTreeShape:
         if self._follows_steps:
             return steps + 1
         nodes = self._nodes[self._router.range_index(batch_size)]
-        # A result may come late, from steps that the range has no more, or of a batch that was launched as another range.
+        # A result may come late: from steps that the range no longer has, or from a batch that was launched in another
+        # range.
         return nodes[steps] if steps in nodes else max(tree.get(steps, steps + 1) for tree in self._nodes)
 
     def fewest_steps(self, batch_size: int) -> int:
@@ -100,7 +101,7 @@ class DraftTreeShape:
     def graph_keys(self) -> tuple[GraphKey, ...]:
         """Return the keys of all graphs that routing can reach; none without captured sizes.
 
-        Of equal steps the largest batch comes first: the graphs of smaller ones fit into the memory that it took.
+        Among equal steps the largest batch comes first, because the graphs of smaller batches fit into its memory.
         """
         keys = [
             GraphKey(steps, self.num_draft_tokens(steps, size), size)

@@ -1,4 +1,4 @@
-"""The CUDA graphs of decode rounds: the key that each is found by, the table of them, and which of them adaptive steps can reach."""
+"""The CUDA graphs of decode rounds: their keys, their table, and the graphs that adaptive steps can reach."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class MissingGraph(ForedraftError):
 
 
 class GraphKey(NamedTuple):
-    """What the graph of a decode round is found by; `batch_size` is the captured size that the round is padded to."""
+    """The key of the graph of a decode round. `batch_size` is the captured size to which the round is padded."""
 
     steps: int
     num_draft_tokens: int
@@ -27,14 +27,20 @@ class GraphKey(NamedTuple):
 
 
 class GraphTable(Generic[Graph]):
-    """The graphs of decode rounds by key: built before the first round, all or none, and only read from then on."""
+    """The graphs of decode rounds by key.
+
+    All of them, or none, are built before the first round; later the table is only read.
+    """
 
     def __init__(self) -> None:
         self._graphs: dict[GraphKey, Graph] = {}
         self._sizes: tuple[int, ...] = ()
 
     def build(self, keys: Sequence[GraphKey], capture: Callable[[GraphKey], Graph]) -> None:
-        """Replace the table by one graph per key, captured in this order. If `capture` raises, the table stays as it was."""
+        """Replace the table by one graph per key, captured in this order.
+
+        If `capture` raises, the table stays as it was.
+        """
         self._graphs = {key: capture(key) for key in keys}
         self._sizes = tuple(sorted({key.batch_size for key in keys}))
 
@@ -51,7 +57,9 @@ class GraphTable(Generic[Graph]):
 
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
-    """The (steps, captured batch size) pairs that routing can reach, ascending, and what leaving out the others saves."""
+    """The (steps, captured batch size) pairs that routing can reach, ascending, and the memory saved by leaving out the
+    others.
+    """
 
     pairs: tuple[tuple[int, int], ...]
     num_graphs: int

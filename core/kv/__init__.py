@@ -1,1 +1,1 @@
-"""KV memory: who owns which slot, which prefix is shared, what moves after verify, how much is reserved."""
+"""KV memory: owners of slots, shared prefixes, moves after verify, and the sizes of reserves."""

@@ -8,9 +8,9 @@ offset`.
 
 Page 0 is the padding dummy: padding lanes read and write it, so it is never handed out.
 
-Ownership is single. A page is free, or it is held by exactly one holder: a request, or the prefix cache. Requests
-share a cached prefix by locking the nodes of the cache's tree, never by holding the page twice, so there are no
-reference counts per page here and "referenced" is one bit.
+Ownership is single. A page is free, or it is held by exactly one holder: a request, or the prefix cache. Requests share
+a cached prefix by locking the nodes of the cache's tree, never by holding the page twice. So a page has no reference
+count, and "referenced" is one bit.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class InvalidAllocation(ForedraftError):
 class KVAllocator:
     """Hands out and takes back slots in whole pages, in O(1) vector operations per call.
 
-    The free pages are a stack: the page freed last is handed out first, and what is handed out depends on the history
-    of calls alone. The pool that it describes has `(num_pages + 1) * page_size` slots, the dummy page included.
+    The free pages are a stack: the page freed last is handed out first. So the result of a call depends only on the
+    history of calls. The pool that it describes has `(num_pages + 1) * page_size` slots, the dummy page included.
     """
 
     def __init__(self, num_pages: int, page_size: int = 1) -> None:
@@ -47,10 +47,11 @@ class KVAllocator:
         assert (num_pages + 1) * page_size <= MAX_SLOTS, f"{num_pages} pages of {page_size} slots do not fit int32 ids"
         self.num_pages = num_pages
         self.page_size = page_size
-        # [0, _num_free_pages) of the stack are free pages, the top is handed out first; the rest is left-over.
+        # Entries [0, _num_free_pages) of the stack are free pages, and the top is handed out first. The other entries
+        # have no meaning.
         self._stack = np.arange(num_pages, 0, -1, dtype=np.int32)
         self._num_free_pages = num_pages
-        # 1 for a page that is held. The dummy stays 0, so that freeing it is caught like any double free.
+        # 1 for a held page. The dummy page stays 0, so freeing it is refused like any double free.
         self._held = np.zeros(num_pages + 1, dtype=np.int32)
         self._offsets = np.arange(page_size, dtype=np.int32)
 
@@ -111,12 +112,12 @@ class KVAllocator:
         if num_pages == 0:
             return
         top = self._num_free_pages + num_pages
-        # Read as unsigned, a negative id is out of range instead of counting from the end. NumPy indexes by intp several
-        # times faster than by any other integer.
+        # As an unsigned number a negative id is out of range; as a signed one it would count from the end. NumPy indexes
+        # by intp several times faster than by any other integer.
         index = pages.view(np.uint32).astype(np.intp)
         if top > self.num_pages:
             raise self._refusal(pages)
-        # Every page counts itself down from one holder to none: one that is not held, or is given twice, falls below.
+        # Each page's count goes from one holder to none. It falls below if the page is not held, or is given twice.
         try:
             np.subtract.at(self._held, index, _ONE)
         except IndexError:
@@ -131,7 +132,7 @@ class KVAllocator:
         """Recount everything from scratch; raise `InvariantViolation` with the id of what is broken.
 
         `holders`, if given, are the slots that each holder says it has (each request's own, each cached node's):
-        together they must be what is held, each slot once (ALLOC-01, ALLOC-03, ALLOC-06).
+        together they must be the held slots, each slot once (ALLOC-01, ALLOC-03, ALLOC-06).
         """
         free = self._stack[: self._num_free_pages]
         if not 0 <= self._num_free_pages <= self.num_pages:
@@ -175,7 +176,7 @@ class KVAllocator:
 
     @staticmethod
     def _as_slots(slots: Slots) -> Slots:
-        """Return `slots` as int32; a wider id that would wrap into a valid one is refused instead."""
+        """Return `slots` as int32. Refuses a wider id that would wrap into a valid one."""
         slots = np.asarray(slots)
         if slots.dtype != np.int32:
             if slots.size and (slots.min() < 0 or slots.max() > MAX_SLOTS):
@@ -216,14 +217,17 @@ class KVAllocator:
 
 
 class SlotCount(KVAllocator):
-    """Counts the slots that are held, and gives each out as slot 0. For simulations that ask how many slots a row has, never which."""
+    """Counts the held slots, and hands every slot out as slot 0.
+
+    It serves simulations that need only the number of a row's slots.
+    """
 
     def __init__(self, num_pages: int, page_size: int = 1) -> None:
         super().__init__(num_pages, page_size)
         self._unnamed = np.zeros(num_pages * page_size, dtype=np.int32)
 
     def allocate(self, num_slots: int) -> Slots:
-        """Do as `KVAllocator.allocate`, but for the names."""
+        """Allocate as `KVAllocator.allocate` does, but return slot 0 for every slot."""
         if not self.can_allocate(num_slots):
             return super().allocate(num_slots)  # which raises
         self._num_free_pages -= num_slots // self.page_size

@@ -4,8 +4,9 @@
 
 Row 0 is the padding row: all its entries are slot 0, and lanes of a padded batch point at it.
 
-The width of a row follows from the slots that speculative decoding needs, always with the maximum over the adaptive candidates. Letters:
-S draft steps, k top-k, nd nodes of a verify tree (root included), p page size, L slots per decode round, R the reserve of one request.
+The width of a row follows from the slots that speculative decoding needs, always with the maximum over the adaptive
+candidates. Letters: S draft steps, k top-k, nd nodes of a verify tree (root included), p page size, L slots per decode
+round, R the reserve of one request.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def get_alloc_len_per_decode(
     """Return L, the most slots past the committed length that one decode round of one request writes.
 
     `steps` and `num_draft_tokens` are the maxima over all candidates; `num_draft_tokens` None is plain decoding (1
-    slot). Draft branches and verify window start at the committed length both, so they overlay and the greater one
+    slot). Draft branches and the verify window both start at the committed length, so they overlap and the greater one
     counts. With pages and branches each branch fills whole pages of its own, its part of the tail page included.
     """
     assert steps >= 0, f"steps is {steps}, expected at least 0"
@@ -58,9 +59,10 @@ def reserve_per_decode(alloc_len: int, overlap: bool) -> int:
 
 
 def reserve_per_block(alloc_len: int, max_rounds: int, rounds_in_flight: int) -> int:
-    """Return what a block of `max_rounds` rounds reserves past the committed length while `rounds_in_flight` are in flight.
+    """Return what a block of `max_rounds` rounds reserves past the committed length while `rounds_in_flight` are in
+    flight.
 
-    The caller caps it by the row.
+    The caller limits it to the width of the row.
     """
     assert max_rounds >= 1, f"max_rounds is {max_rounds}, expected at least 1"
     assert rounds_in_flight >= 0, f"rounds_in_flight is {rounds_in_flight}, expected at least 0"
@@ -73,7 +75,9 @@ def request_table_width(context_len: int, reserve: int, page_size: int) -> int:
 
 
 def recurrent_state_slots(max_running_requests: int, max_draft_tokens: int | None) -> int:
-    """Return the state slots of a hybrid model: per request its committed state, and one for each node that a round may verify."""
+    """Return the state slots of a hybrid model: per request its committed state, and one for each node that a round may
+    verify.
+    """
     return max_running_requests * (1 + (max_draft_tokens or 0))
 
 
@@ -81,18 +85,19 @@ Index = NDArray[np.integer]
 
 
 class RequestTableFull(ForedraftError):
-    """Every row belongs to a request. The table is unchanged."""
+    """No row is free. The table is unchanged."""
 
 
 class InvalidRow(ForedraftError):
-    """A row was released that is not taken, or that does not exist. The table is unchanged."""
+    """The released row is not taken, or does not exist. The table is unchanged."""
 
 
 class RequestTable:
     """`num_rows` rows of `width` slot ids, and the epoch of each row's present owner.
 
-    `slots`   int32 [num_rows + 1, width], row 0 all zero. The memory is committed by the system only where it is
-    written. `epochs`  int64 [num_rows + 1], counted up when a row changes owner: (row, epoch) names one stay of one request.
+    `slots` is int32 [num_rows + 1, width], with row 0 all zero. The operating system commits memory only where it is
+    written. `epochs` is int64 [num_rows + 1]. A row's epoch increases when the row changes owner, so (row, epoch) names
+    one stay of one request.
     """
 
     def __init__(self, num_rows: int, width: int) -> None:
@@ -115,9 +120,10 @@ class RequestTable:
         return len(self._free_rows)
 
     def acquire(self) -> int:
-        """Take a row (1 … num_rows), count its epoch up, and return it; `RequestTableFull` if there is none.
+        """Take a row (1 … num_rows), increase its epoch, and return it. Raises `RequestTableFull` if no row is free.
 
-        The row released last is taken first. Its old slot ids are still in it: only what is written is read.
+        The row released last is taken first. It still contains old slot ids, which are never read before they are
+        overwritten.
         """
         if not self._free_rows:
             raise RequestTableFull(f"all {self.num_rows} rows of the request table are taken")
@@ -127,7 +133,7 @@ class RequestTable:
         return row
 
     def release(self, row: int) -> None:
-        """Give a row back; `InvalidRow` if it is not taken. Its slots are the caller's to free."""
+        """Give a row back. Raises `InvalidRow` if it is not taken. The caller frees its slots."""
         if not 0 < row <= self.num_rows:
             raise InvalidRow(f"row {row} is outside 1..{self.num_rows}")
         if not self._taken[row]:
@@ -141,8 +147,9 @@ class RequestTable:
     def write(self, rows: Index, starts: Index, counts: Index, slots: NDArray[np.int32]) -> None:
         """Write `slots` at `[rows[i], starts[i] : starts[i] + counts[i]]` for all i, one after the other.
 
-        `rows`, `starts`, `counts`: integers [n], `slots`: int32 [sum of counts]. A row may occur several times as long as its
-        ranges do not overlap. Raises `InvariantViolation` (ALLOC-07) and writes nothing where a range does not fit the row.
+        `rows`, `starts`, `counts`: integers [n], `slots`: int32 [sum of counts]. A row may occur several times as long
+        as its ranges do not overlap. Raises `InvariantViolation` (ALLOC-07) and writes nothing where a range does not
+        fit the row.
         """
         cells = self._cells(rows, starts, counts)
         if cells.size != slots.size:
@@ -165,7 +172,7 @@ class RequestTable:
         return self.slots[row, start:stop].copy()
 
     def gather_ragged(self, rows: Index, starts: Index, counts: Index) -> NDArray[np.int32]:
-        """Return the slots at `[rows[i], starts[i] : starts[i] + counts[i]]` for all i, joined: int32 [sum of counts]."""
+        """Return the slots at `[rows[i], starts[i] : starts[i] + counts[i]]` for all i, as int32 [sum of counts]."""
         return self._flat[self._cells(rows, starts, counts)]
 
     def check(self) -> None:
@@ -184,12 +191,13 @@ class RequestTable:
     def _cells(self, rows: Index, starts: Index, counts: Index) -> NDArray[np.intp]:
         """Return the cells of ragged ranges as indices into the flat table, intp [sum of counts].
 
-        The ends of the ranges are checked instead of their cells: in the flat table a range too long runs into the next row.
+        The ends of the ranges are checked instead of their cells: in the flat table a range too long runs into the next
+        row.
         """
         if not len(rows):
             return self._counting[:0]
         stops = starts + counts
-        # The extremes by argmax and a look: a third of the price of max() on arrays this small.
+        # Argmax and a lookup take a third of the time of max() on arrays this small.
         last_row, last_column, fewest = rows[rows.argmax()], stops[stops.argmax()], counts[counts.argmin()]
         if (
             rows[rows.argmin()] < 0
@@ -204,7 +212,7 @@ class RequestTable:
             )
         first = rows * self._row_width + starts
         if fewest == counts[counts.argmax()]:
-            # All ranges are alike, as in a decode round more often than not.
+            # All ranges are equal, which is common in a decode round.
             return first if fewest == 1 else (first[:, None] + self._counting[:fewest]).ravel()
         # Element c of the result, which lies in range i, is first[i] + c − (number of elements before range i).
         first -= np.add.accumulate(counts)
@@ -215,7 +223,10 @@ class RequestTable:
 
 
 class SlotlessTable(RequestTable):
-    """A request table without slots: rows and epochs alone, for a `SlotCount`. `gather_ragged` returns zeros of the right length."""
+    """A request table without slots: rows and epochs alone, for a `SlotCount`.
+
+    `gather_ragged` returns zeros of the right length.
+    """
 
     def __init__(self, num_rows: int, width: int) -> None:
         super().__init__(num_rows, width)

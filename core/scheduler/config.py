@@ -1,4 +1,4 @@
-"""What an engine is told at its start, and the sizes that follow from it, computed once."""
+"""The settings that an engine gets at its start, and the sizes that follow from them, computed once."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..kv.request_table import ceil_to_page, get_alloc_len_per_decode, request_t
 
 
 class EngineRole(StrEnum):
-    """Which part of a request an engine computes: all of it, its prompt alone, or all but its prompt."""
+    """The part of a request that an engine computes: all of it, only its prompt, or everything but its prompt."""
 
     BOTH = "both"
     PREFILL = "prefill"  # computes prompts; their KV and first tokens go to a decode worker
-    DECODE = "decode"  # requests arrive with their prompt's KV; only what is retracted is computed again here
+    DECODE = "decode"  # requests arrive with their prompt's KV; only retracted requests are computed again here
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class EngineConfig:
     context_len: int  # positions that the model can see
     page_size: int = 1
     overlap: bool = True  # pipeline depth 2, else 1
-    mode_reason: str = ""  # why, as `choose_mode` says it
+    mode_reason: str = ""  # the reason, as `choose_mode` gives it
     max_running: int = 256  # requests in a batch
     max_queue: int | None = None  # waiting requests; None: no bound
     chunk_size: int = 8192  # prefill tokens of one step
@@ -37,12 +37,12 @@ class EngineConfig:
     prefix_cache: bool = True
     eviction_policy: str = "lru"
     watermark: float = 0.01  # share of the pool that admission leaves free for running requests to grow into
-    guarantee_output: float = 0.0  # share of the output still to come that a newcomer leaves free; 0: the next round's
+    guarantee_output: float = 0.0  # share of the remaining output that a newcomer leaves free; 0: only the next round's
     block_rounds: int = 32  # most rounds of one step; 1: single rounds
     preempt: bool = False  # retract a strictly lower priority to let a greater one in
     ageing_bound: int = 256  # how often a request may be overtaken by later ones of greater priority
     track_tokens: bool = False  # keep the executor's tokens for the output, retraction and the prefix cache
-    role: EngineRole = EngineRole.BOTH  # at the start; an empty engine may change it
+    role: EngineRole = EngineRole.BOTH  # the role at the start; an empty engine may change it
 
     def __post_init__(self) -> None:
         # A configuration that was read from a file has the role's name; `problems` reports an unknown one.
@@ -54,7 +54,7 @@ class EngineConfig:
         return "overlap" if self.overlap else "synchronous"
 
     def problems(self) -> list[Problem]:
-        """Return what is wrong with each value by itself."""
+        """Return the problems of each value by itself."""
         problems = []
         least = {
             "num_pages": 1,
@@ -85,14 +85,15 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineSizes:
-    """What follows from the settings. All that is reserved once is sized for the largest adaptive candidate (D1-D4).
+    """The sizes that follow from the settings. Everything that is reserved once has the size of the largest adaptive
+    candidate (D1-D4).
 
     ```
     row   [0, committed) · [committed, committed + reserve) may be written by launched rounds · … · row_width
     ```
 
-    Prompt and output may fill the context, with speculation as without it. Nodes of a round that lie past the last position are in the
-    row's reserve, and the finish rule drops what they predict.
+    Prompt and output may fill the context, with speculation as without it. Nodes of a round that lie past the last
+    position are in the row's reserve, and the finish rule drops what they predict.
     """
 
     max_steps: int
@@ -103,7 +104,10 @@ class EngineSizes:
 
     @classmethod
     def resolve(cls, config: EngineConfig, algorithm: SpecAlgorithm, controller: AdaptiveController) -> EngineSizes:
-        """Compute the sizes. Raises ConfigError with every contradiction between configuration, algorithm and candidates."""
+        """Compute the sizes.
+
+        Raises ConfigError with every contradiction between configuration, algorithm and candidates.
+        """
         problems = config.problems()
         if problems:
             raise ConfigError("engine", problems)
@@ -146,9 +150,11 @@ class EngineSizes:
         role: EngineRole = EngineRole.BOTH,
         prefill_len: int = 0,
     ) -> int:
-        """Return the output length that context and pool allow a request alone, at most `asked`; below 1 it can never run.
+        """Return the output length, at most `asked`, that context and pool allow a request alone. Below 1 it can never
+        run.
 
-        `prefill_len`: the tokens of prompt and output that a prefill worker computes, if they are more than the prompt.
+        `prefill_len`: the number of prompt and output tokens that a prefill worker computes, if it computes more than
+        the prompt.
         """
         pool = config.num_pages * config.page_size
         if role is EngineRole.PREFILL:
@@ -158,12 +164,15 @@ class EngineSizes:
         return min(asked, config.context_len - prompt_len, self.pool_limit(config) - prompt_len)
 
     def pool_limit(self, config: EngineConfig) -> int:
-        """Return the tokens of a request alone, prompt and output, that the pool holds beside the reserve of a round."""
+        """Return how many tokens (prompt and output) of a single request the pool holds beside the reserve of a round."""
         pool = config.num_pages * config.page_size
         return pool - ceil_to_page(self.reserve, config.page_size) - (config.page_size - 1)
 
     def cause_of_limit(self, config: EngineConfig, prompt_len: int, asked: int, allowed: int) -> str:
-        """Say why a request is `allowed` fewer tokens than it has asked for; empty if it gets them all."""
+        """Say why a request is `allowed` fewer tokens than it asked for.
+
+        Returns an empty text if it gets all of them.
+        """
         if allowed >= asked:
             return ""
         if prompt_len + allowed == config.context_len:

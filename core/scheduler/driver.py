@@ -1,10 +1,10 @@
-"""The executor port, and the loop that joins an engine to an executor that can be waited for.
+"""The executor port, and the loop that connects an engine with an executor on which the caller can wait.
 
 submit / abort ─► Engine ─ plan ─► Step ─► Executor.launch        (until None)
                     ▲                          │
                     └── commit ◄─ result ◄─ Executor.collect      (the oldest step)
 
-The simulator's `EngineActor` walks the same three moves on simulated time.
+The simulator's `EngineActor` makes the same three moves on simulated time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from .engine import Engine
 
 
 def reload_table(engine: Engine, table: str, source: str, now_ns: int) -> None:
-    """Give the controller another adaptive table (JSON text). Raises ConfigError, and the last one goes on, if it is invalid here."""
+    """Give the controller another adaptive table (JSON text).
+
+    Raises ConfigError if the table is invalid here; then the last table stays in use.
+    """
     engine.controller.reload(table, source)
     engine.emit(Reloaded(now_ns, table))
 
@@ -29,19 +32,24 @@ class Executor(Protocol):
     """Runs steps in order. It never allocates and never schedules."""
 
     def launch(self, step: Step) -> None:
-        """Begin `step`; may return before it has run. The step's `released` and `table_writes` take effect now, in order."""
+        """Begin `step`. The method may return before the step has run.
+
+        The step's `released` and `table_writes` take effect now, in order.
+        """
 
     def collect(self) -> StepResult:
         """Wait for the oldest launched step and return its result."""
 
     def request_stop(self, last_step_id: int) -> None:
-        """End every step up to `last_step_id`, running, launched or only planned, at its next round boundary."""
+        """End every step up to `last_step_id` at its next round boundary, whether it is running, launched or only
+        planned.
+        """
 
 
 class Driver:
     """Serves requests with `engine` and `executor`. Not thread-safe.
 
-    `clock_ns` stamps events and measures `host_ns`. A driver that does something between the moves overrides `launch` or `collect`.
+    `clock_ns` stamps events and measures `host_ns`. Subclasses override `launch` or `collect` to act between the moves.
     """
 
     def __init__(self, engine: Engine, executor: Executor, clock_ns: Callable[[], int] = lambda: 0) -> None:
@@ -49,7 +57,7 @@ class Driver:
         self.executor = executor
         self.clock_ns = clock_ns
         self.num_steps = 0  # committed
-        self.host_ns = 0  # spent in planning, launching and committing, not in waiting for results
+        self.host_ns = 0  # time spent in planning, launching and committing, without waiting for results
 
     def submit(self, request: Request) -> SubmitOutcome:
         """Queue a request, unless the engine refuses it."""
@@ -58,7 +66,7 @@ class Driver:
         return outcome
 
     def abort(self, request_id: str) -> AbortOutcome:
-        """Give a request up; it ends now or in a later commit. An id that is not live changes nothing."""
+        """Give a request up. It ends now or in a later commit. An id that is not live changes nothing."""
         outcome = self.engine.abort(request_id, self.clock_ns())
         self.interrupt(outcome.replan)
         return outcome
@@ -69,12 +77,15 @@ class Driver:
             self.executor.request_stop(self.engine.last_step_id)
 
     def turn(self) -> CommitOutcome | None:
-        """Plan and launch all steps that the engine has, then commit the oldest. Returns None if no step is in flight."""
+        """Plan and launch all steps that the engine has, then commit the oldest.
+
+        Returns None if no step is in flight.
+        """
         self.plan()
         return self.commit()
 
     def run_until_idle(self) -> dict[str, FinishedRequest]:
-        """Take turns until no step is in flight. Returns the requests that ended meanwhile, by id."""
+        """Repeat `turn` until no step is in flight. Returns the requests that ended meanwhile, by id."""
         ended: dict[str, FinishedRequest] = {}
         while (outcome := self.turn()) is not None:
             ended.update((end.request_id, end) for end in outcome.finished)

@@ -1,8 +1,8 @@
-"""What an engine does after a step that failed: fewer draft steps, then a smaller batch, and at last the request that fails alone.
+"""Reduces the load after a failed step: fewer draft steps, then a smaller batch, and at last it fails a single request.
 
-A failed step delivers nothing, and neither does a step launched behind it: all of them are *lost*. Their requests go back to the
-queue with what was delivered before. Their slots stay fenced until the driver says that the device is quiet. The next attempt asks less
-of the device:
+A failed step delivers no tokens, and neither do the steps launched after it: all of them are *lost*. Their requests
+return to the queue with the tokens that were delivered before. Their slots stay fenced until the driver says that the
+device is quiet. The next attempt demands less of the device:
 
 ```
             failed                 failed                      failed, alone and at the least budget
@@ -11,9 +11,9 @@ of the device:
     └──── good steps ────┘  └── good steps ──┘  └─────┘ good steps: they double
 ```
 
-Requests without a committed step since they entered are the first suspects: they are tried before the others, by themselves.
-The limits are a pure function of failures and commits. While they are reduced the engine plans single rounds only, so a block never
-hides a commit.
+Requests without a committed step since they entered are the first suspects. The engine tries them before the others,
+and by themselves. The limits are a pure function of failures and commits. While they are reduced the engine plans
+single rounds only, so a block never hides a commit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LEAST_BUDGET_SHARE = 8
 
 
 class StepLimits:
-    """What a step may ask of the device: less after each failure. `row_limit` None: no limit beside the engine's own."""
+    """The limits of a step; each failure lowers them. `row_limit` None: no limit beside the engine's own."""
 
     def __init__(self, chunk_size: int, max_rows: int) -> None:
         self.fewer_steps = False
@@ -49,11 +49,12 @@ class StepLimits:
 
     @property
     def are_reduced(self) -> bool:
-        """Whether steps are kept small because one has failed lately."""
+        """Whether steps are small because a step failed recently."""
         return self.fewer_steps or self.row_limit is not None
 
     def count_failure(self, num_rows: int, num_suspects: int, has_prefill: bool, can_draft_less: bool) -> bool:
-        """Reduce the limits after a failed step of `num_rows` live requests. Returns whether the only request in it is to fail.
+        """Reduce the limits after a failed step of `num_rows` live requests. Returns whether the only request in the
+        step must fail.
 
         `can_draft_less`: the step drafted more than the fewest candidate steps of its batch size.
         """
@@ -74,7 +75,7 @@ class StepLimits:
         return False
 
     def count_success(self) -> bool:
-        """Count a committed step. Returns whether more is allowed from now on."""
+        """Count a committed step. Returns whether the limits are higher from now on."""
         self._good_steps += 1
         if self._good_steps < GOOD_STEPS:
             return False
@@ -101,7 +102,8 @@ class Recovery:
     def lose_steps(self, failure: StepFailure, now_ns: int) -> LossOutcome:
         """Retract or end the requests of all steps in flight, of which the oldest has failed.
 
-        They wait again, with what was delivered before; their slots stay fenced until `resume`. Raises RELAY-07 for another step.
+        They wait again with the tokens that were delivered before. Their slots stay fenced until `resume`. Raises
+        RELAY-07 for another step.
         """
         requests = self.requests
         failed = requests.oldest_step(failure.step_id, "failure")
@@ -118,9 +120,11 @@ class Recovery:
         return LossOutcome(tuple(finished), step_ids)
 
     def resume(self, now_ns: int, restarted: bool) -> None:
-        """Allow plans again and release what is fenced, because no lost step can touch it any more. Raises RELAY-01 with steps in flight.
+        """Allow plans again and release what is fenced, because no lost step can touch it any more. Raises RELAY-01
+        with steps in flight.
 
-        After a restart every running request is retracted and the prefix cache is empty. Holds of rows must have been released before.
+        After a restart every running request is retracted and the prefix cache is empty. Holds of rows must have been
+        released before.
         """
         requests = self.requests
         requests.pass_lost_steps()
@@ -131,12 +135,12 @@ class Recovery:
         self._emit(Resumed(now_ns, restarted, requests.take_retracted()))
 
     def count_commit(self) -> None:
-        """Allow more again after enough committed steps."""
+        """Raise the limits again after enough committed steps."""
         if self.limits.are_reduced and self.limits.count_success():
             self._apply_limits()
 
     def _count_failure(self, failed: StepInFlight, num_rows: int, num_suspects: int) -> bool:
-        """Reduce the limits. Returns whether the step's only request is to fail."""
+        """Reduce the limits. Returns whether the step's only request must fail."""
         step = failed.step
         can_draft_less = step.decode is not None and step.decode.steps > self.controller.fewest_steps(
             len(step.decode.rows)

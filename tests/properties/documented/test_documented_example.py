@@ -27,7 +27,7 @@ def test_the_bug_in_twenty_lines():
     report = check(ALLOCATOR, names["Blocks"], capabilities=("misuse",), budget=20_000, subject="blocks:Blocks")
     (failure,) = report.failures
     replay = "foredraft check --replay runs/cases/allocator-ALLOC-10.case.json"
-    assert failure.text(replay) == console.rstrip("\n")
+    assert failure.text(replay).split() == console.split()  # the page wraps long lines
 
 
 @pytest.mark.xdist_group("transformers")  # one worker imports it

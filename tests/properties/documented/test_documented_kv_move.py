@@ -20,7 +20,8 @@ MUTANTS = {mutant.name: mutant for mutant in mutants_of("accept")}
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_counterexample_is_what_a_run_gives(name):
     seed = int(re.search(r"^  seed (\d+), run", BLOCKS[name], re.M)[1])
-    assert kill(MUTANTS[name], seed=seed).failure.text() == BLOCKS[name].rstrip("\n")
+    failure = kill(MUTANTS[name], seed=seed).failure
+    assert failure.text().split() == BLOCKS[name].split()  # the page wraps long lines
 
 
 def test_the_counterexamples_are_of_moves_and_widths():
