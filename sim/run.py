@@ -66,12 +66,12 @@ class RunReport:
     device_busy_ns: tuple[int, ...]  # per replica
     refusals: dict[str, int]  # reason -> requests
     num_skipped_rows: int  # of the trace: rows without prompt or output, which cannot be replayed
+    assembly: Assembly = field(compare=False)  # what ran
     faults: FaultReport | None = None  # of a run with a fault plan
     disaggregation: DisaggregationReport | None = None  # of a run with prefill and decode engines
     asked_lengths: dict[str, tuple[float, float]] = field(default_factory=dict)  # see `load.asked_lengths`
     # Per replica: lower bound of a range of batch sizes -> EMA of correct drafts per request; empty where none is kept.
     ema_accept_len: tuple[Mapping[int, float], ...] = ()
-    assembly: Assembly | None = field(default=None, compare=False)  # what ran
     last_arrival_ns: int | None = None  # of an open loop; None in a closed one, where clients wait for each other
     notices: tuple[str, ...] = ()  # sentences for the user: what the run does that a user may not expect
 
