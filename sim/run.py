@@ -15,6 +15,7 @@ from ..core.contract.events import Event, EventSink
 from ..core.contract.request import FinishedRequest, FinishReason, Request
 from ..core.draws import Purpose, request_key
 from ..core.errors import ForedraftError
+from ..core.handoff.placement import Placement
 from ..core.scheduler.config import EngineRole
 from ..observe.engine_lines import engine_lines
 from .actors.client import Patience, closed_loop_client, open_loop_source
@@ -28,13 +29,15 @@ from .cost.calibration import Calibration
 from .disaggregation.cluster import Cluster
 from .disaggregation.endpoint import EndpointHooks
 from .disaggregation.network import DisaggregationReport, Network, PacketHooks
-from .effects import notices_of, refuse_without_effect
+from .effects import refuse_without_effect
 from .faults.clock import StampedMoves
+from .faults.injector import FaultInjector
 from .faults.plan import FaultPlan
 from .faults.service import FaultReport, FaultyService
 from .faults.transfers import UnreliableLink
 from .interruption import deferred_signals
 from .load import asked_lengths, contents_are_known, make_workload, scan_workload
+from .notices import notices_of
 from .scenario import Clients, Scenario
 from .workload.workload import Arrival
 
@@ -242,6 +245,7 @@ class Simulation:
 
     def _make_replica(self, replica: int, sinks: Sequence[EventSink], spans: SpanSink | None) -> EngineActor:
         assembly, hooks = self.assembly, NO_HOOKS
+        injector: FaultInjector | None = None
         role = assembly.pools.role_of(replica)
         name = f"{'engine' if role is EngineRole.BOTH else role} {replica}"
         is_captured = assembly.cost.is_captured if assembly.spec.graph_sizes else None
@@ -249,12 +253,12 @@ class Simulation:
         if lines is not None:
             sinks = [*sinks, lines]
         if self.faults is None:
-            events = _fan_out(sinks)
+            events = _fan_out(sinks) if sinks else None
         else:
-            hooks = self.faults.make_injector()
-            events = _fan_out([*sinks, hooks.witness.take])
+            hooks = injector = self.faults.make_injector()
+            events = _fan_out([*sinks, injector.witness.take])
             if self.cluster is not None:
-                events = StampedMoves(events, hooks.clock)
+                events = StampedMoves(events, injector.clock)
         engine = assembly.make_engine(events, replica, self._named_slots)
         if lines is not None:
             lines.engine = engine
@@ -266,8 +270,8 @@ class Simulation:
         actor = EngineActor(
             self.env, replica, engine, device, assembly.host, self._on_finished, spans, hooks, host_jitter
         )
-        if self.faults is not None:
-            hooks.actor = actor
+        if injector is not None:
+            injector.actor = actor
         return actor
 
     def _make_network(self) -> Network:
@@ -340,17 +344,18 @@ class Simulation:
         if ended is not None:
             ended.succeed()
 
-    def _given_up(self, deliver: Callable[..., None], *arguments) -> None:
+    def _given_up(self, deliver: Callable[..., None], *arguments: object) -> None:
         """End a request whose every delivery was lost, unless a copy has arrived. A lost cancel changes nothing."""
-        request, home = arguments[0], arguments[-1]
+        request, placement = arguments[0], arguments[-1]
+        assert self.faults is not None
         if not isinstance(request, Request) or not self.faults.is_waiting_for(request.request_id):
             return
-        if self.cluster is None:
+        if not isinstance(placement, Placement):
             home = next(actor.replica for actor in self.replicas if actor.receive == deliver)
-        elif home.lost is not None:
+        elif placement.lost is not None:
             return  # it is placed anew, since its decode engine was lost
         else:
-            home = home.prefill
+            home = placement.prefill
         self._on_finished(home, self.faults.unreachable(request.request_id))
 
 
@@ -359,9 +364,8 @@ def _ema_of(metrics: AdaptiveMetrics) -> Mapping[int, float]:
     return metrics.ema_accept_len if metrics.verify_calls else {}
 
 
-def _fan_out(sinks: Sequence[EventSink]) -> EventSink | None:
-    if not sinks:
-        return None
+def _fan_out(sinks: Sequence[EventSink]) -> EventSink:
+    """Return one sink for all of `sinks`, of which there is one at least."""
     if len(sinks) == 1:
         return sinks[0]
 

@@ -256,7 +256,7 @@ class Length(Table):
         return self
 
 
-LENGTHS = {
+LENGTHS: dict[str, dict[str, Any]] = {
     "prompt": {"kind": "lognormal", "mean": 768.0, "sigma": 0.9},
     "output": {"kind": "lognormal", "mean": 256.0, "sigma": 0.8},
 }

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-import simpy
-
 from ...core.contract.request import FinishedRequest, FinishReason, Request
 from ...core.handoff import PageFormat
 from ...core.handoff.placement import Placement, Placements, Verdict
 from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineRole
 from ...observe.summary import share
-from ..actors.clock import call_at
+from ..actors.clock import Environment, call_at
 from ..actors.device import Truth
 from ..actors.engine import EngineActor
-from ..actors.router import BYTES_PER_TOKEN, Balancer, Link
+from ..actors.router import BYTES_PER_TOKEN, Balancer, Wire
 from ..assembly import Assembly
 from .endpoint import EndpointHooks, HandoffEndpoint, Surroundings
 from .network import DisaggregationReport, Interconnect, Network, PacketHooks, TransferTimes
@@ -37,7 +35,7 @@ ROLES = (EngineRole.PREFILL, EngineRole.DECODE)
 class Engines(Protocol):
     """What `Roles` needs of a cluster."""
 
-    env: simpy.Environment
+    env: Environment
     endpoints: list[HandoffEndpoint]
 
     @property
@@ -70,31 +68,32 @@ class Roles:
         if self._every_ns is not None and not self._is_looking:
             self._is_looking = True
             self._last_look = {endpoint.replica: endpoint.device.busy_ns for endpoint in self._cluster.endpoints}
-            call_at(self._cluster.env, self._cluster.env.now + self._every_ns, self._look)
+            call_at(self._cluster.env, self._cluster.env.now + self._every_ns, self._look, self._every_ns)
 
-    def _look(self) -> None:
+    def _look(self, since_ns: int) -> None:
+        """Look at what the pools did in the last `since_ns`."""
         self._is_looking = False
         if self.draining is None:
-            self._drain_one()
+            self._drain_one(since_ns)
         elif self.draining.is_empty:
             self._change(self.draining)
             self.draining = None
         if self._cluster.has_requests or self.draining is not None:
             self.keep_looking()
 
-    def _drain_one(self) -> None:
+    def _drain_one(self, since_ns: int) -> None:
         prefill, decode = (self.serving(role) for role in ROLES)
-        gap = self._busy_share(prefill) - self._busy_share(decode)
+        gap = self._busy_share(prefill, since_ns) - self._busy_share(decode, since_ns)
         donors = decode if gap > BUSIER_BY else prefill if gap < -BUSIER_BY else []
         if len(donors) > 1:
             outstanding = self._cluster.outstanding
             least = min(donors, key=lambda engine: (outstanding[engine], engine))
             self.draining = self._cluster.endpoints[least]
 
-    def _busy_share(self, engines: Sequence[int]) -> float:
+    def _busy_share(self, engines: Sequence[int], since_ns: int) -> float:
         endpoints = self._cluster.endpoints
         busy_ns = sum(endpoints[engine].device.busy_ns - self._last_look[engine] for engine in engines)
-        return busy_ns / (self._every_ns * max(len(engines), 1))  # all may be lost
+        return busy_ns / (since_ns * max(len(engines), 1))  # all may be lost
 
     def _change(self, endpoint: HandoffEndpoint) -> None:
         self._account(endpoint, self._cluster.env.now)
@@ -151,7 +150,7 @@ class Cluster:
     for its client at the first end that one of them reports, other than that its prompt was handed over, or that it moves.
     """
 
-    def __init__(self, env: simpy.Environment, assembly: Assembly, network: Network, on_finished: OnFinished) -> None:
+    def __init__(self, env: Environment, assembly: Assembly, network: Network, on_finished: OnFinished) -> None:
         scenario = assembly.scenario
         table = scenario.disaggregation
         self.env = env
@@ -177,10 +176,10 @@ class Cluster:
         self.endpoints: list[HandoffEndpoint] = []
         self.roles = Roles(self, None if table.rebalance_s is None else round(table.rebalance_s * 1e9))
         self._times = TransferTimes()
-        self._links: list[Link] = []
+        self._links: Sequence[Wire] = ()
 
     def start(
-        self, actors: list[EngineActor], links: list[Link], packet_hooks: PacketHooks, endpoint_hooks: EndpointHooks
+        self, actors: list[EngineActor], links: Sequence[Wire], packet_hooks: PacketHooks, endpoint_hooks: EndpointHooks
     ) -> Interconnect:
         """Make the endpoints of the actors, before the first event. `links` are those from the clients, one per actor."""
         size = draft_input_bytes(self.assembly)

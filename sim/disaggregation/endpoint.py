@@ -156,8 +156,9 @@ class HandoffEndpoint:
 
     def launched(self) -> None:
         """Offer prompts as soon as they have a row, where layers are sent as they are computed."""
-        if self.is_prefill and self._around.is_layerwise:
-            self.side.launched(self.now_ns)
+        side = self.side
+        if isinstance(side, PrefillSide) and self._around.is_layerwise:
+            side.launched(self.now_ns)
             self.handoff.carry_out()
 
     def committed(self, outcome: CommitOutcome) -> None:
@@ -179,7 +180,7 @@ class HandoffEndpoint:
             self.handoff.committed(CommitOutcome(outcome.finished, ()), self.now_ns)
             return
         self.is_alive = False
-        if self.is_lost:
+        if self.missed_at_ns is not None:
             self._give_back()
             call_at(self._env, max(self.missed_at_ns, self.now_ns), self._around.cluster.lose, self)
 
@@ -191,13 +192,15 @@ class HandoffEndpoint:
                 request_id, self.now_ns, f"{self.name} was lost", FinishReason.MOVED
             )
             if joined:
+                assert moved is not None, f"{request_id!r} is live, so it ends here"
                 self.actor.report(moved)
             else:
                 self.device.truths.pop(request_id, None)
 
     @property
     def may_restart(self) -> bool:
-        return not self.is_lost or (self._env.now > self.missed_at_ns and self._around.cluster.may_replace(self))
+        missed_at_ns = self.missed_at_ns
+        return missed_at_ns is None or (self._env.now > missed_at_ns and self._around.cluster.may_replace(self))
 
     def restarted(self) -> None:
         """Begin again with a new worker, without the KV of the old one."""
@@ -221,6 +224,7 @@ class HandoffEndpoint:
         before = side.counts.started
         side.receive(peer, message, self.now_ns)
         if type(message) is Offer and side.counts.started > before:
+            assert truth is not None, "an offer brings the truth of its request"
             self.device.truths.setdefault(request_id, truth)
             self._around.hooks.on_expected(self, request_id, truth)
         self.handoff.carry_out()
@@ -248,7 +252,9 @@ class HandoffEndpoint:
             first_ns = began_ns + (ended_ns - began_ns) // num_layers
             layers = Layers(max(first_ns, self._accepted_ns.get(request_id, self._env.now)), ended_ns, num_layers)
         page_format = self._around.interconnect.page_format
-        row = self.side.row_of(action.key)
+        side = self.side
+        assert isinstance(side, PrefillSide), "only a prefill engine sends pages"
+        row = side.row_of(action.key)
         epoch = int(self.engine.store.table.epochs[row])
         pages = []
         for index in action.indices:

@@ -198,7 +198,15 @@ class FaultPlan(FaultTable):
     def of(self, kind: str) -> Fault:
         """Return the settings of a kind by its name, such as "device.hangs"."""
         family, _, name = kind.partition(".")
-        return getattr(getattr(self, family), name)
+        fault = getattr(getattr(self, family), name)
+        assert isinstance(fault, Fault), f"{kind} is no kind of fault"
+        return fault
+
+    def late(self, kind: str) -> Late:
+        """Return the settings of a kind that delays something."""
+        fault = self.of(kind)
+        assert isinstance(fault, Late), f"{kind} delays nothing"
+        return fault
 
     @property
     def enabled(self) -> tuple[str, ...]:
