@@ -36,7 +36,8 @@ def question(kind: str, tables: Mapping[str, Any], **asked: Any) -> dict[str, An
     whole = {"format": FORM, "kind": kind, "version": version("foredraft"), "scenario": tables, **asked}
     whole["kernels"] = [os.environ.get("FOREDRAFT_KERNELS"), _version_of("aiconfigurator-core")]
     whole["files"] = dict(sorted(_files_in(whole)))
-    return json.loads(json.dumps(whole))  # as it is read back: tuples are lists
+    read_back: dict[str, Any] = json.loads(json.dumps(whole))  # tuples are lists then
+    return read_back
 
 
 def _version_of(package: str) -> str | None:

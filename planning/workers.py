@@ -130,6 +130,7 @@ class _Worker:
             if process is None:
                 break
             line = None
+            assert process.stdin is not None and process.stdout is not None, "both are pipes"
             try:
                 process.stdin.write(json.dumps(dict(job.settings)) + "\n")
                 process.stdin.flush()
@@ -152,6 +153,7 @@ class _Worker:
                 command = [sys.executable, "-P", "-m", __name__]  # -P: not what stands in the working directory
                 pipe = subprocess.PIPE
                 self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+                assert self._process.stdin is not None, "it is a pipe"
                 with suppress(BrokenPipeError):  # it died at once, which the first job finds out
                     self._process.stdin.write(json.dumps(self._tables) + "\n")
             return self._process

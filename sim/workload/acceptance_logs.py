@@ -64,7 +64,7 @@ class AcceptanceLog:
         if self.rounds is not None:
             return int(self.rounds[2][0])
         if self.histograms is not None:
-            return self.histograms.shape[1] - 1
+            return int(self.histograms.shape[1]) - 1
         return len(self._counts()) - 1
 
     def fit(self, start: GaussianAcceptance) -> AcceptanceFit:

@@ -109,8 +109,9 @@ class MeasuredForward(ForwardCost):
         read = one.slope_ns + one.window_slope_ns
         ratio = (several.slope_ns + several.window_slope_ns) / read if read else 1.0
         own = _between(self.tables.decode, 0, ROWS, rows)
-        fixed: NDArray[np.float64] = _between(self.tables.decode, 0, ROWS, rows * queries_per_row)[0]
-        return fixed + (own - own[0]) * ratio
+        fixed = _between(self.tables.decode, 0, ROWS, rows * queries_per_row)[0]
+        times: NDArray[np.float64] = fixed + (own - own[0]) * ratio
+        return times
 
     def prefill_attention_ns(self, chunks: Sequence[tuple[int, int]]) -> float:
         total = 0.0
@@ -158,9 +159,13 @@ def _between(table: NDArray[np.float64], axis: int, grid: tuple[int, ...], value
     of one point there is constant.
     """
     if table.shape[axis] == 1:
-        return table.take(0, axis)
+        return _take(table, 0, axis)
     j, weight = _segment(grid, value)
-    return (1 - weight) * table.take(j - 1, axis) + weight * table.take(j, axis)
+    return (1 - weight) * _take(table, j - 1, axis) + weight * _take(table, j, axis)
+
+
+def _take(table: NDArray[np.float64], index: int, axis: int) -> NDArray[np.float64]:
+    return np.asarray(table.take(index, axis))
 
 
 def _segment(grid: tuple[int, ...], value: float) -> tuple[int, float]:
