@@ -174,7 +174,7 @@ class StoredWorkers:
     """Workers that take what a store has from there, and put into it what ends."""
 
     def __init__(self, workers: Workers, store: TrialStore) -> None:
-        self.count = workers.count
+        self.count: int = workers.count
         self._workers = workers
         self._store = store
         self._found: deque[tuple[Job, Trial]] = deque()

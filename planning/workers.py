@@ -174,7 +174,7 @@ class RayWorkers:
         self._is_client = address.startswith(CLIENT_SCHEME)
         with _own_signals():
             self._connect(count)
-        self.count = count or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self.count: int = count or max(1, int(ray.cluster_resources().get("CPU", 1)))
         self._place = _host_and_port(address if self._is_client else ray.get_runtime_context().gcs_address)
         self._tables = json.dumps(dict(tables))
         # Ray itself gives a run to another process, on any node, when its process or node dies.

@@ -39,7 +39,8 @@ from .interruption import deferred_signals
 from .load import asked_lengths, contents_are_known, make_workload, scan_workload
 from .notices import notices_of
 from .scenario import Clients, Scenario
-from .workload.workload import Arrival
+from .workload.traces import TraceSource
+from .workload.workload import Arrival, SyntheticWorkload
 
 
 class NothingFits(ForedraftError):
@@ -112,10 +113,12 @@ class Simulation:
         refuse_without_effect(self.assembly, origins or {})
         if on_assembled is not None:
             on_assembled(self.assembly)
-        self.notices = notices_of(self.assembly, origins or {})
-        self.workload = make_workload(scenario, self.assembly.spec.config.context_len)
+        self.notices: tuple[str, ...] = notices_of(self.assembly, origins or {})
+        self.workload: TraceSource | SyntheticWorkload = make_workload(scenario, self.assembly.spec.config.context_len)
+        self.num_expected: int | None
+        self.num_skipped_rows: int
         self.num_expected, self.num_skipped_rows = scan_workload(self.workload)
-        self.env = Environment()
+        self.env: Environment = Environment()
         self.refusals: dict[str, int] = {}
         self._num_submitted = 0
         self._last_arrival_ns = 0
@@ -147,7 +150,7 @@ class Simulation:
         if pools.is_disaggregated:
             self.cluster = Cluster(self.env, self.assembly, self._make_network(), self._ended)
             self._on_finished = self.cluster.finished
-        self.replicas = [
+        self.replicas: list[EngineActor] = [
             self._make_replica(replica, sinks(replica) if sinks else (), spans) for replica in range(pools.num_engines)
         ]
         links = [self._make_link(replica) for replica in range(len(self.replicas))]

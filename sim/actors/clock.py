@@ -11,13 +11,13 @@ from simpy.events import Event, EventPriority
 Arguments = TypeVarTuple("Arguments")
 """The arguments with which a message is delivered."""
 
-AFTER_ARRIVALS = EventPriority(2)  # SimPy's priorities: 0 urgent, 1 normal
+AFTER_ARRIVALS: EventPriority = EventPriority(2)  # SimPy's priorities: 0 urgent, 1 normal
 
 
 class Environment(simpy.Environment):
     """SimPy's environment, whose clock a process may set forward itself, as often as `passes_left` says before the next event is taken."""
 
-    passes_left = 0
+    passes_left: int = 0
     _now: int  # SimPy's own clock: all delays are integers, so it stays one
 
     @property

@@ -65,8 +65,8 @@ class HostJitter:
     """The fluctuation of the scheduler's work: of planning and launching a step, and of committing it."""
 
     def __init__(self, spread: float, seed: int, replica: int) -> None:
-        self.launch = Jitter(spread, seed, Purpose.HOST_TIME, replica)
-        self.commit = Jitter(spread, seed, Purpose.HOST_TIME, replica, lane=1)
+        self.launch: Jitter = Jitter(spread, seed, Purpose.HOST_TIME, replica)
+        self.commit: Jitter = Jitter(spread, seed, Purpose.HOST_TIME, replica, lane=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +112,10 @@ class Device:
     ) -> None:
         self.cost = cost
         self.jitter = jitter
-        self.num_run = 0  # decode rounds, and steps with prefill alone
+        self.num_run: int = 0  # decode rounds, and steps with prefill alone
         self.truths: dict[str, Truth] = {}
         self.busy_ns = 0
-        self.slowdown = 1.0  # multiplies all device times
+        self.slowdown: float = 1.0  # multiplies all device times
         self.forced_drafts = ""  # "right" or "wrong": every draft is; "": as the acceptance process has it
         self._num_rows = num_rows
         self._acceptance = acceptance

@@ -81,10 +81,10 @@ class EngineActor:
         self.hooks = hooks
         self.jitter = jitter
         self.handoff: HandoffPart | None = None  # set where prefill and decode are apart
-        self.rounds = 0
-        self.worked_until_ns = 0  # when the newest result, or its loss, was taken
+        self.rounds: int = 0
+        self.worked_until_ns: int = 0  # when the newest result, or its loss, was taken
         self.on_first_token: Callable[[int, str], None] | None = None  # told with the replica's number and the request
-        self.ran_ns = (0, 0)  # from and to when the device was at the newest step of one round
+        self.ran_ns: tuple[int, int] = (0, 0)  # from and to when the device was at the newest step of one round
         self.next_commit: tuple[Step, StepResult] | None = None  # a single round that is drawn and not over
         self._on_finished = on_finished
         self._spans = spans
@@ -95,7 +95,7 @@ class EngineActor:
         self._tail_planned_ns = 0
         self._idle: simpy.Event | None = None
         self._in_block = False
-        self.process = env.process(self._run())
+        self.process: simpy.Process = env.process(self._run())
 
     # -- messages -----------------------------------------------------------------------------------------------------
 

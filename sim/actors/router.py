@@ -93,8 +93,8 @@ class Balancer:
 
     def __init__(self, policy: str, num_engines: int, seed: int, cache_tokens: int, lane: int = 0) -> None:
         self.policy = policy
-        self.outstanding = [0] * num_engines
-        self.waiting_tokens = [0] * num_engines
+        self.outstanding: list[int] = [0] * num_engines
+        self.waiting_tokens: list[int] = [0] * num_engines
         self._seed = seed
         self._lane = lane
         self._num_routed = 0

@@ -31,7 +31,7 @@ class RunCache:
     def __init__(self, process: AcceptanceProcess, num_rows: int, window: int = 256, max_primed: int = 4096) -> None:
         assert num_rows >= 1 and window >= 1 and max_primed >= 0
         self.process = process
-        self.width = -(-window // process.alignment) * process.alignment
+        self.width: int = -(-window // process.alignment) * process.alignment
         self.max_primed = max_primed
         self._lens = np.zeros((num_rows + 1, self.width), np.int32)
         self._flat = self._lens.reshape(-1)

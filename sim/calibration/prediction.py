@@ -16,7 +16,7 @@ import numpy as np
 from ...core.errors import ConfigError, ForedraftError
 from ...core.model_shape import lookup_model
 from ...observe.metrics import RunMetrics
-from ..assembly import assemble
+from ..assembly import Assembly, assemble
 from ..cost.calibration import PARAMETERS, Calibration, FittedParameter, FittedParameters
 from ..cost.draft import EAGLE3
 from ..cost.hardware import lookup_gpu
@@ -46,9 +46,9 @@ class Predictor:
     def __init__(self, point: Point, base: Scenario, simulated: Callable[[], None] = lambda: None) -> None:
         self.point = point
         self.simulated = simulated
-        self.scenario = point_scenario(point, base)
+        self.scenario: Scenario = point_scenario(point, base)
         with self._named_errors():
-            self.assembly = assemble(self.scenario)
+            self.assembly: Assembly = assemble(self.scenario)
         cost = self.assembly.cost
         assert isinstance(cost, RoundCost), "a point's scenario has no profile"
         self.cost = cost

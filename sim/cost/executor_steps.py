@@ -26,7 +26,7 @@ from ...core.scheduler.spec import EngineSpec
 from .forward import DecodeWork
 from .host import HostCost
 
-AXES = {
+AXES: dict[str, tuple[str, ...]] = {
     "prefill": ("chunks", "tokens", "context"),
     "rest": ("rows",),
     "draft": ("steps", "rows", "context"),
@@ -212,7 +212,7 @@ class StepCost:
         self.tables = tables
         self.padded = padded
         self.priced_by = priced_by
-        self.kernel_sources = {"all": priced_by}
+        self.kernel_sources: dict[str, str] = {"all": priced_by}
         self._curves: dict[tuple[int, int, int, int], _Curve] = {}
         self._prefills: dict[tuple[int, int, int], int] = {}
 

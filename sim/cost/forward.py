@@ -129,7 +129,7 @@ class ForwardCost:
         self.gpu = gpu
         self.efficiency = efficiency
         self.parallel = parallel
-        self.tp = parallel.tensor
+        self.tp: int = parallel.tensor
         self.qkv_inputs = qkv_inputs
         self.caches: tuple[tuple[Cache, int], ...] = shape.caches(self.tp)
         self._layers_cache: dict[int | tuple[int, ExpertRouting], float] = {}

@@ -93,10 +93,10 @@ class RoundCost:
             calibration.check(gpu.name)
         self.target = target
         self.gpu = gpu
-        self.parallel = Parallelism.of(parallel)
-        self.tp = self.parallel.tensor
+        self.parallel: Parallelism = Parallelism.of(parallel)
+        self.tp: int = self.parallel.tensor
         self.draft = draft
-        self.efficiency = efficiency or default_efficiency(gpu)
+        self.efficiency: Efficiency = efficiency or default_efficiency(gpu)
         self.graph_sizes = graph_sizes
         self.graph_unit = graph_unit
         self.launch = launch

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from ...core.contract.request import FinishedRequest, FinishReason, Request
-from ...core.handoff import PageFormat
+from ...core.handoff import HandoffTiming, PageFormat
 from ...core.handoff.placement import Placement, Placements, Verdict
 from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineRole
@@ -49,7 +49,7 @@ class Roles:
 
     def __init__(self, cluster: Engines, every_ns: int | None) -> None:
         self.draining: HandoffEndpoint | None = None
-        self.num_changes = 0
+        self.num_changes: int = 0
         self._cluster = cluster
         self._every_ns = every_ns
         self._is_looking = False
@@ -156,25 +156,25 @@ class Cluster:
         self.env = env
         self.assembly = assembly
         self.network = network
-        self.page_format = page_format_of(assembly)
-        self.timing = timing_of(scenario)
-        self.last_end_ns = 0
-        self.last_sent_ns = 0
+        self.page_format: PageFormat = page_format_of(assembly)
+        self.timing: HandoffTiming = timing_of(scenario)
+        self.last_end_ns: int = 0
+        self.last_sent_ns: int = 0
         self._on_finished = on_finished
         num_engines = assembly.pools.num_engines
         tokens = assembly.cache_tokens
         self._prefill = Balancer(table.prefill_policy, num_engines, scenario.seed, tokens, 1)
         self._decode = Balancer(table.decode_policy, num_engines, scenario.seed, tokens, 2)
-        self.placements = Placements(
+        self.placements: Placements = Placements(
             EnginePool(self, EngineRole.PREFILL, self._prefill),
             EnginePool(self, EngineRole.DECODE, self._decode),
             lambda request_id: Prompt.of_length(self._shown.get(request_id, 0)),
         )
         self._truths: dict[str, Truth] = {}  # of the requests that have not ended for their clients
         self._shown: dict[str, int] = {}  # tokens of those that an engine has handed on
-        self.num_moved = 0  # how often a request was placed anew
+        self.num_moved: int = 0  # how often a request was placed anew
         self.endpoints: list[HandoffEndpoint] = []
-        self.roles = Roles(self, None if table.rebalance_s is None else round(table.rebalance_s * 1e9))
+        self.roles: Roles = Roles(self, None if table.rebalance_s is None else round(table.rebalance_s * 1e9))
         self._times = TransferTimes()
         self._links: Sequence[Wire] = ()
 

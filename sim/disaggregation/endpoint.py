@@ -31,9 +31,10 @@ from ...core.handoff import (
 from ...core.handoff.messages import Accept, Offer, Page
 from ...core.handoff.placement import Placements
 from ...core.scheduler.config import EngineRole
+from ...core.scheduler.engine import Engine
 from ...core.scheduler.life import RequestState
 from ..actors.clock import call_at
-from ..actors.device import Truth
+from ..actors.device import Device, Truth
 from ..actors.engine import EngineActor
 from .network import ArrivedPages, Interconnect, Layers, TransferTimes
 
@@ -85,11 +86,11 @@ class HandoffEndpoint:
 
     def __init__(self, actor: EngineActor, around: Surroundings) -> None:
         self.actor = actor
-        self.engine = actor.engine
-        self.device = actor.device
-        self.replica = actor.replica
-        self.name = f"engine {actor.replica}"
-        self.is_alive = True
+        self.engine: Engine = actor.engine
+        self.device: Device = actor.device
+        self.replica: int = actor.replica
+        self.name: str = f"engine {actor.replica}"
+        self.is_alive: bool = True
         self.missed_at_ns: int | None = None  # set where the engine is lost, not its worker alone: when that is noticed
         self._around = around
         self._env = actor.env
@@ -103,7 +104,9 @@ class HandoffEndpoint:
     def _begin_role(self) -> None:
         self._incarnation += 1
         page_format = self._around.interconnect.page_format
-        self.handoff = HandoffDriver(make_side(self.engine, page_format, self._incarnation, self._around.timing), self)
+        self.handoff: HandoffDriver = HandoffDriver(
+            make_side(self.engine, page_format, self._incarnation, self._around.timing), self
+        )
 
     @property
     def side(self) -> PrefillSide | DecodeSide:

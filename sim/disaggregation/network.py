@@ -44,10 +44,10 @@ class Network:
         self.env = env
         self.latency_ns = latency_ns
         self.bytes_per_s = bytes_per_s
-        self.out_busy_ns = [0] * num_ports
-        self.in_busy_ns = [0] * num_ports
-        self.num_bytes = 0
-        self.slowdown = 1.0  # multiplies the time of all bytes
+        self.out_busy_ns: list[int] = [0] * num_ports
+        self.in_busy_ns: list[int] = [0] * num_ports
+        self.num_bytes: int = 0
+        self.slowdown: float = 1.0  # multiplies the time of all bytes
         self._out_free_ns = [0] * num_ports
         self._in_free_ns = [0] * num_ports
 
@@ -192,7 +192,9 @@ class TransferTimes:
     """Times of every transfer, in nanoseconds."""
 
     def __init__(self) -> None:
-        self.counts = dict.fromkeys((TransferState.COMPLETED, TransferState.FAILED, TransferState.CANCELLED), 0)
+        self.counts: dict[TransferState, int] = dict.fromkeys(
+            (TransferState.COMPLETED, TransferState.FAILED, TransferState.CANCELLED), 0
+        )
         self._started: dict[str, int] = {}
         self._computed: dict[str, int] = {}
         self._durations: array[int] = array("q")

@@ -54,7 +54,7 @@ class FaultInjector(Hooks):
         self.promises = promises
         self.witness = witness
         self.cluster: Cluster | None = None
-        self.clock = HostClock()
+        self.clock: HostClock = HostClock()
         self.poisoned: set[str] = set()  # ids of requests that the device cannot bear; only asked, never iterated
         self._poisoned_rows: set[int] = set()  # the same
         self._is_closed = False

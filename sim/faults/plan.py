@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -33,7 +33,7 @@ Count = Annotated[int, Field(ge=1, le=10**6)]
 
 
 class FaultTable(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Fault(FaultTable):
@@ -341,10 +341,10 @@ class Ledger:
 
     def __init__(self, plan: FaultPlan, seed: int) -> None:
         self.plan = plan
-        self.draws = FaultDraws(plan, seed)
+        self.draws: FaultDraws = FaultDraws(plan, seed)
         self.injected: dict[str, int] = dict.fromkeys(plan.enabled, 0)
         self.cancelled_in: dict[str, int] = {}  # by the state of the request
-        self.last_ns = 0
+        self.last_ns: int = 0
         self.num_requests = 0  # occasions of the unit "request"
         self._ended = False
 

@@ -56,7 +56,7 @@ PROMISES = {
     "drained": "in the end every slot is free again",
 }
 
-OF_KIND = {
+OF_KIND: dict[str, tuple[str, ...]] = {
     "device.raises": ("nothing_seen", "fenced", "stream_intact", "victim_alone"),
     "device.out_of_memory": ("nothing_seen", "fenced", "stream_intact", "victim_alone"),
     "device.hangs": ("nothing_seen", "fenced", "stream_intact", "victim_alone", "watchdog_speaks"),

@@ -64,10 +64,10 @@ class FaultyService:
     def __init__(self, env: Environment, plan: FaultPlan, seed: int, config: EngineConfig) -> None:
         self.env = env
         self.plan = plan
-        self.ledger = Ledger(plan, seed)
-        self.promises = Promises()
+        self.ledger: Ledger = Ledger(plan, seed)
+        self.promises: Promises = Promises()
         self.injectors: list[FaultInjector] = []
-        self.clients = FaultyClients(env, self.ledger, self.injectors, config.context_len)
+        self.clients: FaultyClients = FaultyClients(env, self.ledger, self.injectors, config.context_len)
         self._config = config
         self._sent: dict[str, int] = {}  # id -> how often it has ended
         self._last_end_ns = 0

@@ -20,7 +20,7 @@ from ..actors.device import Truth
 from ..actors.router import Link, Wire
 from ..disaggregation.cluster import Cluster
 from ..disaggregation.endpoint import EndpointHooks, HandoffEndpoint
-from ..disaggregation.network import ArrivedPages, PacketHooks, Station
+from ..disaggregation.network import ArrivedPages, Interconnect, PacketHooks, Station
 from .injector import DEATH, FaultInjector
 from .plan import Ledger
 from .promises import Promises
@@ -138,10 +138,10 @@ class TransferFaults(PacketHooks, EndpointHooks):
     def start(self, cluster: Cluster, injectors: list[FaultInjector], links: Sequence[Wire]) -> None:
         """Make the endpoints of the injectors' actors, and watch them."""
         self.injectors = injectors
-        self.witness = TransferWitness(self.promises, cluster.timing.max_attempts)
+        self.witness: TransferWitness = TransferWitness(self.promises, cluster.timing.max_attempts)
         for injector in injectors:
             injector.cluster = cluster
-        self.interconnect = cluster.start([injector.actor for injector in injectors], links, self, self)
+        self.interconnect: Interconnect = cluster.start([injector.actor for injector in injectors], links, self, self)
         self.env.process(self._watch(cluster))
 
     def _watch(self, cluster: Cluster) -> Generator[simpy.Event, None, None]:

@@ -124,7 +124,9 @@ class TraceError(ForedraftError):
     def __init__(self, path: str, line: int | None, message: str) -> None:
         # What it is made from: a process that fails passes on a copy of its error.
         super().__init__(path, line, message)
-        self.path, self.line, self.message = path, line, message
+        self.path: str = path
+        self.line: int | None = line
+        self.message: str = message
 
     def __str__(self) -> str:
         return f"{self.path}, line {self.line}: {self.message}" if self.line else f"{self.path}: {self.message}"
