@@ -353,12 +353,12 @@ class Simulation:
         assert self.faults is not None
         if not isinstance(request, Request) or not self.faults.is_waiting_for(request.request_id):
             return
-        if not isinstance(placement, Placement):
+        if self.cluster is None or not isinstance(placement, Placement):
             home = next(actor.replica for actor in self.replicas if actor.receive == deliver)
         elif placement.lost is not None:
             return  # it is placed anew, since its decode engine was lost
         else:
-            home = placement.prefill
+            home = self.cluster.endpoint_of(placement.prefill).replica
         self._on_finished(home, self.faults.unreachable(request.request_id))
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ...core.contract.request import FinishedRequest, FinishReason, Request
 from ...core.handoff import HandoffTiming, PageFormat
-from ...core.handoff.placement import Placement, Placements, Verdict
+from ...core.handoff.placement import Name, Placement, Placements, Verdict
 from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineRole
 from ...observe.summary import share
@@ -136,10 +136,10 @@ class EnginePool:
         among = self._cluster.roles.serving(self._role)
         return self._balancer.assign(request, among) if among else None
 
-    def release(self, name: int, request: Request) -> None:
-        self._balancer.ended(name, request.request_id)
+    def release(self, name: Name, request: Request) -> None:
+        self._balancer.ended(self._cluster.endpoint_of(name).replica, request.request_id)
 
-    def lose(self, name: int) -> None:
+    def lose(self, name: Name) -> None:
         """Do nothing: the endpoint is lost already."""
 
 
@@ -227,17 +227,18 @@ class Cluster:
         if placement is None:
             self._end(0, FinishedRequest(request.request_id, FinishReason.ERROR, 0, message="no decode engine is left"))
             return 0
-        self._send(placement)
-        return placement.prefill
+        return self._send(placement)
 
-    def _send(self, placement: Placement) -> None:
-        request = placement.request
+    def _send(self, placement: Placement) -> int:
+        """Send a request to its prefill engine, whose number is returned."""
+        request, engine = placement.request, self.endpoint_of(placement.prefill).replica
         size, truth = request.prefill_len * BYTES_PER_TOKEN, self._truths[request.request_id]
-        self._links[placement.prefill].send(size, self._arrive, request, truth, placement)
+        self._links[engine].send(size, self._arrive, request, truth, placement)
+        return engine
 
     def _arrive(self, request: Request, truth: Truth, placement: Placement) -> None:
         if placement.lost is None:  # else it is placed anew
-            self.endpoints[placement.prefill].actor.receive(request, truth)
+            self.endpoint_of(placement.prefill).actor.receive(request, truth)
 
     def cancel(self, request_id: str) -> None:
         """Tell the engine that has the request that its client has left; does nothing if the request has ended."""
@@ -245,9 +246,11 @@ class Cluster:
         if placement is None:
             return
         if placement.is_handed_over:
-            self._links[placement.decode].send(0, self.endpoints[placement.decode].withdraw, request_id)
+            endpoint = self.endpoint_of(placement.decode)
+            self._links[endpoint.replica].send(0, endpoint.withdraw, request_id)
         else:
-            self._links[placement.prefill].send(0, self.endpoints[placement.prefill].actor.cancel, request_id)
+            endpoint = self.endpoint_of(placement.prefill)
+            self._links[endpoint.replica].send(0, endpoint.actor.cancel, request_id)
 
     def ended(self, replica: int, request_id: str) -> None:
         """Do nothing: `finished` has counted the end."""
@@ -274,11 +277,16 @@ class Cluster:
 
     # -- engines ------------------------------------------------------------------------------------------------------
 
+    def endpoint_of(self, name: Name) -> HandoffEndpoint:
+        """Return the endpoint of an engine by its name in placements, which is its number."""
+        assert isinstance(name, int)
+        return self.endpoints[name]
+
     def peer_of(self, request_id: str) -> str:
         """Return the name of a request's decode engine; for a copy of one that has ended for its client any will do."""
         placement = self.placements.get(request_id)
         if placement is not None:
-            return self.endpoints[placement.decode].name
+            return self.endpoint_of(placement.decode).name
         return next(endpoint.name for endpoint in self.endpoints if not endpoint.is_prefill)
 
     # -- an engine that is lost -----------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from ...core.handoff import (
     make_side,
 )
 from ...core.handoff.messages import Accept, Offer, Page
-from ...core.handoff.placement import Placements
+from ...core.handoff.placement import Name, Placements
 from ...core.scheduler.config import EngineRole
 from ...core.scheduler.engine import Engine
 from ...core.scheduler.life import RequestState
@@ -65,6 +65,7 @@ class Routes(Protocol):
     @property
     def outstanding(self) -> list[int]: ...
     def peer_of(self, request_id: str) -> str: ...
+    def endpoint_of(self, name: Name) -> HandoffEndpoint: ...
     def lose(self, lost: HandoffEndpoint) -> None: ...
     def may_replace(self, lost: HandoffEndpoint) -> bool: ...
 
@@ -153,7 +154,8 @@ class HandoffEndpoint:
         is_told_elsewhere = not self.is_prefill and self.engine.state_of(request_id) is RequestState.TRANSFERRING
         placement = self._around.cluster.placements.abort(request_id)
         if placement is not None and placement.decode != self.replica:
-            self._around.interconnect.withdraw(self, placement.decode, request_id)
+            target = self._around.cluster.endpoint_of(placement.decode).replica
+            self._around.interconnect.withdraw(self, target, request_id)
         outcome = self.handoff.abort(request_id, self.now_ns)
         return AbortOutcome(None, outcome.replan) if is_told_elsewhere else outcome
 

@@ -136,7 +136,7 @@ class FaultInjector(Hooks):
         self.ledger.note(kind, self.now_ns)
         actor = self.actor
         if self.cluster is not None and (placement := self.cluster.placements.abort(request_id)) is not None:
-            actor = self.cluster.endpoints[placement.prefill].actor
+            actor = self.cluster.endpoint_of(placement.prefill).actor
         actor.cancel(request_id)
         self._recount_due = True
 
@@ -150,7 +150,7 @@ class FaultInjector(Hooks):
                 return f"transfer {transfer.value}"
             placement = cluster.placements.get(request_id)
             if state is None and placement is not None:
-                there = cluster.endpoints[placement.decode].engine.state_of(request_id)
+                there = cluster.endpoint_of(placement.decode).engine.state_of(request_id)
                 if there is not None:
                     return f"{there.value}, handed over"
         return state.value if state is not None else "ended" if request_id in self._seen else "not here yet"
