@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from foredraft.sim.scenario import Scenario
     from foredraft.simulation import Result
 
+    __version__: str
+
 __all__ = ["Result", "Scenario", "Session", "__version__", "check", "simulate"]
 
 

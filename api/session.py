@@ -90,5 +90,7 @@ class Session:
         for text in texts:
             self._num_prompts += 1
             entries.append(PromptEntry(str(self._num_prompts), f"prompt {self._num_prompts}", prompt=text))
-        vocab_size = self._session.plan.target.vocab_size
+        plan = self._session.plan
+        assert plan is not None, "an opened session has its plan"
+        vocab_size = plan.target.vocab_size
         return make_requests(entries, self._session.tokenizer, defaults, ARGUMENTS, chat=chat, vocab_size=vocab_size)

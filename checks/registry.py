@@ -7,7 +7,8 @@ from importlib import import_module
 from ..properties.harness.mutants import Mutant
 from ..properties.harness.suite import Suite
 from ..properties.invariants import of_contract
-from ..properties.suites import register, suite_of
+from ..properties.suites import register
+from ..properties.suites import suite_of as suite_of  # offered here, since all contracts are registered then
 from .acceptance.trial import ProcessTrial
 from .executor.trial import ExecutorTrial
 from .manager.trial import ManagerTrial

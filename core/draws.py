@@ -17,10 +17,18 @@ made of Python integers gives the same bits as the same key inside an array.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from enum import IntEnum
+from typing import Any, overload
 
 import numpy as np
-from numpy.typing import ArrayLike
+
+from .arrays import Float64Array, UInt64Array
+
+Scalar = int | np.integer[Any]
+Array = np.ndarray | Sequence[int]
+Part = Scalar | Array
+"""A part of a key: an integer, or an array of them."""
 
 _MASK = (1 << 64) - 1
 _SEED_STEP, _PURPOSE_STEP, _LANE_STEP, _REQUEST_STEP, _POSITION_STEP = (
@@ -76,7 +84,13 @@ def request_key(request_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(request_id.encode("utf-8"), digest_size=8).digest(), "little")
 
 
-def stream_keys(seed: int, purpose: int, request: ArrayLike, lane: ArrayLike = 0) -> np.uint64 | np.ndarray:
+@overload
+def stream_keys(seed: int, purpose: int, request: Scalar, lane: Scalar = ...) -> np.uint64: ...
+@overload
+def stream_keys(seed: int, purpose: int, request: Array, lane: Part = ...) -> UInt64Array: ...
+@overload
+def stream_keys(seed: int, purpose: int, request: Scalar, lane: Array) -> UInt64Array: ...
+def stream_keys(seed: int, purpose: int, request: Part, lane: Part = 0) -> np.uint64 | UInt64Array:
     """Return the part of a key that does not change with the position, uint64 [broadcast of lane and request].
 
     A caller that draws for the same requests round after round keeps these and calls `uniform_at`, at half the cost.
@@ -84,59 +98,89 @@ def stream_keys(seed: int, purpose: int, request: ArrayLike, lane: ArrayLike = 0
     return _as_uint64(_stream(seed, purpose, request, lane))
 
 
-def hash64(
-    seed: int, purpose: int, request: ArrayLike, position: ArrayLike, lane: ArrayLike = 0
-) -> np.uint64 | np.ndarray:
+@overload
+def hash64(seed: int, purpose: int, request: Scalar, position: Scalar, lane: Scalar = ...) -> np.uint64: ...
+@overload
+def hash64(seed: int, purpose: int, request: Array, position: Part, lane: Part = ...) -> UInt64Array: ...
+@overload
+def hash64(seed: int, purpose: int, request: Scalar, position: Array, lane: Part = ...) -> UInt64Array: ...
+@overload
+def hash64(seed: int, purpose: int, request: Scalar, position: Scalar, lane: Array) -> UInt64Array: ...
+def hash64(seed: int, purpose: int, request: Part, position: Part, lane: Part = 0) -> np.uint64 | UInt64Array:
     """Return 64 well mixed bits of the key, uint64 [broadcast of request, position and lane]."""
     return _as_uint64(_absorb(_stream(seed, purpose, request, lane), position, _POSITION_STEP, _POSITION_ARRAY))
 
 
-def uniform(
-    seed: int, purpose: int, request: ArrayLike, position: ArrayLike, lane: ArrayLike = 0
-) -> np.float64 | np.ndarray:
+@overload
+def uniform(seed: int, purpose: int, request: Scalar, position: Scalar, lane: Scalar = ...) -> np.float64: ...
+@overload
+def uniform(seed: int, purpose: int, request: Array, position: Part, lane: Part = ...) -> Float64Array: ...
+@overload
+def uniform(seed: int, purpose: int, request: Scalar, position: Array, lane: Part = ...) -> Float64Array: ...
+@overload
+def uniform(seed: int, purpose: int, request: Scalar, position: Scalar, lane: Array) -> Float64Array: ...
+def uniform(seed: int, purpose: int, request: Part, position: Part, lane: Part = 0) -> np.float64 | Float64Array:
     """Draw a number in [0, 1) with 53 random bits, float64 [broadcast of request, position and lane]."""
     return _to_unit(_absorb(_stream(seed, purpose, request, lane), position, _POSITION_STEP, _POSITION_ARRAY))
 
 
-def normal(
-    seed: int, purpose: int, request: ArrayLike, position: ArrayLike, lane: ArrayLike = 0
-) -> np.float64 | np.ndarray:
+@overload
+def normal(seed: int, purpose: int, request: Scalar, position: Scalar, lane: Scalar = ...) -> np.float64: ...
+@overload
+def normal(seed: int, purpose: int, request: Array, position: Part, lane: Part = ...) -> Float64Array: ...
+@overload
+def normal(seed: int, purpose: int, request: Scalar, position: Array, lane: Part = ...) -> Float64Array: ...
+@overload
+def normal(seed: int, purpose: int, request: Scalar, position: Scalar, lane: Array) -> Float64Array: ...
+def normal(seed: int, purpose: int, request: Part, position: Part, lane: Part = 0) -> np.float64 | Float64Array:
     """Draw a standard normal number, float64 [broadcast of request, position and lane]; never beyond ±6.8."""
     return _to_normal(_absorb(_stream(seed, purpose, request, lane), position, _POSITION_STEP, _POSITION_ARRAY))
 
 
-def uniform_at(keys: ArrayLike, position: ArrayLike) -> np.float64 | np.ndarray:
+@overload
+def uniform_at(keys: Scalar, position: Scalar) -> np.float64: ...
+@overload
+def uniform_at(keys: Array, position: Part) -> Float64Array: ...
+@overload
+def uniform_at(keys: Scalar, position: Array) -> Float64Array: ...
+def uniform_at(keys: Part, position: Part) -> np.float64 | Float64Array:
     """Draw as `uniform` does, for keys made by `stream_keys`: uniform(s, p, r, x, l) == uniform_at(stream_keys(s, p, r, l), x)."""
     return _to_unit(_absorb(_component(keys), position, _POSITION_STEP, _POSITION_ARRAY))
 
 
-def normal_at(keys: ArrayLike, position: ArrayLike) -> np.float64 | np.ndarray:
+@overload
+def normal_at(keys: Scalar, position: Scalar) -> np.float64: ...
+@overload
+def normal_at(keys: Array, position: Part) -> Float64Array: ...
+@overload
+def normal_at(keys: Scalar, position: Array) -> Float64Array: ...
+def normal_at(keys: Part, position: Part) -> np.float64 | Float64Array:
     """Draw as `normal` does, for keys made by `stream_keys`."""
     return _to_normal(_absorb(_component(keys), position, _POSITION_STEP, _POSITION_ARRAY))
 
 
-def _stream(seed: int, purpose: int, request: ArrayLike, lane: ArrayLike) -> int | np.ndarray:
+def _stream(seed: int, purpose: int, request: Part, lane: Part) -> int | UInt64Array:
     state = _finalise_int((int(seed) * _SEED_STEP) & _MASK)
     state = _finalise_int(state ^ ((int(purpose) * _PURPOSE_STEP) & _MASK))
     return _absorb(_absorb(state, lane, _LANE_STEP, _LANE_ARRAY), request, _REQUEST_STEP, _REQUEST_ARRAY)
 
 
-def _absorb(state: int | np.ndarray, part: ArrayLike, step: int, step_array: np.ndarray) -> int | np.ndarray:
+def _absorb(state: int | UInt64Array, part: Part, step: int, step_array: UInt64Array) -> int | UInt64Array:
     """Add one part to the key. Integers stay Python integers, whose arithmetic cannot warn of an overflow."""
-    part = _component(part)
-    if isinstance(part, int):
-        scaled = (part * step) & _MASK
+    component = _component(part)
+    if isinstance(component, int):
+        number = (component * step) & _MASK
         if isinstance(state, int):
-            return _finalise_int(state ^ scaled)
-        return _finalise_array(state ^ np.array(scaled, dtype=np.uint64))
-    scaled = part * step_array
+            return _finalise_int(state ^ number)
+        return _finalise_array(state ^ np.array(number, dtype=np.uint64))
+    scaled = component * step_array
     if isinstance(state, int):
         scaled ^= np.array(state, dtype=np.uint64)
         return _finalise_array(scaled)
     return _finalise_array(state ^ scaled)
 
 
-def _component(part: ArrayLike) -> int | np.ndarray:
+def _component(part: Part) -> int | UInt64Array:
     """Return a key component as a Python integer, or as a uint64 array of at least one dimension."""
     if isinstance(part, int):
         return int(part)
@@ -156,7 +200,7 @@ def _finalise_int(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def _finalise_array(x: np.ndarray) -> np.ndarray:
+def _finalise_array(x: UInt64Array) -> UInt64Array:
     """Mix the bits in place; `x` must be an array that the caller gives away."""
     x ^= x >> _SHIFT_30
     x *= _M1
@@ -166,21 +210,26 @@ def _finalise_array(x: np.ndarray) -> np.ndarray:
     return x
 
 
-def _as_uint64(bits: int | np.ndarray) -> np.uint64 | np.ndarray:
+def _as_uint64(bits: int | UInt64Array) -> np.uint64 | UInt64Array:
     return np.uint64(bits) if isinstance(bits, int) else bits
 
 
-def _to_unit(bits: int | np.ndarray) -> np.float64 | np.ndarray:
+def _to_unit(bits: int | UInt64Array) -> np.float64 | Float64Array:
     if isinstance(bits, int):
         return np.float64((bits >> 11) * 2.0**-53)
-    return (bits >> _SHIFT_11) * _UNIT_53
+    numbers: Float64Array = (bits >> _SHIFT_11) * _UNIT_53
+    return numbers
 
 
-def _to_normal(bits: int | np.ndarray) -> np.float64 | np.ndarray:
+def _to_normal(bits: int | UInt64Array) -> np.float64 | Float64Array:
     """Transform bits by Box and Muller (1958): the radius from their high half, the angle from their low half."""
     if isinstance(bits, int):
-        return _to_normal(np.array([bits], dtype=np.uint64))[0]
-    radius = (bits >> _SHIFT_32) * _UNIT_32
+        return np.float64(_normals(np.array([bits], dtype=np.uint64))[0])
+    return _normals(bits)
+
+
+def _normals(bits: UInt64Array) -> Float64Array:
+    radius: Float64Array = (bits >> _SHIFT_32) * _UNIT_32
     radius += 2.0**-33
     np.log(radius, out=radius)
     radius *= -2.0

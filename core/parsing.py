@@ -9,7 +9,8 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from typing import Any
+from enum import Enum
+from typing import Any, overload
 
 from .errors import ConfigError, Problem, nearest
 
@@ -91,7 +92,18 @@ def _place(text: str, position: int) -> str:
 
 
 def _decoder(pairs_hook: PairsHook | None) -> json.JSONDecoder:
-    return _PLAIN if pairs_hook is None else json.JSONDecoder(object_pairs_hook=pairs_hook, **_NUMBERS)
+    return _PLAIN if pairs_hook is None else _new_decoder(pairs_hook=pairs_hook)
+
+
+def _new_decoder(
+    constant: Callable[[str], float] | None = None, pairs_hook: PairsHook | None = None
+) -> json.JSONDecoder:
+    return json.JSONDecoder(
+        object_pairs_hook=pairs_hook,
+        parse_int=_integer,
+        parse_float=_fraction,
+        parse_constant=_constant if constant is None else constant,
+    )
 
 
 def _integer(digits: str) -> int:
@@ -113,15 +125,14 @@ def _constant(name: str) -> float:
     raise _Refused(name, f"{name} is no JSON number")
 
 
-_NUMBERS = {"parse_int": _integer, "parse_float": _fraction, "parse_constant": _constant}
-_PLAIN = json.JSONDecoder(**_NUMBERS)
+_PLAIN = _new_decoder()
 
 
 def _infinity(name: str) -> float:
     return float(name) if name != "NaN" else _constant(name)
 
 
-_WITH_INFINITY = json.JSONDecoder(**{**_NUMBERS, "parse_constant": _infinity})
+_WITH_INFINITY = _new_decoder(_infinity)
 
 
 def _check_depth(text: str) -> None:
@@ -153,7 +164,14 @@ def _check_unicode(value: Any) -> None:
 
 # -- look-ups in a parsed configuration -------------------------------------------------------------------------------
 
-REQUIRED = object()
+
+class Required(Enum):
+    """The default of a key that has none."""
+
+    REQUIRED = "required"
+
+
+REQUIRED = Required.REQUIRED
 
 
 class ConfigReader:
@@ -193,7 +211,11 @@ class ConfigReader:
     def get(self, key: str, default: Any = None) -> Any:
         return self.data.get(key, default)
 
-    def integer(self, key: str, default: Any = REQUIRED, minimum: int = 1) -> int:
+    @overload
+    def integer(self, key: str, default: int | Required = ..., minimum: int = 1) -> int: ...
+    @overload
+    def integer(self, key: str, default: None, minimum: int = 1) -> int | None: ...
+    def integer(self, key: str, default: int | Required | None = REQUIRED, minimum: int = 1) -> int | None:
         """Read a whole number ≥ `minimum`; null counts as absent."""
         value = self.data.get(key)
         if value is None:
@@ -208,7 +230,11 @@ class ConfigReader:
             return value
         return minimum
 
-    def number(self, key: str, default: Any = REQUIRED) -> float:
+    @overload
+    def number(self, key: str, default: float | Required = ...) -> float: ...
+    @overload
+    def number(self, key: str, default: None) -> float | None: ...
+    def number(self, key: str, default: float | Required | None = REQUIRED) -> float | None:
         """Read a positive number; null counts as absent."""
         value = self.data.get(key)
         if value is None:

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from .arrays import Int32Array, Int64Array, UInt64Array
 from .errors import InvalidRequest, nearest
 
 MAX_TOKEN_ID = 2**31 - 1
@@ -53,7 +54,7 @@ class Prompt:
     """
 
     length: int
-    tokens: np.ndarray | None = None
+    tokens: Int32Array | None = None
     hash_ids: tuple[int, ...] | None = None
     block_size: int = 0
     segment_lens: tuple[int, ...] | None = None
@@ -113,7 +114,7 @@ class Prompt:
         """Whether the prompt has tokens at all, so that it may be looked up in, and kept by, a prefix cache."""
         return self.tokens is not None or self.hash_ids is not None
 
-    def materialize(self) -> np.ndarray | None:
+    def materialize(self) -> Int64Array | None:
         """Return the token ids, int64 [length], freshly made and the caller's own; None if only the length is known."""
         if self.tokens is not None:
             return self.tokens.astype(np.int64)
@@ -121,7 +122,7 @@ class Prompt:
             return None
         bases = _mix(np.array(self.hash_ids, dtype=np.uint64))
         if self.segment_lens is None:
-            mixed = np.bitwise_xor(bases[:, None], _lanes(self.block_size)[None, :]).reshape(-1)[: self.length]
+            mixed = (bases[:, None] ^ _lanes(self.block_size)[None, :]).reshape(-1)[: self.length]
         else:
             lens = np.array(self.segment_lens, dtype=np.int64)
             mixed = np.repeat(bases, lens)
@@ -173,9 +174,11 @@ class Prompt:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Prompt):
             return NotImplemented
-        if self._description() != other._description() or (self.tokens is None) != (other.tokens is None):
+        if self._description() != other._description():
             return False
-        return self.tokens is None or np.array_equal(self.tokens, other.tokens)
+        if self.tokens is None or other.tokens is None:
+            return self.tokens is other.tokens
+        return np.array_equal(self.tokens, other.tokens)
 
     def __hash__(self) -> int:
         return hash((self._description(), None if self.tokens is None else self.tokens.tobytes()))
@@ -206,7 +209,7 @@ def _check_hash_ids(ids: tuple[int, ...]) -> None:
         raise InvalidRequest(f"hash ids {min(ids)} ... {max(ids)}: expected 0 ... 2**63 - 1")
 
 
-def _mix(values: np.ndarray) -> np.ndarray:
+def _mix(values: UInt64Array) -> UInt64Array:
     """Apply the SplitMix64 output function (Steele, Lea, Flood, OOPSLA 2014), a bijection of 64 bits. The array is fresh."""
     mixed = values + _GOLDEN
     mixed ^= mixed >> _U64(30)
@@ -218,7 +221,7 @@ def _mix(values: np.ndarray) -> np.ndarray:
 
 
 @lru_cache(maxsize=8)
-def _lanes(block_size: int) -> np.ndarray:
+def _lanes(block_size: int) -> UInt64Array:
     """Return the hash of each offset in a block: uint64 [block_size], shared by all prompts, therefore read-only."""
     lanes = _mix(np.arange(block_size, dtype=np.uint64) + _LANE_SALT)
     lanes.flags.writeable = False

@@ -226,23 +226,26 @@ class LineEncoder:
     def _with_text_stops(self, event: Committed) -> StepResult:
         """Return the result with the stops that the engine found in the text, as if the executor had found them in the tokens."""
         result = event.result
+        step, kept = event.step, event.kept
         for finished in event.finished:
             row = self._text_rows.pop(finished.request_id, 0)
             if not row or finished.reason is not FinishReason.STOP:
                 continue
-            step = event.step
+            decode, prefill = result.decode, result.prefill
             if step.decode is not None and row in step.decode.rows:
+                assert decode is not None and kept is not None, "a result has the parts of its step"
                 # Rows with stop strings run single rounds; the tokens that were kept end with the stop, of either kind.
                 column = int(np.flatnonzero(step.decode.rows == row)[0])
-                stops = result.decode.stop_index
-                stops = np.full(result.decode.accept_lens.shape, -1, dtype=np.int32) if stops is None else stops.copy()
-                stops[0, column] = event.kept[0, column] - 1
-                result = replace(result, decode=replace(result.decode, stop_index=stops))
+                stops = decode.stop_index
+                stops = np.full(decode.accept_lens.shape, -1, dtype=np.int32) if stops is None else stops.copy()
+                stops[0, column] = kept[0, column] - 1
+                result = replace(result, decode=replace(decode, stop_index=stops))
             else:
-                stopped = result.prefill.stopped
+                assert step.prefill is not None and prefill is not None, "the row is in one part of the step"
+                stopped = prefill.stopped
                 stopped = np.zeros(len(step.prefill.rows), dtype=bool) if stopped is None else stopped.copy()
                 stopped[step.prefill.rows == row] = True
-                result = replace(result, prefill=replace(result.prefill, stopped=stopped))
+                result = replace(result, prefill=replace(prefill, stopped=stopped))
         return result
 
 
@@ -269,9 +272,10 @@ def _request_parts(request: Request) -> list[str]:
 
 def writes_checksum(writes: TableWrites) -> int:
     """Return the CRC-32 over the bytes of rows, columns and slots, one after the other."""
-    checksum = crc32(np.ascontiguousarray(writes.rows))
-    checksum = crc32(np.ascontiguousarray(writes.columns), checksum)
-    return crc32(np.ascontiguousarray(writes.slots), checksum)
+    checksum = 0
+    for part in (writes.rows, writes.columns, writes.slots):
+        checksum = crc32(np.ascontiguousarray(part).data, checksum)
+    return checksum
 
 
 def _encode_finished(ended: Iterable[FinishedRequest]) -> str:

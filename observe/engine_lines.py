@@ -10,7 +10,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from ..core.contract.events import EngineStarted, Event, Planned, Resumed, StepsLost
 from ..core.errors import ConfigError, Problem, nearest
@@ -187,7 +187,7 @@ def write_forwarded(line: Mapping[str, Any], engine: str) -> None:
     _log(line["level"], {**line["fields"], "engine": engine})
 
 
-class _StandardError(logging.StreamHandler):
+class _StandardError(logging.StreamHandler[TextIO]):
     """Writes to what standard error is at the time."""
 
     def __init__(self, form: str) -> None:

@@ -86,6 +86,7 @@ class LogHistogram:
         """Return about the value of this rank, 0 … count − 1. sums: of the buckets up to each, int64."""
         if rank < self._zeros:
             return 0.0
+        assert self.minimum is not None and self.maximum is not None, "a rank is of a value"
         if rank == self.count - 1:
             return float(self.maximum)
         bucket = int(np.searchsorted(sums, rank - self._zeros, side="right"))
@@ -97,7 +98,8 @@ def _sum_of_squares(values: np.ndarray, high: int) -> int:
     """Return Σ v² of int64 values in 0 … `high`, exactly."""
     if high >= _ROOT:
         large = values >= _ROOT
-        return sum(value * value for value in values[large].tolist()) + _sum_of_squares(values[~large], 0)
+        exact: int = sum(value * value for value in values[large].tolist())
+        return exact + _sum_of_squares(values[~large], 0)
     squares = values * values
     return (int((squares >> 32).sum()) << 32) + int((squares & 0xFFFFFFFF).sum())
 

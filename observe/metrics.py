@@ -127,7 +127,8 @@ def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return the whole table as dictionaries, one per row, for runs whose rows fit in memory."""
     from pyarrow import parquet
 
-    return parquet.read_table(path).to_pylist()
+    rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+    return rows
 
 
 _FLUSH_ENTRIES = 1 << 14  # rows × rounds
@@ -194,7 +195,7 @@ class RunMetrics:
         }
 
         def take(event: Event) -> None:
-            if type(event) is EngineStarted:
+            if isinstance(event, EngineStarted):
                 state.config = event.config
                 return
             handlers[type(event)](state, event)
@@ -223,12 +224,9 @@ class RunMetrics:
             self._kept.append(np.ones(len(first), dtype=np.int64))
             self._accepted.append(np.zeros(len(first), dtype=np.int32))
         if decode is not None:
-            rounds, batch_size, steps, nd = (
-                result.decode.rounds,
-                len(decode.rows),
-                decode.steps,
-                decode.num_draft_tokens,
-            )
+            assert result.decode is not None and event.kept is not None, "a result has the parts of its step"
+            rounds, batch_size = result.decode.rounds, len(decode.rows)
+            steps, nd = decode.steps, decode.num_draft_tokens
             slots = state.slots_of(decode.rows)
             self._piece_slots.extend([slots] * rounds)
             self._piece_lens.extend([batch_size] * rounds)
@@ -295,9 +293,10 @@ class RunMetrics:
         self.measured.totals["committed_steps"] += len(steps)
         self.measured.totals["prefill_tokens"] += int(steps[:, _PREFILL].sum())
         self.measured.totals["delivered_tokens"] += int(tokens.sum())
+        assert self._timeline is not None, "each step was an event, at which the gauges were read"
         self._timeline.add_counts(ends, np.stack([tokens, decoding, np.where(decoding, per_round[:, _STEPS], 0)]))
         if self._files is not None:
-            names = ("replica", "step_id", None, "prefill_tokens", "decode_rows", "steps", "num_draft_tokens")
+            names = ("replica", "step_id", "rounds", "prefill_tokens", "decode_rows", "steps", "num_draft_tokens")
             columns = dict(zip((*names, "held_slots", "waiting"), per_round.T, strict=True))
             columns.update(time_ns=ends, tokens=tokens, correct_drafts=correct)
             self._files[1].add(columns, len(ends))
@@ -343,22 +342,23 @@ class RunMetrics:
         self, slots: np.ndarray, times: np.ndarray, kept: np.ndarray, correct: np.ndarray, drafted: np.ndarray
     ) -> None:
         """Add emissions, sorted by request and time, to the open requests."""
+        opened = self.lives.open.columns
         starts = np.flatnonzero(np.concatenate([[True], slots[1:] != slots[:-1]]))
         owners = slots[starts]
         before = np.empty_like(times)
         before[1:] = times[:-1]
-        before[starts] = self.lives.open.last_token_ns[owners]
+        before[starts] = opened.last_token_ns[owners]
         newly = before[starts] < 0
-        self.lives.open.first_token_ns[owners[newly]] = times[starts[newly]]
+        opened.first_token_ns[owners[newly]] = times[starts[newly]]
         gaps = times - before
         if newly.any():
             gaps = np.delete(gaps, starts[newly])
         # A request that was handed over has tokens by the clocks of two hosts, which may differ.
         self.measured.itl.add(np.maximum(gaps, 0))
-        self.lives.open.last_token_ns[owners] = times[np.concatenate([starts[1:], [len(slots)]]) - 1]
-        self.lives.open.num_output[owners] += np.add.reduceat(kept, starts)
-        self.lives.open.correct_drafts[owners] += np.add.reduceat(correct, starts)
-        self.lives.open.verify_rounds[owners] += np.add.reduceat(drafted, starts, dtype=np.int64)
+        opened.last_token_ns[owners] = times[np.concatenate([starts[1:], [len(slots)]]) - 1]
+        opened.num_output[owners] += np.add.reduceat(kept, starts)
+        opened.correct_drafts[owners] += np.add.reduceat(correct, starts)
+        opened.verify_rounds[owners] += np.add.reduceat(drafted, starts, dtype=np.int64)
 
     def _close_requests(self, closing: list[tuple[int, int, int, int]]) -> None:
         slots, reasons, times, outputs = np.array(closing, dtype=np.int64).T
@@ -377,13 +377,9 @@ class RunMetrics:
         cut = (reasons == FinishReason.LENGTH) & (num_output < columns["max_tokens"])
         self.measured.totals["truncated"] += int(cut.sum())
         if self._files is not None:
-            columns.update(
-                request_id=ids,
-                finish_ns=finish,
-                num_output=num_output,
-                reason=[REASONS[reason] for reason in reasons.tolist()],
-            )
-            self._files[0].add(columns, len(ids))
+            names = [REASONS[reason] for reason in reasons.tolist()]
+            row = {**columns, "request_id": ids, "finish_ns": finish, "num_output": num_output, "reason": names}
+            self._files[0].add(row, len(ids))
 
     # -- results ------------------------------------------------------------------------------------------------------
 

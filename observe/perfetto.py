@@ -149,26 +149,25 @@ class _ReplicaTrack:
         self._waiting = 0
 
     def take(self, event: Event) -> None:
-        kind = type(event)
-        if kind is Committed:
+        if isinstance(event, Committed):
             self._running.difference_update(finished.request_id for finished in event.finished)
-        elif kind is Planned:
+        elif isinstance(event, Planned):
             self._running.difference_update(event.retracted)
             if event.step is not None:
                 self._running.update(join.request.request_id for join in event.step.joins)
             self._waiting = event.num_waiting
             self._count("KV slots", event.now_ns, event.num_held_slots)
-        elif kind is Submitted:
+        elif isinstance(event, Submitted):
             self._waiting += not event.refusal
-        elif kind is Aborted:
+        elif isinstance(event, Aborted):
             # The next plan says how many wait, and so whether this request did.
             self._running.discard(event.request_id)
-        elif kind is StepsLost:
+        elif isinstance(event, StepsLost):
             self._running.difference_update(event.retracted, (finished.request_id for finished in event.finished))
             self._waiting += len(event.retracted)
-        elif kind is HandoffMoved:
+        elif isinstance(event, HandoffMoved):
             self._running.difference_update(finished.request_id for finished in event.finished)
-        elif kind is Resumed:
+        elif isinstance(event, Resumed):
             self._running.difference_update(event.retracted)
             self._waiting += len(event.retracted)
         else:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.arrays import Float64Array
 from ..core.errors import InvariantViolation
 from .histogram import GaugeAreas, LogHistogram, added_counts
 from .requests.lives import GrowingColumn, ReplicaMetrics
@@ -157,10 +158,11 @@ def share(amount: float, of: float) -> float | None:
     return min(float(amount) / of, 1.0) if of else None
 
 
-def _tpot_ns(measured: Measurements) -> np.ndarray:
+def _tpot_ns(measured: Measurements) -> Float64Array:
     """Return tpot per completed request, float64; 0 where there is but one token."""
     decoding = measured.e2el_ns.values - measured.ttft_ns.values
-    return decoding / np.maximum(measured.num_output.values - 1, 1)
+    per_token: Float64Array = decoding / np.maximum(measured.num_output.values - 1, 1)
+    return per_token
 
 
 def _goodput(measured: Measurements, seconds: float, slo: SLO | None) -> dict[str, Any]:
@@ -244,7 +246,7 @@ def _resources(measured: Measurements, duration_ns: int, mean_gauges: list[float
     running, waiting, held, system = mean_gauges
     max_running, max_waiting, _, max_system = measured.gauges.maxima
     capacity = measured.capacity
-    peaks = [share(state.max_held, state.capacity) for state in replicas if state.capacity]
+    peaks = [min(state.max_held / state.capacity, 1.0) for state in replicas if state.capacity]
     busy = [None if state.busy_ns is None else share(state.busy_ns, duration_ns) for state in replicas]
     known = [part for part in busy if part is not None]
     return {

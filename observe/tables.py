@@ -39,7 +39,7 @@ def report_tables(summary: Mapping[str, Any], title: str | None = None, *, width
     in columns.
     """
     width = min(width, WIDTH)
-    tables = [
+    tables: list[RenderableType] = [
         _heading(summary, title),
         *_pair_of_tables(width, "Throughput", _throughput(summary), "Requests", _requests(summary)),
         _latencies(summary, width),

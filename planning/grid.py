@@ -85,7 +85,7 @@ def combinations(grid: Mapping[str, Sequence[Any]], algorithm: str) -> list[dict
 def _values(text: str) -> list[Any]:
     if text.startswith("["):
         try:
-            values = parse_toml(f"values = {text}")["values"]
+            values: list[Any] = parse_toml(f"values = {text}")["values"]
         except ParseError as error:
             raise ValueError(f"is no TOML array: {error}") from None
     elif (found := _RANGE.fullmatch(text)) is not None:

@@ -172,7 +172,8 @@ class Plan:
         if self.question.requests is not None or self.scenario.workload.trace is None:
             return np.empty(0)
         start_s, scale = self.scenario.workload.start_s, self.scenario.workload.rate_scale
-        return np.array([start_s + one.time_ns * scale / 1e9 for one in make_workload(self.scenario, 1)])
+        times_ns = [one.time_ns for one in make_workload(self.scenario, 1) if one.time_ns is not None]
+        return np.array([start_s + time_ns * scale / 1e9 for time_ns in times_ns])
 
     @property
     def _has_slices(self) -> bool:
@@ -197,6 +198,7 @@ class Plan:
 
     def _is_hopeless(self, index: int) -> bool:
         """Return whether a candidate is far from the load asked for, by the first round."""
+        assert self.question.load is not None, "no candidate is far from the greatest load"
         most = self._most_engines(self.candidates[index])
         return self.question.load * self.candidates[index].unit >= HOPELESS * most * self.rough[index].value
 
@@ -220,10 +222,11 @@ class Plan:
 
     def needed(self, index: int) -> int:
         """Return the devices that a candidate needs for the load asked for, by the first round; 0 if it holds no load."""
+        assert self.question.load is not None, "a plan for given devices asks for no load"
         candidate, rough = self.candidates[index], self.rough[index]
         return candidate.gpus_per_unit * math.ceil(self.question.load / rough.value) if rough.value else 0
 
-    def _order(self, item: Ranked) -> tuple:
+    def _order(self, item: Ranked) -> tuple[float, ...]:
         if self.question.load is None:
             return (item.dropped, -item.load)
         return (item.dropped, not item.holds, item.gpus * self._gpu_cost(item.candidate), item.finding.excess)
@@ -256,7 +259,8 @@ class Plan:
         return Ranked(candidate, finding, gpus, asked.load, dropped, first_share)
 
     def gpu_of(self, candidate: Candidate) -> str:
-        return candidate.settings.get("hardware.gpu", self.scenario.hardware.gpu)
+        gpu: str = candidate.settings.get("hardware.gpu", self.scenario.hardware.gpu)
+        return gpu
 
     def _gpu_cost(self, candidate: Candidate) -> float:
         """Return the price of a candidate's GPU; 1 for all if not every candidate has one."""
@@ -383,8 +387,8 @@ def tokens_per_s(plan: Plan, item: Ranked) -> float:
     """Return the output tokens per second of a candidate at the load found. A run's own throughput counts its ramp and its drain, too."""
     summary = item.finding.summary
     if plan.scenario.workload.trace is None:
-        return item.load * summary["mean_output_tokens"]
-    return summary["output_throughput"]
+        return item.load * float(summary["mean_output_tokens"])
+    return float(summary["output_throughput"])
 
 
 def cost_per_million_tokens(item: Ranked, tokens: float, price_per_gpu_hour: float) -> float:

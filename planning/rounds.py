@@ -135,7 +135,7 @@ class RoundModel:
     def largest_that_pays(self, context_len: int, most_steps: int) -> int:
         """Return the largest batch, among those that fit, at which some number of draft steps beats plain decoding; 0 if none does."""
         largest = self.most_rows(context_len, 0)
-        sizes = [*itertools.takewhile(lambda size: size < largest, (2**i for i in itertools.count())), largest]
+        sizes = [*itertools.takewhile(lambda size: size < largest, (1 << i for i in itertools.count())), largest]
         pay = [size for size in sizes if size and self.best(size, context_len, most_steps).steps]
         if not pay or pay[-1] == largest:
             return pay[-1] if pay else 0

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -181,7 +182,9 @@ def greatest_load(
     while high > least and not curve.is_known(low, high, tolerance):
         misleads = high / low > math.sqrt(width)  # the last step has taken less than half of the bracket
         width = high / low
-        low, high = yield from run(curve.between(low, high, tolerance, at_once, even=misleads))
+        narrower = yield from run(curve.between(low, high, tolerance, at_once, even=misleads))
+        assert narrower[0] is not None and narrower[1] is not None, "loads within a bracket leave one"
+        low, high = narrower[0], narrower[1]
     for count in (*range(len(first), len(seeds), at_once), len(seeds)):
         yield from judge.run([low], seeds[:count])
         margin = SURE * judge.noise() / math.sqrt(len(first))
@@ -350,7 +353,7 @@ def run_searches(searches: Mapping[int, Search], workers: Workers) -> Iterator[t
             workers.submit(Job(ticket, settings))
 
     for name, search in searches.items():
-        advance(name, lambda search=search: next(search))
+        advance(name, search.__next__)
     while True:
         while ended:
             yield ended.pop()
@@ -359,6 +362,7 @@ def run_searches(searches: Mapping[int, Search], workers: Workers) -> Iterator[t
         job, trial = workers.next_ended()
         name, index = waiting.pop(job.ticket)
         outcomes[name][index] = trial
-        if all(outcome is not None for outcome in outcomes[name]):
-            results = outcomes.pop(name)
-            advance(name, lambda name=name, results=results: searches[name].send(results))
+        results = [outcome for outcome in outcomes[name] if outcome is not None]
+        if len(results) == len(outcomes[name]):
+            del outcomes[name]
+            advance(name, partial(searches[name].send, results))

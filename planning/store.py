@@ -36,7 +36,8 @@ def question(kind: str, tables: Mapping[str, Any], **asked: Any) -> dict[str, An
     whole = {"format": FORM, "kind": kind, "version": version("foredraft"), "scenario": tables, **asked}
     whole["kernels"] = [os.environ.get("FOREDRAFT_KERNELS"), _version_of("aiconfigurator-core")]
     whole["files"] = dict(sorted(_files_in(whole)))
-    return json.loads(json.dumps(whole))  # as it is read back: tuples are lists
+    read_back: dict[str, Any] = json.loads(json.dumps(whole))  # tuples are lists then
+    return read_back
 
 
 def _version_of(package: str) -> str | None:
@@ -173,7 +174,7 @@ class StoredWorkers:
     """Workers that take what a store has from there, and put into it what ends."""
 
     def __init__(self, workers: Workers, store: TrialStore) -> None:
-        self.count = workers.count
+        self.count: int = workers.count
         self._workers = workers
         self._store = store
         self._found: deque[tuple[Job, Trial]] = deque()

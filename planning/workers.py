@@ -130,6 +130,7 @@ class _Worker:
             if process is None:
                 break
             line = None
+            assert process.stdin is not None and process.stdout is not None, "both are pipes"
             try:
                 process.stdin.write(json.dumps(dict(job.settings)) + "\n")
                 process.stdin.flush()
@@ -152,6 +153,7 @@ class _Worker:
                 command = [sys.executable, "-P", "-m", __name__]  # -P: not what stands in the working directory
                 pipe = subprocess.PIPE
                 self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+                assert self._process.stdin is not None, "it is a pipe"
                 with suppress(BrokenPipeError):  # it died at once, which the first job finds out
                     self._process.stdin.write(json.dumps(self._tables) + "\n")
             return self._process
@@ -172,7 +174,7 @@ class RayWorkers:
         self._is_client = address.startswith(CLIENT_SCHEME)
         with _own_signals():
             self._connect(count)
-        self.count = count or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self.count: int = count or max(1, int(ray.cluster_resources().get("CPU", 1)))
         self._place = _host_and_port(address if self._is_client else ray.get_runtime_context().gcs_address)
         self._tables = json.dumps(dict(tables))
         # Ray itself gives a run to another process, on any node, when its process or node dies.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +11,6 @@ from pathlib import Path
 from ..core.acceptance.presets import PresetChoice, TraceAcceptance, usual_preset
 from ..core.acceptance.process import AcceptanceProcess, GaussianAcceptance, Regimes
 from ..core.acceptance.tree import MAX_DEPTH
-from ..core.adaptive import CostTable
 from ..core.adaptive.graphs import graph_plan
 from ..core.algorithm.algorithm import AlgorithmShape, Drafter, SpecAlgorithm
 from ..core.algorithm.builtin import carried_hidden_size
@@ -35,6 +34,7 @@ from ..observe.input_files import read_text
 from .cost.calibration import Calibration, load_calibration
 from .cost.draft import EAGLE, DraftShape, eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
 from .cost.executor_steps import ExecutorSteps, StepCost
+from .cost.goodput import cost_table
 from .cost.hardware import GPU, Parallelism, lookup_gpu
 from .cost.host import GraphUnit, HostCost, host_preset, launch_preset
 from .cost.measured import KernelTables, NotMeasured, measured_tables, packaged_config
@@ -79,6 +79,7 @@ class Assembly:
         """The sizes that determine what a row relays: those of the draft, as the real executor has them."""
         steps, hidden, heads = self.spec.max_steps, self.target.hidden, None
         if self.algorithm.drafter is Drafter.HEADS:
+            assert self.draft is not None, f"{self.algorithm.name} drafts with heads"
             steps = heads = self.draft.heads
             hidden = carried_hidden_size(hidden, heads)
         return AlgorithmShape(steps, self.spec.topk, hidden, heads, self.target.vocab)
@@ -143,7 +144,7 @@ def assemble(scenario: Scenario, calibration: Calibration | None = None) -> Asse
     (tables, not_measured), (draft_tables, draft_not_measured) = (
         _kernel_tables(scenario, body, gpu) for body in bodies
     )
-    cost: RoundCost | StepCost = RoundCost(
+    roofline = RoundCost(
         target,
         gpu,
         _parallelism(scenario),
@@ -157,15 +158,18 @@ def assemble(scenario: Scenario, calibration: Calibration | None = None) -> Asse
         expert_independence=scenario.model.expert_independence,
         keep_draft_warm=draft is not None and 0 in spec.adaptive.candidate_steps and spec.max_steps > 0,
     )
-    if steps is not None:
-        cost, host = _executor_steps(scenario, steps, spec, target, calibration.name)
+    cost: RoundCost | StepCost = roofline
+    if calibration is not None and calibration.steps is not None:
+        cost, host = _executor_steps(scenario, calibration.steps, spec, target, calibration.name)
     elif calibration is not None:
-        calibration.check_base(server.name, cost.kernels)
-    memory = _memory(scenario, target, gpu, draft, spec) if scenario.engine.kv_slots is None else None
-    slots = scenario.engine.kv_slots if memory is None else memory.slots
+        calibration.check_base(server.name, roofline.kernels)
+    memory, slots = None, scenario.engine.kv_slots
+    if slots is None:
+        memory = _memory(scenario, target, gpu, draft, spec)
+        slots = memory.slots
     spec = spec.with_config(num_pages=slots // spec.config.page_size)
     if spec.policy == "goodput":
-        spec = replace(spec, cost_table=_cost_table(spec, cost, host))
+        spec = replace(spec, cost_table=cost_table(spec, cost, host))
     preset = _chosen_preset(scenario, algorithm, target)
     acceptance = _acceptance(scenario, preset, spec)
     timing_of(scenario)
@@ -257,7 +261,7 @@ def _spec(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape) -> E
     context_len = scenario.model.context_len or target.max_context
 
     def resolve(rows: int) -> EngineSpec:
-        sizes = hardware.graph_sizes
+        sizes: Sequence[int] | None = hardware.graph_sizes
         if _graph_unit(scenario) == "tokens":  # of rows, by which the number of draft steps is chosen
             sizes = default_graph_sizes(rows)
         elif sizes is None:
@@ -378,23 +382,6 @@ def _memory(scenario: Scenario, target: ModelShape, gpu: GPU, draft: DraftShape 
         free_fraction=free,
         page_size=config.page_size,
     )
-
-
-def _cost_table(spec: EngineSpec, cost: RoundCost, host: HostCost) -> CostTable:
-    """Return round times for the goodput policy: what the device takes, and the host beside it (overlap) or after it."""
-    most, shape = spec.config.max_running, spec.draft_shape
-    sizes = sorted({1, 2, 3, 4, 6, 8, 12, 16, *range(24, most, 8), most} - {n for n in range(17) if n > most})
-    round_ns, kv_token_ps = [], []
-    for steps in spec.adaptive.candidate_steps:
-        topk = spec.topk if steps else 1
-        nodes = [shape.num_draft_tokens(steps, size) for size in sizes]
-        device = [int(cost.decode_ns(size, steps, topk, n, 0)) for size, n in zip(sizes, nodes, strict=True)]
-        hosts = [host.round_ns(size, size) for size in sizes]
-        combine = max if spec.config.overlap else operator.add
-        round_ns.append(tuple(map(combine, device, hosts)))
-        read = 1_000_000
-        kv_token_ps.append((int(cost.decode_ns(sizes[-1], steps, topk, nodes[-1], read)) - device[-1]) * 1000 // read)
-    return CostTable(spec.adaptive.candidate_steps, tuple(sizes), tuple(round_ns), tuple(kv_token_ps))
 
 
 def _acceptance(scenario: Scenario, choice: PresetChoice, spec: EngineSpec) -> AcceptanceProcess:

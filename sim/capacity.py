@@ -50,15 +50,16 @@ def _seconds_per_request(
     for steps in slot.candidate_steps:
         topk = spec.topk if steps else 1
         round_work = (batch, steps, topk, spec.draft_shape.num_draft_tokens(steps, batch), kv_tokens)
-        device_ns, host_ns = int(cost.decode_ns(*round_work)), host.round_ns(batch, batch)
+        device_ns, host_ns = cost.decode_ns(*round_work), host.round_ns(batch, batch)
         round_ns = max(device_ns, host_ns) if config.overlap else device_ns + host_ns
         per_request = (output - 1) / _accept_length(drafts, steps) * round_ns / batch / 1e9
         if per_request < decode_s:
             decode_s, work = per_request, round_work
+    assert work is not None, "a range of batch sizes has candidates"
     chunk = min(config.chunk_size, computed)
     rides = config.mixed and not assembly.pools.is_disaggregated
     chunk_ns = cost.step_ns([(chunk, 0)], work) - cost.decode_ns(*work) if rides else cost.step_ns([(chunk, 0)])
-    return computed / chunk * int(chunk_ns) / 1e9, decode_s
+    return computed / chunk * chunk_ns / 1e9, decode_s
 
 
 def _accept_length(drafts: Sequence[int], steps: int) -> float:
@@ -85,7 +86,7 @@ def is_overloaded(
     half = lengths[len(lengths) // 2 :]
     if len(half) < 2:
         at_last = waiting[min(last, len(waiting) - 1)] or 0.0
-        return at_last > CHANCE * num_arrivals**0.5
+        return bool(at_last > CHANCE * num_arrivals**0.5)
     groups = min(GROUPS, len(half))
     bounds = [len(half) * i // groups for i in range(groups + 1)]
     means = [sum(half[low:high]) / (high - low) for low, high in pairwise(bounds)]

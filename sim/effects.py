@@ -2,7 +2,7 @@
 
 A key counts as given if an option or a call gave it, or if a file has it with another value than the default: a resolved scenario lists
 every key. A setting of the command line that has no effect is refused (`refuse_without_effect`), because it was meant for this run. A
-setting of a file that has no effect is reported in a sentence (`notices_of`), because other runs may share the file.
+setting of a file that has no effect is reported in a sentence (`notices.notices_of`), because other runs may share the file.
 """
 
 from __future__ import annotations
@@ -13,19 +13,17 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ..core.acceptance.presets import ANY_FAMILY, PRESETS, UNKNOWN_FAMILY, TraceAcceptance
 from ..core.algorithm.algorithm import Drafter
 from ..core.errors import ConfigError, Problem
 from .assembly import Assembly
 from .cost.draft import EAGLE3
-from .cost.hardware import MIB
+from .cost.executor_steps import StepCost
 from .load import contents_are_known
 from .scenario import Scenario
 from .scenario_file import OVERRIDES, SCENARIO, SETTINGS, origin_of
 
 COMMAND_LINE = (SETTINGS, "--trace", "--seed")
 EXPLICIT = (*COMMAND_LINE, OVERRIDES)
-GRAPHS_SHARE = 0.1  # of the KV pool's size: graphs that take more are told
 ARRIVALS = ("arrivals", "rate", "end_rate", "ramp_s", "amplitude", "curve", "period_s", "burstiness")
 
 Reason = Callable[[Assembly], str | None]
@@ -70,7 +68,8 @@ def _when(condition: Callable[[Assembly], bool], reason: str) -> Reason:
     return lambda run: reason.format(run=run, scenario=run.scenario) if condition(run) else None
 
 
-def _drafts_nothing(run: Assembly) -> bool:
+def drafts_nothing(run: Assembly) -> bool:
+    """Return whether no round of the run has a draft."""
     return run.spec.max_steps == 0
 
 
@@ -84,6 +83,14 @@ def _is_closed(run: Assembly) -> bool:
 
 def _arrivals_are(*kinds: str) -> Callable[[Assembly], bool]:
     return lambda run: run.scenario.workload.arrivals in kinds
+
+
+def _arrivals_are_others(*kinds: str) -> Callable[[Assembly], bool]:
+    return lambda run: not (_has_trace(run) or _is_closed(run) or _arrivals_are(*kinds)(run))
+
+
+def _length_is_unbounded(part: str) -> Callable[[Assembly], bool]:
+    return lambda run: not _has_trace(run) and getattr(run.scenario.workload, part).kind in ("fixed", "empirical")
 
 
 def _not(condition: Callable[[Assembly], bool]) -> Callable[[Assembly], bool]:
@@ -170,7 +177,14 @@ def _kernels_are_not_measured(run: Assembly) -> str | None:
     return "hardware.kernels is roofline" if run.scenario.hardware.kernels == "roofline" else None
 
 
-def _mode_fell_back(run: Assembly) -> str | None:
+def _experts_have_no_price(run: Assembly) -> str | None:
+    if isinstance(run.cost, StepCost):
+        return "the steps of the profile (hardware.profile) were measured"
+    return None if run.cost.has_experts else f"{run.target.name} has no experts"
+
+
+def mode_fell_back(run: Assembly) -> str | None:
+    """Return why the run has another mode than the scenario asks for; None if it has that mode."""
     config = run.spec.config
     return None if config.mode == run.scenario.engine.mode else config.mode_reason
 
@@ -189,7 +203,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         _keys("speculation", "topk", "num_draft_tokens"),
-        _when(lambda run: run.algorithm.is_speculative and _drafts_nothing(run), "0 steps draft nothing"),
+        _when(lambda run: run.algorithm.is_speculative and drafts_nothing(run), "0 steps draft nothing"),
         {"speculation.topk": 1, "speculation.num_draft_tokens": 1},
     ),
     Rule(
@@ -216,7 +230,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("model.expert_independence",),
-        _when(lambda run: not run.cost.has_experts, "{run.target.name} has no experts"),
+        _experts_have_no_price,
     ),
     Rule(
         ("model.draft_vocab",),
@@ -226,7 +240,7 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     # -- acceptance ----------------------------------------------------------------------------------------------------
-    Rule(("acceptance.",), _when(_drafts_nothing, "nothing is drafted, so nothing is accepted")),
+    Rule(("acceptance.",), _when(drafts_nothing, "nothing is drafted, so nothing is accepted")),
     Rule(
         (
             *_keys("acceptance", "request_share", "field_share", "correlation_len", "drift_per_1k_tokens"),
@@ -273,7 +287,7 @@ RULES: tuple[Rule, ...] = (
         ("hardware.graph_sizes", "hardware.graph_unit"),
         _when(lambda run: not run.scenario.hardware.cuda_graphs, "hardware.cuda_graphs is false"),
     ),
-    Rule(("engine.mode",), _mode_fell_back),
+    Rule(("engine.mode",), mode_fell_back),
     Rule(("engine.prefix_cache",), _content_is_unknown),
     Rule(("engine.eviction_policy",), _eviction_is_unused),
     Rule(("engine.preempt", "engine.ageing_bound"), _priorities_are_equal, {"engine.preempt": False}),
@@ -305,7 +319,7 @@ RULES: tuple[Rule, ...] = (
         Rule(
             _keys("workload", *names),
             _when(
-                lambda run, kinds=kinds: not (_has_trace(run) or _is_closed(run) or _arrivals_are(*kinds)(run)),
+                _arrivals_are_others(*kinds),
                 f"arrivals are {{scenario.workload.arrivals}}; it belongs to {', '.join(kinds)} (workload.arrivals)",
             ),
         )
@@ -321,9 +335,7 @@ RULES: tuple[Rule, ...] = (
         Rule(
             _keys(f"workload.{part}", "low", "high"),
             _when(
-                lambda run, part=part: (
-                    not _has_trace(run) and getattr(run.scenario.workload, part).kind in ("fixed", "empirical")
-                ),
+                _length_is_unbounded(part),
                 f"a {{scenario.workload.{part}.kind}} length has no bounds",
             ),
         )
@@ -360,39 +372,6 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def _preset_notices(run: Assembly) -> Iterator[str]:
-    """Yield a sentence if the acceptance is that of another algorithm, family or kind of text, and what look-ups depend on."""
-    table, preset, algorithm = run.scenario.acceptance, run.preset.preset, run.algorithm
-    if _drafts_nothing(run) or not all(v is None for v in (table.conditional, table.mean_length, table.recorded)):
-        return
-    if run.preset.differs:
-        usual = PRESETS.get(algorithm.usual_acceptance)
-        asked = table.preset or (algorithm.usual_acceptance if usual is None else usual.text)
-        model = {ANY_FAMILY: "", UNKNOWN_FAMILY: "another model's "}.get(preset.family, f"{preset.family} ")
-        yield (
-            f"no published acceptance for {algorithm.name} on {run.target.family} {asked}; that of {preset.algorithm} on "
-            f"{model}{preset.text} is used (preset {preset.name}; {preset.source})"
-        )
-    if algorithm.drafter is Drafter.LOOKUP:
-        known = "" if run.preset.differs else f": preset {preset.name} ({preset.source})"
-        yield (
-            f"look-ups are accepted as often as the text repeats itself{known}; "
-            "acceptance.preset = chat, code or edit says what the text is"
-        )
-
-
-def _graph_notices(run: Assembly) -> Iterator[str]:
-    """Yield a sentence if the CUDA graphs take more than `GRAPHS_SHARE` of what the KV pool has."""
-    memory, counts = run.memory, len(run.spec.adaptive.candidate_steps)
-    if memory is None or memory.graphs_bytes <= GRAPHS_SHARE * memory.kv_pool_bytes:
-        return
-    fewer = "fewer candidates (speculation.adaptive), " if counts > 1 else ""
-    yield (
-        f"CUDA graphs of {counts} step {'count' if counts == 1 else 'counts'} take {memory.graphs_bytes / MIB:,.0f} MiB, the KV pool has "
-        f"{memory.kv_pool_bytes / MIB:,.0f} MiB; {fewer}a smaller engine.max_running or fewer hardware.graph_sizes leave more KV"
-    )
-
-
 def without_effect(run: Assembly, origins: Mapping[str, str]) -> Iterator[Ineffective]:
     """Yield the given keys that the run does not use. `origins`: key -> the place that it came from, as `load_scenario` returns them."""
     for key, value, default in _leaves(run.scenario, Scenario()):
@@ -412,24 +391,6 @@ def refuse_without_effect(run: Assembly, origins: Mapping[str, str]) -> None:
     found = [item for item in without_effect(run, origins) if item.origin in COMMAND_LINE]
     if found:
         raise ConfigError(SCENARIO, [Problem(item.key, f"{item.value!r} {item.reason}") for item in found])
-
-
-def notices_of(run: Assembly, origins: Mapping[str, str]) -> tuple[str, ...]:
-    """Return sentences for the user: given keys without effect, and what the run decided where the scenario leaves it open."""
-    notices = [str(item) for item in without_effect(run, origins)]
-    if run.algorithm.drafter is Drafter.MODEL and run.scenario.model.draft is None:
-        notices.append(f"model.draft is not given: {run.draft.name} drafts")
-    if _mode_fell_back(run) is not None and not any("engine.mode =" in notice for notice in notices):
-        notices.append(f"the mode is {run.spec.config.mode}: {run.spec.config.mode_reason}")
-    notices += _preset_notices(run)
-    notices += _graph_notices(run)
-    if isinstance(run.acceptance, TraceAcceptance) and len(run.acceptance.keys) == 1:
-        notices.append(
-            f"acceptance.recorded: {run.scenario.acceptance.recorded} has one request, so every simulated request repeats its runs"
-        )
-    if run.calibration is not None:
-        notices += run.calibration.notices(run.target.name, run.cost.tp)
-    return (*notices, *run.spec.notices)
 
 
 def given_keys(scenario: Scenario, origin: str) -> dict[str, str]:

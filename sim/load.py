@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from ..core.errors import ConfigError
 from .scenario import Length, Scenario, Workload
 from .scenario_file import SCENARIO
@@ -135,5 +133,6 @@ def scan_workload(workload: TraceSource | SyntheticWorkload) -> tuple[int | None
     """
     if isinstance(workload, TraceSource):
         summary = workload.scan()
-        return min(summary.num_requests, workload.limit or math.inf), summary.num_rows - summary.num_requests
+        most = min(summary.num_requests, workload.limit or summary.num_requests)
+        return most, summary.num_rows - summary.num_requests
     return workload.num_requests, 0

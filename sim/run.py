@@ -15,6 +15,7 @@ from ..core.contract.events import Event, EventSink
 from ..core.contract.request import FinishedRequest, FinishReason, Request
 from ..core.draws import Purpose, request_key
 from ..core.errors import ForedraftError
+from ..core.handoff.placement import Placement
 from ..core.scheduler.config import EngineRole
 from ..observe.engine_lines import engine_lines
 from .actors.client import Patience, closed_loop_client, open_loop_source
@@ -28,15 +29,18 @@ from .cost.calibration import Calibration
 from .disaggregation.cluster import Cluster
 from .disaggregation.endpoint import EndpointHooks
 from .disaggregation.network import DisaggregationReport, Network, PacketHooks
-from .effects import notices_of, refuse_without_effect
+from .effects import refuse_without_effect
 from .faults.clock import StampedMoves
+from .faults.injector import FaultInjector
 from .faults.plan import FaultPlan
 from .faults.service import FaultReport, FaultyService
 from .faults.transfers import UnreliableLink
 from .interruption import deferred_signals
 from .load import asked_lengths, contents_are_known, make_workload, scan_workload
+from .notices import notices_of
 from .scenario import Clients, Scenario
-from .workload.workload import Arrival
+from .workload.traces import TraceSource
+from .workload.workload import Arrival, SyntheticWorkload
 
 
 class NothingFits(ForedraftError):
@@ -66,12 +70,12 @@ class RunReport:
     device_busy_ns: tuple[int, ...]  # per replica
     refusals: dict[str, int]  # reason -> requests
     num_skipped_rows: int  # of the trace: rows without prompt or output, which cannot be replayed
+    assembly: Assembly = field(compare=False)  # what ran
     faults: FaultReport | None = None  # of a run with a fault plan
     disaggregation: DisaggregationReport | None = None  # of a run with prefill and decode engines
     asked_lengths: dict[str, tuple[float, float]] = field(default_factory=dict)  # see `load.asked_lengths`
     # Per replica: lower bound of a range of batch sizes -> EMA of correct drafts per request; empty where none is kept.
     ema_accept_len: tuple[Mapping[int, float], ...] = ()
-    assembly: Assembly | None = field(default=None, compare=False)  # what ran
     last_arrival_ns: int | None = None  # of an open loop; None in a closed one, where clients wait for each other
     notices: tuple[str, ...] = ()  # sentences for the user: what the run does that a user may not expect
 
@@ -109,10 +113,12 @@ class Simulation:
         refuse_without_effect(self.assembly, origins or {})
         if on_assembled is not None:
             on_assembled(self.assembly)
-        self.notices = notices_of(self.assembly, origins or {})
-        self.workload = make_workload(scenario, self.assembly.spec.config.context_len)
+        self.notices: tuple[str, ...] = notices_of(self.assembly, origins or {})
+        self.workload: TraceSource | SyntheticWorkload = make_workload(scenario, self.assembly.spec.config.context_len)
+        self.num_expected: int | None
+        self.num_skipped_rows: int
         self.num_expected, self.num_skipped_rows = scan_workload(self.workload)
-        self.env = Environment()
+        self.env: Environment = Environment()
         self.refusals: dict[str, int] = {}
         self._num_submitted = 0
         self._last_arrival_ns = 0
@@ -144,7 +150,7 @@ class Simulation:
         if pools.is_disaggregated:
             self.cluster = Cluster(self.env, self.assembly, self._make_network(), self._ended)
             self._on_finished = self.cluster.finished
-        self.replicas = [
+        self.replicas: list[EngineActor] = [
             self._make_replica(replica, sinks(replica) if sinks else (), spans) for replica in range(pools.num_engines)
         ]
         links = [self._make_link(replica) for replica in range(len(self.replicas))]
@@ -242,6 +248,7 @@ class Simulation:
 
     def _make_replica(self, replica: int, sinks: Sequence[EventSink], spans: SpanSink | None) -> EngineActor:
         assembly, hooks = self.assembly, NO_HOOKS
+        injector: FaultInjector | None = None
         role = assembly.pools.role_of(replica)
         name = f"{'engine' if role is EngineRole.BOTH else role} {replica}"
         is_captured = assembly.cost.is_captured if assembly.spec.graph_sizes else None
@@ -249,12 +256,12 @@ class Simulation:
         if lines is not None:
             sinks = [*sinks, lines]
         if self.faults is None:
-            events = _fan_out(sinks)
+            events = _fan_out(sinks) if sinks else None
         else:
-            hooks = self.faults.make_injector()
-            events = _fan_out([*sinks, hooks.witness.take])
+            hooks = injector = self.faults.make_injector()
+            events = _fan_out([*sinks, injector.witness.take])
             if self.cluster is not None:
-                events = StampedMoves(events, hooks.clock)
+                events = StampedMoves(events, injector.clock)
         engine = assembly.make_engine(events, replica, self._named_slots)
         if lines is not None:
             lines.engine = engine
@@ -266,8 +273,8 @@ class Simulation:
         actor = EngineActor(
             self.env, replica, engine, device, assembly.host, self._on_finished, spans, hooks, host_jitter
         )
-        if self.faults is not None:
-            hooks.actor = actor
+        if injector is not None:
+            injector.actor = actor
         return actor
 
     def _make_network(self) -> Network:
@@ -340,17 +347,18 @@ class Simulation:
         if ended is not None:
             ended.succeed()
 
-    def _given_up(self, deliver: Callable[..., None], *arguments) -> None:
+    def _given_up(self, deliver: Callable[..., None], *arguments: object) -> None:
         """End a request whose every delivery was lost, unless a copy has arrived. A lost cancel changes nothing."""
-        request, home = arguments[0], arguments[-1]
+        request, placement = arguments[0], arguments[-1]
+        assert self.faults is not None
         if not isinstance(request, Request) or not self.faults.is_waiting_for(request.request_id):
             return
-        if self.cluster is None:
+        if self.cluster is None or not isinstance(placement, Placement):
             home = next(actor.replica for actor in self.replicas if actor.receive == deliver)
-        elif home.lost is not None:
+        elif placement.lost is not None:
             return  # it is placed anew, since its decode engine was lost
         else:
-            home = home.prefill
+            home = self.cluster.endpoint_of(placement.prefill).replica
         self._on_finished(home, self.faults.unreachable(request.request_id))
 
 
@@ -359,9 +367,8 @@ def _ema_of(metrics: AdaptiveMetrics) -> Mapping[int, float]:
     return metrics.ema_accept_len if metrics.verify_calls else {}
 
 
-def _fan_out(sinks: Sequence[EventSink]) -> EventSink | None:
-    if not sinks:
-        return None
+def _fan_out(sinks: Sequence[EventSink]) -> EventSink:
+    """Return one sink for all of `sinks`, of which there is one at least."""
     if len(sinks) == 1:
         return sinks[0]
 

@@ -6,7 +6,7 @@ steps, overlap scheduling, Poisson arrivals. `Scenario` is plain data; `assembly
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -29,7 +29,7 @@ Policy = Literal["round_robin", "least_loaded", "prefix_aware", "random"]
 class Table(BaseModel):
     """A table of the scenario file: unknown keys, wrong types and NaN are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Model(Table):
@@ -256,7 +256,7 @@ class Length(Table):
         return self
 
 
-LENGTHS = {
+LENGTHS: dict[str, dict[str, Any]] = {
     "prompt": {"kind": "lognormal", "mean": 768.0, "sigma": 0.9},
     "output": {"kind": "lognormal", "mean": 256.0, "sigma": 0.8},
 }

@@ -99,8 +99,7 @@ NeverAges (ENGINE-09): A greater priority always goes first.
         + 1 << 30
 
 PushesEqualsOut (ENGINE-07, ENGINE-10, ENGINE-11): A request that waits pushes out every request that is not greater.
-    Admission._lower_than_head:
-        head = self.requests.waiting.head
+    Admission._lower_than:
         lower = [r for r in self.requests.running.values() if r.request.priority <= head.request.priority]
         return sorted(lower, key=lambda record: (record.request.priority, -record.arrival_number))
 
@@ -274,12 +273,12 @@ FillsTheQueueByOneMore (ENGINE-08): The bound of the queue is compared with < wh
         + len(self.requests.waiting) >
 
 PushesOutTheAged (ENGINE-07): A request that runs at last, after it was overtaken too often, gives way to a greater priority.
-    Admission._lower_than_head = giving_way(self.requests.waiting.head, self.requests.running.values(), 1 << 30)
+    Admission._lower_than = giving_way(head, self.requests.running.values(), 1 << 30)
 
 TakesAVictimMore (ENGINE-07): A preemption takes one request more than it needs.
     Admission.preempt
         - for victim in victims:
-        + for victim in [*victims, *self._lower_than_head()[len(victims) : len(victims) + 1]]:
+        + for victim in [*victims, *self._lower_than(head)[len(victims) : len(victims) + 1]]:
 
 PushesOutUnderAFence (ENGINE-07): A preemption does not wait for the slots of an earlier victim, which are fenced, and takes a second one.
     Admission.preempt

@@ -36,10 +36,10 @@ KeysBigramsByTheFirst (RADIX-01, RADIX-10): A draft head's KV is filed under its
 
 LocksTheNodeAlone (RADIX-02, RADIX-03, RADIX-06): A lock stops at the node, its ancestors are not covered.
     RadixCache.lock
-        - node = node.parent
+        - above = above.parent
         + break
     RadixCache.unlock
-        - node = node.parent
+        - above = above.parent
         + break
 
 LocksTheEvicted (RADIX-03): A lock does not check that its node is still there.
@@ -151,8 +151,8 @@ AbortsWithoutUnlocking (RADIX-06): A request that leaves with nothing to hand ov
 
 LocksOncePerPublication (RADIX-06): A request that publishes again keeps the lock of its shorter prefix, too.
     KVStore.share_prefix
-        - self._locked[row] is not None
-        + self._locked[row] is insertion.node
+        - locked is not None
+        + locked is insertion.node
 """
 
 PLAIN = """

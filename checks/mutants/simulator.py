@@ -166,7 +166,7 @@ ForgetsTheGapOfARetraction (SIM-07): The time that a request waits after a retra
             retracted(state, request_ids)
             metrics.flush()
             for request_id in request_ids:
-                lives.open.last_token_ns[state.slots[request_id]] = -1
+                lives.open.columns.last_token_ns[state.slots[request_id]] = -1
 
         lives._retracted = forget
         return simulation

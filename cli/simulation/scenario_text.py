@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from ...core.acceptance.process import GaussianAcceptance
 from ...core.adaptive.graphs import graph_plan
 from ...core.contract.future_map import LENGTH_FIELD
+from ...sim.cost.executor_steps import StepCost
 from ...sim.cost.memory import GRAPH_BYTES
 from ...sim.scenario import Scenario
 
@@ -50,6 +51,8 @@ def _steps(assembly: Assembly) -> Iterator[DerivedRow]:
     for bound, slot in zip(adaptive.bounds, adaptive.slots, strict=True):
         steps = ", ".join(map(str, slot.candidate_steps))
         yield f"draft steps from batch size {bound}", steps, "", source
+    if isinstance(assembly.cost, StepCost):
+        return  # the profile says which rounds were captured
     sizes, unit = assembly.cost.graph_sizes, assembly.cost.graph_unit
     graphs = ", ".join(map(str, sizes)) if sizes else "none"
     given = assembly.scenario.hardware.graph_sizes is not None

@@ -159,7 +159,8 @@ def fit(
     lens, output_lens, most_steps = _recorded_rounds(requests, positions, steps, correct_drafts)
     recorded = RoundStatistics.of_rounds(lens, most_steps)
     sample = _sample(output_lens)
-    best, least = None, np.inf
+    best: tuple[GaussianAcceptance, RoundStatistics] | None = None
+    least = np.inf
     for correlation_len in _CORRELATION_LENS:
         start = GaussianAcceptance((0.5,), seed, 0.05, 0.1, correlation_len)
         process = _fit_shares(recorded, start, sample, lens)
@@ -167,6 +168,7 @@ def fit(
         error = float(np.sum(np.subtract(recorded.lag_correlation, simulated.lag_correlation) ** 2))
         if error < least:
             best, least = (process, simulated), error
+    assert best is not None, "every error is a number"
     return _fit_of(best[0], recorded, best[1])
 
 
@@ -210,7 +212,7 @@ def fit_means(
     or of what `drafted_as` makes of the process: of a tree (`GaussianAcceptance.for_tree`).
     """
     depths = np.arange(1, max(steps for steps, _ in means) + 1)
-    base = np.array([start.conditional[min(d, len(start.conditional)) - 1] for d in depths])
+    base = np.array(start.conditional)[np.minimum(depths, len(start.conditional)) - 1]
     base = np.log(base / (1 - base))
 
     def of(point: np.ndarray) -> GaussianAcceptance:

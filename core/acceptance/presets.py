@@ -70,7 +70,8 @@ class TraceAcceptance(AcceptanceProcess):
         which = (hash64(self.seed, Purpose.ACCEPTANCE, keys, 0) % np.uint64(len(self.keys))).astype(np.int64)
         starts = self.starts[which]
         where = np.atleast_1d(np.asarray(positions, np.int64)) % (self.starts[which + 1] - starts)
-        return self.runs[starts + where].astype(np.int32)
+        runs: np.ndarray = self.runs[starts + where]
+        return runs.astype(np.int32)
 
 
 ANY_FAMILY = "any"

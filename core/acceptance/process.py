@@ -97,7 +97,10 @@ class AcceptanceProcess(ABC):
     """
 
     max_depth: int
-    alignment: int = 1
+
+    @property
+    def alignment(self) -> int:
+        return 1
 
     @abstractmethod
     def longest_run(
@@ -158,7 +161,7 @@ def walk_to_end(runs: np.ndarray, steps: int, output_lens: np.ndarray | None = N
     flat = padded.reshape(-1)
     row_ends = np.arange(1, batch + 1) * (width + 1) - 1
     at = np.arange(batch) * (width + 1)
-    rounds = []
+    rounds: list[np.ndarray] = []
     while True:
         lens = flat[at]
         if not lens.any():
@@ -291,7 +294,8 @@ class GaussianAcceptance(AcceptanceProcess):
 
     @property
     def _fresh_weight(self) -> float:
-        return max(0.0, 1.0 - self.request_share - self.field_share) ** 0.5
+        weight: float = max(0.0, 1.0 - self.request_share - self.field_share) ** 0.5
+        return weight
 
     def _field_windows(self, keys: np.ndarray, starts: np.ndarray, width: int) -> np.ndarray:
         """Return the field's part of the quality, float32 [n, width]; a quarter turn from knot to knot keeps variance 1."""

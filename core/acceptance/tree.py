@@ -7,6 +7,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from ..arrays import Float64Array
 from ..errors import ConfigError, Problem
 
 MAX_DEPTH = 64
@@ -44,7 +45,8 @@ def tree_survival(
     first = odds / (1 + odds)
     halves = 0.5 ** np.arange(1, topk)
     trees = [_survival_of([np.array([p, *((1 - p) * halves)])] * steps, accepted, num_draft_tokens) for p in first]
-    return np.mean(trees, axis=0)
+    mean: Float64Array = np.mean(trees, axis=0)
+    return mean
 
 
 def _of_ranks(p: float, rank_ratio: float, topk: int) -> np.ndarray:

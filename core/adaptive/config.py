@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..errors import ConfigError, ForedraftError, Problem, nearest
 from ..parsing import ParseError, parse_json
@@ -314,9 +314,11 @@ def read_tree_nodes(value: Any, place: str, problems: list[Problem]) -> TreeNode
 
     None means the default. Appends to `problems` what cannot be read.
     """
-    if value is None or (_is_integer(value) and value >= 2):
-        return value
+    if value is None:
+        return None
     if _is_integer(value):
+        if value >= 2:
+            return value
         problems.append(Problem(place, f"{value} is the root alone, expected 2 or more"))
         return None
     if not isinstance(value, Mapping) or not value:
@@ -324,7 +326,7 @@ def read_tree_nodes(value: Any, place: str, problems: list[Problem]) -> TreeNode
         what = f"is {value!r}" if isinstance(value, float) else f"is {_kind(value)}"
         problems.append(Problem(place, f"{what}; {expected}"))
         return None
-    pairs = []
+    pairs: list[tuple[int, int]] = []
     for key, nodes in value.items():
         digits = _BATCH_SIZE_KEY.fullmatch(str(key)) and len(str(key)) <= 10
         if not digits or not 1 <= int(key) <= MAX_STEPS:
@@ -357,7 +359,7 @@ def nodes_for(steps: int, *given: TreeNodes | None) -> int | None:
     return None
 
 
-def _is_integer(value: Any) -> bool:
+def _is_integer(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -215,7 +215,7 @@ class GoodputPolicy:
                     for count, shape, time in zip(candidates, shapes, self._times(candidates, size), strict=True)
                     if count or self._folds or len(candidates) == 1  # with 0 steps no acceptance would be measured
                 }
-                steps = max(rates, key=rates.get)
+                steps = max(rates, key=rates.__getitem__)
             cell = _Cell(
                 size, candidates, dict(zip(candidates, shapes, strict=True)), steps, SwitchGate(MIN_DWELL_ROUNDS)
             )
@@ -267,7 +267,7 @@ class GoodputPolicy:
     def _look(self, cell: _Cell, times: Sequence[int]) -> None:
         """Take what seems best so far: at the beginning every choice is a guess, and another one costs nothing."""
         rates = self._rates(cell, times)
-        best = max(rates, key=rates.get)
+        best = max(rates, key=rates.__getitem__)
         least = MIN_GAIN
         if best == 0:  # nothing is measured there, so that a mistake would last
             least += self._doubt(cell, best, cell.steps, cell.steps)
@@ -281,7 +281,7 @@ class GoodputPolicy:
         """
         p = self._optimistic(current, _BENEFIT_DEVIATIONS)
         rates = self._rates(cell, times, p)
-        best = max(rates, key=rates.get)
+        best = max(rates, key=rates.__getitem__)
         if best == current:
             return current, False
         gain = rates[best] / rates[current] - 1
@@ -376,7 +376,7 @@ class GoodputPolicy:
         cell = probe.cell
         self._probe = None
         rates = {s: rate for s, rate in self._rates(cell, times).items() if s <= probe.steps}
-        chosen, incumbent = max(rates, key=rates.get), probe.incumbent
+        chosen, incumbent = max(rates, key=rates.__getitem__), probe.incumbent
         doubt = self._doubt(cell, chosen, incumbent, probe.steps)
         if rates[chosen] / rates[incumbent] - 1 <= MIN_GAIN + _PROBE_DEVIATIONS * doubt:
             chosen = incumbent
@@ -416,7 +416,9 @@ class GoodputPolicy:
         }
 
 
-_GRID = tuple(range(1, 8)) + tuple(base * 2**octave for octave in range(1, 28) for base in (4, 5, 6, 7))
+_GRID: tuple[int, ...] = tuple(range(1, 8)) + tuple(
+    base * 2**octave for octave in range(1, 28) for base in (4, 5, 6, 7)
+)
 
 
 def _grid_size(batch_size: int) -> int:

@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..errors import ConfigError, Problem
 from .config import MAX_BATCH_SIZE_BOUND, MAX_STEPS, AdaptiveConfig, SlotConfig, load_adaptive_config, parse_table
@@ -131,10 +131,11 @@ def import_table(text: str, source: str = "<arguments>") -> AdaptiveConfig:
 
 def _from_vllm(table: Mapping[str, Any], source: str) -> AdaptiveConfig:
     problems: list[Problem] = []
-    greatest = table.get(VLLM_MAX_STEPS)
-    if not _is_count(greatest, 0, MAX_STEPS):
-        problems.append(Problem(VLLM_MAX_STEPS, f"is {greatest!r}; expected an integer from 0 to {MAX_STEPS}"))
-        greatest = MAX_STEPS
+    asked, greatest = table.get(VLLM_MAX_STEPS), MAX_STEPS
+    if _is_count(asked, 0, MAX_STEPS):
+        greatest = asked
+    else:
+        problems.append(Problem(VLLM_MAX_STEPS, f"is {asked!r}; expected an integer from 0 to {MAX_STEPS}"))
     given = table.get(VLLM_SCHEDULE, [[1, MAX_BATCH_SIZE_BOUND, greatest]])
     ranges: list[tuple[int, int, int]] = []
     for place, entry in _vllm_entries(given):
@@ -205,7 +206,7 @@ def _vllm_entries(given: Any) -> list[tuple[str, tuple[Any, ...]]]:
     return entries
 
 
-def _is_count(value: Any, least: int, most: int = MAX_BATCH_SIZE_BOUND) -> bool:
+def _is_count(value: Any, least: int, most: int = MAX_BATCH_SIZE_BOUND) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 

@@ -23,7 +23,11 @@ class StepPolicy(Protocol):
 
     name: str
     config: AdaptiveConfig
-    switches: int  # how often the choice for some batch size has changed
+
+    @property
+    def switches(self) -> int:
+        """How often the choice for some batch size has changed."""
+        ...
 
     def steps_for(self, batch_size: int, kv_tokens: int) -> int:
         """Return the steps for a round of `batch_size` rows that read `kv_tokens` KV tokens in all."""

@@ -171,7 +171,8 @@ def checked_counts(correct_drafts: Iterable[float], limit: int) -> list[int]:
         # The maximum comes first: bincount itself would allocate as much as the greatest value says.
         if np.maximum.reduce(correct_drafts) <= limit:
             try:
-                return np.bincount(correct_drafts, minlength=limit + 1).tolist()
+                counts: list[int] = np.bincount(correct_drafts, minlength=limit + 1).tolist()
+                return counts
             except (ValueError, TypeError):  # a negative value, or uint64: the slow path says which
                 pass
     values = list(correct_drafts)

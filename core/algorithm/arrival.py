@@ -73,11 +73,12 @@ class Arrival:
 
 def arrivals_of(joins: Sequence[Join], arrivals: Sequence[Arrival]) -> Arrivals | None:
     """Return what a step tells its executor of the received rows that join with it; None where the executor has no tokens."""
-    if any(arrival.draft is None for arrival in arrivals):
+    drafts = [arrival.draft for arrival in arrivals if arrival.draft is not None]
+    if len(drafts) < len(arrivals):
         return None
-    sizes = [len(arrival.draft.hidden_states) for arrival in arrivals if arrival.draft.hidden_states is not None]
+    sizes = [len(draft.hidden_states) for draft in drafts if draft.hidden_states is not None]
     first_tokens = np.array([arrival.first_token for arrival in arrivals], dtype=np.int64)
-    return Arrivals(_batch_of(joins, arrivals, max(sizes, default=0)), first_tokens)
+    return Arrivals(_batch_of(joins, drafts, max(sizes, default=0)), first_tokens)
 
 
 def arrival_failure(join: Join, arrival: Arrival, algorithm: SpecAlgorithm) -> str:
@@ -103,21 +104,26 @@ def fill_cells(algorithm: SpecAlgorithm, arrivals: Arrivals, future_map: FutureM
     failures = tuple((int(row), str(error)) for row, error in draft.failures)
     if failures:
         refused = np.flatnonzero(np.isin(batch.rows, [row for row, _ in failures]))
-        sent = {BONUS: arrivals.first_tokens, PROBABILITIES: batch.probabilities, TOKEN_IDS: batch.token_ids}
-        sent |= {HIDDEN: batch.hidden_states, **batch.relayed}
+        sent: dict[str, Sequence[np.ndarray | None] | np.ndarray | None] = {
+            BONUS: arrivals.first_tokens,
+            PROBABILITIES: batch.probabilities,
+            TOKEN_IDS: batch.token_ids,
+            HIDDEN: batch.hidden_states,
+            **batch.relayed,
+        }
         cells = {f.name: np.zeros((len(refused), *f.shape_suffix), f.dtype) for f in future_map.fields}
         for name, cell in cells.items():
+            values = sent.get(name)
             for place, i in enumerate(refused.tolist()):
-                if sent.get(name) is not None and sent[name][i] is not None:
-                    cell[place] = sent[name][i]
+                if values is not None and values[i] is not None:
+                    cell[place] = values[i]
         future_map.publish(batch.rows[refused], batch.epochs[refused], batch.seq_lens[refused])
         future_map.stash(batch.rows[refused], batch.epochs[refused], cells)
     return failures
 
 
-def _batch_of(joins: Sequence[Join], arrivals: Sequence[Arrival], hidden_size: int) -> HandoffBatch:
-    """Make the batch that an algorithm rebuilds its draft input from; all arrivals have a draft payload, with the same fields."""
-    payloads = [arrival.draft for arrival in arrivals]
+def _batch_of(joins: Sequence[Join], payloads: Sequence[DraftPayload], hidden_size: int) -> HandoffBatch:
+    """Make the batch that an algorithm rebuilds its draft input from; all payloads have the same fields."""
     stacked: dict[str, np.ndarray] = {}
     if payloads:
         stacked = {name: np.stack([payload.values[name] for payload in payloads]) for name in payloads[0].values}

@@ -57,11 +57,13 @@ class TopKDrafting(SpecAlgorithm):
         self, batch: HandoffBatch, failures: list[tuple[int, MissingHiddenState]]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return indices of the rows that have a hidden state, and these states [n, H]; the others go to `failures`."""
-        served = [i for i, state in enumerate(batch.hidden_states) if state is not None]
+        served, states = [], []
         for i, state in enumerate(batch.hidden_states):
             if state is None:
                 failures.append((int(batch.rows[i]), MissingHiddenState.of(batch.request_ids[i], self.name)))
-        states = [batch.hidden_states[i] for i in served]
+            else:
+                served.append(i)
+                states.append(state)
         stacked = np.stack(states) if states else np.empty((0, batch.hidden_size), np.float32)
         return np.array(served, dtype=np.int64), stacked.astype(np.float32)
 
@@ -70,7 +72,8 @@ def _columns(values: np.ndarray | None, served: np.ndarray, dtype: type) -> np.n
     if values is None:
         assert not len(served), "a handoff batch with rows has the draft's top-k"
         return np.empty((0, 0), dtype)
-    return np.asarray(values, dtype)[served]
+    columns: np.ndarray = np.asarray(values, dtype)[served]
+    return columns
 
 
 class Standalone(TopKDrafting):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import BoolArray
 from ..errors import ForedraftError
 from ..tree.build import MAX_TREE_NODES
 from .algorithm import AlgorithmShape, SpecAlgorithm
@@ -120,10 +121,11 @@ def _form(given: Any) -> str:
     return f"{given.dtype}{list(given.shape)}" if isinstance(given, np.ndarray) else f"as {type(given).__name__}"
 
 
-def _repeats(tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
+def _repeats(tokens: np.ndarray, parents: np.ndarray) -> BoolArray:
     """Return bool [bs, n]: drafts that an earlier sibling has proposed already. [bs, 1] of False where no two nodes have one parent."""
     if (parents[:, 1:] > parents[:, :-1]).all():
         return np.zeros((len(tokens), 1), bool)
     same = (tokens[:, :, None] == tokens[:, None, :]) & (parents[:, :, None] == parents[:, None, :])
     earlier = np.tri(tokens.shape[1], k=-1, dtype=bool)
-    return (same & earlier).any(axis=2)
+    repeats: BoolArray = (same & earlier).any(axis=2)
+    return repeats

@@ -87,9 +87,9 @@ def _differences(cls: type, interface: type, where: str = "") -> list[Problem]:
     return problems
 
 
-def _parameters(function: Callable) -> list[str]:
+def _parameters(function: Callable[..., Any]) -> list[str]:
     """Return names in order, with what says how they may be given: `*rest`, `**options`, `name (by keyword)`."""
-    marks = {
+    marks: dict[inspect._ParameterKind, str] = {
         inspect.Parameter.VAR_POSITIONAL: "*{}",
         inspect.Parameter.VAR_KEYWORD: "**{}",
         inspect.Parameter.KEYWORD_ONLY: "{} (by keyword)",

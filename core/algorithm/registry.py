@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint, entry_points
+from typing import TypeGuard, TypeVar
 
 from ..errors import ConfigError, Problem, nearest_name
 from .algorithm import SpecAlgorithm
@@ -17,11 +18,14 @@ ENTRY_POINT_GROUP = "foredraft.algorithms"
 
 
 _RESERVED = {cls.name: cls() for cls in BUILT_IN}
-_plugins: dict[str, type] = {}
+_plugins: dict[str, type[SpecAlgorithm]] = {}
 _instances: dict[str, SpecAlgorithm] = {}  # of plugins that have been asked for
 
 
-def register_algorithm(name: str) -> Callable[[type], type]:
+ClassT = TypeVar("ClassT", bound=type)
+
+
+def register_algorithm(name: str) -> Callable[[ClassT], ClassT]:
     """Return a class decorator that makes an algorithm known under `name` (case-insensitive).
 
     The class must offer every attribute and method of `SpecAlgorithm` with the same signature; subclassing it is the easy way.
@@ -29,19 +33,24 @@ def register_algorithm(name: str) -> Callable[[type], type]:
     that is missing, or says that the name is taken.
     """
 
-    def register(cls: type) -> type:
+    def register(cls: ClassT) -> ClassT:
         if not isinstance(cls, type):
             problem = Problem("", f"{cls!r} is no class; register a subclass of SpecAlgorithm")
             raise ConfigError(f"algorithm plugin {name}", [problem])
-        key = name.upper()
+        key, plugin = name.upper(), cls
         problems = _name_problems(name, cls) + interface_problems(cls)
-        if problems:
+        if not _is_algorithm(plugin, problems):
             raise ConfigError(f"algorithm plugin {cls.__qualname__}", problems)
-        cls.name = key
-        _plugins[key] = cls
+        plugin.name = key
+        _plugins[key] = plugin
         return cls
 
     return register
+
+
+def _is_algorithm(cls: type, problems: list[Problem]) -> TypeGuard[type[SpecAlgorithm]]:
+    """Return whether a class offers the interface: no problem was found."""
+    return not problems
 
 
 def unregister_algorithm(name: str) -> None:
@@ -85,7 +94,7 @@ def get_algorithm(name: str) -> SpecAlgorithm:
     return _instances[key]
 
 
-def _instance_of(cls: type) -> SpecAlgorithm:
+def _instance_of(cls: type[SpecAlgorithm]) -> SpecAlgorithm:
     """Make a plugin's algorithm. Raises ConfigError with everything that it answers and that cannot be used."""
     try:
         algorithm = cls()

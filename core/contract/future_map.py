@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..arrays import BoolArray
 from ..errors import InvariantViolation
 
 _LENGTH, _VALUES = np.uint8(1), np.uint8(2)
@@ -79,7 +80,8 @@ class NumpyStorage:
         return np.zeros((num_rows, *relay_field.shape_suffix), np.dtype(relay_field.dtype))
 
     def gather(self, buffer: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        return buffer[rows]
+        values: np.ndarray = buffer[rows]
+        return values
 
     def scatter(self, buffer: np.ndarray, rows: np.ndarray, values: np.ndarray, sources: np.ndarray | None) -> None:
         buffer[rows] = values if sources is None else values[sources]
@@ -87,14 +89,15 @@ class NumpyStorage:
     def poison(self, buffer: np.ndarray, rows: np.ndarray) -> None:
         buffer[rows] = np.frombuffer(bytes([_POISON_BYTE]) * buffer.itemsize, buffer.dtype)[0]
 
-    def is_poison(self, values: np.ndarray) -> np.ndarray:
+    def is_poison(self, values: np.ndarray) -> BoolArray:
         if not values.size:
             return np.zeros(len(values), bool)
         raw = np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8)
-        return (raw == _POISON_BYTE).all(axis=1)
+        found: BoolArray = (raw == _POISON_BYTE).all(axis=1)
+        return found
 
-    def has_placeholder(self, values: np.ndarray) -> np.ndarray:
-        return (values < 0).any(axis=tuple(range(1, values.ndim)))
+    def has_placeholder(self, values: np.ndarray) -> BoolArray:
+        return np.asarray((values < 0).any(axis=tuple(range(1, values.ndim))))
 
 
 @dataclass(slots=True)

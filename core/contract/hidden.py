@@ -50,10 +50,10 @@ def merge_hidden(first: np.ndarray | None, second: np.ndarray | None) -> np.ndar
 
     One None beside one array, even an empty one, means that two algorithms' rows met in one batch: ACCEPT-17.
     """
-    if first is None and second is None:
-        return None
     if first is None or second is None:
         present = second if first is None else first
+        if present is None:
+            return None
         message = f"hidden states of shape {present.shape} cannot be merged with a batch that has none"
         raise InvariantViolation("ACCEPT-17", message)
     if first.shape[1:] != second.shape[1:] or first.dtype != second.dtype:

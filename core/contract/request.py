@@ -194,7 +194,7 @@ class FinishedRequest:
     reason: FinishReason
     num_output: int  # tokens delivered
     tokens: np.ndarray | None = None  # int64 [num_output]; None where the executor has no tokens
-    outputs: dict[str, list] | None = None  # what `Request.outputs` asked for, one entry per token
+    outputs: dict[str, list[Any]] | None = None  # what `Request.outputs` asked for, one entry per token
     message: str = ""  # for ERROR: what happened; for LENGTH: what limits the output if it is not `max_tokens`
 
 

@@ -208,9 +208,10 @@ class RoundRecord:
 
     def is_over(self, limit: int) -> bool:
         """Return whether the step returns now: after `limit` rounds, or because a request ended."""
-        return self.rounds > 0 and (self.rounds >= limit or bool(self.ended.any()))
+        return self.ended is not None and (self.rounds >= limit or bool(self.ended.any()))
 
     def result(self, max_rounds: int) -> DecodeResult:
+        assert self.ended is not None, "a step has at least one round"
         block_end = BlockEnd.ASKED
         if self.ended.any():
             block_end = BlockEnd.REQUEST_ENDED

@@ -9,17 +9,16 @@ from .driver import HandoffDriver, Transport, make_side
 from .life import TransferCounts, TransferState
 from .messages import Message, PageFormat, PageSeal, TransferKey
 from .prefill_side import PrefillSide
-from .side import DecodeAction, HandoffTiming, PrefillAction, Send, SendPages, TransferOutcome, WritePage
+from .side import HandoffAction, HandoffTiming, Send, SendPages, TransferOutcome, WritePage
 
 __all__ = [
-    "DecodeAction",
     "DecodeSide",
+    "HandoffAction",
     "HandoffDriver",
     "HandoffTiming",
     "Message",
     "PageFormat",
     "PageSeal",
-    "PrefillAction",
     "PrefillSide",
     "Send",
     "SendPages",

@@ -35,7 +35,7 @@ from .messages import (
 from .side import Deadlines, EndedTransfer, HandoffSide, HandoffTiming, Incoming, TransferOutcome, WritePage
 
 
-class DecodeSide(HandoffSide):
+class DecodeSide(HandoffSide[Incoming]):
     """The decode side of all transfers to one engine.
 
     A driver (`HandoffDriver`) calls `receive` and `peer_lost` when something has happened, `committed` after every `Engine.commit`, and
@@ -64,7 +64,7 @@ class DecodeSide(HandoffSide):
         self._queue: deque[Incoming] = deque()
         self._generations: dict[str, int] = {}  # the newest known, by peer
         self._ended: dict[tuple[str, str], EndedTransfer] = {}
-        self._forgotten_at = Deadlines()
+        self._forgotten_at: Deadlines[tuple[str, str]] = Deadlines()
         self._joined_by: dict[str, tuple[str, str]] = {}  # request -> the ended transfer that brought it
 
     # -- what a driver may ask ----------------------------------------------------------------------------------------
@@ -74,8 +74,8 @@ class DecodeSide(HandoffSide):
         """Whether no transfer is open. Ended ones may be remembered."""
         return not self._transfers
 
-    def _timers(self) -> tuple[Deadlines, ...]:
-        return self._deadlines, self._renewals, self._forgotten_at
+    def _next_times_ns(self) -> tuple[int | None, ...]:
+        return *super()._next_times_ns(), self._forgotten_at.next_ns
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -186,9 +186,8 @@ class DecodeSide(HandoffSide):
                 self._remember(name, EndedTransfer(key, True), now_ns)
                 self._say(peer, Ack(key, self.epoch))
                 return True
-        transfer = self._transfers.get(name)
-        if transfer is not None:
-            return self._offered_again(transfer, offer, now_ns)
+        if name in self._transfers:
+            return self._offered_again(self._transfers[name], offer, now_ns)
         refusal = self._refusal(offer)
         if refusal:
             self._say(peer, Reject(key, self.epoch, refusal))
@@ -244,6 +243,7 @@ class DecodeSide(HandoffSide):
         if not found.fits(self.page_format) or found != page.seal:
             return self._refuse(transfer, f"page {page.index}: arrived as {found}, sent as {page.seal}")
         transfer.received[page.index] = found
+        assert transfer.slots is not None, "a receiving transfer has its slots"
         page_size = self.page_format.page_size
         slots = transfer.slots[page.index * page_size : (page.index + 1) * page_size]
         self._actions.append(WritePage(page, transfer.row, transfer.row_epoch, slots))
@@ -305,22 +305,24 @@ class DecodeSide(HandoffSide):
         key, name = message.key, (peer, message.key.request_id)
         self._say(peer, CancelAck(key))
         transfer = self._transfers.get(name)
-        is_same_generation = transfer is not None and transfer.key.generation == key.generation
-        if is_same_generation and message.first_attempt <= transfer.key.attempt <= key.attempt:
+        if (
+            transfer is not None
+            and transfer.key.generation == key.generation
+            and message.first_attempt <= transfer.key.attempt <= key.attempt
+        ):
             if transfer.state in (TransferState.QUEUED, TransferState.RECEIVING):
                 end = TransferState.FAILED if message.failed else TransferState.CANCELLED
                 self._end_request(transfer, end, f"given up by the prefill worker: {message.reason}", now_ns)
             self._finish(transfer, transfer.end, now_ns)
-            self._remember(
-                name, EndedTransfer(key, False), now_ns
-            )  # an offer of a later attempt that it ends may still arrive
+            # An offer of a later attempt that it ends may still arrive.
+            self._remember(name, EndedTransfer(key, False), now_ns)
             return True
         ended = self._ended.get(name)
         is_old = ended is not None and (ended.key.generation, ended.key.attempt) > (key.generation, key.attempt)
         if transfer is not None or is_old:
             return False
-        is_same_generation = ended is not None and ended.key.generation == key.generation
-        if is_same_generation and ended.joined and message.first_attempt <= ended.key.attempt:
+        was_joined = ended is not None and ended.joined and ended.key.generation == key.generation
+        if ended is not None and was_joined and message.first_attempt <= ended.key.attempt:
             self._abort_joined(name, now_ns)
         # The cancel may have overtaken its offer.
         self._remember(name, EndedTransfer(key, False), now_ns)

@@ -48,6 +48,14 @@ class Transport(Protocol):
         """Note that all actions are carried out. With `replan` a new plan could differ: stop the running block of rounds."""
 
 
+def _pages_of(messages: Iterable[tuple[Message, PageSeal | None]]) -> list[tuple[Page, PageSeal]]:
+    pages = []
+    for message, found in messages:
+        assert isinstance(message, Page) and found is not None, "only a page is measured"
+        pages.append((message, found))
+    return pages
+
+
 class HandoffDriver:
     """One side and its transport. Every method carries out the actions that follow from it; none follow from `submit`."""
 
@@ -56,9 +64,21 @@ class HandoffDriver:
         self._transport = transport
         self._is_carrying_out = False
 
+    @property
+    def prefill_side(self) -> PrefillSide:
+        """The side, on a prefill worker."""
+        assert isinstance(self.side, PrefillSide)
+        return self.side
+
+    @property
+    def decode_side(self) -> DecodeSide:
+        """The side, on a decode worker."""
+        assert isinstance(self.side, DecodeSide)
+        return self.side
+
     def submit(self, request: Request, peer: str, now_ns: int) -> SubmitOutcome:
         """Queue a request on a prefill worker; its KV will go to the decode worker `peer`."""
-        return self.side.submit(request, peer, now_ns)
+        return self.prefill_side.submit(request, peer, now_ns)
 
     def abort(self, request_id: str, now_ns: int) -> AbortOutcome:
         """Give up a request on this worker. The caller reports the end that the outcome holds."""
@@ -75,7 +95,7 @@ class HandoffDriver:
         """Take messages from `peer`, each with the measured seal of a page whose bytes went another way."""
         for are_pages, group in groupby(messages, lambda arrived: arrived[1] is not None):
             if are_pages:
-                self.side.receive_pages(peer, list(group), now_ns)
+                self.decode_side.receive_pages(peer, _pages_of(group), now_ns)
             else:
                 for message, _ in group:
                     self.side.receive(peer, message, now_ns)
@@ -84,7 +104,7 @@ class HandoffDriver:
     def pages_sent(self, pages: Iterable[Page], now_ns: int) -> None:
         """Tell the side that these pages are read out: their slots may be written again."""
         for key, of_one in groupby(pages, attrgetter("key")):
-            self.side.pages_sent(key, {page.index: page.seal for page in of_one}, now_ns)
+            self.prefill_side.pages_sent(key, {page.index: page.seal for page in of_one}, now_ns)
         self.carry_out()
 
     def peer_lost(self, peer: str, now_ns: int, reason: FinishReason = FinishReason.ERROR) -> None:
@@ -120,9 +140,9 @@ class HandoffDriver:
             if not actions:
                 break
             for action in actions:
-                if type(action) is Send:
+                if isinstance(action, Send):
                     transport.send(action.peer, action.message)
-                elif type(action) is SendPages:
+                elif isinstance(action, SendPages):
                     transport.send_pages(action)
                 else:
                     transport.write_page(action)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -357,7 +357,9 @@ def _number(value: Any) -> Any:
     return value[()] if isinstance(value, np.ndarray) and not value.shape else value
 
 
-_FIELDS = {  # how each field of a message is read, from its JSON and the pieces of the body
+_FIELDS: dict[
+    str, Callable[[Any, list[bytes]], Any]
+] = {  # how each field of a message is read, from its JSON and the pieces of the body
     "key": lambda value, pieces: _key(value),
     "epoch": lambda value, pieces: _integer(value),
     "first_attempt": lambda value, pieces: _integer(value),
@@ -378,5 +380,5 @@ _FIELDS = {  # how each field of a message is read, from its JSON and the pieces
 }
 
 
-def _message(kind: type, values: Any, pieces: list[bytes]) -> Message:
+def _message(kind: type[Message], values: Any, pieces: list[bytes]) -> Message:
     return kind(*(_FIELDS[field.name](values[field.name], pieces) for field in fields(kind)))

@@ -7,8 +7,9 @@ The request itself ends as soon as the outcome is certain.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from ..algorithm.arrival import DraftPayload
 from ..contract.hidden import ForwardPhase, check_hidden
@@ -38,7 +39,7 @@ MAX_REMEMBERED = 1 << 12
 """Acknowledged attempts that are remembered: a late `Accept` of one must not be answered with a `Cancel` that the decode side acts on."""
 
 
-class PrefillSide(HandoffSide):
+class PrefillSide(HandoffSide[Outgoing]):
     """The prefill side of all transfers from one engine. Drivers submit and abort here instead of at the engine, and call
 
     * `committed` after every `Engine.commit`, with the draft input of each prompt that it computed;
@@ -103,11 +104,11 @@ class PrefillSide(HandoffSide):
                     )
             self._payloads[request_id] = payload
         for progress in progresses:
-            transfer = self._current.get(progress.request.request_id)
-            if transfer is None and progress.num_computed and progress.is_to_transfer:
+            current = self._current.get(progress.request.request_id)
+            if current is None and progress.num_computed and progress.is_to_transfer:
                 self._offer(progress, now_ns)
-            elif transfer is not None and transfer.state is TransferState.SENDING:
-                self._send_pages(transfer, progress, now_ns)
+            elif current is not None and current.state is TransferState.SENDING:
+                self._send_pages(current, progress, now_ns)
 
     def launched(self, now_ns: int) -> None:
         """Offer prompts as soon as they have a row, so that slots are reserved when the first layers are computed.
@@ -158,8 +159,9 @@ class PrefillSide(HandoffSide):
     def _still_concerns(self, key: TransferKey) -> bool:
         """Return whether slots for this attempt are of use: it was acknowledged, or a later attempt of its transfer is open."""
         transfer = self._current.get(key.request_id)
-        is_retried = transfer is not None and transfer.first_attempt <= key.attempt < transfer.key.attempt
-        return key in self._acknowledged_keys or (is_retried and key.generation == transfer.key.generation)
+        if transfer is None or key.generation != transfer.key.generation:
+            return key in self._acknowledged_keys
+        return key in self._acknowledged_keys or transfer.first_attempt <= key.attempt < transfer.key.attempt
 
     def pages_sent(self, key: TransferKey, seals: Mapping[int, PageSeal], now_ns: int) -> None:
         """Note that the bytes of pages are read out, so that their slots may be written again. `seals`: by the page's index."""
@@ -311,6 +313,7 @@ class PrefillSide(HandoffSide):
         ready = progress.num_computed // page_size
         if progress.is_complete:
             ready = self.page_format.num_pages(progress.num_computed)
+        assert transfer.peer_epoch is not None, "pages follow an Accept"
         if ready > transfer.next_page:
             indices = tuple(range(transfer.next_page, ready))
             slots = self.engine.store.table.gather(transfer.row, transfer.next_page * page_size, ready * page_size)
@@ -331,6 +334,7 @@ class PrefillSide(HandoffSide):
             return
         if not self._is_computed(transfer) or any(index not in transfer.seals for index in wanted):
             return
+        assert transfer.peer_epoch is not None, "a manifest follows an Accept"
         request_id = transfer.request.request_id
         arrival = replace(self.engine.transfers.first_token_of(request_id), draft=self._payloads[request_id])
         seals = tuple(transfer.seals[index] for index in wanted)
@@ -434,7 +438,7 @@ class PrefillSide(HandoffSide):
         return TransferKey(request_id, self._num_attempts, self.generation)
 
 
-_HANDLERS = {
+_HANDLERS: dict[type[Message], Callable[[PrefillSide, Outgoing, Any, int], bool]] = {
     Accept: PrefillSide._accepted,
     Renew: PrefillSide._renewed,
     Reject: PrefillSide._rejected,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Hashable, Sized
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from .life import TransferCounts, TransferState
 from .messages import Manifest, Message, Offer, Page, PageFormat, PageSeal, TransferKey
 
 SECOND_NS = 1_000_000_000
+
+OwnerT = TypeVar("OwnerT", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,30 +48,30 @@ class HandoffTiming:
             raise ConfigError("handoff", problems)
 
 
-class Deadlines:
+class Deadlines(Generic[OwnerT]):
     """One deadline per owner; setting it again replaces it. Equal deadlines come in the order in which they were set.
 
     Most are put off many times before they are due: an owner's entry in the heap is moved only when it comes to the top.
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Hashable]] = []
-        self._queued: dict[Hashable, tuple[int, int]] = {}  # the one entry of an owner that is not out of date
-        self._current: dict[Hashable, tuple[int, int]] = {}
+        self._heap: list[tuple[int, int, OwnerT]] = []
+        self._queued: dict[OwnerT, tuple[int, int]] = {}  # the one entry of an owner that is not out of date
+        self._current: dict[OwnerT, tuple[int, int]] = {}
         self._count = 0
 
-    def set(self, owner: Hashable, at_ns: int) -> None:
+    def set(self, owner: OwnerT, at_ns: int) -> None:
         self._count += 1
         self._current[owner] = (at_ns, self._count)
         queued = self._queued.get(owner)
         if queued is None or at_ns < queued[0]:
             self._push(owner)
 
-    def _push(self, owner: Hashable) -> None:
+    def _push(self, owner: OwnerT) -> None:
         self._queued[owner] = self._current[owner]
         heapq.heappush(self._heap, (*self._current[owner], owner))
 
-    def clear(self, owner: Hashable) -> None:
+    def clear(self, owner: OwnerT) -> None:
         self._current.pop(owner, None)
 
     @property
@@ -86,7 +88,7 @@ class Deadlines:
                     self._push(owner)
         return None
 
-    def pop_due(self, now_ns: int) -> Hashable | None:
+    def pop_due(self, now_ns: int) -> OwnerT | None:
         """Clear the earliest deadline that has passed and return its owner; None if none has."""
         due = self.next_ns
         if due is None or due > now_ns:
@@ -128,8 +130,7 @@ class WritePage:
     slots: np.ndarray  # int32 [page_size]
 
 
-PrefillAction = Send | SendPages
-DecodeAction = Send | WritePage
+HandoffAction = Send | SendPages | WritePage
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,7 @@ class Outgoing:
     seals: dict[int, PageSeal] = field(default_factory=dict)
     num_reading: int = 0  # pages that the driver is reading out, in this attempt and in earlier ones
     awaits_readers: bool = False  # only these keep the fence up
-    renewal_ns: int | None = None  # how often to tell the decode side that the prompt is still being computed
+    renewal_ns: int = 0  # once accepted: how often to tell the decode side that the prompt is still being computed
     end: TransferState = TransferState.FAILED  # the end that giving up leads to
     message: str = ""
 
@@ -198,7 +199,10 @@ class EndedTransfer:
     joined: bool
 
 
-class HandoffSide:
+TransferT = TypeVar("TransferT", Outgoing, Incoming)
+
+
+class HandoffSide(Generic[TransferT]):
     """The driver's view of a side, and the base of `PrefillSide` and `DecodeSide`."""
 
     _transfers: Sized
@@ -209,9 +213,9 @@ class HandoffSide:
         self.page_format = page_format
         self.timing = timing if timing is not None else HandoffTiming()
         self.counts = TransferCounts()
-        self._deadlines = Deadlines()
-        self._renewals = Deadlines()
-        self._actions: list[Any] = []
+        self._deadlines: Deadlines[TransferT] = Deadlines()
+        self._renewals: Deadlines[TransferT] = Deadlines()
+        self._actions: list[HandoffAction] = []
         self._finished: list[FinishedRequest] = []
         self._outcomes: list[TransferOutcome] = []
         self._replan = False
@@ -224,13 +228,12 @@ class HandoffSide:
     @property
     def next_deadline_ns(self) -> int | None:
         """When `tick` has something to do; None if nothing is due."""
-        times = [queue.next_ns for queue in self._timers() if queue.next_ns is not None]
-        return min(times, default=None)
+        return min((at_ns for at_ns in self._next_times_ns() if at_ns is not None), default=None)
 
-    def _timers(self) -> tuple[Deadlines, ...]:
-        return self._deadlines, self._renewals
+    def _next_times_ns(self) -> tuple[int | None, ...]:
+        return self._deadlines.next_ns, self._renewals.next_ns
 
-    def take_actions(self) -> list[Any]:
+    def take_actions(self) -> list[HandoffAction]:
         """Return the actions to carry out now, in this order."""
         actions, self._actions = self._actions, []
         return actions

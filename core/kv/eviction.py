@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sized
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from ..errors import InvariantViolation, Problem, nearest
 
-Priority = int | tuple[int, ...]
+Priority = tuple[int, ...]
 
 
 class Evictable(Protocol):
@@ -29,14 +29,19 @@ class Evictable(Protocol):
     num_hits: int
     serial: int
     locks: int
-    children: Sized
+
+    @property
+    def children(self) -> Sized: ...
+
     in_heap: bool
     alive: bool
 
 
+NodeT = TypeVar("NodeT", bound=Evictable)
+
 EVICTION_POLICIES: dict[str, Callable[[Evictable], Priority]] = {
-    "lru": lambda node: node.last_access,
-    "fifo": lambda node: node.created,
+    "lru": lambda node: (node.last_access,),
+    "fifo": lambda node: (node.created,),
     "lfu": lambda node: (node.num_hits, node.last_access),
 }
 
@@ -50,21 +55,21 @@ def unknown_policy(policy: str) -> Problem | None:
     return Problem("policy", f"unknown eviction policy {policy!r}, expected one of {known}{hint}")
 
 
-class EvictionQueue:
+class EvictionQueue(Generic[NodeT]):
     """The leaves that may go, least priority first. A node has at most one entry (`node.in_heap`)."""
 
     def __init__(self, policy: str) -> None:
         self.policy = policy
         self._priority = EVICTION_POLICIES[policy]
-        self._heap: list[tuple[Priority, int, Evictable]] = []
+        self._heap: list[tuple[Priority, int, NodeT]] = []
 
-    def offer(self, node: Evictable) -> None:
+    def offer(self, node: NodeT) -> None:
         """Let `node` wait for its eviction if it is an unlocked leaf that does not wait yet."""
         if not node.locks and not node.children and not node.in_heap:
             heapq.heappush(self._heap, (self._priority(node), node.serial, node))
             node.in_heap = True
 
-    def pop(self) -> Evictable | None:
+    def pop(self) -> NodeT | None:
         """Take out the unlocked leaf that goes first, or None if there is none."""
         while self._heap:
             priority, serial, node = heapq.heappop(self._heap)

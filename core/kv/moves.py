@@ -81,9 +81,9 @@ class KVMovePlan:
             raise InvariantViolation("ACCEPT-16", f"slot {twice[0]} is written twice")
         source_rows = self._owners("source", self.src, windows)
         target_rows = self._owners("target", self.dst, windows)
-        wrong = np.flatnonzero((self.dst != 0) & (source_rows != target_rows))
-        if wrong.size:
-            i = wrong[0]
+        foreign = np.flatnonzero((self.dst != 0) & (source_rows != target_rows))
+        if foreign.size:
+            i = foreign[0]
             whose = "the sink" if source_rows[i] < 0 else f"row {source_rows[i]}"
             message = f"slot {self.src[i]} of {whose} is moved to slot {self.dst[i]} of row {target_rows[i]}"
             raise InvariantViolation("ACCEPT-16", message)
@@ -105,7 +105,7 @@ class KVMovePlan:
         return owners
 
 
-def apply_moves(pool: NDArray, plan: KVMovePlan) -> None:
+def apply_moves(pool: np.ndarray, plan: KVMovePlan) -> None:
     """Carry out `plan` on `pool` [slots, …], in place: the whole gather is a copy, made before the first write."""
     gathered = pool[plan.src]
     pool[plan.dst] = gathered

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,9 @@ from .eviction import EvictionQueue, unknown_policy
 
 Keys = NDArray[np.int64]
 Slots = NDArray[np.int32]
-Tokens = NDArray[np.integer] | Sequence[int]
+Tokens = NDArray[np.integer[Any]] | Sequence[int]
+ChildKey = bytes | tuple[str, bytes]
+"""The first page of a node's keys; below the root with the namespace before it."""
 
 MAX_TOKENS_IN_VOCABULARY = 2**32
 """A bigram is two token ids in one int64 key."""
@@ -66,13 +68,13 @@ class RadixNode:
         "slots",
     )
 
-    def __init__(self, keys: Keys, slots: Slots, parent: RadixNode | None, child_key: object, serial: int) -> None:
+    def __init__(self, keys: Keys, slots: Slots, parent: RadixNode | None, child_key: ChildKey, serial: int) -> None:
         self.keys = keys
         self.slots = slots
         self.parent = parent
         self.child_key = child_key
         self.serial = serial
-        self.children: dict[object, RadixNode] = {}
+        self.children: dict[ChildKey, RadixNode] = {}
         self.locks = 0
         self.last_access = 0
         self.created = 0
@@ -128,8 +130,8 @@ class RadixCache:
         self._num_protected = 0
         self._clock = 0
         self._next_serial = 1
-        self._root = RadixNode(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32), None, None, 0)
-        self._queue = EvictionQueue(policy)
+        self._root = RadixNode(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32), None, b"", 0)
+        self._queue: EvictionQueue[RadixNode] = EvictionQueue(policy)
 
     @property
     def root(self) -> RadixNode:
@@ -197,26 +199,27 @@ class RadixCache:
         """Protect `node` and all its ancestors from eviction, once more. Raises `StaleNode` if it is gone already."""
         if not node.alive:
             raise StaleNode(f"{node!r} has been evicted since it was matched")
-        while node is not None:
-            if node.locks == 0:
-                self._num_evictable -= node.slots.size
-                self._num_protected += node.slots.size
-            node.locks += 1
-            node = node.parent
+        above: RadixNode | None = node
+        while above is not None:
+            if above.locks == 0:
+                self._num_evictable -= above.slots.size
+                self._num_protected += above.slots.size
+            above.locks += 1
+            above = above.parent
 
     def unlock(self, node: RadixNode) -> None:
         """Take back one `lock` of this node. Raises `InvariantViolation` (RADIX-02) if there is none."""
         if node.locks <= 0:
             raise InvariantViolation("RADIX-02", f"{node!r} is unlocked more often than locked")
-        leaf = node
-        while node is not None:
-            node.locks -= 1
-            if node.locks == 0:
-                self._num_evictable += node.slots.size
-                self._num_protected -= node.slots.size
-            node = node.parent
-        if leaf is not self._root:
-            self._queue.offer(leaf)
+        above: RadixNode | None = node
+        while above is not None:
+            above.locks -= 1
+            if above.locks == 0:
+                self._num_evictable += above.slots.size
+                self._num_protected -= above.slots.size
+            above = above.parent
+        if node is not self._root:
+            self._queue.offer(node)
 
     def evict(self, num_slots: int) -> Slots:
         """Free at least min(`num_slots`, evictable) slots, in the policy's order: int32, whole pages, now the caller's.
@@ -276,18 +279,25 @@ class RadixCache:
 
     def _check_node(self, node: RadixNode) -> None:
         parent, page = node.parent, self.page_size
+        if parent is None:
+            raise InvariantViolation("RADIX-07", f"{node!r} has no parent")
         if node.locks < 0 or parent.locks < node.locks:
             raise InvariantViolation("RADIX-02", f"{node!r} below {parent!r}")
         if not node.alive or parent.children.get(node.child_key) is not node:
             raise InvariantViolation("RADIX-07", f"{node!r} and {parent!r} are not linked both ways")
         if node.keys.size != node.slots.size or node.keys.size == 0 or node.keys.size % page:
             raise InvariantViolation("RADIX-07", f"{node!r} has {node.keys.size} keys, in pages of {page}")
-        first_page = node.child_key[1] if parent is self._root else node.child_key
-        if first_page != node.keys[:page].tobytes():
+        if not self._is_filed_rightly(node):
             raise InvariantViolation("RADIX-07", f"{node!r} is filed under another first page than its own")
         by_page = node.slots.reshape(-1, page)
         if (by_page[:, 0] % page).any() or (by_page - by_page[:, :1] != np.arange(page)).any() or by_page.min() < page:
             raise InvariantViolation("ALLOC-12", f"the slots of {node!r} are no whole pages, or the dummy page")
+
+    def _is_filed_rightly(self, node: RadixNode) -> bool:
+        key, first_page = node.child_key, node.keys[: self.page_size].tobytes()
+        if node.parent is self._root:
+            return isinstance(key, tuple) and key[1] == first_page
+        return key == first_page
 
     def _check_queue(self) -> None:
         waiting = self._queue.check()
@@ -364,6 +374,7 @@ class RadixCache:
         """
         assert 0 < num_upper < lower.keys.size and num_upper % self.page_size == 0, f"split of {lower!r} at {num_upper}"
         parent = lower.parent
+        assert parent is not None, "the root is never split"
         upper = self._new_node(lower.keys[:num_upper].copy(), lower.slots[:num_upper].copy(), parent, lower.child_key)
         upper.locks = lower.locks
         upper.last_access = lower.last_access
@@ -386,19 +397,20 @@ class RadixCache:
         self._queue.offer(leaf)
         return leaf
 
-    def _new_node(self, keys: Keys, slots: Slots, parent: RadixNode, child_key: object) -> RadixNode:
+    def _new_node(self, keys: Keys, slots: Slots, parent: RadixNode, child_key: ChildKey) -> RadixNode:
         node = RadixNode(keys, slots, parent, child_key, self._next_serial)
         self._next_serial += 1
         return node
 
     def _remove_leaf(self, leaf: RadixNode) -> None:
-        if leaf.locks or leaf.children or leaf is self._root:
+        parent = leaf.parent
+        if leaf.locks or leaf.children or parent is None:
             raise InvariantViolation("RADIX-04", f"{leaf!r} is evicted although it is locked, or no leaf")
-        del leaf.parent.children[leaf.child_key]
+        del parent.children[leaf.child_key]
         leaf.alive = False
         self._num_evictable -= leaf.slots.size
-        if leaf.parent is not self._root:
-            self._queue.offer(leaf.parent)
+        if parent is not self._root:
+            self._queue.offer(parent)
 
     def _nodes(self) -> Iterator[RadixNode]:
         """Yield every node but the root, parents first, in order of insertion."""

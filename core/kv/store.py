@@ -99,10 +99,12 @@ class KVStore:
 
     def match(self, tokens: np.ndarray, namespace: str) -> PrefixMatch:
         """Find the cached prefix of a request's context, one token short of a full hit at most. There is a cache."""
+        assert self.cache is not None
         return self.cache.match(tokens, namespace, max_length=len(tokens) - 1, count=False)
 
     def count_hit(self, num_tokens: int, num_cached: int) -> None:
         """Count a request of `num_tokens` that entered with `num_cached` of them from the cache."""
+        assert self.cache is not None
         self.cache.queries += num_tokens
         self.cache.hits += num_cached
 
@@ -111,6 +113,7 @@ class KVStore:
         row = self.table.acquire()
         self._silent[row] = silent
         if prefix is not None and prefix.length:
+            assert self.cache is not None
             self.cache.lock(prefix.node)
             self._locked[row] = prefix.node
             self._shared[row] = prefix.length
@@ -237,14 +240,16 @@ class KVStore:
 
         Slots that the cache had already under other ids are replaced in the table, and freed once step `fence` is committed.
         """
-        num_keys = self._num_keys(tokens, num_valid)
+        assert self.cache is not None
+        num_keys = _num_keys(self.cache, tokens, num_valid)
         old_shared = self._shared[row]
         if num_keys // self.page_size * self.page_size <= old_shared:
             return
         insertion = self.cache.insert(tokens, self.table.gather(row, 0, num_keys), namespace)
         self.cache.lock(insertion.node)
-        if self._locked[row] is not None:
-            self.cache.unlock(self._locked[row])
+        locked = self._locked[row]
+        if locked is not None:
+            self.cache.unlock(locked)
         self._locked[row] = insertion.node
         self._shared[row] = len(insertion.canonical)
         if len(insertion.duplicates):
@@ -277,12 +282,13 @@ class KVStore:
         allocated, own_from = int(self.allocated[row]), self._shared[row]
         own = self.table.gather(row, own_from, allocated)
         if self.cache is not None and tokens is not None:
-            num_keys = self._num_keys(tokens, departure.num_valid)
+            num_keys = _num_keys(self.cache, tokens, departure.num_valid)
             if num_keys // self.page_size * self.page_size > own_from:
                 insertion = self.cache.insert(tokens, self.table.gather(row, 0, num_keys), departure.namespace)
                 own = np.concatenate([insertion.duplicates, own[len(insertion.canonical) - own_from :]])
-        if self._locked[row] is not None:
-            self.cache.unlock(self._locked[row])
+        locked = self._locked[row]
+        if self.cache is not None and locked is not None:
+            self.cache.unlock(locked)
             self._locked[row] = None
         self.allocator.free(own)
         if not self._silent[row]:
@@ -349,11 +355,12 @@ class KVStore:
         if self.cache is not None:
             yield self.cache.cached_slots()
 
-    def _num_keys(self, tokens: np.ndarray, num_valid: int) -> int:
-        """Return how many of the valid positions have a key: known tokens only, and a bigram needs the next one too."""
-        return min(num_valid, len(tokens) if self.cache.key_kind == "token" else len(tokens) - 1)
-
     def _write(self, row: int, start: int, slots: np.ndarray) -> None:
         self.table.write_row(row, start, slots)
         if not self._silent[row]:
             self._writes.append(WrittenRanges(row, start, slots.size, slots))
+
+
+def _num_keys(cache: RadixCache, tokens: np.ndarray, num_valid: int) -> int:
+    """Return how many of the valid positions have a key: known tokens only, and a bigram needs the next one too."""
+    return min(num_valid, len(tokens) if cache.key_kind == "token" else len(tokens) - 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..errors import nearest_name
@@ -113,7 +113,9 @@ def built_in_config(name: str) -> tuple[str, Mapping[str, Any]] | None:
     key = re.sub(r"[_\s]", "-", name.strip().lower())
     if key in BUILT_IN:
         return key, BUILT_IN[key]
-    own = ((config["_name_or_path"], (known, {})) for known, config in BUILT_IN.items())
+    own: Iterable[tuple[str, tuple[str, Mapping[str, Any]]]] = (
+        (config["_name_or_path"], (known, {})) for known, config in BUILT_IN.items()
+    )
     for repository, (known, others) in (*own, *_REPOSITORIES.items()):
         if key in (repository.lower(), repository.lower().rpartition("/")[2]):
             return known, {**BUILT_IN[known], "_name_or_path": repository, **others}

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from ..errors import nearest_name
 from ..parsing import REQUIRED, ConfigReader
-from .layers import Experts, Mlp, Part
+from .layers import Experts, Mixer, Mlp, Part
 from .mixers import (
     Mixers,
     compressed,
@@ -278,17 +278,14 @@ def read_model_shape(config: Mapping[str, Any], source: str, name: str) -> Model
     if layers > MAX_LAYERS:
         reader.problem("num_hidden_layers", f"must be at most {MAX_LAYERS:,}, got {layers}")
         reader.raise_problems()
-    mixers, mlps = counted(family.mixers(reader, key, layers)), counted(family.mlps(reader, key, layers))
-    sizes = {
-        "hidden": reader.integer("hidden_size"),
-        "vocab": reader.integer("vocab_size"),
-        "max_context": reader.integer("max_position_embeddings"),
-        "tied_embeddings": reader.flag("tie_word_embeddings"),
-    }
+    mixers: tuple[tuple[Mixer, int], ...] = counted(family.mixers(reader, key, layers))
+    mlps: tuple[tuple[Part, int], ...] = counted(family.mlps(reader, key, layers))
+    hidden, vocab = reader.integer("hidden_size"), reader.integer("vocab_size")
+    max_context, tied = reader.integer("max_position_embeddings"), reader.flag("tie_word_embeddings")
     formats = _formats(reader)
     reader.raise_problems()
     return ModelShape(
-        name=name, family=key, layers=layers, mixers=mixers, mlps=mlps, source=source, config=config, **sizes, **formats
+        name, key, layers, hidden, vocab, mixers, mlps, tied, max_context, source=source, config=config, **formats
     )
 
 
@@ -304,7 +301,16 @@ def language_model(config: Mapping[str, Any], source: str) -> ConfigReader:
     return part
 
 
-def _formats(reader: ConfigReader) -> dict[str, str | None]:
+class _Formats(TypedDict):
+    """The fields of `ModelShape` that say formats."""
+
+    weight_dtype: str
+    attention_dtype: str | None
+    mlp_dtype: str | None
+    kv_dtype: str
+
+
+def _formats(reader: ConfigReader) -> _Formats:
     """Return the formats of weights and KV: 16-bit unless the file says more."""
     key = "dtype" if "dtype" in reader.data else "torch_dtype"
     value = reader.get(key) or "bfloat16"

@@ -155,6 +155,7 @@ class LatentAttention:
     def products(self, hidden: int, tp: int = 1, inputs: int = 1) -> tuple[Product, ...]:
         heads, query = self.heads // tp, self.nope_dim + self.rope_dim
         latent = self.kv_rank + self.rope_dim
+        into: tuple[Product, ...]
         if self.q_rank:
             into = (Product(hidden * inputs, self.q_rank + latent), Product(self.q_rank, heads * query))
         else:

@@ -51,7 +51,7 @@ def replace_missing(reader: ConfigReader, **defaults: Any) -> ConfigReader:
     return reader.with_data({**reader.data, **absent})
 
 
-def grouped(reader: ConfigReader, family: str, layers: int, **others: Any) -> Mixers:
+def grouped(reader: ConfigReader, family: str, layers: int, **others: Any) -> list[Attention]:
     """Read grouped attention in every layer, some with a window."""
     sizes = read_sizes(replace_missing(reader, intermediate_size=1), family)
     attention = Attention(
@@ -124,7 +124,7 @@ def mimo_flash(reader: ConfigReader, family: str, layers: int) -> Mixers:
 
 def minimax_m3(reader: ConfigReader, family: str, layers: int) -> Mixers:
     """Read block-sparse attention: small heads score blocks, and the best ones are read. The first layers see everything."""
-    dense = next(iter(grouped(reader, family, 1)))
+    dense = grouped(reader, family, 1)[0]
     sparse = reader.under("sparse_attention_config")
     if not sparse.flag("use_sparse_attention"):
         return [dense] * layers
@@ -134,7 +134,7 @@ def minimax_m3(reader: ConfigReader, family: str, layers: int) -> Mixers:
     return [replace(dense, index=index) if kind == 1 else dense for kind in chosen]
 
 
-def latent(reader: ConfigReader, family: str, layers: int) -> Mixers:
+def latent(reader: ConfigReader, family: str, layers: int) -> list[LatentAttention]:
     """Read multi-head latent attention, with an indexer in DeepSeek-V3.2 and GLM-5."""
     number = reader.integer
     latent = LatentAttention(
@@ -179,15 +179,14 @@ def delta_rule(reader: ConfigReader, family: str, layers: int) -> Mixers:
         number("num_attention_heads"), number("num_key_value_heads"), dim, dim, qk_norm=True, output_gate=gate
     )
     interval = number("full_attention_interval", 4)
-    kinds = reader.get("layer_types") or [
-        "linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(layers)
-    ]
-    return [linear if kind == "linear_attention" else full for kind in kinds[:layers]]
+    if reader.get("layer_types"):
+        return [linear if kind == "linear_attention" else full for kind in kinds_of(reader, layers)]
+    return [linear if (layer + 1) % interval else full for layer in range(layers)]
 
 
 def kimi_linear(reader: ConfigReader, family: str, layers: int) -> Mixers:
     """Read Kimi Linear and K3: delta attention with a gate per channel, and latent attention in the listed layers (from 1)."""
-    full = next(iter(latent(reader, family, 1)))
+    full = latent(reader, family, 1)[0]
     about = reader.under("linear_attn_config")
     heads, dim = about.integer("num_heads"), about.integer("head_dim")
     width, full_gate = heads * dim, about.flag("use_full_rank_gate")
@@ -203,7 +202,7 @@ def kimi_linear(reader: ConfigReader, family: str, layers: int) -> Mixers:
 
 def lightning(reader: ConfigReader, family: str, layers: int) -> Mixers:
     """Read MiniMax-01: lightning attention where `attn_type_list` has a 0, else softmax attention."""
-    full = next(iter(grouped(reader, family, 1)))
+    full = grouped(reader, family, 1)[0]
     width = full.heads * full.head_dim
     linear = Recurrence(
         full.heads, full.head_dim, full.head_dim, projected=4 * width, output=width, other_parameters=width
@@ -244,7 +243,8 @@ def nemotron(reader: ConfigReader, family: str, layers: int) -> Mixers:
     )  # fmt: skip
     dim = number("head_dim" if reader.get("head_dim") is not None else "attention_head_dim")
     attention = Attention(number("num_attention_heads"), number("num_key_value_heads"), dim, dim)
-    return [{"M": mamba, "*": attention}.get(kind) for kind in nemotron_pattern(reader)]
+    mixers: dict[str, Mixer] = {"M": mamba, "*": attention}
+    return [mixers.get(kind) for kind in nemotron_pattern(reader)]
 
 
 def falcon(reader: ConfigReader, family: str, layers: int) -> Mixers:

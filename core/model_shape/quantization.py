@@ -107,28 +107,33 @@ def read_weight_format(reader: ConfigReader) -> WeightFormats:
 
 def _mixed(config: ConfigReader) -> WeightFormats:
     """Return the formats of a checkpoint that names one for each of its matrices, or for all but the experts."""
-    base = _METHODS.get(config.get("quant_method"))
+    base = _METHODS.get(_name(config.get("quant_method")))
     counts: dict[str, Counter[str]] = {part: Counter() for part in (_EXPERTS, _MIXERS, _MLPS)}
     for name, about in config.under("quantized_layers").data.items():
         part, algorithm = _part_of(name), about.get("quant_algo") if isinstance(about, Mapping) else about
         if part is None:
             continue
-        if algorithm not in _MODELOPT_ALGORITHMS:
+        if _name(algorithm) not in _MODELOPT_ALGORITHMS:
             config.problem(
                 f"quantized_layers.{name}", f"expected one of {', '.join(_MODELOPT_ALGORITHMS)}, found {algorithm!r}"
             )
             break
-        counts[part][_MODELOPT_ALGORITHMS[algorithm]] += 1
+        counts[part][_MODELOPT_ALGORITHMS[_name(algorithm)]] += 1
     most = {part: max(found, key=found.__getitem__) if found else base for part, found in counts.items()}
     experts = most[_EXPERTS] if counts[_EXPERTS] else most[_MLPS]
     return WeightFormats(experts, most[_MIXERS], most[_MLPS])
 
 
+def _name(value: Any) -> str:
+    """Return a value that names something; empty if it is no text, so that no table has it."""
+    return value if isinstance(value, str) else ""
+
+
 def _format(config: ConfigReader) -> str | None:
     method = config.get("quant_method")
-    if method in _METHODS:
+    if _name(method) in _METHODS:
         return _METHODS[method]
-    if method in _GROUPED_METHODS:
+    if _name(method) in _GROUPED_METHODS:
         bits = config.integer("bits" if "bits" in config.data else "w_bit")
         group = "group_size" if "group_size" in config.data else "q_group_size"
         return _integers(config, "bits", bits, config.get(group))
@@ -144,7 +149,7 @@ def _format(config: ConfigReader) -> str | None:
 
 def _modelopt(config: ConfigReader) -> str | None:
     algorithm = config.get("quant_algo")
-    if algorithm in _MODELOPT_ALGORITHMS:
+    if _name(algorithm) in _MODELOPT_ALGORITHMS:
         return _MODELOPT_ALGORITHMS[algorithm]
     if algorithm in ("W4A16_AWQ", "W4A8_AWQ"):
         return _integers(config, "group_size", 4, config.get("group_size", 128))

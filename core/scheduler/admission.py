@@ -88,37 +88,38 @@ class Admission:
 
     def head_could_enter_soon(self) -> bool:
         """Return whether the head of the queue could enter at the next plan, or after a commit that frees slots; in doubt True."""
-        if not len(self.requests.waiting):
+        head = self.requests.waiting.head
+        if head is None:
             return False
-        if self.config.preempt and self._lower_than_head():
+        if self.config.preempt and self._lower_than(head):
             return True
         has_chunks_in_flight = any(flight.chunks for flight in self.requests.in_flight)
         return self.store.has_fenced or has_chunks_in_flight or not self.head_cannot_enter
 
     def preempt(self) -> None:
         """Retract requests of lower priority, the least entitled first, if that lets the head of the queue in."""
-        requests = self.requests
-        if not len(requests.waiting) or self.limits.are_reduced:
+        requests, head = self.requests, self.requests.waiting.head
+        if head is None or self.limits.are_reduced:
             return
         if requests.in_progress is not None or requests.is_admission_paused:
             return
         if self.store.has_fenced or requests.leaving:
             return  # what an earlier victim held is on its way back
-        missing = self.needs(requests.waiting.head, 0) - self.store.available_slots
+        missing = self.needs(head, 0) - self.store.available_slots
         if missing <= 0 and self.store.table.num_free_rows:
             return
         victims = []
-        for record in self._lower_than_head():
+        for record in self._lower_than(head):
             victims.append(record)
             if self.store.slots_gained_without(victim.row for victim in victims) >= missing:
                 for victim in victims:
                     requests.retract(victim)
                 return
 
-    def _lower_than_head(self) -> list[RequestRecord]:
+    def _lower_than(self, head: RequestRecord) -> list[RequestRecord]:
         # What a transfer holds would not come back.
         running = [record for record in self.requests.running.values() if not self.store.is_held_row(record.row)]
-        return giving_way(self.requests.waiting.head, running, self.config.ageing_bound)
+        return giving_way(head, running, self.config.ageing_bound)
 
     @property
     def head_cannot_enter(self) -> bool:
@@ -187,23 +188,24 @@ class Admission:
 
     def _admit(self, num_running: int) -> RequestRecord | None:
         """Admit the head of the queue, or note that it is blocked."""
-        record = self.requests.waiting.head
+        record, cache = self.requests.waiting.head, self.store.cache
+        assert record is not None, "there is a request to admit"
         if not self.has_row:
             self._blocked = (record, self.store.revision)
             return None
         prefix = self._prefix_of(record)
         headroom = self.headroom(num_running)
         available = self.store.available_slots
-        if prefix is not None and prefix.length:
+        if cache is not None and prefix is not None and prefix.length:
             # Locked, the prefix no longer counts as slots that the cache could evict.
-            self.store.cache.lock(prefix.node)
+            cache.lock(prefix.node)
             available = self.store.available_slots
         fits = self.needs(record, prefix.length if prefix else 0) + headroom <= available
         denied = fits and self.store.take_denial()
         if fits and not denied:
             self._enter(prefix)
-        if prefix is not None and prefix.length:
-            self.store.cache.unlock(prefix.node)
+        if cache is not None and prefix is not None and prefix.length:
+            cache.unlock(prefix.node)
         if denied:
             return None  # not blocked: the next attempt may succeed though nothing has changed
         if not fits:
@@ -247,7 +249,7 @@ class Admission:
         return self.requests.cut_chunk(record, length)
 
     def _join(self, record: RequestRecord) -> Join:
-        cached = record.context[: record.num_cached] if self.config.track_tokens else None
+        cached = record.known_context()[: record.num_cached] if self.config.track_tokens else None
         return Join(
             record.row,
             record.epoch,
@@ -269,9 +271,9 @@ def prefill_step(chunks: list[Chunk], with_tokens: bool) -> PrefillStep:
     tokens = None
     tails = [NO_TOKEN] * len(chunks)
     if with_tokens:
-        parts = [c.record.context[c.start : c.start + c.length] for c in chunks]
+        parts = [c.record.known_context()[c.start : c.start + c.length] for c in chunks]
         tokens = np.concatenate(parts, dtype=np.int64)
-        tails = [_token_at(c.record.context, c.start + c.length) for c in chunks]
+        tails = [_token_at(c.record.known_context(), c.start + c.length) for c in chunks]
     return PrefillStep(
         rows=np.array([chunk.record.row for chunk in chunks], dtype=np.int32),
         epochs=np.array([chunk.record.epoch for chunk in chunks], dtype=np.int64),

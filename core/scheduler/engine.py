@@ -13,8 +13,8 @@ submit ──► requests ──► plan: demanded retractions ─► preempt �
 KV slots when it is cut; then decode rounds follow until it ends. Where no round fits, a request is retracted: it gives row and slots back
 and waits again at its old place, what it has emitted counted as prompt. `life.py` has this as a table, `requests.py` keeps every request
 and the steps in flight, `admission.py` admits, `rounds.py` reserves and counts, `output.py` keeps tokens, `recovery.py` acts after a
-failed step. The two sides of a handoff (`core/handoff/`) call `Engine.transfers`. Words: docs/glossary.md; RELAY-07 and
-other invariants: docs/properties.md.
+failed step. The two sides of a handoff (`core/handoff/`) call `Engine.transfers`. Words: docs/glossary.md.
+Invariants such as RELAY-07: docs/properties.md.
 """
 
 from __future__ import annotations
@@ -197,19 +197,19 @@ class Engine:
     def commit(self, result: StepResult, now_ns: int) -> CommitOutcome:
         """Apply the result of the oldest step in flight. Raises InvariantViolation RELAY-07 for another step's."""
         flight, finished = self.requests.begin_commit(result)  # finished: those that the executor reports as failed
-        first_tokens, computed, kept = [], [], None
-        if flight.chunks:
+        first_tokens, computed, kept = list[str](), list[str](), None
+        if result.prefill is not None:
             first_tokens, computed, ends = self._commit_prefill(flight, result.prefill)
             finished += ends
-        if flight.planned is not None:
+        if result.decode is not None:
             kept, ends = self._commit_rounds(flight, result.decode)
             finished += ends
         self.store.pass_fence(result.step_id)
         self.recovery.count_commit()
         outcome = CommitOutcome(tuple(finished), tuple(first_tokens), tuple(computed), kept)
         if self._events is not None:
-            ends = tuple(end for end in finished if end.reason is not FinishReason.ABORT)  # `abort` has emitted those
-            self._events(Committed(now_ns, flight.step, result, outcome.first_tokens, kept, ends))
+            rest = tuple(end for end in finished if end.reason is not FinishReason.ABORT)  # `abort` has emitted those
+            self._events(Committed(now_ns, flight.step, result, outcome.first_tokens, kept, rest))
         return outcome
 
     def _commit_prefill(
@@ -229,8 +229,7 @@ class Engine:
             stopped = has_stop_string or (result.stopped is not None and bool(result.stopped[i]))
             if self.role is EngineRole.PREFILL:
                 self.requests.hand_over(record)  # first, because `output` counts its first token only from then on
-            has_all_tokens = stopped or record.emitted_before + 1 == record.max_tokens
-            if has_all_tokens:
+            if stopped or record.emitted_before + 1 == record.max_tokens:  # it has all its tokens
                 finished.append(self.requests.finish(record, finish_reason(stopped)))
             elif self.role is EngineRole.PREFILL:
                 computed.append(record.request.request_id)
@@ -238,12 +237,13 @@ class Engine:
 
     def _commit_rounds(self, flight: StepInFlight, result: DecodeResult) -> tuple[np.ndarray, list[FinishedRequest]]:
         """Count the rounds, teach the controller, deliver tokens. Returns the tokens kept by round and row, and the requests that ended."""
-        requests, planned, rows = self.requests, flight.planned, flight.step.decode.rows
+        requests, planned = self.requests, flight.planned
+        assert planned is not None
+        rows = planned.decode.rows
         counted = self.rounds.count(planned, result, flight.num_departed, requests.leaving)
         self.rounds.teach_controller(planned.decode, result, counted.live, counted.live_before)
         if planned.decode.max_rounds > 1:  # a single round keeps its slots: they are R of the next one
-            in_later_step = requests.in_later_step(rows)
-            self.rounds.release_unused(planned, result, counted.kv_before_last, in_later_step)
+            self.rounds.release_unused(planned, result, counted.kv_before_last, requests.in_later_step(rows))
         if counted.live is None or counted.live.any():  # None: all rows are live
             requests.resume_admission()
         if self.rounds.num_with_stop_strings:

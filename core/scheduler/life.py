@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -189,7 +189,7 @@ class RequestRecord:
     overtaken: int = 0  # admissions of later arrivals while this one waited
     # int64 [prompt_len + emitted_before + has_first_token]; None if the content is unknown
     context: np.ndarray | None = None
-    outputs: dict[str, list] = field(default_factory=dict)  # per-token user outputs, one entry per emitted token
+    outputs: dict[str, list[Any]] = field(default_factory=dict)  # per-token user outputs, one entry per emitted token
     ending: tuple[FinishReason, str] | None = None  # reason and message of an end that was demanded
 
     @property
@@ -214,6 +214,11 @@ class RequestRecord:
     @property
     def is_terminal(self) -> bool:
         return not TRANSITIONS[self.state]
+
+    def known_context(self) -> np.ndarray:
+        """Return `context` of a request with a row, for an executor that has tokens."""
+        assert self.context is not None, "an executor with tokens needs prompts with tokens"
+        return self.context
 
     def advance(self, event: RequestEvent) -> None:
         """Take `event`, or raise InvariantViolation ENGINE-02 and change nothing."""

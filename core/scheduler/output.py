@@ -50,19 +50,22 @@ class OutputLog:
             return
         if record.context is None:
             record.context = record.request.context()
-        is_known = record.context is not None and len(record.context) == record.prefill_len + record.has_first_token
-        assert is_known, "an executor with tokens needs prompts with tokens"
+        assert record.context is not None, "an executor with tokens needs prompts with tokens"
+        assert len(record.context) == record.prefill_len + record.has_first_token, "the context is the prefill"
         self._tokens[record.row, : len(record.context)] = record.context
 
     def first_token(self, record: RequestRecord, result: PrefillResult, i: int) -> bool:
         """Keep the token that ends the prefill. Returns whether it completes a stop string."""
         if not self.tracks_tokens or record.has_first_token:
             return False
+        assert result.tokens is not None, "the executor has tokens"
         self._tokens[record.row, record.prefill_len] = result.tokens[i]
         for name in record.request.outputs:
+            assert result.outputs is not None, f"the executor has no outputs, asked for {name!r}"
             record.outputs.setdefault(name, []).append(result.outputs[name][i])
         if not record.request.stop_strings:
             return False
+        assert self._decoder is not None, "`refusal` lets stop strings in only with a decoder"
         run = self._tokens[record.row, record.prefill_len : record.prefill_len + 1]
         before = self._tokens[record.row, record.prompt_len : record.prefill_len]
         return first_stop_string(self._decoder, before, run, record.request.stop_strings) >= 0
@@ -80,6 +83,7 @@ class OutputLog:
         self, rows: np.ndarray, counted: CountedRounds, decode: DecodeResult, record_in: RecordIn
     ) -> dict[int, int]:
         """Find stop strings in what a single round delivered. Returns, by column, the tokens up to the end of the first one."""
+        assert self._decoder is not None and decode.tokens is not None, "`refusal` lets stop strings in only with both"
         cuts = {}
         for i in _columns(counted):
             record, kv_before = record_in(int(rows[i])), int(counted.kv_before[i])
@@ -95,6 +99,7 @@ class OutputLog:
         """Keep what the rounds delivered; one vectorised write for all of them."""
         kept = counted.kept
         if self.tracks_tokens:
+            assert decode.tokens is not None, "the executor has tokens"
             start = rows * np.int64(self._tokens.shape[1]) + counted.kv_before + 1
             start = start[None, :] if decode.rounds == 1 else start + np.cumsum(kept, axis=0) - kept
             depth = np.arange(decode.tokens.shape[2])
@@ -124,6 +129,7 @@ class OutputLog:
         source = self._tokens[record.row] if record.row else record.context
         if source is None:
             source = record.request.context()
+        assert source is not None, "an executor with tokens needs prompts with tokens"
         return count, source[record.prompt_len : record.prompt_len + count].astype(np.int64)
 
     def context_of(self, record: RequestRecord) -> np.ndarray | None:

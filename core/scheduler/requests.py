@@ -191,7 +191,9 @@ class Requests:
         """End a request that has its last token, or whose transfer is complete."""
         cause = self._cause_of_limit(record) if reason is FinishReason.LENGTH else ""
         record.ending = (reason, cause)
-        return self._apply_rules(record, Demand.FINISH)
+        finished = self._apply_rules(record, Demand.FINISH)
+        assert finished is not None, "no rule lets a request wait that has its last token"
+        return finished
 
     def _cause_of_limit(self, record: RequestRecord) -> str:
         asked = record.request.max_tokens
@@ -228,6 +230,7 @@ class Requests:
                 return None
 
     def _end(self, record: RequestRecord) -> FinishedRequest:
+        assert record.ending is not None, "each demand of an end says why"
         reason, message = record.ending
         num_output, tokens = self.output.delivered(record)
         if record.state is RequestState.WAITING:
@@ -304,6 +307,8 @@ class Requests:
     def begin_commit(self, result: StepResult) -> tuple[StepInFlight, list[FinishedRequest]]:
         """Take the oldest step out of flight. Requests that the executor reports as failed end, or leave if the step is a block."""
         flight = self.oldest_step(result.step_id, "result")
+        assert (result.prefill is None) == (flight.step.prefill is None), "a result has the parts of its step"
+        assert (result.decode is None) == (flight.planned is None), "a result has the parts of its step"
         self.last_committed = result.step_id
         finished: list[FinishedRequest] = []
         for row, message in result.failures:
@@ -320,7 +325,9 @@ class Requests:
         for flight in self.in_flight:
             for record in self.records_of(flight):
                 if record is blamed:
-                    finished.append(self.give_up(record, FinishReason.ERROR, message))
+                    failed = self.give_up(record, FinishReason.ERROR, message)
+                    assert failed is not None, "no block runs: the steps are lost"
+                    finished.append(failed)
                 else:
                     self.retract(record)
         self.in_flight.clear()
@@ -357,9 +364,10 @@ class Requests:
 
     def _is_in_running_block(self, record: RequestRecord) -> bool:
         """Return whether the oldest step in flight is a block with rounds of this request. A block behind another step has not begun."""
-        if not self.in_flight or self.steps_are_lost or self.in_flight[0].step.max_rounds == 1:
+        if not self.in_flight or self.steps_are_lost:
             return False
-        return record.row in self.in_flight[0].step.decode.rows
+        decode = self.in_flight[0].step.decode
+        return decode is not None and decode.max_rounds > 1 and record.row in decode.rows
 
     def _fence_of(self, row: int) -> int:
         """Return the newest step in flight that touches `row`; 0 if none does."""

@@ -199,7 +199,8 @@ class DecodeRounds:
             self.kv_len[rows[live]] = kv_after[live]
         live_before = live
         if leaving:
-            live_before = live.copy()  # an array: what left during the block has departed since the plan
+            assert live is not None, "what left during the block has departed since the plan"
+            live_before = live.copy()
             for i in np.flatnonzero(np.isin(rows, list(leaving))).tolist():
                 live_before[i] = True
                 kept[:-1, i] = lens[:-1, i]
@@ -289,6 +290,8 @@ class StepInFlight:
     def live_chunks(self) -> Iterator[tuple[int, Chunk]]:
         """Yield the chunks whose requests still have the row, with their indices. Results of the others are dropped."""
         prefill = self.step.prefill
+        if prefill is None:
+            return
         places = zip(prefill.rows.tolist(), prefill.epochs.tolist(), strict=True)
         for i, (chunk, place) in enumerate(zip(self.chunks, places, strict=True)):
             if (chunk.record.row, chunk.record.epoch) == place and not chunk.record.is_terminal:

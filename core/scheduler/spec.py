@@ -261,10 +261,11 @@ def resolve_spec(
         steps = num_heads or DEFAULT_STEPS if steps is None else steps
         table = fixed_config(steps)
     else:
-        given = DEFAULT_PRESETS.get(policy, "default") if adaptive is None else adaptive
+        preset = DEFAULT_PRESETS.get(policy, "default")
+        given = preset if adaptive is None else adaptive
         place = f"{source}.adaptive" if isinstance(given, Mapping) else None
         if adaptive is None and num_heads is not None:
-            given, place = _limit_candidates(PRESETS[given], num_heads), f"preset {given} for {num_heads} heads"
+            given, place = _limit_candidates(PRESETS[preset], num_heads), f"preset {preset} for {num_heads} heads"
         table = load_adaptive_config(given, place, read_file)
     chosen = choose_mode(
         mode,
@@ -337,7 +338,8 @@ def _tree_nodes(
                     if isinstance(given, int) and len(union) > 1:
                         message += f"; give the nodes by steps, for example {_nodes_to_json(default)}"
                     problems.append(Problem(key, message))
-        pairs = tuple((steps, nodes_for(steps, given, default)) for steps in union)
+        defaults = dict(default)
+        pairs = tuple((steps, nodes_for(steps, given) or defaults[steps]) for steps in union)
         given = pairs[0][1] if len({nodes for _, nodes in pairs}) == 1 else pairs
     if problems:
         raise ConfigError(source, list(dict.fromkeys(problems)))

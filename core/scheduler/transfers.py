@@ -172,6 +172,7 @@ class Transfers:
         failure = arrival_failure(self._join_of(record), arrival, self.algorithm)
         if failure:
             finished = self.requests.give_up(record, FinishReason.ERROR, failure)
+            assert finished is not None, f"no round of {request_id!r} has run"
             self._emit(HandoffMoved(now_ns, HandoffMove.JOIN, request_id, 0, detail=failure, finished=(finished,)))
             return JoinOutcome(finished, False)
         self.requests.join(record)
@@ -217,6 +218,6 @@ class Transfers:
             record.max_tokens,
             num_emitted=record.emitted_before + 1,
             num_cached=record.num_cached,
-            cached_tokens=record.context[: record.prefill_len] if self.config.track_tokens else None,
+            cached_tokens=record.known_context()[: record.prefill_len] if self.config.track_tokens else None,
             num_received=record.prefill_len,
         )

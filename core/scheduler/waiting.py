@@ -13,7 +13,7 @@ the greatest priority is never retracted for another, and two requests cannot re
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from ..errors import InvariantViolation
 from .life import RequestRecord
@@ -85,7 +85,7 @@ class WaitingQueue:
         if not waiting:
             self._priorities.remove(priority)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[RequestRecord]:
         for priority in self._priorities:
             yield from self._classes[priority]
 

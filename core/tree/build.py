@@ -20,6 +20,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from ..arrays import Int64Array
 from ..errors import ForedraftError
 
 MAX_TREE_NODES = 64
@@ -48,11 +49,11 @@ class VerifyTree:
 
     @property
     def batch_size(self) -> int:
-        return self.parents.shape[0]
+        return int(self.parents.shape[0])
 
     @property
     def num_draft_tokens(self) -> int:
-        return self.parents.shape[1]
+        return int(self.parents.shape[1])
 
     @property
     def ancestor_mask(self) -> np.ndarray:
@@ -344,8 +345,8 @@ def _ancestor_bits(parents: np.ndarray, width: int) -> np.ndarray:
     return bits
 
 
-def _positions(seq_lens: np.ndarray, depths: np.ndarray, max_position: int | None) -> np.ndarray:
-    positions = np.asarray(seq_lens, np.int64)[:, None] + depths
+def _positions(seq_lens: np.ndarray, depths: np.ndarray, max_position: int | None) -> Int64Array:
+    positions: Int64Array = np.asarray(seq_lens, np.int64)[:, None] + depths
     if max_position is not None:
         # Drafts past the end of the context are never emitted, but the model must not look up their positions.
         positions = np.minimum(positions, max_position)

@@ -124,4 +124,4 @@ def gather_last(emitted: np.ndarray, accept_lens: np.ndarray) -> np.ndarray:
     """
     batch_size, width = emitted.shape
     last = emitted.reshape(-1)[np.arange(batch_size) * width + accept_lens - 1]
-    return np.maximum(last, 0)
+    return np.asarray(np.maximum(last, 0))

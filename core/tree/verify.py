@@ -137,7 +137,8 @@ def sample_tokens(probs: np.ndarray, coins: np.ndarray) -> np.ndarray:
     total = cumulative[:, -1]
     # coin · total can round up to total; then the last token with mass is meant, just below the end.
     threshold = np.minimum(coins * total, np.nextafter(total, 0.0))
-    return (cumulative > threshold[:, None]).argmax(axis=1).astype(np.int32)
+    tokens: np.ndarray = (cumulative > threshold[:, None]).argmax(axis=1)
+    return tokens.astype(np.int32)
 
 
 def target_distribution(

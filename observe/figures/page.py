@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -99,9 +100,9 @@ class Page:
         )  # fmt: skip
 
 
-def _plain(figure: go.Figure) -> dict:
+def _plain(figure: go.Figure) -> dict[str, Any]:
     """Return a figure as plain data, without the template, the title and the note, which the page has."""
-    plain = json.loads(figure.to_json())
+    plain: dict[str, Any] = json.loads(figure.to_json())
     plain["layout"].pop("template", None)
     plain["layout"].pop("title", None)
     title = plain["layout"]["xaxis"]["title"]

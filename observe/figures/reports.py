@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -205,16 +206,16 @@ def _add_sweep(page: Page, trials: Trials) -> None:
 
 def _best_points(trials: Trials) -> Iterator[str]:
     balanced = [point for point in trials.points if not point.is_overloaded]
-    for what, key, best in (
-        ("Most output tokens per second", "output_throughput", max),
-        ("Lowest p99 TTFT", "p99_ttft_ms", min),
-        ("Lowest p99 TPOT", "p99_tpot_ms", min),
+    for what, key, is_most in (
+        ("Most output tokens per second", "output_throughput", True),
+        ("Lowest p99 TTFT", "p99_ttft_ms", False),
+        ("Lowest p99 TPOT", "p99_tpot_ms", False),
     ):
-        known = [point for point in balanced if point.values(key)]
+        known = [(float(np.mean(values)), point) for point in balanced if (values := point.values(key))]
         if known:
-            point = best(known, key=lambda point, key=key: float(np.mean(point.values(key))))
+            mean, point = (max if is_most else min)(known, key=itemgetter(0))
             unit = "ms" if key.endswith("_ms") else ""
-            yield f"{what}: {_label(trials, point)} ({format_number(float(np.mean(point.values(key))), unit)})."
+            yield f"{what}: {_label(trials, point)} ({format_number(mean, unit)})."
     if len(balanced) < len(trials.points):
         yield f"{len(trials.points) - len(balanced)} of {len(trials.points)} combinations are overloaded and do not count."
 

@@ -154,8 +154,9 @@ def against(trials: Trials | str | PathLike[str], key: str, metric: str) -> go.F
         _add_points(
             made, [point for point in points if point.values(metric)], name, colour, key, metric, "lines+markers"
         )
-    numbers = [point.settings.get(key) for point in trials.points]
-    if all(isinstance(number, int | float) for number in numbers):
+    settings = [point.settings.get(key) for point in trials.points]
+    numbers = [setting for setting in settings if isinstance(setting, int | float)]
+    if len(numbers) == len(settings):
         values = sorted(set(numbers))
         if key in LOADS and values[0] > 0 and values[-1] >= 10 * values[0]:
             made.update_xaxes(type="log")
@@ -246,10 +247,10 @@ def frontier(trials: Trials | str | PathLike[str]) -> go.Figure:
         shown = [one for one in found if one["status"] == kind]
         if not shown:
             continue
-        widths = [one["half_width"] or 0 for one in shown] if greatest else None
+        widths = [one["half_width"] or 0 for one in shown] if greatest else []
         made.add_scatter(
             x=[one["load"] if greatest else one["gpus"] for one in shown], y=[one["name"] for one in shown], mode="markers",
-            error_x={"type": "data", "array": widths, "thickness": 2, "width": 5} if greatest and any(widths) else None,
+            error_x={"type": "data", "array": widths, "thickness": 2, "width": 5} if any(widths) else None,
             marker={"color": colour, "size": 11}, name=names[kind], showlegend=True,
             customdata=[f"{one['tightest']} at {one['taken']:.0%} of its limit" if one["taken"] else "" for one in shown],
             hovertemplate="%{y}: %{x:.4~g}<br>%{customdata}<extra></extra>",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...core.arrays import Int64Array
 from ...core.contract.events import Aborted, HandoffMove, HandoffMoved, Planned, Resumed, StepsLost, Submitted
 from ...core.contract.request import FinishedRequest, FinishReason
+from ...core.contract.step import Join
 
 # -- requests that two engines have -----------------------------------------------------------------------------------
 # One engine computes the prompt, the other decodes. For the metrics they are one request:
@@ -89,9 +91,10 @@ class HandedRequests:
 
     def take_moved(self) -> list[Closing]:
         """Return the closings of requests of lost engines that were not submitted again, as failures: the run is over."""
-        moved = [shared for shared in self._shared.values() if shared.moved is not None and not shared.workers]
         closings = []
-        for shared in moved:
+        for shared in list(self._shared.values()):
+            if shared.moved is None or shared.workers:
+                continue
             slot, _, now_ns, num_output = shared.moved
             closings.append((slot, int(FinishReason.ERROR), now_ns, num_output))
             del self._shared[slot], self._slots[shared.name]
@@ -108,7 +111,7 @@ class GrowingColumn:
     """An array with room to spare at its end."""
 
     def __init__(self, dtype: type) -> None:
-        self._values = np.empty(1024, dtype=dtype)
+        self._values: np.ndarray = np.empty(1024, dtype=dtype)
         self._size = 0
 
     def extend(self, values: np.ndarray) -> None:
@@ -126,28 +129,31 @@ class GrowingColumn:
         return self._values[: self._size]
 
 
+class OpenColumns(NamedTuple):
+    """The columns of `OpenRequests`."""
+
+    replica: Int64Array
+    arrival_ns: Int64Array
+    first_scheduled_ns: Int64Array
+    first_token_ns: Int64Array
+    last_token_ns: Int64Array
+    prompt_len: Int64Array
+    max_tokens: Int64Array
+    num_cached: Int64Array
+    num_output: Int64Array
+    correct_drafts: Int64Array
+    verify_rounds: Int64Array
+    retractions: Int64Array
+
+
 class OpenRequests:
     """One column entry (a *slot*) per open request; −1 is "not yet". Memory follows the greatest number open at once."""
-
-    FIELDS = (
-        "replica",
-        "arrival_ns",
-        "first_scheduled_ns",
-        "first_token_ns",
-        "last_token_ns",
-        "prompt_len",
-        "max_tokens",
-        "num_cached",
-        "num_output",
-        "correct_drafts",
-        "verify_rounds",
-        "retractions",
-    )
 
     def __init__(self) -> None:
         self.capacity = 0
         self.ids: list[str] = []
         self._free: list[int] = []
+        self._table: Int64Array = np.empty((len(OpenColumns._fields), 0), dtype=np.int64)
         self._grow(256)
 
     def open(self, request_id: str, replica: int, arrival_ns: int, prompt_len: int, max_tokens: int) -> int:
@@ -155,27 +161,25 @@ class OpenRequests:
             self._grow(2 * self.capacity)
         slot = self._free.pop()
         self.ids[slot] = request_id
-        self.table[:, slot] = (replica, arrival_ns, -1, -1, -1, prompt_len, max_tokens, 0, 0, 0, 0, 0)
+        self._table[:, slot] = (replica, arrival_ns, -1, -1, -1, prompt_len, max_tokens, 0, 0, 0, 0, 0)
         return slot
 
     def close(self, slots: np.ndarray) -> tuple[list[str], dict[str, np.ndarray]]:
         """Close the requests in `slots` int64 [n]; returns their ids, and their columns by name."""
-        taken = self.table[:, slots]
+        taken = self._table[:, slots]
         numbers = slots.tolist()
         ids = [self.ids[slot] for slot in numbers]
         self._free.extend(reversed(numbers))
-        return ids, dict(zip(self.FIELDS, taken, strict=True))
+        return ids, dict(zip(OpenColumns._fields, taken, strict=True))
 
     def _grow(self, capacity: int) -> None:
-        table = np.full((len(self.FIELDS), capacity), -1, dtype=np.int64)
-        if self.capacity:
-            table[:, : self.capacity] = self.table
-        self.table = table
+        table = np.full((len(OpenColumns._fields), capacity), -1, dtype=np.int64)
+        table[:, : self.capacity] = self._table
+        self._table = table
+        self.columns = OpenColumns(*table)
         self.ids.extend([""] * (capacity - self.capacity))
         self._free.extend(range(capacity - 1, self.capacity - 1, -1))
         self.capacity = capacity
-        for name, column in zip(self.FIELDS, table, strict=True):
-            setattr(self, name, column)
 
 
 REFUSED = 0
@@ -205,7 +209,7 @@ class ReplicaMetrics:
     @property
     def capacity(self) -> int:
         """KV slots of the pool; 0 if the engine's configuration is unknown."""
-        return self.config.get("num_pages", 0) * self.config.get("page_size", 1)
+        return int(self.config.get("num_pages", 0) * self.config.get("page_size", 1))
 
     def enter(self, slot: int, row: int) -> None:
         if row >= len(self.slot_of_row):
@@ -289,18 +293,18 @@ class RequestLives:
             if state.rows.pop(slot, None) is not None:
                 self.running -= 1
             state.arrived.pop(slot, None)
-            self.open.retractions[slot] += 1
+            self.open.columns.retractions[slot] += 1
             self._totals["retractions"] += 1
 
-    def _joined(self, state: ReplicaMetrics, join: Any, now_ns: int) -> None:
+    def _joined(self, state: ReplicaMetrics, join: Join, now_ns: int) -> None:
         request = join.request
         slot = state.slots[request.request_id]
         state.arrived.pop(slot, None)
         state.enter(slot, join.row)
         self.running += 1
-        if self.open.first_scheduled_ns[slot] < 0:
-            self.open.first_scheduled_ns[slot] = now_ns
-            self.open.num_cached[slot] = join.num_cached
+        if self.open.columns.first_scheduled_ns[slot] < 0:
+            self.open.columns.first_scheduled_ns[slot] = now_ns
+            self.open.columns.num_cached[slot] = join.num_cached
         if state.config.get("prefix_cache", True) and request.prompt.content_is_known:
             self._totals["looked_up_tokens"] += request.prompt.length + join.num_emitted
             self._totals["cached_tokens"] += join.num_cached

@@ -68,7 +68,7 @@ class Server:
 def known_arguments(table: str, mapped: Mapping[str, str]) -> dict[str, Known]:
     """Return the arguments of the file `table` beside this one, and those that keys of a scenario follow from: `mapped`, kind by name."""
     data = read_toml(Path(__file__).with_name(table))
-    known = {}
+    known: dict[str, Known] = {}
     for reason, group in [
         (None, data["without_effect"]),
         *((group["reason"], group) for group in data["not_modelled"]),
@@ -187,7 +187,7 @@ class Given:
     def read_formats(self, weights: Mapping[str, str], kvs: Mapping[str, str]) -> None:
         """Take the formats of weights and KV; `weights`, `kvs`: the server's names of those that have a price, with ours."""
         quantization, kv, dtype = (self.text(name) for name in ("quantization", "kv-cache-dtype", "dtype"))
-        if quantization in weights:
+        if quantization is not None and quantization in weights:
             self.settings["model.weight_dtype"] = weights[quantization]
         elif quantization is not None:
             self.not_modelled["--quantization"] = (
@@ -197,7 +197,7 @@ class Given:
             self.settings["model.weight_dtype"] = "fp16"
         elif dtype in ("float", "float32"):
             self.not_modelled["--dtype"] = "32-bit weights have no price here"
-        if kv in kvs:
+        if kv is not None and kv in kvs:
             self.settings["model.kv_dtype"] = kvs[kv]
         elif kv not in (None, "auto"):
             self.not_modelled["--kv-cache-dtype"] = f"KV in {kv} has no price here"
@@ -310,7 +310,7 @@ class _Reader:
             table[key.replace("-", "_")] = text
 
     def _values(self, many: bool) -> list[str]:
-        values = []
+        values: list[str] = []
         while self.place < len(self.words) and (many or not values):
             word = self.words[self.place]
             if re.match(r"--?[A-Za-z]", word):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from ...core.adaptive.interchange import TRTLLM_MAX_STEPS, TRTLLM_SCHEDULE, import_table, to_json
 from ...core.errors import ConfigError, Problem, nearest
@@ -225,5 +225,5 @@ def _speculation(given: Given) -> None:
         given.not_modelled[f"speculative_config.{key}"] = "drafts are chains of up to max_draft_len tokens"
 
 
-def _is_size(value: Any) -> bool:
+def _is_size(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 1 << 20

@@ -86,6 +86,7 @@ def mean_context(scenario: Scenario, model: RoundModel) -> int:
 
 def _windows(scenario: Scenario, requests: int) -> list[Phase]:
     table = scenario.workload
+    assert table.trace is not None, "windows are those of a trace"
     source = TraceSource(table.trace, table.format, 1.0, table.start_s, table.stop_s)
     times = np.array([one.time_ns for one in source], dtype=np.int64)
     if not len(times):
@@ -94,7 +95,7 @@ def _windows(scenario: Scenario, requests: int) -> list[Phase]:
     counts = np.bincount(times // width, minlength=1)
     filled = sorted(np.flatnonzero(counts).tolist(), key=lambda window: (counts[window], window))
     chosen = {"quiet": filled[0], "middle": filled[len(filled) // 2], "busy": filled[-1]}
-    phases = {}
+    phases: dict[int, Phase] = {}
     for name, window in chosen.items():
         start_s = table.start_s + window * width / 1e9
         settings = {

@@ -15,13 +15,13 @@ from ..rounds import RoundModel
 FIRST_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Smallest batch sizes of the ranges, each twice the one before: the sizes that servers capture."""
 WIDEST = 2
-KNOBS = {  # of the controller: the least and the greatest value that is tried
+KNOBS: dict[str, tuple[float, float]] = {  # of the controller: the least and the greatest value that is tried
     "ema_alpha": (0.02, 0.5),
     "update_interval": (2, 40),
     "up_hysteresis": (-0.25, 0.5),
     "gap": (0.0, 0.5),  # from down_hysteresis up to up_hysteresis: the other way round it would oscillate
 }
-USUAL_KNOBS = {"ema_alpha": 0.2, "update_interval": 5, "up_hysteresis": 0.0, "gap": 0.25}
+USUAL_KNOBS: dict[str, float] = {"ema_alpha": 0.2, "update_interval": 5, "up_hysteresis": 0.0, "gap": 0.25}
 
 Table = Mapping[str, Any]
 """A table of adaptive steps in our own format (docs/adaptive.md)."""

@@ -110,8 +110,8 @@ class Tune:
         best = {phase.name: self._best_fixed(phase, seeds) for phase in self.phases}
         study = self._study(self._best_by_batch(seeds))
         scored: dict[str, tuple[float, Table]] = {}
-        for table in (PRESETS["default"], *({"1": {"candidate_steps": [steps]}} for steps in range(len(self._fixed)))):
-            self._score(table, best, scored)
+        for known in (PRESETS["default"], *({"1": {"candidate_steps": [steps]}} for steps in range(len(self._fixed)))):
+            self._score(known, best, scored)
         for first in range(0, self.question.trials, GROUP):
             asked = [study.ask() for _ in range(min(GROUP, self.question.trials - first))]
             tables = [self.space.table(self.space.suggest(trial)) for trial in asked]
@@ -201,12 +201,14 @@ class Tune:
         mine = repr(settings_of(table))
         logs = []
         for seed in self.question.seeds:
-            pairs = [
-                (self.speeds.get((mine, p.name, seed)), self.speeds.get((repr(over), p.name, seed))) for p in phases
-            ]
-            if any(not a or not b for a, b in pairs):
-                return None
-            logs.append(sum(math.log(a / b) for a, b in pairs) / len(pairs))
+            total = 0.0
+            for phase in phases:
+                speed = self.speeds.get((mine, phase.name, seed))
+                other = self.speeds.get((repr(over), phase.name, seed))
+                if not speed or not other:
+                    return None
+                total += math.log(speed / other)
+            logs.append(total / len(phases))
         found = estimate(logs)
         return Estimate(math.expm1(found.mean), math.exp(found.mean) * found.half_width)
 

@@ -9,15 +9,18 @@ import simpy
 
 from ...core.draws import Purpose, uniform
 from ..workload.workload import Arrival
+from .clock import Environment
 
 
 def open_loop_source(
-    env: simpy.Environment, arrivals: Iterable[Arrival], send: Send, cancel: Cancel, patience: Patience
+    env: Environment, arrivals: Iterable[Arrival], send: Send, cancel: Cancel, patience: Patience
 ) -> Generator[simpy.Event, None, None]:
     """Send every arrival at its time; a client with limited patience becomes a process of its own."""
     for arrival in arrivals:
-        if arrival.time_ns > env.now:
-            yield env.timeout(arrival.time_ns - env.now)
+        time_ns = arrival.time_ns
+        assert time_ns is not None, "a request of an open loop has a time"
+        if time_ns > env.now:
+            yield env.timeout(time_ns - env.now)
         patience_ns = None if patience.is_endless else patience.of(arrival.row)
         if patience_ns is None:
             send(arrival)
@@ -25,7 +28,9 @@ def open_loop_source(
             env.process(impatient_client(env, arrival, send, cancel, patience_ns))
 
 
-Send = Callable[[Arrival], tuple[str, simpy.Event]]  # returns the request's id and the event of its end
+Send = Callable[[Arrival], tuple[str, simpy.Event | None]]
+"""Sends a request: returns its id and the event of its end, None in a run whose clients never wait."""
+
 Cancel = Callable[[str], None]
 
 
@@ -33,7 +38,7 @@ class Patience:
     """How long clients wait: a deadline for all, and a share that leaves at a random moment. Draws are keyed by the request."""
 
     def __init__(self, seed: int, deadline_s: float | None, cancel_share: float, cancel_mean_s: float) -> None:
-        self.is_endless = deadline_s is None and cancel_share == 0.0
+        self.is_endless: bool = deadline_s is None and cancel_share == 0.0
         self._seed = seed
         self._deadline_s = deadline_s
         self._cancel_share = cancel_share
@@ -49,21 +54,23 @@ class Patience:
 
 
 def impatient_client(
-    env: simpy.Environment, arrival: Arrival, send: Send, cancel: Cancel, patience_ns: int
+    env: Environment, arrival: Arrival, send: Send, cancel: Cancel, patience_ns: int
 ) -> Generator[simpy.Event, None, None]:
     """Send one request and wait for its end, or leave."""
     request_id, ended = send(arrival)
+    assert ended is not None
     yield ended | env.timeout(patience_ns)
     if not ended.triggered:
         cancel(request_id)
 
 
 def closed_loop_client(
-    env: simpy.Environment, arrivals: Iterator[Arrival], send: Send, cancel: Cancel, patience: Patience
+    env: Environment, arrivals: Iterator[Arrival], send: Send, cancel: Cancel, patience: Patience
 ) -> Generator[simpy.Event, None, None]:
     """Send the next request whenever the last one has ended or was given up, until there are none."""
     for arrival in arrivals:
         request_id, ended = send(arrival)
+        assert ended is not None
         patience_ns = None if patience.is_endless else patience.of(arrival.row)
         if patience_ns is None:
             yield ended

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-import simpy
-from simpy.events import Event
+from collections.abc import Callable
+from typing import TypeVarTuple
 
-AFTER_ARRIVALS = 2  # SimPy's priorities: 0 urgent, 1 normal
+import simpy
+from simpy.events import Event, EventPriority
+
+Arguments = TypeVarTuple("Arguments")
+"""The arguments with which a message is delivered."""
+
+AFTER_ARRIVALS: EventPriority = EventPriority(2)  # SimPy's priorities: 0 urgent, 1 normal
 
 
 class Environment(simpy.Environment):
     """SimPy's environment, whose clock a process may set forward itself, as often as `passes_left` says before the next event is taken."""
 
-    passes_left = 0
+    passes_left: int = 0
+    _now: int  # SimPy's own clock: all delays are integers, so it stays one
+
+    @property
+    def now(self) -> int:
+        """Return the simulated time, in nanoseconds."""
+        return self._now
 
     def passed(self, at_ns: int) -> bool:
         """Set the clock to `at_ns` if nothing happens up to then, and return whether that was so. Else wait for `until`."""
@@ -22,7 +34,7 @@ class Environment(simpy.Environment):
         return True
 
 
-def until(env: simpy.Environment, at_ns: int) -> Event:
+def until(env: Environment, at_ns: int) -> Event:
     """Return an event at `at_ns` that comes after all others at that time, so that a scheduler sees what has arrived by then."""
     event = Event(env)
     event._ok, event._value = True, None
@@ -30,7 +42,7 @@ def until(env: simpy.Environment, at_ns: int) -> Event:
     return event
 
 
-def call_at(env: simpy.Environment, at_ns: int, function, *arguments) -> None:
+def call_at(env: Environment, at_ns: int, function: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
     """Deliver a message: call `function(*arguments)` at `at_ns`."""
     event = Event(env)
     event._ok, event._value = True, None

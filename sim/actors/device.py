@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...core.acceptance.process import AcceptanceProcess
 from ...core.contract.step import BlockEnd, DecodeResult, DecodeStep, Join, PrefillResult, Step
@@ -38,14 +39,14 @@ class Jitter:
         self._sigma, self._shift = math.sqrt(variance), -variance / 2
         self._key = stream_keys(seed, purpose, replica, lane)
         self._start = 0
-        self._window = np.empty(0)
+        self._window: NDArray[np.float64] = np.empty(0)
 
-    def factors(self, first: int, count: int) -> np.ndarray:
+    def factors(self, first: int, count: int) -> NDArray[np.float64]:
         """Return the factors of steps `first` … `first` + `count` − 1: float64 [count]."""
         offset = first - self._start
         if offset < 0 or offset + count > len(self._window):
             self._start, offset = first, 0
-            self._window = normal_at(self._key, np.arange(first, first + max(count, _WINDOW)))
+            self._window = np.asarray(normal_at(self._key, np.arange(first, first + max(count, _WINDOW))))
             self._window *= self._sigma
             self._window += self._shift
             np.exp(self._window, out=self._window)
@@ -55,7 +56,7 @@ class Jitter:
         """Return what one step takes whose mean is `time_ns`."""
         return int(time_ns * self.factors(step, 1)[0])
 
-    def times_ns(self, first: int, times_ns: np.ndarray) -> np.ndarray:
+    def times_ns(self, first: int, times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return what successive steps take whose means are `times_ns`: int64 [m]."""
         return (times_ns * self.factors(first, len(times_ns))).astype(np.int64)
 
@@ -64,8 +65,8 @@ class HostJitter:
     """The fluctuation of the scheduler's work: of planning and launching a step, and of committing it."""
 
     def __init__(self, spread: float, seed: int, replica: int) -> None:
-        self.launch = Jitter(spread, seed, Purpose.HOST_TIME, replica)
-        self.commit = Jitter(spread, seed, Purpose.HOST_TIME, replica, lane=1)
+        self.launch: Jitter = Jitter(spread, seed, Purpose.HOST_TIME, replica)
+        self.commit: Jitter = Jitter(spread, seed, Purpose.HOST_TIME, replica, lane=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Batch(NamedTuple):
     """Columns that stay as they are while the same rows decode."""
 
     rows: np.ndarray  # the steps' own array, shared while the batch stays the same
-    index: np.ndarray  # intp [bs], the same: NumPy indexes by it several times faster
+    indices: np.ndarray  # intp [bs], the same: NumPy indexes by it several times faster
     kv_end: int  # sum of the KV lengths at the end
     keys: np.ndarray  # uint64 [bs]
     position_end: np.ndarray  # int64 [bs]
@@ -111,10 +112,10 @@ class Device:
     ) -> None:
         self.cost = cost
         self.jitter = jitter
-        self.num_run = 0  # decode rounds, and steps with prefill alone
+        self.num_run: int = 0  # decode rounds, and steps with prefill alone
         self.truths: dict[str, Truth] = {}
         self.busy_ns = 0
-        self.slowdown = 1.0  # multiplies all device times
+        self.slowdown: float = 1.0  # multiplies all device times
         self.forced_drafts = ""  # "right" or "wrong": every draft is; "": as the acceptance process has it
         self._num_rows = num_rows
         self._acceptance = acceptance
@@ -166,6 +167,7 @@ class Device:
     def prefill(self, step: Step) -> PrefillResult:
         """Compute the chunks of a step; a last chunk emits its row's first token."""
         part = step.prefill
+        assert part is not None, "only a step with prompt chunks is given here"
         if step.decode is None:
             self.num_run += 1
         stopped = [False] * len(part.rows)
@@ -186,15 +188,18 @@ class Device:
         return device_ns if self.slowdown == 1.0 else int(device_ns * self.slowdown)
 
     def _cost_ns(self, step: Step, drawn: DrawnRounds | None) -> int:
+        assert step.prefill is not None, "only a step with prompt chunks is given here"
         chunks = list(zip(step.prefill.lens.tolist(), step.prefill.starts.tolist(), strict=True))
         decode = step.decode
         if decode is None:
             return self.cost.step_ns(chunks)
         if self.cost.sees_rows:
             drawn = drawn or self.draw(decode, 1, timed=False)
-            return self.cost.both_ns(chunks, int(self._seen_ns(decode, drawn.accept_lens[:1], drawn.left)[0]))
+            return self.cost.both_ns(
+                chunks, int(self._seen_ns(self.cost, decode, drawn.accept_lens[:1], drawn.left)[0])
+            )
         batch, batch_size = self._batch_of(decode), len(decode.rows)
-        kv_tokens = batch.kv_end - int(self._left[batch.index].dot(self._units[:batch_size]))
+        kv_tokens = batch.kv_end - int(self._left[batch.indices].dot(self._units[:batch_size]))
         topk = decode.topk if decode.steps else 1
         return self.cost.step_ns(chunks, (batch_size, decode.steps, topk, decode.num_draft_tokens, kv_tokens))
 
@@ -203,7 +208,7 @@ class Device:
     def draw(self, decode: DecodeStep, limit: int, timed: bool = True) -> DrawnRounds:
         """Draw the next rounds of a batch, up to `limit` and up to the first in which a request ends; a row that has ended makes it one."""
         batch, batch_size = self._batch_of(decode), len(decode.rows)
-        left = self._left[batch.index]
+        left = self._left[batch.indices]
         limit = max(1, min(limit, int(left[left.argmin()])))
         kv_tokens = batch.kv_end - int(left.dot(self._units[:batch_size]))
         if decode.steps == 0:
@@ -218,7 +223,7 @@ class Device:
             grown = np.add.accumulate(emitted[:rounds]) - emitted[:rounds]
         device_ns = np.zeros(rounds, dtype=np.int64)
         if timed and self.cost.sees_rows:
-            device_ns = self._seen_ns(decode, lens[:rounds], left)
+            device_ns = self._seen_ns(self.cost, decode, lens[:rounds], left)
         elif timed:
             shape = (batch_size, decode.steps, decode.topk if decode.steps else 1, decode.num_draft_tokens)
             if rounds == 1:
@@ -231,32 +236,32 @@ class Device:
             device_ns = (device_ns * self.slowdown).astype(np.int64)
         return DrawnRounds(rounds, lens, emitted, device_ns, left)
 
-    def _seen_ns(self, decode: DecodeStep, lens: np.ndarray, left: np.ndarray) -> np.ndarray:
+    def _seen_ns(self, cost: StepCost, decode: DecodeStep, lens: np.ndarray, left: np.ndarray) -> NDArray[np.int64]:
         """Return nanoseconds of rounds with these accept lengths [rounds, bs], from a cost that knows what each row does."""
-        index = self._batch_of(decode).index
+        index = self._batch_of(decode).indices
         contexts = self._kv_end[index] - left + np.cumsum(lens, axis=0, dtype=np.int64) - lens
-        context = contexts.max(axis=1) if self.cost.padded else contexts.mean(axis=1)
+        context = contexts.max(axis=1) if cost.padded else contexts.mean(axis=1)
         topk = decode.topk if decode.steps else 1
         shape = (len(index), decode.steps, topk, decode.num_draft_tokens)
-        return self.cost.rounds_ns(*shape, context, lens.max(axis=1))
+        return cost.rounds_ns(*shape, context, lens.max(axis=1))
 
     def _draw_lens(self, decode: DecodeStep, batch: Batch, left: np.ndarray, limit: int) -> tuple[np.ndarray, int]:
         """Accept lengths int32 [≥ rounds, bs] and the number of rounds, up to the first in which a request ends."""
         if self.forced_drafts:
             accepted = min(decode.steps + 1, decode.num_draft_tokens) if self.forced_drafts == "right" else 1
             rounds = min(limit, max(1, -(-int(left.min()) // accepted)))
-            return np.full((rounds, len(batch.index)), accepted, dtype=np.int32), rounds
+            return np.full((rounds, len(batch.indices)), accepted, dtype=np.int32), rounds
         cache = self._last_cache = self._cache(decode)
         positions = batch.position_end - left
         if limit == 1:
-            return cache.accept_lens(batch.index, batch.keys, positions, decode.steps)[None, :], 1
-        lens = cache.accept_lens_of_rounds(batch.index, batch.keys, positions, decode.steps, limit, left)
+            return cache.accept_lens(batch.indices, batch.keys, positions, decode.steps)[None, :], 1
+        lens = cache.accept_lens_of_rounds(batch.indices, batch.keys, positions, decode.steps, limit, left)
         return lens, len(lens)
 
     def apply(self, decode: DecodeStep, drawn: DrawnRounds, rounds: int, asked: bool) -> DecodeResult:
         """Run the first `rounds` of those drawn. `asked`: the driver stopped the block there."""
         self.num_run += rounds
-        rows = self._batch_of(decode).index
+        rows = self._batch_of(decode).indices
         lens = drawn.accept_lens[:rounds]
         if rounds == 1:
             total = lens[0]

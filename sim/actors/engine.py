@@ -21,7 +21,7 @@ import simpy
 
 from ...core.contract.outcomes import LossOutcome
 from ...core.contract.request import FinishedRequest, FinishReason, Request
-from ...core.contract.step import Step, StepFailure, StepResult
+from ...core.contract.step import DecodeStep, Step, StepFailure, StepResult
 from ...core.errors import InvariantViolation
 from ...core.scheduler.engine import Engine
 from ..cost.host import HostCost
@@ -35,7 +35,9 @@ NOTHING_LOST = LossOutcome((), ())
 class SpanSink(Protocol):
     """Takes what happened when, for a timeline: a device step or a stretch of scheduler work."""
 
-    def span(self, replica: int, track: str, name: str, start_ns: int, duration_ns: int, args: dict) -> None: ...
+    def span(
+        self, replica: int, track: str, name: str, start_ns: int, duration_ns: int, args: dict[str, int]
+    ) -> None: ...
 
 
 @dataclass(slots=True)
@@ -79,10 +81,10 @@ class EngineActor:
         self.hooks = hooks
         self.jitter = jitter
         self.handoff: HandoffPart | None = None  # set where prefill and decode are apart
-        self.rounds = 0
-        self.worked_until_ns = 0  # when the newest result, or its loss, was taken
+        self.rounds: int = 0
+        self.worked_until_ns: int = 0  # when the newest result, or its loss, was taken
         self.on_first_token: Callable[[int, str], None] | None = None  # told with the replica's number and the request
-        self.ran_ns = (0, 0)  # from and to when the device was at the newest step of one round
+        self.ran_ns: tuple[int, int] = (0, 0)  # from and to when the device was at the newest step of one round
         self.next_commit: tuple[Step, StepResult] | None = None  # a single round that is drawn and not over
         self._on_finished = on_finished
         self._spans = spans
@@ -93,7 +95,7 @@ class EngineActor:
         self._tail_planned_ns = 0
         self._idle: simpy.Event | None = None
         self._in_block = False
-        self.process = env.process(self._run())
+        self.process: simpy.Process = env.process(self._run())
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -217,6 +219,7 @@ class EngineActor:
         if step.max_rounds == 1 or step.step_id <= self._stop_id:
             return False
         if flight.drawn is None:
+            assert step.decode is not None, "a step of several rounds has a decode part"
             flight.drawn = self.device.draw(step.decode, step.max_rounds)
         return flight.drawn.rounds > 1
 
@@ -227,7 +230,8 @@ class EngineActor:
             yield from self._lose_steps(flight, fault)
             return
         if self._is_block(flight):
-            result = yield from self._run_block(flight)
+            assert flight.step.decode is not None and flight.drawn is not None
+            result = yield from self._run_block(flight, flight.step.decode, flight.drawn)
         else:
             result = self._run_single(flight)
             self.next_commit = flight.step, result
@@ -250,7 +254,7 @@ class EngineActor:
     def _lose_steps(self, flight: Flight, fault: StepFault) -> Generator[simpy.Event, None, None]:
         """Let the oldest step fail while it runs, and with it those launched behind it; then resume."""
         env, engine = self.env, self.engine
-        started_ns = max(self._device_free_ns, flight.launched_ns)
+        started_ns = self._start_ns(flight)
         lasts_ns = fault.timeout_ns
         if lasts_ns is None:
             lasts_ns = int(fault.run_share * self._device_ns(flight))
@@ -283,8 +287,14 @@ class EngineActor:
         if flight.step.prefill is not None:
             return self.device.step_ns(flight.step)
         if flight.drawn is None:
+            assert flight.step.decode is not None, "a step without prompts decodes"
             flight.drawn = self.device.draw(flight.step.decode, flight.step.max_rounds)
         return int(flight.drawn.device_ns[: flight.drawn.rounds].sum())
+
+    def _start_ns(self, flight: Flight) -> int:
+        """Return when the device begins the oldest step in flight; it was launched, as no block runs before it."""
+        assert flight.launched_ns is not None
+        return max(self._device_free_ns, flight.launched_ns)
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
@@ -301,13 +311,14 @@ class EngineActor:
             prefill = device.prefill(step)
             tokens = int(np.count_nonzero(step.prefill.is_last))
         else:
+            assert step.decode is not None, "a step without prompts decodes"
             drawn = flight.drawn if flight.drawn is not None else device.draw(step.decode, 1)
             device_ns = int(drawn.device_ns[0])
-        if drawn is not None:
+        if step.decode is not None and drawn is not None:
             decode = device.apply(step.decode, drawn, 1, asked=step.max_rounds > 1)
             tokens += int(drawn.emitted[0])
             self.rounds += 1
-        started_ns = max(self._device_free_ns, flight.launched_ns)
+        started_ns = self._start_ns(flight)
         self._device_free_ns = started_ns + device_ns
         self.ran_ns = (started_ns, self._device_free_ns)
         batch_size = 0 if step.decode is None else len(step.decode.rows)
@@ -318,7 +329,7 @@ class EngineActor:
         self._cpu_free_ns = committing_ns + commit_ns
         device.busy_ns += device_ns
         if self._spans is not None:
-            self._span_device(step, started_ns, device_ns, 1)
+            self._span_device(self._spans, step, started_ns, device_ns, 1)
             self._spans.span(
                 self.replica,
                 "scheduler",
@@ -331,12 +342,16 @@ class EngineActor:
 
     # -- a block ------------------------------------------------------------------------------------------------------
 
-    def _run_block(self, flight: Flight) -> Generator[simpy.Event, None, StepResult]:
+    def _run_block(
+        self, flight: Flight, decode: DecodeStep, drawn: DrawnRounds
+    ) -> Generator[simpy.Event, None, StepResult]:
         """Run a block until it ends, or to the first round boundary at which the CPU, planning, would see what has arrived."""
-        drawn, step = flight.drawn, flight.step
+        step = flight.step
         has_tail = len(self._flights) > 1  # none in synchronous mode, nor where a step behind the block got no KV
-        times = self._overlap_times(flight) if has_tail else self._synchronous_times(flight)
-        started_ns = max(self._device_free_ns, flight.launched_ns)
+        started_ns = self._start_ns(flight)
+        commit_ns, launch_ns = self._commit_costs(decode, drawn), self._launch_costs(flight, drawn)
+        times_of = self._overlap_times if has_tail else self._synchronous_times
+        times = times_of(started_ns, drawn.device_ns, commit_ns, launch_ns)
         rounds, asked = drawn.rounds, False
         if not self.env.passed(int(times.commit_end_ns[-1])):
             self._in_block = True
@@ -354,36 +369,38 @@ class EngineActor:
         self.device.busy_ns += int(np.add.reduce(drawn.device_ns[:rounds]))
         self.rounds += rounds
         if self._spans is not None:
-            self._span_device(step, started_ns, self._device_free_ns - started_ns, rounds)
-        decode = self.device.apply(step.decode, drawn, rounds, asked)
-        return StepResult(step.step_id, None, decode, times.commit_end_ns[:rounds])
+            self._span_device(self._spans, step, started_ns, self._device_free_ns - started_ns, rounds)
+        decoded = self.device.apply(decode, drawn, rounds, asked)
+        return StepResult(step.step_id, None, decoded, times.commit_end_ns[:rounds])
 
-    def _commit_costs(self, flight: Flight) -> np.ndarray:
+    def _commit_costs(self, decode: DecodeStep, drawn: DrawnRounds) -> np.ndarray:
         """Return the host time to commit each round, int64 [rounds]."""
-        batch_size, emitted = len(flight.step.decode.rows), flight.drawn.emitted[: flight.drawn.rounds]
+        batch_size, emitted = len(decode.rows), drawn.emitted[: drawn.rounds]
         base_ns = self.host.commit_ns(batch_size, 0)
         commit_ns = base_ns + (self.host.commit_ns(batch_size, 1) - base_ns) * emitted
         return commit_ns if self.jitter is None else self.jitter.commit.times_ns(self.device.num_run, commit_ns)
 
-    def _launch_costs(self, flight: Flight) -> int | np.ndarray:
+    def _launch_costs(self, flight: Flight, drawn: DrawnRounds) -> int | np.ndarray:
         """Return the host time to plan and launch the round after each, int64 [rounds], or one number if it is the same for all."""
         if self.jitter is None:
             return flight.host_ns
-        means_ns = np.full(flight.drawn.rounds, flight.host_ns, dtype=np.int64)
+        means_ns = np.full(drawn.rounds, flight.host_ns, dtype=np.int64)
         return self.jitter.launch.times_ns(self.device.num_run + 1, means_ns)
 
-    def _synchronous_times(self, flight: Flight) -> BlockTimes:
+    @staticmethod
+    def _synchronous_times(
+        start_ns: int, device_ns: np.ndarray, commit_ns: np.ndarray, launch_ns: int | np.ndarray
+    ) -> BlockTimes:
         """Return the times of rounds that run one after the other: plan, launch, run, commit; plan, launch, run, commit; …"""
-        commit_ns, launch_ns = self._commit_costs(flight), self._launch_costs(flight)
-        start_ns = max(self._device_free_ns, flight.launched_ns)
-        next_launch_ns = start_ns + np.add.accumulate(flight.drawn.device_ns + commit_ns + launch_ns)
+        next_launch_ns = start_ns + np.add.accumulate(device_ns + commit_ns + launch_ns)
         commit_end_ns = next_launch_ns - launch_ns
         return BlockTimes(commit_end_ns - commit_ns, commit_end_ns, next_launch_ns)
 
-    def _overlap_times(self, flight: Flight) -> BlockTimes:
+    def _overlap_times(
+        self, start_ns: int, device_ns: np.ndarray, commit_ns: np.ndarray, host_ns: int | np.ndarray
+    ) -> BlockTimes:
         """Return the times of rounds of which j + 1 is planned and launched while j runs, and before j is committed."""
-        device_ns, commit_ns, host_ns = flight.drawn.device_ns, self._commit_costs(flight), self._launch_costs(flight)
-        first_end_ns = max(self._device_free_ns, flight.launched_ns) + int(device_ns[0])
+        first_end_ns = start_ns + int(device_ns[0])
         second_launch_ns = self._tail_planned_ns + (host_ns if isinstance(host_ns, int) else int(host_ns[0]))
         if second_launch_ns <= first_end_ns and not np.count_nonzero((device_ns - host_ns)[1:] < commit_ns[:-1]):
             # The device is never kept waiting.
@@ -408,7 +425,7 @@ class EngineActor:
             launch_ns = commits[-1] + plan_ns
         return BlockTimes(np.array(ends), np.array(commits), np.array(launches))
 
-    def _span_device(self, step: Step, start_ns: int, duration_ns: int, rounds: int) -> None:
+    def _span_device(self, spans: SpanSink, step: Step, start_ns: int, duration_ns: int, rounds: int) -> None:
         args: dict[str, int] = {"step": step.step_id}
         name = "prefill"
         if step.decode is not None:
@@ -421,4 +438,4 @@ class EngineActor:
             }
         if step.prefill is not None:
             args["prefill_tokens"] = int(step.prefill.lens.sum())
-        self._spans.span(self.replica, "device", name, start_ns, duration_ns, args)
+        spans.span(self.replica, "device", name, start_ns, duration_ns, args)

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-
-import simpy
+from typing import Protocol
 
 from ...core.contract.request import Request
 from ...core.draws import Purpose, uniform
 from ...core.prompt import Prompt
-from .clock import call_at
+from .clock import Arguments, Environment, call_at
 from .device import Truth
 from .engine import EngineActor
+
+
+class Wire(Protocol):
+    """Carries messages to one engine: a `Link`, or one with faults."""
+
+    def send(self, num_bytes: int, deliver: Callable[[*Arguments], None], *arguments: *Arguments) -> None: ...
 
 
 class Link:
     """Delivers in order; a message waits until the ones before it have passed."""
 
-    def __init__(self, env: simpy.Environment, latency_ns: int, bytes_per_s: float) -> None:
+    def __init__(self, env: Environment, latency_ns: int, bytes_per_s: float) -> None:
         self.env = env
         self.latency_ns = latency_ns
         self.bytes_per_s = bytes_per_s
         self._free_ns = 0
 
-    def send(self, num_bytes: int, deliver: Callable[..., None], *arguments) -> None:
+    def send(self, num_bytes: int, deliver: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
         """Call `deliver(*arguments)` when the message has arrived."""
         self._free_ns = max(self._free_ns, self.env.now) + int(num_bytes / self.bytes_per_s * 1e9)
         call_at(self.env, self._free_ns + self.latency_ns, deliver, *arguments)
@@ -62,7 +67,8 @@ class SentBlocks:
 
 
 def _blocks_of(prompt: Prompt) -> Iterator[tuple[int, int]]:
-    """Yield (hash id, tokens) from the front."""
+    """Yield (hash id, tokens) from the front of a prompt whose content is known."""
+    assert prompt.hash_ids is not None
     if prompt.segment_lens is not None:
         yield from zip(prompt.hash_ids, prompt.segment_lens, strict=True)
         return
@@ -87,8 +93,8 @@ class Balancer:
 
     def __init__(self, policy: str, num_engines: int, seed: int, cache_tokens: int, lane: int = 0) -> None:
         self.policy = policy
-        self.outstanding = [0] * num_engines
-        self.waiting_tokens = [0] * num_engines
+        self.outstanding: list[int] = [0] * num_engines
+        self.waiting_tokens: list[int] = [0] * num_engines
         self._seed = seed
         self._lane = lane
         self._num_routed = 0
@@ -147,7 +153,7 @@ class ReplicaRouter:
     """Sends requests to replicas, and cancels after them."""
 
     def __init__(
-        self, policy: str, replicas: list[EngineActor], links: list[Link], seed: int, cache_tokens: int = 0
+        self, policy: str, replicas: list[EngineActor], links: Sequence[Wire], seed: int, cache_tokens: int = 0
     ) -> None:
         self.replicas = replicas
         self.links = links

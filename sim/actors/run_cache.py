@@ -11,6 +11,7 @@ pass before they are needed, and dropped unread when it ends. A round then costs
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...core.acceptance.process import AcceptanceProcess
 from ...core.errors import InvariantViolation
@@ -30,7 +31,7 @@ class RunCache:
     def __init__(self, process: AcceptanceProcess, num_rows: int, window: int = 256, max_primed: int = 4096) -> None:
         assert num_rows >= 1 and window >= 1 and max_primed >= 0
         self.process = process
-        self.width = -(-window // process.alignment) * process.alignment
+        self.width: int = -(-window // process.alignment) * process.alignment
         self.max_primed = max_primed
         self._lens = np.zeros((num_rows + 1, self.width), np.int32)
         self._flat = self._lens.reshape(-1)
@@ -54,7 +55,8 @@ class RunCache:
         where = self._offsets(rows, request_keys, positions, 0)
         rows *= self._row_width
         where += rows
-        return np.minimum(self._flat[where], self._caps[steps])
+        lens: NDArray[np.int32] = np.minimum(self._flat[where], self._caps[steps])
+        return lens
 
     def accept_lens_of_rounds(
         self,
@@ -129,7 +131,8 @@ class RunCache:
             offsets = hashed - self._anchors[rows]
             if int(offsets[offsets.argmax()]) + reach >= self.width:
                 raise InvariantViolation("ACCEPT-02", f"rows {rows} do not hold the windows that were just drawn")
-        return offsets.view(np.int64)
+        columns: NDArray[np.int64] = offsets.view(np.int64)
+        return columns
 
     @staticmethod
     def _hashed(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:

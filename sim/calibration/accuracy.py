@@ -17,4 +17,5 @@ ROOFLINE, LEFT_OUT = "roofline", "left out"
 
 def mean_error(of: str, column: str) -> float:
     """Return a mean absolute error as a share. `column`: ROOFLINE, "measured", or LEFT_OUT, fitted without the point's own model."""
-    return read_json_object(str(FIGURES), read_text)["errors"][of][column] / 100
+    percent: float = read_json_object(str(FIGURES), read_text)["errors"][of][column]
+    return percent / 100

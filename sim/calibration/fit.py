@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...core.errors import ConfigError
 from ..cost.calibration import (
@@ -158,12 +159,13 @@ def as_its_clients_send(predictor: Predictor, base: Scenario) -> Predictor:
     """
     point = predictor.point
     told = point.input_std or point.output_std or point.input_lens or point.output_lens
-    if told or point.mean_ttft_ms is None or (point.concurrency or 1) == 1:
+    measured_ms = point.mean_ttft_ms
+    if told or measured_ms is None or (point.concurrency or 1) == 1:
         return predictor
     share = LENGTH_SPREAD / 3**0.5  # of uniform lengths
     drifting = replace(point, input_std=share * point.input_tokens, output_std=share * point.output_tokens)
     both = (predictor, Predictor(drifting, base, predictor.simulated))
-    return min(both, key=lambda each: abs(np.log(each.predict({})["mean_ttft_ms"] / point.mean_ttft_ms)))
+    return min(both, key=lambda each: abs(np.log(each.predict({})["mean_ttft_ms"] / measured_ms)))
 
 
 def spreads() -> dict[str, float]:
@@ -192,10 +194,10 @@ def _parameters(predictors: Sequence[Predictor]) -> tuple[Parameter, ...]:
         DEVICE: 1.0,
         "host_base_ns": host_total_ns(run.host, "base"),
         "host_row_ns": host_total_ns(run.host, "row"),
-        **{time: getattr(run.cost.launch, time) for time in LAUNCH_TIMES},
+        **{time: getattr(predictors[0].cost.launch, time) for time in LAUNCH_TIMES},
     }
     used = {name for predictor in predictors for name in predictor.parameters()}
-    if len({predictor.assembly.cost.tp for predictor in predictors}) == 1:
+    if len({predictor.cost.tp for predictor in predictors}) == 1:
         used.discard("collective_gap_ns")
     if all(predictor.point.algorithm == EAGLE3 for predictor in predictors if predictor.point.is_speculative):
         used.discard("eagle3_step_ns")  # is told as a part of the draft step
@@ -238,9 +240,9 @@ def _calibration(
         message = f"simulated {worst.error:+.0%} of what was measured, whatever the parameters: is it in the unit of its name?"
         raise ConfigError.of(worst.point.source, worst.column, message)
     fitted = FittedParameters(
-        server_profile(base.hardware.server).name, run.cost.kernels, values, len(predictors), error, left_out
+        server_profile(base.hardware.server).name, predictors[0].cost.kernels, values, len(predictors), error, left_out
     )
-    tp = tuple(sorted({predictor.assembly.cost.tp for predictor in predictors}))
+    tp = tuple(sorted({predictor.cost.tp for predictor in predictors}))
     return Calibration(name, source, run.gpu.name, run.target.name, tp, fitted)
 
 
@@ -295,8 +297,9 @@ def _suggestions(
         yield Suggestion(candidates[left[best]].point.load, tuple(tells))
 
 
-def _told(covariance: np.ndarray, fit: Fit) -> np.ndarray:
-    return 1.0 - np.sqrt(np.diag(covariance)) / fit.spreads
+def _told(covariance: NDArray[np.float64], fit: Fit) -> NDArray[np.float64]:
+    told: NDArray[np.float64] = 1.0 - np.sqrt(np.diag(covariance)) / fit.spreads
+    return told
 
 
 def _slopes(candidate: Predictor, fit: Fit, values: Mapping[str, float]) -> np.ndarray:

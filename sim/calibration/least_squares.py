@@ -19,6 +19,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import lsq_linear
 from scipy.special import stdtrit
 
@@ -36,7 +37,8 @@ _MAX_STEPS = 12
 _HALVINGS = 4
 _NOISE_PASSES = 20
 
-Predict = Callable[[np.ndarray], np.ndarray]
+Array = NDArray[np.float64]
+Predict = Callable[[Array], Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,27 +66,27 @@ class Fit:
 
     parameters: tuple[Parameter, ...]
     predict: Predict
-    measured: np.ndarray
-    weights: np.ndarray
-    values: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    errors: np.ndarray
-    slopes: np.ndarray
-    covariance: np.ndarray
+    measured: Array
+    weights: Array
+    values: Array
+    low: Array
+    high: Array
+    errors: Array
+    slopes: Array
+    covariance: Array
     noise: float
 
     @property
-    def spreads(self) -> np.ndarray:
+    def spreads(self) -> Array:
         """The prior standard deviations, [p]."""
         return np.array([parameter.spread for parameter in self.parameters])
 
     @property
-    def told(self) -> np.ndarray:
+    def told(self) -> Array:
         """The share of each parameter's uncertainty that the measurements took away: 0 (nothing) … 1 (all), [p]."""
         return 1.0 - np.sqrt(np.diag(self.covariance)) / self.spreads
 
-    def directions(self) -> tuple[np.ndarray, np.ndarray]:
+    def directions(self) -> tuple[Array, Array]:
         """Return singular values [k] of the slopes in units of spread and noise, descending, and directions [k, p] in units of spreads.
 
         Along a direction with a value below 1 the prior says more than the measurements do.
@@ -97,9 +99,9 @@ class Fit:
 def fit_parameters(
     parameters: Sequence[Parameter],
     predict: Predict,
-    measured: np.ndarray,
-    weights: np.ndarray | None = None,
-    start: np.ndarray | None = None,
+    measured: Array,
+    weights: Array | None = None,
+    start: Array | None = None,
 ) -> Fit:
     """Fit `parameters` so that `predict(values [p])` meets `measured`, both [n] and positive.
 
@@ -115,7 +117,7 @@ def fit_parameters(
 
     target = np.log(measured)
 
-    def residuals(x: np.ndarray) -> np.ndarray:
+    def residuals(x: Array) -> Array:
         return (np.log(predict(x)) - target) / weights
 
     x = np.clip(prior if start is None else start, low, high)
@@ -148,7 +150,7 @@ def fit_parameters(
     )
 
 
-def left_out_errors(fit: Fit, groups: Sequence[Hashable], *, linearised: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def left_out_errors(fit: Fit, groups: Sequence[Hashable], *, linearised: bool = False) -> tuple[Array, Array]:
     """Return each measurement's error by parameters that were fitted without its group, and this error in standard deviations, both [n].
 
     `linearised`: take predictions near the solution from the slopes, so that nothing is predicted again.
@@ -160,10 +162,10 @@ def left_out_errors(fit: Fit, groups: Sequence[Hashable], *, linearised: bool = 
         out = np.array([other == group for other in groups])
         kept = ~out
 
-        def predict(x: np.ndarray, rows: np.ndarray = kept) -> np.ndarray:
+        def predict(x: Array, rows: NDArray[np.bool_] = kept) -> Array:
             if linearised:
-                return np.exp(at_solution[rows] + fit.slopes[rows] @ (x - fit.values))
-            return fit.predict(x)[rows]
+                return np.asarray(np.exp(at_solution[rows] + fit.slopes[rows] @ (x - fit.values)))
+            return np.asarray(fit.predict(x)[rows])
 
         other = fit_parameters(fit.parameters, predict, fit.measured[kept], fit.weights[kept], fit.values)
         predicted = predict(other.values, out)
@@ -174,18 +176,24 @@ def left_out_errors(fit: Fit, groups: Sequence[Hashable], *, linearised: bool = 
     return errors, scores
 
 
-def covariance_with(fit: Fit, slopes: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def covariance_with(fit: Fit, slopes: Array, weights: Array) -> Array:
     """Return the covariance [p, p] if measurements with these `slopes` [m, p] and `weights` [m] were made as well."""
     rows = np.vstack([fit.slopes / fit.weights[:, None], slopes / weights[:, None]])
     return _covariance(rows, fit.spreads, fit.noise)
 
 
-def _columns(parameters: Sequence[Parameter]) -> tuple[np.ndarray, ...]:
-    table = np.array([(item.value, item.spread, item.low, item.high) for item in parameters], dtype=float)
+def _columns(parameters: Sequence[Parameter]) -> tuple[Array, ...]:
+    table: Array = np.array([(item.value, item.spread, item.low, item.high) for item in parameters], dtype=float)
     return tuple(table.reshape(-1, 4).T)
 
 
-def _slopes(residuals: Predict, x: np.ndarray, rest: np.ndarray, spread: np.ndarray, high: np.ndarray) -> np.ndarray:
+def _slopes(
+    residuals: Predict,
+    x: Array,
+    rest: Array,
+    spread: Array,
+    high: Array,
+) -> Array:
     """Return the derivatives of the residuals, [n, p], over a step upwards, or downwards at the upper bound."""
     slopes = np.empty((len(rest), len(x)))
     for j in range(len(x)):
@@ -197,9 +205,7 @@ def _slopes(residuals: Predict, x: np.ndarray, rest: np.ndarray, spread: np.ndar
     return slopes
 
 
-def _linear_step(
-    rest: np.ndarray, slopes: np.ndarray, x: np.ndarray, parameters: Sequence[Parameter]
-) -> tuple[np.ndarray, float]:
+def _linear_step(rest: Array, slopes: Array, x: Array, parameters: Sequence[Parameter]) -> tuple[Array, float]:
     """Return the step [p] to the solution of the linear problem, and the noise for which it is consistent."""
     prior, spread, low, high = _columns(parameters)
     noise, step = USUAL_NOISE, np.zeros_like(x)
@@ -215,17 +221,17 @@ def _linear_step(
 
 
 def _along(
-    step: np.ndarray,
-    x: np.ndarray,
+    step: Array,
+    x: Array,
     residuals: Predict,
-    rest: np.ndarray,
+    rest: Array,
     noise: float,
-    prior: np.ndarray,
-    spread: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, float]:
+    prior: Array,
+    spread: Array,
+) -> tuple[Array, Array, float]:
     """Return the parameters after the step, or after a half, a quarter … of it if the whole is no better; residuals; spreads moved."""
 
-    def objective(x: np.ndarray, rest: np.ndarray) -> float:
+    def objective(x: Array, rest: Array) -> float:
         return float(((rest / noise) ** 2).sum() + (((x - prior) / spread) ** 2).sum())
 
     before = objective(x, rest)
@@ -239,14 +245,12 @@ def _along(
     return x, rest, 0.0
 
 
-def _covariance(slopes: np.ndarray, spread: np.ndarray, noise: float) -> np.ndarray:
+def _covariance(slopes: Array, spread: Array, noise: float) -> Array:
     scaled = slopes * spread / noise
     return spread[:, None] * np.linalg.inv(scaled.T @ scaled + np.eye(len(spread))) * spread
 
 
-def _uncertainty(
-    rest: np.ndarray, slopes: np.ndarray, spread: np.ndarray, noise: float
-) -> tuple[float, np.ndarray, float]:
+def _uncertainty(rest: Array, slopes: Array, spread: Array, noise: float) -> tuple[float, Array, float]:
     """Return noise, covariance [p, p] and degrees of freedom. The prior on the noise counts as some rows more."""
     scaled = slopes * spread / noise
     used = float(np.trace(scaled @ np.linalg.inv(scaled.T @ scaled + np.eye(len(spread))) @ scaled.T))

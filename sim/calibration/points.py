@@ -7,13 +7,13 @@ makes a `Point` of a record or raises ConfigError with the file and the file's o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ...core.errors import ConfigError, ForedraftError, Problem, nearest
-from ...core.model_shape import lookup_model
-from ..cost.hardware import lookup_gpu
+from ...core.model_shape import ModelShape, lookup_model
+from ..cost.hardware import GPU, lookup_gpu
 
 COLUMNS: dict[str, str] = {
     "concurrency": "clients of a closed loop: each sends its next request when one ends",
@@ -138,8 +138,8 @@ def point_of(source: str, record: Record, names: Mapping[str, str] | None = None
         _check_results(values, problem)
     if problems:
         raise ConfigError(file or source, problems)
-    lens = {key: tuple(record.get(key) or ()) for key in ("input_lens", "output_lens")}
-    return Point(source=source, file=file or source, **values, **lens)
+    input_lens, output_lens = (tuple(record.get(key) or ()) for key in ("input_lens", "output_lens"))
+    return Point(source=source, file=file or source, **values, input_lens=input_lens, output_lens=output_lens)
 
 
 def _values(record: Record, problem: Any) -> Iterator[tuple[str, Any]]:
@@ -230,8 +230,8 @@ def check_together(points: Sequence[Point]) -> None:
             if value is not None:
                 seen.setdefault(canonical(look_up, value), point.source)
         if len(seen) > 1:
-            (first, one), (other, another), *_ = seen.items()
-            message = f"{other}, but {one} measured {first}: a profile holds for one"
+            (known, by), (other, another), *_ = seen.items()
+            message = f"{other}, but {by} measured {known}: a profile holds for one"
             raise ConfigError.of(another, name, message)
     by_setting: dict[tuple[Any, ...], Point] = {}
     for point in points:
@@ -247,7 +247,7 @@ def check_together(points: Sequence[Point]) -> None:
                 raise ConfigError.of(point.source, column, message)
 
 
-def canonical(look_up: Any, name: str) -> str:
+def canonical(look_up: Callable[[str], ModelShape | GPU], name: str) -> str:
     """Return the catalogue's name of a model or GPU, or the name itself if it is not in the catalogue."""
     try:
         return look_up(name).name

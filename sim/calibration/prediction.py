@@ -16,10 +16,11 @@ import numpy as np
 from ...core.errors import ConfigError, ForedraftError
 from ...core.model_shape import lookup_model
 from ...observe.metrics import RunMetrics
-from ..assembly import assemble
+from ..assembly import Assembly, assemble
 from ..cost.calibration import PARAMETERS, Calibration, FittedParameter, FittedParameters
 from ..cost.draft import EAGLE3
 from ..cost.hardware import lookup_gpu
+from ..cost.round import RoundCost
 from ..cost.server import server_profile
 from ..run import Simulation
 from ..scenario import Scenario
@@ -45,9 +46,12 @@ class Predictor:
     def __init__(self, point: Point, base: Scenario, simulated: Callable[[], None] = lambda: None) -> None:
         self.point = point
         self.simulated = simulated
-        self.scenario = point_scenario(point, base)
+        self.scenario: Scenario = point_scenario(point, base)
         with self._named_errors():
-            self.assembly = assemble(self.scenario)
+            self.assembly: Assembly = assemble(self.scenario)
+        cost = self.assembly.cost
+        assert isinstance(cost, RoundCost), "a point's scenario has no profile"
+        self.cost = cost
         # Rows as long as the model's context would take most of a short simulation.
         longest = ROOM * round(point.input_tokens + point.output_tokens)
         if longest < self.assembly.spec.config.context_len:
@@ -66,7 +70,7 @@ class Predictor:
     def parameters(self) -> tuple[str, ...]:
         """Return the names of the parameters that the point depends on."""
         used = {
-            "collective_gap_ns": self.assembly.cost.parallel.devices > 1,
+            "collective_gap_ns": self.cost.parallel.devices > 1,
             "draft_step_ns": self.point.is_speculative,
             "eagle3_step_ns": self.point.algorithm == EAGLE3,
             "tree_ns": self.point.topk > 1,
@@ -114,8 +118,8 @@ class Predictor:
         """Return a profile of bare values for the point's own scenario."""
         run, hardware = self.assembly, self.scenario.hardware
         items = {name: FittedParameter(value, value, value, 0.0) for name, value in values.items()}
-        fitted = FittedParameters(server_profile(hardware.server).name, run.cost.kernels, items, 0, 0.0, 0.0)
-        return Calibration("fit", "fit", run.gpu.name, run.target.name, (run.cost.tp,), fitted)
+        fitted = FittedParameters(server_profile(hardware.server).name, self.cost.kernels, items, 0, 0.0, 0.0)
+        return Calibration("fit", "fit", run.gpu.name, run.target.name, (self.cost.tp,), fitted)
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:

@@ -88,7 +88,7 @@ def _file_points(file: str, settings: Mapping[str, str]) -> Iterator[Point]:
             before = record.get(column)
             if before is not None and str(before) != value:
                 raise _wrong(file, names.get(column, column), f"is {before!r}, but the command line says {value!r}")
-        yield point_of(f"{file}{place}", record | settings, names, file)
+        yield point_of(f"{file}{place}", {**record, **settings}, names, file)
 
 
 # -- CSV ------------------------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def _serving(file: str, place: str, run: Mapping[str, Any], tool: str) -> tuple[
         # What `--metadata` adds, in the names of our columns.
         record |= {name: run[name] for name in COLUMNS if name in run and record.get(name) is None}
     else:
-        server = run.get("server_info") if isinstance(run.get("server_info"), dict) else {}
+        server = _object(run, "server_info")
         names |= {column: f"server_info.{key}" for column, key in _SGLANG_SERVER.items()}
         record |= {column: server[key] for column, key in _SGLANG_SERVER.items() if server.get(key) is not None}
         record["accept_length"] = run.get("accept_length")
@@ -211,7 +211,8 @@ def _serving(file: str, place: str, run: Mapping[str, Any], tool: str) -> tuple[
             record = {
                 k: v for k, v in record.items() if k not in ("steps", "topk", "num_draft_tokens", "accept_length")
             }
-        record["algorithm"] = {"NEXTN": "EAGLE"}.get(record.get("algorithm"), record.get("algorithm"))
+        if record.get("algorithm") == "NEXTN":
+            record["algorithm"] = "EAGLE"
     return {key: value for key, value in record.items() if value is not None}, names
 
 
@@ -223,6 +224,12 @@ def _vllm_speculation(run: Mapping[str, Any]) -> dict[str, Any]:
     return {"accept_length": length, "steps": len(positions) if isinstance(positions, list) and positions else None}
 
 
+def _object(data: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the object at `key`, an empty one if there is something else."""
+    value = data.get(key)
+    return value if isinstance(value, dict) else {}
+
+
 def _are_lengths(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(item) is int and item >= 1 for item in value)
 
@@ -232,7 +239,7 @@ def _guidellm(file: str, report: Mapping[str, Any]) -> Iterator[tuple[str, dict[
     runs = report["benchmarks"]
     if not isinstance(runs, list) or not runs:
         raise _wrong(file, "benchmarks", "expected a list of benchmarks")
-    metadata = report.get("metadata") if isinstance(report.get("metadata"), dict) else {}
+    metadata = _object(report, "metadata")
     version = metadata.get("guidellm_version") or metadata.get("version") or "of an unknown version"
     for i, run in enumerate(runs):
         place = f"benchmarks[{i}]"

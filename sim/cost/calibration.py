@@ -20,8 +20,9 @@ from typing import Any
 from ...core.errors import ConfigError, Problem, nearest
 from ...core.parsing import read_json_object
 from ...observe.input_files import read_text
-from .executor_steps import ExecutorSteps, read_executor_steps
+from .executor_steps import ExecutorSteps
 from .host import HostCost, LaunchCost
+from .steps_file import read_executor_steps
 
 FORMAT = "foredraft-profile"
 VERSION = 1
@@ -81,7 +82,8 @@ class FittedParameters:
 
     def launch(self, launch: LaunchCost) -> LaunchCost:
         """Return `launch` with the fitted times."""
-        return replace(launch, **{name: self.values[name].value for name in LAUNCH_TIMES if name in self.values})
+        fitted: dict[str, Any] = {name: self.values[name].value for name in LAUNCH_TIMES if name in self.values}
+        return replace(launch, **fitted)
 
 
 _HOST_PARTS = ("plan", "launch", "sampling", "commit")
@@ -97,7 +99,8 @@ def with_host_total(host: HostCost, share: str, total_ns: float) -> HostCost:
     before = host_total_ns(host, share)
     names = [f"{part}_{share}_ns" for part in _HOST_PARTS]
     shares = [getattr(host, name) / before if before else 1 / len(names) for name in names]
-    return replace(host, **{name: round(total_ns * part) for name, part in zip(names, shares, strict=True)})
+    parts: dict[str, Any] = {name: round(total_ns * part) for name, part in zip(names, shares, strict=True)}
+    return replace(host, **parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +191,7 @@ class _Reader:
         tp = data.get("tp")
         if not isinstance(tp, list) or not tp or not all(type(n) is int and n >= 1 for n in tp):
             self._problem("tp", f"expected a list of integers ≥ 1, found {_short(tp)}")
+            tp = []
         given = data.get("parameters")
         parameters = self._parameters(given) if given is not None else None
         steps = None

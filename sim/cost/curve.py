@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...core.errors import ForedraftError
 from .forward import Line
@@ -107,7 +108,11 @@ class Curve:
                 "check the units of the calibration"
             )
 
-    def __call__(self, kv_tokens: int | np.ndarray) -> int | np.ndarray:
+    @overload
+    def __call__(self, kv_tokens: int) -> int: ...
+    @overload
+    def __call__(self, kv_tokens: NDArray[np.int64]) -> NDArray[np.int64]: ...
+    def __call__(self, kv_tokens: int | NDArray[np.int64]) -> int | NDArray[np.int64]:
         """Return nanoseconds for `kv_tokens`: an int for an int, int64 [m] for an integer array [m]. Rounds down."""
         if isinstance(kv_tokens, np.ndarray):
             return self._array(kv_tokens.astype(np.int64, copy=False))
@@ -119,7 +124,7 @@ class Curve:
             total += own if own > term.floor else term.floor
         return int(total >> SHIFT)
 
-    def _array(self, kv_tokens: np.ndarray) -> np.ndarray:
+    def _array(self, kv_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
         total = self._base + self._slope * kv_tokens
         for term in self._terms:
             own = term.base + term.slope * kv_tokens

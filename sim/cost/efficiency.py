@@ -87,7 +87,8 @@ class Efficiency:
         larger, smaller = max(memory_ns, compute_ns), min(memory_ns, compute_ns)
         if larger <= 0.0:
             return 0.0
-        return larger * (1.0 + (smaller / larger) ** self.soft_exponent) ** (1.0 / self.soft_exponent)
+        rounded: float = (1.0 + (smaller / larger) ** self.soft_exponent) ** (1.0 / self.soft_exponent)
+        return larger * rounded
 
     def tiles_ns(self, gpu: GPU, rows: int, inner: int, columns: int, groups: float, dtype: str) -> float:
         """Return the compute time of `groups` products [rows, inner] × [inner, columns] in whole tiles and whole waves.

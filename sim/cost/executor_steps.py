@@ -13,20 +13,20 @@ chunks, tokens and context go on along the last slope; rows, steps and nodes bey
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...core.errors import ConfigError, Problem, nearest
 from ...core.scheduler.spec import EngineSpec
 from .forward import DecodeWork
 from .host import HostCost
 
-AXES = {
+AXES: dict[str, tuple[str, ...]] = {
     "prefill": ("chunks", "tokens", "context"),
     "rest": ("rows",),
     "draft": ("steps", "rows", "context"),
@@ -36,7 +36,6 @@ AXES = {
     "graph": ("rows", "context"),
 }
 GROWING = ("chunks", "tokens", "context")  # axes along which a grid goes on behind its end
-MAX_POINTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ class ExecutorSteps:
             raise ConfigError(source, problems)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object that `read_executor_steps` reads back."""
+        """Return a JSON object that `steps_file.read_executor_steps` reads back."""
         return {
             "device": self.device,
             "threads": self.threads,
@@ -191,13 +190,14 @@ class _Curve:
         self._ns = ns
         self._slopes = np.append(steps, np.maximum(steps[:, -1:], 0.0), axis=1) if len(points) > 1 else steps
 
-    def __call__(self, contexts: np.ndarray, accepted: np.ndarray) -> np.ndarray:
+    def __call__(self, contexts: np.ndarray, accepted: np.ndarray) -> NDArray[np.int64]:
         """Return nanoseconds, int64 [m], for contexts and accepted nodes [m]."""
         points = self._points
         low = np.clip(np.searchsorted(points, contexts, side="right") - 1, 0, len(points) - 1)
         column = np.clip(np.asarray(accepted) - 1, 0, len(self._ns) - 1)
         beyond = np.maximum(contexts - points[low], 0.0)
-        return (self._ns[column, low] + beyond * self._slopes[column, low]).astype(np.int64)
+        found: NDArray[np.int64] = (self._ns[column, low] + beyond * self._slopes[column, low]).astype(np.int64)
+        return found
 
 
 class StepCost:
@@ -206,13 +206,13 @@ class StepCost:
     `sees_rows`: `rounds_ns` takes each round's context and the most nodes that a row accepts.
     """
 
-    sees_rows = True
+    sees_rows: Literal[True] = True
 
     def __init__(self, tables: AlgorithmSteps, padded: bool, priced_by: str) -> None:
         self.tables = tables
         self.padded = padded
         self.priced_by = priced_by
-        self.kernel_sources = {"all": priced_by}
+        self.kernel_sources: dict[str, str] = {"all": priced_by}
         self._curves: dict[tuple[int, int, int, int], _Curve] = {}
         self._prefills: dict[tuple[int, int, int], int] = {}
 
@@ -237,7 +237,7 @@ class StepCost:
 
     def rounds_ns(
         self, batch_size: int, steps: int, topk: int, nodes: int, contexts: np.ndarray, accepted: np.ndarray
-    ) -> np.ndarray:
+    ) -> NDArray[np.int64]:
         """Return nanoseconds of rounds, int64 [m], by context [m] (`padded` says which) and the most accepted nodes of a row [m]."""
         key = (batch_size, steps, topk, nodes)
         curve = self._curves.get(key)
@@ -245,9 +245,15 @@ class StepCost:
             curve = self._curves[key] = self._curve(*key)
         return curve(contexts, accepted)
 
+    @overload
+    def decode_ns(self, batch_size: int, steps: int, topk: int, num_draft_tokens: int, kv_tokens: int) -> int: ...
+    @overload
     def decode_ns(
-        self, batch_size: int, steps: int, topk: int, num_draft_tokens: int, kv_tokens: int | np.ndarray
-    ) -> int | np.ndarray:
+        self, batch_size: int, steps: int, topk: int, num_draft_tokens: int, kv_tokens: NDArray[np.int64]
+    ) -> NDArray[np.int64]: ...
+    def decode_ns(
+        self, batch_size: int, steps: int, topk: int, num_draft_tokens: int, kv_tokens: int | NDArray[np.int64]
+    ) -> int | NDArray[np.int64]:
         """Do what `RoundCost.decode_ns` does, for rows of equal length of which one accepts everything."""
         contexts = np.atleast_1d(np.asarray(kv_tokens) / batch_size)
         found = self.rounds_ns(batch_size, steps, topk, num_draft_tokens, contexts, np.full(len(contexts), steps + 1))
@@ -261,7 +267,7 @@ class StepCost:
         """Do what `RoundCost.step_ns` does: the chunks, then the round."""
         if decode is None:
             return self.prefill_ns(prefill_tokens) if prefill_tokens else 0
-        round_ns = int(self.decode_ns(*decode))
+        round_ns = self.decode_ns(*decode)
         return self.both_ns(prefill_tokens, round_ns) if prefill_tokens else round_ns
 
     def both_ns(self, chunks: Sequence[tuple[int, int]], round_ns: int) -> int:
@@ -276,6 +282,19 @@ class StepCost:
             number, tokens, context = key
             self._prefills[key] = int(self.tables.prefill.at(chunks=number, tokens=tokens, context=context).ns)
         return self._prefills[key]
+
+    def decode_parts(
+        self, batch_size: int, steps: int, topk: int, num_draft_tokens: int, kv_tokens: int
+    ) -> dict[str, int]:
+        """Return `decode_ns` as its only part: a captured round is measured as a whole."""
+        return {"round": self.decode_ns(batch_size, steps, topk, num_draft_tokens, kv_tokens)}
+
+    def is_captured(self, batch_size: int, nodes: int) -> bool:
+        """Return whether rounds of so many rows and tokens per row were measured as a captured graph."""
+        return any(
+            captured == nodes and batch_size <= graph.axes["rows"][-1]
+            for (_, _, captured), graph in self.tables.graphs.items()
+        )
 
     def explain(self) -> list[tuple[str, float | str, str, str]]:
         """Return rows (name, value, unit, source) for `--explain`."""
@@ -306,128 +325,3 @@ class StepCost:
         most = min(steps + 1, nodes)
         extends = np.stack([grids.extend.at(accepted=n, rows=rows).ns for n in range(1, most + 1)])
         return _Curve(draft.axes["context"], fixed + extends)
-
-
-# -- reading ------------------------------------------------------------------------------------------------------
-
-
-def read_executor_steps(value: Any, source: str) -> ExecutorSteps:
-    """Read what `ExecutorSteps.to_json` wrote. Raises ConfigError with every problem."""
-    reader = _Reader("steps")
-    found = reader.tables(value)
-    if reader.problems or found is None:
-        raise ConfigError(source, reader.problems)
-    return found
-
-
-class _Reader:
-    """Collects the problems of one profile's tables."""
-
-    def __init__(self, key: str) -> None:
-        self.key = key
-        self.problems: list[Problem] = []
-
-    def tables(self, value: Any) -> ExecutorSteps | None:
-        known = [item.name for item in fields(ExecutorSteps)]
-        data = self._object(value, "", known)
-        host = self._object(data.get("host"), "host", [item.name for item in fields(HostCost)])
-        for name, number in host.items():
-            if name.endswith("_ns") and (type(number) is not int or number < 0):
-                self._problem(f"host.{name}", f"expected an integer ≥ 0, found {number!r}")
-        algorithms = {
-            name: self._algorithm(part, f"algorithms.{name}")
-            for name, part in self._object(data.get("algorithms"), "algorithms").items()
-        }
-        spread = self._object(data.get("spread"), "spread")
-        for name, number in spread.items():
-            if not _is_time(number):
-                self._problem(f"spread.{name}", f"expected a number ≥ 0, found {number!r}")
-        target = self._object(data.get("target"), "target")
-        for name, number in target.items():
-            if type(number) is not int:
-                self._problem(f"target.{name}", f"expected an integer, found {number!r}")
-        for name, kind in (("device", str), ("threads", int), ("padded", bool)):
-            if type(data.get(name)) is not kind:
-                self._problem(name, f"expected {kind.__name__}, found {data.get(name)!r}")
-        if not algorithms:
-            self._problem("algorithms", "expected at least one")
-        if self.problems:
-            return None
-        return ExecutorSteps(
-            data["device"], data["threads"], data["padded"], target, HostCost(**host), algorithms, spread
-        )
-
-    def _algorithm(self, value: Any, key: str) -> AlgorithmSteps | None:
-        data = self._object(value, key, [item.name for item in fields(AlgorithmSteps)])
-        rounds: dict[int, RoundGrids] = {}
-        for topk, parts in self._object(data.get("rounds"), f"{key}.rounds").items():
-            place = f"{key}.rounds.{topk}"
-            names = [item.name for item in fields(RoundGrids)]
-            grids = {name: self._grid(part, name, place) for name, part in self._object(parts, place, names).items()}
-            if not topk.isdecimal() or int(topk) < 1:
-                self._problem(place, "expected a branching ≥ 1 as its name")
-            elif None not in grids.values() and len(grids) == len(names):
-                contexts = {grid.axes["context"] for name, grid in grids.items() if "context" in AXES[name]}
-                if len(contexts) > 1:
-                    self._problem(place, "expected the same context axis in draft, verify and extend")
-                rounds[int(topk)] = RoundGrids(**grids)
-        graphs: dict[tuple[int, int, int], Grid] = {}
-        for shape, grid in self._object(data.get("graphs"), f"{key}.graphs").items():
-            numbers = shape.split("-")
-            if len(numbers) != 3 or not all(number.isdecimal() for number in numbers):
-                self._problem(f"{key}.graphs.{shape}", "expected steps-topk-nodes as its name")
-            elif (found := self._grid(grid, "graph", f"{key}.graphs", shape)) is not None:
-                graphs[tuple(map(int, numbers))] = found
-        prefill, rest = (self._grid(data.get(name), name, key) for name in ("prefill", "rest"))
-        shared = data.get("shared_ns")
-        if type(shared) is not int or shared < 0:
-            self._problem(f"{key}.shared_ns", f"expected an integer ≥ 0, found {shared!r}")
-        if self.problems:
-            return None
-        return AlgorithmSteps(prefill, rest, rounds, graphs, shared)
-
-    def _grid(self, value: Any, kind: str, key: str, name: str | None = None) -> Grid | None:
-        place = f"{key}.{name or kind}"
-        before = len(self.problems)
-        data = self._object(value, place, ["axes", "ns"])
-        axes = self._object(data.get("axes"), f"{place}.axes", AXES[kind])
-        for axis, points in axes.items():
-            whole = isinstance(points, list) and points and all(type(point) is int and point >= 0 for point in points)
-            if not whole or sorted(set(points)) != points:
-                self._problem(f"{place}.axes.{axis}", f"expected ascending whole numbers, found {str(points)[:60]}")
-        if len(self.problems) > before:
-            return None
-        ordered = {axis: tuple(axes[axis]) for axis in AXES[kind]}
-        shape = tuple(len(points) for points in ordered.values())
-        if math.prod(shape) > MAX_POINTS:
-            self._problem(place, f"has {math.prod(shape)} points; expected at most {MAX_POINTS}")
-            return None
-        try:
-            ns = np.array(data["ns"], dtype=float)
-        except (TypeError, ValueError):
-            ns = np.empty(0)
-        if ns.shape != shape or not np.isfinite(ns).all() or (ns < 0).any():
-            expected = " × ".join(f"{len(points)} {axis}" for axis, points in ordered.items())
-            self._problem(f"{place}.ns", f"expected {expected} numbers ≥ 0")
-            return None
-        return Grid(ordered, ns)
-
-    def _object(self, value: Any, key: str, names: Sequence[str] | None = None) -> dict[str, Any]:
-        """Return `value` if it is an object, with exactly these names if they are given; else note why not."""
-        if not isinstance(value, dict):
-            self._problem(key, f"expected an object, found {str(value)[:60]}")
-            return {}
-        for name in value if names is not None else ():
-            if name not in names:
-                self._problem(f"{key}.{name}".lstrip("."), f"unknown key{nearest(name, names)}")
-        for name in names or ():
-            if name not in value:
-                self._problem(f"{key}.{name}".lstrip("."), "missing")
-        return value
-
-    def _problem(self, key: str, message: str) -> None:
-        self.problems.append(Problem(f"{self.key}.{key}".rstrip("."), message))
-
-
-def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from ...core.errors import ForedraftError
 from ...core.model_shape import DTYPE_BYTES, Attention, Cache, Experts, Mlp, ModelShape, Product, Recurrence
+from ...core.model_shape.layers import Mixer
 from .draft import MULTI_LAYER_EAGLE, DraftShape
 from .efficiency import Efficiency
 from .hardware import GPU, Parallelism, UnsupportedParallelism
@@ -54,7 +55,7 @@ class ExpertRouting(NamedTuple):
 class PassTokens(NamedTuple):
     """The tokens of a pass, those of padding included, their routing, and whether the pass is captured."""
 
-    count: int
+    num_tokens: int
     routing: ExpertRouting
     is_captured: bool
 
@@ -128,7 +129,7 @@ class ForwardCost:
         self.gpu = gpu
         self.efficiency = efficiency
         self.parallel = parallel
-        self.tp = parallel.tensor
+        self.tp: int = parallel.tensor
         self.qkv_inputs = qkv_inputs
         self.caches: tuple[tuple[Cache, int], ...] = shape.caches(self.tp)
         self._layers_cache: dict[int | tuple[int, ExpertRouting], float] = {}
@@ -143,8 +144,20 @@ class ForwardCost:
             rows.append(("experts: ranks", self.parallel.expert, "", source))
         return rows
 
-    priced_by = source = "the roofline"
-    about_prices = ""
+    @property
+    def priced_by(self) -> str:
+        """What the times come from, for a report."""
+        return "the roofline"
+
+    @property
+    def source(self) -> str:
+        """What exactly they come from: a database with its version and what it was asked."""
+        return "the roofline"
+
+    @property
+    def about_prices(self) -> str:
+        """What else a report says of them."""
+        return ""
 
     @cached_property
     def kernels(self) -> int:
@@ -160,7 +173,7 @@ class ForwardCost:
         reduced = self.collectives if self.parallel.devices > 1 else 0
         return per_mixer + per_mlp + reduced + 3
 
-    def _small_kernels(self, mixer: object) -> int:
+    def _small_kernels(self, mixer: Mixer) -> int:
         """Count a mixer's small kernels: norm, rotary embedding with the KV write (or convolution), and the norms of q and k."""
         return 2 + (1 if isinstance(mixer, Attention) and mixer.qk_norm else 0)
 
@@ -214,7 +227,7 @@ class ForwardCost:
     def _products_ns(self, tokens: int, products: Sequence[Product], dtype: str) -> float:
         return sum(self.gemm_ns(tokens, p.inner, p.columns, p.groups, dtype) for p in products)
 
-    def _mixer_ns(self, tokens: int, mixer: object) -> float:
+    def _mixer_ns(self, tokens: int, mixer: Mixer) -> float:
         products = mixer.products(self.shape.hidden, self.tp, self.qkv_inputs)
         return self._products_ns(tokens, products, self._attention)
 
@@ -224,13 +237,15 @@ class ForwardCost:
         """
         experts = experts or self.shape.experts
         assert experts is not None, self.shape.name
-        return experts.count * (1.0 - (1.0 - experts.top_k / experts.count) ** independent)
+        missed: float = (1.0 - experts.top_k / experts.count) ** independent
+        return experts.count * (1.0 - missed)
 
     def _experts_ns(self, own: int, experts: Experts, routing: ExpertRouting) -> float:
         """Return the time of a mixture of experts: the busiest rank's routed experts for the tokens of the whole engine, and router and
         shared experts for the tokens of one group."""
         hidden, ranks = self.shape.hidden, self.parallel.expert
-        active, assigned = self.active_experts(routing.independent, experts), routing.tokens * experts.top_k
+        active = self.active_experts(routing.independent, experts)
+        assigned: float = routing.tokens * experts.top_k
         if ranks > 1:
             active, assigned = self._busiest(active, experts.count), self._busiest(assigned, math.inf)
         # Many tokens reach nearly all experts: `active` is then just below their number, which must not round up to one more row.
@@ -256,7 +271,7 @@ class ForwardCost:
         greatest = mean + deviation * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
         return min(greatest, most / ranks, amount)
 
-    def _small_mixer_ns(self, tokens: int, mixer: object) -> float:
+    def _small_mixer_ns(self, tokens: int, mixer: Mixer) -> float:
         """Return the time of norm and rotary embedding of one mixer: a fixed time each plus their traffic."""
         moved = 2.0 * tokens * (4 * self.shape.hidden + 2 * math.ceil(mixer.rotated / self.tp))
         return self._small_kernels(mixer) * self.efficiency.small_kernel_ns + self._streamed_ns(moved)

@@ -19,8 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...core.model_shape import ModelShape
 from ...core.scheduler.spec import GRAPH_SIZES
@@ -61,7 +63,7 @@ class RoundCost:
     0 steps run the catch-up. `expert_independence`: see `forward.ExpertRouting`.
     """
 
-    sees_rows = False  # a round's time follows from its shape and the KV tokens of all rows together
+    sees_rows: Literal[False] = False  # a round's time follows from its shape and the KV tokens of all rows together
 
     def __init__(
         self,
@@ -91,10 +93,10 @@ class RoundCost:
             calibration.check(gpu.name)
         self.target = target
         self.gpu = gpu
-        self.parallel = Parallelism.of(parallel)
-        self.tp = self.parallel.tensor
+        self.parallel: Parallelism = Parallelism.of(parallel)
+        self.tp: int = self.parallel.tensor
         self.draft = draft
-        self.efficiency = efficiency or default_efficiency(gpu)
+        self.efficiency: Efficiency = efficiency or default_efficiency(gpu)
         self.graph_sizes = graph_sizes
         self.graph_unit = graph_unit
         self.launch = launch
@@ -117,9 +119,15 @@ class RoundCost:
         self._device_scale = 1.0 if fitted is None else fitted.device_scale
 
     # The hot path: one dictionary look-up and a few integer operations.
+    @overload
+    def decode_ns(self, batch_size: int, steps: int, topk: int, num_draft_tokens: int, kv_tokens: int) -> int: ...
+    @overload
     def decode_ns(
-        self, batch_size: int, steps: int, topk: int, num_draft_tokens: int, kv_tokens: int | np.ndarray
-    ) -> int | np.ndarray:
+        self, batch_size: int, steps: int, topk: int, num_draft_tokens: int, kv_tokens: NDArray[np.int64]
+    ) -> NDArray[np.int64]: ...
+    def decode_ns(
+        self, batch_size: int, steps: int, topk: int, num_draft_tokens: int, kv_tokens: int | NDArray[np.int64]
+    ) -> int | NDArray[np.int64]:
         """Return the nanoseconds of a decode round, rounded down.
 
         `kv_tokens`: KV tokens over the batch when the round starts; an integer array [m] for m rounds of one block gives
@@ -143,8 +151,8 @@ class RoundCost:
     ) -> int:
         """Return the nanoseconds of a step with prompt chunks (new tokens, tokens before them), a decode round, or both."""
         if not prefill_tokens:
-            return 0 if decode is None else int(self.decode_ns(*decode))
-        return int(self._step_curve(prefill_tokens, decode)(decode[4] if decode is not None else 0))
+            return 0 if decode is None else self.decode_ns(*decode)
+        return self._step_curve(prefill_tokens, decode)(decode[4] if decode is not None else 0)
 
     @property
     def priced_by(self) -> str:
@@ -170,9 +178,13 @@ class RoundCost:
         """Whether the target or the draft is a mixture of experts."""
         return any(forward is not None and forward.shape.moe_layers for forward in (self._target, self._draft))
 
-    def explain(self) -> list[tuple[str, float, str, str]]:
+    def explain(self) -> list[tuple[str, float | str, str, str]]:
         """Return rows (name, value, unit, source) of everything that this cost is made of."""
-        rows = [*self.gpu.explain(), *self.target.explain(), *self._target.explain()]
+        rows: list[tuple[str, float | str, str, str]] = [
+            *self.gpu.explain(),
+            *self.target.explain(),
+            *self._target.explain(),
+        ]
         if self.has_experts:
             source = (
                 "of a request's further tokens in their choice of experts; the default is fitted to published counts"
@@ -198,7 +210,7 @@ class RoundCost:
             *self._draft_passes(batch_size, steps, topk),
             verify,
             *self._host_pass(verify, steps),
-            self._after_verify(tokens.count, steps, topk, nodes),
+            self._after_verify(tokens.num_tokens, steps, topk, nodes),
             *self._catch_up(batch_size, steps),
         ]
 
@@ -206,13 +218,13 @@ class RoundCost:
         """Return the pass that verifies `nodes` tokens for each row; padding rows compute but have no KV to read."""
         cap = batch_size * self._target.knee
         parts = {
-            "verify": Line(self._target.layers_ns(tokens.count, tokens.routing)),
+            "verify": Line(self._target.layers_ns(tokens.num_tokens, tokens.routing)),
             "attention": self._target.decode_attention(batch_size, nodes, batch_size * nodes),
-            "lm_head": Line(self._lm_head_ns(False, tokens.count)),
+            "lm_head": Line(self._lm_head_ns(False, tokens.num_tokens)),
             LAUNCH: Line(self.launch.target_gap_ns(batch_size) + self._skew_ns(self._target)),
         }
         if self.parallel.devices > 1:
-            parts["comm"] = Line(self._target.comm_ns(tokens.count))
+            parts["comm"] = Line(self._target.comm_ns(tokens.num_tokens))
         return Pass(parts, self._floor_ns(self._target, tokens), window_cap_tokens=cap)
 
     def _curve_of(self, passes: Sequence[Pass]) -> Curve:
@@ -284,7 +296,9 @@ class RoundCost:
             # On average a branch has half of the steps' own tokens behind it.
             own, tokens = batch_size * steps // 2, self._tokens(batch_size, topk, has_graph)
             attention = forward.decode_attention(batch_size, 1, own, reads=topk)
-            passes.append(self._draft_pass("draft", batch_size, tokens, tokens.count, attention, steps - 1, later=True))
+            passes.append(
+                self._draft_pass("draft", batch_size, tokens, tokens.num_tokens, attention, steps - 1, later=True)
+            )
         if topk > 1:
             # Cumulative scores, selection, sorting, parents, sibling links, mask.
             tree_ns = (steps + 5) * self.efficiency.small_kernel_ns
@@ -302,7 +316,7 @@ class RoundCost:
         attention = forward.decode_attention(batch_size, steps + 1, batch_size * (steps + 1))
         repeat = max(steps, 1) if draft.algorithm == MULTI_LAYER_EAGLE else 1
         tokens = self._tokens(batch_size, steps + 1)
-        rows = -(-tokens.count // (steps + 1))
+        rows = -(-tokens.num_tokens // (steps + 1))
         return [self._draft_pass("draft_catch_up", batch_size, tokens, rows, attention, repeat)]
 
     def _draft_pass(
@@ -319,9 +333,9 @@ class RoundCost:
         forward, draft = self._draft, self.draft
         assert forward is not None and draft is not None
         body = forward.shape
-        layers_ns = forward.layers_ns(tokens.count, tokens.routing)
+        layers_ns = forward.layers_ns(tokens.num_tokens, tokens.routing)
         if draft.fusion_inputs and (draft.fusion_every_pass or not later):
-            layers_ns += self._fusion_ns(tokens.count)
+            layers_ns += self._fusion_ns(tokens.num_tokens)
         # Softmax and top-k over the draft's logits: read 2 bytes, write and read 4.
         choose_ns = (
             self.efficiency.stream_ns(self.gpu, 10.0 * logit_rows * body.vocab) + self.efficiency.small_kernel_ns
@@ -333,7 +347,7 @@ class RoundCost:
             LAUNCH: Line((0.0 if later else self.launch.graph_gap_ns) + self._skew_ns(forward)),
         }
         if self.parallel.devices > 1:
-            parts["comm"] = Line(forward.comm_ns(tokens.count))
+            parts["comm"] = Line(forward.comm_ns(tokens.num_tokens))
         floor_ns = max(self._floor_ns(forward, tokens), self.launch.draft_pass_floor_ns)
         return Pass(parts, floor_ns, repeat, batch_size * forward.knee)
 
@@ -399,12 +413,12 @@ class RoundCost:
         )
         prefill_ns = self._target.prefill_attention_ns(chunks)
         parts = {
-            "verify": Line(self._target.layers_ns(tokens.count, tokens.routing)),
+            "verify": Line(self._target.layers_ns(tokens.num_tokens, tokens.routing)),
             "attention": Line(line.base_ns + prefill_ns, line.slope_ns, line.window_slope_ns),
             "lm_head": Line(self._lm_head_ns(False, len(chunks) + batch_size * nodes)),
             LAUNCH: Line(self.launch.target_gap_ns(len(chunks) + batch_size) + self._skew_ns(self._target)),
         }
         if self.parallel.devices > 1:
-            parts["comm"] = Line(self._target.comm_ns(tokens.count))
+            parts["comm"] = Line(self._target.comm_ns(tokens.num_tokens))
         cap = batch_size * self._target.knee
         return Pass(parts, self._floor_ns(self._target, tokens), window_cap_tokens=cap)

@@ -77,6 +77,7 @@ class ServerProfile:
         if not self.has_static_share:
             return None
         found = self.on(gpu)
+        assert found.largest_graph is not None, f"{self.name} captures up to a size of its own"
         graph = found.largest_graph[parallel.devices >= 4]
         reserved = 512 + 1.5 * found.chunk_size + 2 * graph + 128 * parallel.devices
         if parallel.data > 1:

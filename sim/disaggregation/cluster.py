@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-import simpy
-
 from ...core.contract.request import FinishedRequest, FinishReason, Request
-from ...core.handoff import PageFormat
-from ...core.handoff.placement import Placement, Placements, Verdict
+from ...core.handoff import HandoffTiming, PageFormat
+from ...core.handoff.placement import Name, Placement, Placements, Verdict
 from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineRole
 from ...observe.summary import share
-from ..actors.clock import call_at
+from ..actors.clock import Environment, call_at
 from ..actors.device import Truth
 from ..actors.engine import EngineActor
-from ..actors.router import BYTES_PER_TOKEN, Balancer, Link
+from ..actors.router import BYTES_PER_TOKEN, Balancer, Wire
 from ..assembly import Assembly
 from .endpoint import EndpointHooks, HandoffEndpoint, Surroundings
 from .network import DisaggregationReport, Interconnect, Network, PacketHooks, TransferTimes
@@ -37,7 +35,7 @@ ROLES = (EngineRole.PREFILL, EngineRole.DECODE)
 class Engines(Protocol):
     """What `Roles` needs of a cluster."""
 
-    env: simpy.Environment
+    env: Environment
     endpoints: list[HandoffEndpoint]
 
     @property
@@ -51,7 +49,7 @@ class Roles:
 
     def __init__(self, cluster: Engines, every_ns: int | None) -> None:
         self.draining: HandoffEndpoint | None = None
-        self.num_changes = 0
+        self.num_changes: int = 0
         self._cluster = cluster
         self._every_ns = every_ns
         self._is_looking = False
@@ -70,31 +68,32 @@ class Roles:
         if self._every_ns is not None and not self._is_looking:
             self._is_looking = True
             self._last_look = {endpoint.replica: endpoint.device.busy_ns for endpoint in self._cluster.endpoints}
-            call_at(self._cluster.env, self._cluster.env.now + self._every_ns, self._look)
+            call_at(self._cluster.env, self._cluster.env.now + self._every_ns, self._look, self._every_ns)
 
-    def _look(self) -> None:
+    def _look(self, since_ns: int) -> None:
+        """Look at what the pools did in the last `since_ns`."""
         self._is_looking = False
         if self.draining is None:
-            self._drain_one()
+            self._drain_one(since_ns)
         elif self.draining.is_empty:
             self._change(self.draining)
             self.draining = None
         if self._cluster.has_requests or self.draining is not None:
             self.keep_looking()
 
-    def _drain_one(self) -> None:
+    def _drain_one(self, since_ns: int) -> None:
         prefill, decode = (self.serving(role) for role in ROLES)
-        gap = self._busy_share(prefill) - self._busy_share(decode)
+        gap = self._busy_share(prefill, since_ns) - self._busy_share(decode, since_ns)
         donors = decode if gap > BUSIER_BY else prefill if gap < -BUSIER_BY else []
         if len(donors) > 1:
             outstanding = self._cluster.outstanding
             least = min(donors, key=lambda engine: (outstanding[engine], engine))
             self.draining = self._cluster.endpoints[least]
 
-    def _busy_share(self, engines: Sequence[int]) -> float:
+    def _busy_share(self, engines: Sequence[int], since_ns: int) -> float:
         endpoints = self._cluster.endpoints
         busy_ns = sum(endpoints[engine].device.busy_ns - self._last_look[engine] for engine in engines)
-        return busy_ns / (self._every_ns * max(len(engines), 1))  # all may be lost
+        return busy_ns / (since_ns * max(len(engines), 1))  # all may be lost
 
     def _change(self, endpoint: HandoffEndpoint) -> None:
         self._account(endpoint, self._cluster.env.now)
@@ -137,10 +136,10 @@ class EnginePool:
         among = self._cluster.roles.serving(self._role)
         return self._balancer.assign(request, among) if among else None
 
-    def release(self, name: int, request: Request) -> None:
-        self._balancer.ended(name, request.request_id)
+    def release(self, name: Name, request: Request) -> None:
+        self._balancer.ended(self._cluster.endpoint_of(name).replica, request.request_id)
 
-    def lose(self, name: int) -> None:
+    def lose(self, name: Name) -> None:
         """Do nothing: the endpoint is lost already."""
 
 
@@ -151,36 +150,36 @@ class Cluster:
     for its client at the first end that one of them reports, other than that its prompt was handed over, or that it moves.
     """
 
-    def __init__(self, env: simpy.Environment, assembly: Assembly, network: Network, on_finished: OnFinished) -> None:
+    def __init__(self, env: Environment, assembly: Assembly, network: Network, on_finished: OnFinished) -> None:
         scenario = assembly.scenario
         table = scenario.disaggregation
         self.env = env
         self.assembly = assembly
         self.network = network
-        self.page_format = page_format_of(assembly)
-        self.timing = timing_of(scenario)
-        self.last_end_ns = 0
-        self.last_sent_ns = 0
+        self.page_format: PageFormat = page_format_of(assembly)
+        self.timing: HandoffTiming = timing_of(scenario)
+        self.last_end_ns: int = 0
+        self.last_sent_ns: int = 0
         self._on_finished = on_finished
         num_engines = assembly.pools.num_engines
         tokens = assembly.cache_tokens
         self._prefill = Balancer(table.prefill_policy, num_engines, scenario.seed, tokens, 1)
         self._decode = Balancer(table.decode_policy, num_engines, scenario.seed, tokens, 2)
-        self.placements = Placements(
+        self.placements: Placements = Placements(
             EnginePool(self, EngineRole.PREFILL, self._prefill),
             EnginePool(self, EngineRole.DECODE, self._decode),
             lambda request_id: Prompt.of_length(self._shown.get(request_id, 0)),
         )
         self._truths: dict[str, Truth] = {}  # of the requests that have not ended for their clients
         self._shown: dict[str, int] = {}  # tokens of those that an engine has handed on
-        self.num_moved = 0  # how often a request was placed anew
+        self.num_moved: int = 0  # how often a request was placed anew
         self.endpoints: list[HandoffEndpoint] = []
-        self.roles = Roles(self, None if table.rebalance_s is None else round(table.rebalance_s * 1e9))
+        self.roles: Roles = Roles(self, None if table.rebalance_s is None else round(table.rebalance_s * 1e9))
         self._times = TransferTimes()
-        self._links: list[Link] = []
+        self._links: Sequence[Wire] = ()
 
     def start(
-        self, actors: list[EngineActor], links: list[Link], packet_hooks: PacketHooks, endpoint_hooks: EndpointHooks
+        self, actors: list[EngineActor], links: Sequence[Wire], packet_hooks: PacketHooks, endpoint_hooks: EndpointHooks
     ) -> Interconnect:
         """Make the endpoints of the actors, before the first event. `links` are those from the clients, one per actor."""
         size = draft_input_bytes(self.assembly)
@@ -228,17 +227,18 @@ class Cluster:
         if placement is None:
             self._end(0, FinishedRequest(request.request_id, FinishReason.ERROR, 0, message="no decode engine is left"))
             return 0
-        self._send(placement)
-        return placement.prefill
+        return self._send(placement)
 
-    def _send(self, placement: Placement) -> None:
-        request = placement.request
+    def _send(self, placement: Placement) -> int:
+        """Send a request to its prefill engine, whose number is returned."""
+        request, engine = placement.request, self.endpoint_of(placement.prefill).replica
         size, truth = request.prefill_len * BYTES_PER_TOKEN, self._truths[request.request_id]
-        self._links[placement.prefill].send(size, self._arrive, request, truth, placement)
+        self._links[engine].send(size, self._arrive, request, truth, placement)
+        return engine
 
     def _arrive(self, request: Request, truth: Truth, placement: Placement) -> None:
         if placement.lost is None:  # else it is placed anew
-            self.endpoints[placement.prefill].actor.receive(request, truth)
+            self.endpoint_of(placement.prefill).actor.receive(request, truth)
 
     def cancel(self, request_id: str) -> None:
         """Tell the engine that has the request that its client has left; does nothing if the request has ended."""
@@ -246,9 +246,11 @@ class Cluster:
         if placement is None:
             return
         if placement.is_handed_over:
-            self._links[placement.decode].send(0, self.endpoints[placement.decode].withdraw, request_id)
+            endpoint = self.endpoint_of(placement.decode)
+            self._links[endpoint.replica].send(0, endpoint.withdraw, request_id)
         else:
-            self._links[placement.prefill].send(0, self.endpoints[placement.prefill].actor.cancel, request_id)
+            endpoint = self.endpoint_of(placement.prefill)
+            self._links[endpoint.replica].send(0, endpoint.actor.cancel, request_id)
 
     def ended(self, replica: int, request_id: str) -> None:
         """Do nothing: `finished` has counted the end."""
@@ -275,11 +277,16 @@ class Cluster:
 
     # -- engines ------------------------------------------------------------------------------------------------------
 
+    def endpoint_of(self, name: Name) -> HandoffEndpoint:
+        """Return the endpoint of an engine by its name in placements, which is its number."""
+        assert isinstance(name, int)
+        return self.endpoints[name]
+
     def peer_of(self, request_id: str) -> str:
         """Return the name of a request's decode engine; for a copy of one that has ended for its client any will do."""
         placement = self.placements.get(request_id)
         if placement is not None:
-            return self.endpoints[placement.decode].name
+            return self.endpoint_of(placement.decode).name
         return next(endpoint.name for endpoint in self.endpoints if not endpoint.is_prefill)
 
     # -- an engine that is lost -----------------------------------------------------------------------------------------

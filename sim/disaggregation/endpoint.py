@@ -29,11 +29,12 @@ from ...core.handoff import (
     make_side,
 )
 from ...core.handoff.messages import Accept, Offer, Page
-from ...core.handoff.placement import Placements
+from ...core.handoff.placement import Name, Placements
 from ...core.scheduler.config import EngineRole
+from ...core.scheduler.engine import Engine
 from ...core.scheduler.life import RequestState
 from ..actors.clock import call_at
-from ..actors.device import Truth
+from ..actors.device import Device, Truth
 from ..actors.engine import EngineActor
 from .network import ArrivedPages, Interconnect, Layers, TransferTimes
 
@@ -64,6 +65,7 @@ class Routes(Protocol):
     @property
     def outstanding(self) -> list[int]: ...
     def peer_of(self, request_id: str) -> str: ...
+    def endpoint_of(self, name: Name) -> HandoffEndpoint: ...
     def lose(self, lost: HandoffEndpoint) -> None: ...
     def may_replace(self, lost: HandoffEndpoint) -> bool: ...
 
@@ -85,11 +87,11 @@ class HandoffEndpoint:
 
     def __init__(self, actor: EngineActor, around: Surroundings) -> None:
         self.actor = actor
-        self.engine = actor.engine
-        self.device = actor.device
-        self.replica = actor.replica
-        self.name = f"engine {actor.replica}"
-        self.is_alive = True
+        self.engine: Engine = actor.engine
+        self.device: Device = actor.device
+        self.replica: int = actor.replica
+        self.name: str = f"engine {actor.replica}"
+        self.is_alive: bool = True
         self.missed_at_ns: int | None = None  # set where the engine is lost, not its worker alone: when that is noticed
         self._around = around
         self._env = actor.env
@@ -103,7 +105,9 @@ class HandoffEndpoint:
     def _begin_role(self) -> None:
         self._incarnation += 1
         page_format = self._around.interconnect.page_format
-        self.handoff = HandoffDriver(make_side(self.engine, page_format, self._incarnation, self._around.timing), self)
+        self.handoff: HandoffDriver = HandoffDriver(
+            make_side(self.engine, page_format, self._incarnation, self._around.timing), self
+        )
 
     @property
     def side(self) -> PrefillSide | DecodeSide:
@@ -150,14 +154,16 @@ class HandoffEndpoint:
         is_told_elsewhere = not self.is_prefill and self.engine.state_of(request_id) is RequestState.TRANSFERRING
         placement = self._around.cluster.placements.abort(request_id)
         if placement is not None and placement.decode != self.replica:
-            self._around.interconnect.withdraw(self, placement.decode, request_id)
+            target = self._around.cluster.endpoint_of(placement.decode).replica
+            self._around.interconnect.withdraw(self, target, request_id)
         outcome = self.handoff.abort(request_id, self.now_ns)
         return AbortOutcome(None, outcome.replan) if is_told_elsewhere else outcome
 
     def launched(self) -> None:
         """Offer prompts as soon as they have a row, where layers are sent as they are computed."""
-        if self.is_prefill and self._around.is_layerwise:
-            self.side.launched(self.now_ns)
+        side = self.side
+        if isinstance(side, PrefillSide) and self._around.is_layerwise:
+            side.launched(self.now_ns)
             self.handoff.carry_out()
 
     def committed(self, outcome: CommitOutcome) -> None:
@@ -179,7 +185,7 @@ class HandoffEndpoint:
             self.handoff.committed(CommitOutcome(outcome.finished, ()), self.now_ns)
             return
         self.is_alive = False
-        if self.is_lost:
+        if self.missed_at_ns is not None:
             self._give_back()
             call_at(self._env, max(self.missed_at_ns, self.now_ns), self._around.cluster.lose, self)
 
@@ -191,13 +197,15 @@ class HandoffEndpoint:
                 request_id, self.now_ns, f"{self.name} was lost", FinishReason.MOVED
             )
             if joined:
+                assert moved is not None, f"{request_id!r} is live, so it ends here"
                 self.actor.report(moved)
             else:
                 self.device.truths.pop(request_id, None)
 
     @property
     def may_restart(self) -> bool:
-        return not self.is_lost or (self._env.now > self.missed_at_ns and self._around.cluster.may_replace(self))
+        missed_at_ns = self.missed_at_ns
+        return missed_at_ns is None or (self._env.now > missed_at_ns and self._around.cluster.may_replace(self))
 
     def restarted(self) -> None:
         """Begin again with a new worker, without the KV of the old one."""
@@ -221,6 +229,7 @@ class HandoffEndpoint:
         before = side.counts.started
         side.receive(peer, message, self.now_ns)
         if type(message) is Offer and side.counts.started > before:
+            assert truth is not None, "an offer brings the truth of its request"
             self.device.truths.setdefault(request_id, truth)
             self._around.hooks.on_expected(self, request_id, truth)
         self.handoff.carry_out()
@@ -248,7 +257,9 @@ class HandoffEndpoint:
             first_ns = began_ns + (ended_ns - began_ns) // num_layers
             layers = Layers(max(first_ns, self._accepted_ns.get(request_id, self._env.now)), ended_ns, num_layers)
         page_format = self._around.interconnect.page_format
-        row = self.side.row_of(action.key)
+        side = self.side
+        assert isinstance(side, PrefillSide), "only a prefill engine sends pages"
+        row = side.row_of(action.key)
         epoch = int(self.engine.store.table.epochs[row])
         pages = []
         for index in action.indices:

@@ -14,15 +14,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import simpy
 
 from ...core.handoff import Message, PageFormat, PageSeal, TransferState
 from ...core.handoff.messages import Manifest, Page
 from ...observe.summary import share
-from ..actors.clock import call_at
+from ..actors.clock import Arguments, Environment, call_at
 from ..actors.device import Truth
 
 ArrivedPages = list[tuple[Page, PageSeal]]
@@ -34,24 +34,26 @@ class Layers(NamedTuple):
 
     first_ns: int
     last_ns: int
-    count: int
+    num_layers: int
 
 
 class Network:
     """Ports are numbered like the engines that they belong to. Pages keep them busy; short messages go beside."""
 
-    def __init__(self, env: simpy.Environment, num_ports: int, latency_ns: int, bytes_per_s: float) -> None:
+    def __init__(self, env: Environment, num_ports: int, latency_ns: int, bytes_per_s: float) -> None:
         self.env = env
         self.latency_ns = latency_ns
         self.bytes_per_s = bytes_per_s
-        self.out_busy_ns = [0] * num_ports
-        self.in_busy_ns = [0] * num_ports
-        self.num_bytes = 0
-        self.slowdown = 1.0  # multiplies the time of all bytes
+        self.out_busy_ns: list[int] = [0] * num_ports
+        self.in_busy_ns: list[int] = [0] * num_ports
+        self.num_bytes: int = 0
+        self.slowdown: float = 1.0  # multiplies the time of all bytes
         self._out_free_ns = [0] * num_ports
         self._in_free_ns = [0] * num_ports
 
-    def say(self, source: int, target: int, num_bytes: int, deliver: Callable[..., None], *arguments) -> None:
+    def say(
+        self, source: int, target: int, num_bytes: int, deliver: Callable[[*Arguments], None], *arguments: *Arguments
+    ) -> None:
         """Send a short message with an attachment of `num_bytes`. It waits for no other, and no other for it."""
         takes_ns = self._count(num_bytes)
         call_at(self.env, self.env.now + takes_ns + self.latency_ns, deliver, *arguments)
@@ -61,8 +63,8 @@ class Network:
         source: int,
         target: int,
         num_bytes: int,
-        deliver: Callable[..., None],
-        *arguments,
+        deliver: Callable[[*Arguments], None],
+        *arguments: *Arguments,
         layers: Layers | None = None,
     ) -> tuple[int, int]:
         """Move `num_bytes` and call `deliver(*arguments)` when they have arrived. Returns when the first byte left, and when the last.
@@ -78,7 +80,7 @@ class Network:
         started_ns = max(earliest_ns, self._out_free_ns[source], self._in_free_ns[target])
         ended_ns = started_ns + takes_ns
         if layers is not None:
-            ended_ns = max(ended_ns, layers.last_ns + takes_ns // layers.count)
+            ended_ns = max(ended_ns, layers.last_ns + takes_ns // layers.num_layers)
         ended_ns = max(ended_ns, now_ns)
         self._out_free_ns[source] = self._in_free_ns[target] = ended_ns
         call_at(self.env, ended_ns + self.latency_ns, deliver, *arguments)
@@ -155,11 +157,11 @@ class Interconnect:
             return now_ns, now_ns
         target = self._station(peer)
         arrived, delay_ns = self._hooks.on_pages(source, target, [(page, page.seal) for page in pages])
-        deliver = (self.deliver_pages, source, target, arrived)
+        deliver = partial(self.deliver_pages, source, target, arrived)
         if delay_ns is not None:
-            deliver = (self._deliver_later, delay_ns, *deliver)
+            deliver = partial(self._deliver_later, delay_ns, deliver)
         page_bytes = self.page_format.target_bytes + self.page_format.draft_bytes
-        return self.network.send(source.replica, target.replica, len(pages) * page_bytes, *deliver, layers=layers)
+        return self.network.send(source.replica, target.replica, len(pages) * page_bytes, deliver, layers=layers)
 
     def withdraw(self, source: Station, target: int, request_id: str) -> None:
         """Tell engine `target` that a request's client has left."""
@@ -176,8 +178,8 @@ class Interconnect:
             self._hooks.on_arrival(source, pages)
             target.receive_pages(source.name, pages)
 
-    def _deliver_later(self, delay_ns: int, deliver: Callable[..., None], *arguments) -> None:
-        call_at(self.network.env, self.network.env.now + delay_ns, deliver, *arguments)
+    def _deliver_later(self, delay_ns: int, deliver: Callable[[], None]) -> None:
+        call_at(self.network.env, self.network.env.now + delay_ns, deliver)
 
     def _station(self, peer: str) -> Station:
         return self.stations[int(peer.removeprefix("engine "))]
@@ -190,11 +192,13 @@ class TransferTimes:
     """Times of every transfer, in nanoseconds."""
 
     def __init__(self) -> None:
-        self.counts = dict.fromkeys((TransferState.COMPLETED, TransferState.FAILED, TransferState.CANCELLED), 0)
+        self.counts: dict[TransferState, int] = dict.fromkeys(
+            (TransferState.COMPLETED, TransferState.FAILED, TransferState.CANCELLED), 0
+        )
         self._started: dict[str, int] = {}
         self._computed: dict[str, int] = {}
-        self._durations = array("q")
-        self._waits = array("q")
+        self._durations: array[int] = array("q")
+        self._waits: array[int] = array("q")
 
     def started(self, request_id: str, now_ns: int) -> None:
         """Note when the first byte of a request's KV leaves. A retry does not change it: its client waits since then."""
@@ -229,7 +233,7 @@ class TransferTimes:
         return summary | _statistics("transfer_wait", self._waits)
 
 
-def _statistics(name: str, values: array) -> dict[str, float | None]:
+def _statistics(name: str, values: array[int]) -> dict[str, float | None]:
     if not values:
         return {f"{statistic}_{name}_ms": None for statistic in ("mean", *PERCENTILES)}
     found = np.frombuffer(values, dtype=np.int64)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-
-import simpy
+from functools import partial
+from typing import Any
 
 from ...core.contract.request import Request, SamplingParams
 from ...core.prompt import Prompt
-from ..actors.clock import call_at
+from ..actors.clock import Environment, call_at
 from ..actors.device import Truth
 from ..workload.workload import Arrival
 from .injector import FaultInjector
 from .plan import Ledger
 
 HUGE = 1 << 40
-NAN = float("nan")
+NAN: Any = float("nan")  # Any: clients send it where a whole number belongs
+FRACTION: Any = 1.5
 
 BAD_REQUESTS: tuple[Callable[[str, int], Request], ...] = (
     lambda name, limit: Request(name, Prompt.of_length(0), 5),
@@ -27,7 +28,7 @@ BAD_REQUESTS: tuple[Callable[[str, int], Request], ...] = (
     lambda name, limit: Request(name, Prompt.of_length(5), 0),
     lambda name, limit: Request(name, Prompt.of_length(5), -7),
     lambda name, limit: Request(name, Prompt.of_length(5), NAN),
-    lambda name, limit: Request(name, Prompt.of_length(5), 1.5),
+    lambda name, limit: Request(name, Prompt.of_length(5), FRACTION),
     lambda name, limit: Request(name, Prompt.of_length(5), 5, sampling=SamplingParams(temperature=NAN)),
     lambda name, limit: Request(name, Prompt.of_length(5), 5, sampling=SamplingParams(temperature=-1.0)),
     lambda name, limit: Request(name, Prompt.of_length(5), 5, sampling=SamplingParams(top_p=NAN)),
@@ -41,9 +42,7 @@ BAD_REQUESTS: tuple[Callable[[str, int], Request], ...] = (
 class FaultyClients:
     """Shapes requests before they are sent, and sends bad ones beside them."""
 
-    def __init__(
-        self, env: simpy.Environment, ledger: Ledger, injectors: list[FaultInjector], context_len: int
-    ) -> None:
+    def __init__(self, env: Environment, ledger: Ledger, injectors: list[FaultInjector], context_len: int) -> None:
         """Take the `injectors` of the replicas; the list may be filled later."""
         self._env = env
         self._ledger = ledger
@@ -101,4 +100,4 @@ class FaultyClients:
                 call_at(env, now_ns + int(share * 3e9), injector.try_duplicate, again)
             elif kind == "client.bad_request":
                 make = BAD_REQUESTS[int(share * len(BAD_REQUESTS))]
-                injector.try_bad(lambda name=name, make=make: make(f"{name}!", self._context_len))
+                injector.try_bad(partial(make, f"{name}!", self._context_len))

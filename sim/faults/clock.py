@@ -14,7 +14,7 @@ from ...core.contract.events import Aborted, Event, EventSink, HandoffMoved
 
 class HostClock:
     def __init__(self) -> None:
-        self.is_true = True  # nothing ever happened to it
+        self.is_true: bool = True  # nothing ever happened to it
         self._shift_from, self._shifts = [0], [0]  # raw = time + the last shift that began before
         self._hold_from, self._holds = [0], [0]  # stamp = raw + the last hold that began before
         self._freezes: list[tuple[int, int]] = []

@@ -14,6 +14,7 @@ from ...core.contract.outcomes import LossOutcome
 from ...core.contract.request import FinishedRequest, Request
 from ...core.contract.step import FailureCause, Join, Step, StepResult
 from ...core.errors import ConfigError, InvalidRequest, InvariantViolation
+from ...core.handoff import PrefillSide
 from ...core.scheduler.engine import Engine
 from ..actors.clock import call_at
 from ..actors.device import Truth
@@ -22,7 +23,7 @@ from ..actors.hooks import Hooks, StepFault
 from ..disaggregation.cluster import Cluster
 from ..disaggregation.endpoint import HandoffEndpoint
 from .clock import HostClock
-from .plan import Ledger
+from .plan import Death, Hang, Ledger, Restart
 from .promises import Promises, Witness
 
 DEATH = "transfer.peer_dies"
@@ -53,7 +54,7 @@ class FaultInjector(Hooks):
         self.promises = promises
         self.witness = witness
         self.cluster: Cluster | None = None
-        self.clock = HostClock()
+        self.clock: HostClock = HostClock()
         self.poisoned: set[str] = set()  # ids of requests that the device cannot bear; only asked, never iterated
         self._poisoned_rows: set[int] = set()  # the same
         self._is_closed = False
@@ -133,21 +134,23 @@ class FaultInjector(Hooks):
         where = self._where(request_id)
         self.ledger.cancelled_in[where] = self.ledger.cancelled_in.get(where, 0) + 1
         self.ledger.note(kind, self.now_ns)
-        placement = self.cluster.placements.abort(request_id) if self.cluster is not None else None
-        actor = self.actor if placement is None else self.cluster.endpoints[placement.prefill].actor
+        actor = self.actor
+        if self.cluster is not None and (placement := self.cluster.placements.abort(request_id)) is not None:
+            actor = self.cluster.endpoint_of(placement.prefill).actor
         actor.cancel(request_id)
         self._recount_due = True
 
     def _where(self, request_id: str) -> str:
         """Describe the state of a request, also where prefill and decode are apart."""
-        state, endpoint = self.engine.state_of(request_id), self.endpoint
-        if endpoint is not None:
-            transfer = endpoint.side.state_of(request_id) if endpoint.is_prefill else None
+        state, cluster = self.engine.state_of(request_id), self.cluster
+        if cluster is not None:
+            side = cluster.endpoints[self.replica].side
+            transfer = side.state_of(request_id) if isinstance(side, PrefillSide) else None
             if transfer is not None:
                 return f"transfer {transfer.value}"
-            placement = self.cluster.placements.get(request_id)
+            placement = cluster.placements.get(request_id)
             if state is None and placement is not None:
-                there = self.cluster.endpoints[placement.decode].engine.state_of(request_id)
+                there = cluster.endpoint_of(placement.decode).engine.state_of(request_id)
                 if there is not None:
                     return f"{there.value}, handed over"
         return state.value if state is not None else "ended" if request_id in self._seen else "not here yet"
@@ -231,12 +234,10 @@ class FaultInjector(Hooks):
 
     def _fault(self, kind: str, step: Step | None) -> StepFault:
         cause, message = FAILURES[kind]
-        if cause in (FailureCause.HUNG, FailureCause.WORKER_LOST):
-            away_ns = _ns(self.ledger.plan.of(kind).restart_s)
-        else:
-            away_ns = DRAIN_NS
-        if cause is FailureCause.HUNG:
-            return StepFault(cause, message, away_ns, timeout_ns=_ns(self.ledger.plan.device.hangs.watchdog_s))
+        fault = self.ledger.plan.of(kind)
+        away_ns = _ns(fault.restart_s) if isinstance(fault, Hang | Restart) else DRAIN_NS
+        if isinstance(fault, Hang):
+            return StepFault(cause, message, away_ns, timeout_ns=_ns(fault.watchdog_s))
         share = 1.0 if step is None else self.ledger.draws.amount(kind, self.replica, step.step_id)
         return StepFault(cause, message, away_ns, share)
 
@@ -287,21 +288,22 @@ class FaultInjector(Hooks):
 
     def die(self, kind: str) -> None:
         """Let the worker die at once, or by `LOSS` the decode engine. Others are told later, and a new one comes in its place."""
-        endpoint = self.endpoint
+        endpoint, fault = self.endpoint, self.ledger.plan.of(kind)
+        assert endpoint is not None and isinstance(fault, Death)
         if not endpoint.is_alive or (kind == LOSS and endpoint.is_prefill):
             return
         self.ledger.note(kind, self.now_ns)
         endpoint.is_alive = False
         self._dies_by = kind
-        noticed_ns = self.now_ns + _ns(self.ledger.plan.of(kind).notice_s)
+        noticed_ns = self.now_ns + _ns(fault.notice_s)
         if kind == LOSS:
             endpoint.missed_at_ns = noticed_ns
         else:
-            call_at(self.actor.env, noticed_ns, self._tell_of_death)
+            call_at(self.actor.env, noticed_ns, self._tell_of_death, endpoint)
         self.actor.wake(True)
 
-    def _tell_of_death(self) -> None:
-        dead = self.endpoint
+    def _tell_of_death(self, dead: HandoffEndpoint) -> None:
+        assert self.cluster is not None
         for endpoint in self.cluster.endpoints:
             if endpoint.is_prefill != dead.is_prefill and endpoint.is_alive:
                 endpoint.handoff.peer_lost(dead.name, endpoint.now_ns)
@@ -342,7 +344,9 @@ class FaultInjector(Hooks):
         self._memory_until_ns = self.now_ns + _ns(self.ledger.plan.device.out_of_memory.lasts_s)
 
     def _lose_numbers(self, step: Step) -> None:
-        rows = (step.decode if step.decode is not None else step.prefill).rows
+        part = step.decode if step.decode is not None else step.prefill
+        assert part is not None, "a step has one part at least"
+        rows = part.rows
         share = self.ledger.draws.amount("device.nan", self.replica, step.step_id)
         self._nan_rows[step.step_id] = int(rows[int(share * len(rows))])
 

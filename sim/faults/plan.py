@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -33,7 +33,7 @@ Count = Annotated[int, Field(ge=1, le=10**6)]
 
 
 class FaultTable(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Fault(FaultTable):
@@ -198,7 +198,15 @@ class FaultPlan(FaultTable):
     def of(self, kind: str) -> Fault:
         """Return the settings of a kind by its name, such as "device.hangs"."""
         family, _, name = kind.partition(".")
-        return getattr(getattr(self, family), name)
+        fault = getattr(getattr(self, family), name)
+        assert isinstance(fault, Fault), f"{kind} is no kind of fault"
+        return fault
+
+    def late(self, kind: str) -> Late:
+        """Return the settings of a kind that delays something."""
+        fault = self.of(kind)
+        assert isinstance(fault, Late), f"{kind} delays nothing"
+        return fault
 
     @property
     def enabled(self) -> tuple[str, ...]:
@@ -333,10 +341,10 @@ class Ledger:
 
     def __init__(self, plan: FaultPlan, seed: int) -> None:
         self.plan = plan
-        self.draws = FaultDraws(plan, seed)
+        self.draws: FaultDraws = FaultDraws(plan, seed)
         self.injected: dict[str, int] = dict.fromkeys(plan.enabled, 0)
         self.cancelled_in: dict[str, int] = {}  # by the state of the request
-        self.last_ns = 0
+        self.last_ns: int = 0
         self.num_requests = 0  # occasions of the unit "request"
         self._ended = False
 

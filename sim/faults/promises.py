@@ -12,12 +12,16 @@ import numpy as np
 
 from ...core.contract.events import (
     Aborted,
+    AllocationsDenied,
     Committed,
+    EngineStarted,
     Event,
     HandoffMove,
     HandoffMoved,
     Planned,
+    Reloaded,
     Resumed,
+    RetractionAsked,
     StepsLost,
     Submitted,
 )
@@ -52,7 +56,7 @@ PROMISES = {
     "drained": "in the end every slot is free again",
 }
 
-OF_KIND = {
+OF_KIND: dict[str, tuple[str, ...]] = {
     "device.raises": ("nothing_seen", "fenced", "stream_intact", "victim_alone"),
     "device.out_of_memory": ("nothing_seen", "fenced", "stream_intact", "victim_alone"),
     "device.hangs": ("nothing_seen", "fenced", "stream_intact", "victim_alone", "watchdog_speaks"),
@@ -151,21 +155,26 @@ class Witness:
         self._last_ns = 0
         self._round_end_ns = 0
         self._num_waiting = 0
-        self._handlers = {
-            Submitted: self._submitted,
-            Aborted: self._aborted,
-            Planned: self._planned,
-            Committed: self._committed,
-            StepsLost: self._lost,
-            Resumed: self._resumed,
-            HandoffMoved: self._handed,
-        }
 
     def take(self, event: Event) -> None:
-        handler = self._handlers.get(type(event))
-        if handler is not None:
-            self._forward(event.now_ns, event.now_ns)
-            handler(event)
+        if isinstance(event, EngineStarted | RetractionAsked | AllocationsDenied | Reloaded):
+            return
+        self._forward(event.now_ns, event.now_ns)
+        match event:
+            case Planned():
+                self._planned(event)
+            case Committed():
+                self._committed(event)
+            case Submitted():
+                self._submitted(event)
+            case Aborted():
+                self._aborted(event)
+            case StepsLost():
+                self._lost(event)
+            case Resumed():
+                self._leave(event.retracted)
+            case HandoffMoved():
+                self._handed(event)
 
     @property
     def live(self) -> tuple[str, ...]:
@@ -235,9 +244,10 @@ class Witness:
             promises.check("time_forward", ends[0] >= arrival_ns, event.now_ns, f"{name}: a token before its arrival")
             self._by_row[self._row_of[name]] += 1
         if event.kept is not None:
+            assert step.decode is not None, "only a decode part emits tokens of rounds"
             rows = step.decode.rows
             if self._leaving:
-                self._check_leaving(event)
+                self._check_leaving(event, rows, event.kept)
             self._by_row[rows] += np.add.reduce(event.kept, axis=0)
 
     def _check_failures(self, event: Committed) -> None:
@@ -246,18 +256,18 @@ class Witness:
         for finished in event.finished:
             if finished.reason is FinishReason.ERROR:
                 name = finished.request_id
-                due = reasons.get(self._row_of.get(name), "") == finished.message
+                reason = reasons.get(self._row_of[name], "") if name in self._row_of else ""
+                due = reason == finished.message
                 self.promises.check("fails_for_itself", due, event.now_ns, f"{name} fails: {finished.message}")
                 self._may_fail.add(name)
 
-    def _check_leaving(self, event: Committed) -> None:
+    def _check_leaving(self, event: Committed, rows: np.ndarray, kept: np.ndarray) -> None:
         """Check that an aborted request gets the tokens of rounds that ended before the abort, and no others."""
         for name, left_ns in self._leaving.items():
-            row = self._row_of.get(name)
-            column = np.flatnonzero(event.step.decode.rows == row) if row is not None else ()
+            column = np.flatnonzero(rows == self._row_of[name]) if name in self._row_of else np.empty(0, np.intp)
             if len(column):
                 later = event.result.round_end_ns > left_ns
-                tokens = int(event.kept[later, column[0]].sum())
+                tokens = int(kept[later, column[0]].sum())
                 self.promises.check("no_later_token", not tokens, event.now_ns, f"{name}: {tokens} tokens too late")
 
     def _lost(self, event: StepsLost) -> None:
@@ -277,14 +287,12 @@ class Witness:
             self._in_flight.pop(step_id, None)
         self._leave(event.retracted)
 
-    def _resumed(self, event: Resumed) -> None:
-        self._leave(event.retracted)
-
     def _handed(self, event: HandoffMoved) -> None:
         """Take a move of a handoff. On a decode engine a request begins behind the tokens that others have delivered."""
         name = event.request_id
         if event.move is HandoffMove.RESERVE:
             self._live[name] = event.now_ns
+            assert event.request is not None, "a reservation brings its request"
             self._awaited[name] = max(event.request.shown.length, 1)
         elif event.move is HandoffMove.JOIN and event.row:
             self.just_joined.add(name)
@@ -325,6 +333,7 @@ class Witness:
         if reason is FinishReason.ERROR:
             promises.check("victim_alone", name in self._may_fail, now_ns, f"{name} fails: {finished.message}")
         elif reason not in (FinishReason.ABORT, FinishReason.TRANSFERRED, FinishReason.MOVED):
+            assert limit is not None, f"{name} ends by itself without having joined"
             right = FinishReason.STOP if until_stop <= limit else FinishReason.LENGTH
             as_due = reason is right and had == min(until_stop, limit)
             promises.check(

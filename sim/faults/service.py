@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,14 @@ from ...core.contract.request import FinishedRequest, FinishReason
 from ...core.errors import InvariantViolation
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.engine import Engine
-from ..actors.router import Link
+from ..actors.clock import Environment
+from ..actors.router import Wire
 from ..disaggregation.cluster import Cluster
 from ..workload.workload import Arrival
 from .clients import FaultyClients
 from .injector import FaultInjector
-from .plan import KINDS, FaultPlan, Ledger
+from .kinds import KINDS
+from .plan import FaultPlan, Ledger
 from .promises import OF_KIND, Broken, Promises, Witness
 from .transfers import TransferFaults
 
@@ -59,13 +61,13 @@ class FaultReport:
 class FaultyService:
     """The parts of one run that inject faults, and the checks that need all of them."""
 
-    def __init__(self, env: simpy.Environment, plan: FaultPlan, seed: int, config: EngineConfig) -> None:
+    def __init__(self, env: Environment, plan: FaultPlan, seed: int, config: EngineConfig) -> None:
         self.env = env
         self.plan = plan
-        self.ledger = Ledger(plan, seed)
-        self.promises = Promises()
+        self.ledger: Ledger = Ledger(plan, seed)
+        self.promises: Promises = Promises()
         self.injectors: list[FaultInjector] = []
-        self.clients = FaultyClients(env, self.ledger, self.injectors, config.context_len)
+        self.clients: FaultyClients = FaultyClients(env, self.ledger, self.injectors, config.context_len)
         self._config = config
         self._sent: dict[str, int] = {}  # id -> how often it has ended
         self._last_end_ns = 0
@@ -78,7 +80,7 @@ class FaultyService:
         self.injectors.append(FaultInjector(len(self.injectors), self.ledger, self.promises, witness))
         return self.injectors[-1]
 
-    def start_transfers(self, cluster: Cluster, links: list[Link]) -> None:
+    def start_transfers(self, cluster: Cluster, links: Sequence[Wire]) -> None:
         """Make the endpoints of a cluster, with the faults between them."""
         TransferFaults(self.env, self.ledger, self.promises).start(cluster, self.injectors, links)
 

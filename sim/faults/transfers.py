@@ -6,20 +6,21 @@ was offered, where it joined.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import simpy
 
 from ...core.errors import InvariantViolation
-from ...core.handoff import Message, PageSeal, TransferKey, TransferOutcome, TransferState, WritePage
+from ...core.handoff import Message, PageSeal, PrefillSide, TransferKey, TransferOutcome, TransferState, WritePage
 from ...core.handoff.messages import Accept, Ack, Offer, Page
-from ..actors.clock import call_at
+from ..actors.clock import Arguments, Environment, call_at
 from ..actors.device import Truth
-from ..actors.router import Link
+from ..actors.router import Link, Wire
 from ..disaggregation.cluster import Cluster
 from ..disaggregation.endpoint import EndpointHooks, HandoffEndpoint
-from ..disaggregation.network import ArrivedPages, PacketHooks, Station
+from ..disaggregation.network import ArrivedPages, Interconnect, PacketHooks, Station
 from .injector import DEATH, FaultInjector
 from .plan import Ledger
 from .promises import Promises
@@ -35,10 +36,12 @@ class UnreliableLink:
         self._unreachable = unreachable
         self._num_sent = 0
 
-    def send(self, num_bytes: int, deliver: Callable[..., None], *arguments) -> None:
+    def send(self, num_bytes: int, deliver: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
         self._attempt(1, num_bytes, deliver, *arguments)
 
-    def _attempt(self, attempt: int, num_bytes: int, deliver: Callable[..., None], *arguments) -> None:
+    def _attempt(
+        self, attempt: int, num_bytes: int, deliver: Callable[[*Arguments], None], *arguments: *Arguments
+    ) -> None:
         """Send a message; if it is lost, try again later, up to the plan's number of attempts."""
         ledger, env = self._ledger, self.link.env
         now_ns, occasion = env.now, self._num_sent
@@ -47,14 +50,16 @@ class UnreliableLink:
         if "link.lost" in kinds:
             ledger.note("link.lost", now_ns)
             lost = ledger.plan.link.lost
-            retry = self._unreachable if attempt == lost.retries else self._attempt
-            again = (attempt + 1, num_bytes, deliver) if attempt < lost.retries else (deliver,)
-            call_at(env, now_ns + round(lost.retry_s * 1e9), retry, *again, *arguments)
+            again_ns = now_ns + round(lost.retry_s * 1e9)
+            if attempt < lost.retries:
+                call_at(env, again_ns, partial(self._attempt, attempt + 1, num_bytes, deliver, *arguments))
+            else:
+                call_at(env, again_ns, partial(self._unreachable, deliver, *arguments))
             return
         for kind in kinds:
             # A copy of its own, past all others: order is not kept.
             ledger.note(kind, now_ns)
-            delay_s = ledger.plan.of(kind).delay_s * ledger.draws.amount(kind, self._number, occasion)
+            delay_s = ledger.plan.late(kind).delay_s * ledger.draws.amount(kind, self._number, occasion)
             call_at(env, now_ns + self.link.latency_ns + round(delay_s * 1e9), deliver, *arguments)
         if "link.late" not in kinds:
             self.link.send(num_bytes, deliver, *arguments)
@@ -110,8 +115,10 @@ class TransferWitness:
         joined = name, 0 if attempt is None else attempt.num_shown
         self.promises.check("joins_once", joined not in self._joined, now_ns, f"{name} joins a second time")
         self._joined.add(joined)
-        wanted = range(attempt.first_page, attempt.num_pages) if attempt is not None else ()
-        missing = [index for index in wanted if index not in attempt.whole]
+        missing: list[int] = []
+        if attempt is not None:
+            pages = range(attempt.first_page, attempt.num_pages)
+            missing = [index for index in pages if index not in attempt.whole]
         kept = attempt is not None and not missing
         self.promises.check("fails_closed", kept, now_ns, f"{name} joins without pages {missing[:5]} of {key}")
 
@@ -119,7 +126,7 @@ class TransferWitness:
 class TransferFaults(PacketHooks, EndpointHooks):
     """Injects a plan's faults into the packets between engines, and checks what is promised of transfers."""
 
-    def __init__(self, env: simpy.Environment, ledger: Ledger, promises: Promises) -> None:
+    def __init__(self, env: Environment, ledger: Ledger, promises: Promises) -> None:
         self.env = env
         self.ledger = ledger
         self.promises = promises
@@ -128,13 +135,13 @@ class TransferFaults(PacketHooks, EndpointHooks):
         self._ack_lost: set[str] = set()  # requests whose acknowledgement will be lost; only asked
         self._slow_until_ns = 0
 
-    def start(self, cluster: Cluster, injectors: list[FaultInjector], links: list[Link]) -> None:
+    def start(self, cluster: Cluster, injectors: list[FaultInjector], links: Sequence[Wire]) -> None:
         """Make the endpoints of the injectors' actors, and watch them."""
         self.injectors = injectors
-        self.witness = TransferWitness(self.promises, cluster.timing.max_attempts)
+        self.witness: TransferWitness = TransferWitness(self.promises, cluster.timing.max_attempts)
         for injector in injectors:
             injector.cluster = cluster
-        self.interconnect = cluster.start([injector.actor for injector in injectors], links, self, self)
+        self.interconnect: Interconnect = cluster.start([injector.actor for injector in injectors], links, self, self)
         self.env.process(self._watch(cluster))
 
     def _watch(self, cluster: Cluster) -> Generator[simpy.Event, None, None]:
@@ -171,12 +178,12 @@ class TransferFaults(PacketHooks, EndpointHooks):
         if "transfer.lost" in kinds:
             ledger.note("transfer.lost", now_ns)
             return False
-        deliver = (self.interconnect.deliver, source, target, message, truth)
-        self._copy(kinds, occasion, source, *deliver)
+        deliver = partial(self.interconnect.deliver, source, target, message, truth)
+        self._copy(kinds, occasion, source, deliver)
         for kind in ("transfer.reordered", "transfer.late"):
             if kind in kinds:
                 ledger.note(kind, now_ns)
-                call_at(self.env, now_ns + self._delay_ns(kind, source, occasion), *deliver)
+                call_at(self.env, now_ns + self._delay_ns(kind, source, occasion), deliver)
                 return False
         return True
 
@@ -219,7 +226,14 @@ class TransferFaults(PacketHooks, EndpointHooks):
         self._num_packets[source.replica] = occasion + 1
         return self.ledger.kinds_at("packet", source.replica, occasion, self.env.now), occasion
 
-    def _copy(self, kinds: tuple[str, ...], occasion: int, source: Station, deliver, *arguments) -> None:
+    def _copy(
+        self,
+        kinds: tuple[str, ...],
+        occasion: int,
+        source: Station,
+        deliver: Callable[[*Arguments], None],
+        *arguments: *Arguments,
+    ) -> None:
         kind = "transfer.duplicated"
         if kind in kinds:
             self.ledger.note(kind, self.env.now)
@@ -227,7 +241,7 @@ class TransferFaults(PacketHooks, EndpointHooks):
             call_at(self.env, self.env.now + delay_ns, deliver, *arguments)
 
     def _delay_ns(self, kind: str, source: Station, occasion: int) -> int:
-        most_s = SHUFFLE_NS / 1e9 if kind == "transfer.reordered" else self.ledger.plan.of(kind).delay_s
+        most_s = SHUFFLE_NS / 1e9 if kind == "transfer.reordered" else self.ledger.plan.late(kind).delay_s
         share = self.ledger.draws.amount(kind, source.replica, occasion)
         return self.interconnect.network.latency_ns + int(share * most_s * 1e9)
 
@@ -254,7 +268,8 @@ class TransferFaults(PacketHooks, EndpointHooks):
 
     def on_pages_read(self, endpoint: HandoffEndpoint, pages: list[Page], row: int, epoch: int) -> None:
         key, store = pages[0].key, endpoint.engine.store
-        if key.generation == endpoint.side.generation:
+        side = endpoint.side
+        if isinstance(side, PrefillSide) and key.generation == side.generation:
             kept = store.is_held_row(row) and int(store.table.epochs[row]) == epoch
             message = f"row {row} of {key} was given away while it was read"
             self.promises.check("pages_kept", kept, self.env.now, message)

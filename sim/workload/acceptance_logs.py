@@ -63,7 +63,9 @@ class AcceptanceLog:
         """The draft steps of the rounds."""
         if self.rounds is not None:
             return int(self.rounds[2][0])
-        return (len(self.counts) if self.histograms is None else self.histograms.shape[1]) - 1
+        if self.histograms is not None:
+            return int(self.histograms.shape[1]) - 1
+        return len(self._counts()) - 1
 
     def fit(self, start: GaussianAcceptance) -> AcceptanceFit:
         """Fit the process to the log, and take the rest from `start`. With few rounds or requests only the counts are fitted.
@@ -83,12 +85,13 @@ class AcceptanceLog:
         if self.counts is not None:
             return self.counts
         if self.histograms is not None:
-            return self.histograms.sum(axis=0)
+            return np.asarray(self.histograms.sum(axis=0))
+        assert self.rounds is not None, "a log tells one of the three"
         return np.bincount(self.rounds[3], minlength=self.steps + 1)
 
 
-def _are_enough(num_rounds: int, num_requests: int) -> bool:
-    return num_rounds >= MIN_ROUNDS and num_requests >= MIN_REQUESTS
+def _are_enough(num_rounds: int, num_requests: int | None) -> bool:
+    return num_requests is not None and num_rounds >= MIN_ROUNDS and num_requests >= MIN_REQUESTS
 
 
 def wrong(path: str | os.PathLike[str], place: int | str, message: str) -> ConfigError:
@@ -171,9 +174,10 @@ class _Engine:
         self._steps[data["step"]] = owners, data
 
     def _commit(self, data: Mapping[str, Any]) -> np.ndarray | None:
-        owners, plan = self._steps.pop(data["step"], (None, None))
+        planned = self._steps.pop(data["step"], None)
         rounds = None
-        if owners is not None:
+        if planned is not None:
+            owners, plan = planned
             num_rounds, ends = data["rounds"], data["at"] if isinstance(data["at"], list) else [data["at"]]
             if num_rounds != len(ends):
                 raise ValueError(f"{len(ends)} end times of {num_rounds} rounds")
@@ -200,12 +204,11 @@ class _Engine:
 
 @dataclass(slots=True)
 class _Response:
-    """The checked metrics of one request: its histogram; its rounds and the most drafts in a round, if the file has them."""
+    """The checked metrics of one request: its histogram; the accepted and the offered drafts of each round, if the file has them."""
 
     steps: int | None
     histogram: np.ndarray
-    accepted: np.ndarray | None
-    drafted: np.ndarray | None
+    rounds: tuple[np.ndarray, np.ndarray] | None
     drafted_less: bool
 
 
@@ -216,11 +219,14 @@ def read_responses(paths: Sequence[str]) -> AcceptanceLog:
     for path in paths:
         for place, value in _documents(path):
             metrics = _metrics_of(path, place, value)
-            why = "records without metrics" if metrics is None else "requests to warm up" if _warms_up(value) else ""
-            if not why:
+            why, response = "requests without rounds", None
+            if metrics is None:
+                why = "records without metrics"
+            elif _warms_up(value):
+                why = "requests to warm up"
+            else:
                 response = _Checked(path, place, metrics).response()
-                why = "" if response.histogram.any() else "requests without rounds"
-            if why:
+            if response is None or not response.histogram.any():
                 left_out[why] = left_out.get(why, 0) + 1
                 continue
             if response.steps not in (None, first := responses[0].steps if responses else response.steps):
@@ -233,12 +239,11 @@ def read_responses(paths: Sequence[str]) -> AcceptanceLog:
             "--per-request-spec-decode-metrics detailed) or spec_decode_acceptance (aiperf: --export-level records)"
         )
         raise wrong(paths[0], 0, message)
-    if all(response.accepted is not None for response in responses):
+    detailed = [response.rounds for response in responses if response.rounds is not None]
+    if len(detailed) == len(responses):
         columns = [
-            np.stack(
-                [np.full(len(r.accepted), number), np.cumsum(r.accepted + 1) - r.accepted - 1, r.drafted, r.accepted]
-            )
-            for number, r in enumerate(responses)
+            np.stack([np.full(len(accepted), number), np.cumsum(accepted + 1) - accepted - 1, drafted, accepted])
+            for number, (accepted, drafted) in enumerate(detailed)
         ]
         return _log_of_rounds(DETAILED, paths[0], np.concatenate(columns, axis=1), left_out)
     width = max(len(response.histogram) for response in responses)
@@ -324,7 +329,7 @@ class _Checked:
         accepted, drafted = (self._steps_of(key) for key in ("per_step_accepted", "per_step_drafted"))
         if accepted is None or drafted is None:
             less = drafts is not None and drafts < rounds * (len(histogram) - 1)
-            return _Response(self._metrics.get("num_spec_tokens"), histogram, None, None, less)
+            return _Response(self._metrics.get("num_spec_tokens"), histogram, None, less)
         if len(accepted) != rounds or len(drafted) != rounds:
             message = f"{len(accepted)} accepted and {len(drafted)} drafted: expected {rounds} each, one for each round"
             raise self._wrong("per_step_accepted", message)
@@ -333,7 +338,7 @@ class _Checked:
             raise self._wrong(f"per_step_accepted[{at}]", f"{accepted[at]} accepted of {drafted[at]} drafted")
         if not np.array_equal(np.bincount(accepted, minlength=len(histogram)), histogram):
             raise self._wrong("per_step_accepted", "not what acceptance_histogram counts")
-        return _Response(self._metrics.get("num_spec_tokens"), histogram, accepted, drafted, False)
+        return _Response(self._metrics.get("num_spec_tokens"), histogram, (accepted, drafted), False)
 
     def _histogram(self) -> np.ndarray:
         value = self._metrics.get("acceptance_histogram")

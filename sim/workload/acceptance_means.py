@@ -81,7 +81,10 @@ def read_server_logs(paths: Sequence[str], steps: int | None) -> AcceptanceLog |
     ]
     if of_vllm:
         return _log_of_lines(paths[0], of_vllm)
-    lengths, rates, weights, idle = [], [], [], 0
+    lengths: list[float] = []
+    rates: list[float] = []
+    weights: list[int] = []
+    idle = 0
     for path in paths:
         before = len(lengths) + idle
         for number, line in enumerate(read_lines(path), 1):
@@ -100,10 +103,10 @@ def read_server_logs(paths: Sequence[str], steps: int | None) -> AcceptanceLog |
             raise wrong(path, 0, f"unknown format: expected {EXPECTED}")
     if not lengths:
         raise wrong(paths[0], 0, "no rounds: every accept len is 0")
-    length, rate = np.average(lengths, weights=weights), np.average(rates, weights=weights)
-    steps = _steps_by_rate(paths[0], float(length), float(rate)) if steps is None else steps
+    length, mean_rate = (float(np.average(values, weights=weights)) for values in (lengths, rates))
+    steps = _steps_by_rate(paths[0], length, mean_rate) if steps is None else steps
     left_out = {"lines without rounds": idle} if idle else {}
-    return MeanAcceptance(f"{SGLANG_LOG}, {len(lengths)} with accept len", ((steps, float(length)),), left_out)
+    return MeanAcceptance(f"{SGLANG_LOG}, {len(lengths)} with accept len", ((steps, length),), left_out)
 
 
 def _reached(path: str, number: int, line: str) -> np.ndarray:

@@ -83,7 +83,8 @@ class ReuseMeter:
 
 
 def _pieces(prompt: Prompt) -> Iterator[tuple[int, int]]:
-    """Yield the hash id and the length of each block or segment of a prompt."""
+    """Yield the hash id and the length of each block or segment of a prompt of known content."""
+    assert prompt.hash_ids is not None
     if prompt.segment_lens is not None:
         yield from zip(prompt.hash_ids, prompt.segment_lens, strict=True)
         return
@@ -222,7 +223,8 @@ class Description:
 
     def to_json(self) -> dict[str, Any]:
         """Return all numbers as plain data; windows and percentiles are texts, as JSON has it."""
-        return _plain(asdict(self))
+        data: dict[str, Any] = _plain(asdict(self))
+        return data
 
 
 def _plain(value: Any) -> Any:
@@ -245,7 +247,7 @@ def describe(workload: Iterable[Arrival], cache_tokens: Sequence[int] = ()) -> t
 
     Raises ForedraftError if the workload has no requests, and what reading it raises.
     """
-    columns = tuple(array("q") for _ in range(3))
+    columns: tuple[array[int], ...] = tuple(array("q") for _ in range(3))
     meter = ReuseMeter(cache_tokens)
     sessions: Counter[str] = Counter()
     for arrival in _noted(workload, columns):
@@ -264,7 +266,7 @@ def describe(workload: Iterable[Arrival], cache_tokens: Sequence[int] = ()) -> t
     return described, Columns(times, prompts, outputs)
 
 
-def _noted(workload: Iterable[Arrival], columns: tuple[array, ...]) -> Iterator[Arrival]:
+def _noted(workload: Iterable[Arrival], columns: tuple[array[int], ...]) -> Iterator[Arrival]:
     times, prompts, outputs = columns
     for arrival in workload:
         times.append(arrival.time_ns or 0)

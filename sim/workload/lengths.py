@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...core.draws import Purpose, hash64, normal, uniform
 from ...core.prompt import Prompt
@@ -15,7 +16,7 @@ class LengthDistribution(ABC):
     """The port: token counts for requests by number."""
 
     @abstractmethod
-    def draw(self, seed: int, purpose: int, index: np.ndarray) -> np.ndarray:
+    def draw(self, seed: int, purpose: int, index: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return the lengths of the requests `index` (uint64 [n]): int64 [n], each at least 1."""
 
     @property
@@ -30,7 +31,7 @@ class FixedLength(LengthDistribution):
 
     tokens: int
 
-    def draw(self, seed: int, purpose: int, index: np.ndarray) -> np.ndarray:
+    def draw(self, seed: int, purpose: int, index: NDArray[np.uint64]) -> NDArray[np.int64]:
         return np.full(len(index), self.tokens, np.int64)
 
     @property
@@ -45,8 +46,9 @@ class UniformLength(LengthDistribution):
     low: int
     high: int
 
-    def draw(self, seed: int, purpose: int, index: np.ndarray) -> np.ndarray:
-        return self.low + (uniform(seed, purpose, index, 0) * (self.high - self.low + 1)).astype(np.int64)
+    def draw(self, seed: int, purpose: int, index: NDArray[np.uint64]) -> NDArray[np.int64]:
+        coins = np.asarray(uniform(seed, purpose, index, 0), np.float64)
+        return self.low + (coins * (self.high - self.low + 1)).astype(np.int64)
 
     @property
     def moments(self) -> tuple[float, float]:
@@ -65,10 +67,12 @@ class LognormalLength(LengthDistribution):
     low: int = 1
     high: int = 131072
 
-    def draw(self, seed: int, purpose: int, index: np.ndarray) -> np.ndarray:
+    def draw(self, seed: int, purpose: int, index: NDArray[np.uint64]) -> NDArray[np.int64]:
         median = self.mean * np.exp(-0.5 * self.sigma**2)
-        lengths = median * np.exp(self.sigma * normal(seed, purpose, index, 0))
-        return np.rint(np.clip(lengths, self.low, self.high)).astype(np.int64)
+        deviations = np.asarray(normal(seed, purpose, index, 0), np.float64)
+        lengths = median * np.exp(self.sigma * deviations)
+        drawn: NDArray[np.int64] = np.rint(np.clip(lengths, self.low, self.high)).astype(np.int64)
+        return drawn
 
     @property
     def moments(self) -> tuple[float, float]:
@@ -82,10 +86,11 @@ class EmpiricalLength(LengthDistribution):
     values: tuple[int, ...]
     weights: tuple[float, ...]
 
-    def draw(self, seed: int, purpose: int, index: np.ndarray) -> np.ndarray:
+    def draw(self, seed: int, purpose: int, index: NDArray[np.uint64]) -> NDArray[np.int64]:
         edges = np.cumsum(np.array(self.weights, float))
         where = np.searchsorted(edges, uniform(seed, purpose, index, 0) * edges[-1], side="right")
-        return np.array(self.values, np.int64)[np.minimum(where, len(self.values) - 1)]
+        drawn: NDArray[np.int64] = np.array(self.values, np.int64)[np.minimum(where, len(self.values) - 1)]
+        return drawn
 
     @property
     def moments(self) -> tuple[float, float]:
@@ -110,13 +115,14 @@ class SharedPrefixes:
     prefix_len: LengthDistribution
     popularity: float = 0.0
 
-    def groups(self, seed: int, index: np.ndarray) -> np.ndarray:
+    def groups(self, seed: int, index: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return the group of each request: int64 [n], 0 … num_groups − 1."""
         edges = np.cumsum(np.arange(1, self.num_groups + 1, dtype=np.float64) ** -self.popularity)
-        coins = uniform(seed, Purpose.PREFIX, index, 0) * edges[-1]
-        return np.minimum(np.searchsorted(edges, coins, side="right"), self.num_groups - 1)
+        coins = np.asarray(uniform(seed, Purpose.PREFIX, index, 0), np.float64) * edges[-1]
+        groups: NDArray[np.int64] = np.minimum(np.searchsorted(edges, coins, side="right"), self.num_groups - 1)
+        return groups
 
-    def prompts(self, seed: int, index: np.ndarray, prompt_lens: np.ndarray) -> list[Prompt]:
+    def prompts(self, seed: int, index: NDArray[np.uint64], prompt_lens: NDArray[np.int64]) -> list[Prompt]:
         """Return one prompt per request (uint64 [n]) of the given total lengths (int64 [n], at least 1)."""
         groups = self.groups(seed, index)
         prefix_lens = self.prefix_len.draw(seed, Purpose.PREFIX, groups.astype(np.uint64) + np.uint64(1 << 62))
@@ -131,6 +137,6 @@ class SharedPrefixes:
         ]
 
 
-def segment_id(seed: int, number: np.ndarray, lane: int) -> np.ndarray:
+def segment_id(seed: int, number: NDArray[np.uint64], lane: int) -> NDArray[np.uint64]:
     """Return the hash id of a piece of text: uint64 [n], below 2**63. Lanes keep kinds of pieces apart."""
-    return hash64(seed, Purpose.PREFIX, number, 0, lane) >> np.uint64(1)
+    return np.asarray(hash64(seed, Purpose.PREFIX, number, 0, lane), np.uint64) >> np.uint64(1)

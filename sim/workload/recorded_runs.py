@@ -21,7 +21,8 @@ class AcceptanceTraceError(ForedraftError):
 
     def __init__(self, source: str, line: int, message: str) -> None:
         super().__init__(f"{source}, line {line}: {message}" if line else f"{source}: {message}")
-        self.source, self.line = source, line
+        self.source: str = source
+        self.line: int = line
 
 
 def load_recorded_runs(path: str) -> dict[str, list[int]]:

@@ -100,7 +100,7 @@ def _arrivals(described: Description, times_ns: np.ndarray) -> dict[str, Any]:
     if curve is not None:
         table = {"arrivals": "curve", "rate": rate, "curve": curve, "period_s": round(found.span_s, 3)}
         shape = RateCurve.table(
-            np.linspace(0, found.span_s, len(curve)), [found.rate * part for part in curve], found.span_s
+            np.linspace(0, found.span_s, len(curve)).tolist(), [found.rate * part for part in curve], found.span_s
         )
     burstiness = _burstiness(shape, found.dispersion, len(times_ns))
     if burstiness != 1.0:
@@ -199,8 +199,10 @@ def _prefixes(source: Iterable[Arrival], described: Description, lens: np.ndarra
     """Return the groups of shared prefixes whose hit rates, over the first requests, are nearest to the trace's."""
     first = list(islice(source, MOST_FITTED))
     reuse = described.reuse
+    assert reuse is not None, "asked only of a workload that says what its prompts contain"
     sizes = [max(reuse.distinct_tokens // share, 1) for share in CACHE_SHARES]
     wanted, _ = describe(first, sizes)
+    assert wanted.reuse is not None
     target = np.array([wanted.reuse.caches[size] for size in sizes] + [wanted.reuse.infinite])
     lens = lens[: len(first)]
     tried: list[tuple[float, dict[str, Any]]] = []

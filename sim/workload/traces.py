@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,6 +30,9 @@ from ...core.parsing import ParseError, parse_json
 from ...core.prompt import MAX_HASH_ID, MAX_PROMPT_LENGTH, Prompt
 from ...observe.input_files import read_lines
 from .workload import Arrival
+
+Cell = TypeVar("Cell", str, Any)
+"""What a column of a trace holds: text in CSV, any JSON value elsewhere."""
 
 _OFFSET = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
 _MAX_SECONDS = 9_000_000_000
@@ -84,8 +88,8 @@ def _without_offsets(cells: Sequence[str]) -> tuple[Sequence[str], int | np.ndar
     suffix = match.group()
     if all(cell.endswith(suffix) for cell in cells):
         return [cell[: -len(suffix)] for cell in cells], _offset_ns(suffix)
-    matches = [_OFFSET.search(cell) for cell in cells]
-    if any(match is None for match in matches):
+    matches = [found for cell in cells if (found := _OFFSET.search(cell)) is not None]
+    if len(matches) < len(cells):
         raise ValueError("expected the same form of time on every line (with or without a UTC offset)")
     suffixes = [match.group() for match in matches]
     plain = [cell[: -len(suffix)] for cell, suffix in zip(cells, suffixes, strict=True)]
@@ -120,7 +124,9 @@ class TraceError(ForedraftError):
     def __init__(self, path: str, line: int | None, message: str) -> None:
         # What it is made from: a process that fails passes on a copy of its error.
         super().__init__(path, line, message)
-        self.path, self.line, self.message = path, line, message
+        self.path: str = path
+        self.line: int | None = line
+        self.message: str = message
 
     def __str__(self) -> str:
         return f"{self.path}, line {self.line}: {self.message}" if self.line else f"{self.path}: {self.message}"
@@ -274,7 +280,7 @@ def _csv_chunks(path: str, name: str, text_lines: Iterator[str]) -> Iterator[_Ch
             raise TraceError(path, reader.line_num, f"not CSV: {error}") from error
         if not rows:
             return
-        lines = range(before + 1, reader.line_num + 1)
+        lines: Sequence[int] = range(before + 1, reader.line_num + 1)
         if len(lines) != len(rows):
             broken = next(i for i, row in enumerate(rows) if any("\n" in cell or "\r" in cell for cell in row))
             raise TraceError(path, lines[broken], "a quoted field with a line break (a quotation mark too many?)")
@@ -300,7 +306,9 @@ def _csv_columns(path: str, name: str, header: list[str]) -> dict[str, int]:
     return {column: i for i, column in enumerate(header)}
 
 
-def _whole_rows(path: str, rows: list, lines: Sequence[int], width: int) -> tuple[list, Sequence[int]]:
+def _whole_rows(
+    path: str, rows: list[list[str]], lines: Sequence[int], width: int
+) -> tuple[list[list[str]], Sequence[int]]:
     """Drop blank lines; any other row of another width is an error."""
     kept = [(row, line) for row, line in zip(rows, lines, strict=True) if row]
     for row, line in kept:
@@ -310,7 +318,7 @@ def _whole_rows(path: str, rows: list, lines: Sequence[int], width: int) -> tupl
 
 
 def _csv_chunk(path: str, name: str, cells: list[tuple[str, ...]], columns: dict[str, int], lines: list[int]) -> _Chunk:
-    def column(label: str, parse) -> np.ndarray:
+    def column(label: str, parse: Callable[[Sequence[str]], np.ndarray]) -> np.ndarray:
         return _parse(path, label, cells[columns[label]], lines, parse)
 
     if name == "azure":
@@ -361,7 +369,7 @@ def _mooncake_chunks(path: str, name: str, text_lines: Iterator[str]) -> Iterato
             )
 
 
-def _check_hash_ids(path: str, prompts: tuple, hash_ids: tuple, lines: list[int]) -> None:
+def _check_hash_ids(path: str, prompts: Sequence[Any], hash_ids: Sequence[list[Any]], lines: list[int]) -> None:
     for length, ids, line in zip(prompts, hash_ids, lines, strict=True):
         if isinstance(length, int) and len(ids) != -(-length // MOONCAKE_BLOCK_SIZE):
             expected = -(-length // MOONCAKE_BLOCK_SIZE)
@@ -370,7 +378,7 @@ def _check_hash_ids(path: str, prompts: tuple, hash_ids: tuple, lines: list[int]
             raise TraceError(path, line, "hash_ids: expected whole numbers, 0 ... 2**63 - 1")
 
 
-def _counts(cells: tuple) -> np.ndarray:
+def _counts(cells: Sequence[Any]) -> np.ndarray:
     """Parse token counts, int64 [n]. ValueError unless each is a whole number, 0 … 2**31 − 1."""
     values = np.array(list(map(int, cells)), np.int64)
     if values.min() < 0 or values.max() > MAX_PROMPT_LENGTH:
@@ -378,14 +386,16 @@ def _counts(cells: tuple) -> np.ndarray:
     return values
 
 
-def _json_counts(cells: tuple) -> np.ndarray:
+def _json_counts(cells: Sequence[Any]) -> np.ndarray:
     """Check JSON numbers as `_counts` does; text, true and fractions are refused."""
     if any(type(cell) is not int for cell in cells):
         raise ValueError("expected a whole number")
     return _counts(cells)
 
 
-def _parse(path: str, label: str, cells: tuple, lines: list[int], parse) -> np.ndarray:
+def _parse(
+    path: str, label: str, cells: Sequence[Cell], lines: list[int], parse: Callable[[Sequence[Cell]], np.ndarray]
+) -> np.ndarray:
     """Parse a column at once; if that fails, find the bad cell by parsing each beside the first, whose form it must share."""
     try:
         return parse(cells)

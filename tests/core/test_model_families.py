@@ -197,6 +197,7 @@ def test_parts_of_a_layer_have_their_own_formats():
         ({"model_type": "nemotron_h"}, r"hybrid_override_pattern: must be a text of M, \*, - and E"),
         ({"model_type": "nemotron-nas"}, "block_configs: must be a list of 61 objects"),
         ({"model_type": "deepseek_v4", "compress_ratios": [3] * 61, "head_dim": 512}, "compress_ratios: expected 0, 4 or 128"),
+        ({"model_type": "qwen3_next", "layer_types": {"0": "linear_attention"}}, "layer_types: must be a list with an entry for each"),
     ],
 )  # fmt: skip
 def test_a_key_that_a_family_needs_is_named(change, message):

@@ -66,6 +66,12 @@ def test_the_weights_bytes_follow_the_format(case):
             {"quant_method": "compressed-tensors", "config_groups": {"a": 3}},
             r"quantization_config.config_groups.a: must be an object, got 3",
         ),
+        ({"quant_method": ["fp8"]}, r"quantization_config.quant_method: expected one of .*found \['fp8'\]"),
+        ({"quant_method": "modelopt", "quant_algo": {}}, r"quantization_config.quant_algo: expected one of FP8"),
+        (
+            {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"model.layers.0.mlp.experts": {"quant_algo": ["FP8"]}}},
+            r"quantization_config.quantized_layers.model.layers.0.mlp.experts: expected one of FP8",
+        ),
     ],
 )  # fmt: skip
 def test_an_unknown_format_is_refused_with_its_key(quantization, message):

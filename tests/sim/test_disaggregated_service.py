@@ -242,7 +242,7 @@ def test_engines_of_the_idler_pool_change_sides_when_they_are_empty(tmp_path):
 
 
 def test_an_engine_that_is_not_empty_keeps_its_role(monkeypatch):
-    def rash(self):
+    def rash(self, since_ns):
         outstanding = self._cluster.outstanding
         self._change(max(self._cluster.endpoints, key=lambda endpoint: outstanding[endpoint.replica]))
 

@@ -8,7 +8,8 @@ from foredraft.core.errors import ConfigError
 from foredraft.observe.output_files import write_json
 from foredraft.sim.assembly import assemble
 from foredraft.sim.cost.calibration import Calibration, load_calibration, profile_document
-from foredraft.sim.cost.executor_steps import StepCost, read_executor_steps
+from foredraft.sim.cost.executor_steps import StepCost
+from foredraft.sim.cost.steps_file import read_executor_steps
 from foredraft.sim.scenario_file import scenario_with
 from foredraft.twin.measuring import MeasuringPlan, measure_steps
 from foredraft.twin.record import Record

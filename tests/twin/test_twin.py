@@ -9,7 +9,7 @@ from foredraft.core.acceptance.process import FixedMeanAcceptance
 from foredraft.core.contract.request import Request
 from foredraft.core.errors import ConfigError
 from foredraft.core.prompt import Prompt
-from foredraft.sim.cost.executor_steps import read_executor_steps
+from foredraft.sim.cost.steps_file import read_executor_steps
 from foredraft.sim.scenario_file import scenario_with
 from foredraft.twin.comparison import Compared, compare, simulate
 from foredraft.twin.measuring import MeasuringPlan, Pace, measure_steps

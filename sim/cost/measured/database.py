@@ -151,7 +151,7 @@ def question(shape: ModelShape, server: str, parallel: Parallelism) -> tuple[dic
     return _without_quantization(config), options | _weights(shape, server)
 
 
-def _weights(shape: ModelShape, server: str) -> Mapping[str, str]:
+def _weights(shape: ModelShape, server: str) -> dict[str, str]:
     """Return the database's names of the formats of weights that a scenario asks for. Raises NotMeasured.
 
     SGLang scales 8-bit activations as they come; vLLM and TensorRT-LLM scale them by constants of the checkpoint, in the kernels before.
@@ -161,12 +161,10 @@ def _weights(shape: ModelShape, server: str) -> Mapping[str, str]:
         raise NotMeasured(
             f"{shape.name}: no measured kernels of {shape.weight_dtype} weights; there are some of {known}; {_AUTO}"
         )
-    modes = _WEIGHTS_OF_NAME[shape.weight_dtype]
-    return (
-        {**modes, "gemm_quant_mode": "fp8_static"}
-        if modes["gemm_quant_mode"] == "fp8" and server != "sglang"
-        else modes
-    )
+    modes = dict(_WEIGHTS_OF_NAME[shape.weight_dtype])
+    if modes["gemm_quant_mode"] == "fp8" and server != "sglang":
+        modes["gemm_quant_mode"] = "fp8_static"
+    return modes
 
 
 def _without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,11 +178,12 @@ def _without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
 def _alike(shape: ModelShape) -> dict[str, Any]:
     """Return a shape as a `config.json` of Llama or Qwen3 MoE. Raises NotMeasured for layers that these do not have."""
     (attention, _), mlps, experts = shape.mixers[0], shape.mlps, shape.experts
-    plain = Attention(attention.heads, attention.kv_heads, attention.head_dim, attention.head_dim) if (
-        isinstance(attention, Attention)
-    ) else None  # fmt: skip
-    kept = replace(attention, qkv_bias=False, output_bias=False, qk_norm=False) if plain else None
-    if len(shape.mixers) > 1 or len(mlps) != 1 or kept != plain or plain is None or (experts and experts.shared_width):
+    plain = None
+    if isinstance(attention, Attention):
+        kept = replace(attention, qkv_bias=False, output_bias=False, qk_norm=False)
+        if kept == Attention(attention.heads, attention.kv_heads, attention.head_dim, attention.head_dim):
+            plain = kept
+    if len(shape.mixers) > 1 or len(mlps) != 1 or plain is None or (experts and experts.shared_width):
         raise NotMeasured(
             f"{shape.name}: no measured kernels of the family {shape.family}; there are some of {', '.join(sorted(_COMPOSED))}; {_AUTO}"
         )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..forward import ExpertRouting, ForwardCost, Line
 from .tables import CHUNKS, CONTEXTS, KNEE, PASTS, QUERIES, ROWS, TOKENS, KernelTables
@@ -99,7 +100,7 @@ class MeasuredForward(ForwardCost):
             base += self.recurrence_ns(rows * groups, queries_per_row)
         return Line(base, far / rows / groups, (near - far) / rows / groups)
 
-    def _several_queries(self, rows: int, queries_per_row: int) -> np.ndarray:
+    def _several_queries(self, rows: int, queries_per_row: int) -> NDArray[np.float64]:
         """Return times [CONTEXTS] of a pass that the database prices for one query per row only.
 
         What does not depend on the context is priced as that of so many rows, reading the context as the roofline says.
@@ -108,7 +109,9 @@ class MeasuredForward(ForwardCost):
         read = one.slope_ns + one.window_slope_ns
         ratio = (several.slope_ns + several.window_slope_ns) / read if read else 1.0
         own = _between(self.tables.decode, 0, ROWS, rows)
-        return _between(self.tables.decode, 0, ROWS, rows * queries_per_row)[0] + (own - own[0]) * ratio
+        fixed = _between(self.tables.decode, 0, ROWS, rows * queries_per_row)[0]
+        times: NDArray[np.float64] = fixed + (own - own[0]) * ratio
+        return times
 
     def prefill_attention_ns(self, chunks: Sequence[tuple[int, int]]) -> float:
         total = 0.0
@@ -124,7 +127,7 @@ class MeasuredForward(ForwardCost):
         return (1 - further) * shorter + further * longer
 
 
-def _rising(table: np.ndarray, axis: int = 0) -> np.ndarray:
+def _rising(table: NDArray[np.float64], axis: int = 0) -> NDArray[np.float64]:
     """Return times that do not fall along `axis`: each is the mean of the greatest up to it and the least from it on. More work takes
     no less time. A measurement that says otherwise is noise, or another kernel that the server could choose as well."""
     above = np.maximum.accumulate(table, axis)
@@ -132,7 +135,7 @@ def _rising(table: np.ndarray, axis: int = 0) -> np.ndarray:
     return (above + below) / 2
 
 
-def _lines(times: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _lines(times: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Fit two segments per row of times [..., CONTEXTS] by least squares, which meet at KNEE tokens of context. Return the time without
     context, the time at the knee, and the rise per token beyond it, each [...]."""
     contexts = np.array(CONTEXTS, dtype=float)
@@ -145,20 +148,24 @@ def _lines(times: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.maximum(0.0, at_knee - slopes[0] * KNEE), at_knee, slopes[1]
 
 
-def _at(table: np.ndarray, grid: tuple[int, ...], value: float) -> float:
+def _at(table: NDArray[np.float64], grid: tuple[int, ...], value: float) -> float:
     """Return a table of one axis at `value`, see `_between`."""
     j, weight = _segment(grid, value)
     return (1 - weight) * table.item(j - 1) + weight * table.item(j)
 
 
-def _between(table: np.ndarray, axis: int, grid: tuple[int, ...], value: float) -> np.ndarray:
+def _between(table: NDArray[np.float64], axis: int, grid: tuple[int, ...], value: float) -> NDArray[np.float64]:
     """Return the table at `value` along `axis`, linear between the grid's points; the last segment goes on, the first value stays. A table
     of one point there is constant.
     """
     if table.shape[axis] == 1:
-        return np.take(table, 0, axis)
+        return _take(table, 0, axis)
     j, weight = _segment(grid, value)
-    return (1 - weight) * np.take(table, j - 1, axis) + weight * np.take(table, j, axis)
+    return (1 - weight) * _take(table, j - 1, axis) + weight * _take(table, j, axis)
+
+
+def _take(table: NDArray[np.float64], index: int, axis: int) -> NDArray[np.float64]:
+    return np.asarray(table.take(index, axis))
 
 
 def _segment(grid: tuple[int, ...], value: float) -> tuple[int, float]:

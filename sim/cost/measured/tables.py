@@ -304,7 +304,8 @@ def _store(path: Path, identity: str, tables: KernelTables | str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.stem}.{os.getpid()}.npz")
-        np.savez(partial, about=np.array(json.dumps(about)), **arrays)
+        arrays["about"] = np.array(json.dumps(about))
+        np.savez(partial, **arrays)  # type: ignore[arg-type]  # the stub takes any of the arrays for `allow_pickle`
         partial.replace(path)
     except OSError:
         return

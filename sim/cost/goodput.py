@@ -1,0 +1,28 @@
+"""The table of round times by which the goodput policy chooses the number of draft steps."""
+
+from __future__ import annotations
+
+import operator
+
+from ...core.adaptive import CostTable
+from ...core.scheduler.spec import EngineSpec
+from .executor_steps import StepCost
+from .host import HostCost
+from .round import RoundCost
+
+
+def cost_table(spec: EngineSpec, cost: RoundCost | StepCost, host: HostCost) -> CostTable:
+    """Return round times for the goodput policy: what the device takes, and the host beside it (overlap) or after it."""
+    most, shape = spec.config.max_running, spec.draft_shape
+    sizes = sorted({1, 2, 3, 4, 6, 8, 12, 16, *range(24, most, 8), most} - {n for n in range(17) if n > most})
+    round_ns, kv_token_ps = [], []
+    for steps in spec.adaptive.candidate_steps:
+        topk = spec.topk if steps else 1
+        nodes = [shape.num_draft_tokens(steps, size) for size in sizes]
+        device = [cost.decode_ns(size, steps, topk, n, 0) for size, n in zip(sizes, nodes, strict=True)]
+        hosts = [host.round_ns(size, size) for size in sizes]
+        combine = max if spec.config.overlap else operator.add
+        round_ns.append(tuple(map(combine, device, hosts)))
+        read = 1_000_000
+        kv_token_ps.append((cost.decode_ns(sizes[-1], steps, topk, nodes[-1], read) - device[-1]) * 1000 // read)
+    return CostTable(spec.adaptive.candidate_steps, tuple(sizes), tuple(round_ns), tuple(kv_token_ps))

@@ -1,0 +1,64 @@
+"""Sentences for the user of a run: given keys without effect, and what the run decided where the scenario leaves it open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ..core.acceptance.presets import ANY_FAMILY, PRESETS, UNKNOWN_FAMILY, TraceAcceptance
+from ..core.algorithm.algorithm import Drafter
+from .assembly import Assembly
+from .cost.hardware import MIB
+from .effects import drafts_nothing, mode_fell_back, without_effect
+
+GRAPHS_SHARE = 0.1  # of the KV pool's size: graphs that take more are told
+
+
+def notices_of(run: Assembly, origins: Mapping[str, str]) -> tuple[str, ...]:
+    """Return sentences for the user: given keys without effect, and what the run decided where the scenario leaves it open."""
+    notices = [str(item) for item in without_effect(run, origins)]
+    if run.algorithm.drafter is Drafter.MODEL and run.draft is not None and run.scenario.model.draft is None:
+        notices.append(f"model.draft is not given: {run.draft.name} drafts")
+    if mode_fell_back(run) is not None and not any("engine.mode =" in notice for notice in notices):
+        notices.append(f"the mode is {run.spec.config.mode}: {run.spec.config.mode_reason}")
+    notices += _preset_notices(run)
+    notices += _graph_notices(run)
+    if isinstance(run.acceptance, TraceAcceptance) and len(run.acceptance.keys) == 1:
+        notices.append(
+            f"acceptance.recorded: {run.scenario.acceptance.recorded} has one request, so every simulated request repeats its runs"
+        )
+    if run.calibration is not None:
+        notices += run.calibration.notices(run.target.name, run.scenario.hardware.tensor_parallel)
+    return (*notices, *run.spec.notices)
+
+
+def _preset_notices(run: Assembly) -> Iterator[str]:
+    """Yield a sentence if the acceptance is that of another algorithm, family or kind of text, and what look-ups depend on."""
+    table, preset, algorithm = run.scenario.acceptance, run.preset.preset, run.algorithm
+    if drafts_nothing(run) or not all(v is None for v in (table.conditional, table.mean_length, table.recorded)):
+        return
+    if run.preset.differs:
+        usual = PRESETS.get(algorithm.usual_acceptance)
+        asked = table.preset or (algorithm.usual_acceptance if usual is None else usual.text)
+        model = {ANY_FAMILY: "", UNKNOWN_FAMILY: "another model's "}.get(preset.family, f"{preset.family} ")
+        yield (
+            f"no published acceptance for {algorithm.name} on {run.target.family} {asked}; that of {preset.algorithm} on "
+            f"{model}{preset.text} is used (preset {preset.name}; {preset.source})"
+        )
+    if algorithm.drafter is Drafter.LOOKUP:
+        known = "" if run.preset.differs else f": preset {preset.name} ({preset.source})"
+        yield (
+            f"look-ups are accepted as often as the text repeats itself{known}; "
+            "acceptance.preset = chat, code or edit says what the text is"
+        )
+
+
+def _graph_notices(run: Assembly) -> Iterator[str]:
+    """Yield a sentence if the CUDA graphs take more than `GRAPHS_SHARE` of what the KV pool has."""
+    memory, counts = run.memory, len(run.spec.adaptive.candidate_steps)
+    if memory is None or memory.graphs_bytes <= GRAPHS_SHARE * memory.kv_pool_bytes:
+        return
+    fewer = "fewer candidates (speculation.adaptive), " if counts > 1 else ""
+    yield (
+        f"CUDA graphs of {counts} step {'count' if counts == 1 else 'counts'} take {memory.graphs_bytes / MIB:,.0f} MiB, the KV pool has "
+        f"{memory.kv_pool_bytes / MIB:,.0f} MiB; {fewer}a smaller engine.max_running or fewer hardware.graph_sizes leave more KV"
+    )
