@@ -94,7 +94,7 @@ def test_properties_need_numpy_and_hypothesis_alone(wheel, environment, tmp_path
     assert call(environment / "python", "-c", code, cwd=tmp_path).stdout == "True False []\n"
     done = subprocess.run([environment / "foredraft", "simulate"], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "foredraft: typer is not installed: pip install 'foredraft[sim]'\n"
+    assert done.stderr == f"foredraft: typer is not installed: pip install '{wheel}[sim]'\n"
 
 
 @pytest.mark.slow
