@@ -8,7 +8,7 @@ RUN_DIR := runs/demo
 # Whatever the environment says, Python keeps what it compiled: tests start hundreds of processes of the same modules.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test readme soak mutation bench accuracy lint format docs site clean
+.PHONY: setup demo test readme soak nightly mutation bench accuracy lint format docs site clean
 
 setup: $(STAMP)
 
@@ -53,6 +53,9 @@ readme: $(STAMP)
 # Minutes: among others a thousand simulated services under the swarm of faults.
 soak: $(STAMP)
 	$(BIN)/python -P -m pytest -n 2 --dist loadgroup -m 'slow and not gpu'
+
+# What runs once a night, and before an issue is called done.
+nightly: soak
 
 # Small changes to the source of core, sim and gpu, drawn until the budget is spent, to see whether a test notices; goes on where it stopped.
 # make mutation MUTATION="--packages sim --budget 10m"
