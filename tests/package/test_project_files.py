@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -95,3 +97,27 @@ def test_the_containers_fit_the_project():
     assert set(extras) <= set(PROJECT["project"]["optional-dependencies"])
     sent = {line[1:] for line in read_lines(".dockerignore") if line.startswith("!")}
     assert sent == {*FOLDERS, "constraints.txt", "hatch_build.py", "LICENSE", "pyproject.toml", "README.md"}
+
+
+@pytest.mark.parametrize(
+    ("program", "what"),
+    [
+        ("#!/bin/sh\n[ $1 = --version ] && echo Python 3.10.13\n", "Python 3.10.13"),
+        ("#!/bin/sh\nexit 127\n", "no Python"),
+        (None, "no Python"),
+    ],
+)
+def test_make_refuses_an_older_python_with_one_sentence(tmp_path, program, what):
+    for name in ("Makefile", "pyproject.toml", "hatch_build.py", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    python = tmp_path / "python"
+    if program is not None:
+        python.write_text(program)
+        python.chmod(0o755)
+    done = subprocess.run(["make", "setup", f"PYTHON={python}"], cwd=tmp_path, capture_output=True, text=True)
+    sentence = (
+        f"Python 3.11 or newer is needed, and {python} is {what}; name another with: make PYTHON=/path/to/python3"
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    assert [line for line in done.stderr.splitlines() if not line.startswith("make")] == [sentence]
+    assert not (tmp_path / ".venv").exists()
