@@ -8,7 +8,7 @@ RUN_DIR := runs/demo
 # Whatever the environment says, Python keeps what it compiled: tests start hundreds of processes of the same modules.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test readme soak nightly mutation bench accuracy lint format docs site clean
+.PHONY: setup demo test readme soak nightly mutation release bench accuracy lint format docs site clean
 
 setup: $(STAMP)
 
@@ -64,6 +64,10 @@ nightly: soak
 # make mutation MUTATION="--packages sim --budget 10m"
 mutation: $(STAMP)
 	$(BIN)/python tests/mutation $(MUTATION)
+
+# The sdist and the wheel in dist/, each installed into an environment of its own, where the examples run.
+release: $(STAMP)
+	DIST=dist $(BIN)/python -P -m pytest -p no:xdist tests/package/test_wheel.py
 
 bench: $(STAMP)
 	$(BIN)/python -m pytest benchmarks -p no:xdist -o python_files='bench_*.py test_*.py' --benchmark-only
