@@ -8,12 +8,15 @@ RUN_DIR := runs/demo
 # Whatever the environment says, Python keeps what it compiled: tests start hundreds of processes of the same modules.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test readme soak mutation bench accuracy lint format docs site clean
+.PHONY: setup demo test readme soak nightly mutation release bench accuracy lint format docs site clean
 
 setup: $(STAMP)
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) --version 2>/dev/null || echo no Python);" \
+			"name another with: make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 
 # Two --quiet: errors alone are shown.
@@ -54,10 +57,17 @@ readme: $(STAMP)
 soak: $(STAMP)
 	$(BIN)/python -P -m pytest -n 2 --dist loadgroup -m 'slow and not gpu'
 
+# What runs once a night, and before an issue is called done.
+nightly: soak
+
 # Small changes to the source of core, sim and gpu, drawn until the budget is spent, to see whether a test notices; goes on where it stopped.
 # make mutation MUTATION="--packages sim --budget 10m"
 mutation: $(STAMP)
 	$(BIN)/python tests/mutation $(MUTATION)
+
+# The sdist and the wheel in dist/, each installed into an environment of its own, where the examples run.
+release: $(STAMP)
+	DIST=dist $(BIN)/python -P -m pytest -p no:xdist tests/package/test_wheel.py
 
 bench: $(STAMP)
 	$(BIN)/python -m pytest benchmarks -p no:xdist -o python_files='bench_*.py test_*.py' --benchmark-only

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from foredraft.core.errors import ForedraftError
+from foredraft.core.former_name import check_variables
 from foredraft.observe.metrics import RunMetrics
 from foredraft.observe.summary import SLO
 from foredraft.sim.capacity import is_overloaded, saturation
@@ -77,6 +79,7 @@ def run_scenario(
     scenario: Scenario | Mapping[str, Any] | str | PathLike[str] | None, overrides: Mapping[str, Any]
 ) -> Result:
     """Run the scenario that `foredraft.simulate` was given."""
+    check_variables(os.environ)
     origins: dict[str, str] = {}
     if scenario is None or isinstance(scenario, str | PathLike):
         scenario, origins = load_scenario(scenario)

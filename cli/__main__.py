@@ -56,7 +56,9 @@ def main() -> None:
             extra = "gpu"  # which brings what the command needs, too
         if error.name == "scipy" and sys.argv[1:2] == ["calibrate"]:
             extra = "calibrate"
-        _exit(f"{error.name} is not installed: pip install 'foredraft[{extra}]'", EXIT_BAD_INPUT)
+        from ..observe.install_hint import install_command
+
+        _exit(f"{error.name} is not installed: {install_command(extra)}", EXIT_BAD_INPUT)
     except (BrokenPipeError, SystemExit) as error:
         if not is_broken_pipe(error):
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -63,3 +64,6 @@ def foredraft(
     ] = False,
 ) -> None:
     """Speculative decoding of large language models: simulate a deployment, decode text, check a serving engine."""
+    from ..core.former_name import check_variables
+
+    check_variables(os.environ)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import ConfigError, ForedraftError
+from ..core.former_name import is_former_form, made_by_former
 from ..core.parsing import ParseError, parse_json
 from ..observe.input_files import read_lines, read_text
 from ..observe.output_files import UnwritableFile
@@ -126,7 +127,11 @@ class TrialStore:
             found = parse_json(read_text(place))
         except ParseError as error:
             raise ConfigError.of(str(place), "", f"is no JSON: {error}") from None
-        if not isinstance(found, dict) or found.get("format") != FORM:
+        form = found.get("format") if isinstance(found, dict) else None
+        if is_former_form(form):
+            remedy = "give another --out, or remove the directory, and make the runs again"
+            raise ConfigError.of(str(place), "", made_by_former(remedy))
+        if form != FORM:
             raise ConfigError.of(str(place), "format", f"is not {FORM!r}")
         differ = [key for key in asked if found.get(key) != asked[key]]
         if differ:

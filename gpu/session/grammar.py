@@ -9,14 +9,13 @@ import numpy as np
 
 from ...core.contract.request import Grammar
 from ...core.errors import ConfigError, InvalidRequest
+from ...observe.install_hint import install_command
 from .text import Tokenizer
 
 MAX_CHECKED = 256  # grammars that are known to be good
 
 WHITESPACE = r"\n?[ \t]{0,16}"
 """Between the parts of JSON, unless the schema has `x-guidance` of its own: indented if a model likes, but no run without an end."""
-
-HINT = "needs llguidance: pip install 'foredraft[grammar]'"
 
 
 def grammars_of(tokenizer: Tokenizer, vocab_size: int) -> Grammars:
@@ -42,7 +41,7 @@ class Grammars:
         try:
             import llguidance
         except ImportError:
-            raise ConfigError.of("grammar", "", HINT) from None
+            raise ConfigError.of("grammar", "", f"needs llguidance: {install_command('grammar')}") from None
         if not tokenizer.eos_ids:
             raise ConfigError.of(tokenizer.source, "eos_token", "is missing; a grammar ends with it")
         self._library: Any = llguidance

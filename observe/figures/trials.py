@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from ...core.former_name import is_former_form, made_by_former
 from ...core.parsing import ParseError, parse_json
 from ..input_files import read_lines
 from ..tables import LATENCIES
@@ -56,6 +57,8 @@ class Trials:
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
         self.question = read_object(self.path / "question.json")
+        if is_former_form(self.question.get("format")):
+            raise missing(self.path / "question.json", made_by_former("make the runs again"))
         if not isinstance(self.question.get("scenario"), dict) or not isinstance(self.question.get("kind"), str):
             raise missing(self.path / "question.json", "is no question of a sweep or a plan (no kind, no scenario)")
         found: dict[str, Point] = {}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError, Problem, nearest
+from ...core.former_name import FORMER_NAME, NAME, is_former_module
 from .contract import Adapter
 
 ENTRY_POINTS = "foredraft.adapters"
@@ -33,6 +34,9 @@ def load_make(text: str) -> Callable[[Any], Any]:
     module_name, separator, path = text.partition(":")
     if not separator:
         return _load_entry_point(text)
+    if is_former_module(module_name):
+        now = text.replace(FORMER_NAME, NAME, 1)
+        raise ConfigError.of(text, "", f"a component of version 0.1, then called {FORMER_NAME}: name {now} instead")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, replace
 
 from ...core.errors import ForedraftError, nearest_name
+from ...core.former_name import FORMER_NAME, renamed
 from ...core.model_shape import ModelShape
 from ...core.scheduler.spec import default_graph_sizes
 from .draft import STANDALONE
@@ -204,6 +205,8 @@ PROFILES: dict[str, ServerProfile] = {
 def server_profile(name: str) -> ServerProfile:
     """Look up the profile called `name` (case does not matter). Raises `UnknownServer`."""
     key = name.strip().lower()
+    if key == FORMER_NAME:
+        raise UnknownServer(renamed(key))
     if key not in PROFILES:
         server, _, version = key.partition("-")
         others = [known for known in PROFILES if known.startswith(f"{server}-")]

@@ -150,9 +150,11 @@ def load_refresh():
     return module
 
 
-def test_documents_install_from_a_clone():
-    """The project is not on PyPI."""
-    for path in documents():
+def test_documents_and_messages_install_from_a_clone():
+    """The project is not on PyPI; messages ask observe/install_hint.py where this one came from."""
+    notebooks = (ROOT / "examples").glob("*.ipynb")
+    sources = (path for package in (*PACKAGES, "benchmarks") for path in (ROOT / package).rglob("*.py"))
+    for path in (*documents(), *notebooks, *sources):
         assert not re.search(r"pip install\s+['\"]?foredraft", path.read_text(encoding="utf-8")), path.name
 
 

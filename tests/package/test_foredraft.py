@@ -23,7 +23,7 @@ def test_the_package_loads_nothing_until_it_is_asked():
         "print(foredraft.Scenario.__name__, foredraft.__version__)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["[]", "Scenario 0.1.0"]
+    assert done.stdout.splitlines() == ["[]", "Scenario 0.2.0"]
 
 
 def test_every_name_is_there_and_no_other():

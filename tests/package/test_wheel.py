@@ -1,4 +1,7 @@
-"""The wheel in an empty environment: what it has, and what runs with which extra, from nothing but itself."""
+"""The wheel and the sdist in empty environments: what they have, and what runs with which extra, from nothing but themselves.
+
+`make release` runs this file with the variable DIST, which names the folder that keeps the two.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def call(*line: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command that must succeed; nothing of this process's Python reaches it."""
+def call(*line: object, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a command that must end with `code`; nothing of this process's Python reaches it."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON") and key != "VIRTUAL_ENV"}
     done = subprocess.run([str(word) for word in line], cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, f"{line}: {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    assert done.returncode == code, f"{line}: {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done
 
 
@@ -31,17 +34,24 @@ def packages() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    """Built from a copy, so that no earlier build and no untracked file in the tree can get into it."""
+def distributions(tmp_path_factory) -> dict[str, Path]:
+    """The sdist, and the wheel that is built from it. Tracked files alone are in them, as they stand in the tree."""
     source = tmp_path_factory.mktemp("source")
-    for folder in packages():
-        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    out = tmp_path_factory.mktemp("wheel")
-    call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, source, cwd=source)
-    (built,) = out.glob("*.whl")
-    return built
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in tracked.stdout.splitlines():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, source / name)
+    given = os.environ.get("DIST")
+    out = tmp_path_factory.mktemp("dist") if given is None else ROOT / given
+    shutil.rmtree(out, ignore_errors=True)
+    call(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, source, cwd=source)
+    (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
+    return {"wheel": wheel, "sdist": sdist}
+
+
+@pytest.fixture(scope="module")
+def wheel(distributions) -> Path:
+    return distributions["wheel"]
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +102,9 @@ def test_properties_need_numpy_and_hypothesis_alone(wheel, environment, tmp_path
         "print(good.ok, bad.ok, [name for name in known if name in sys.modules])\n"
     )
     assert call(environment / "python", "-c", code, cwd=tmp_path).stdout == "True False []\n"
-    done = subprocess.run([environment / "foredraft", "simulate"], cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "foredraft: typer is not installed: pip install 'foredraft[sim]'\n"
+    done = call(environment / "foredraft", "simulate", cwd=tmp_path, code=2)
+    assert done.stdout == ""
+    assert done.stderr == f"foredraft: typer is not installed: pip install '{wheel}[sim]'\n"
 
 
 @pytest.mark.slow
@@ -128,3 +138,34 @@ def test_simulate_with_the_extra_sim(wheel, environment, tmp_path):
     assert len(seen["ours"]) > 40
     assert all(Path(file).is_relative_to(environment.parent) for file in seen["ours"])
     assert not any(Path(place).is_relative_to(ROOT) for place in seen["path"] if place)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("wheel")
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_the_examples_run_outside_the_clone(distributions, kind, tmp_path):
+    venv.create(tmp_path / "environment", with_pip=True)
+    programs = tmp_path / "environment" / ("Scripts" if os.name == "nt" else "bin")
+    install(programs, f"{distributions[kind]}[sim,planning,properties]")
+    outside = tmp_path / "outside"
+    shutil.copytree(ROOT / "examples", outside / "examples")
+
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert call(programs / "foredraft", "--version", cwd=outside).stdout == f"foredraft {version}\n"
+    assert distributions[kind].name.startswith(f"foredraft-{version}")
+    assert "within the SLO" in call(programs / "python", "examples/capacity.py", cwd=outside).stdout
+    done = call(programs / "foredraft", "simulate", "examples/chat_on_h100.toml", "--quiet", cwd=outside)
+    assert "chat-on-h100" in done.stdout
+    few = ("--set", "workload.num_requests=50", "--quiet", "--seeds", "2", "--workers", "2", "--out", "runs")
+    call(
+        programs / "foredraft",
+        "sweep",
+        "examples/chat_on_h100.toml",
+        "--grid",
+        "speculation.steps=0,3",
+        *few,
+        cwd=outside,
+    )
+    assert "speculation.steps" in (outside / "runs" / "trials.jsonl").read_text(), "worker processes ran"
+    checked = call(programs / "foredraft", "check", "allocator", "plain-allocator", "--budget", "2000", cwd=outside)
+    assert "allocator" in checked.stdout

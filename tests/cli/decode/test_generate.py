@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from foredraft.cli.decode.display import Display, Progress
 from foredraft.cli.decode.generate import _asked_to_stop
+from foredraft.observe.install_hint import install_command
 
 
 @pytest.fixture
@@ -210,7 +211,7 @@ def test_missing_libraries_are_named_with_their_extra(models, process, package, 
     running = process(*arguments, code=code)
     out, err = running.communicate(timeout=60)
     assert running.returncode == 2 and out == ""
-    assert err == f"foredraft: {package} is not installed: pip install 'foredraft[{extra}]'\n"
+    assert err == f"foredraft: {package} is not installed: {install_command(extra)}\n"
 
 
 def test_standard_input_that_is_not_utf_8_is_named(generate, monkeypatch):

@@ -15,6 +15,7 @@ import pytest
 from foredraft import simulate
 from foredraft.core.errors import ConfigError
 from foredraft.core.model_shape import lookup_model, read_model_shape
+from foredraft.observe.install_hint import install_command
 from foredraft.sim.assembly import assemble
 from foredraft.sim.cost.draft import eagle3_head
 from foredraft.sim.cost.efficiency import default_efficiency
@@ -194,13 +195,13 @@ def test_what_is_not_measured_is_refused_with_the_reason(monkeypatch, weights, g
 def test_without_the_package_auto_takes_the_roofline(monkeypatch):
     monkeypatch.setattr(database, "PACKAGE", "no_such_package")
     monkeypatch.delenv("FOREDRAFT_KERNELS", raising=False)
-    with pytest.raises(NotMeasured, match=r"pip install 'foredraft\[measured\]'"):
+    with pytest.raises(NotMeasured, match=re.escape(install_command("measured"))):
         assemble(load_scenario(None, ["hardware.kernels=measured"])[0])
     for kernels in ("auto", "roofline"):
         run = assemble(load_scenario(None, [f"hardware.kernels={kernels}"])[0])
         assert ("kernels of the target", "roofline") in [row[:2] for row in run.explain()]
     assert packaged_models() == []
-    assert "pip install 'foredraft[measured]'" in assemble(load_scenario(None, [])[0]).timing, "one line says why"
+    assert install_command("measured") in assemble(load_scenario(None, [])[0]).timing, "one line says why"
 
 
 def test_a_misspelt_choice_of_kernels_is_refused(monkeypatch):

@@ -1,0 +1,123 @@
+"""The files for those who join: they parse, agree with pyproject.toml and the Makefile, and CI runs what a contributor runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+FOLDERS = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
+
+
+def read_yaml(name: str) -> Any:
+    return yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
+
+
+def read_lines(name: str) -> list[str]:
+    return (ROOT / name).read_text(encoding="utf-8").splitlines()
+
+
+def make_targets() -> set[str]:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    return {name for line in re.findall(r"^([\w. ]+):(?!=)", text, re.MULTILINE) for name in line.split()}
+
+
+@pytest.fixture(scope="module")
+def workflow() -> Any:
+    return read_yaml(".github/workflows/ci.yml")
+
+
+def commands(job: Any) -> list[str]:
+    return [step["run"] for step in job["steps"] if "run" in step]
+
+
+def test_the_workflow_runs_what_a_contributor_runs(workflow):
+    """The one command of the job for changes is the script itself, so that the two cannot differ."""
+    assert commands(workflow["jobs"]["test"]) == [".ci/run"]
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+    (line,) = commands(workflow["jobs"]["nightly"])
+    program, target = line.split()
+    assert program == "make" and target in make_targets()
+    in_script = [line.split()[1] for line in read_lines(".ci/run") if line.startswith("make ")]
+    assert in_script and set(in_script) <= make_targets()
+
+
+def test_the_workflow_names_the_versions_of_the_classifiers(workflow):
+    named = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["project"]["classifiers"]))
+    assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == named
+    assert PROJECT["project"]["requires-python"] == f">={named[0]}"
+    assert PROJECT["tool"]["ruff"]["target-version"] == f"py{named[0].replace('.', '')}"
+
+
+def test_the_workflow_may_only_read(workflow):
+    assert workflow["permissions"] == {"contents": "read"}
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    assert all("permissions" not in job for job in workflow["jobs"].values())
+    assert all(re.fullmatch(r"actions/[\w-]+@v\d+", step["uses"]) for step in steps if "uses" in step)
+    assert all(not step["with"]["persist-credentials"] for step in steps if "checkout" in step.get("uses", ""))
+
+
+def test_pre_commit_has_the_pinned_ruff():
+    repositories = {one["repo"].rpartition("/")[2]: one for one in read_yaml(".pre-commit-config.yaml")["repos"]}
+    (pin,) = (line.removeprefix("ruff==") for line in read_lines("constraints.txt") if line.startswith("ruff=="))
+    assert repositories["ruff-pre-commit"]["rev"] == f"v{pin}"
+    assert [hook["id"] for hook in repositories["ruff-pre-commit"]["hooks"]] == ["ruff-check", "ruff-format"]
+
+
+def test_the_forms_for_issues_ask_for_what_is_needed():
+    forms = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in (ROOT / ".github").glob("*/*_re*.yml")}
+    assert set(forms) == {"bug_report", "feature_request"}
+    for form in forms.values():
+        assert form["name"] and form["description"] and all(part["attributes"]["label"] for part in form["body"])
+    required = {
+        part["id"] for part in forms["bug_report"]["body"] if part.get("validations", {}).get("required", False)
+    }
+    assert required == {"what", "command", "versions"}
+    (versions,) = (part for part in forms["bug_report"]["body"] if part["id"] == "versions")
+    assert "foredraft --version" in versions["attributes"]["description"]
+
+
+def test_the_containers_fit_the_project():
+    oldest = PROJECT["project"]["requires-python"].removeprefix(">=")
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text(encoding="utf-8"))
+    assert container["image"] == f"python:{oldest}"
+    assert container["postCreateCommand"].removeprefix("make ") in make_targets()
+    lines = read_lines("Dockerfile")
+    assert [line.split()[1] for line in lines if line.startswith("FROM")] == [f"python:{oldest}-slim"] * 2
+    (extras,) = (line.partition("EXTRAS=")[2].split(",") for line in lines if line.startswith("ARG EXTRAS="))
+    assert set(extras) <= set(PROJECT["project"]["optional-dependencies"])
+    sent = {line[1:] for line in read_lines(".dockerignore") if line.startswith("!")}
+    assert sent == {*FOLDERS, "constraints.txt", "hatch_build.py", "LICENSE", "pyproject.toml", "README.md"}
+
+
+@pytest.mark.parametrize(
+    ("program", "what"),
+    [
+        ("#!/bin/sh\n[ $1 = --version ] && echo Python 3.10.13\n", "Python 3.10.13"),
+        ("#!/bin/sh\nexit 127\n", "no Python"),
+        (None, "no Python"),
+    ],
+)
+def test_make_refuses_an_older_python_with_one_sentence(tmp_path, program, what):
+    for name in ("Makefile", "pyproject.toml", "hatch_build.py", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    python = tmp_path / "python"
+    if program is not None:
+        python.write_text(program)
+        python.chmod(0o755)
+    done = subprocess.run(["make", "setup", f"PYTHON={python}"], cwd=tmp_path, capture_output=True, text=True)
+    sentence = (
+        f"Python 3.11 or newer is needed, and {python} is {what}; name another with: make PYTHON=/path/to/python3"
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    assert [line for line in done.stderr.splitlines() if not line.startswith("make")] == [sentence]
+    assert not (tmp_path / ".venv").exists()
