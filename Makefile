@@ -51,7 +51,7 @@ test: lint
 
 # What README and the tutorial show: every command, block and output, in a fresh clone and environment of what is here. Minutes.
 readme: $(STAMP)
-	$(BIN)/python -P -m pytest -p no:xdist -v --no-header -m readme tests/readme
+	$(BIN)/python -P -m pytest -p no:xdist -v --no-header -m readme tests/package/test_readme.py
 
 # Minutes: among others a thousand simulated services under the swarm of faults.
 soak: $(STAMP)

@@ -1,6 +1,6 @@
 """Runs the commands that docs/planning-answers.md answers questions with, on a trace, and shows or stores what they print.
 
-    python examples/planning_answers.py AzureLLMInferenceTrace_conv.csv [--write] [NAME …]
+    python docs/planning_answers.py AzureLLMInferenceTrace_conv.csv [--write] [NAME …]
 
 An answer of the document is a console block below the comment `<!-- answer NAME -->`; its lines that begin with $ are the commands. --write
 puts what they print now below each of them. Runs are kept in runs/answers: after Ctrl-C the same command goes on.
