@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,9 @@ ALGORITHMS = ("NONE", "EAGLE3")
 USERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # each sends its next request when the one before has ended
 COMPARED_SPEED = 100  # tokens/s for each user, at which the two are compared
 
-REPORTED: dict[str, tuple[str, Callable[[str], Any]]] = {  # picture -> the tutorial's runs, and the report's figure of them
+REPORTED: dict[
+    str, tuple[str, Callable[[str], Any]]
+] = {  # picture -> the tutorial's runs, and the report's figure of them
     "plan-candidates": ("plan", figures.frontier),
     "plan-latency": ("plan", lambda runs: figures.latency_against_load(runs, _limit_of(runs, "tpot_p99"))),
     "tune-steps": ("tune", figures.tuned_steps),
@@ -61,12 +63,12 @@ SIZE = (560, 420)  # points: letters of 16 stay legible on a phone, at three fif
 # -- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def speculation_numbers() -> dict[str, Any]:
+def speculation_numbers(numbers_of_users: Sequence[int] = USERS) -> dict[str, Any]:
     """Simulate the chat service with rising numbers of users, and return its curves by algorithm."""
     curves: dict[str, Any] = {}
     for algorithm in ALGORITHMS:
         curve: dict[str, list[float]] = {"users": [], "speed": [], "throughput": []}
-        for users in USERS:
+        for users in numbers_of_users:
             changes = {"speculation.algorithm": algorithm, "workload.concurrency": users}
             changes |= {"workload.num_requests": max(100, 8 * users), "hardware.kernels": "roofline"}
             summary = simulate(CHAT, changes).summary
@@ -132,7 +134,9 @@ def _canvas(title: str, subtitle: str, height: int = SIZE[1], left: float = 80) 
     place = (left / width, below / height, (width - left - right) / width, (height - below - above) / height)
     axes = figure.add_axes(place)
     for text, top, size, weight, colour in ((title, 12, 18, "bold", INK), (subtitle, 62, 14, "normal", FAINT)):
-        figure.text(16 / width, 1 - top / height, text, size=size, weight=weight, color=colour, va="top", linespacing=1.25)
+        figure.text(
+            16 / width, 1 - top / height, text, size=size, weight=weight, color=colour, va="top", linespacing=1.25
+        )
     axes.tick_params(length=0)
     axes.set_axisbelow(True)
     return figure, axes
@@ -221,7 +225,9 @@ def _svg(figure: Figure) -> str:
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     rules = "".join(
-        f'[style*="{what}: {light}"]{{{what}:{dark}!important}}' for light, dark in DARK.items() for what in ("fill", "stroke")
+        f'[style*="{what}: {light}"]{{{what}:{dark}!important}}'
+        for light, dark in DARK.items()
+        for what in ("fill", "stroke")
     )
     start, defs, rest = file.getvalue().partition(" <defs>")
     style = f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>\n"
