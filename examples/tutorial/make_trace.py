@@ -15,9 +15,8 @@ from pathlib import Path
 
 SEED = 26
 START = datetime(2026, 5, 4, 9, 0)
-RATES = (
-    [0.5] * 6 + [0.7] * 6 + [1.0, 1.8, 2.6, 2.6, 1.8, 1.0] + [0.8] * 6 + [0.6] * 6
-)  # requests/s, one for each minute
+# Requests per second, one number for each minute.
+RATES = [0.5] * 6 + [0.7] * 6 + [1.0, 1.8, 2.6, 2.6, 1.8, 1.0] + [0.8] * 6 + [0.6] * 6
 PROMPT = (700, 0.9, 16, 6000)  # median, standard deviation of the logarithm, least, greatest
 OUTPUT = (220, 0.7, 8, 1200)
 

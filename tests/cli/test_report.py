@@ -306,7 +306,9 @@ def test_pictures_are_written(command, made, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_notebook_of_the_examples_runs():
-    cells = json.loads((Path(__file__).parents[2] / "examples" / "planning.ipynb").read_text(encoding="utf-8"))["cells"]
+    cells = json.loads(
+        (Path(__file__).parents[2] / "examples" / "planning" / "planning.ipynb").read_text(encoding="utf-8")
+    )["cells"]
     found: dict = {}
     for cell in cells:
         if cell["cell_type"] == "code":

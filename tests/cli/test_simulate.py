@@ -226,7 +226,10 @@ def test_toml_values_come_back(value):
 # -- examples, schema, start ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.stem)
+EXAMPLES = sorted(path for folder in ("", "scenarios") for path in (ROOT / "examples" / folder).glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_run(path, command, tmp_path):
     outcome = command("simulate", path, "--set", "workload.num_requests=30", "--out", tmp_path, "--quiet")
     assert outcome.code == 0, outcome.err
