@@ -85,6 +85,7 @@ format: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python docs/refresh.py
 	$(BIN)/python docs/commands.py
+	$(BIN)/python docs/pictures.py
 
 # The documentation as a site: open site/index.html.
 site: $(STAMP)

@@ -25,13 +25,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = ("README.md",)
+DOCUMENTS = ("README.md", "docs/tutorial.md")
 FENCE = re.compile(
     r"(?:^<!-- (?P<note>(?:varies|exit \d+)(?:, exit \d+)?) -->\n)?"
     r"^```(?P<language>sh|console|python|text)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 LIMIT_S = 900
+TUTORIAL = Path("runs", "tutorial")  # what the tutorial's commands write; docs/pictures.py draws it
 # Python's own sockets reach this machine alone; `pip install` runs without it.
 NO_NETWORK = """
 import os, socket
@@ -207,6 +208,8 @@ def main() -> None:
                     path.write_text(rewritten(path.read_text(encoding="utf-8"), command, done.stdout), encoding="utf-8")
                 elif problem := command.problem(done):
                     sys.exit(problem)
+        if (reader.clone / TUTORIAL).is_dir():
+            shutil.copytree(reader.clone / TUTORIAL, ROOT / TUTORIAL, dirs_exist_ok=True)
 
 
 if __name__ == "__main__":

@@ -165,7 +165,8 @@ def _table_lines(table: Mapping[str, Any]) -> list[str]:
     lines = []
     for bound, end, slot in zip(bounds, [*bounds[1:], None], table.values(), strict=True):
         sizes = f"{bound} on" if end is None else f"{bound}" if end == bound + 1 else f"{bound} to {end - 1}"
-        lines.append(f"  batch {sizes:<12} {', '.join(map(str, slot['candidate_steps']))} steps")
+        steps = ", ".join(map(str, slot["candidate_steps"]))
+        lines.append(f"  batch {sizes:<12} {steps} step{'' if steps == '1' else 's'}")
     knobs = [f"{key} {value:g}" for key, value in next(iter(table.values())).items() if key != "candidate_steps"]
     return [*lines, *([f"  {', '.join(knobs)}"] if knobs else [])]
 
@@ -175,7 +176,8 @@ def _verdict(whole: Tune, best: Judged) -> list[str]:
     from ...planning.tuning.tune import MOST_BEHIND
 
     phase, most = max(best.shortfall.items(), key=lambda entry: entry[1])
-    how = f"{most:.1%} behind" if most > 0 else f"{-most:.1%} ahead of"
+    tenths = round(1000 * most)
+    how = f"{most:.1%} behind" if tenths > 0 else f"{-most:.1%} ahead of" if tenths < 0 else "as fast as"
     texts = [f"Nearest to the best fixed number of steps is the phase {phase!r}: {how} it." if whole.best else ""]
     passed = [one for one in whole.judged if not one.holds]
     if whole.best is None:

@@ -226,7 +226,7 @@ def test_toml_values_come_back(value):
 # -- examples, schema, start ----------------------------------------------------------------------------------------------
 
 
-EXAMPLES = [ROOT / "examples" / "chat_on_h100.toml", *sorted((ROOT / "examples" / "scenarios").glob("*.toml"))]
+EXAMPLES = sorted(path for folder in ("", "scenarios") for path in (ROOT / "examples" / folder).glob("*.toml"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from foredraft.cli.planning.tune import _table_lines, _verdict
 from foredraft.core.adaptive.config import load_adaptive_config
 from foredraft.core.adaptive.interchange import import_table
 from foredraft.core.errors import ForedraftError
@@ -85,6 +87,14 @@ def tuned(service: Toy, trials: int = 24) -> Tune:
 @pytest.fixture(scope="module")
 def found() -> Tune:
     return tuned(Toy())
+
+
+def test_the_report_counts_one_step_and_no_gap_of_nothing(found: Tune):
+    table = {"1": {"candidate_steps": [3]}, "8": {"candidate_steps": [1]}}
+    assert _table_lines(table) == ["  batch 1 to 7       3 steps", "  batch 8 on         1 step"]
+    for shortfall, words in ((-0.0001, "as fast as it"), (0.0021, "0.2% behind it"), (-0.0021, "0.2% ahead of it")):
+        judged = replace(found.best, shortfall={"light": shortfall})
+        assert words in " ".join(_verdict(found, judged))
 
 
 def test_the_table_is_nowhere_behind_and_gains_where_steps_differ(found: Tune):
