@@ -145,10 +145,9 @@ def _finding_lines(finding: Finding, sides: tuple[str, str]) -> list[str]:
         texts = zip(sides, (finding.plain.text, finding.speculative.text), strict=True)
         lines += [f"  {side:<12} {_short(text[begin:])}" for side, text in texts]
     if finding.alone is not None:
-        given = finding.plain_gives_other
-        plain = f"itself gives, asked {' and '.join(given)}," if given else "itself never gives"
-        times = f"the texts differ {finding.alone} times of 2"
-        lines.append(f"  asked again alone, {times}; the plain endpoint {plain} the other text")
+        given = " and ".join(finding.plain_gives_other)
+        plain = f"gives the other text when asked {given}" if given else "never gives the other text"
+        lines.append(f"  asked again alone, the texts differ {finding.alone} times of 2; the plain endpoint {plain}")
     return lines
 
 
