@@ -33,7 +33,8 @@ from .simulation.trace import trace
 
 app = typer.Typer(
     name="foredraft",
-    epilog="Begin with `foredraft simulate` or `foredraft tiny`; to check an engine, `foredraft check --list`. Every command has --help.",
+    epilog="Start with `foredraft simulate` or `foredraft tiny`. To check an engine, see `foredraft check --list`. "
+    "Every command has --help.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

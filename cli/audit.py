@@ -13,8 +13,8 @@ from .options import AllowTruncated, Log, option
 EXIT_CONTRADICTORY = 1
 
 
-Limit = option(int, "--limit", "Print at most so many contradictions.", min=1)
-JsonFile = option(Path | None, "--json", "Write the report to this file, too.")
+Limit = option(int, "--limit", "Print at most this number of contradictions.", min=1)
+JsonFile = option(Path | None, "--json", "Also write the report to this file.")
 
 
 def audit(
@@ -23,12 +23,12 @@ def audit(
     limit: Limit = 10,
     json_file: JsonFile = None,
 ) -> None:
-    """Find contradictions in the log of a run, by any engine.
+    """Find contradictions in the log of a run; any engine may have written it.
 
-    Compares every record with those before it: each request ends once, each
+    Compares every record with the records before it: each request ends once, each
     token is delivered once, steps return in order, times do not go back, and
-    counts add up. Nothing is executed again. Exit code 0: no contradiction;
-    1: there are some, each with its line; 2: the log cannot be read.
+    counts add up. It runs nothing again. Exit code 0: no contradiction; 1: some
+    contradictions, each printed with its line; 2: the log cannot be read.
 
         foredraft simulate --out runs/a
         foredraft audit runs/a/events.jsonl

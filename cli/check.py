@@ -29,24 +29,27 @@ DEFAULT_CASES = Path("runs/cases")
 
 # fmt: off
 Contract = argument(str | None, "CONTRACT",
-    "The contract: allocator, prefix-cache, relay, accept, acceptance-process, step-controller, engine, executor, block-manager, "
-    "transport or simulator; all by default.")
+    "Contract: allocator, prefix-cache, relay, accept, acceptance-process, step-controller, engine, executor, "
+    "block-manager, transport or simulator. Default: all.")
 Subject = argument(str | None, "MODULE:MAKE",
-    "The component as MODULE:MAKE, where `MAKE(config)` returns a fresh one; docs/contracts.md lists its methods. By default ours.")
+    "Component: `MAKE(config)` in MODULE returns a new one; docs/contracts.md lists its methods. Default: the built-in "
+    "components.")
 Budget = option(str | None, "--budget",
-    "Operations (200000) or time (60s, 2m), divided among the components. By default each of ours has its number of operations, about a "
-    "minute in all on two cores, and yours has 60s.", "BUDGET")
-Seed = option(int, "--seed", "Equal seeds and numbers of operations give equal runs.")
+    "Number of operations (200000) or time (60s, 2m), divided among the components. Default: for your component 60s; "
+    "for each built-in component its own number of operations, together about a minute on two cores.", "BUDGET")
+Seed = option(int, "--seed",
+    "Seed of the random operations. Runs with the same seed and number of operations are the same.")
 Capability = option(list[str] | None, "--capability",
-    "What the component can do, such as paged, sharing or misuse; repeatable. Stands in place of make.capabilities.", "NAME")
+    "A capability of the component, such as paged, sharing or misuse; repeatable. Replaces make.capabilities.", "NAME")
 Expect = option(list[str] | None, "--expect",
-    "An invariant that is known to be broken; repeatable. It is an error if it holds.", "ID=REASON")
-Without = option(list[str] | None, "--without", "A kind of operation, by its name in a history, that is left out; repeatable.", "NAME")
-ShowList = option(bool, "--list", "Print every invariant, or those of one contract, and how it is checked.")
-Mutants = option(bool, "--mutants", "Plant known defects in our own components, and check that each is found.")
+    "An invariant that is known to be broken, with the reason; repeatable. If it holds, that is an error.", "ID=REASON")
+Without = option(list[str] | None, "--without",
+    "Leave out this kind of operation, by its name in a history; repeatable.", "NAME")
+ShowList = option(bool, "--list", "Print every invariant (or the invariants of one contract) and how it is checked.")
+Mutants = option(bool, "--mutants", "Plant known defects in the built-in components, and check that each one is found.")
 Replay = option(Path | None, "--replay", "Run a stored case again.", "FILE")
-JsonFile = option(Path | None, "--json", "Write the report to this file, too.", "FILE")
-Cases = option(Path, "--cases", "Directory for the cases of failures.", "DIR")
+JsonFile = option(Path | None, "--json", "Also write the report to this file.", "FILE")
+Cases = option(Path, "--cases", "Directory for the stored cases of failures.", "DIR")
 # fmt: on
 
 
@@ -58,9 +61,10 @@ def check(
     """Check a component against its invariants.
 
     Runs random operations on the component and on a plain model of it, and checks
-    every invariant after each one. Operations that break one are shrunk to a few
-    and stored as a case. Exit code 0: none was found broken (those skipped are
-    named); 1: one is; 2: bad input.
+    every invariant after each operation. If an invariant breaks, the command
+    shrinks the operations to a few and stores them as a case. Exit code 0: no
+    broken invariant (skipped components are named); 1: a broken invariant; 2: bad
+    input.
 
         foredraft check
         foredraft check allocator my.package:make --budget 60s

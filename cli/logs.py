@@ -8,10 +8,10 @@ DEFAULT_FORMAT = "text"
 
 # fmt: off
 LogLevel = output_option(str | None, "--log-level",
-    "Write log lines from this level on to standard error: each switch of draft steps (info), each fallback and each failed step "
-    "(warning). By default none.", "debug|info|warning|error")
+    "Write log lines from this level on to standard error: each switch of draft steps (info), each fallback and each "
+    "failed step (warning). Default: no log lines.", "debug|info|warning|error")
 LogFormat = output_option(str, "--log-format",
-    "Lines of text, or of JSON with the engine, the time and the numbers behind each line.", "text|json")
+    "text: plain lines. json: objects with the engine, the time and the numbers of each line.", "text|json")
 # fmt: on
 
 

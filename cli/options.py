@@ -25,20 +25,18 @@ def argument(kind: Any, metavar: str | None, text: str) -> Any:
 
 
 output_option = in_panel("Output")
-ScenarioFile = argument(
-    Path | None, "SCENARIO.toml", "Scenario file; without one, Llama-3.1-8B on one H100 with EAGLE-3."
-)
+ScenarioFile = argument(Path | None, "SCENARIO.toml", "Scenario file. Default: Llama-3.1-8B on one H100 with EAGLE-3.")
 Settings = option(
     list[str] | None,
     "--set",
-    "One key of the scenario, with a TOML value; repeatable. `foredraft simulate --explain` prints all keys.",
+    "Set one key of the scenario to a TOML value; repeatable. `foredraft simulate --explain` prints all keys.",
     "KEY=VALUE",
 )
 TraceFile = option(Path | None, "--trace", "Replay the requests of this trace (workload.trace).", "FILE")
-Seed = option(int | None, "--seed", "Seed of every draw (seed).", min=0)
-Log = argument(Path, None, "events.jsonl of a run, or the directory that has it.")
-AllowTruncated = option(bool, "--allow-truncated", "Accept a log without an end, of a run that was killed.")
-Quiet = option(bool, "--quiet -q", "No progress on standard error.")
+Seed = option(int | None, "--seed", "Seed of every random draw (the key seed).", min=0)
+Log = argument(Path, None, "events.jsonl of a run, or its directory.")
+AllowTruncated = option(bool, "--allow-truncated", "Accept the log of a run that was killed; such a log has no end.")
+Quiet = option(bool, "--quiet -q", "Print no progress on standard error.")
 
 
 def refuse_without_effect(*rules: tuple[str, bool, str]) -> None:

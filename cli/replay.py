@@ -23,10 +23,10 @@ def replay(
 ) -> None:
     """Feed the recorded results of a run to fresh engines and compare every decision.
 
-    The engines are built from the log's header: the scenario of a simulation,
-    or the engine of a real run, without its model and tokenizer. Exit code 0:
-    all decisions are identical; 1: prints the first one that differs; 2: the
-    log cannot be used.
+    The command builds the engines from the log's header: from the scenario of a
+    simulation, or from the engine of a real run. It needs no model and no
+    tokenizer. Exit code 0: all decisions are identical; 1: a decision differs,
+    and the command prints the first such decision; 2: the log cannot be used.
 
         foredraft simulate --out runs/a
         foredraft replay runs/a/events.jsonl
@@ -88,7 +88,8 @@ def _check_kernels(recorded: Any, assembly: Assembly, source: str) -> None:
     problems = [
         Problem(
             f"line 1: kernels.{part}",
-            f"the goodput policy chose steps by times of {recorded.get(part)}; here they are of {here.get(part)}: replay needs the same",
+            f"the goodput policy chose steps by times of {recorded.get(part)}; here the times are of "
+            f"{here.get(part)}: replay needs the same times",
         )
         for part in dict.fromkeys([*recorded, *here])
         if recorded.get(part) != here.get(part)

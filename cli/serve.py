@@ -38,27 +38,32 @@ EVENTS = "events.jsonl"
 ModelDirectory = model_option(Path | None, "--model",
     "Hugging Face checkpoint to decode: a directory, or its name on the hub.", "DIR|ORG/NAME")
 Simulate = model_option(Path | None, "--simulate",
-    "Scenario to simulate instead, as of foredraft simulate; needs no model.", "SCENARIO.toml")
-Speed = engine_option(float | None, "--speed", "--simulate: simulated seconds in a real one; 1 by default.", "FACTOR")
-Seed = engine_option(int | None, "--seed", "Seed of every draw; of a scenario its own by default.", min=0)
-Host = server_option(str, "--host", "Address to listen on; the default takes this machine's clients alone.")
-Port = server_option(int, "--port", "Port to listen on; 0: a free one.", min=0, max=65535)
+    "Scenario to simulate instead, as for foredraft simulate; needs no model.", "SCENARIO.toml")
+Speed = engine_option(float | None, "--speed",
+    "With --simulate: simulated seconds per real second. Default: 1.", "FACTOR")
+Seed = engine_option(int | None, "--seed", "Seed of every random draw. Default: 0, or the seed of the scenario.", min=0)
+Host = server_option(str, "--host", "Address to listen on. The default accepts only clients on this machine.")
+Port = server_option(int, "--port", "Port to listen on; 0 chooses a free port.", min=0, max=65535)
 ApiKey = server_option(str | None, "--api-key",
-    "Key that clients must send. Better set the variable: others can see a command line.", "KEY", envvar="FOREDRAFT_API_KEY")
+    "Key that clients must send. The variable is safer: other users can see a command line.",
+    "KEY", envvar="FOREDRAFT_API_KEY")
 ServedName = server_option(str | None, "--served-model-name",
-    "The model's name for clients; by default that of the directory, or of the scenario's model.", "NAME")
-MetricsAs = server_option(str, "--metrics-as", "Whose names the metrics have: foredraft, vllm, sglang.")
+    "The model's name for clients. Default: the name of the directory, or of the scenario's model.", "NAME")
+MetricsAs = server_option(str, "--metrics-as", "Server whose names the metrics use: foredraft, vllm, sglang.")
 Record = server_option(Path | None, "--record",
-    "Write events.jsonl to this directory, which has none yet, for foredraft replay; it grows with every round.", "DIR")
+    "Write events.jsonl for foredraft replay to this directory; the directory must not have one. The file grows with "
+    "every round.", "DIR")
 Stamp = server_option(bool, "--stamp",
-    "Begin each event of a stream with a comment: when its round ended, in nanoseconds of Unix time.")
-DrainS = server_option(float, "--drain-s", "After SIGTERM: seconds that requests have to end.", min=1)
-MaxStreams = limits_option(int, "--max-streams", "Outputs at once, running and waiting; 429 beyond.")
-MaxBody = limits_option(int, "--max-body-bytes", "Size of a request.")
-MaxPrompt = limits_option(int | None, "--max-prompt-tokens", "Length of a prompt; by default as the context has it.")
-MaxChoices = limits_option(int, "--max-choices", "Outputs of one request: n times prompts.")
-DeadlineS = limits_option(float, "--deadline-s", "Seconds that a request may take.")
-StallS = limits_option(float, "--stall-s", "Seconds after which a client that sends or takes nothing is gone.")
+    "Begin each event of a stream with a comment that gives the end of its round, in nanoseconds of Unix time.")
+DrainS = server_option(float, "--drain-s", "Seconds that running requests have to end after SIGTERM.", min=1)
+MaxStreams = limits_option(int, "--max-streams",
+    "Most outputs at once, running and waiting; further requests get status 429.")
+MaxBody = limits_option(int, "--max-body-bytes", "Largest body of a request, in bytes.")
+MaxPrompt = limits_option(int | None, "--max-prompt-tokens",
+    "Longest prompt, in tokens. Default: the room in context and KV pool.")
+MaxChoices = limits_option(int, "--max-choices", "Most outputs of one request: n times prompts.")
+DeadlineS = limits_option(float, "--deadline-s", "Most seconds for a whole answer.")
+StallS = limits_option(float, "--stall-s", "Seconds after which the server drops a client that sends or takes nothing.")
 # fmt: on
 
 
@@ -73,10 +78,11 @@ def serve(
     max_choices: MaxChoices = 16, deadline_s: DeadlineS = 600.0, stall_s: StallS = 30.0,
     log_level: LogLevel = None, log_format: LogFormat = DEFAULT_FORMAT,
 ) -> None:  # fmt: skip
-    """Serve OpenAI's interface: a checkpoint, or a simulated deployment in real time.
+    """Serve OpenAI's interface: decode a checkpoint, or simulate a deployment in real time.
 
-    A simulated server answers with filler text at the times that the deployment
-    of the scenario would have, queues, speculation and prefix cache included.
+    A simulated server answers with filler text. The answers come at the times
+    that the deployment of the scenario would have, with its queues, speculation
+    and prefix cache.
 
         foredraft serve --model models/target --draft models/eagle3
         foredraft serve --simulate examples/chat_on_h100.toml
@@ -86,8 +92,9 @@ def serve(
             -d '{"prompt": "Why sing?", "max_tokens": 32, "stream": true}'
         foredraft replay runs/served
 
-    SIGTERM and Ctrl-C let requests end, a second one gives them up; SIGHUP reads
-    the adaptive table again. Bad input is one message, and exit code 2.
+    After SIGTERM or Ctrl-C running requests may end; a second signal gives them
+    up. SIGHUP makes the server read the adaptive table again. On bad input the
+    command prints one message and exits with code 2.
     """
     from ..serve.limits import Limits
     from ..serve.metrics import STYLES
@@ -109,7 +116,7 @@ def serve(
             body, table = _real_body(options, recording), session["adaptive"]
         else:
             unused = given_session_options(session)
-            _refuse_for("--simulate", "the scenario says it: give the key with --set", unused, {})
+            _refuse_for("--simulate", "the scenario has a key for it: set that key with --set", unused, {})
             body, table = _simulated_body(simulate, settings, seed, speed, faults, recording)
         _run(body, limits, recording.metrics, Path(table) if table is not None and Path(table).is_file() else None,
              listener=listener, drain_s=drain_s, stamp=stamp, api_key=api_key, model=served_model_name, metrics_as=metrics_as)  # fmt: skip
@@ -119,7 +126,7 @@ def _check_choice(model: Path | None, simulate: Path | None) -> None:
     from ..core.errors import ConfigError
 
     if (model is None) == (simulate is None):
-        message = "give one of them: a checkpoint to decode, or a scenario to simulate"
+        message = "give exactly one of them: a checkpoint to decode, or a scenario to simulate"
         raise ConfigError.of("<arguments>", "--model or --simulate", message)
 
 
@@ -148,7 +155,7 @@ class _Recording:
         if directory is not None and (directory / EVENTS).exists():
             from ..core.errors import ConfigError
 
-            message = f"{directory} has a record; give another directory, or remove its {EVENTS}"
+            message = f"{directory} already has a recording; give another directory, or remove its {EVENTS}"
             raise ConfigError.of("<arguments>", "--record", message)
         self.metrics: ServerMetrics = ServerMetrics()
         self._directory = directory

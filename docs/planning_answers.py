@@ -1,9 +1,10 @@
-"""Runs the commands that docs/planning-answers.md answers questions with, on a trace, and shows or stores what they print.
+"""Run the commands with which docs/planning-answers.md answers questions, on a trace, and show or store their output.
 
     python docs/planning_answers.py AzureLLMInferenceTrace_conv.csv [--write] [NAME …]
 
-An answer of the document is a console block below the comment `<!-- answer NAME -->`; its lines that begin with $ are the commands. --write
-puts what they print now below each of them. Runs are kept in runs/answers: after Ctrl-C the same command goes on.
+An answer in the document is a console block below the comment `<!-- answer NAME -->`. Its lines that begin with $ are
+the commands. With --write the script puts the present output below each command. It keeps the runs in runs/answers:
+after Ctrl-C the same command continues.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "planning-answers.md"
 ANSWER = re.compile(r"(<!-- answer (?P<name>[\w-]+) -->\n```console\n)(?P<block>.*?)(?=```\n)", re.DOTALL)
 MISSING = "not on this page yet"
-"""Has the sentence above an answer whose output is still to be put in; it goes with that."""
+"""Marks the paragraph above an answer without output; the script deletes that paragraph when it writes the output."""
 TRACE = "AzureLLMInferenceTrace_conv.csv"
 """The name that the document's commands give the trace."""
 
 
 def commands(block: str) -> list[str]:
-    """Return the commands of a console block: lines that begin with $, with those that continue them."""
+    """Return the commands of a console block: lines that begin with $, with their continuation lines."""
     return re.findall(r"^\$ ((?:.*\\\n)*.*)$", block, re.MULTILINE)
 
 
 def output(command: str, trace: Path) -> str:
-    """Run a command of the document, and return what it prints. Exits where it fails."""
+    """Run a command of the document and return its output. Exits if the command fails."""
     words = [str(trace) if word == TRACE else word for word in shlex.split(command.replace("\\\n", " "))]
     program = {"python": [sys.executable], "foredraft": [sys.executable, "-m", "foredraft.cli"]}[words[0]]
     done = subprocess.run(

@@ -1,12 +1,17 @@
-"""Which number of draft steps is best at which load, and what does a policy gain that chooses? Reads sweeps of both.
+"""Print the best number of draft steps for each load, and how much an adaptive policy gains over it.
 
-    foredraft sweep SCENARIO.toml --trace FILE --grid speculation.steps=0..7 --grid workload.rate_scale=0.5..4:log --out STEPS
-    foredraft sweep SCENARIO.toml --trace FILE --grid speculation.policy=goodput --grid workload.rate_scale=0.5..4:log --out POLICIES
+The script reads two sweeps, one over fixed numbers of steps and one over policies:
+
+    foredraft sweep SCENARIO.toml --trace FILE --grid speculation.steps=0..7 \
+        --grid workload.rate_scale=0.5..4:log --out STEPS
+    foredraft sweep SCENARIO.toml --trace FILE --grid speculation.policy=goodput \
+        --grid workload.rate_scale=0.5..4:log --out POLICIES
     python examples/best_steps.py STEPS [POLICIES]
 
-A row per load: the mean end-to-end latency of each number of steps, the best one, and how much shorter it is than without drafts; then how
-much shorter than with the best number that of each policy is. Both with the 95 % interval of the ratio over the seeds. Seeds are compared
-with themselves, as all runs of one seed see the same requests.
+It prints a row for each load: the mean end-to-end latency with each number of steps, the best number, and how many
+times longer the latency is without drafts. For each policy the row then shows how many times longer the latency is with
+the best number than with the policy. Both ratios have their 95 % interval over the seeds. Each ratio compares runs with
+the same seed, because these runs see the same requests.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ LOADS = ("workload.rate_scale", "workload.rate", "workload.concurrency")
 
 
 def latencies(place: str, varied: str) -> tuple[str, dict[tuple[float, Any], np.ndarray]]:
-    """Return the key of the load, and by load and value of `varied` the mean latency of each seed, float64 [seeds]."""
+    """Return the key of the load, and the mean latency of each seed, float64 [seeds], by (load, value of `varied`)."""
     table = parquet.read_table(Path(place) / "trials.parquet").to_pydict()
     load_key = next(key for key in LOADS if key in table)
     runs = sorted(
@@ -39,7 +44,7 @@ def latencies(place: str, varied: str) -> tuple[str, dict[tuple[float, Any], np.
 
 
 def compared(slower: np.ndarray, faster: np.ndarray) -> str:
-    """Return how many times as long the first latencies are as the second, both float64 [seeds], with the interval."""
+    """Return the mean ratio of two arrays of latencies, float64 [seeds], with its 95 % interval, as text."""
     ratios = slower / faster
     half = stats.sem(ratios) * stats.t.ppf(0.975, len(ratios) - 1) if len(ratios) > 1 and np.ptp(ratios) else 0.0
     return f"{ratios.mean():.2f} × ± {half:.2f}"

@@ -1,9 +1,9 @@
-"""How many requests per second does one GPU hold? A chat service, plainly and with a draft, at rising rates.
+"""Print how many requests per second one GPU can serve: a chat service without and with a draft, at rising rates.
 
     python examples/capacity.py [SCENARIO.toml] [KEY=VALUE …]
 
-A rate is held if 95 % of the requests keep every limit of the scenario's SLO. `hardware.server=sglang-0.5`, say, gives the answer with the
-timing of that server.
+The GPU can serve a rate if 95 % of the requests meet every limit of the scenario's SLO. A setting such as
+`hardware.server=sglang-0.5` repeats the test with the timing of that server.
 """
 
 from __future__ import annotations

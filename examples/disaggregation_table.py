@@ -2,9 +2,9 @@
 
     python examples/disaggregation_table.py [--requests N] [--trace FILE]
 
-Each run serves the first N requests of the Mooncake conversation trace, at three rates per GPU. If the trace is missing, synthetic requests
-with its rate, lengths and shared prefixes replace it, and the table says so. Progress is on standard error, the table (Markdown) on
-standard output.
+Each run serves the first N requests of the Mooncake conversation trace, at three rates per GPU. If the trace is
+missing, the script uses synthetic requests with the same rate, lengths and shared prefixes, and the table says so. It
+prints progress to standard error and the table, in Markdown, to standard output.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COLUMNS = (
 
 
 def workload(trace: Path | None, rate: float, num_requests: int) -> dict[str, Any]:
-    """Return the trace's first requests at this rate, or synthetic ones with the means, spread and sharing of its 12,031 rows."""
+    """Return the trace's first requests at `rate`, or synthetic ones with the means and spread of its 12,031 rows."""
     if trace is not None:
         return {"trace": str(trace), "rate_scale": rate / TRACE_RATE, "num_requests": num_requests}
     return {
@@ -48,7 +48,7 @@ def workload(trace: Path | None, rate: float, num_requests: int) -> dict[str, An
 
 
 def scenario(trace: Path | None, num_gpus: int, ratio: str | None, rate: float, num_requests: int) -> dict[str, Any]:
-    """Return a scenario with one replica per GPU: Llama-3.1-8B with an EAGLE-3 draft on H100, chunks of 2048 tokens."""
+    """Return a scenario: one replica per GPU, Llama-3.1-8B with an EAGLE-3 draft on H100, chunks of 2048 tokens."""
     tables: dict[str, Any] = {
         "hardware": {"replicas": num_gpus},
         "engine": {"page_size": 64, "chunk_size": 2048},
@@ -96,10 +96,8 @@ def main() -> None:
     for done, (num_gpus, rate, ratio) in enumerate(plan, 1):
         summary = simulate(scenario(trace, num_gpus, ratio, rate, asked.requests)).summary
         print(row(num_gpus, rate, ratio, summary), flush=True)
-        print(
-            f"{done} of {len(plan)}, {time.monotonic() - began:.0f} s: {num_gpus} GPUs, {ratio or 'together'}, {rate:g}/s",
-            file=sys.stderr,
-        )
+        progress = f"{done} of {len(plan)}, {time.monotonic() - began:.0f} s"
+        print(f"{progress}: {num_gpus} GPUs, {ratio or 'together'}, {rate:g}/s", file=sys.stderr)
 
 
 if __name__ == "__main__":

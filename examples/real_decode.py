@@ -1,10 +1,10 @@
-"""Decode text with a trained pair: plainly, with each draft, with adaptive steps. Compare the speed, and that the text is the same.
+"""Decode text with a trained pair: plainly, with each draft, with adaptive steps. Compare speed and check the text.
 
     foredraft tiny                      # trains the pair once, some minutes
     python examples/real_decode.py      # or with the pair's directory as its argument
 
-Greedy decoding gives the same tokens with every draft. In float32 two nearly equal logits may come out in another order when a pass has
-another shape, so equality is shown in float64, and speed in float32.
+Greedy decoding gives the same tokens with every draft. In float32 two nearly equal logits may change places when a pass
+has another shape. The script therefore compares texts in float64 and measures speed in float32.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REPEATS = 3
 
 @dataclass(frozen=True)
 class Way:
-    """One way to decode: which draft, and how."""
+    """One way to decode: a name, and the options of its session."""
 
     name: str
     options: SessionOptions
@@ -57,7 +57,10 @@ def ways(pair: Path, context_len: int) -> list[Way]:
 
 
 def decode(way: Way, dtype: str, max_tokens: int, repeats: int) -> tuple[dict[str, str], float, float]:
-    """Return texts by prompt, tokens per second (median of the repeats, one prompt at a time), tokens per round and request."""
+    """Return texts by prompt, tokens per second (median of the repeats), and tokens per round and request.
+
+    The prompts are decoded one at a time.
+    """
     session = DecodeSession.open(replace(way.options, dtype=dtype))
     texts: dict[str, str] = {}
     rates = []

@@ -179,7 +179,7 @@ class _Api:
         if model is not None and model != self._model:
             raise ApiError(
                 404,
-                f"the model {model!r} is not served; this is {self._model!r}",
+                f"the model {model!r} is not served here; the served model is {self._model!r}",
                 param="model",
                 code="model_not_found",
             )
@@ -225,7 +225,9 @@ class _Api:
         self._check_tokens([token for token, _ in shaping.get("logit_bias", ())], "logit_bias")
         if asked.schema_text is not None:
             if asked.ignore_eos:
-                raise ApiError(400, "contradicts response_format, which says where the text ends", param="ignore_eos")
+                raise ApiError(
+                    400, "contradicts response_format, which decides where the text ends", param="ignore_eos"
+                )
             grammar = Grammar("json_schema", asked.schema_text)
             try:
                 await asyncio.to_thread(self._body.check_grammar, grammar)
@@ -252,7 +254,8 @@ class _Api:
         """Return n orders for each prompt. Raises ApiError beyond a limit."""
         limits, at_s = self._frontend.limits, time.monotonic()
         if asked.num_outputs * len(prompts) > limits.max_choices:
-            message = f"{asked.num_outputs} outputs of {len(prompts)} prompts; at most {limits.max_choices} together"
+            each = f"{asked.num_outputs} outputs for each of {len(prompts)} prompts"
+            message = f"{each}; expected at most {limits.max_choices} in all"
             raise ApiError(400, message, param="n" if asked.num_outputs > 1 else param)
         longest = min(self._body.context_len - 1, limits.max_prompt_tokens or self._body.context_len)
         for prompt in prompts:
@@ -261,7 +264,8 @@ class _Api:
                 raise ApiError(400, message, param=param, code="context_length_exceeded" if len(prompt) else None)
         room = self._body.context_len - max(map(len, prompts))
         if max_tokens is not None and max_tokens > room:
-            message = f"{max_tokens} tokens after a prompt of {self._body.context_len - room}; the context takes {room}"
+            asked_for = f"{max_tokens} tokens after a prompt of {self._body.context_len - room}"
+            message = f"{asked_for}; the context has room for {room}"
             raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
         orders = []
         for prompt in prompts:
@@ -301,7 +305,7 @@ async def _api_error(request: Request, error: ApiError) -> Response:
 async def _own_error(request: Request, error: Exception) -> Response:
     """Answer where the server itself is at fault; its traceback goes to the log."""
     return await _api_error(
-        request, ApiError(500, "an error of the server, which its log tells", code="internal_error")
+        request, ApiError(500, "the server failed; its log has the traceback", code="internal_error")
     )
 
 

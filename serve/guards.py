@@ -45,7 +45,9 @@ class Guards:
         if self._api_key is not None and path not in self._plain:
             scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
             if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._api_key):
-                return ApiError(401, "no valid key: send Authorization: Bearer …", code="invalid_api_key")
+                return ApiError(
+                    401, "the key is missing or wrong: send Authorization: Bearer KEY", code="invalid_api_key"
+                )
         length = headers.get(b"content-length", b"")
         return self._too_large() if length.isdigit() and int(length) > self._limits.max_body_bytes else None
 
@@ -58,7 +60,7 @@ class Guards:
                 async with asyncio.timeout_at(min(asyncio.get_running_loop().time() + limits.stall_s, ends)):
                     message = await receive()
             except TimeoutError:
-                late = f"nothing of the body came for {limits.stall_s:g} s, or not all within {limits.deadline_s:g} s"
+                late = f"nothing of the body came for {limits.stall_s:g} s, or not all of it within {limits.deadline_s:g} s"
                 raise ApiError(408, late) from None
             if message["type"] == "http.disconnect":
                 return [message]

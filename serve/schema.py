@@ -41,7 +41,7 @@ class Body(BaseModel):
 
 class StreamOptions(Body):
     include_usage: bool = False
-    continuous_usage_stats: bool = Field(False, description="with include_usage: every event has the usage up to then")
+    continuous_usage_stats: bool = Field(False, description="with include_usage: every event has the usage so far")
     include_obfuscation: only(False) = None
 
 
@@ -49,7 +49,7 @@ class NamedSchema(Body):
     name: Text | None = None
     description: Text | None = None
     schema_: dict[str, Any] = Field(alias="schema", description="a JSON schema")
-    strict: bool | None = Field(None, description="the schema is followed whatever this says")
+    strict: bool | None = Field(None, description="has no effect: the output always follows the schema")
 
 
 class ResponseFormat(Body):
@@ -73,7 +73,7 @@ class ResponseFormat(Body):
 class Sampled(Body):
     """What completions and chats have in common."""
 
-    model: Text | None = Field(None, description="the served model; it need not be named")
+    model: Text | None = Field(None, description="the served model; optional")
     n: Annotated[int, Field(ge=1, le=1024, strict=True)] | None = Field(None, description="1 by default")
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID, strict=True)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -83,15 +83,15 @@ class Sampled(Body):
     )
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1, strict=True)] | None = None
     stop: Text | Annotated[list[Annotated[Text, Field(min_length=1)]], Field(max_length=MAX_STOPS)] | None = None
-    ignore_eos: bool = Field(False, description="go on to max_tokens after the end of text")
+    ignore_eos: bool = Field(False, description="continue after the end-of-text token, up to max_tokens")
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1, strict=True)] = Field(
-        0, description="greater is more urgent"
+        0, description="a greater number is more urgent"
     )
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     logit_bias: (
         Annotated[dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)] | None
-    ) = Field(None, description="token id → what is added to its logit")
+    ) = Field(None, description="token id → number to add to its logit")
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None

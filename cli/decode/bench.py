@@ -131,22 +131,23 @@ def footing(plan: BenchPlan, results: Sequence[ArmResult]) -> list[str]:
     lines = []
     if plan.acceptance is not None:
         lines.append(
-            f"acceptance is simulated ({plan.acceptance_name}): the kernels do all the work, the texts mean nothing"
+            f"acceptance is simulated ({plan.acceptance_name}): the kernels do all the work, the texts are meaningless"
         )
     plain_ms = {(r.batch_size, r.context_len): r.round_ms for r in results if not r.steps}
     for result in results:
         cell = (result.batch_size, result.context_len)
         if result.steps and result.speedup > result.accept_length:
             lines.append(
-                f"batch {cell[0]}, context {cell[1]}, {result.steps} steps: {result.speedup:.2f}× is more than the accept length "
-                f"{result.accept_length:.2f} gives: a round takes {result.round_ms:.3f} ms, less than the {plain_ms[cell]:.3f} ms of a "
-                "plain step, though it reads the same weights for more rows. The plain step is slow, or other work disturbed it"
+                f"batch {cell[0]}, context {cell[1]}, {result.steps} steps: the speed-up {result.speedup:.2f}× is more than "
+                f"the accept length {result.accept_length:.2f} allows. A round takes {result.round_ms:.3f} ms, less than the "
+                f"{plain_ms[cell]:.3f} ms of a plain step, though it reads the same weights for more rows. Either the "
+                "plain step is slow, or other work disturbed it"
             )
     compared = [result for result in results if result.equal_outputs is not None and result.steps]
     if compared:
         equal = sum(result.equal_outputs for result in compared)
         total = sum(plan.num_prompts(result.batch_size) for result in compared)
-        lines.append(f"outputs equal to plain decoding's: {equal:,} of {total:,}")
+        lines.append(f"outputs equal to those of plain decoding: {equal:,} of {total:,}")
     costs = graph_costs([capture for result in results for capture in result.captures], plan_sizes(plan))
     if costs is not None:
         lines.append(
@@ -167,26 +168,30 @@ cells_option = in_panel("Cells")
 # fmt: off
 Model = model_option(Path | None, "--model", "Hugging Face checkpoint: a directory, or its name on the hub.", "DIR|ORG/NAME")
 RandomWeights = model_option(str | None, "--random-weights",
-    "Time a shape without a checkpoint: llama-3.1-8b, qwen3-8b, … or a config.json. Acceptance is simulated.", "NAME|CONFIG")
+    "Time a model's shape without its checkpoint: llama-3.1-8b, qwen3-8b, … or a config.json. Acceptance is simulated.",
+    "NAME|CONFIG")
 Draft = model_option(str | None, "--draft",
-    "Draft checkpoint. With --random-weights: the shape of a STANDALONE draft, a name or a config.json.", "DIR|NAME")
+    "Draft checkpoint. With --random-weights: the shape of a STANDALONE draft, as a name or a config.json.", "DIR|NAME")
 Algorithm = speculation_option(str, "--algorithm",
-    "STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, NONE or a plugin. auto: by the draft; without one NGRAM on a CPU; EAGLE3 for "
-    "random weights.", "NAME")
-Steps = speculation_option(str | None, "--steps", "Draft steps to compare; 1,3,5 by default. 0 is always run.", "S,S,…")
+    "STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, NONE or a plugin. auto: the algorithm of the draft; without "
+    "a draft NGRAM on a CPU; with random weights EAGLE3.", "NAME")
+Steps = speculation_option(str | None, "--steps",
+    "Draft steps to compare; the command always adds 0. Default: 1,3,5.", "S,S,…")
 Acceptance = speculation_option(str | None, "--acceptance",
-    "Simulate acceptance: a mean length (3.0), chat, code, math, edit, a preset, or probabilities by position (0.7,0.65).",
+    "Simulate acceptance by a mean length (3.0), a kind of text (chat, code, math, edit), a preset, or probabilities "
+    "by position (0.7,0.65).",
     "MEAN|PRESET|P,P,…")
 BatchSizes = cells_option(str, "--batch-sizes", "Requests decoded together.", "N,N,…")
 ContextLengths = cells_option(str, "--context-lengths", "Tokens of each prompt.", "N,N,…")
-OutputTokens = cells_option(int, "--output-tokens", "Tokens of each output; ends of text are ignored.")
-Prompts = cells_option(int, "--prompts", "Prompts of each cell, decoded batch by batch; at least a batch.")
-Repeat = cells_option(int, "--repeat", "Runs of each cell; the median is reported.")
+OutputTokens = cells_option(int, "--output-tokens", "Tokens of each output; end-of-text tokens do not end it.")
+Prompts = cells_option(int, "--prompts", "Prompts of each cell, decoded batch by batch; a cell has at least one batch.")
+Repeat = cells_option(int, "--repeat", "Runs of each cell; the table has their median.")
 Processes = cells_option(int, "--processes",
-    "Run everything in that many processes, one after another; medians and range over them.", min=1)
-Graphs = engine_option(bool | None, "--graphs/--no-graphs", "Run whole rounds as CUDA graphs; the default on a GPU.")
+    "Repeat everything in this number of processes, one after another; print medians and ranges over them.", min=1)
+Graphs = engine_option(bool | None, "--graphs/--no-graphs", "Run whole rounds as CUDA graphs. Default: on a GPU only.")
 Seed = engine_option(int, "--seed", "Seed of prompts, random weights and simulated acceptance.")
-Json = output_option(Path | None, "--json", "Write every number to this file, after each cell.", "FILE")
+Json = output_option(Path | None, "--json",
+    "Write every number to this file; the command updates it after each cell.", "FILE")
 # fmt: on
 
 
@@ -201,9 +206,9 @@ def bench(
 ) -> None:  # fmt: skip
     """Time decoding: batch sizes × context lengths × draft steps, each against plain decoding.
 
-    All step counts of a cell take turns with plain decoding in this process.
-    The time is that of decoding, from the last prefill to the end of the first
-    request, while the batch is full; prefill has its own column.
+    In each cell all step counts take turns with plain decoding in this process.
+    The command measures decoding while the batch is full: from the last prefill
+    to the end of the first request. Prefill has its own column.
 
         foredraft bench --model models/target --draft models/eagle3
         foredraft bench --model models/target --draft models/eagle3 --topk 4 \\
@@ -212,16 +217,17 @@ def bench(
         foredraft bench --random-weights llama-3.1-8b --algorithm STANDALONE \\
             --draft llama-3.2-1b --acceptance code
 
-    speed-up is the median over the runs of each cell, range their least and
-    greatest. accept is the mean number of tokens per round and request. floor
-    is the time to read all weights and KV of the rounds, at the copy bandwidth
-    measured in the same run, as a share of the decode time; above 100 % they are
-    read from caches. draft, verify and host are shares of the decode time; on a
-    GPU the host works at the same time, and idle is the share in which the GPU
-    waited.
+    Columns: speed-up is the median over the runs of a cell, range their smallest
+    and largest value. accept is the mean number of tokens per round and request.
+    floor is the time needed to read all weights and KV of the rounds at the copy
+    bandwidth of the same run, as a share of the decode time; above 100 % caches
+    serve some of the reads. draft, verify and host are shares of the decode time.
+    On a GPU the host works at the same time, and idle is the share in which the
+    GPU waited.
 
-    Ctrl-C keeps the finished cells; the exit code is 130. Bad input or too
-    little memory is one message before any weight is read, and exit code 2.
+    Ctrl-C keeps the finished cells; the exit code is 130. On bad input or too
+    little memory the command prints one message before it reads any weight, and
+    exits with code 2.
     """
     from ...gpu.bench.plan import BenchOptions, plan_bench
     from ...observe.output_files import JsonRecord

@@ -92,28 +92,35 @@ STDIN = "-"
 
 # fmt: off
 Model = model_option(Path, "--model", "Hugging Face checkpoint: a directory, or its name on the hub.", "DIR|ORG/NAME")
-PromptText = prompt_option(str | None, "--prompt", "One prompt; its output is streamed. By default standard input.", "TEXT")
+PromptText = prompt_option(str | None, "--prompt",
+    "One prompt; the command streams its output. Default: read standard input.", "TEXT")
 PromptFile = prompt_option(Path | None, "--prompts",
     'JSONL, each line {"prompt"|"messages"|"tokens": …, "id", "max_tokens", …}; - is standard input.', "FILE")
-Chat = prompt_option(bool, "--chat/--no-chat", "Put a text prompt into the model's chat template, as a message of the user.")
-MaxTokens = sampling_option(int, "--max-tokens", "Maximal tokens of an output.")
-Temperature = sampling_option(float, "--temperature", "0 is greedy.")
-TopP = sampling_option(float, "--top-p", "Sample from the most likely tokens that make up this probability.")
-MinP = sampling_option(float, "--min-p", "Leave out tokens less likely than this share of the most likely one.")
-PresencePenalty = sampling_option(float, "--presence-penalty", "Subtracted from logits of tokens in the output.")
-FrequencyPenalty = sampling_option(float, "--frequency-penalty", "The same, as often as they are in it.")
-RepetitionPenalty = sampling_option(float, "--repetition-penalty", "Divides logits of tokens in prompt or output; 1 is off.")
-JsonSchema = sampling_option(Path | None, "--json-schema", "The output is JSON that this schema allows.", "FILE")
-LarkGrammar = sampling_option(Path | None, "--grammar", "The output is a text of this grammar in Lark's notation.", "FILE")
-TopK = sampling_option(int, "--top-k", "Sample from that many most likely tokens; 0: from all.")
-Seed = sampling_option(int, "--seed", "Seed of every draw; equal seeds give equal outputs.")
-Stop = sampling_option(list[str] | None, "--stop", "Text that ends an output and is left out of it; repeatable.", "TEXT")
-IgnoreEos = sampling_option(bool, "--ignore-eos", "Continue after the end of text, up to --max-tokens.")
+Chat = prompt_option(bool, "--chat/--no-chat", "Put a text prompt into the model's chat template, as a user message.")
+MaxTokens = sampling_option(int, "--max-tokens", "Most tokens of an output.")
+Temperature = sampling_option(float, "--temperature", "Sampling temperature; 0 decodes greedily.")
+TopP = sampling_option(float, "--top-p", "Sample from the most likely tokens whose probabilities add up to this.")
+MinP = sampling_option(float, "--min-p",
+    "Exclude tokens that are less likely than this share of the most likely token.")
+PresencePenalty = sampling_option(float, "--presence-penalty",
+    "Subtract this from the logit of each token in the output so far.")
+FrequencyPenalty = sampling_option(float, "--frequency-penalty",
+    "Subtract this from a token's logit for each time that the output has the token.")
+RepetitionPenalty = sampling_option(float, "--repetition-penalty",
+    "Make tokens of prompt and output less likely by this factor; 1 changes nothing.")
+JsonSchema = sampling_option(Path | None, "--json-schema", "Allow only output that is JSON by this schema.", "FILE")
+LarkGrammar = sampling_option(Path | None, "--grammar",
+    "Allow only output of this grammar, in Lark's notation.", "FILE")
+TopK = sampling_option(int, "--top-k", "Sample from this number of most likely tokens; 0 means all tokens.")
+Seed = sampling_option(int, "--seed", "Seed of every random draw; equal seeds give equal outputs.")
+Stop = sampling_option(list[str] | None, "--stop",
+    "Text that ends an output; the output does not include it; repeatable.", "TEXT")
+IgnoreEos = sampling_option(bool, "--ignore-eos", "Continue after the end-of-text token, up to --max-tokens.")
 Disaggregate = engine_option(str | None, "--disaggregate",
-    "Prefill and decode in N and M processes, each on its own GPU if there are any; KV goes from pool to pool.", "prefill=N,decode=M")
-Logprobs = output_option(bool, "--logprobs", "Log-probability of each token; the output is JSON.")
-Json = output_option(bool, "--json", "Print a line of JSON per prompt, as for --prompts.")
-Stats = output_option(bool, "--stats", "Print accept length, tokens/s and time by phase on standard error.")
+    "Prefill in N processes and decode in M, each on its own GPU if there are GPUs.", "prefill=N,decode=M")
+Logprobs = output_option(bool, "--logprobs", "Print the log-probability of each token; the output is then JSON.")
+Json = output_option(bool, "--json", "Print one line of JSON per prompt, as with --prompts.")
+Stats = output_option(bool, "--stats", "Print accept length, tokens/s and the time of each phase to standard error.")
 Out = output_option(Path | None, "--out", "Write events.jsonl, outputs.jsonl and summary.json to this directory.", "DIR")
 # fmt: on
 
@@ -154,11 +161,11 @@ def generate(
 ) -> None:  # fmt: skip
     """Decode text from a checkpoint, speculatively.
 
-    Without a draft a CPU looks continuations up in the text so far (NGRAM);
-    --algorithm NONE decodes plainly. Greedy output is the same with every
-    draft, up to ties in floating point. One prompt is streamed as text; with
-    --prompts the output has a line of JSON for each line of the file, in the
-    same order.
+    Without a draft, the command takes drafts from earlier text on a CPU (NGRAM);
+    --algorithm NONE decodes plainly. Greedy output is the same with every draft,
+    up to ties in floating point. The command streams the text of a single prompt.
+    With --prompts it prints a line of JSON for each line of the file, in the same
+    order.
 
         foredraft generate --model models/target --prompt "def fib(n):" --stats
         foredraft generate --model models/target --draft models/eagle3 --topk 4 \\
@@ -172,8 +179,9 @@ def generate(
         foredraft generate --model models/chat --chat --prompt "A user as JSON." \\
             --json-schema user.schema.json
 
-    Ctrl-C ends all requests with the tokens they have; the exit code is 130. Bad
-    input is one message before any weight is read, and exit code 2.
+    Ctrl-C ends all requests with the tokens that they have; the exit code is 130.
+    On bad input the command prints one message before it reads any weight, and
+    exits with code 2.
     """
     from ...gpu.session.hub import local_checkpoint
     from ...gpu.session.plan import SessionOptions, with_look_up

@@ -18,22 +18,30 @@ EXIT_ERROR_FOUND = 1
 MAX_LISTED = 5
 MAX_SHOWN = 48  # characters of a text
 
-Plain = argument(str, "URL_PLAIN", "Endpoint without speculation: http://HOST:PORT.")
-Speculative = argument(str | None, "URL_SPECULATIVE", "The same model with it; else URL_PLAIN against itself.")
+Plain = argument(str, "URL_PLAIN", "Endpoint without speculation, as http://HOST:PORT.")
+Speculative = argument(
+    str | None,
+    "URL_SPECULATIVE",
+    "Endpoint of the same model with speculation. Default: compare URL_PLAIN with itself.",
+)
 asking_option = in_panel("Asking")
-MARGIN = "Log-probabilities no further apart than this are a tie; bfloat16 logits of 16 to 32 have steps of 0.125."
-PROMPTS = 'One prompt a line, or .jsonl with {"prompt": TEXT}; by default a built-in set.'
+MARGIN = (
+    "Two log-probabilities at most this far apart are a tie; bfloat16 logits between 16 and 32 have steps of 0.125."
+)
+PROMPTS = 'One prompt per line, or .jsonl with {"prompt": TEXT}. Default: a built-in set.'
 # fmt: off
-Model = asking_option(str | None, "--model", "Model to ask for; by default the first that is listed.")
+Model = asking_option(str | None, "--model", "Model to ask for. Default: the first model that the endpoint lists.")
 Prompts = asking_option(Path | None, "--prompts", PROMPTS, "FILE")
-MaxTokens = asking_option(int, "--max-tokens", "Tokens of an answer.", min=1)
-Repeat = asking_option(int, "--repeat", "Answers of URL_SPECULATIVE to each prompt.", min=1, max=1000)
+MaxTokens = asking_option(int, "--max-tokens", "Most tokens of an answer.", min=1)
+Repeat = asking_option(int, "--repeat", "Number of answers of URL_SPECULATIVE to each prompt.", min=1, max=1000)
 TieMargin = asking_option(float, "--tie-margin", MARGIN, min=0)
-Concurrency = asking_option(int, "--concurrency", "Requests at once to each endpoint.", min=1, max=256)
-TimeoutS = asking_option(float, "--timeout-s", "Seconds to wait for a part of an answer.", min=0.1)
-ApiKey = asking_option(str | None, "--api-key", "Sent to both; better by the variable.", "KEY", envvar="FOREDRAFT_API_KEY")
-JsonFile = output_option(Path | None, "--json", "Write all that was found to this file.", "FILE")
-Quiet = output_option(bool, "--quiet", "No progress.")
+Concurrency = asking_option(int, "--concurrency", "Most requests at once to each endpoint.", min=1, max=256)
+TimeoutS = asking_option(float, "--timeout-s", "Seconds to wait for the next part of an answer.", min=0.1)
+ApiKey = asking_option(str | None, "--api-key",
+    "Key to send to both endpoints. The variable is safer: other users can see a command line.",
+    "KEY", envvar="FOREDRAFT_API_KEY")
+JsonFile = output_option(Path | None, "--json", "Write every finding to this file.", "FILE")
+Quiet = output_option(bool, "--quiet", "Print no progress on standard error.")
 # fmt: on
 
 
@@ -44,17 +52,18 @@ def lossless(
 ) -> None:  # fmt: skip
     """Check that speculative decoding is lossless on OpenAI-compatible endpoints.
 
-    Sends the same prompts to /v1/completions of both (vLLM, SGLang, llama.cpp,
-    foredraft serve) at temperature 0 and compares the texts token by token. Where
-    two differ, log-probabilities decide: two nearly equal ones are a tie, all else
-    an error. If the plain endpoint gives the other text, too, when it is asked
-    again, the difference is noise. For an error a smaller prompt is searched.
+    Sends the same prompts to /v1/completions of both endpoints (vLLM, SGLang,
+    llama.cpp, foredraft serve) at temperature 0 and compares the texts token by
+    token. If two tokens differ, log-probabilities decide: two nearly equal ones
+    are a tie. The difference is noise if the plain endpoint itself gives the
+    other text when it is asked again. Everything else is an error; for an error
+    the command searches for a smaller prompt that shows it.
 
         foredraft lossless http://127.0.0.1:8000 http://127.0.0.1:8001
         foredraft lossless http://127.0.0.1:8000 --repeat 5
 
-    Exit code 0: lossless, but for ties and noise; 1: an error was found; 2: bad
-    input, or an endpoint that does not answer.
+    Exit code 0: lossless, except for ties and noise; 1: an error was found; 2:
+    bad input, or an endpoint that does not answer.
     """
     import asyncio
     from dataclasses import asdict
@@ -92,7 +101,7 @@ def lossless(
     if trial.outcome.count("error"):
         raise typer.Exit(EXIT_ERROR_FOUND)
     if failures := trial.outcome.failures:
-        message = f"{len(failures)} requests had no answer, and their prompts were not compared: {failures[0]}"
+        message = f"{len(failures)} requests got no answer, so their prompts were not compared: {failures[0]}"
         raise ForedraftError(message)
 
 
@@ -111,7 +120,7 @@ def _report(trial: Trial) -> list[str]:
     if outcome.num_tokens:
         lines.append(f"log-probabilities of the same tokens differ by at most {outcome.greatest_shift:.3g}")
     if outcome.num_unlikely:
-        what = "were not the likeliest of their own endpoint: it has penalties set, or accepts wrongly"
+        what = "were not the most likely ones of their own endpoint: it applies penalties, or accepts wrong tokens"
         lines.append(f"{outcome.num_unlikely:,} of {outcome.num_tokens:,} tokens {what}")
     sides = ("plain", "speculative") if is_pair else ("alone", "together")
     for verdict in rows:
@@ -136,9 +145,9 @@ def _finding_lines(finding: Finding, sides: tuple[str, str]) -> list[str]:
         texts = zip(sides, (finding.plain.text, finding.speculative.text), strict=True)
         lines += [f"  {side:<12} {_short(text[begin:])}" for side, text in texts]
     if finding.alone is not None:
-        given = finding.plain_gives_other
-        plain = f"gives it, too, asked {' and '.join(given)}" if given else "never gives it"
-        lines.append(f"  asked again alone, it comes {finding.alone} times of 2; the plain endpoint {plain}")
+        given = " and ".join(finding.plain_gives_other)
+        plain = f"gives the other text when asked {given}" if given else "never gives the other text"
+        lines.append(f"  asked again alone, the texts differ {finding.alone} times of 2; the plain endpoint {plain}")
     return lines
 
 

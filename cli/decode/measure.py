@@ -69,7 +69,7 @@ def measure(
     except KeyboardInterrupt:
         record.close(finished=False)
         progress.clear()
-        kept = f"{len(record.values)} timings are kept, the same command goes on from there"
+        kept = f"{len(record.values)} timings are kept, and the same command continues from them"
         print(f"foredraft: interrupted; {kept}", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     progress.clear()
@@ -92,11 +92,15 @@ def _ways(
     ways = {"NONE": replace(base, algorithm="NONE")}
     if draft is None:
         if steps is not None or topk > 1 or nodes is not None:
-            raise ConfigError.of("<arguments>", "draft", "is not given, and nothing is drafted without it")
+            raise ConfigError.of(
+                "<arguments>",
+                "draft",
+                "is missing; without it nothing is drafted, so --steps, --topk and --num-draft-tokens have no effect",
+            )
         return ways
     counts = (steps or STEPS).split(",")
     if not all(count.isdecimal() and 1 <= int(count) <= 16 for count in counts):
-        raise ConfigError.of("<arguments>", "steps", f"{steps!r}; expected numbers 1 … 16, as in 1,3,7")
+        raise ConfigError.of("<arguments>", "steps", f"found {steps!r}; expected numbers from 1 to 16, such as 1,3,7")
     table = json.dumps({"1": {"candidate_steps": sorted(set(map(int, counts)))}})
     ways["chains"] = replace(base, draft=draft, adaptive=table)
     if topk > 1:

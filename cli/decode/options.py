@@ -59,31 +59,40 @@ def tree_nodes(text: str | None) -> int | dict[str, int] | None:
 
 
 # fmt: off
-Draft = model_option(Path | None, "--draft", "Draft checkpoint: a small model, or a head made for the model.", "DIR|ORG/NAME")
+Draft = model_option(Path | None, "--draft",
+    "Draft checkpoint: a small model, or a head trained for the model.", "DIR|ORG/NAME")
 Dtype = model_option(str, "--dtype",
-    "float64, float32, float16, bfloat16. auto: the checkpoint's; on a CPU float32 for 16 bits, unless it has native bfloat16.")
+    "float64, float32, float16, bfloat16. auto: the checkpoint's dtype; on a CPU without native bfloat16, float32 "
+    "instead of 16-bit dtypes.")
 Algorithm = speculation_option(str, "--algorithm",
-    "STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, NONE or a plugin. auto: by the draft; without one NGRAM on a CPU, "
-    "NONE on a GPU.", "NAME")
+    "STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, NONE or a plugin. auto: the algorithm of the draft; without "
+    "a draft NGRAM on a CPU and NONE on a GPU.", "NAME")
 Steps = speculation_option(int | None, "--steps",
-    "Draft steps per round; 3 by default, of a multi-layer head as many as it has heads. With --adaptive: the first ones.")
-Topk = speculation_option(int, "--topk", "Branches per draft step; more than 1 drafts trees.")
+    "Draft steps per round; with --adaptive, the number to begin with. Default: 3, or the number of heads of a "
+    "multi-layer draft.")
+Topk = speculation_option(int, "--topk", "Branches per draft step; with more than 1 the drafts are trees.")
 Nodes = speculation_option(str | None, "--num-draft-tokens",
-    "Nodes of a verify tree, root included, or by steps, as in 1:5,3:16; up to 16 by default.", "N|S:N,S:N,…")
+    "Nodes of a verify tree, root included: one number, or numbers by steps as in 1:5,3:16. Default: up to 16.",
+    "N|S:N,S:N,…")
 Adaptive = speculation_option(str | None, "--adaptive",
-    "Adapt the draft steps: default, with-zero, zero-to-seven, or a JSON file of candidates.", "PRESET|FILE")
+    "Adapt the draft steps by a table: default, with-zero, zero-to-seven, or a JSON file.", "PRESET|FILE")
 Policy = speculation_option(str | None, "--policy",
-    "How steps are chosen: ema (by acceptance), goodput (by acceptance and measured cost).", "ema|goodput")
-Device = engine_option(str, "--device", "cpu, cuda, cuda:1. auto: a GPU if there is one.")
-Threads = engine_option(int | None, "--threads", "Threads on a CPU; by default one for small models, else all cores.", min=1)
-Overlap = engine_option(bool | None, "--overlap/--synchronous", "Plan a step while the previous one runs; the default on a GPU.")
+    "How the controller chooses steps: ema (by acceptance), goodput (by acceptance and measured cost).", "ema|goodput")
+Device = engine_option(str, "--device",
+    "cpu, cuda, or a GPU such as cuda:1. auto: a GPU if there is one, else the CPU.")
+Threads = engine_option(int | None, "--threads",
+    "Threads on a CPU. Default: one for small models, else all cores.", min=1)
+Overlap = engine_option(bool | None, "--overlap/--synchronous",
+    "Plan a step while the previous one runs. Default: on a GPU only.")
 PageSize = engine_option(int, "--page-size", "Tokens of a KV page.")
-MaxRunning = engine_option(int, "--max-running", "Requests decoded together.")
+MaxRunning = engine_option(int, "--max-running", "Most requests that are decoded together.")
 ContextLen = engine_option(int | None, "--context-len",
-    "Tokens of a prompt with its output; by default what the prompts need, of a server the model's greatest.")
-KvTokens = engine_option(int | None, "--kv-tokens", "KV slots of the pool; by default what the running requests need.")
-Debug = engine_option(bool, "--debug", "Check every index that moves or writes KV; slow.")
-Quiet = output_option(bool, "--quiet -q", "No progress on standard error.")
+    "Most tokens of a prompt and its output together. Default: as many as the prompts need; for a server the model's "
+    "maximum.")
+KvTokens = engine_option(int | None, "--kv-tokens",
+    "KV slots of the pool. Default: as many as the running requests need.")
+Debug = engine_option(bool, "--debug", "Check every index that moves, reads or writes KV; slow.")
+Quiet = output_option(bool, "--quiet -q", "Print no progress on standard error.")
 # fmt: on
 
 

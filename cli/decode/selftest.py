@@ -10,7 +10,7 @@ from ..options import output_option
 from .options import Device, Quiet, engine_option, problems_name_options
 
 Out = output_option(Path, "--out", "Directory of selftest.md and selftest.json.", "DIR")
-Budget = engine_option(str, "--budget", "Time for all of it; steps that begin later are not run.", "10m")
+Budget = engine_option(str, "--budget", "Time for the whole test; steps that would start later do not run.", "10m")
 
 
 @problems_name_options
@@ -19,19 +19,21 @@ def selftest(
 ) -> None:
     """Test decoding on this machine, the most basic parts first, then measure its speed.
 
-    Tests device, driver and versions; every kernel against its reference;
-    sessions in float32 and bfloat16 with each kind of draft, whose tokens must
-    have the greatest logits; graphs against eager rounds, overlap against
-    synchronous ones, retraction, freed memory. Then a table of an 8B model with random
-    weights and simulated acceptance: plain, chains and trees at batch 1, 8, 32.
+    Tests device, driver and versions, and every kernel against its reference.
+    Runs sessions in float32 and bfloat16 with each kind of draft; their tokens
+    must have the greatest logits. Compares graphs with eager rounds and overlap
+    with synchronous steps, and tests retraction and freed memory. Then prints a
+    table of an 8B model with random weights and simulated acceptance: plain
+    decoding, chains and trees at batch sizes 1, 8 and 32.
 
         foredraft selftest
         foredraft selftest --device cuda --out reports/h100 --budget 20m
 
-    A step that fails does not stop the others: on a GPU they run in a process
-    of their own, and where it dies another one goes on. The report has the
-    traceback, and is rewritten after every step, so after Ctrl-C it covers what
-    ran. On a CPU shapes are small, and what needs a GPU is listed as not run.
+    A step that fails does not stop the others: on a GPU the steps run in a
+    separate process, and if that process dies a new one continues. The report
+    contains the traceback. The command rewrites the report after every step, so
+    after Ctrl-C the report covers the finished steps. On a CPU shapes are small,
+    and the report lists the steps that need a GPU as not run.
 
     The exit code is 0 if no step failed, 1 if one did, 130 after Ctrl-C.
     """

@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 REPORT_WIDTH = 120  # columns of the report; a narrower terminal wraps its lines instead of cutting them
 
 # fmt: off
-Directory = argument(Path | None, "DIR", "Directory of the pair; by default foredraft/SIZE in the user's cache.")
-Size = option(str, "--size", "nano (seconds), tiny (minutes on two CPU cores), small (100 M parameters), medium (700 M; for a GPU).")
-Seed = option(int, "--seed", "Seed of weights and batches.", min=0)
-Device = option(str, "--device", "Where to train.", "cpu|cuda")
+Directory = argument(Path | None, "DIR", "Directory of the pair. Default: foredraft/SIZE in the user's cache.")
+Size = option(str, "--size",
+    "Size and time: nano (seconds), tiny (minutes on two CPU cores), small (100 M parameters), medium (700 M, for a "
+    "GPU).")
+Seed = option(int, "--seed", "Seed of the weights and training batches.", min=0)
+Device = option(str, "--device", "Device to train on.", "cpu|cuda")
 TimeBudget = option(float | None, "--time-budget-s",
-    "Take about this long at most in all: parts are cut to what fits, and the pair depends on the speed of the machine.", min=1.0)
+    "Time for the whole training, approximately. Parts are shortened to fit, so the pair depends on the speed of the "
+    "machine.", min=1.0)
 # fmt: on
 
 
@@ -34,8 +37,8 @@ def tiny(
 ) -> None:  # fmt: skip
     """Train a small language model and three drafts for it.
 
-    They learn from the source of Python's standard library, and are saved as
-    Hugging Face checkpoints:
+    The models learn from the source of Python's standard library. The command
+    saves them as Hugging Face checkpoints:
 
         DIR/target              a Llama with tokenizer and chat template
         DIR/draft               a smaller Llama (STANDALONE)
@@ -47,8 +50,8 @@ def tiny(
         foredraft tiny pairs/seven --seed 7
         foredraft tiny --size small --device cuda
 
-    A pair that exists is not trained again. Ctrl-C keeps the finished parts, and
-    the same command continues from them.
+    The command does not train an existing pair again. Ctrl-C keeps the finished
+    parts, and the same command continues from them.
     """
     started_s = time.monotonic()
     # Waiting threads must not spin, which would take the cores of other work; torch reads this when it is loaded.
@@ -64,7 +67,11 @@ def tiny(
             pair = make_pair(directory, options, show, device, started_s)
     except KeyboardInterrupt:
         partial = partial_directory(directory, options)
-        kept = f"; finished parts are in {partial}, the same command continues from there" if partial.is_dir() else ""
+        kept = (
+            f"; the finished parts are in {partial}, and the same command continues from them"
+            if partial.is_dir()
+            else ""
+        )
         print(f"foredraft: interrupted{kept}", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     _print_report(pair)

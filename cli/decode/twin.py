@@ -30,18 +30,23 @@ SIDES = ("measured", "error", "noise")
 
 # fmt: off
 ScenarioFile = argument(Path | None, "SCENARIO",
-    "TOML file: its speculation, engine and workload are run; default: five ways to decode at three loads.")
-Settings = workload_option(list[str] | None, "--set", "Replace a value of the scenario: KEY=VALUE; repeatable.", "K=V")
-Pair = model_option(Path | None, "--pair", "Directory made by `foredraft tiny`; default: the user's cache, trained if missing.")
+    "TOML file with the speculation, engine and workload to run. Default: five ways to decode at three loads.")
+Settings = workload_option(list[str] | None, "--set", "Set one key of the scenario; repeatable.", "K=V")
+Pair = model_option(Path | None, "--pair",
+    "Directory made by `foredraft tiny`. Default: the pair in the user's cache, which is trained if missing.")
 Model = model_option(Path | None, "--model", "Hugging Face checkpoint instead of a pair.", "DIR")
 Draft = model_option(Path | None, "--draft", "Draft checkpoint for the model.", "DIR")
-Profile = model_option(Path | None, "--profile", "Steps measured by `foredraft calibrate --model`; default: measured now.", "FILE")
+Profile = model_option(Path | None, "--profile",
+    "Profile of steps, written by `foredraft calibrate --model`. Default: measure them now.", "FILE")
 LoadNames = workload_option(str | None, "--loads",
-    "light, knee (30 and 75 % of the capacity), saturated; default: all. A scenario has its own.", "LOAD,…")
-Seconds = workload_option(float | None, "--seconds", "About how long a measured run of these loads lasts; default: 8.", min=0.5)
-Repeat = workload_option(int, "--repeat", "Measured runs of each.", min=1)
-Clock = engine_option(str, "--clock", "wall: real time. cpu: processor time of this thread, for a machine with other work.", "wall|cpu")
-MaxRunning = engine_option(int, "--max-running", "Requests decoded together.", min=1)
+    "Loads to run: light (30 % of the capacity), knee (75 %), saturated. Default: all. A scenario has its own load.",
+    "LOAD,…")
+Seconds = workload_option(float | None, "--seconds",
+    "Approximate seconds of a measured run of these loads. Default: 8.", min=0.5)
+Repeat = workload_option(int, "--repeat", "Measured runs of each way to decode.", min=1)
+Clock = engine_option(str, "--clock",
+    "wall: real time. cpu: processor time of this thread, for a machine that does other work too.", "wall|cpu")
+MaxRunning = engine_option(int, "--max-running", "Most requests that are decoded together.", min=1)
 Seed = workload_option(int, "--seed", "Seed of the workload.", min=0)
 Json = output_option(Path | None, "--json", "Write every number to this file.", "FILE")
 # fmt: on
@@ -58,8 +63,8 @@ def twin(
     """Run a workload on the real executor, simulate the same one, and print both.
 
     The simulation has the same engine, arrivals and lengths. Its times come from
-    a profile of single steps, its acceptance from other prompts; nothing of the
-    measured runs enters it.
+    a profile of single steps, and its acceptance from other prompts. It uses no
+    number of the measured runs.
 
         foredraft twin
         foredraft twin --model models/target --draft models/eagle3 --loads knee
@@ -67,10 +72,11 @@ def twin(
         foredraft twin chat.toml --model models/target --draft models/eagle3 \\
             --profile profile.json
 
-    Under each measured number stand the error of the simulation, and ± half the
-    range of the measured runs. Exit code 2: a profile of another model or
-    device, a missing draft, a request that does not fit. docs/calibration.md
-    says how to read the table and what the times leave out.
+    Below each measured number the table shows the error of the simulation, and ±
+    half the range of the measured runs. Exit code 2: a profile of another model
+    or device, a missing draft, or a request that does not fit.
+    docs/calibration.md explains how to read the table and what the times leave
+    out.
     """
     from ...gpu.session.hub import local_checkpoint
     from ...gpu.session.plan import SessionOptions
@@ -84,7 +90,7 @@ def twin(
     names = LOADS if loads is None else tuple(dict.fromkeys(name for name in loads.split(",") if name))
     _check(names, model, draft, pair)
     has_scenario = scenario is not None or bool(settings)
-    why = "a scenario brings its own arrivals (workload)"
+    why = "the scenario has arrivals of its own (workload)"
     refuse_without_effect(
         ("--loads", has_scenario and loads is not None, why), ("--seconds", has_scenario and seconds is not None, why)
     )
@@ -138,7 +144,7 @@ def measured_steps(arms: Sequence[Arm], clock: str, profile: Path | None, progre
         return measure_steps(arms, MeasuringPlan(clock=clock), None, show).steps
     steps = load_calibration(profile).steps
     if steps is None:
-        message = "has no steps of our own executor; `foredraft calibrate --model` measures them"
+        message = "has no measured steps of Foredraft's executor; `foredraft calibrate --model` measures them"
         raise ConfigError.of(str(profile), "steps", message)
     steps.check_target(str(profile), **shape_of(arms[0]))
     here = device_name(arms[0].plan.device)
@@ -173,7 +179,7 @@ def _check(loads: Sequence[str], model: Path | None, draft: Path | None, pair: P
     if model is not None and pair is not None:
         problems.append(Problem("pair", "contradicts --model: give one of them"))
     if draft is not None and model is None:
-        problems.append(Problem("draft", "belongs to a --model; a pair has its own drafts"))
+        problems.append(Problem("draft", "needs --model; a pair has its own drafts"))
     if problems:
         raise ConfigError("<arguments>", problems)
 

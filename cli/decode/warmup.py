@@ -12,15 +12,16 @@ from .options import Quiet, problems_name_options, session_values, with_session_
 @problems_name_options
 @with_session_options
 def warmup(model: Model, session: Mapping[str, Any], quiet: Quiet = False) -> None:
-    """Compile what a session needs on this GPU, so that the next one begins at once.
+    """Compile the kernels of a session on this GPU, so that the next session starts at once.
 
-    Kernels go into Triton's cache, where sessions of the same model and options
-    find them. Graphs live in a process, so here they are captured only to show
-    that they fit, and how long they take. Give the options of `generate` or `serve`.
+    The command puts compiled kernels into Triton's cache. Sessions with the same
+    model and options find them there. CUDA graphs exist only inside a process, so
+    this command captures them only to show that they fit into memory and how long
+    the capture takes. Give it the options of `generate` or `serve`.
 
         foredraft warmup --model models/target --draft models/eagle3
 
-    On a CPU nothing is compiled: it says what it would do.
+    On a CPU the command compiles nothing and prints what it would do on a GPU.
     """
     from ...core.scheduler.spec import default_graph_sizes
     from ...gpu.session.hub import local_checkpoint

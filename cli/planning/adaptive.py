@@ -30,8 +30,8 @@ def tables() -> None:
     """Show, export and import tables of adaptive steps.
 
     A table is a JSON object. A key of digits is the smallest batch size of a
-    range and holds the range's keys; keys beside the ranges are defaults for
-    all of them. See docs/adaptive.md.
+    range; its value holds the keys of that range. Keys beside the ranges are
+    defaults for all ranges. See docs/adaptive.md.
     """
 
 
@@ -39,7 +39,7 @@ def tables() -> None:
 def show(
     table: Table = "default",
 ) -> None:
-    """Print a table as it is understood: every key of every range.
+    """Print a table with every key of every range.
 
     foredraft adaptive show with-zero
     """
@@ -56,8 +56,15 @@ def show(
     typer.echo("{\n" + ",\n".join(lines) + "\n}")
 
 
-Target = option(str, "--for", "sglang-VERSION, such as sglang-0.5.23, vllm, or trtllm (from 1.3 on).", "SERVER")
-MaxBatchSize = option(int, "--max-batch-size", "vllm, trtllm: where the last range ends (--max-num-seqs).", min=1)
+Target = option(
+    str,
+    "--for",
+    "Server to write for: sglang-VERSION (such as sglang-0.5.23), vllm, or trtllm (1.3 or later).",
+    "SERVER",
+)
+MaxBatchSize = option(
+    int, "--max-batch-size", "With vllm and trtllm: batch size at which the last range ends (--max-num-seqs).", min=1
+)
 
 
 @adaptive.command("export")
@@ -67,11 +74,11 @@ def export_(
     max_batch_size: MaxBatchSize = 512,
     out: Out = None,
 ) -> None:
-    """Write a table for another server; what that server does not have is refused.
+    """Write a table for another server; refuse a table that the server cannot use.
 
     SGLang takes the file by --speculative-adaptive-config. vLLM takes the two
-    keys in --speculative-config, TensorRT-LLM under speculative_config; their
-    ranges have one number of steps each.
+    keys in --speculative-config, TensorRT-LLM under speculative_config; each of
+    their ranges has one number of steps.
 
         foredraft adaptive export with-zero --for sglang-0.5.23 --out steps.json
     """
@@ -84,7 +91,7 @@ def export_(
     _write(export_table(config, target, max_batch_size), out)
 
 
-File = argument(Path, None, "SGLang's adaptive file, the JSON of vLLM's --speculative-config, TensorRT-LLM's YAML.")
+File = argument(Path, None, "SGLang's adaptive file, the JSON of vLLM's --speculative-config, or TensorRT-LLM's YAML.")
 
 
 @adaptive.command("import")
@@ -94,8 +101,8 @@ def import_(
 ) -> None:
     """Read a table of another server and write it in our format.
 
-    foredraft adaptive import speculative-config.json --out steps.json
-    foredraft simulate --set speculation.adaptive=steps.json
+    foredraft adaptive import speculative-config.json --out steps.json foredraft
+    simulate --set speculation.adaptive=steps.json
     """
     from ...core.adaptive.interchange import import_table, to_json
     from ...observe.input_files import read_text

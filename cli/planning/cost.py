@@ -17,9 +17,9 @@ MOST_COLUMNS = 8
 WIDTH = 80
 
 
-Batch = option(str, "--batch", "Requests that decode together, as values of --grid: 8, 1,8,64, 1..64:log.")
+Batch = option(str, "--batch", "Numbers of requests that decode together, as values of --grid: 8, 1,8,64, 1..64:log.")
 Context = option(int, "--context", "KV tokens of each request.", min=0)
-Steps = option(str, "--steps", "Draft steps, as values of --grid; 0 is plain decoding.")
+Steps = option(str, "--steps", "Numbers of draft steps, as values of --grid; 0 is plain decoding.")
 
 
 def cost(
@@ -28,11 +28,11 @@ def cost(
 ) -> None:  # fmt: skip
     """Print the time of one decode round, part by part, and how many tokens it must give to beat plain decoding.
 
-    A column for each number of draft steps: microseconds on the device by part,
-    the scheduler's time on the host (at the same time as the device, or after
-    it), and their sum. Break-even is the accept length at which a round is as
-    fast as plain decoding; the accept length is what the scenario's acceptance
-    gives.
+    The table has a column for each number of draft steps: microseconds on the
+    device by part, the scheduler's time on the host (at the same time as the
+    device, or after it), and their sum. Break-even is the accept length at which
+    a round is as fast as plain decoding. The row "accept length" has the value
+    that the scenario's acceptance gives.
 
         foredraft cost --batch 1,64 --context 4096
         foredraft cost chat.toml --set hardware.gpu=L40S --steps 0,2,4
@@ -51,7 +51,7 @@ def cost(
         counts = [0]
     longest = model.plain.spec.config.context_len
     if context > longest:
-        raise ConfigError.of("--context", "", f"{context:,} tokens are more than the model's context of {longest:,}")
+        raise ConfigError.of("--context", "", f"{context:,} tokens do not fit into the model's context of {longest:,}")
     lines = textwrap.wrap(model.with_steps(max(counts)).timing, WIDTH)
     for size in batches:
         if size > model.most_rows(context, 0):

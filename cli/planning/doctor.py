@@ -20,20 +20,21 @@ MOST_STEPS = 7
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
 
 
-Requests = option(int, "--requests", "Requests that are simulated, with and without speculation.", min=20)
+Requests = option(int, "--requests", "Requests to simulate, with and without speculation.", min=20)
 
 
 def doctor(
     scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
     settings: Settings = None, trace: TraceFile = None, requests: Requests = 200,
 ) -> None:  # fmt: skip
-    """Say whether speculation pays in a deployment: up to which batch and load, and what it does to latencies.
+    """Print whether speculation pays in a deployment: up to which batch and load, and how it changes latencies.
 
-    First the answer, then three tables. The best number of draft steps with its
-    gain over plain decoding, by batch and context. The accept length at which
-    speculation breaks even, beside the one expected. Latencies of a short
-    simulation of the scenario's own load, as it is and without speculation.
-    `foredraft cost` shows what a round is made of.
+    The command prints the answer and three tables. The first has the best number
+    of draft steps and its gain over plain decoding, by batch and context. The
+    second compares the accept length at which speculation breaks even with the
+    expected one. The third has latencies from a short simulation of the
+    scenario's own load, with and without speculation. `foredraft cost` shows the
+    parts of a round.
 
         foredraft doctor
         foredraft doctor chat.toml --set hardware.gpu=L40S
@@ -47,7 +48,9 @@ def doctor(
     launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
     resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, None)], launch)
     if resolved.speculation.algorithm == "NONE":
-        message = "nothing is drafted: name the algorithm to judge, such as --set speculation.algorithm=EAGLE3"
+        message = (
+            "the scenario does not speculate: name the algorithm to judge, such as --set speculation.algorithm=EAGLE3"
+        )
         raise ForedraftError(message)
     tables = resolved.model_dump(mode="json")
     changes = {"workload.num_requests": min(requests, resolved.workload.num_requests or requests)}

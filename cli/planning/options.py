@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from ...planning.store import StoredWorkers, TrialStore
     from ...planning.workers import Workers
 
-OutDirectory = option(Path | None, "--out", "Keep the runs here; default: runs/ and a name.", "DIR")
-NumWorkers = option(int | None, "--workers", "Processes; default: one per core.", min=1, max=1024)
-Cluster = option(str | None, "--cluster", "Ray: ray (of this machine) or ray://HOST:PORT.", "ADDRESS")
+OutDirectory = option(Path | None, "--out", "Directory of the runs. Default: a new directory in runs/.", "DIR")
+NumWorkers = option(int | None, "--workers", "Number of processes. Default: one per core.", min=1, max=1024)
+Cluster = option(
+    str | None, "--cluster", "Run on Ray: ray (the cluster on this machine) or ray://HOST:PORT.", "ADDRESS"
+)
 
 
 def make_workers(tables: Mapping[str, Any], count: int | None, cluster: str | None) -> Workers:
@@ -52,10 +54,14 @@ def kept_runs(
         try:
             yield pool, store
         except KeyboardInterrupt:
-            print(f"foredraft: {len(store)} runs are kept; the same command goes on ({place})", file=sys.stderr)
+            print(
+                f"foredraft: {len(store)} runs are kept in {place}; the same command continues from them",
+                file=sys.stderr,
+            )
             raise
         except ClusterGone as error:
-            kept = f"{len(store)} runs are kept: the same command goes on ({place}), without --cluster on this machine"
+            kept = f"{len(store)} runs are kept in {place}; the same command continues from them"
+            kept += ", without --cluster on this machine"
             raise ClusterGone(f"{error}\n{kept}") from None
         if len(store):
             store.write_table()

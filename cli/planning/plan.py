@@ -29,14 +29,18 @@ REQUESTS = 600  # of a run, where no trace has its own
 
 
 # fmt: off
-Slo = option(str, "--slo", "Limits with commas between them: ttft, tpot, itl or e2el, each as mean, p50, p90, p95 or p99.", "LIMITS")
-Rate = option(float | None, "--rate", "Requests/s to serve; of a trace, a multiple of its own rate.", min=1e-6, max=1e6)
-Gpus = option(int | None, "--gpus", "GPUs to divide into engines; default: those of one engine.", min=1, max=4096)
-Tried = option(list[str] | None, "--try", "Values to compare, written as for sweep's --grid.", "KEY=VALUES")
+Slo = option(str, "--slo",
+    "Limits, separated by commas: ttft, tpot, itl or e2el, each as mean, p50, p90, p95 or p99.", "LIMITS")
+Rate = option(float | None, "--rate",
+    "Requests/s to serve; with a trace, a multiple of its own rate.", min=1e-6, max=1e6)
+Gpus = option(int | None, "--gpus", "GPUs to divide into engines. Default: the GPUs of one engine.", min=1, max=4096)
+Tried = option(list[str] | None, "--try",
+    "Values of a key to compare, as for --grid of sweep; repeatable.", "KEY=VALUES")
 Price = option(list[str] | None, "--price", "Price of a GPU hour: H100=2.5; repeatable.", "GPU=N")
-Seeds = option(int, "--seeds", "Runs per load at most, with seeds of their own.", min=2, max=100)
-Requests = option(int | None, "--requests", "Requests per run; default: 600, or all of the trace.", min=100)
-ModelError = option(float | None, "--model-error", "Error of the cost model, percent; default: docs/accuracy.md's.", min=0, max=100)
+Seeds = option(int, "--seeds", "Most runs per load; each run has its own seed.", min=2, max=100)
+Requests = option(int | None, "--requests", "Requests per run. Default: 600, or the whole trace.", min=100)
+ModelError = option(float | None, "--model-error",
+    "Error of the cost model, in percent. Default: the error in docs/accuracy.md.", min=0, max=100)
 # fmt: on
 
 
@@ -48,15 +52,16 @@ def plan(
 ) -> None:  # fmt: skip
     """Find the configuration that serves the most load within latency limits, or a given load with the fewest GPUs.
 
-    Without --rate: how much load do --gpus hold within the limits? With --rate:
-    how few GPUs hold this load? With a trace, --rate 1 is the trace as it is.
-    Compared are plain decoding, chains of 1, 2, 3, 5 and 7 drafts, a tree and
-    adaptive steps, with --gpus at each tensor parallelism; --try replaces this
-    list. A rough first round drops the candidates that are far behind. The
-    others are ranked, with 95 % intervals over seeds; = marks those that cannot
-    be told from the best. Every run is kept: after Ctrl-C the same command
-    goes on. Exit code 1: no candidate holds the limits; 2: bad input, or none
-    can run.
+    Without --rate the command finds the greatest load that --gpus serve within
+    the limits. With --rate it finds the smallest number of GPUs for this load.
+    With a trace, --rate 1 is the trace as it is. The candidates are plain
+    decoding, chains of 1, 2, 3, 5 and 7 drafts, a tree and adaptive steps, with
+    --gpus at each tensor parallelism; --try replaces this list. A rough first
+    round drops candidates that are far behind. The command ranks the others, with
+    95 % intervals over seeds; = marks candidates that are as good as the best one
+    within the error. It keeps every run: after Ctrl-C the same command continues.
+    Exit code 1: no candidate meets the limits; 2: bad input, or no candidate can
+    run.
 
         foredraft plan --slo 'ttft_p99<500ms,tpot_p99<20ms'
         foredraft plan chat.toml --rate 40 --price H100=2.5
@@ -96,7 +101,7 @@ def _plan(scenario: Scenario, asked: Question, tried: Sequence[str], published: 
     from ...planning.plan import Plan
 
     if scenario.workload.concurrency is not None:
-        message = "a closed loop has no load of its own to plan for; give workload.rate or a trace"
+        message = "a closed loop has no request rate to plan for; give workload.rate or a trace"
         raise ConfigError.of("workload", "concurrency", message)
     if scenario.workload.trace is not None:
         next(read_lines(scenario.workload.trace), None)  # refused now, if it cannot be read
@@ -141,7 +146,7 @@ def _prices(texts: Sequence[str]) -> dict[str, float]:
     for text in texts:
         name, equals, number = text.partition("=")
         if not equals or not re.fullmatch(r"\d+(\.\d+)?", number.strip()) or not float(number):
-            raise ConfigError.of("--price", text, "expected GPU=price of an hour, such as H100=2.5")
+            raise ConfigError.of("--price", text, "expected GPU=PRICE per hour, such as H100=2.5")
         prices[lookup_gpu(name.strip()).name] = float(number)
     return prices
 

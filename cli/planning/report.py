@@ -16,9 +16,10 @@ PIXELS = (1000, 2)  # width of a picture, and its scale
 
 
 # fmt: off
-Source = argument(Path, "RUN|SWEEP|PLAN|TUNE|TWIN", "Directory of simulate --out, sweep, plan or tune, or the file of twin --json.")
-Out = option(Path | None, "--out", "The page; default: report.html in the directory.", "FILE")
-Png = option(Path | None, "--png", "Write each figure as a picture, too; needs Chrome or Chromium.", "DIR")
+Source = argument(Path,
+    "RUN|SWEEP|PLAN|TUNE|TWIN", "Directory of simulate --out, sweep, plan or tune; or the file of twin --json.")
+Out = option(Path | None, "--out", "File of the page. Default: report.html in the directory.", "FILE")
+Png = option(Path | None, "--png", "Also write each figure as a picture; needs Chrome or Chromium.", "DIR")
 # fmt: on
 
 
@@ -29,10 +30,10 @@ def report(
 ) -> None:
     """Make one HTML file of a run, a sweep, a plan, a tune or a twin: answer, figures, scenario, provenance.
 
-    The page needs no network and no other file: it can be mailed, or kept beside
-    the run. It fits a phone, and follows the light or dark setting. Percentiles
-    are of all requests; under each figure stands what its curve is made of.
-    A file that another program wrote is not replaced.
+    The page needs no network and no other file, so you can mail it or keep it
+    beside the run. It fits a phone and follows the light or dark setting.
+    Percentiles cover all requests. A text below each figure explains its curves.
+    The command does not replace a file that another program wrote.
 
         foredraft simulate --out runs/chat
         foredraft report runs/chat
@@ -63,7 +64,9 @@ def _check_replaceable(place: Path) -> None:
     if place.exists():
         with place.open("rb") as file:
             if MARK.encode() not in file.read(200):
-                raise ForedraftError(f"{place}: is there already and is no report; give another --out, or remove it")
+                raise ForedraftError(
+                    f"{place}: exists already and is not a report; give another --out, or remove the file"
+                )
 
 
 def _write_pictures(page: Page, folder: Path) -> None:

@@ -31,7 +31,7 @@ MOST_ROWS = 60  # of the table that is printed; the Parquet file has all
 Grid = option(list[str], "--grid", "Values of one key: 0..7, 1..64:log, a,b,c; repeatable.", "KEY=VALUES")
 
 
-Seeds = option(int, "--seeds", "Runs of each combination, with seeds of their own.", min=1, max=10_000)
+Seeds = option(int, "--seeds", "Runs of each combination; each run has its own seed.", min=1, max=10_000)
 
 
 def sweep(
@@ -41,10 +41,10 @@ def sweep(
 ) -> None:  # fmt: skip
     """Simulate every combination of some settings, each with several seeds.
 
-    Values: 0..7 is every integer, 0.5..2:4 four numbers evenly spaced,
-    1..64:log doubles, 1..64:log4 is four numbers with one ratio between them,
-    a,b,c and [1, 2] are themselves. Where speculation.steps varies and no
-    policy is given, the policy is fixed.
+    Values: 0..7 is every integer from 0 to 7; 0.5..2:4 is four evenly spaced
+    numbers; 1..64:log is 1, 2, 4, …, 64; 1..64:log4 is four numbers with a
+    constant ratio; a,b,c and [1, 2] are lists of values. If speculation.steps
+    varies and no policy is given, the policy is fixed.
 
         foredraft sweep --grid speculation.steps=0..7
         foredraft sweep chat.toml --grid speculation.steps=0..7 \\
@@ -52,11 +52,11 @@ def sweep(
         foredraft sweep --grid hardware.gpu=H100,H200 \\
             --grid hardware.tensor_parallel=1,2 --out runs/gpus
 
-    Prints the mean of each combination over its seeds with a 95 % interval,
-    and leaves trials.parquet, a row per run with every number of its summary.
-    All combinations see the same arrivals and lengths. Every run is kept as it
-    ends: the same command goes on where Ctrl-C or a crash has stopped it.
-    Combinations that cannot run are listed with the reason.
+    Prints the mean of each combination over its seeds with a 95 % interval.
+    Writes trials.parquet, with a row per run that has every number of its
+    summary. All combinations see the same arrivals and lengths. The command keeps
+    every finished run: after Ctrl-C or a crash the same command continues. It
+    lists combinations that cannot run, with the reason.
     """
     from ...core.errors import ConfigError
     from ...planning.grid import combinations, parse_grid

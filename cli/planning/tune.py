@@ -28,11 +28,11 @@ SEARCH_SEEDS_FROM = 1_000_000
 """The seeds of the search begin so far above those of the comparison: no run is made with both."""
 
 
-Trials = option(int, "--trials", "Tables that the search tries.", min=1, max=10_000)
-SearchSeeds = option(int, "--search-seeds", "Runs of each in the search.", min=1, max=100)
-Seeds = option(int, "--seeds", "Runs that compare, with other seeds.", min=2, max=1000)
-Requests = option(int, "--requests", "Requests of a run, about.", min=10)
-AsJson = option(bool, "--json", "Print one JSON object instead of tables.")
+Trials = option(int, "--trials", "Number of tables that the search tries.", min=1, max=10_000)
+SearchSeeds = option(int, "--search-seeds", "Runs of each table in the search.", min=1, max=100)
+Seeds = option(int, "--seeds", "Runs of each candidate in the final comparison, with other seeds.", min=2, max=1000)
+Requests = option(int, "--requests", "Approximate number of requests of a run.", min=10)
+AsJson = option(bool, "--json", "Print one JSON object instead of text tables.")
 
 
 def tune(
@@ -43,22 +43,23 @@ def tune(
 ) -> None:  # fmt: skip
     """Find the table of draft steps by batch size that serves a workload fastest.
 
-    A table is judged in phases: a light load, the knee and saturation, and the
-    scenario's own load; or the quietest, the middle and the busiest window of a
-    trace. What is measured is the speed that requests see, from arrival to end.
+    The command judges a table in phases: a light load, the knee, saturation and
+    the scenario's own load. With a trace the phases are its quietest, middle and
+    busiest windows. It measures the speed that requests see, from arrival to end.
 
         foredraft tune
         foredraft tune chat.toml --out runs/chat-steps
         foredraft tune --trace requests.csv --set hardware.gpu=L40S
 
-    The best tables are compared on seeds that the search has not seen, with
-    every fixed number of steps, the default table, the policy goodput, and no
-    speculation. A table that is more than 1 % behind the best fixed number in
-    any phase is passed over. The exit code is 1 if none is left.
+    Then it compares the best tables with every fixed number of steps, the default
+    table, the policy goodput, and no speculation. This comparison uses seeds that
+    the search did not use. The command rejects a table that is more than 1 %
+    behind the best fixed number in any phase. The exit code is 1 if no table is
+    left.
 
-    --out holds adaptive.json and scenario.toml for `foredraft simulate`, what
-    SGLang, vLLM and TensorRT-LLM take, result.json, and every run: the same
-    command goes on where Ctrl-C has stopped it.
+    --out holds adaptive.json and scenario.toml for `foredraft simulate`, the
+    files for SGLang, vLLM and TensorRT-LLM, result.json, and every run. After
+    Ctrl-C the same command continues.
     """
     from ...planning.tuning.tune import Question, Tune
     from ...sim.scenario_file import load_scenario

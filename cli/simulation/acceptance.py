@@ -22,11 +22,13 @@ _CORRELATION = "the correlation (field_share, correlation_len)"
 
 
 # fmt: off
-Files = argument(list[Path], None, "What a server wrote; several files of one kind count together.")
-Steps = option(int | None, "--steps", "Draft steps of the server, for means that do not say them.", min=1, max=16)
-Preset = option(str, "--preset", "Where the files cannot tell: as this kind of text (chat, code, math, edit) or preset.")
-AllowTruncated = option(bool, "--allow-truncated", "Accept events without an end, of a run that was killed.")
-Out = option(Path | None, "--out", "Write the acceptance table of a scenario to this file.")
+Files = argument(list[Path], None, "Files that a server wrote; several files of one kind are added up.")
+Steps = option(int | None, "--steps", "Draft steps of the server, for means without this number.", min=1, max=16)
+Preset = option(str, "--preset",
+    "Kind of text (chat, code, math, edit) or preset that supplies what the files do not contain.")
+AllowTruncated = option(bool, "--allow-truncated",
+    "Accept the events of a run that was killed; such a file has no end.")
+Out = option(Path | None, "--out", "Write the table `acceptance` of a scenario to this file.")
 # fmt: on
 
 
@@ -35,17 +37,17 @@ def acceptance(
 ) -> None:  # fmt: skip
     """Fit the acceptance of drafts to a server's measurements, and print it as a scenario's table.
 
-    Recognises, from the most telling to the least: events.jsonl of a run;
+    Recognises these files, the most informative first: events.jsonl of a run;
     vLLM's per-request metrics (--per-request-spec-decode-metrics detailed, or
-    summary), as responses or in aiperf's profile_export.jsonl; Prometheus
-    pages (vllm:spec_decode_*, sglang:spec_accept_length); log lines of vLLM
+    summary), as responses or in aiperf's profile_export.jsonl; Prometheus pages
+    (vllm:spec_decode_*, sglang:spec_accept_length); log lines of vLLM
     (SpecDecoding metrics) and SGLang (accept len); CSV with the header
     steps,accept_length.
 
-    Prints recorded and fitted numbers side by side: acceptance by position,
-    mean accept length, spread between requests, correlation of successive
-    rounds, and which of them these files cannot tell. Exit code 2: the files
-    cannot be read, or contradict themselves.
+    Prints recorded and fitted numbers side by side: acceptance by position, mean
+    accept length, spread between requests, correlation of successive rounds. It
+    also names what these files do not contain. Exit code 2: the files cannot be
+    read, or contradict themselves.
 
         foredraft simulate --out runs/a
         foredraft acceptance runs/a --out acceptance.toml

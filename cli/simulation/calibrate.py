@@ -31,20 +31,22 @@ UNITS = {"mean_tpot_ms": "TPOT ms", "mean_ttft_ms": "TTFT ms", "output_tokens_pe
 REDRAW_EVERY_S = 0.2
 
 
-First = option(list[str] | None, "--from", "A benchmark's result; repeatable.", "FILE")
-More = argument(list[str] | None, "[FILE]...", "More results.")
-Scenario = option(Path | None, "--scenario", "The deployment that was measured.", "SCENARIO.toml")
-Model = option(Path | None, "--model", "Measure our own executor with this checkpoint.", "DIR")
-Draft = option(Path | None, "--draft", "Its draft.", "DIR")
-Steps = option(str | None, "--steps", "Draft steps to measure; default: 1,3,5,7.", "S,S,…")
-Topk = option(int, "--topk", "More than 1: trees of this branching as well.", min=1)
-NumDraftTokens = option(int | None, "--num-draft-tokens", "Nodes of these trees; default: up to 16.", min=2)
-MaxRunning = option(int, "--max-running", "The most requests decoded together.", min=1)
-ContextLen = option(int, "--context-len", "The longest request, in tokens.", min=64)
-Repeat = option(int, "--repeat", "Timings of every step.", min=1)
-Clock = option(str, "--clock", "cpu: processor time, for a machine with other work.", "wall|cpu")
-Device = option(str, "--device", "Where our executor runs.", "cpu|cuda")
-Threads = option(int | None, "--threads", "Its threads on a CPU.", min=1)
+First = option(list[str] | None, "--from", "Result file of a benchmark; repeatable.", "FILE")
+More = argument(list[str] | None, "[FILE]...", "More result files.")
+Scenario = option(Path | None, "--scenario", "Scenario of the deployment that was measured.", "SCENARIO.toml")
+Model = option(Path | None, "--model", "Measure Foredraft's own executor with this checkpoint.", "DIR")
+Draft = option(Path | None, "--draft", "Draft checkpoint for the model.", "DIR")
+Steps = option(str | None, "--steps", "Draft steps to measure. Default: 1,3,5,7.", "S,S,…")
+Topk = option(int, "--topk", "If more than 1: also measure trees with this number of branches.", min=1)
+NumDraftTokens = option(int | None, "--num-draft-tokens", "Nodes of these trees. Default: up to 16.", min=2)
+MaxRunning = option(int, "--max-running", "Most requests that are decoded together.", min=1)
+ContextLen = option(int, "--context-len", "Length of the longest request, in tokens.", min=64)
+Repeat = option(int, "--repeat", "Number of timings of every step.", min=1)
+Clock = option(
+    str, "--clock", "wall: real time. cpu: processor time, for a machine that does other work too.", "wall|cpu"
+)
+Device = option(str, "--device", "Device of the executor.", "cpu|cuda")
+Threads = option(int | None, "--threads", "Threads of the executor on a CPU.", min=1)
 Out = option(Path, "--out", "Write the profile to this file.")
 
 
@@ -56,32 +58,37 @@ def calibrate(
 ) -> None:  # fmt: skip
     """Fit the simulator's timing to your own measurements, and write a profile.
 
-    Takes what `vllm bench serve --save-result`, SGLang's bench_serving
+    Reads the results of `vllm bench serve --save-result`, SGLang's bench_serving
     --output-file, guidellm (benchmarks.json) and aiperf
-    (profile_export_aiperf.json) write, or CSV with a header
-    (docs/calibration.md). A few points suffice: plain decoding at three
-    concurrencies, and one with speculation. What a file does not say stands
-    behind its name.
+    (profile_export_aiperf.json), or CSV with a header (docs/calibration.md). A
+    few points are enough: plain decoding at three concurrencies, and one point
+    with speculation. Settings that a file does not contain follow its name, as in
+    the third example.
 
-    Prints every parameter with its interval, the errors of the points, in the
-    fit and left out of it, and which parameters these points cannot tell. Exit
-    code 2: a file cannot be used, or the points contradict each other.
+    Prints every parameter with its interval, the error of each point in the fit,
+    and its error when it is left out of the fit. It also names the parameters
+    that these points do not determine. Exit code 2: a file cannot be used, or the
+    points contradict each other.
 
-    With --model the steps of our own executor are measured instead: prompt
-    chunks, drafting, verifying, catching up, over rows, nodes and context, and
-    the host's part. Ctrl-C keeps what is measured for the same command.
+    With --model the command measures the steps of Foredraft's own executor
+    instead: prompt chunks, drafting, verifying, catching up, over rows, nodes and
+    context, and the time of the host. After Ctrl-C the same command continues
+    with the timings so far.
 
         foredraft calibrate --model models/target --draft models/eagle3
-        foredraft calibrate --from plain.jsonl spec.jsonl --set hardware.gpu=H200 --set hardware.server=sglang-0.5
-        foredraft calibrate --from vllm.json:algorithm=EAGLE3,steps=3 plain.json --scenario mine.toml --out mine.json
-        foredraft simulate --set hardware.profile=profile.json --set hardware.gpu=H200 --set hardware.server=sglang-0.5
+        foredraft calibrate --from plain.jsonl spec.jsonl \\
+            --set hardware.gpu=H200 --set hardware.server=sglang-0.5
+        foredraft calibrate --from vllm.json:algorithm=EAGLE3,steps=3 plain.json \\
+            --scenario mine.toml --out mine.json
+        foredraft simulate --set hardware.profile=profile.json \\
+            --set hardware.gpu=H200 --set hardware.server=sglang-0.5
     """
     from ...core.errors import ForedraftError
 
     files = [*(first or ()), *(more or ())]
     if model is not None:
         if files or scenario is not None or settings:
-            raise ForedraftError("--model measures our own executor; it takes no --from, --scenario or --set")
+            raise ForedraftError("--model measures Foredraft's own executor; it takes no --from, --scenario or --set")
         from ..decode.measure import measure
 
         measure(
@@ -91,9 +98,9 @@ def calibrate(
         return
     if draft is not None or not files:
         raise ForedraftError(
-            "--draft belongs to a --model"
+            "--draft needs --model"
             if draft is not None
-            else "nothing to calibrate from: give --from FILE, a benchmark's result, or --model DIR (foredraft calibrate --help)"
+            else "nothing to calibrate from: give --from FILE (a benchmark's result) or --model DIR; see --help"
         )
     _fit(files, scenario, settings, out, quiet)
 

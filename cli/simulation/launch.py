@@ -11,9 +11,11 @@ from typing import Any
 from ..options import option
 
 WIDTH = 80
-FromSglang = option(str | None, "--from-sglang", "SGLang's launch command, or its arguments.", "COMMAND|FILE")
-FromVllm = option(str | None, "--from-vllm", "vLLM's launch command, or its arguments.", "COMMAND|FILE")
-FromTrtllm = option(str | None, "--from-trtllm", "TensorRT-LLM's: trtllm-serve, or its arguments.", "COMMAND|FILE")
+FromSglang = option(str | None, "--from-sglang", "Launch command of SGLang, or only its arguments.", "COMMAND|FILE")
+FromVllm = option(str | None, "--from-vllm", "Launch command of vLLM, or only its arguments.", "COMMAND|FILE")
+FromTrtllm = option(
+    str | None, "--from-trtllm", "Launch command of TensorRT-LLM (trtllm-serve), or only its arguments.", "COMMAND|FILE"
+)
 
 
 def launched(

@@ -10,8 +10,8 @@ import typer
 def schema() -> None:
     """Print the JSON schema of scenario files.
 
-    Every key with its type, default and meaning, for editors that complete and
-    check TOML by a schema:
+    The schema has every key with its type, default and meaning. Editors use it to
+    complete and check TOML files:
 
         foredraft schema > scenario.schema.json
     """

@@ -25,11 +25,12 @@ EXIT_INTERRUPTED = {signal.SIGINT: 130, signal.SIGTERM: 143}  # 128 + the signal
 
 # fmt: off
 OutDirectory = option(Path | None, "--out", "Write the files of the run to this directory.", "DIR")
-Explain = option(bool, "--explain", "Print the scenario with the source of every number; run nothing.")
-NoEvents = option(bool, "--no-events", "Leave out events.jsonl, the longest file.")
-NoPerfetto = option(bool, "--no-perfetto", "Leave out trace.json, the timeline for ui.perfetto.dev.")
+Explain = option(bool, "--explain", "Print the scenario with the source of every number, and run nothing.")
+NoEvents = option(bool, "--no-events", "Do not write events.jsonl, the largest file.")
+NoPerfetto = option(bool, "--no-perfetto", "Do not write trace.json, the timeline for ui.perfetto.dev.")
 Faults = option(str | None, "--faults",
-    "Inject faults by a plan, or by one drawn from the seed (swarm). Exit code 1: a promise was broken.", "PLAN.toml|swarm")
+    "Inject the faults of a plan, or of a plan drawn from the seed (swarm). Exit code 1: a promise was broken.",
+    "PLAN.toml|swarm")
 # fmt: on
 
 
@@ -41,7 +42,8 @@ def simulate(
 ) -> None:  # fmt: skip
     """Simulate a deployment: throughput, latency, acceptance and memory of a scenario.
 
-    Without arguments: Llama-3.1-8B on one H100, EAGLE-3 with adaptive steps, overlap scheduling, a thousand chat requests.
+    Without arguments it simulates Llama-3.1-8B on one H100: EAGLE-3 with adaptive
+    steps, overlap scheduling, a thousand chat requests.
 
         foredraft simulate
         foredraft simulate --set workload.rate=20 --set hardware.gpu=H200
@@ -51,15 +53,20 @@ def simulate(
         foredraft simulate --faults swarm --seed 7
 
     With --out, DIR holds summary.json, scenario.toml, requests.parquet,
-    rounds.parquet, events.jsonl and trace.json. Ctrl-C ends a run early: its
-    results are kept and marked incomplete, and the exit code is 130. Bad input
-    is one message and exit code 2. With --faults, exit code 1 means that a
-    promise was broken; the message has the command that repeats the run.
+    rounds.parquet, events.jsonl and trace.json. Ctrl-C ends a run early: the
+    command keeps its results, marks them as incomplete and exits with code 130.
+    On bad input it prints one message and exits with code 2. With --faults, exit
+    code 1 means that a promise was broken; the message contains the command that
+    repeats the run.
     """
     from ...sim.scenario_file import load_scenario
 
     refuse_without_effect(
-        ("--out", explain and out is not None, "--explain runs nothing and prints the scenario: redirect it to a file"),
+        (
+            "--out",
+            explain and out is not None,
+            "--explain runs nothing; it prints the scenario to standard output, which you can redirect to a file",
+        ),
         ("--faults", explain and faults is not None, "--explain runs nothing"),
         ("--log-level", explain and log_level is not None, "--explain runs nothing"),
         ("--no-events", no_events and out is None, "without --out no file is written"),

@@ -34,10 +34,11 @@ CHECKED = {  # key of the summary -> its name
 
 
 # fmt: off
-File = argument(Path, "FILE", "A trace, as for --trace of simulate.")
-CacheTokens = option(str | None, "--cache-tokens", "Caches whose hit rate to tell: 500000, 65536..4194304:log.", "VALUES")
-Out = option(Path | None, "--out", "Fit a synthetic workload, and write it to this file.", "FILE")
-Check = option(bool, "--check", "Simulate the trace and the synthetic workload, and compare.")
+File = argument(Path, "FILE", "A trace file, as for `foredraft simulate --trace`.")
+CacheTokens = option(str | None, "--cache-tokens",
+    "Cache sizes, in tokens, whose hit rates to print: 500000, or 65536..4194304:log.", "VALUES")
+Out = option(Path | None, "--out", "Fit a synthetic workload to the trace, and write it to this file.", "FILE")
+Check = option(bool, "--check", "Simulate the trace and the synthetic workload, and compare the results.")
 JsonFile = option(Path | None, "--json", "Write every number to this file.", "FILE")
 # fmt: on
 
@@ -48,10 +49,11 @@ def trace(
 ) -> None:  # fmt: skip
     """Describe a trace: rates, lengths, burstiness, prefix reuse; fit a synthetic workload to it.
 
-    The hit rate is that of prompts alone, in a cache that forgets nothing, in
-    those of --cache-tokens, and with a SCENARIO (or --set of anything but the
-    workload) in the KV slots of its engines, as one cache.
-    --set workload.start_s=600 and the like take a piece of the trace.
+    The hit rates count prompts only. They are given for an infinite cache and for
+    the sizes of --cache-tokens. With a SCENARIO (or --set of a key outside the
+    workload) they are also given for one cache as large as the KV slots of all
+    its engines. Settings such as --set workload.start_s=600 take a part of the
+    trace.
 
         foredraft trace requests.csv
         foredraft trace requests.jsonl --cache-tokens 500000,5000000
@@ -59,9 +61,9 @@ def trace(
         foredraft trace requests.csv --out workload.toml --check
         foredraft simulate workload.toml --set workload.rate=20
 
-    --out writes a scenario's table `workload`: rates over time, burstiness,
-    lengths, shared prefixes. The report says how near each comes to the trace,
-    and --check what a simulation makes of the difference.
+    --out writes the table `workload` of a scenario: rates over time, burstiness,
+    lengths, shared prefixes. The report shows how close each of them is to the
+    trace. --check shows how much the difference changes a simulation's results.
     """
     from ...observe.input_files import read_lines
     from ...observe.output_files import JsonRecord, write_text

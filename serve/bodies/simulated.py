@@ -38,7 +38,7 @@ class SimulatedBody:
 
     unsupported: Mapping[str, str] = dict.fromkeys(
         ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_p", "response_format"),
-        "a simulated server has no model whose tokens this could change",
+        "has no effect on a simulated server, which has no model",
     )
     hand_over_s = 0.02  # planning takes no simulated time, and would share the interpreter with the sending
 

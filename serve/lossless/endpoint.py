@@ -39,7 +39,7 @@ def make_client(api_key: str | None, timeout_s: float) -> httpx.AsyncClient:
     import httpx
 
     if api_key and not (api_key.isascii() and api_key.isprintable()):
-        raise ForedraftError("--api-key: has characters that no header takes; expected printable ASCII")
+        raise ForedraftError("--api-key: has characters that a header cannot contain; expected printable ASCII")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     return httpx.AsyncClient(headers=headers, timeout=timeout_s, limits=httpx.Limits(max_connections=None))
 
@@ -77,7 +77,7 @@ class Endpoint:
     def __post_init__(self) -> None:
         base = self.url.rstrip("/").removesuffix("/v1")
         if not base.startswith(("http://", "https://")) or not base.partition("://")[2]:
-            raise ForedraftError(f"{self.url!r} is no address; expected http://HOST:PORT, with or without /v1")
+            raise ForedraftError(f"{self.url!r} is not an address; expected http://HOST:PORT, with or without /v1")
         self.url = base
         self._slots = asyncio.Semaphore(self.concurrency)
 
@@ -145,7 +145,7 @@ class Endpoint:
                     if len(content) > MAX_ANSWER_BYTES:
                         raise EndpointError(f"{url}: the answer has more than {MAX_ANSWER_BYTES:,} bytes")
         except httpx.TimeoutException:
-            raise EndpointError(f"{url} does not answer in time; --timeout-s is the limit") from None
+            raise EndpointError(f"{url} does not answer within the limit (--timeout-s)") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise EndpointError(f"{url} cannot be reached: {error or type(error).__name__}", may_pass=True) from None
         text, status = content.decode("utf-8", "replace"), response.status_code
@@ -154,7 +154,7 @@ class Endpoint:
         try:
             return parse_json(text, with_infinity=True)
         except ParseError as error:
-            raise EndpointError(f"{url}: the answer is no JSON: {error}") from None
+            raise EndpointError(f"{url}: the answer is not JSON: {error}") from None
 
 
 def _error_message(text: str) -> str:
@@ -187,5 +187,5 @@ def _read_completion(value: Any, source: str) -> Completion:
             row = {str(name): min(max(float(value), LEAST_LOGPROB), 0.0) for name, value in [*reversed(top), own]}
             rows.append(row)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-        raise EndpointError(f"{source}: the answer is no completion of OpenAI's interface: {shown(value)}") from None
+        raise EndpointError(f"{source}: the answer is not a completion of OpenAI's interface: {shown(value)}") from None
     return Completion(text, finish, tuple(map(str, tokens)), tuple(rows))

@@ -57,7 +57,7 @@ def read_prompts(path: Path) -> list[str]:
             try:
                 value = parse_json(prompt)
             except ParseError as error:
-                raise refused(f"is no JSON: {error}", number) from None
+                raise refused(f"is not JSON: {error}", number) from None
             prompt = value.get("prompt") if isinstance(value, dict) else value
             if not isinstance(prompt, str) or not prompt:
                 raise refused('has no prompt; expected a text, or {"prompt": TEXT}', number)
@@ -65,5 +65,5 @@ def read_prompts(path: Path) -> list[str]:
             raise refused(f"more than {MAX_PROMPTS:,} prompts", number)
         prompts.append(prompt)
     if not prompts:
-        raise refused("has no prompt; expected one a line")
+        raise refused("has no prompt; expected one prompt per line")
     return prompts

@@ -106,7 +106,7 @@ class Trial:
         except EndpointError as error:
             self.outcome.failures.append(f"prompt {number + 1}: {error}")
             if len(self.outcome.failures) >= MAX_FAILURES:
-                raise EndpointError(f"given up after {MAX_FAILURES} requests without an answer: {error}") from None
+                raise EndpointError(f"stopped after {MAX_FAILURES} requests without an answer: {error}") from None
             return None
         asked = ", ".join(f"{one.num_requests:,} of {name}" for name, one in self.endpoints.items())
         self.progress(f"prompt {number + 1} of {len(self.prompts):,}; requests: {asked}")

@@ -260,7 +260,7 @@ def test_a_file_of_another_program_is_not_replaced(command, made, tmp_path):
     assert command("report", made["twin"], "--out", out).code == 0, "its own report is replaced"
     out.write_text("<html>mine</html>")
     code, _, errors = command("report", made["twin"], "--out", out)
-    assert code == 2 and "is no report" in errors and out.read_text() == "<html>mine</html>"
+    assert code == 2 and "is not a report" in errors and out.read_text() == "<html>mine</html>"
 
 
 @pytest.mark.parametrize(

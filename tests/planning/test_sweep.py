@@ -154,7 +154,7 @@ def test_ctrl_c_keeps_what_has_ended_and_leaves_no_process(tmp_path: Path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
     assert process.returncode == 130, errors
-    assert "the same command goes on" in errors
+    assert "the same command continues" in errors
     assert children and not any(os.path.exists(f"/proc/{child}") for child in children)
     lines = journal.read_text().splitlines()
     assert len(lines) >= 2 and all(json.loads(line)["status"] == "done" for line in lines)

@@ -132,13 +132,15 @@ def test_a_wrong_token_is_found_with_its_smallest_prompt(fake: FakeServer, tmp_p
     assert finding["difference"]["position"] == 2 and finding["alone"] == 2 and finding["verdict"] == "error"
     assert found["smallest"]["prompt"].strip() == DEFECT_AFTER and found["smallest"]["max_tokens"] == 3
     assert "curl http://defective/v1/completions" in done.stdout
-    assert "1 of 16 tokens were not the likeliest" in done.stdout
+    assert "1 of 16 tokens were not the most likely" in done.stdout
 
 
 def test_what_the_plain_endpoint_gives_itself_in_a_batch_is_noise(fake: FakeServer):
     """Both endpoints change a token in a batch, each when it happens to have one."""
     done = lossless("http://noisy", "http://plain", "--max-tokens", 8)
-    assert done.exit_code == 0 and "the plain endpoint gives it, too, asked alone" in done.stdout, done.stdout
+    assert done.exit_code == 0 and "the plain endpoint gives the other text when asked alone" in done.stdout, (
+        done.stdout
+    )
     assert lossless("http://plain", "http://batched", "--max-tokens", 8).exit_code == 1
 
 
@@ -175,12 +177,12 @@ def test_an_answer_cut_short_is_an_error(fake: FakeServer):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["http://plain", "http://broken"], "given up after 3 requests without an answer: .* answered 500: CUDA error"),
-        (["http://plain", "http://rubbish"], "no completion of OpenAI's interface"),
-        (["localhost:8000"], "no address; expected http://HOST:PORT"),
+        (["http://plain", "http://broken"], "stopped after 3 requests without an answer: .* answered 500: CUDA error"),
+        (["http://plain", "http://rubbish"], "not a completion of OpenAI's interface"),
+        (["localhost:8000"], "not an address; expected http://HOST:PORT"),
         (["http://127.0.0.1:9"], "cannot be reached"),
         (["http://plain", "--prompts", "missing.txt"], "missing.txt: cannot be read"),
-        (["http://127.0.0.1:9", "--api-key", "schlüssel"], "--api-key: has characters that no header takes"),
+        (["http://127.0.0.1:9", "--api-key", "schlüssel"], "--api-key: has characters that a header cannot contain"),
     ],
 )
 def test_what_cannot_be_compared_is_one_message(

@@ -1,10 +1,12 @@
-"""The suffix automaton of a growing text, with how often each token followed each context.
+"""The suffix automaton of a growing text. It also counts how often each token followed each context.
 
-A state stands for all substrings that end at the same places of the text; `length` is that of its longest one. The suffix link of a state
-leads to the longest of its suffixes that also ends elsewhere. So the link of the state of the whole text is the longest suffix that
-occurred before, and the transitions out of it are the tokens that followed. (Blumer et al., "The smallest automaton recognizing the
-subwords of a text", 1985: at most 2n states, built online in time linear in n. As a draft for language models: Hu et al., arXiv 2411.10666,
-and Oliaro et al., arXiv 2411.04975.)
+A state stands for all substrings that end at the same places of the text; `length` is the length of the longest one.
+The suffix link of a state leads to the state of its longest suffix that also ends elsewhere. So the link of the whole
+text's state leads to the longest suffix that occurred before. The transitions out of that state are the tokens that
+followed it.
+
+Blumer et al., "The smallest automaton recognizing the subwords of a text", 1985: at most 2n states, built online in
+time linear in n. As a draft for language models: Hu et al., arXiv 2411.10666, and Oliaro et al., arXiv 2411.04975.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ ROOT = 0  # the state of the empty string
 NOWHERE = -1
 
 COUNTED_CONTEXTS = 8
-"""Contexts, from the longest on, in which an appended token is counted; counting in all would make appending slow."""
+"""The number of contexts, longest first, that count an appended token. To count it in all contexts would be slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftTree:
-    """Drafts in the order of their scores, each after its parent. Entry j is node j + 1; node 0 is the end of the text."""
+    """Drafts by score, highest first, each after its parent. Entry j is node j + 1; node 0 is the end of the text."""
 
     tokens: list[int]
     parents: list[int]
@@ -31,7 +33,7 @@ class DraftTree:
 
 
 class SuffixAutomaton:
-    """The automaton of at least the last `window` tokens; at twice as many it is rebuilt from the last `window`."""
+    """The automaton of at least the last `window` tokens. At twice as many it is rebuilt from the last `window`."""
 
     def __init__(self, window: int = 8192) -> None:
         assert window >= 1
@@ -43,7 +45,7 @@ class SuffixAutomaton:
         self._length = [0]
         self._link = [NOWHERE]
         self._next: list[dict[int, int]] = [{}]
-        self._repeats: list[dict[int, int]] = [{}]  # how often a token followed again, the first time not counted
+        self._repeats: list[dict[int, int]] = [{}]  # how often a token followed, without the first time
         self._last = ROOT
 
     @property
@@ -91,7 +93,10 @@ class SuffixAutomaton:
             context = self._link[context]
 
     def _longest_suffix(self, before: int, token: int) -> int:
-        """Return the state of (longest string of `before`) + `token`; split it off from a state of longer strings if necessary."""
+        """Return the state of (longest string of `before`) + `token`.
+
+        If that string belongs to a state of longer strings, split it off into a state of its own.
+        """
         found = self._next[before][token]
         if self._length[found] == self._length[before] + 1:
             return found
@@ -113,17 +118,18 @@ class SuffixAutomaton:
     # -- drafting -------------------------------------------------------------------------------------------------
 
     def followers(self, state: int) -> list[tuple[int, int, int]]:
-        """Return (count, token, state) of each token that followed the strings of `state`, highest count first, then the newest."""
+        """Return (count, token, state) of each token that followed `state`, highest count first, then newest first."""
         repeats = self._repeats[state]
         newest_first = reversed(self._next[state].items())
         found = [(1 + repeats.get(token, 0), token, target) for token, target in newest_first]
         return sorted(found, key=lambda follower: -follower[0])
 
     def draft(self, num_drafts: int, branches: int, trust: float, min_match: int = 1) -> DraftTree:
-        """Return the `num_drafts` best continuations of the longest suffix that occurred before, at most `branches` below each node.
+        """Return the `num_drafts` best continuations of the longest suffix that occurred before.
 
-        A node's score is its parent's, times the share of its token among the followers, times `trust`: with high trust trees grow
-        deep, with low trust wide. If a context has no follower because it ended the text, its longest repeated suffix is used instead.
+        Each node has at most `branches` children. A node's score is its parent's score, times the share of its token
+        among the followers, times `trust`: trees grow deep with high trust and wide with low trust. If a context has no
+        follower because the text ended with it, its longest repeated suffix replaces it.
         """
         tree = DraftTree([], [], [], [True])
         if self.match_length < max(min_match, 1):

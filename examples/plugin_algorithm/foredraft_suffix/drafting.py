@@ -1,7 +1,8 @@
-"""The algorithm: drafts from each request's suffix automaton, in trees that adapt to what was accepted.
+"""The algorithm: drafts from each request's suffix automaton, in trees whose shape adapts to recent acceptance.
 
-It relays one field of its own, `trust`: the share of drafts that were accepted lately. As the device knows first how far a row's drafts
-were accepted, the proposer returns a trust for every node; that of the last accepted node is relayed to the next round.
+The algorithm relays its own field `trust`, the share of drafts that were accepted recently. The device knows first how
+many drafts of a row were accepted, so the proposer returns a trust for every node. The executor relays the trust of the
+last accepted node to the next round.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ FORGETTING = 0.3  # weight of the newest round in the moving average
 
 
 class SuffixAutomatonDrafting(LookupDrafting):
-    """Look-up drafting with trees that adapt to what was accepted. The registry names it by its entry point."""
+    """Look-up drafting with trees that adapt to recent acceptance. The registry takes its name from the entry point."""
 
     draft_time_share = 0.01  # some microseconds of Python per draft, beside a verify pass of milliseconds
 
@@ -36,7 +37,7 @@ class SuffixAutomatonDrafting(LookupDrafting):
     def build_disagg_draft_input(
         self, batch: HandoffBatch, last_tokens: np.ndarray, future_map: FutureMap | None
     ) -> DraftInput:
-        """Take over the trust that the prefill side sent; without a valid one a request begins with the first trust."""
+        """Take over the trust that the prefill side sent. A request without a valid trust begins with `FIRST_TRUST`."""
         sent = np.asarray(batch.relayed.get(TRUST.name, np.full(len(batch.rows), FIRST_TRUST)), np.float32)
         trust = np.where(np.isfinite(sent), sent, np.float32(FIRST_TRUST)).clip(LEAST_TRUST, MOST_TRUST)
         bonus_tokens = np.asarray(last_tokens, np.int64)
@@ -79,8 +80,8 @@ class SuffixProposer:
 def trust_after(trust: float, tree: DraftTree) -> np.ndarray:
     """Return the trust after a round that accepted up to each node, float32 [nodes].
 
-    If the path ends at an inner node of depth d, the target chose none of its children: d of d + 1 drafts were accepted. If it ends at a
-    leaf, all were. Without drafts the trust stays.
+    If the accepted path ends at an inner node of depth d, the target chose none of its children: d of d + 1 drafts were
+    accepted. If the path ends at a leaf, all its drafts were accepted. Without drafts the trust does not change.
     """
     depths = np.array([0, *tree.depths])
     passed = np.where(tree.is_leaf, 1.0, depths / (depths + 1))

@@ -1,4 +1,4 @@
-"""The automaton against the definition: every substring of the text, and nothing else."""
+"""Compare the automaton with its definition: it accepts every substring of the text, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The algorithm as Foredraft uses it: by its name, on the reference executor, with its own field on its way.
+"""Test the algorithm as Foredraft uses it: by its name, on the reference executor, with its own relay field.
 
-The package must be installed, so that the name is found: `pip install ./examples/plugin_algorithm`.
+Foredraft finds the name only if the package is installed: `pip install ./examples/plugin_algorithm`.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ def test_a_proposal_depends_on_the_text_and_on_what_was_relayed_alone():
 @pytest.mark.parametrize("mode", ["synchronous", "overlap"])
 @pytest.mark.parametrize("policy", ["fixed", "ema", "goodput", "ranges"])
 def test_the_reference_executor_serves_plain_greedy_tokens(mode, policy):
-    """Every cell is compared with the plain greedy loop: chunks, pages, retraction, aborts, blocks of rounds, prefix cache."""
+    """`run_cell` compares each cell with the plain greedy loop: chunks, pages, retraction, aborts, blocks, cache."""
     fixed = {"algorithm": "SUFFIX_AUTOMATON", "mode": mode, "policy": policy, "steps": 4, "drafts": "model"}
     reports = [run_cell(cell) for cell in random_cells(6, 2, fixed)]
     assert sum(report.correct_drafts for report in reports) > 0
 
 
-# -- prefill and decode on different workers ----------------------------------------------------------------------------
+# -- prefill and decode on different workers ---------------------------------------------------------------------------
 
 
 def worker(role, model, overlap):

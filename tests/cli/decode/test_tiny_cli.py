@@ -70,7 +70,7 @@ def test_an_interruption_says_what_is_kept(command, tmp_path, monkeypatch):
     monkeypatch.setattr(pair, "distillation_loss", interrupted)
     outcome = command("tiny", tmp_path / "pair", "--size", "nano")
     assert outcome.code == 130
-    assert "continues from there" in outcome.err and not (tmp_path / "pair").exists()
+    assert "continues from them" in outcome.err and not (tmp_path / "pair").exists()
     monkeypatch.setattr(pair, "distillation_loss", whole)
     outcome = command("tiny", tmp_path / "pair", "--size", "nano")
     assert outcome.code == 0 and not outcome.err.startswith("target:")

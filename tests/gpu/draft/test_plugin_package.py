@@ -43,7 +43,7 @@ def documented() -> list[list[str]]:
     """The commands of docs/plugins.md but the installation."""
     text = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    foredraft, plugin, *lines = block.splitlines()
+    foredraft, plugin, *lines = block.replace("\\\n", " ").splitlines()
     assert foredraft.startswith("pip install '.[") and plugin == "pip install ./examples/plugin_algorithm"
     return [shlex.split(line) for line in lines]
 
