@@ -48,7 +48,7 @@ _SPREAD_OF_CHAINS = 0.02
 _SPREAD_OF_TREES = 0.06
 _RANK_RATIO = 0.6  # how fast acceptance falls with rank, as `GaussianAcceptance.for_tree` assumes
 _TREES_FOLLOW = 0.02  # the exponents are computed again when some p_j has changed by this much
-_ROUNDS_OF_FITTING = 6  # of p_j to exponents and back
+_ROUNDS_OF_FITTING = 6  # rounds in which p_j and the exponents are fitted in turns
 _MOST = 1.0 - 1e-6
 
 

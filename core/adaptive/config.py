@@ -1,8 +1,8 @@
 """The table of adaptive steps: batch-size ranges, their candidates and the knobs of the EMA rule.
 
 A table is a JSON object. A key of ASCII digits is the lower bound of a batch-size range and maps to an entry. Keys that
-begin with "_" are comments, the others are defaults for all entries (docs/adaptive.md). `load_adaptive_config`
-reads a dict, a JSON text, a preset's name, or a file through a function that opens it, and reports every problem at once.
+begin with "_" are comments, the others are defaults for all entries (docs/adaptive.md). `load_adaptive_config` reads a
+dict, a JSON text, a preset's name, or a file through a function that opens it, and reports every problem at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ReadFile = Callable[[str], str]
 """Returns the text of a file by its path, or raises ConfigError; core opens no files itself."""
 
 TreeNodes = int | tuple[tuple[int, int], ...]
-"""Nodes of verify trees, their roots included: one number for every step count, or (steps, nodes) pairs, ascending."""
+"""Nodes of verify trees, including roots: one number for every step count, or ascending (steps, nodes) pairs."""
 
 MAX_BATCH_SIZE_BOUND = 1 << 30
 MAX_STEPS = 1 << 10
@@ -72,7 +72,7 @@ class SlotConfig:
 class AdaptiveConfig:
     """A whole table: `bounds` ascending, `slots[i]` the rule for batch sizes from `bounds[i]` on.
 
-    `notices` are sentences for the user about what was read in an unusual way; the reader prints them or not.
+    `notices` are sentences for the user about input that was read in an unusual way. The caller may print them.
     """
 
     bounds: tuple[int, ...]
@@ -106,11 +106,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "zero-to-seven": {"1": {"candidate_steps": [0, 1, 2, 3, 4, 5, 6, 7]}},
 }
 DEFAULT_PRESETS = {"ema": "default", "goodput": "zero-to-seven"}
-"""Policy -> the preset that it chooses from unless told otherwise: one that knows the cost of a round needs no ranges."""
+"""Policy -> its default preset. A policy that knows the cost of a round needs no ranges."""
 
 
 class _Pairs(dict[str, Any]):
-    """A JSON object that remembers which of its keys were written twice; a plain dict keeps the last one silently."""
+    """A JSON object that remembers which of its keys were written twice.
+
+    A plain dict would silently keep the last one.
+    """
 
     repeated: tuple[str, ...] = ()
 
@@ -130,9 +133,11 @@ def _object_of_pairs(pairs: list[tuple[str, Any]]) -> _Pairs:
 def load_adaptive_config(
     given: str | Mapping[str, Any] | AdaptiveConfig, source: str | None = None, read_file: ReadFile | None = None
 ) -> AdaptiveConfig:
-    """Read a table from a dict, a JSON text (it begins with `{`), a preset's name, or the path of a file for `read_file`.
+    """Read a table from a dict, a JSON text (it begins with `{`), a preset's name, or the path of a file for
+    `read_file`.
 
-    `source` names the input in messages; the default is the path, or `<arguments>`. Raises ConfigError with all problems at once.
+    `source` names the input in messages; the default is the path, or `<arguments>`. Raises ConfigError with all
+    problems at once.
     """
     if isinstance(given, AdaptiveConfig):
         return given
@@ -310,7 +315,8 @@ def _read_knobs(entry: Mapping[str, Any], key: str, problems: list[Problem]) -> 
 
 
 def read_tree_nodes(value: Any, place: str, problems: list[Problem]) -> TreeNodes | None:
-    """Return the nodes of verify trees: from one number >= 2, or from an object of step counts (keys of digits, or integers).
+    """Return the nodes of verify trees: from one number >= 2, or from an object of step counts (keys of digits, or
+    integers).
 
     None means the default. Appends to `problems` what cannot be read.
     """
@@ -344,14 +350,16 @@ def read_tree_nodes(value: Any, place: str, problems: list[Problem]) -> TreeNode
 
 
 def _of_no_candidate(nodes: TreeNodes | None, candidates: tuple[int, ...], key: str) -> list[Problem]:
-    """Return the problems of nodes that are given for step counts beside the candidates: they would have no effect."""
+    """Return the problems of nodes that are given for step counts outside the candidates, because they would have no
+    effect.
+    """
     given = [steps for steps, _ in nodes] if isinstance(nodes, tuple) else []
     message = f"is for no candidate; expected some of {[steps for steps in candidates if steps]}"
     return [Problem(f"{_join(key, 'num_draft_tokens')}.{steps}", message) for steps in given if steps not in candidates]
 
 
 def nodes_for(steps: int, *given: TreeNodes | None) -> int | None:
-    """Return the nodes of a tree of `steps` steps by the first of `given` that says them; None if none does."""
+    """Return the nodes of a tree of `steps` steps from the first entry of `given` that has them, or None."""
     for nodes in given:
         found = dict(nodes).get(steps) if isinstance(nodes, tuple) else nodes
         if found is not None:
@@ -367,7 +375,7 @@ _INTEGER_MINIMUM = {"update_interval": 1, "warmup_batches": 0, "min_dwell_batche
 
 
 def _refusal(name: str, value: Any) -> str | None:
-    """Return what was expected of knob `name`, or None if `value` is valid."""
+    """Return the expected form of knob `name`, or None if `value` is valid."""
     if name in _INTEGER_MINIMUM:
         valid = _is_integer(value) and value >= _INTEGER_MINIMUM[name]
         return None if valid else f"an integer >= {_INTEGER_MINIMUM[name]}"
@@ -418,5 +426,8 @@ def resolve_initial_steps(config: AdaptiveConfig, initial_steps: int | None = No
 
 
 def fixed_config(steps: int) -> AdaptiveConfig:
-    """Return a table with one range and one candidate. Raises `ConfigError` for a step count that is no integer >= 0."""
+    """Return a table with one range and one candidate.
+
+    Raises `ConfigError` for a step count that is no integer >= 0.
+    """
     return _read_table({"1": {"candidate_steps": [steps]}}, "<fixed steps>")

@@ -27,9 +27,9 @@ class CostTable:
     """Round times on a grid of step counts and batch sizes, plus the cost of the KV that is read.
 
     `round_ns[i][j]` is the time in ns of a round with `steps[i]` draft steps (0 is plain decoding) and `batch_sizes[j]`
-    rows without any KV. Each KV token that the whole batch reads adds `kv_token_ps[i]` picoseconds. All integers, so
-    that interpolation is exact: equal tables and arguments give equal times everywhere. Raises `ConfigError` with all
-    problems at once.
+    rows without any KV. Each KV token that the whole batch reads adds `kv_token_ps[i]` picoseconds. All numbers are
+    integers, so interpolation is exact: equal tables and arguments give equal times everywhere. Raises `ConfigError`
+    with all problems at once.
     """
 
     steps: tuple[int, ...]

@@ -17,7 +17,7 @@ class InfeasibleDraftShape(ForedraftError):
 class DraftTreeShape:
     """`topk` branches and, for every candidate of every batch-size range, the nodes of its verify tree.
 
-    Chains (`topk` 1) have steps + 1 nodes. For trees the nodes are those that the table gives for a range, or else
+    Chains (`topk` 1) have steps + 1 nodes. The nodes of a tree come from the table's range, or else from
     `num_draft_tokens`: one number, or a mapping from steps. A tree of S steps has at most k + (S − 1)·k² nodes below
     its root. Look-up drafting (`depth_limited` False) has no such limit: its accepted runs are as long as the tree is
     large. Zero steps always mean one node. Raises `InfeasibleDraftShape`.

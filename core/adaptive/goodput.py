@@ -1,16 +1,17 @@
 """The `goodput` policy: the steps with the most expected tokens per second.
 
-A round of S steps yields E tokens per row (learned from all shapes: `acceptance_estimate`) and takes t(S, batch size, KV tokens) by the
-device's cost table. The policy picks the greatest E / t, the lower S in a tie. All batch sizes share one estimate of acceptance; the choice
-is made for each.
+A round of S steps yields E tokens per row (learned from all shapes: `acceptance_estimate`) and takes t(S, batch size,
+KV tokens) by the device's cost table. The policy picks the greatest E / t, and in a tie the lower S. All batch sizes
+share one estimate of acceptance; the choice is made for each.
 
-It begins with the choice for an average draft. Early in a stationary stretch every choice is a guess, so at growing distances
-(`_LAST_LOOK_ROUND`) the policy takes what seems best so far. Later it leaves a choice only for a gain of more than one standard deviation.
+It begins with the choice for an average draft. Early in a stationary stretch every choice is a guess. So the policy
+takes the best choice so far, at growing intervals (`_LAST_LOOK_ROUND`). Later it leaves a choice only for a gain of
+more than one standard deviation.
 
-Acceptance of positions that are not drafted cannot be measured. So there are probes: a few rounds of a deeper draft, where a high
-acceptance of these positions would pay. They become rarer after each failure and take at most about half a percent of the time. Within one
-stretch a batch size sees at most ten switches in 10,000 rounds, probes included (`SwitchGate`). Another stretch begins when the estimate
-finds that acceptance has changed.
+Acceptance of positions that are not drafted cannot be measured. So there are probes: a few rounds of a deeper draft,
+where a high acceptance of these positions would pay. They become rarer after each failure and take at most about half a
+percent of the time. Within one stretch a batch size sees at most ten switches in 10,000 rounds, probes included
+(`SwitchGate`). Another stretch begins when the estimate finds that acceptance has changed.
 """
 
 from __future__ import annotations
@@ -33,29 +34,29 @@ MIN_GAIN = 0.005  # relative gain below which steps are not changed
 # First looks, and how sure a choice must be. Deviations are standard deviations of the gain.
 _LAST_LOOK_ROUND = 320
 _LOOK_SPACING = 2  # a look is this many times as late as the one before
-_SWITCHES_KEPT = 5  # of the ten in a window, for what comes after the first looks
-_DEVIATIONS = 1.0  # to leave a choice
-_CERTAIN_DEVIATIONS = 3.0  # to leave it for fewer steps without a doubled dwell
+_SWITCHES_KEPT = 5  # of the ten switches in a window, kept for the time after the first looks
+_DEVIATIONS = 1.0  # the gain that justifies another choice
+_CERTAIN_DEVIATIONS = 3.0  # the gain that justifies fewer steps without a doubled dwell
 _BENEFIT_DEVIATIONS = 0.5  # added to the acceptance of positions beyond the steps in use
-_BENEFIT_ROWS = 4.0  # independent rows that a position without any counts as having
-_MAX_SPACING_ROUNDS = 64  # from one fold of the estimate to the next, once settled
+_BENEFIT_ROWS = 4.0  # a position without measurements counts as having this many independent rows
+_MAX_SPACING_ROUNDS = 64  # most rounds between two folds of the estimate, once settled
 
 # When a probe begins, how long it lasts, and when the next one may be.
-_PROBE_GAIN = 0.02  # that the deeper draft must promise
+_PROBE_GAIN = 0.02  # relative gain that the deeper draft must promise
 _PROBE_ACCEPTANCE = 0.95  # assumed at positions that were not tried lately
-_PROBE_ROWS = 64  # it ends after so many rows or rounds ...
+_PROBE_ROWS = 64  # a probe ends after so many rows or rounds ...
 _PROBE_ROUNDS = 64
 _MAX_PROBE_ROUNDS = 192  # ... or later, while it is neither clearly better nor clearly worse ...
 _MAX_PROBE_LOSS_ROUNDS = 32.0  # ... but at once when it has lost so many rounds of the steps before it
-_PROBE_TIMEOUT_ROUNDS = 512  # where rounds of its batch size stay away
-_PROBE_DEVIATIONS = 0.5  # to keep its steps
-_PROBE_SWITCHES = 4  # there, back, and two to spare for a correction
-_PROBE_INTERVAL_ROUNDS = 512  # to the next probe; times the growth after each that failed, up to the cap
+_PROBE_TIMEOUT_ROUNDS = 512  # a probe also ends if no rounds of its batch size come for so long
+_PROBE_DEVIATIONS = 0.5  # the gain that justifies keeping the probe's steps
+_PROBE_SWITCHES = 4  # switches of a probe: there, back, and two for a correction
+_PROBE_INTERVAL_ROUNDS = 512  # rounds to the next probe; each failure multiplies them, up to the cap
 _PROBE_INTERVAL_GROWTH = 4
 _PROBE_INTERVAL_CAP_ROUNDS = 4096
 _PROBE_COST = 0.005  # share of the time that probes may lose
 _LONGEST_PROBE_WAIT_ROUNDS = 10_000
-_RESTART_ROUNDS = 1000  # at least, from one change of acceptance that forgets earlier switches to the next
+_RESTART_ROUNDS = 1000  # least distance of two changes of acceptance that reset the count of switches
 _MAX_CACHED_BATCH_SIZES = 1 << 14
 
 
@@ -159,7 +160,7 @@ class GoodputPolicy:
         if executed_steps:
             self.estimate.add((executed_steps, self._shape.num_draft_tokens(executed_steps, batch_size)), counts)
             probe = self._probe
-            # Rounds of other batch sizes are no part of the probe, and its cost is not theirs.
+            # Rounds of other batch sizes do not belong to the probe, so its cost does not include them.
             if probe is not None and executed_steps > probe.incumbent and self._cell_of.get(batch_size) is probe.cell:
                 probe.rounds += 1
                 probe.rows += rows
@@ -247,7 +248,7 @@ class GoodputPolicy:
             return
         best, certain = self._better(cell, cell.steps, times)
         if best > cell.steps and self._is_unproven(cell, best, times):
-            # No measurement is in favour of it: try it as a probe, whose way back need not wait for the dwell.
+            # No measurement favours it, so try it as a probe, whose return need not wait for the dwell.
             if (
                 self._probe is None
                 and now >= self._next_probe
@@ -265,19 +266,21 @@ class GoodputPolicy:
                 self._next_probe = now + _MAX_SPACING_ROUNDS
 
     def _look(self, cell: _Cell, times: Sequence[int]) -> None:
-        """Take what seems best so far: at the beginning every choice is a guess, and another one costs nothing."""
+        """Take the best choice so far. At the beginning every choice is a guess, and another guess costs nothing."""
         rates = self._rates(cell, times)
         best = max(rates, key=rates.__getitem__)
         least = MIN_GAIN
-        if best == 0:  # nothing is measured there, so that a mistake would last
+        if best == 0:  # there acceptance is not measured, so a mistake would last
             least += self._doubt(cell, best, cell.steps, cell.steps)
         if rates[best] / rates[cell.steps] - 1 > least and not cell.gate.is_crowded(self._fold_round, _SWITCHES_KEPT):
             self._switch(cell, best)
 
     def _better(self, cell: _Cell, current: int, times: Sequence[int]) -> tuple[int, bool]:
-        """Return the best candidate if it beats `current` by more than one standard deviation, else `current`; and whether that is certain.
+        """Return the best candidate if it beats `current` by more than one standard deviation, else `current`; and
+        whether that is certain.
 
-        Positions beyond `current` are taken at their estimate and half a deviation: going deeper measures them, staying never does.
+        Positions beyond `current` count with their estimate plus half a deviation, because only a deeper draft can
+        measure them.
         """
         p = self._optimistic(current, _BENEFIT_DEVIATIONS)
         rates = self._rates(cell, times, p)
@@ -291,7 +294,9 @@ class GoodputPolicy:
         return best, best < current and gain > MIN_GAIN + _CERTAIN_DEVIATIONS * doubt
 
     def _is_unproven(self, cell: _Cell, deeper: int, times: Sequence[int]) -> bool:
-        """Return whether a deeper candidate has no measurement in its favour: its positions are not tried, or it is no better so far."""
+        """Return whether no measurement favours a deeper candidate: its positions are untried, or it is no better so
+        far.
+        """
         rates = self._rates(cell, times)
         return self.estimate.trials(cell.steps + 1) < _PROBE_ROWS / 2 or rates[deeper] <= rates[cell.steps]
 
@@ -305,7 +310,10 @@ class GoodputPolicy:
         return p
 
     def _rates(self, cell: _Cell, times: Sequence[int], p: Sequence[float] | None = None) -> dict[int, float]:
-        """Return expected tokens per row and ns of every candidate, ascending; `p` replaces what was learned of the positions."""
+        """Return expected tokens per row and ns of every candidate, ascending.
+
+        `p` replaces the learned acceptance of the positions.
+        """
         expected = self.estimate.expected
         return {s: expected(cell.shapes[s], p) / time for s, time in zip(cell.candidates, times, strict=True)}
 
@@ -325,8 +333,8 @@ class GoodputPolicy:
     def _has_shown_enough(self, probe: _Probe, times: Sequence[int]) -> bool:
         """Return True once there are rows enough and, within bounds, the probe's steps are clearly better or worse.
 
-        Steps that are not clearly worse cost little. But steps that are much dearer may lose much before that is certain, so the loss
-        has a bound of its own.
+        Steps that are not clearly worse cost little. But much more expensive steps may lose much time before the result
+        is certain, so the loss has its own bound.
         """
         if self._lost_rounds(probe, times) > _MAX_PROBE_LOSS_ROUNDS:
             return True
@@ -354,7 +362,7 @@ class GoodputPolicy:
     def _worth_probing(self, cell: _Cell, times: Sequence[int]) -> int | None:
         """Return a deeper candidate that would pay if the positions not tried lately were accepted at 0.95, or None.
 
-        The shallowest with half of the greatest such gain: it costs least.
+        It is the shallowest candidate with half of the greatest such gain, because it costs least.
         """
         deeper = [s for s in cell.candidates if s > cell.steps]
         if not deeper:
@@ -372,7 +380,7 @@ class GoodputPolicy:
         return next((s for s in deeper if gains[s] >= enough), None)
 
     def _end_probe(self, probe: _Probe, times: Sequence[int]) -> None:
-        """Choose between the incumbent and what the probe has shown, and set when the next probe may be."""
+        """Choose between the incumbent and the probe's steps, and set the time of the next possible probe."""
         cell = probe.cell
         self._probe = None
         rates = {s: rate for s, rate in self._rates(cell, times).items() if s <= probe.steps}
@@ -390,7 +398,10 @@ class GoodputPolicy:
         self._next_probe = self._fold_round + wait
 
     def _lost_rounds(self, probe: _Probe, times: Sequence[int], doubtful: bool = False) -> float:
-        """Return the time that a probe has lost, in rounds of the incumbent; `doubtful`: with the doubt to its disadvantage."""
+        """Return the time that a probe has lost, in rounds of the incumbent.
+
+        With `doubtful` the uncertainty counts against the probe.
+        """
         gain, doubt = self._probe_gain(probe, times)
         index = probe.cell.candidates.index
         length = times[index(probe.steps)] / times[index(probe.incumbent)]

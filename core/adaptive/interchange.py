@@ -1,10 +1,12 @@
-"""Tables of steps as others read and write them: SGLang's files, vLLM's and TensorRT-LLM's schedules, a JSON schema for editors.
+"""Tables of steps as others read and write them: SGLang's files, vLLM's and TensorRT-LLM's schedules, a JSON schema for
+editors.
 
-SGLang reads `--speculative-adaptive-config`: the format is ours, less `min_dwell_batches` and `num_draft_tokens`. Its release 0.5.13 is the
-first with ranges of batch sizes (before: the flat form), 0.5.14 the first with 0 steps. vLLM reads the key
-`num_speculative_tokens_per_batch_size` of `--speculative-config`: one number of steps for each range, inclusive at both ends. A batch size
-between two ranges takes the steps of the range before it. TensorRT-LLM reads `draft_len_schedule` beside `max_draft_len`: since its release
-1.3 a key is the last batch size of a range, and batches beyond the last one do not speculate.
+SGLang reads `--speculative-adaptive-config`: the format is ours, less `min_dwell_batches` and `num_draft_tokens`. Its
+release 0.5.13 is the first with ranges of batch sizes (before: the flat form), 0.5.14 the first with 0 steps. vLLM
+reads the key `num_speculative_tokens_per_batch_size` of `--speculative-config`: one number of steps for each range,
+inclusive at both ends. A batch size between two ranges takes the steps of the range before it. TensorRT-LLM reads
+`draft_len_schedule` beside `max_draft_len`: since its release 1.3 a key is the last batch size of a range, and batches
+beyond the last one do not speculate.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ TARGETS = "sglang-VERSION (such as sglang-0.5.23), vllm or trtllm"
 def export_table(config: AdaptiveConfig, target: str, max_batch_size: int = 512) -> str:
     """Return the table as text for `target`: "sglang-0.5.23" (any version; JSON), "vllm" (JSON), or "trtllm" (YAML).
 
-    `max_batch_size` ends the last range of the latter two. Raises ConfigError with everything in the table that the target does not have.
+    `max_batch_size` ends the last range of the latter two. Raises ConfigError with everything in the table that the
+    target does not have.
     """
     if target == "vllm":
         return _vllm_json(config, max_batch_size)
@@ -67,7 +70,10 @@ def _sglang_json(config: AdaptiveConfig, target: str, version: tuple[int, ...]) 
 
 
 def _schedule(config: AdaptiveConfig, server: str, max_batch_size: int) -> list[tuple[int, int, int]]:
-    """Return (first batch size, last batch size, steps) of every range. Raises ConfigError if a range has several candidates."""
+    """Return (first batch size, last batch size, steps) of every range.
+
+    Raises ConfigError if a range has several candidates.
+    """
     problems = [
         Problem(
             f"{bound}.candidate_steps",
@@ -105,14 +111,15 @@ def _trtllm_yaml(config: AdaptiveConfig, max_batch_size: int) -> str:
         problems.append(Problem("1.candidate_steps", "is 0; TensorRT-LLM takes 1 or more in the first range"))
     if problems:
         raise ConfigError(config.source, problems)
-    while not schedule[-1][2]:  # what is beyond the last key does not speculate
+    while not schedule[-1][2]:  # batches beyond the last key do not speculate
         schedule.pop()
     keys = [f"  {last}: {steps}" for _, last, steps in schedule]
     return "\n".join([f"{TRTLLM_MAX_STEPS}: {most}", f"{TRTLLM_SCHEDULE}:", *keys])
 
 
 def import_table(text: str, source: str = "<arguments>") -> AdaptiveConfig:
-    """Return the table in the JSON text of an SGLang file or of a vLLM `--speculative-config`, or in a YAML file of TensorRT-LLM.
+    """Return the table in the JSON text of an SGLang file or of a vLLM `--speculative-config`, or in a YAML file of
+    TensorRT-LLM.
 
     `notices` name what was left out. Raises ConfigError with all problems at once.
     """
@@ -215,7 +222,7 @@ def _written(version: tuple[int, ...]) -> str:
 
 
 def to_json(config: AdaptiveConfig) -> str:
-    """Return the table as JSON text in our own format, a key for every value that is not the default."""
+    """Return the table as JSON text in our own format, with a key for every value that is not the default."""
     default = {field.name: field.default for field in fields(SlotConfig)}
     table = {}
     for bound, slot in zip(config.bounds, config.slots, strict=True):

@@ -1,4 +1,4 @@
-"""What a policy of draft steps is, the simplest one, and which range of a table decides for a batch size."""
+"""The interface of a policy of draft steps, the simplest policy, and the choice of a table's range for a batch size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import ForedraftError
 from .config import AdaptiveConfig, fixed_config
 
 NEVER = 1 << 30
-"""Rounds to the next decision of a choice that cannot change."""
+"""The number of rounds to the next decision if the choice cannot change."""
 
 
 class StepPolicy(Protocol):
@@ -51,7 +51,7 @@ class StepPolicy(Protocol):
 
 
 class FixedPolicy:
-    """Always the same steps; 0 is plain decoding."""
+    """A policy with fixed steps; 0 is plain decoding."""
 
     name = "fixed"
     switches = 0
@@ -81,7 +81,10 @@ class InvalidGraphSizes(ForedraftError):
 
 
 class RangeRouter:
-    """Routes batch sizes to the ranges of one table. `sizes` are the captured batch sizes; None or none without graphs."""
+    """Routes batch sizes to the ranges of one table.
+
+    `sizes` are the captured batch sizes; None or none without graphs.
+    """
 
     def __init__(self, config: AdaptiveConfig, sizes: Iterable[int] | None = None) -> None:
         self._config = config
@@ -118,9 +121,10 @@ _LONGEST_DWELL = 2048
 class SwitchGate:
     """Says when a switch is allowed, from the rounds at which the earlier ones happened.
 
-    Two rules. First, after a switch the next one waits for the dwell. It doubles after each reversal of direction and falls back to
-    `min_dwell` after eight dwells without a switch. It is at most 2,048 rounds: a probe and its way back are two reversals, so without a
-    bound probes would end all probing. Second, no window of 10,000 rounds holds more than 10 switches, whatever the input.
+    Two rules. First, after a switch the next one waits for the dwell. It doubles after each reversal of direction and
+    falls back to `min_dwell` after eight dwells without a switch. It is at most 2,048 rounds. A probe and its return
+    are two reversals, so without this bound the probes would put an end to all probing. Second, no window of 10,000
+    rounds holds more than 10 switches, whatever the input.
 
     Rounds are the caller's counter and must not go back. A gate with `min_dwell` 0 allows everything.
     """
@@ -141,9 +145,10 @@ class SwitchGate:
         return current
 
     def earliest(self, now: int, switches: int = 1, certain: bool = False) -> int:
-        """Return the first round >= now at which `switches` switches may begin; they may then follow each other at once.
+        """Return the first round >= now at which `switches` switches may begin. They may follow each other at once.
 
-        A probe asks for two: its way back must never be blocked. A `certain` switch waits the dwell without its doublings.
+        A probe asks for two switches, because its return must never be blocked. A `certain` switch waits for the dwell
+        without its doublings.
         """
         assert 1 <= switches <= SWITCHES_PER_WINDOW
         if self._min_dwell == 0 or self._last is None:
@@ -175,7 +180,7 @@ class SwitchGate:
         self._recent.append(now)
 
     def _doubled(self) -> int:
-        """Return the dwell with its doublings; one that begins beyond the bound stays as it is."""
+        """Return the dwell with its doublings. A dwell that begins beyond the bound stays as it is."""
         return max(self._min_dwell, min(self._min_dwell << self._doublings, _LONGEST_DWELL))
 
     def forget_switches(self) -> None:

@@ -1,4 +1,7 @@
-"""The `ema` policy: one slot per range of batch sizes. Its rule drops, rises, has a ceiling, and tries drafts again from 0 steps."""
+"""The `ema` policy: one slot per range of batch sizes.
+
+Its rule drops, rises, has a ceiling, and tries drafts again from 0 steps.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,15 @@ _MAX_PROBE_WAIT = 32
 
 
 class InvalidObservation(ForedraftError, ValueError):
-    """Correct drafts that no verify can have produced: NaN, negative, or more than the executed steps allow."""
+    """A number of correct drafts that no verify can produce: NaN, negative, or more than the executed steps allow."""
 
 
 class AdaptiveStepSlot:
     """Chooses among the candidates of one range from an EMA of correct drafts per request.
 
-    `update` is fed one verify result at a time. The choice changes only at a recompute: every `update_interval` results
+    `update` takes one verify result at a time. The choice changes only at a recompute: every `update_interval` results
     once `warmup_batches` have been seen. Its thresholds lie half a token below the candidates, shifted by the
-    hystereses; since up >= down, a constant input settles and stays.
+    hystereses. Because up >= down, a constant input leads to a constant choice.
     """
 
     def __init__(self, initial_steps: int | None, cfg: SlotConfig | Mapping[str, Any]) -> None:
@@ -55,7 +58,10 @@ class AdaptiveStepSlot:
             self.observe(total, rows)
 
     def observe(self, total: float, rows: int) -> None:
-        """Do as `update` for a caller that has already checked its values: their sum and how many there are (> 0)."""
+        """Update as `update` does, for a caller that has already checked its values.
+
+        Takes their sum and their number (> 0).
+        """
         if self.current_steps > 0:
             alpha = self.config.ema_alpha
             self.is_measured = True
@@ -67,7 +73,7 @@ class AdaptiveStepSlot:
             self._recompute()
 
     def rounds_to_next_decision(self) -> int:
-        """Return how many results can be fed before the choice may change: feeding fewer never changes it."""
+        """Return the number of results after which the choice may change; fewer results never change it."""
         if len(self.candidate_steps) == 1:
             return NEVER
         interval = self.config.update_interval
@@ -93,7 +99,7 @@ class AdaptiveStepSlot:
         if probing and self.candidate_steps[target] == 0:
             self._failed_probes += 1
             self._wait = min(1 << min(self._failed_probes, 10), _MAX_PROBE_WAIT)
-            self._switch(target)  # the way back from a probe is never held up by the gate
+            self._switch(target)  # the gate never delays the return from a probe
             return
         if target != self._index and self._gate.earliest(self._count) > self._count:
             return
@@ -104,7 +110,7 @@ class AdaptiveStepSlot:
             self._wait = 1
 
     def _target_index(self) -> int:
-        """Return where the thresholds send the current EMA: down as far as they say, or else up."""
+        """Return the candidate that the thresholds choose for the current EMA: as far down as they say, or else up."""
         c, ema, index = self.candidate_steps, self.ema_accept_len, self._index
         while index > 0 and ema <= (c[index - 1] or 1) - 0.5 + self.config.down_hysteresis:
             index -= 1
@@ -133,7 +139,7 @@ class AdaptiveStepSlot:
             return  # the wait stays used up: the probe comes at the first recompute that the gate allows
         self._probing = True
         self._switch(self._index + 1)
-        if self.ema_accept_len < 0:  # cold: nothing has been measured yet, so begin from neutral
+        if self.ema_accept_len < 0:  # cold: no result has been measured yet, so begin from a neutral value
             self.ema_accept_len = float(self.current_steps - 1)
 
     def _switch(self, index: int) -> None:
@@ -240,10 +246,11 @@ class AdaptiveSpeculativeParams:
         return slot
 
     def reload(self, config: AdaptiveConfig) -> None:
-        """Go on with another table. A range whose bound and rule are unchanged keeps its state, the others begin anew.
+        """Continue with another table. A range whose bound and rule are unchanged keeps its state, the others begin
+        anew.
 
-        Raises `ConfigError` and changes nothing if the new table has candidates that the first one had not: nothing
-        was built for them.
+        Raises `ConfigError` and changes nothing if the new table has candidates that the first one had not: nothing was
+        built for them.
         """
         config = load_adaptive_config(config)
         unbuilt = sorted(set(config.candidate_steps) - self._built)

@@ -112,8 +112,8 @@ class KVAllocator:
         if num_pages == 0:
             return
         top = self._num_free_pages + num_pages
-        # As an unsigned number a negative id is out of range; as a signed one it would count from the end. NumPy indexes
-        # by intp several times faster than by any other integer.
+        # As an unsigned number a negative id is out of range; as a signed one it would count from the end. NumPy
+        # indexes by intp several times faster than by any other integer.
         index = pages.view(np.uint32).astype(np.intp)
         if top > self.num_pages:
             raise self._refusal(pages)

@@ -1,7 +1,7 @@
-"""What the prefix cache evicts first: policies by name, and the lazy heap that keeps unlocked leaves in their order.
+"""The order in which the prefix cache evicts: policies by name, and a lazy heap of unlocked leaves.
 
-An entry of the heap may be out of date but never too late, since a node's priority only grows; it is put right when it
-comes up. So a match costs nothing here, and an eviction never scans the tree.
+An entry of the heap may be out of date: its node may have a greater priority by now, never a smaller one. The heap
+corrects an entry when it reaches the top. So a match costs nothing here, and an eviction never scans the tree.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Priority = tuple[int, ...]
 
 
 class Evictable(Protocol):
-    """A node of the cache, as a policy sees it. All numbers are logical: there is no clock in here.
+    """A node of the cache, as a policy sees it. All numbers are logical; no clock is read.
 
     `last_access`  when a match or an insertion last passed through the node
     `created`      when it was inserted
@@ -47,7 +47,7 @@ EVICTION_POLICIES: dict[str, Callable[[Evictable], Priority]] = {
 
 
 def unknown_policy(policy: str) -> Problem | None:
-    """Say what is wrong with the name of a policy, or None."""
+    """Return the problem with the name of a policy, or None."""
     if policy in EVICTION_POLICIES:
         return None
     known = ", ".join(EVICTION_POLICIES)
@@ -56,7 +56,7 @@ def unknown_policy(policy: str) -> Problem | None:
 
 
 class EvictionQueue(Generic[NodeT]):
-    """The leaves that may go, least priority first. A node has at most one entry (`node.in_heap`)."""
+    """The leaves that may be evicted, least priority first. A node has at most one entry (`node.in_heap`)."""
 
     def __init__(self, policy: str) -> None:
         self.policy = policy
@@ -64,17 +64,17 @@ class EvictionQueue(Generic[NodeT]):
         self._heap: list[tuple[Priority, int, NodeT]] = []
 
     def offer(self, node: NodeT) -> None:
-        """Let `node` wait for its eviction if it is an unlocked leaf that does not wait yet."""
+        """Add `node` to the heap if it is an unlocked leaf that is not in it yet."""
         if not node.locks and not node.children and not node.in_heap:
             heapq.heappush(self._heap, (self._priority(node), node.serial, node))
             node.in_heap = True
 
     def pop(self) -> NodeT | None:
-        """Take out the unlocked leaf that goes first, or None if there is none."""
+        """Remove and return the unlocked leaf that is evicted first, or None if there is none."""
         while self._heap:
             priority, serial, node = heapq.heappop(self._heap)
             if node.locks or node.children:
-                node.in_heap = False  # It is offered again when its last lock or child goes.
+                node.in_heap = False  # The node is offered again when its last lock or child is removed.
             elif priority != (current := self._priority(node)):
                 heapq.heappush(self._heap, (current, serial, node))
             else:

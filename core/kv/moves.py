@@ -1,12 +1,12 @@
 """KV moves after verify, and the page layout of draft branches.
 
-Verify writes the nodes of a tree side by side. Then the accepted path is moved to the front of the row's window, so that
-position seq_len + j holds the j-th accepted node. Sources and targets may be the same slots:
+Verify writes the nodes of a tree side by side. Then the accepted path is moved to the front of the row's window, so
+that position seq_len + j holds the j-th accepted node. Sources and targets may be the same slots:
 
     nodes      0  1  2  3  4        accepted path 0 → 2 → 3
     slots      a  b  c  d  e        moves c → b, d → c: slot c is read and written
 
-so every source is gathered before the first target is written.
+so `apply_moves` gathers every source before it writes the first target.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class KVMovePlan:
 
     @classmethod
     def from_accept_index(cls, accept_index: Slots, accept_lens: Slots, node_slots: Slots) -> KVMovePlan:
-        """Make the moves that make each accepted path contiguous at the front of its row's window.
+        """Return the moves that make each accepted path contiguous at the front of its row's window.
 
         `accept_index` int32 [bs, width]: node r·nd + i of each accepted node, −1 past the end; `accept_lens` int32
         [bs]; `node_slots` int32 [bs, nd]: the slots captured when the step was launched, one per node. The width is
-        taken from `accept_index` and nd from `node_slots`, never from a configuration. Lanes past a row's accept
-        length and nodes that already stand where they belong are left out.
+        taken from `accept_index` and nd from `node_slots`, never from a configuration. The plan leaves out lanes past a
+        row's accept length, and nodes that are already in their place.
 
         Raises `InvariantViolation` (ACCEPT-16) if a live lane points at no node, or a path is longer than its window.
         """
@@ -113,7 +113,7 @@ def apply_moves(pool: np.ndarray, plan: KVMovePlan) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DraftBranchLayout:
-    """Where each draft branch of each row writes its KV when branches fill pages of their own.
+    """The positions at which each draft branch of each row writes its KV when branches fill pages of their own.
 
         page size 4, seq_len 6, 2 branches of 3 steps:   base = 4, 2 pages per branch
         position   4 5 6 7 8 9 10 11 │ 12 13 14 15 16 …
@@ -133,7 +133,10 @@ class DraftBranchLayout:
     tail_dst: NDArray[np.int64]
 
     def tail_moves(self, table_slots: Slots, rows: NDArray[np.int32]) -> KVMovePlan:
-        """Return the duplication as slots; `table_slots` int32 [num_rows + 1, width] is the request table, `rows` [bs]."""
+        """Return the duplication as slots.
+
+        `table_slots` int32 [num_rows + 1, width]: the request table; `rows` [bs].
+        """
         table_rows = rows[self.tail_rows]
         return KVMovePlan(table_slots[table_rows, self.tail_src], table_slots[table_rows, self.tail_dst])
 
@@ -142,8 +145,8 @@ def draft_branch_layout(seq_lens: NDArray[np.int64], page_size: int, topk: int, 
     """Lay out `topk` branches of `steps` draft tokens behind each prefix of `seq_lens` int64 [bs] tokens.
 
     With t = seq_len mod p: n = ⌈(t + S) / p⌉ pages per branch; branch b begins at (seq_len − t) + b·n·p + t. Branch 0
-    runs on in the real tail page; the others see a duplicate of the tail at the head of their first page. Verify does
-    not use this layout: it writes from seq_len on, without a gap.
+    continues in the real tail page. The other branches have a duplicate of the tail at the start of their first page.
+    Verify does not use this layout: it writes from seq_len on, without a gap.
     """
     assert topk >= 1, f"topk is {topk}, expected at least 1"
     assert steps >= 0, f"steps is {steps}, expected at least 0"

@@ -6,11 +6,12 @@ A radix tree over pages of keys. A node holds a run of keys and the slot of each
           │                     └─ [question B …]
           └─ (namespace "lora-7") [system prompt …]
 
-* A key is one token, or for draft heads that look one token ahead a bigram (t_j, t_j+1): the draft KV at position j depends on both,
-  so n tokens have n − 1 keys. Children are found by the exact bytes of their first page of keys and compared key by key, so nothing
-  rests on a hash.
-* A slot belongs to the tree or to one request, never to both. A user of a cached prefix locks its last node, which protects all
-  ancestors too. A split leaves the lower half the identity (and the handles) of the node; the upper half gets the same locks.
+* A key is one token, or for draft heads that look one token ahead a bigram (t_j, t_j+1): the draft KV at position j
+  depends on both, so n tokens have n − 1 keys. The tree finds children by the exact bytes of their first page of keys
+  and compares them key by key. So no result depends on a hash.
+* A slot belongs to the tree or to one request, never to both. A user of a cached prefix locks its last node, which
+  protects all ancestors too. After a split the lower half keeps the identity (and the handles) of the node, and the
+  upper half gets the same locks.
 * Unlocked leaves wait for their eviction in a lazy heap (eviction.py); no call but `check` scans the tree.
 
 A request's round trip: `match`, `lock` the node, compute the rest; `insert` what is committed; point the request table
@@ -40,7 +41,7 @@ MAX_TOKENS_IN_VOCABULARY = 2**32
 
 
 class InvalidTokens(ForedraftError):
-    """Tokens that are no token ids: negative (a placeholder), too great, or no integers. The cache is unchanged."""
+    """Tokens that are not token ids: negative (a placeholder), too large, or not integers. The cache is unchanged."""
 
 
 class StaleNode(ForedraftError):
@@ -50,7 +51,7 @@ class StaleNode(ForedraftError):
 class RadixNode:
     """A run of keys on the way from the root; callers hold it as a handle and pass it to `lock` and `unlock`.
 
-    Its fields belong to the cache; what they mean to an eviction policy is said in `eviction.Evictable`.
+    Its fields belong to the cache. `eviction.Evictable` says what they mean to an eviction policy.
     """
 
     __slots__ = (
@@ -151,9 +152,10 @@ class RadixCache:
     def match(
         self, tokens: Tokens, namespace: str = "", max_length: int | None = None, *, count: bool = True
     ) -> PrefixMatch:
-        """Find the longest cached, page-aligned prefix of `tokens` (token ids, [n]), at most `max_length` positions long.
+        """Find the longest cached, page-aligned prefix of `tokens` (token ids, [n]), at most `max_length` positions
+        long.
 
-        To leave a token to compute on a full hit, pass `max_length = n − 1`. The node found may be split, the path
+        Pass `max_length = n − 1` to leave one token to compute after a full hit. The node found may be split, the path
         becomes the most recently used. `count=False` leaves `queries` and `hits` alone, for a request that asks again.
         The match holds until the next `evict` unless its node is locked. Raises `InvalidTokens`.
         """
@@ -176,8 +178,8 @@ class RadixCache:
         """Hand the KV of a prefix over to the cache: `slots[i]` int32 holds position i of `tokens` (token ids, [n]).
 
         Only computed and verified positions may be given, at most as many as there are keys (n, or n − 1 for bigrams).
-        The page-aligned part is cached: positions that were there keep the tree's slots, the others become the tree's.
-        Slots past the aligned part remain the caller's. Raises `InvalidTokens`.
+        The page-aligned part is cached. Positions that the tree already has keep the tree's slots; the slots of the
+        others become the tree's. Slots past the aligned part still belong to the caller. Raises `InvalidTokens`.
         """
         keys = self._keys_of(tokens)
         slots = np.asarray(slots, dtype=np.int32)
@@ -196,7 +198,7 @@ class RadixCache:
         return Insertion(node, canonical, duplicates)
 
     def lock(self, node: RadixNode) -> None:
-        """Protect `node` and all its ancestors from eviction, once more. Raises `StaleNode` if it is gone already."""
+        """Protect `node` and all its ancestors from eviction, once more. Raises `StaleNode` if the node was evicted."""
         if not node.alive:
             raise StaleNode(f"{node!r} has been evicted since it was matched")
         above: RadixNode | None = node
@@ -222,9 +224,10 @@ class RadixCache:
             self._queue.offer(node)
 
     def evict(self, num_slots: int) -> Slots:
-        """Free at least min(`num_slots`, evictable) slots, in the policy's order: int32, whole pages, now the caller's.
+        """Free at least min(`num_slots`, evictable) slots in the policy's order. Returns them, int32, in whole pages;
+        they belong to the caller now.
 
-        Leaves go whole; the last one gives only as many pages from its end as are still needed.
+        Leaves are evicted whole, except the last one: it loses only as many pages at its end as are still needed.
         """
         evicted = []
         num_freed = 0
@@ -239,7 +242,7 @@ class RadixCache:
         return np.concatenate(evicted) if evicted else np.empty(0, dtype=np.int32)
 
     def clear(self) -> Slots:
-        """Evict all that is not locked: int32, now the caller's."""
+        """Evict all unlocked slots and return them, int32; they belong to the caller now."""
         return self.evict(self._num_evictable)
 
     def cached_slots(self) -> Slots:
@@ -370,7 +373,7 @@ class RadixCache:
     def _split(self, lower: RadixNode, num_upper: int) -> RadixNode:
         """Cut a node in two: a new parent takes the first `num_upper` keys, the node itself keeps the rest.
 
-        Both halves are copies, so that neither keeps the memory of the other alive.
+        Both halves are copies, so neither keeps the other's memory alive.
         """
         assert 0 < num_upper < lower.keys.size and num_upper % self.page_size == 0, f"split of {lower!r} at {num_upper}"
         parent = lower.parent

@@ -1,14 +1,16 @@
-"""The owners of KV slots: rows of running requests, the prefix cache, and what waits behind a fence.
+"""The owners of KV slots: rows of running requests, the prefix cache, and rows behind a fence.
 
 ```
 row   [0, shared) the cache's, locked · [shared, allocated) this row's own · [allocated, width) unused
 ```
 
-A request that leaves while a launched step may still touch its row is *fenced*: row, slots and locks stay as they are until that
-step is committed. The slots that a request's prefix gives up because the cache had them already are fenced too.
+A request that leaves while a launched step may still touch its row is *fenced*: row, slots and locks stay as they are
+until that step is committed. The slots that a request's prefix gives up because the cache had them already are fenced
+too.
 
-A row may be *held* for a transfer between workers: it stays as it is until the hold is released, also when its request leaves. And it
-may be *silent*: reserved for KV that is still to arrive, so that the executor learns of it only when its request joins.
+A row may be *held* for a transfer between workers. It stays as it is until the hold is released, even if its request
+leaves. A row may be *silent*: it is reserved for KV that is still to arrive, and the executor learns of it only when
+its request joins.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ class Departure(NamedTuple):
 class KVStore:
     """Allocator, request table and prefix cache behind one set of moves, so that no slot is ever between two owners.
 
-    `revision` counts up whenever something happened after which a request that did not fit might fit. With `named=False` the store only
-    counts slots. The engine decides the same, and faster; a prefix cache or transfers are then impossible.
+    `revision` increases with every event after which a request that did not fit might fit. With `named=False` the store
+    only counts slots. The engine decides the same, and faster; a prefix cache or transfers are then impossible.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class KVStore:
 
     @property
     def available_slots(self) -> int:
-        """Slots that `grow` could get: the free ones, and what the cache would give up."""
+        """Slots that `grow` could get: free slots, and slots that the cache could evict."""
         free = self.allocator.num_free_slots
         return free if self.cache is None else free + self.cache.evictable_slots
 
@@ -91,7 +93,7 @@ class KVStore:
 
     @property
     def num_request_slots(self) -> int:
-        """Slots held by rows, what the cache holds left out."""
+        """Slots held by rows, without those that the cache holds."""
         cached = 0 if self.cache is None else self.cache.evictable_slots + self.cache.protected_slots
         return self.allocator.num_held_slots - cached
 
@@ -122,12 +124,14 @@ class KVStore:
         return row
 
     def reserve_row(self, tokens: np.ndarray | None, namespace: str, num_slots: int) -> int | None:
-        """Open a silent row with `num_slots` slots (page aligned), the cached prefix of `tokens` among them; None, and nothing changed, if
-        so many are not available. `num_slots` counts the cached prefix, too, so that locking it cannot leave too few slots for the rest."""
+        """Open a silent row with `num_slots` slots (page aligned), the cached prefix of `tokens` among them; None, and
+        nothing changed, if so many are not available. `num_slots` counts the cached prefix, too, so that locking it
+        cannot leave too few slots for the rest.
+        """
         if not self.table.num_free_rows or num_slots > self.available_slots:
             return None
         while self.take_denial():
-            pass  # a denied attempt is made again at once: there is no later call that would
+            pass  # a denied attempt is repeated at once, because no later call would repeat it
         prefix = None if self.cache is None or tokens is None else self.match(tokens, namespace)
         row = self.open_row(prefix, silent=True)
         fits = self.grow_row(row, num_slots)
@@ -135,7 +139,7 @@ class KVStore:
         return row
 
     def announce_row(self, row: int) -> None:
-        """Tell the executor of a silent row, and of all its slots, with the next step."""
+        """Announce a silent row with all its slots to the executor in the next step."""
         self._silent[row] = False
         slots = self.table.gather(row, 0, int(self.allocated[row]))
         self._writes.append(WrittenRanges(row, 0, slots.size, slots))
@@ -145,7 +149,7 @@ class KVStore:
         return self._shared[row]
 
     def hold_row(self, row: int) -> None:
-        """Keep row, slots and locks as they are until `release_hold`, also if the request leaves."""
+        """Keep row, slots and locks as they are until `release_hold`, even if the request leaves."""
         assert self.table.is_taken(row), f"row {row} has no request"
         assert row not in self._held, f"row {row} is held already"
         self._held[row] = None
@@ -181,7 +185,7 @@ class KVStore:
         return True
 
     def grow_row(self, row: int, target: int) -> bool:
-        """Do what `grow` does, for a single row."""
+        """Extend a single row as `grow` does."""
         before = int(self.allocated[row])
         if target <= before:
             return True
@@ -192,11 +196,11 @@ class KVStore:
         return True
 
     def deny(self, count: int) -> None:
-        """Let the next `count` attempts to allocate find nothing, as if the pool were exhausted."""
+        """Let the next `count` attempts to allocate fail, as if the pool were exhausted."""
         self._denials += count
 
     def take_denial(self) -> bool:
-        """Return whether an attempt made now is denied, though there may be room; counts as that attempt."""
+        """Return whether an attempt made now is denied although there may be room. The call counts as that attempt."""
         if not self._denials:
             return False
         self._denials -= 1
@@ -214,7 +218,7 @@ class KVStore:
             raise InvariantViolation("ALLOC-15", f"{self.num_request_slots} slots are held of KV that is gone")
 
     def _make_room(self, num_slots: int) -> bool:
-        """Let the cache evict what is missing for `num_slots` free slots. Returns whether so many are free."""
+        """Let the cache evict slots until `num_slots` are free. Returns whether so many are free."""
         if self._denials and self.take_denial():
             return False
         missing = num_slots - self.allocator.num_free_slots
@@ -226,7 +230,9 @@ class KVStore:
         return True
 
     def trim(self, rows: np.ndarray, targets: np.ndarray) -> None:
-        """Give back what the rows, intp [n], hold past `targets` int64 [n] (page aligned, never inside the shared prefix)."""
+        """Give back the slots that the rows, intp [n], hold past `targets` int64 [n] (page aligned, never inside the
+        shared prefix).
+        """
         held = self.allocated[rows]
         kept = np.minimum(held, targets)
         excess = held - kept
@@ -236,9 +242,11 @@ class KVStore:
         self.allocated[rows] = kept
 
     def share_prefix(self, row: int, tokens: np.ndarray, num_valid: int, namespace: str, fence: int) -> None:
-        """Hand the first `num_valid` computed positions of a running row over to the cache, which locks them for the row.
+        """Hand the first `num_valid` computed positions of a running row over to the cache, which locks them for the
+        row.
 
-        Slots that the cache had already under other ids are replaced in the table, and freed once step `fence` is committed.
+        Slots that the cache had already under other ids are replaced in the table, and freed once step `fence` is
+        committed.
         """
         assert self.cache is not None
         num_keys = _num_keys(self.cache, tokens, num_valid)
@@ -267,7 +275,7 @@ class KVStore:
             self._departures.append(departure)
 
     def pass_fence(self, committed: int) -> None:
-        """Release all that waited for step `committed`, in the order in which it left."""
+        """Release all rows that waited for step `committed`, in the order in which they left."""
         while self._fenced_slots and self._fenced_slots[0][0] <= committed:
             self.allocator.free(self._fenced_slots.popleft()[1])
             self.revision += 1

@@ -1,9 +1,9 @@
-"""Which requests enter the batch, and which chunks of prompts the next step computes.
+"""Decides which requests enter the batch, and which prompt chunks the next step computes.
 
-At most one prompt is in progress between steps: the chunk budget goes to it until it is done, then to the next in line. A request enters
-when its whole context and one reserve R fit, together with what the running requests are about to reserve. With
-`EngineConfig.guarantee_output`, its own whole output and that share of the rest of theirs must fit; with a share of 1 no request is
-retracted for want of memory.
+At most one prompt is in progress between steps. It gets the whole chunk budget until it is done; then the next request
+in the queue gets the budget. A request enters when its whole context and one reserve R fit, together with the next
+reservations of the running requests. With `EngineConfig.guarantee_output` its own whole output must fit as well, and
+that share of the remaining output of the running requests. With a share of 1, memory pressure retracts no request.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Admission:
         self._blocked: tuple[RequestRecord, int] | None = None  # (head, store.revision) of the last refusal
 
     def take_role(self, role: EngineRole) -> None:
-        """Work in this role from now on."""
+        """Take this role from now on."""
         self.role = role
-        # Slots beside its context that a request must find; none where nothing is decoded.
+        # Free slots that a request needs in addition to its context; 0 for an engine that does not decode.
         self.reserve = 0 if role is EngineRole.PREFILL else self.sizes.reserve
         self.guaranteed = 0.0 if role is EngineRole.PREFILL else self.config.guarantee_output
 
@@ -60,13 +60,17 @@ class Admission:
         return ""
 
     def max_tokens(self, request: Request) -> int:
-        """Return the output length that context and pool allow this request. What was shown counts; without one more it can never run."""
+        """Return the output length that context and pool allow this request, including the tokens that its client has
+        already seen. If no further token is allowed, the request can never run.
+        """
         asked = request.max_tokens
         return self.sizes.max_tokens(self.config, request.prompt.length, asked, self.role, request.prefill_len)
 
     def could_enter_before_commit(self, record: RequestRecord) -> bool:
-        """Return whether a plan could admit this newcomer before any commit. May be wrongly True: memory is not looked at, because
-        a running block holds more of it than its rounds would one by one."""
+        """Return whether a plan could admit this newcomer before any commit. The answer may be True by mistake.
+
+        The method does not look at memory, because a running block holds more of it than its single rounds would.
+        """
         if self.requests.waiting.head is not record:
             return False
         return bool(self.store.table.num_free_rows) or self.store.has_fenced or self.config.preempt
@@ -83,11 +87,14 @@ class Admission:
             budget = min(budget, self.config.max_step_tokens - num_verify_tokens)
         is_paused = requests.is_admission_paused
         if not is_paused:
-            requests.resume_admission()  # without a decode round to come, no commit would end the pause
+            requests.resume_admission()  # if no decode round is to come, no commit would end the pause
         return self.next_chunks(budget, len(requests.rounds.rows), not is_paused)
 
     def head_could_enter_soon(self) -> bool:
-        """Return whether the head of the queue could enter at the next plan, or after a commit that frees slots; in doubt True."""
+        """Return whether the head of the queue could enter at the next plan, or after a commit that frees slots.
+
+        Returns True in doubt.
+        """
         head = self.requests.waiting.head
         if head is None:
             return False
@@ -104,7 +111,7 @@ class Admission:
         if requests.in_progress is not None or requests.is_admission_paused:
             return
         if self.store.has_fenced or requests.leaving:
-            return  # what an earlier victim held is on its way back
+            return  # the slots of an earlier victim will be released soon
         missing = self.needs(head, 0) - self.store.available_slots
         if missing <= 0 and self.store.table.num_free_rows:
             return
@@ -117,13 +124,13 @@ class Admission:
                 return
 
     def _lower_than(self, head: RequestRecord) -> list[RequestRecord]:
-        # What a transfer holds would not come back.
+        # A retraction would not release the slots that a transfer holds.
         running = [record for record in self.requests.running.values() if not self.store.is_held_row(record.row)]
         return giving_way(head, running, self.config.ageing_bound)
 
     @property
     def head_cannot_enter(self) -> bool:
-        """Whether no request waits, or the head did not fit and nothing has happened since that could let it in."""
+        """Whether no request waits, or the head did not fit and no later event could have made room for it."""
         head = self.requests.waiting.head
         return head is None or (
             self._blocked is not None and self._blocked[0] is head and self._blocked[1] == self.store.revision
@@ -132,7 +139,7 @@ class Admission:
     def next_chunks(self, budget: int, num_decoding: int, may_admit: bool) -> tuple[list[Chunk], list[Join]]:
         """Allocate the slots of up to `budget` tokens of prefill, and admit the requests that enter with them.
 
-        Leaves R slots for each of `num_decoding` rows. Without `may_admit` only the prompt in progress goes on.
+        Leaves R slots for each of `num_decoding` rows. Without `may_admit` only the prompt in progress is continued.
         """
         chunks: list[Chunk] = []
         joins: list[Join] = []
@@ -143,7 +150,7 @@ class Admission:
             chunks.append(chunk)
             budget -= chunk.length
         while may_admit and budget > 0 and self.requests.in_progress is None and not self.head_cannot_enter:
-            # Each of the chunks so far ends its prompt: that request decodes, too, from the next step on.
+            # Each chunk so far ends its prompt, so its request decodes, too, from the next step on.
             record = self._admit(num_decoding + len(chunks))
             if record is None:
                 break
@@ -155,7 +162,9 @@ class Admission:
         return chunks, joins
 
     def needs(self, record: RequestRecord, num_cached: int) -> int:
-        """Return slots that a request takes: its context beyond the cached prefix, its output if that is guaranteed, and one reserve."""
+        """Return slots that a request takes: its context beyond the cached prefix, its output if that is guaranteed,
+        and one reserve.
+        """
         if self.guaranteed:
             return self._slots_at_end_of(record) - num_cached
         return self.slots_for_length(record.prompt_len + record.emitted_before) - num_cached
@@ -178,7 +187,10 @@ class Admission:
         return ceil_to_page(length + self.reserve, self.config.page_size)
 
     def fits_transfer(self, request: Request) -> bool:
-        """Return whether a request whose prompt another engine computes may take a row now. Waiting requests (retracted ones) go first."""
+        """Return whether a request may take a row now while another engine computes its prompt.
+
+        Waiting (retracted) requests go first.
+        """
         requests = self.requests
         has_precedence = not len(requests.waiting) and requests.in_progress is None
         if not has_precedence or requests.steps_are_lost or requests.is_admission_paused or not self.has_row:
@@ -197,7 +209,7 @@ class Admission:
         headroom = self.headroom(num_running)
         available = self.store.available_slots
         if cache is not None and prefix is not None and prefix.length:
-            # Locked, the prefix no longer counts as slots that the cache could evict.
+            # The cache cannot evict the prefix once it is locked.
             cache.lock(prefix.node)
             available = self.store.available_slots
         fits = self.needs(record, prefix.length if prefix else 0) + headroom <= available
@@ -207,7 +219,7 @@ class Admission:
         if cache is not None and prefix is not None and prefix.length:
             cache.unlock(prefix.node)
         if denied:
-            return None  # not blocked: the next attempt may succeed though nothing has changed
+            return None  # not blocked: the next attempt may succeed although nothing has changed
         if not fits:
             self._blocked = (record, self.store.revision)
             return None
@@ -228,7 +240,7 @@ class Admission:
             record.context = record.request.context()
             if record.context is None:
                 return None
-        # Not the token behind the prefill: the last one before it is computed in any case.
+        # Without the token after the prefill, because the token before it must be computed in any case.
         known = record.context[: record.prompt_len + record.emitted_before]
         return self.store.match(known, record.request.namespace)
 
@@ -266,7 +278,7 @@ def _token_at(context: np.ndarray, position: int) -> int:
 
 
 def prefill_step(chunks: list[Chunk], with_tokens: bool) -> PrefillStep:
-    """Return the prefill part of a step, one row per chunk; with the tokens for an executor that computes on them."""
+    """Return the prefill part of a step, one row per chunk. It contains the tokens if the executor computes on them."""
     lens = [chunk.length for chunk in chunks]
     tokens = None
     tails = [NO_TOKEN] * len(chunks)

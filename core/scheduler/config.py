@@ -164,7 +164,7 @@ class EngineSizes:
         return min(asked, config.context_len - prompt_len, self.pool_limit(config) - prompt_len)
 
     def pool_limit(self, config: EngineConfig) -> int:
-        """Return how many tokens (prompt and output) of a single request the pool holds beside the reserve of a round."""
+        """Return how many prompt and output tokens of one request the pool holds beside the reserve of a round."""
         pool = config.num_pages * config.page_size
         return pool - ceil_to_page(self.reserve, config.page_size) - (config.page_size - 1)
 

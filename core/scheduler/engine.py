@@ -1,7 +1,7 @@
 """The engine decides what runs next. This file has the two halves of the main loop, `plan` and `commit`.
 
-A driver (`driver.py`) calls `plan` until it returns None and launches each step on an executor. It passes the results to `commit`, in the
-order of the steps. Decisions are a pure function of the order of calls and results; `now_ns` only stamps events.
+A driver (`driver.py`) calls `plan` until it returns None, launches the steps on an executor, and passes the results to
+`commit` in order. Decisions depend only on the order of calls and results; `now_ns` only stamps events.
 
 ```
 submit ──► requests ──► plan: demanded retractions ─► preempt ─► reserve rounds ─► admit, cut chunks ─► Step ─► executor
@@ -9,12 +9,12 @@ submit ──► requests ──► plan: demanded retractions ─► preempt �
               └──── commit: failures ─► first tokens ─► count rounds ─► deliver ─► ends ─► free slots ◄───── StepResult
 ```
 
-`submit` queues a request. A plan admits it to a row of the request table. Steps compute its prompt in chunks, each of which takes its
-KV slots when it is cut; then decode rounds follow until it ends. Where no round fits, a request is retracted: it gives row and slots back
-and waits again at its old place, what it has emitted counted as prompt. `life.py` has this as a table, `requests.py` keeps every request
-and the steps in flight, `admission.py` admits, `rounds.py` reserves and counts, `output.py` keeps tokens, `recovery.py` acts after a
-failed step. The two sides of a handoff (`core/handoff/`) call `Engine.transfers`. Words: docs/glossary.md.
-Invariants such as RELAY-07: docs/properties.md.
+`submit` queues a request. A plan admits it to a row of the request table. Steps compute its prompt in chunks, and each
+chunk takes its KV slots when it is cut. Decode rounds follow until the request ends. If no round fits, the engine
+retracts a request: it releases the request's row and slots and queues it again at its old place, with its emitted
+tokens as part of the prompt. `life.py` has this as a table. `requests.py` keeps requests and steps in flight,
+`admission.py` admits, `rounds.py` reserves and counts, `output.py` keeps tokens, `recovery.py` acts after a failed
+step. The sides of a handoff (`core/handoff/`) call `Engine.transfers`. docs/glossary.md explains the words.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Engine:
         text_decoder: TextDecoder | None = None,
         named_slots: bool = True,
     ) -> None:
-        """Raise ConfigError with all contradictions. Without a controller nothing is drafted; without `named_slots` slots are counted."""
+        """Raise ConfigError with all contradictions. Without `named_slots` the store only counts slots."""
         self.config = config
         self.algorithm = algorithm
         self.controller = controller if controller is not None else fixed_controller(0)
@@ -85,14 +85,14 @@ class Engine:
     # -- requests come and go -------------------------------------------------------------------------------------
 
     def submit(self, request: Request, now_ns: int) -> SubmitOutcome:
-        """Queue a request, or refuse it with the reason. `replan` in the answer: a plan could admit it, so a running block should stop."""
+        """Queue a request, or refuse it. `replan` in the outcome: a plan could admit it, so a block should stop."""
         refusal = self.requests.refusal(request) or self.admission.refusal(request) or self.output.refusal(request)
         record = None if refusal else self.requests.queue(request, self.admission.max_tokens(request))
         self.emit(Submitted(now_ns, request, refusal))
         return SubmitOutcome(refusal, replan=record is not None and self.admission.could_enter_before_commit(record))
 
     def abort(self, request_id: str, now_ns: int) -> AbortOutcome:
-        """Give a live request up, whatever its state. In a running block it ends with the block, else now. Idempotent."""
+        """Give a live request up in any state. In a running block it ends with the block, else now. Idempotent."""
         self.emit(Aborted(now_ns, request_id))
         record = self.requests.live.get(request_id)
         if record is None or record.state is RequestState.LEAVING:
@@ -101,7 +101,7 @@ class Engine:
         return AbortOutcome(self.requests.give_up(record, FinishReason.ABORT), could_change_the_plan)
 
     def request_retraction(self, request_id: str, now_ns: int) -> bool:
-        """Have a running request retracted by the first plan after its block. Returns True if it runs: the driver should stop the block."""
+        """Retract a running request in the first plan after its block. Returns whether it runs: then stop the block."""
         self.emit(RetractionAsked(now_ns, request_id))
         return self.requests.demand_retraction(request_id)
 
@@ -113,7 +113,7 @@ class Engine:
     # -- plan -----------------------------------------------------------------------------------------------------
 
     def plan(self, now_ns: int) -> Step | None:
-        """Decide the next step and put it in flight. Returns None if there is nothing to do now, or enough is in flight."""
+        """Decide the next step and put it in flight. Returns None if no step is possible or enough are in flight."""
         in_flight = self.requests.in_flight
         if self.requests.steps_are_lost or len(in_flight) >= self.pipeline_depth:
             return None
@@ -123,7 +123,7 @@ class Engine:
             chunks, joins, planned = self._decide()
             if chunks or planned is not None or in_flight or self.store.num_denied == denied_before:
                 break
-            # An injected denial left nothing to launch, and no commit will lead to another plan: try again. Each attempt uses a denial up.
+            # A denial left no step to launch, and no commit will lead to another plan: try again. Each try uses one up.
         step = self._launch(chunks, joins, planned) if chunks or planned is not None else None
         retracted = self.requests.take_retracted()
         if self._events is not None and (step is not None or retracted or self.store.num_denied):
@@ -131,7 +131,7 @@ class Engine:
         return step
 
     def _decide(self) -> tuple[list[Chunk], list[Join], PlannedRounds | None]:
-        """Choose the chunks and rounds of the next step, and a join for each newcomer. Without `mixed` chunks go first, alone."""
+        """Choose chunks and rounds of the next step, and joins of newcomers. Without `mixed` chunks go first, alone."""
         self.requests.apply_retractions()
         if self.config.preempt:
             self.admission.preempt()  # before anything is reserved for a row that gives way
@@ -155,14 +155,14 @@ class Engine:
             if self.store.has_fenced or self.requests.leaving:
                 return None  # the next commit releases slots
             if len(running) == 1 and self.store.num_held_rows:
-                return None  # transfers hold the other slots: these are released, or their requests join and can be retracted
-            # A single request fits the pool, so `least_entitled` raises for it. After an injected denial it is retracted all the same.
+                return None  # transfers hold the other slots; these come back, or their requests join
+            # A single request fits the pool, so `least_entitled` raises for it, except after an injected denial.
             alone = len(running) == 1 and self.store.num_denied > 0
             self.requests.retract(next(iter(running.values())) if alone else least_entitled(running.values()))
         return None
 
     def _max_rounds(self) -> int:
-        """Return the most rounds before the next decision; memory or the controller may allow fewer (`DecodeRounds.reserve`)."""
+        """Return the most rounds before the next decision. `DecodeRounds.reserve` may allow fewer."""
         must_decide_each_round = (
             self.config.block_rounds == 1
             or self.rounds.num_with_stop_strings > 0  # only the host sees where a stop string ends a request
@@ -215,7 +215,7 @@ class Engine:
     def _commit_prefill(
         self, flight: StepInFlight, result: PrefillResult
     ) -> tuple[list[str], list[str], list[FinishedRequest]]:
-        """Cache computed prompts, deliver first tokens. Returns the ids that got one, those whose KV another engine takes, and the ends."""
+        """Cache prompts, deliver first tokens. Returns ids with a first token, ids to hand over, ended requests."""
         first_tokens, computed, finished = [], [], []
         for i, chunk in flight.live_chunks():
             record = chunk.record
@@ -236,7 +236,7 @@ class Engine:
         return first_tokens, computed, finished
 
     def _commit_rounds(self, flight: StepInFlight, result: DecodeResult) -> tuple[np.ndarray, list[FinishedRequest]]:
-        """Count the rounds, teach the controller, deliver tokens. Returns the tokens kept by round and row, and the requests that ended."""
+        """Count rounds, inform the controller, deliver tokens. Returns tokens by round and row, ended requests."""
         requests, planned = self.requests, flight.planned
         assert planned is not None
         rows = planned.decode.rows
@@ -257,11 +257,11 @@ class Engine:
         return counted.kept, finished + requests.end_leaving()
 
     def lose_steps(self, failure: StepFailure, now_ns: int) -> LossOutcome:
-        """Queue the requests of all steps in flight again: the oldest has failed. One that fails alone ends. No plan until `resume`."""
+        """Queue the requests of all lost steps again; a request that fails alone ends. No plan comes until `resume`."""
         return self.recovery.lose_steps(failure, now_ns)
 
     def resume(self, now_ns: int, *, restarted: bool = False) -> None:
-        """Allow plans again: no lost step can touch anything any more. `restarted`: the worker is new and all KV is gone."""
+        """Allow plans again, because no lost step can touch a slot now. `restarted`: a new worker without KV."""
         self.recovery.resume(now_ns, restarted)
 
     # -- what a driver may ask ------------------------------------------------------------------------------------

@@ -1,20 +1,24 @@
 """The life of a request, as two tables.
 
-A request is WAITING until the engine admits it to a row; then its prompt is computed in chunks (PREFILL). When the
-last chunk is *launched* the request joins the decode batch (DECODE). Under memory pressure it is retracted: all that it holds is released
-and it is WAITING again, with what it has emitted so far as part of its prompt.
+A request is WAITING until the engine admits it to a row; then its prompt is computed in chunks (PREFILL). When the last
+chunk is *launched* the request joins the decode batch (DECODE). Under memory pressure the engine retracts it: the
+engine releases everything that the request holds, and the request is WAITING again. Its emitted tokens are now part of
+its prompt.
 
-Where prefill and decode are two engines, a request is TRANSFERRING on both while its KV is on its way. On the prefill side this lasts from
-the commit of its last chunk until the other side has it all (TRANSFERRED). On the decode side it lasts from the reservation of its slots
-until it joins the batch. The two sides in `core/handoff/` decide when, and when the row that a transfer holds is released (`transfers.py`).
+Where prefill and decode are two engines, a request is TRANSFERRING on both while its KV is on its way. On the prefill
+side this lasts from the commit of its last chunk until the other side has all of its KV (TRANSFERRED). On the decode
+side it lasts from the reservation of its slots until it joins the batch. The two sides in `core/handoff/` decide when
+these states change, and when a row that a transfer holds is released (`transfers.py`).
 
-`TRANSITIONS` says which event is possible in which state. `RequestRecord.advance` asks it first: a refused event changes nothing.
+`TRANSITIONS` says which event is possible in which state. `RequestRecord.advance` asks it first: a refused event
+changes nothing.
 
-A demand (finish, give up, retract) may come while steps are in flight. Outside a block it takes effect at once: what a step in flight
-still computes for the request is dropped, and the row's slots stay fenced until the step is committed. Inside a running *block* it waits:
-the rounds before the last are delivered as if committed singly, and how many there are is known only when the block ends. Until then a
-request that is given up is LEAVING. `JOINT_RULES` says for every state what a demand does, outside a running block and inside one.
-`Requests` applies them until a rule does not change the state.
+A demand (finish, give up, retract) may come while steps are in flight. Outside a block it takes effect at once: the
+engine drops the results that a step in flight still computes for the request, and the row's slots stay fenced until the
+step is committed. Inside a running *block* it waits, because the rounds before the last one are delivered as if
+committed singly, and their number is known only when the block ends. Until then a request that is given up is LEAVING.
+`JOINT_RULES` says for every state what a demand does, outside a running block and inside one. `Requests` applies them
+until a rule does not change the state.
 """
 
 from __future__ import annotations
@@ -30,7 +34,10 @@ from ..errors import InvariantViolation
 
 
 class _Key(Enum):
-    """Base of enumerations that are dictionary keys in every step. Hashes by identity, because `Enum.__hash__` is a slow Python call."""
+    """Base of enumerations that are dictionary keys in every step.
+
+    Hashes by identity, because `Enum.__hash__` is a slow Python call.
+    """
 
     __hash__ = object.__hash__
 
@@ -41,7 +48,7 @@ class RequestState(_Key):
     PREFILL = "prefill"  # has a row; chunks of its prompt are planned or still to come
     DECODE = "decode"  # its last chunk is launched: it takes part in decode rounds
     LEAVING = "leaving"  # aborted or failed; ends when the running block is committed or lost
-    TRANSFERRING = "transferring"  # has a row, and its KV is on its way to or from it
+    TRANSFERRING = "transferring"  # has a row, and its KV is on its way to or from that row
     TRANSFERRED = "transferred"
     FINISHED = "finished"
     ABORTED = "aborted"
@@ -56,10 +63,10 @@ class RequestEvent(_Key):
     TRANSFER = "transfer"  # prefill side: the decode side has all of it
     RESERVE = "reserve"  # decode side: given a row for KV that is still to arrive
     JOIN = "join"  # decode side: the KV has arrived and is verified
-    RETRACT = "retract"  # gives everything back, waits again
-    LEAVE = "leave"  # is to end, but a block of rounds runs
+    RETRACT = "retract"  # gives row and slots back and waits again
+    LEAVE = "leave"  # must end, but a block of rounds is running
     FINISH = "finish"  # stop or length
-    ABORT = "abort"  # the client gave it up
+    ABORT = "abort"  # the client gave the request up
     FAIL = "fail"  # an executor's error for this request alone, or its transfer failed
     MOVE = "move"  # other workers continue it, because one that it was placed on was lost
 
@@ -111,7 +118,7 @@ ENDINGS = {
 
 
 class Demand(_Key):
-    """What is demanded of a request while steps are in flight."""
+    """A demand on a request while steps are in flight."""
 
     FINISH = "finish"  # it has its last token, or the decode side has it
     GIVE_UP = "give_up"  # the client aborted it, or it failed
@@ -119,17 +126,17 @@ class Demand(_Key):
 
 
 class Response(Enum):
-    """What a joint rule does with a demand."""
+    """The response of a joint rule to a demand."""
 
     END = "end"  # the request ends for the reason that was given; its row is closed behind its fence
     LEAVE = "leave"  # the request takes part in no later plan
     RETRACT = "retract"  # the row is closed behind its fence, the request waits again
-    WAIT = "wait"  # nothing until the block is committed or lost
+    WAIT = "wait"  # no effect until the block is committed or lost
     DROP = "drop"  # the demand is forgotten
 
 
 class JointRule(NamedTuple):
-    """What happens to a request outside and inside a running block; None: that cannot be."""
+    """The response outside and inside a running block; None: this combination is impossible."""
 
     outside: Response | None
     inside: Response | None
@@ -140,7 +147,7 @@ JOINT_RULES: dict[Demand, dict[RequestState, JointRule]] = {
     Demand.FINISH: {
         S.WAITING: JointRule(None, None),
         S.PREFILL: JointRule(None, None),
-        S.DECODE: JointRule(R.END, R.END),  # the step before the block ended it: what the block computes is dropped
+        S.DECODE: JointRule(R.END, R.END),  # the step before the block ended it: the block's results are dropped
         S.LEAVING: JointRule(None, None),
         S.TRANSFERRING: JointRule(R.END, None),
     },
@@ -152,10 +159,10 @@ JOINT_RULES: dict[Demand, dict[RequestState, JointRule]] = {
         S.TRANSFERRING: JointRule(R.END, None),
     },
     Demand.RETRACT: {
-        S.WAITING: JointRule(R.DROP, None),  # holds nothing that it could give back
+        S.WAITING: JointRule(R.DROP, None),  # it holds no memory that it could give back
         S.PREFILL: JointRule(R.RETRACT, None),
-        S.DECODE: JointRule(R.RETRACT, R.WAIT),  # what its rounds deliver is known when the block is committed
-        S.LEAVING: JointRule(R.DROP, R.DROP),  # gives everything back by itself
+        S.DECODE: JointRule(R.RETRACT, R.WAIT),  # the tokens of its rounds are known when the block is committed
+        S.LEAVING: JointRule(R.DROP, R.DROP),  # it gives its memory back when it ends
         S.TRANSFERRING: JointRule(R.DROP, None),  # its KV is being read or written
     },
 }
@@ -167,7 +174,7 @@ class RequestRecord:
 
     ```
     prompt tokens        0 ──────────── prompt_len
-    context to prefill   0 ──────────── prompt_len + emitted_before (emitted_before > 0 after a retraction or a lost worker)
+    context to prefill   0 ──────────── prompt_len + emitted_before (> 0 after a retraction or a lost worker)
     KV when decoding     0 ──────────── prompt_len + emitted - 1    (the last emitted token has no KV yet)
     ```
     """
@@ -183,9 +190,7 @@ class RequestRecord:
     prefill_committed: int = 0  # KV length that committed chunks reach
     num_cached: int = 0  # KV tokens taken from the prefix cache at the last admission
     emitted_before: int = 0  # tokens emitted before the last admission: the prefill computes their KV, too
-    has_first_token: bool = (
-        False  # the client has the token that follows the prefill, from a worker that was lost later
-    )
+    has_first_token: bool = False  # a worker that was lost later has delivered the token after the prefill
     overtaken: int = 0  # admissions of later arrivals while this one waited
     # int64 [prompt_len + emitted_before + has_first_token]; None if the content is unknown
     context: np.ndarray | None = None
@@ -198,7 +203,7 @@ class RequestRecord:
 
     @property
     def end_len(self) -> int:
-        """KV length at which the request has all its tokens."""
+        """The KV length at which the request has all its tokens."""
         return self.request.prompt.length + self.max_tokens - 1
 
     @property
@@ -208,7 +213,7 @@ class RequestRecord:
 
     @property
     def has_committed_nothing(self) -> bool:
-        """Whether no step has computed anything for it since its last admission."""
+        """Whether no step has computed any token for it since its last admission."""
         return self.prefill_committed == self.num_cached
 
     @property

@@ -1,8 +1,8 @@
-"""What requests have produced: their tokens, and the per-token outputs that they asked for.
+"""Keeps the output of requests: their tokens, and the per-token outputs that they asked for.
 
     tokens[row]   [0, prompt_len) prompt · [prompt_len, kv_len] output; tokens[row, kv_len] is the last one, without KV
 
-Where the executor has no tokens (simulated acceptance) only counts are kept.
+If the executor has no tokens (simulated acceptance), only counts are kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _AFTER_PREFILL = (RequestState.DECODE, RequestState.LEAVING, RequestState.TRANSF
 
 
 class OutputLog:
-    """Tokens by request-table row, int32 [rows, row width + 1]; the memory is committed by the system where it is written."""
+    """Tokens by request-table row, int32 [rows, row width + 1].
+
+    The operating system commits memory only where it is written.
+    """
 
     def __init__(
         self, config: EngineConfig, sizes: EngineSizes, kv_len: np.ndarray, text_decoder: TextDecoder | None
@@ -39,7 +42,7 @@ class OutputLog:
         self._flat = self._tokens.reshape(-1)
 
     def refusal(self, request: Request) -> str:
-        """Say why the output that a request asks for cannot be had; empty if it can."""
+        """Say why a request cannot get the output that it asks for. Returns an empty text if it can."""
         if request.stop_strings and (self._decoder is None or not self.tracks_tokens):
             return "stop strings need a tokenizer, this engine has none"
         return ""
@@ -82,7 +85,10 @@ class OutputLog:
     def stop_string_cuts(
         self, rows: np.ndarray, counted: CountedRounds, decode: DecodeResult, record_in: RecordIn
     ) -> dict[int, int]:
-        """Find stop strings in what a single round delivered. Returns, by column, the tokens up to the end of the first one."""
+        """Find stop strings in the tokens of a single round.
+
+        Returns, by column, the tokens up to the end of the first one.
+        """
         assert self._decoder is not None and decode.tokens is not None, "`refusal` lets stop strings in only with both"
         cuts = {}
         for i in _columns(counted):
@@ -96,14 +102,14 @@ class OutputLog:
         return cuts
 
     def log(self, rows: np.ndarray, counted: CountedRounds, decode: DecodeResult, record_in: RecordIn) -> None:
-        """Keep what the rounds delivered; one vectorised write for all of them."""
+        """Keep the tokens that the rounds delivered, in one vectorised write."""
         kept = counted.kept
         if self.tracks_tokens:
             assert decode.tokens is not None, "the executor has tokens"
             start = rows * np.int64(self._tokens.shape[1]) + counted.kv_before + 1
             start = start[None, :] if decode.rounds == 1 else start + np.cumsum(kept, axis=0) - kept
             depth = np.arange(decode.tokens.shape[2])
-            delivered = depth < kept[:, :, None]  # nothing of rows that have left
+            delivered = depth < kept[:, :, None]  # without rows that have left
             cells = start[:, :, None] + depth
             self._flat[cells[delivered]] = decode.tokens[delivered]
         if decode.outputs is None:
@@ -140,9 +146,9 @@ class OutputLog:
         return self._tokens[record.row, :length].astype(np.int64)
 
     def close(self, record: RequestRecord) -> None:
-        """Note in a record that leaves its row the context with which the request would enter again."""
+        """Store the context with which a request would enter again in its record, before it leaves its row."""
         if not _is_prefilled(record):
-            return  # it enters as before
+            return  # its context has not changed since it entered
         if self.tracks_tokens:
             record.context = self.context_of(record)
         else:
@@ -155,6 +161,6 @@ def _is_prefilled(record: RequestRecord) -> bool:
 
 
 def _columns(counted: CountedRounds) -> list[int]:
-    """Return the columns of a batch to which at least one round has delivered."""
+    """Return the columns of a batch to which at least one round has delivered tokens."""
     present = counted.live_before
     return list(range(counted.kept.shape[1])) if present is None else np.flatnonzero(present).tolist()

@@ -1,4 +1,4 @@
-"""The store of requests: the one place that knows and changes where each request is.
+"""The store of requests. It alone knows and changes the place of each request.
 
 ```
  waiting ──admit──► running (in_progress while its prompt has chunks left) ──end──► gone
@@ -7,8 +7,9 @@
                            └─leave──► leaving                    rows that end when the running block is committed
 ```
 
-A request's place follows from its state (`life.py`), and `_advance` changes both together. Steps in flight are kept here, too, because
-they decide whether an end or a retraction must wait (`JOINT_RULES`) and which step's commit releases a row (the row's fence).
+A request's place follows from its state (`life.py`), and `_advance` changes both together. Steps in flight are kept
+here, too, because they decide whether an end or a retraction must wait (`JOINT_RULES`) and which step's commit releases
+a row (the row's fence).
 """
 
 from __future__ import annotations
@@ -48,22 +49,22 @@ class Requests:
             RequestState.TRANSFERRING: self.transferring,
         }
         self.retraction_demands: dict[str, RequestRecord] = {}
-        self.retracted: list[str] = []  # since the last event that reported them
+        self.retracted: list[str] = []  # ids since the last event that reported them
         self.in_flight: deque[StepInFlight] = deque()  # oldest first
         self.last_step_id = 0
         self.last_committed = 0
-        self.steps_are_lost = False  # until `pass_lost_steps`: meanwhile the device may still run them
+        self.steps_are_lost = False  # until `pass_lost_steps`; meanwhile the device may still run them
         self._num_arrived = 0
         self._retracted_lately = False  # see `is_admission_paused`
 
     @property
     def num_with_row(self) -> int:
-        """Requests that hold a row; transfers are counted apart."""
+        """Requests that hold a row, without those in a transfer."""
         return len(self.running) + len(self.leaving)
 
     @property
     def running_ids(self) -> list[str]:
-        """Requests that hold a row and go on, in the order in which they took it."""
+        """Requests that hold a row and take part in later plans, in the order in which they took their rows."""
         return [record.request.request_id for record in self.running.values()]
 
     @property
@@ -72,20 +73,20 @@ class Requests:
         return not self.live and not self.in_flight and not self.steps_are_lost and not self.store.num_held_rows
 
     def refusal(self, request: Request) -> str:
-        """Say why a request cannot be taken beside the live ones; empty if it can."""
+        """Say why a request cannot join the live ones. Returns an empty text if it can."""
         return "duplicate id: a live request has it" if request.request_id in self.live else ""
 
     # -- a request comes and runs -----------------------------------------------------------------------------------
 
     def queue(self, request: Request, max_tokens: int) -> RequestRecord:
-        """Accept a request: it waits."""
+        """Accept a request and queue it."""
         record = self._new(request, max_tokens)
         self._advance(record, RequestEvent.QUEUE)
         self.waiting.push(record)
         return record
 
     def admit(self, prefix: PrefixMatch | None) -> RequestRecord:
-        """Give the head of the queue a row, with the slots of its cached prefix; its chunks are next."""
+        """Give the head of the queue a row, with the slots of its cached prefix. Its chunks come next."""
         record = self.waiting.pop()
         self._take_row(record, self.store.open_row(prefix), record.prompt_len + record.emitted_before)
         self._advance(record, RequestEvent.ADMIT)
@@ -102,7 +103,7 @@ class Requests:
         return chunk
 
     def begin_decoding(self, record: RequestRecord) -> None:
-        """Let a row take part in decode rounds from the next step on: its last chunk is launched."""
+        """Let a row take part in decode rounds from the next step on, because its last chunk is launched."""
         self._advance(record, RequestEvent.PREFILLED)
         self._join_rounds(record)
 
@@ -152,7 +153,10 @@ class Requests:
         self.rounds.add(record.row, record.prefill_len, record.end_len, bool(record.request.stop_strings))
 
     def _advance(self, record: RequestRecord, event: RequestEvent) -> None:
-        """Take `event` and change the request's place among the rows with its state. Raises ENGINE-02 if the table refuses it."""
+        """Take `event` and change the request's place among the rows with its state.
+
+        Raises ENGINE-02 if the table refuses it.
+        """
         before = self._rows_in.get(record.state)
         record.advance(event)
         after = self._rows_in.get(record.state)
@@ -174,7 +178,10 @@ class Requests:
         self.retracted.append(record.request.request_id)
 
     def demand_retraction(self, request_id: str) -> bool:
-        """Note that a running request is to be retracted by the next plan that can. Returns whether there is one."""
+        """Mark a running request for retraction by the next plan that can retract it.
+
+        Returns whether such a request is running.
+        """
         record = self.live.get(request_id)
         if record is None or self.running.get(record.row) is not record:
             return False
@@ -200,17 +207,20 @@ class Requests:
         return self.rounds.sizes.cause_of_limit(self.rounds.config, record.prompt_len, asked, record.max_tokens)
 
     def give_up(self, record: RequestRecord, reason: FinishReason, message: str = "") -> FinishedRequest | None:
-        """End a request that was aborted or has failed. Returns None if its block runs: then it leaves, and ends with the block."""
+        """End a request that was aborted or has failed.
+
+        Returns None if its block is running: then it is leaving, and ends with the block.
+        """
         record.ending = (reason, message)
         return self._apply_rules(record, Demand.GIVE_UP)
 
     def end_leaving(self) -> list[FinishedRequest]:
-        """End the requests that are leaving and whose block runs no longer."""
+        """End the leaving requests whose block is no longer running."""
         ends = [self._apply_rules(record, Demand.GIVE_UP) for record in list(self.leaving.values())]
         return [finished for finished in ends if finished is not None]
 
     def _apply_rules(self, record: RequestRecord, demand: Demand) -> FinishedRequest | None:
-        """Apply joint rules until one leaves the state as it is. Returns the end if the request ended."""
+        """Apply joint rules until a rule does not change the state. Returns the finished request if it ended."""
         while True:
             rule = JOINT_RULES[demand][record.state]
             response = rule.inside if self._is_in_running_block(record) else rule.outside
@@ -265,7 +275,8 @@ class Requests:
     def is_admission_paused(self) -> bool:
         """Whether admission waits, after a retraction, for the next decode round of a live row to be committed.
 
-        It does not wait if no round can come. Without the pause two requests could retract each other in turns and neither would advance.
+        It does not wait if no round can come. Without the pause two requests could retract each other in turns and
+        neither would advance.
         """
         return self._retracted_lately and (
             len(self.rounds.rows) > 0 or any(flight.planned is not None for flight in self.in_flight)
@@ -284,7 +295,7 @@ class Requests:
 
     @property
     def rounds_in_flight(self) -> int:
-        """How many decode rounds the steps in flight may run."""
+        """The number of decode rounds that the steps in flight may run."""
         rounds = 0
         for flight in self.in_flight:
             if flight.planned is not None:
@@ -296,7 +307,10 @@ class Requests:
         self.last_step_id = flight.step.step_id
 
     def oldest_step(self, step_id: int, what: str) -> StepInFlight:
-        """Return the oldest step in flight. Raises RELAY-07, about the result or failure `what`, if it is not `step_id`."""
+        """Return the oldest step in flight.
+
+        Raises RELAY-07, about the result or failure `what`, if it is not `step_id`.
+        """
         flight = self.in_flight[0] if self.in_flight else None
         if flight is None or flight.step.step_id != step_id:
             oldest = None if flight is None else flight.step.step_id
@@ -305,7 +319,10 @@ class Requests:
         return flight
 
     def begin_commit(self, result: StepResult) -> tuple[StepInFlight, list[FinishedRequest]]:
-        """Take the oldest step out of flight. Requests that the executor reports as failed end, or leave if the step is a block."""
+        """Take the oldest step out of flight.
+
+        Requests that the executor reports as failed end, or leave if the step is a block.
+        """
         flight = self.oldest_step(result.step_id, "result")
         assert (result.prefill is None) == (flight.step.prefill is None), "a result has the parts of its step"
         assert (result.decode is None) == (flight.planned is None), "a result has the parts of its step"
@@ -319,7 +336,10 @@ class Requests:
         return flight, finished
 
     def lose_in_flight(self, blamed: RequestRecord | None, message: str) -> list[FinishedRequest]:
-        """Give up the steps in flight: the blamed request fails, those that are leaving end, all others in these steps are retracted."""
+        """Give up the steps in flight.
+
+        The blamed request fails, leaving requests end, and all other requests of these steps are retracted.
+        """
         self.steps_are_lost = True
         finished = self.end_leaving()
         for flight in self.in_flight:
@@ -334,7 +354,10 @@ class Requests:
         return finished
 
     def pass_lost_steps(self) -> None:
-        """Release what the lost steps have fenced, now that the device is quiet. Raises RELAY-01 with steps in flight."""
+        """Release the slots that the lost steps have fenced, now that the device is quiet.
+
+        Raises RELAY-01 with steps in flight.
+        """
         if self.in_flight:
             raise InvariantViolation("RELAY-01", f"resumed with {self.describe_in_flight()} in flight")
         self.steps_are_lost = False
@@ -342,7 +365,9 @@ class Requests:
         self.store.pass_fence(self.last_step_id)
 
     def in_later_step(self, rows: np.ndarray) -> np.ndarray | bool:
-        """Return which of `rows` the steps in flight will decode again; one bool if the answer is the same for all."""
+        """Return which of `rows` the steps in flight will decode again, as one bool if the answer is the same for all
+        rows.
+        """
         for flight in self.in_flight:
             if flight.planned is not None:
                 later = flight.planned.decode.rows
@@ -350,7 +375,9 @@ class Requests:
         return False
 
     def records_of(self, flight: StepInFlight) -> list[RequestRecord]:
-        """Return the running requests that still have the rows with which the step was planned, in the order of its rows."""
+        """Return the running requests that still have the rows with which the step was planned, in the order of its
+        rows.
+        """
         epochs = self.store.table.epochs
         records = (self.running.get(row) for row, epoch in flight.row_epochs() if epochs[row] == epoch)
         return [record for record in records if record is not None]
@@ -363,7 +390,10 @@ class Requests:
         return "; ".join(described) or "nothing"
 
     def _is_in_running_block(self, record: RequestRecord) -> bool:
-        """Return whether the oldest step in flight is a block with rounds of this request. A block behind another step has not begun."""
+        """Return whether the oldest step in flight is a block with rounds of this request.
+
+        A block has not begun if another step is in flight before it.
+        """
         if not self.in_flight or self.steps_are_lost:
             return False
         decode = self.in_flight[0].step.decode

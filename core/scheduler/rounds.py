@@ -26,7 +26,7 @@ from .life import RequestRecord
 
 @dataclass(slots=True)
 class PlannedRounds:
-    """The decode part of a planned step, with what its commit needs."""
+    """The decode part of a planned step, with the values that its commit needs."""
 
     decode: DecodeStep
     index: np.ndarray  # intp [bs]: its rows; NumPy indexes by intp several times faster than by int32
@@ -34,7 +34,7 @@ class PlannedRounds:
 
 
 class CountedRounds(NamedTuple):
-    """What the rounds of a decode result have delivered."""
+    """The tokens and ends that the rounds of a decode result have brought."""
 
     kept: np.ndarray  # int64 [rounds, bs]: tokens delivered; 0 for departed rows
     live: np.ndarray | None  # bool [bs]: rows that still belong to their request; None: all
@@ -58,7 +58,7 @@ class DecodeRounds:
         self.kv_len = np.zeros(config.max_running + 1, dtype=np.int64)
         self.end_len = np.zeros(config.max_running + 1, dtype=np.int64)
         self.live = np.zeros(config.max_running + 1, dtype=bool)
-        self.num_departed = 0  # rows removed so far; greater than at a plan if a row of the plan has been removed since
+        self.num_departed = 0  # rows removed so far; it has grown since a plan if a row of the plan was removed
         self._members: list[int] = []
         self._rows = np.empty(0, dtype=np.int32)
         self._index = np.empty(0, dtype=np.intp)
@@ -66,14 +66,14 @@ class DecodeRounds:
         self._ones = np.ones(config.max_running, dtype=np.int64)
         self._epochs = np.empty(0, dtype=np.int64)
         self._stale = False
-        self.num_with_stop_strings = 0  # rows whose end only the host can see: they cannot run in blocks
+        self.num_with_stop_strings = 0  # rows whose end only the host can see; they cannot run in blocks
         self._has_stop_strings = np.zeros(config.max_running + 1, dtype=bool)
         self._block_slack = self._slots_of_a_plan() if config.overlap else 0
 
     # -- membership ---------------------------------------------------------------------------------------------------
 
     def add(self, row: int, kv_len: int, end_len: int, has_stop_strings: bool) -> None:
-        """Add a row to the batch from the next step on: its last chunk is launched, or its KV was received."""
+        """Add a row to the batch from the next step on, because its last chunk is launched or its KV has arrived."""
         self.kv_len[row] = kv_len
         self.end_len[row] = end_len
         self.live[row] = True
@@ -83,7 +83,7 @@ class DecodeRounds:
         self.num_with_stop_strings += has_stop_strings
 
     def remove(self, row: int) -> None:
-        """Remove a row whose request has left it; what steps in flight still deliver to it is dropped."""
+        """Remove a row whose request has left it. Results of steps in flight for this row are dropped."""
         self.live[row] = False
         self._members.remove(row)
         self._stale = True
@@ -103,10 +103,11 @@ class DecodeRounds:
     # -- plan ---------------------------------------------------------------------------------------------------------
 
     def reserve(self, rounds_in_flight: int, max_rounds: int) -> PlannedRounds | None:
-        """Reserve slots for the next round, or for a block of up to `max_rounds`. Returns None if not even one round fits.
+        """Reserve slots for the next round, or for a block of up to `max_rounds`. Returns None if not even one round
+        fits.
 
-        `rounds_in_flight`: launched and not committed. A block takes free slots only, and in overlap mode leaves those that the next plan
-        may take. A single round may evict from the prefix cache.
+        `rounds_in_flight`: launched and not committed. A block takes only free slots. In overlap mode it leaves the
+        slots that the next plan may need. A single round may evict from the prefix cache.
         """
         rows = self.rows
         batch_size = len(rows)
@@ -130,7 +131,8 @@ class DecodeRounds:
         if self.config.page_size > 1:
             targets = ceil_to_page(targets, self.config.page_size)
         if reserve > self.sizes.reserve and int(kv_len[kv_len.argmax()]) + reserve > self.sizes.row_width:
-            # Beyond R the row is the bound: a request ends in it, and one round may follow before that is known.
+            # Beyond R the width of the row is the bound: a request ends within it, and one more round may follow before
+            # the engine knows the end.
             targets = np.minimum(targets, self.sizes.row_width)
         if not self.store.grow(index, targets):
             return None
@@ -142,7 +144,9 @@ class DecodeRounds:
         return PlannedRounds(step, index, allocated)
 
     def _slots_of_a_plan(self) -> int:
-        """Return an upper bound of the slots that the plan after a block could take: chunks, newcomers, and the reserves of all rows."""
+        """Return an upper bound of the slots that the plan after a block could take: chunks, newcomers, and the
+        reserves of all rows.
+        """
         config, sizes = self.config, self.sizes
         newcomers = min(config.max_running, config.chunk_size)
         reserve = sizes.reserve + config.page_size
@@ -158,9 +162,11 @@ class DecodeRounds:
     def count(
         self, planned: PlannedRounds, result: DecodeResult, num_departed_at_plan: int, leaving: Collection[int]
     ) -> CountedRounds:
-        """Apply the finish rule and move the committed lengths of the live rows. Raises SIM-12 for a result of another shape.
+        """Apply the finish rule and move the committed lengths of the live rows. Raises SIM-12 for a result of another
+        shape.
 
-        Rows in `leaving` left while the block ran: of them, only the rounds before the last are counted.
+        The requests of the rows in `leaving` left while the block ran. For these rows only the rounds before the last
+        one count.
         """
         step = planned.decode
         if not 1 <= result.rounds <= step.max_rounds or result.accept_lens.shape != (result.rounds, len(step.rows)):
@@ -222,10 +228,11 @@ class DecodeRounds:
         kv_before_last: np.ndarray,
         in_later_step: np.ndarray | bool,
     ) -> None:
-        """Release a block's surplus slots, so that each row holds what it would hold had the rounds been planned singly.
+        """Release a block's surplus slots. Then each row holds as many slots as after rounds that were planned singly.
 
-        That is R past the length that the row's newest plan would have known: in synchronous mode the length before the last round, in
-        overlap mode the one a round earlier, unless a step in flight covers the row (`in_later_step`): then it was planned once more.
+        That is R past the length that the row's newest single plan would have known. In synchronous mode this is the
+        length before the last round, in overlap mode the length one round earlier. If a step in flight covers the row
+        (`in_later_step`), the row was planned once more.
         """
         known = kv_before_last
         if self.config.overlap and in_later_step is not True:
@@ -242,7 +249,9 @@ class DecodeRounds:
     ) -> None:
         """Tell the controller how many drafts each round accepted, without the rows that had left.
 
-        `live` bool [bs] marks the rows that count in the last round, `live_before` those in the rounds before it; None: all."""
+        `live` bool [bs] marks the rows that count in the last round, `live_before` those in the rounds before it; None:
+        all.
+        """
         correct = result.accept_lens - 1
         if live is None and live_before is None:
             self.controller.on_verify_rounds(correct, len(step.rows), step.steps)
@@ -255,7 +264,7 @@ class DecodeRounds:
             self.controller.on_verify_complete(counts, len(step.rows), step.steps)
 
     def check(self, steps: list[DecodeStep]) -> None:
-        """Raise InvariantViolation RELAY-06 unless every row has the slots that the decode steps in flight may write."""
+        """Raise InvariantViolation RELAY-06 unless every row has the slots that decode steps in flight may write."""
         rows = self.rows
         unseen = sum(step.max_rounds for step in steps)
         covered = np.isin(rows, np.concatenate([step.rows for step in steps])) if steps else False
@@ -280,7 +289,7 @@ class Chunk(NamedTuple):
 
 @dataclass(slots=True)
 class StepInFlight:
-    """A step that is planned and not committed yet."""
+    """A planned step that is not committed yet."""
 
     step: Step
     chunks: list[Chunk]
@@ -288,7 +297,10 @@ class StepInFlight:
     num_departed: int  # DecodeRounds.num_departed when it was planned
 
     def live_chunks(self) -> Iterator[tuple[int, Chunk]]:
-        """Yield the chunks whose requests still have the row, with their indices. Results of the others are dropped."""
+        """Yield the chunks whose requests still have the row, with their indices.
+
+        Results of the other chunks are dropped.
+        """
         prefill = self.step.prefill
         if prefill is None:
             return

@@ -1,7 +1,8 @@
-"""The specification of an engine: what follows from a user's settings, and all that an engine is built from.
+"""The specification of an engine: it follows from a user's settings, and engines are built from it.
 
-Simulator, session, benchmark and checks resolve their settings with `resolve_spec` and build engines from the result, so that the same
-settings make the same engine everywhere. As JSON a specification is part of a log's header; a replay builds an equal engine from it.
+Simulator, session, benchmark and checks resolve their settings with `resolve_spec` and build engines from the result,
+so that the same settings make the same engine everywhere. As JSON a specification is part of a log's header; a replay
+builds an equal engine from it.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ def choose_mode(
 ) -> ModeChoice:
     """Choose the mode. `asked_for` None means the user left the choice; `topk` 1 stands for chains and no speculation.
 
-    Overlap is chosen unless synchronous mode was asked for, the algorithm has no overlap, or trees (topk > 1) with pages (page_size > 1)
-    need a page layout of draft branches that the backend does not declare. If `device_is_host`, one CPU plans and
-    computes, so synchronous mode is the default. Raises `ConfigError` for wrong arguments.
+    Overlap is chosen unless synchronous mode was asked for, the algorithm has no overlap, or trees (topk > 1) with
+    pages (page_size > 1) need a page layout of draft branches that the backend does not declare. If `device_is_host`,
+    one CPU plans and computes, so synchronous mode is the default. Raises `ConfigError` for wrong arguments.
     """
     problems = []
     if asked_for is not None and asked_for not in MODES:
@@ -88,7 +89,7 @@ DEFAULT_STEPS = 3
 DEFAULT_TREE_NODES = 16
 UNUSED_BY_GOODPUT = ("ema_alpha", "up_hysteresis", "down_hysteresis", "ceiling_coeff", "min_dwell_batches")
 UNSIZED_POOL = 1 << 40  # `num_pages` while the size of the KV pool is not known yet
-GRAPH_SIZES = (1, 2, 4, *range(8, 513, 8))  # dense where padding is dear
+GRAPH_SIZES = (1, 2, 4, *range(8, 513, 8))  # dense where padding is expensive
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,9 @@ class EngineSpec:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Sentences for the user about the adaptive table: what was converted when it was read, and keys that the policy ignores."""
+        """Sentences for the user about the adaptive table: what was converted when it was read, and keys that the
+        policy ignores.
+        """
         if self.policy != "goodput":
             return self.adaptive.notices
         usual = SlotConfig(())
@@ -142,7 +145,10 @@ class EngineSpec:
         return self.draft_shape.max_num_draft_tokens
 
     def resolve_sizes(self) -> EngineSizes:
-        """Return what the engine reserves. Raises ConfigError if configuration, algorithm and candidates contradict each other."""
+        """Return the sizes that the engine reserves.
+
+        Raises ConfigError if configuration, algorithm and candidates contradict each other.
+        """
         chooser = "fixed" if self.policy == "fixed" else "ema"  # needs no cost table; the candidates alone matter
         controller = replace(self, policy=chooser).make_controller()
         return EngineSizes.resolve(self.config, self.make_algorithm(), controller)
@@ -158,7 +164,10 @@ class EngineSpec:
         return get_algorithm(self.algorithm)
 
     def make_controller(self) -> AdaptiveController:
-        """Build a fresh controller. Raises ConfigError or another ForedraftError if the specification contradicts itself."""
+        """Build a fresh controller.
+
+        Raises ConfigError or another ForedraftError if the specification contradicts itself.
+        """
         controller = build_controller(
             self.policy,
             self.adaptive,
@@ -174,7 +183,10 @@ class EngineSpec:
     def make_engine(
         self, events: EventSink | None = None, text_decoder: TextDecoder | None = None, named_slots: bool = True
     ) -> Engine:
-        """Build a fresh engine. If it decodes text but has no `text_decoder`, the results must say where text ended a request."""
+        """Build a fresh engine.
+
+        If the engine decodes text but has no `text_decoder`, the results must say where a stop string ended a request.
+        """
         if text_decoder is None and self.decodes_text:
             text_decoder = NoTextDecoder()
         parts = (self.config, self.make_algorithm(), self.make_controller())
@@ -193,7 +205,7 @@ class EngineSpec:
 
     @classmethod
     def from_json(cls, value: Any, source: str) -> EngineSpec:
-        """Read what `to_json` wrote. Raises ConfigError with `source` and every key that does not fit."""
+        """Read the object that `to_json` wrote. Raises ConfigError with `source` and every key that does not fit."""
         _check_keys(value, cls, "engine", source)
         _check_keys(value["config"], EngineConfig, "engine.config", source)
         table, sizes = value["cost_table"], value["graph_sizes"]
@@ -212,7 +224,7 @@ class EngineSpec:
                     "graph_sizes": None if sizes is None else tuple(sizes),
                 }
             )
-            spec.make_engine()  # finds every contradiction now
+            spec.make_engine()  # raises the errors of contradictions now
         except ForedraftError as error:
             raise ConfigError.of(source, "engine", str(error)) from error
         except (TypeError, ValueError, AttributeError, AssertionError) as error:
@@ -221,7 +233,10 @@ class EngineSpec:
 
 
 class NoTextDecoder:
-    """The text decoder of a replayed engine: it never finds a stop string, as the results say where text ended a request."""
+    """The text decoder of a replayed engine.
+
+    It never finds a stop string, because the results say where one ended a request.
+    """
 
     def decode(self, tokens: object) -> str:
         return ""
@@ -246,12 +261,12 @@ def resolve_spec(
 ) -> EngineSpec:
     """Resolve what a user chose (None: left open); `config` comes back with the scheduling mode and its reason.
 
-    `policy` defaults to "fixed", or "ema" if there is an `adaptive` table. The table defaults to the policy's preset: "default" for
-    `ema`, 0 … 7 steps at every batch size for `goodput`. `steps` are those of a fixed policy, else those to begin with.
-    `num_draft_tokens` are the nodes of all trees, or those of each step count; by default each tree has up to 16, as many as
-    its steps can fill. `num_heads`, for a draft with one head per step: the default of `steps`, and the most
-    steps of a preset's candidates. Without speculation steps, policy and table have no meaning. `source` names the settings in messages.
-    Raises ConfigError and other ForedraftErrors.
+    `policy` defaults to "fixed", or "ema" if there is an `adaptive` table. The table defaults to the policy's preset:
+    "default" for `ema`, 0 … 7 steps at every batch size for `goodput`. `steps` are the steps of a fixed policy, or the
+    first steps of another policy. `num_draft_tokens` is the number of nodes of every tree, or a number for each step
+    count. By default a tree has as many nodes as its steps can fill, at most 16. `num_heads`, for a draft with one head
+    per step: the default of `steps`, and the most steps of a preset's candidates. Without speculation, steps, policy
+    and table have no meaning. `source` names the settings in messages. Raises ConfigError and other ForedraftErrors.
     """
     if not algorithm.is_speculative:
         policy, steps = "fixed", 0
@@ -309,8 +324,9 @@ def default_graph_sizes(max_running: int) -> tuple[int, ...]:
 def _tree_nodes(
     algorithm: SpecAlgorithm, adaptive: AdaptiveConfig, topk: int, asked: int | Mapping[str, int] | None, source: str
 ) -> TreeNodes | None:
-    """Return the nodes of verify trees for the ranges that have none of their own, or None for chains, whose nodes follow from
-    the steps. Raises ConfigError with every tree that cannot be."""
+    """Return the nodes of verify trees for the ranges that have none of their own, or None for chains, whose nodes
+    follow from the steps. Raises ConfigError with every tree that cannot be.
+    """
     problems: list[Problem] = []
     given = read_tree_nodes(asked, "num_draft_tokens", problems)
     union = [steps for steps in adaptive.candidate_steps if steps > 0]

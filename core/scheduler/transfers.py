@@ -1,13 +1,14 @@
-"""The engine's part in a handoff between a prefill and a decode worker: which requests and rows are held while KV is on its way.
+"""The engine's part in a handoff between a prefill and a decode worker: it holds requests and rows while KV is on its
+way.
 
 ```
 prefill side   … prefill chunks ──last one committed──► TRANSFERRING ──end_transfer──► TRANSFERRED
 decode side                    reserve ──► TRANSFERRING ──join──► the next decode round
 ```
 
-A hold belongs to the row, not to the request. When the request ends, which may be at any time, the row stays as it is until
-`release_hold`, because the transfer may still read or write its slots. The state machines of `handoff` decide when that is over; here are
-only the moves. Every one of them is in the decision log.
+A hold belongs to the row, not to the request. When the request ends, which may be at any time, the row stays as it is
+until `release_hold`, because the transfer may still read or write its slots. The state machines of `handoff` decide
+when the transfer is over. This file has only the moves. The decision log records every move.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class PromptProgress(NamedTuple):
 
 
 class Transfers:
-    """Holds rows for transfers, takes requests in from a prefill engine, and lets computed prompts go to a decode engine."""
+    """Holds rows for transfers, takes requests in from a prefill engine, and lets computed prompts go to a decode
+    engine.
+    """
 
     def __init__(
         self,
@@ -60,7 +63,7 @@ class Transfers:
         self.admission = admission
         self.output = output
         self._emit = emit
-        self._joined: list[tuple[RequestRecord, int, Arrival]] = []  # with its epoch; the executor does not know it yet
+        self._joined: list[tuple[RequestRecord, int, Arrival]] = []  # with the row's epoch; unknown to the executor
 
     def change_role(self, role: EngineRole, now_ns: int) -> None:
         """Take another role. Raises HANDOFF-10 unless the engine has no request, no step in flight and no held row."""
@@ -92,7 +95,9 @@ class Transfers:
         )
 
     def first_token_of(self, request_id: str) -> Arrival:
-        """Return the first token of a computed prompt, and what its request asked to see of it; without the draft's input."""
+        """Return the first token of a computed prompt with the outputs that its request asked for, without the draft's
+        input.
+        """
         record = self.requests.live[request_id]
         assert record.state is RequestState.TRANSFERRING, f"{request_id!r} has no first token to hand over"
         _, tokens = self.output.delivered(record)
@@ -100,7 +105,7 @@ class Transfers:
         return Arrival(None if tokens is None else int(tokens[-1]), None, outputs)
 
     def hold(self, request_id: str, now_ns: int) -> int:
-        """Keep the row of a request until `release_hold`, also when the request leaves it. Returns the row."""
+        """Keep the row of a request until `release_hold`, even if the request leaves it. Returns the row."""
         row = self.requests.live[request_id].row
         self.store.hold_row(row)
         self._emit(HandoffMoved(now_ns, HandoffMove.HOLD, request_id, row))
@@ -114,9 +119,11 @@ class Transfers:
     def end_transfer(
         self, request_id: str, now_ns: int, failure: str = "", reason: FinishReason = FinishReason.ERROR
     ) -> FinishedRequest | None:
-        """End a request that the decode side has, or that failed on the way. Returns None if no live request has that id.
+        """End a request that has arrived at the decode side, or that failed during its transfer. Returns None if no
+        live request has that id.
 
-        A failure may also come while the prompt is waiting or being computed. `reason`: of an end with a failure, ERROR or MOVED.
+        A failure may also come while the prompt is waiting or being computed. `reason`: the reason of a failure, ERROR
+        or MOVED.
         """
         record = self.requests.live.get(request_id)
         if record is None:
@@ -133,7 +140,7 @@ class Transfers:
     # -- decode side ------------------------------------------------------------------------------------------------
 
     def reserve(self, request: Request, now_ns: int) -> ReserveOutcome:
-        """Reserve a row, the slots of its prompt and of one R, for a request whose KV will arrive, and hold the row.
+        """Reserve a row for a request whose KV will arrive, with slots for its prompt and one R, and hold the row.
 
         The executor learns of the request when it joins. Waiting requests, which were retracted, go first.
         """
@@ -164,9 +171,10 @@ class Transfers:
         return self.store.reserve_row(tokens, request.namespace, self.admission.slots_for_length(request.prefill_len))
 
     def join(self, request_id: str, arrival: Arrival, now_ns: int) -> JoinOutcome:
-        """Let a reserved request, all of whose KV is here and verified, take part in the next decode round; cache its prefix.
+        """Let a reserved request take part in the next decode round, once all of its KV is here and verified. Caches
+        its prefix.
 
-        A request that its algorithm cannot go on with (no hidden state) fails alone.
+        If the algorithm cannot continue a request (no hidden state), this request fails alone.
         """
         record = self.requests.live[request_id]
         failure = arrival_failure(self._join_of(record), arrival, self.algorithm)
@@ -192,13 +200,15 @@ class Transfers:
             return
         own = self.store.table.gather(row, 0, length)
         self.requests.share_prefix(record)
-        self.store.pass_fence(self.requests.last_committed)  # with nothing in flight, no commit frees the duplicates
-        # Where the slot changed, the cache had the position already, and its slot replaced the received one.
+        self.store.pass_fence(self.requests.last_committed)  # if no step is in flight, no commit frees the duplicates
+        # Where a slot changed, the cache already had the position, and its slot replaced the received one.
         foreign = np.flatnonzero(own != self.store.table.gather(row, 0, length))
         record.num_cached = max(record.num_cached, int(foreign[-1]) + 1 if len(foreign) else 0)
 
     def take_joined(self) -> tuple[list[Join], Arrivals | None]:
-        """Return what the next step tells the executor of the requests that have joined and still have their row."""
+        """Return the joins of the next step: they tell the executor about requests that have joined and still have
+        their row.
+        """
         if not self._joined:
             return [], None
         joins, arrivals = [], []

@@ -1,13 +1,14 @@
-"""Who enters next and who gives way.
+"""Decides which request enters next and which one gives way.
 
 The waiting queue serves first come, first served within a priority, with a bound on how often a request is overtaken.
 
-A greater priority goes first. A request that has been overtaken `ageing_bound` times by later arrivals goes before all others.
-A retracted request returns to its place by arrival, as a rule the front of its class. Requests that are to be tried first, after a
-step that failed, go before all others.
+A greater priority goes first. A request that has been overtaken `ageing_bound` times by later arrivals goes before all
+others. A retracted request returns to its place by arrival, as a rule the front of its class. After a failed step the
+suspects go before all others.
 
-Running requests give way in the reverse order: the lowest priority first, and among equals the latest arrival. So the oldest request of
-the greatest priority is never retracted for another, and two requests cannot retract each other in turns without end.
+Running requests give way in the reverse order: the lowest priority first, and among equals the latest arrival. So the
+oldest request of the greatest priority is never retracted for another, and two requests cannot retract each other in
+turns without end.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class WaitingQueue:
         assert ageing_bound >= 1, f"ageing_bound is {ageing_bound}, expected at least 1"
         self._ageing_bound = ageing_bound
         self._classes: dict[int, deque[RequestRecord]] = {}
-        self._priorities: list[int] = []  # of the classes that are not empty, greatest first
+        self._priorities: list[int] = []  # priorities of the classes that are not empty, greatest first
         self._size = 0
         self._first: list[RequestRecord] = []  # to be tried before all others, in this order
 
@@ -35,7 +36,7 @@ class WaitingQueue:
 
     @property
     def head(self) -> RequestRecord | None:
-        """The request that enters next; None if none waits."""
+        """The request that enters next; None if no request waits."""
         if not self._size:
             return None
         if self._first:
@@ -75,7 +76,7 @@ class WaitingQueue:
         return record
 
     def remove(self, record: RequestRecord) -> None:
-        """Take a waiting request out."""
+        """Remove a waiting request."""
         priority = record.request.priority
         waiting = self._classes[priority]
         waiting.remove(record)
@@ -103,7 +104,9 @@ def least_entitled(running: Collection[RequestRecord]) -> RequestRecord:
 
 
 def giving_way(head: RequestRecord, running: Iterable[RequestRecord], ageing_bound: int) -> list[RequestRecord]:
-    """Return the running requests of strictly lower priority than `head`, least entitled first, without those overtaken too often."""
+    """Return the running requests of strictly lower priority than `head`, least entitled first, without those overtaken
+    too often.
+    """
     priority = head.request.priority
     lower = [record for record in running if record.request.priority < priority and record.overtaken < ageing_bound]
     return sorted(lower, key=entitlement)
