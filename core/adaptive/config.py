@@ -42,23 +42,26 @@ class SlotConfig:
 
     candidate_steps: tuple[int, ...] = field(metadata={"meaning": "draft steps to choose from; 0 is plain decoding"})
     ema_alpha: float = field(default=0.2, metadata={"meaning": "weight of the newest verify result in the EMA"})
-    update_interval: int = field(default=5, metadata={"meaning": "verify results from one decision to the next"})
+    update_interval: int = field(default=5, metadata={"meaning": "number of verify results between two decisions"})
     warmup_batches: int = field(
-        default=10, metadata={"meaning": "verify results before the first decision; they feed the EMA, too"}
+        default=10, metadata={"meaning": "number of verify results before the first decision; the EMA counts them"}
     )
     up_hysteresis: float = field(
-        default=0.0, metadata={"meaning": "steps rise while the EMA is above steps − 0.5 + this"}
+        default=0.0, metadata={"meaning": "steps rise while the EMA is above steps − 0.5 + this value"}
     )
     down_hysteresis: float = field(
         default=-0.25,
-        metadata={"meaning": "steps drop to the next lower candidate while the EMA is at most that − 0.5 + this"},
+        metadata={
+            "meaning": "steps drop to the next lower candidate while the EMA ≤ that candidate − 0.5 + this value"
+        },
     )
     ceiling_coeff: float = field(
-        default=0.0, metadata={"meaning": "unless 0: where steps do not rise, at most the EMA times this, rounded up"}
+        default=0.0,
+        metadata={"meaning": "0: off; else steps that do not rise are at most the EMA times this value, rounded up"},
     )
     min_dwell_batches: int = field(
         default=0,
-        metadata={"meaning": "unless 0: verify results between two switches; doubled by each reversal, up to 2,048"},
+        metadata={"meaning": "0: off; else verify results between two switches; each reversal doubles it, up to 2,048"},
     )
     num_draft_tokens: TreeNodes | None = field(
         default=None,
