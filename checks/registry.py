@@ -6,7 +6,6 @@ from importlib import import_module
 
 from ..properties.harness.mutants import Mutant
 from ..properties.harness.suite import Suite
-from ..properties.invariants import of_contract
 from ..properties.suites import register
 from ..properties.suites import suite_of as suite_of  # offered here, since all contracts are registered then
 from .acceptance.trial import ProcessTrial
@@ -79,9 +78,3 @@ MUTANTS = {contract: f".mutants.{contract.replace('-', '_')}" for contract in OU
 def mutants_of(contract: str) -> tuple[Mutant, ...]:
     """Return the planted defects of a contract. Raises ConfigError for one that there is not."""
     return import_module(MUTANTS[suite_of(contract).name], __package__).MUTANTS
-
-
-def invariants_without_mutant(contract: str) -> tuple[str, ...]:
-    """Return the invariants of a contract that no mutant is expected to break; there should be none."""
-    covered = {id for mutant in mutants_of(contract) for id in mutant.caught_by}
-    return tuple(item.id for item in of_contract(contract) if item.id not in covered)

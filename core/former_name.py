@@ -26,7 +26,7 @@ def is_former_form(form: object) -> bool:
 
 
 def is_former_version(version: object) -> bool:
-    """Return whether a file that names the version which wrote it, and nothing else, is one of 0.1."""
+    """Return whether the version that a file names, such as that of summary.json, is one of 0.1."""
     return isinstance(version, str) and version.startswith("0.1.")
 
 

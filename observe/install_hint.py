@@ -47,7 +47,8 @@ def _from_origin(extra: str, origin: dict[str, Any]) -> str:
         return _from_path(extra, url, origin.get("dir_info", {}).get("editable", False))
     if subdirectory := origin.get("subdirectory"):
         url += f"#subdirectory={subdirectory}"
-    return _pip_install(f"{DISTRIBUTION}[{extra}] @ {url}")
+    # pip's record of a repository has spaces, which a requirement must not have
+    return _pip_install(f"{DISTRIBUTION}[{extra}] @ {url.replace(' ', '%20')}")
 
 
 def _from_path(extra: str, url: str, is_editable: bool) -> str:

@@ -52,6 +52,10 @@ def hint_of(monkeypatch):
             "pip install 'foredraft[sim] @ git+ssh://git@example.com/some/repository.git'",
         ),
         (
+            {"url": "file:///some/a clone", "vcs_info": VCS},
+            "pip install 'foredraft[sim] @ git+file:///some/a%20clone'",
+        ),
+        (
             {"url": "https://example.com/foredraft-0.2.0-py3-none-any.whl", "archive_info": {}},
             "pip install 'foredraft[sim] @ https://example.com/foredraft-0.2.0-py3-none-any.whl'",
         ),
