@@ -60,8 +60,9 @@ def sentences_of(kind: str, path: str, block: Block) -> Iterator[Sentence]:
     text = " ".join(line for _, line in block)
     starts = [0, *accumulate(len(line) + 1 for _, line in block)]
     for start, sentence in split(text):
-        words = re.findall(r"[A-Za-z]{2,}", re.sub(r"`[^`]+`|\]\([^)]*\)", " code ", sentence))
-        if len(words) >= MIN_WORDS:
+        text_only = re.sub(r"`[^`]+`|\]\([^)]*\)", " ", sentence)
+        num_words = len(re.findall(r"[A-Za-z]{2,}", text_only))
+        if num_words >= 2 and num_words + sentence.count("`") // 2 >= MIN_WORDS:
             number = block[bisect_right(starts, start) - 1][0]
             yield Sentence(kind, path, number, sentence, text)
 

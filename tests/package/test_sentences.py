@@ -30,6 +30,7 @@ Prose after a command is prose again.
 | word | meaning of the word |
 | --- | --- |
 | **row** | a line of the request table |
+| `open`, `grow`, `trim`, `close` | `rows` |
 
 * An item of a list ends here
 * and this is the next item
@@ -76,8 +77,8 @@ def tree(tmp_path):
                 (10, "Prose after a command is prose again."),
                 (16, "meaning of the word"),
                 (18, "a line of the request table"),
-                (20, "An item of a list ends here"),
-                (21, "and this is the next item"),
+                (21, "An item of a list ends here"),
+                (22, "and this is the next item"),
             ],
         ),
         (
