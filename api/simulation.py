@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from foredraft.core.errors import ForedraftError
-from foredraft.core.former_name import check_variables
+from foredraft.observe.distribution.former_name import check_variables
 from foredraft.observe.metrics import RunMetrics
 from foredraft.observe.summary import SLO
 from foredraft.sim.capacity import is_overloaded, saturation

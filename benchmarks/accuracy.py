@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from accuracy_runs import MEASURED, OTHERS, ROOFLINE, Outcome, failure_text, simulate_all
 from fit_expert_independence import distinct_experts, published_counts
 from foredraft.core.errors import ForedraftError
-from foredraft.observe.install_hint import install_command
+from foredraft.observe.distribution.install_hint import install_command
 from foredraft.sim.assembly import assemble
 from foredraft.sim.cost.forward import EXPERT_INDEPENDENCE
 from foredraft.sim.scenario_file import scenario_from_dict

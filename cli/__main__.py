@@ -56,7 +56,7 @@ def main() -> None:
             extra = "gpu"  # which brings what the command needs, too
         if error.name == "scipy" and sys.argv[1:2] == ["calibrate"]:
             extra = "calibrate"
-        from ..observe.install_hint import install_command
+        from ..observe.distribution.install_hint import install_command
 
         _exit(f"{error.name} is not installed: {install_command(extra)}", EXIT_BAD_INPUT)
     except (BrokenPipeError, SystemExit) as error:

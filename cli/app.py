@@ -65,6 +65,6 @@ def foredraft(
     ] = False,
 ) -> None:
     """Speculative decoding of large language models: simulate a deployment, decode text, check a serving engine."""
-    from ..core.former_name import check_variables
+    from ..observe.distribution.former_name import check_variables
 
     check_variables(os.environ)

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from ..core.contract.events import Event
 from ..core.errors import ForedraftError, nearest
-from ..core.former_name import FORMER_NAME, made_by_former
 from ..core.parsing import parse_json
+from .distribution.former_name import FORMER_NAME, made_by_former
 from .encoding import LineEncoder, dump_line
 
 SCHEMA = 1

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import ConfigError, ForedraftError
-from ..core.former_name import is_former_form, made_by_former
 from ..core.parsing import ParseError, parse_json
+from ..observe.distribution.former_name import is_former_form, made_by_former
 from ..observe.input_files import read_lines, read_text
 from ..observe.output_files import UnwritableFile
 from .trial import Trial

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...core.contract.request import Grammar
 from ...core.errors import ConfigError, InvalidRequest
-from ...observe.install_hint import install_command
+from ...observe.distribution.install_hint import install_command
 from .text import Tokenizer
 
 MAX_CHECKED = 256  # grammars that are known to be good

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from ...core.former_name import is_former_form, made_by_former
 from ...core.parsing import ParseError, parse_json
+from ..distribution.former_name import is_former_form, made_by_former
 from ..input_files import read_lines
 from ..tables import LATENCIES
 from .style import COLOURS, FAINT, figure, limit_line, missing, names_beside, read_object, tall_enough, wrapped

@@ -9,7 +9,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from ...core.former_name import is_former_version, made_by_former
+from ..distribution.former_name import is_former_version, made_by_former
 from ..summary import SHORT_NAMES
 from .style import COLOURS, FAINT, figure, missing, read_object
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError, Problem, nearest
-from ...core.former_name import FORMER_NAME, NAME, is_former_module
+from ...observe.distribution.former_name import FORMER_NAME, NAME, is_former_module
 from .contract import Adapter
 
 ENTRY_POINTS = "foredraft.adapters"

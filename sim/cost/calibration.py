@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError, Problem, nearest
-from ...core.former_name import is_former_form, made_by_former
 from ...core.parsing import read_json_object
+from ...observe.distribution.former_name import is_former_form, made_by_former
 from ...observe.input_files import read_text
 from .executor_steps import ExecutorSteps
 from .host import HostCost, LaunchCost

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ...core.errors import ForedraftError, nearest, nearest_name
-from ...core.former_name import FORMER_NAME, renamed
+from ...observe.distribution.former_name import FORMER_NAME, renamed
 from .draft import EAGLE3
 
 

@@ -12,9 +12,9 @@ import re
 from dataclasses import dataclass, replace
 
 from ...core.errors import ForedraftError, nearest_name
-from ...core.former_name import FORMER_NAME, renamed
 from ...core.model_shape import ModelShape
 from ...core.scheduler.spec import default_graph_sizes
+from ...observe.distribution.former_name import FORMER_NAME, renamed
 from .draft import STANDALONE
 from .hardware import GIB, GPU, MIB, Parallelism
 from .host import FOREDRAFT, FULL_GRAPH, SGLANG_OVERLAP, VLLM_0_10, GraphUnit, HostCost, LaunchCost

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from foredraft.observe.install_hint import install_command
+from foredraft.observe.distribution.install_hint import install_command
 
 REPOSITORY = "https://example.com/some/repository.git"
 VCS = {"vcs": "git", "commit_id": "0" * 40}

@@ -171,7 +171,7 @@ def _formats() -> Iterator[str]:
 
 def _packaging() -> Iterator[str]:
     from foredraft.core.algorithm.registry import ENTRY_POINT_GROUP
-    from foredraft.core.former_name import NAME, VARIABLES
+    from foredraft.observe.distribution.former_name import NAME, VARIABLES
     from foredraft.properties.harness.importing import ENTRY_POINTS
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

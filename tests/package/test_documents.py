@@ -148,7 +148,7 @@ def load_refresh():
 
 
 def test_documents_and_messages_install_from_a_clone():
-    """The project is not on PyPI; messages ask observe/install_hint.py where this one came from."""
+    """The project is not on PyPI; messages ask observe/distribution/install_hint.py where this one came from."""
     notebooks = (ROOT / "examples").rglob("*.ipynb")
     sources = (path for package in (*PACKAGES, "benchmarks") for path in (ROOT / package).rglob("*.py"))
     for path in (*documents(), *notebooks, *sources):

@@ -17,7 +17,7 @@ import foredraft
 import pytest
 from damaged_inputs import execute
 from foredraft.core.errors import ConfigError
-from foredraft.core.former_name import VARIABLES
+from foredraft.observe.distribution.former_name import VARIABLES
 from foredraft.properties.harness.importing import load_make
 
 MADE_BY = "made by version 0.1, then called foretoken, which this version does not read: "

@@ -16,7 +16,7 @@ from typing import Any
 from ....core.errors import ForedraftError
 from ....core.model_shape import ARCHITECTURES, HF_QUANT_CONFIG, Attention, ModelShape, read_model_shape
 from ....core.model_shape.quantization import CONFIG_KEYS
-from ....observe.install_hint import install_command
+from ....observe.distribution.install_hint import install_command
 from ..hardware import GPU, Parallelism, known_gpus, lookup_gpu
 
 PACKAGE = "aiconfigurator_core"

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from foredraft.cli.decode.display import Display, Progress
 from foredraft.cli.decode.generate import _asked_to_stop
-from foredraft.observe.install_hint import install_command
+from foredraft.observe.distribution.install_hint import install_command
 
 
 @pytest.fixture

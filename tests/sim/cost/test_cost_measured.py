@@ -15,7 +15,7 @@ import pytest
 from foredraft import simulate
 from foredraft.core.errors import ConfigError
 from foredraft.core.model_shape import lookup_model, read_model_shape
-from foredraft.observe.install_hint import install_command
+from foredraft.observe.distribution.install_hint import install_command
 from foredraft.sim.assembly import assemble
 from foredraft.sim.cost.draft import eagle3_head
 from foredraft.sim.cost.efficiency import default_efficiency

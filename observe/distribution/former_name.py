@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .errors import ConfigError, Problem
+from ...core.errors import ConfigError, Problem
 
 FORMER_NAME, NAME = "foretoken", "foredraft"
 FORMER_MODULES = tuple(f"{FORMER_NAME}.{package}." for package in ("checks", "core", "gpu", "properties", "sim"))

@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from ..core.parsing import ParseError, parse_json
+from ...core.parsing import ParseError, parse_json
 
 DISTRIBUTION = "foredraft"
 
