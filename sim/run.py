@@ -23,6 +23,7 @@ from .actors.clock import Environment
 from .actors.device import Device, HostJitter, Jitter, Truth
 from .actors.engine import EngineActor, SpanSink
 from .actors.hooks import NO_HOOKS
+from .actors.interruption import deferred_signals
 from .actors.router import Link, ReplicaRouter
 from .assembly import Assembly, assemble
 from .cost.calibration import Calibration
@@ -35,7 +36,6 @@ from .faults.injector import FaultInjector
 from .faults.plan import FaultPlan
 from .faults.service import FaultReport, FaultyService
 from .faults.transfers import UnreliableLink
-from .interruption import deferred_signals
 from .load import asked_lengths, contents_are_known, make_workload, scan_workload
 from .notices import notices_of
 from .scenario import Clients, Scenario
