@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import simpy
+from simpy.core import EmptySchedule
 
 from ..core.acceptance.process import AcceptanceProcess, DayCurve, GaussianAcceptance
 from ..core.adaptive.controller import AdaptiveMetrics
@@ -237,7 +238,7 @@ class Simulation:
                 if on_progress is not None and time.monotonic() >= next_look:
                     on_progress(self.progress())
                     next_look = time.monotonic() + self.PROGRESS_EVERY_S
-        except simpy.core.EmptySchedule:
+        except EmptySchedule:
             handle_signals()
             if on_progress is not None:
                 on_progress(self.progress())
