@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import simpy
+from simpy.core import EmptySchedule
 
 from ..core.acceptance.process import AcceptanceProcess, DayCurve, GaussianAcceptance
 from ..core.adaptive.controller import AdaptiveMetrics
@@ -23,6 +24,7 @@ from .actors.clock import Environment
 from .actors.device import Device, HostJitter, Jitter, Truth
 from .actors.engine import EngineActor, SpanSink
 from .actors.hooks import NO_HOOKS
+from .actors.interruption import deferred_signals
 from .actors.router import Link, ReplicaRouter
 from .assembly import Assembly, assemble
 from .cost.calibration import Calibration
@@ -35,7 +37,6 @@ from .faults.injector import FaultInjector
 from .faults.plan import FaultPlan
 from .faults.service import FaultReport, FaultyService
 from .faults.transfers import UnreliableLink
-from .interruption import deferred_signals
 from .load import asked_lengths, contents_are_known, make_workload, scan_workload
 from .notices import notices_of
 from .scenario import Clients, Scenario
@@ -237,7 +238,7 @@ class Simulation:
                 if on_progress is not None and time.monotonic() >= next_look:
                     on_progress(self.progress())
                     next_look = time.monotonic() + self.PROGRESS_EVERY_S
-        except simpy.core.EmptySchedule:
+        except EmptySchedule:
             handle_signals()
             if on_progress is not None:
                 on_progress(self.progress())

@@ -35,90 +35,101 @@ class Table(BaseModel):
 
 class Model(Table):
     target: str = Field(
-        "llama-3.1-8b",
+        default="llama-3.1-8b",
         description="built-in model, Hugging Face name or path of a config.json; the extra `measured` adds models",
     )
     weight_dtype: str | None = Field(
-        None,
+        default=None,
         description="bf16, fp16, fp8, int8, int4, nvfp4, mxfp4 or int4-g64 (bits, group size); default: the "
         "checkpoint's",
     )
-    kv_dtype: str | None = Field(None, description="bf16, fp16 or fp8; default: the checkpoint's, else 16-bit")
-    context_len: Count | None = Field(None, description="context length in tokens; default: the model's own maximum")
+    kv_dtype: str | None = Field(default=None, description="bf16, fp16 or fp8; default: the checkpoint's, else 16-bit")
+    context_len: Count | None = Field(
+        default=None, description="context length in tokens; default: the model's own maximum"
+    )
     expert_independence: Annotated[float, Field(gt=0, le=1)] = Field(
-        EXPERT_INDEPENDENCE,
+        default=EXPERT_INDEPENDENCE,
         description="experts that a further token of a request adds, as a share of those that an independent one adds",
     )
-    draft: str | None = Field(None, description="STANDALONE: the draft model, a built-in model or a config.json")
-    draft_vocab: Count = Field(32_000, description="EAGLE-3: tokens in the head's reduced vocabulary")
+    draft: str | None = Field(
+        default=None, description="STANDALONE: the draft model, a built-in model or a config.json"
+    )
+    draft_vocab: Count = Field(default=32_000, description="EAGLE-3: tokens in the head's reduced vocabulary")
 
 
 class Hardware(Table):
     gpu: str = Field(
-        "H100", description="A100, A100-40G, H100, H200, B200, B300, GB200, GB300, L4, L40S, RTX 4090, MI300X"
+        default="H100", description="A100, A100-40G, H100, H200, B200, B300, GB200, GB300, L4, L40S, RTX 4090, MI300X"
     )
-    tensor_parallel: Count = Field(1, description="devices that share each layer of one replica")
+    tensor_parallel: Count = Field(default=1, description="devices that share each layer of one replica")
     attention_data_parallel: Count = Field(
-        1,
+        default=1,
         description="groups of tensor_parallel devices in a replica, each with its own requests; they share the "
         "experts",
     )
     expert_parallel: Count = Field(
-        1, description="ranks of a replica that hold whole routed experts; 1: every device has a part of each expert"
+        default=1,
+        description="ranks of a replica that hold whole routed experts; 1: every device has a part of each expert",
     )
     gpus_per_node: Count | None = Field(
-        None,
+        default=None,
         description="devices that a fast link connects; collectives of more devices use the network between nodes; "
         "default: 8, or 72 in a rack of GB200 or GB300",
     )
-    replicas: Annotated[Engines, Field(ge=1)] = Field(1, description="number of engines behind the router")
+    replicas: Annotated[Engines, Field(ge=1)] = Field(default=1, description="number of engines behind the router")
     reserved_fraction: Annotated[float, Field(ge=0, lt=1)] | None = Field(
-        None,
+        default=None,
         description="share of the device memory that stays unused; default: 0.10; for SGLang and TensorRT-LLM the rest "
         "that static_fraction and free_fraction leave",
     )
     static_fraction: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None,
+        default=None,
         description="SGLang's mem-fraction-static: share for weights and KV of the memory that the driver leaves; "
         "graphs and activations get the rest; replaces reserved_fraction; default for SGLang: its own",
     )
     free_fraction: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None,
+        default=None,
         description="TensorRT-LLM's free_gpu_memory_fraction: share for KV of the memory that weights, activations and "
         "graphs leave; replaces reserved_fraction; default for TensorRT-LLM: 0.9",
     )
-    cuda_graphs: bool = Field(True, description="capture a graph for each padded batch size and step count")
+    cuda_graphs: bool = Field(default=True, description="capture a graph for each padded batch size and step count")
     graph_sizes: list[Count] | None = Field(
-        None,
+        default=None,
         description="captured sizes; default: 1, 2, 4, 8, 16, … up to the largest batch, the server's limit or 512 "
         "tokens",
     )
     graph_unit: GraphUnit | None = Field(
-        None,
+        default=None,
         description="unit of the captured sizes: rows of a batch, or tokens of a pass (as in vLLM); a larger pass is "
         "launched kernel by kernel; default: the server's unit",
     )
     server: str = Field(
-        "foredraft", description="simulated server: foredraft, sglang-0.5, vllm-0.18, vllm-0.9, trtllm-1.x"
+        default="foredraft", description="simulated server: foredraft, sglang-0.5, vllm-0.18, vllm-0.9, trtllm-1.x"
     )
     host: str | None = Field(
-        None, description="host time per step: foredraft, vllm-0.10, sglang-overlap; default: the server's"
+        default=None, description="host time per step: foredraft, vllm-0.10, sglang-overlap; default: the server's"
     )
     kernels: Literal["roofline", "measured", "auto"] = Field(
-        "auto",
+        default="auto",
         description="source of the times of passes: the roofline, or measured kernels (the extra `measured`); auto: "
         "measured kernels if there are some, else the roofline",
     )
     kernels_of: Literal["sglang", "vllm", "trtllm"] | None = Field(
-        None, description="server whose measured kernels are used; default: the simulated server"
+        default=None, description="server whose measured kernels are used; default: the simulated server"
     )
     launch: Literal["full-graph", "piecewise"] | None = Field(
-        None,
+        default=None,
         description="piecewise: the host launches each draft pass; default: the server's; full-graph for foredraft",
     )
-    device_jitter: Spread = Field(0.0, description="standard deviation of a step's device time, divided by its mean")
-    host_jitter: Spread = Field(0.0, description="standard deviation of a step's host time, divided by its mean")
-    profile: str | None = Field(None, description="profile.json of `foredraft calibrate`: fitted or measured times")
+    device_jitter: Spread = Field(
+        default=0.0, description="standard deviation of a step's device time, divided by its mean"
+    )
+    host_jitter: Spread = Field(
+        default=0.0, description="standard deviation of a step's host time, divided by its mean"
+    )
+    profile: str | None = Field(
+        default=None, description="profile.json of `foredraft calibrate`: fitted or measured times"
+    )
 
     @property
     def devices(self) -> int:
@@ -128,121 +139,137 @@ class Hardware(Table):
 
 class Speculation(Table):
     algorithm: str = Field(
-        "EAGLE3", description="NONE, STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, or a plugin"
+        default="EAGLE3", description="NONE, STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, or a plugin"
     )
-    policy: Literal["fixed", "ema", "goodput"] = Field("ema", description="rule that chooses the number of draft steps")
+    policy: Literal["fixed", "ema", "goodput"] = Field(
+        default="ema", description="rule that chooses the number of draft steps"
+    )
     steps: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="fixed: draft steps; ema, goodput: the first steps"
+        default=None, description="fixed: draft steps; ema, goodput: the first steps"
     )
-    topk: Count = Field(1, description="branches per draft step; 1 is a chain")
+    topk: Count = Field(default=1, description="branches per draft step; 1 is a chain")
     num_draft_tokens: Annotated[int, Field(ge=1)] | dict[str, int] | None = Field(
-        None,
+        default=None,
         description="nodes of a verify tree, root included: one number, or a table by steps such as {1 = 5, 3 = 16}; "
         "default: as many as the steps can fill, up to 16",
     )
     adaptive: str | dict[str, Any] | None = Field(
-        None,
+        default=None,
         description="ema and goodput: the table of steps, as a preset (default, with-zero, zero-to-seven), a JSON "
         "file, or the table itself; default: the preset default for ema, zero-to-seven for goodput",
         json_schema_extra=lambda schema: schema.update(anyOf=[{"type": "string"}, table_schema(), {"type": "null"}]),
     )
     heads: Count | None = Field(
-        None, description="MULTI_LAYER_EAGLE: heads of the draft; default: the greatest candidate"
+        default=None, description="MULTI_LAYER_EAGLE: heads of the draft; default: the greatest candidate"
     )
 
 
 class Regimes(Table):
-    stretch_len: Count = Field(64, description="output tokens of a stretch; each stretch draws a level")
-    shifts: list[float] = Field([0.0], description="the levels, in standard deviations of quality")
-    weights: list[Annotated[float, Field(ge=0)]] = Field([1.0], description="weight with which each level is drawn")
+    stretch_len: Count = Field(default=64, description="output tokens of a stretch; each stretch draws a level")
+    shifts: list[float] = Field(default=[0.0], description="the levels, in standard deviations of quality")
+    weights: list[Annotated[float, Field(ge=0)]] = Field(
+        default=[1.0], description="weight with which each level is drawn"
+    )
 
 
 class Acceptance(Table):
     preset: str | None = Field(
-        None, description="kind of text (chat, code, math, edit) or preset; default: chat (NGRAM: code)"
+        default=None, description="kind of text (chat, code, math, edit) or preset; default: chat (NGRAM: code)"
     )
     conditional: list[Share] | None = Field(
-        None, description="acceptance of draft position 1, 2, … if all earlier ones are accepted"
+        default=None, description="acceptance of draft position 1, 2, … if all earlier ones are accepted"
     )
     mean_length: Annotated[float, Field(ge=1)] | None = Field(
-        None, description="mean accept length, bonus included, of rounds with the most steps; the preset gives the rest"
+        default=None,
+        description="mean accept length, bonus included, of rounds with the most steps; the preset gives the rest",
     )
-    recorded: str | None = Field(None, description="file of recorded longest runs per output position (CSV or JSONL)")
+    recorded: str | None = Field(
+        default=None, description="file of recorded longest runs per output position (CSV or JSONL)"
+    )
     request_share: Share | None = Field(
-        None, description="variance between requests, as a share; default: the preset's"
+        default=None, description="variance between requests, as a share; default: the preset's"
     )
     field_share: Share | None = Field(
-        None, description="variance that neighbouring positions share, as a share; default: the preset's"
+        default=None, description="variance that neighbouring positions share, as a share; default: the preset's"
     )
-    correlation_len: Count | None = Field(None, description="tokens over which rounds correlate; default: the preset's")
+    correlation_len: Count | None = Field(
+        default=None, description="tokens over which rounds correlate; default: the preset's"
+    )
     rank_ratio: Share = Field(
-        0.6, description="trees: how slowly acceptance falls with rank (an assumption); 0: only rank 1 counts"
+        default=0.6, description="trees: how slowly acceptance falls with rank (an assumption); 0: only rank 1 counts"
     )
     drift_per_1k_tokens: float = Field(
-        0.0, description="gain of quality per 1000 output tokens, in standard deviations"
+        default=0.0, description="gain of quality per 1000 output tokens, in standard deviations"
     )
-    day_amplitude: float = Field(0.0, description="daily sine wave of quality, in standard deviations")
-    regimes: Regimes | None = Field(None, description="levels of quality that alternate along a request's output")
+    day_amplitude: float = Field(default=0.0, description="daily sine wave of quality, in standard deviations")
+    regimes: Regimes | None = Field(
+        default=None, description="levels of quality that alternate along a request's output"
+    )
 
 
 class EngineTable(Table):
     mode: Literal["overlap", "synchronous"] = Field(
-        "overlap", description="overlap: plan the next step while this one runs; synchronous: plan it afterwards"
+        default="overlap",
+        description="overlap: plan the next step while this one runs; synchronous: plan it afterwards",
     )
-    page_size: Count = Field(1, description="KV slots per page")
+    page_size: Count = Field(default=1, description="KV slots per page")
     kv_slots: Count | None = Field(
-        None, description="size of the KV pool in tokens; default: what fits into the device's memory"
+        default=None, description="size of the KV pool in tokens; default: what fits into the device's memory"
     )
     max_running: Count | None = Field(
-        None,
+        default=None,
         description="most requests in a batch; default: the server's (foredraft 256, vLLM mostly 1024, others mostly "
         "2048)",
     )
-    max_queue: Count | None = Field(None, description="most waiting requests; default: no limit")
+    max_queue: Count | None = Field(default=None, description="most waiting requests; default: no limit")
     chunk_size: Count | None = Field(
-        None, description="most prefill tokens of one step; default: the server's, mostly 8192"
+        default=None, description="most prefill tokens of one step; default: the server's, mostly 8192"
     )
     max_step_tokens: Count | None = Field(
-        None, description="most prefill and verify tokens of one step; default: no limit"
+        default=None, description="most prefill and verify tokens of one step; default: no limit"
     )
     mixed: bool | None = Field(
-        None,
+        default=None,
         description="true: a step may mix prefill and decode; false: prefill goes first; default: the server's way",
     )
-    prefix_cache: bool = Field(True, description="cache prefixes of prompts with known content, in a radix tree")
-    eviction_policy: str = Field("lru", description="eviction from the prefix cache: lru, fifo, lfu")
+    prefix_cache: bool = Field(
+        default=True, description="cache prefixes of prompts with known content, in a radix tree"
+    )
+    eviction_policy: str = Field(default="lru", description="eviction from the prefix cache: lru, fifo, lfu")
     watermark: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.01, description="share of the pool that admission leaves free"
+        default=0.01, description="share of the pool that admission leaves free"
     )
     guarantee_output: Share | None = Field(
-        None,
+        default=None,
         description="admit a request only if its whole output fits beside this share of the tokens that running "
         "requests may still emit; below 1 a request may be retracted; 0: only its prompt must fit; default: as in the "
         "server",
     )
     block_rounds: Count = Field(
-        32, description="most rounds of one plan; 1 gives the same result (docs/design.md names the exceptions)"
+        default=32, description="most rounds of one plan; 1 gives the same result (docs/design.md names the exceptions)"
     )
-    preempt: bool = Field(False, description="retract lower priorities to admit a higher one")
-    ageing_bound: Count = Field(256, description="how often higher priorities may overtake a request")
+    preempt: bool = Field(default=False, description="retract lower priorities to admit a higher one")
+    ageing_bound: Count = Field(default=256, description="how often higher priorities may overtake a request")
 
 
 class Length(Table):
     kind: Literal["fixed", "uniform", "lognormal", "empirical"] = Field(
-        "fixed", description="distribution of the length in tokens"
+        default="fixed", description="distribution of the length in tokens"
     )
-    value: Tokens | None = Field(None, description="fixed: the length")
-    low: Tokens = Field(1, description="uniform, lognormal: the smallest length")
+    value: Tokens | None = Field(default=None, description="fixed: the length")
+    low: Tokens = Field(default=1, description="uniform, lognormal: the smallest length")
     high: Tokens | None = Field(
-        None, description="uniform, lognormal: the greatest length; default for lognormal: the model's context"
+        default=None, description="uniform, lognormal: the greatest length; default for lognormal: the model's context"
     )
-    mean: Positive | None = Field(None, description="lognormal: the mean before clipping")
+    mean: Positive | None = Field(default=None, description="lognormal: the mean before clipping")
     sigma: Annotated[float, Field(gt=0, le=10)] | None = Field(
-        None, description="lognormal: standard deviation of the logarithm"
+        default=None, description="lognormal: standard deviation of the logarithm"
     )
-    values: Annotated[list[Tokens], Field(min_length=1)] | None = Field(None, description="empirical: the lengths")
+    values: Annotated[list[Tokens], Field(min_length=1)] | None = Field(
+        default=None, description="empirical: the lengths"
+    )
     weights: list[Annotated[float, Field(ge=0)]] | None = Field(
-        None, description="empirical: weight of each length; default: all equal"
+        default=None, description="empirical: weight of each length; default: all equal"
     )
 
     @model_validator(mode="after")
@@ -269,56 +296,60 @@ LENGTHS: dict[str, dict[str, Any]] = {
 
 
 class Prefixes(Table):
-    groups: Annotated[int, Field(ge=1, le=1_000_000)] = Field(1, description="number of shared prefixes")
-    length: Tokens = Field(512, description="tokens of a shared prefix")
+    groups: Annotated[int, Field(ge=1, le=1_000_000)] = Field(default=1, description="number of shared prefixes")
+    length: Tokens = Field(default=512, description="tokens of a shared prefix")
     zipf: Annotated[float, Field(ge=0, le=10)] = Field(
-        1.0, description="group i has weight 1 / i**zipf; 0: all groups are alike"
+        default=1.0, description="group i has weight 1 / i**zipf; 0: all groups are alike"
     )
 
 
 class Workload(Table):
     trace: str | None = Field(
-        None, description="a trace file (Azure CSV, Mooncake JSONL, BurstGPT CSV) instead of synthetic requests"
+        default=None, description="a trace file (Azure CSV, Mooncake JSONL, BurstGPT CSV) instead of synthetic requests"
     )
-    format: Literal["auto", "azure", "mooncake", "burstgpt"] = Field("auto", description="format of the trace")
-    rate_scale: Rate = Field(1.0, description="factor on the rate of the trace; 2 replays it twice as fast")
+    format: Literal["auto", "azure", "mooncake", "burstgpt"] = Field(default="auto", description="format of the trace")
+    rate_scale: Rate = Field(default=1.0, description="factor on the rate of the trace; 2 replays it twice as fast")
     start_s: Annotated[float, Field(ge=0, le=1e9)] = Field(
-        0.0, description="trace: leave out arrivals before this time"
+        default=0.0, description="trace: leave out arrivals before this time"
     )
-    stop_s: Seconds | None = Field(None, description="no arrival at or after this time")
+    stop_s: Seconds | None = Field(default=None, description="no arrival at or after this time")
     num_requests: Count | None = Field(
-        None, description="most requests; default: 1000 synthetic ones, or the whole trace"
+        default=None, description="most requests; default: 1000 synthetic ones, or the whole trace"
     )
     arrivals: Literal["poisson", "gamma", "constant", "ramp", "day", "curve"] = Field(
-        "poisson", description="process of synthetic arrivals"
+        default="poisson", description="process of synthetic arrivals"
     )
-    rate: Rate = Field(8.0, description="requests per second (ramp: at the start; day, curve: the mean)")
-    end_rate: Rate | None = Field(None, description="ramp: requests per second at its end; default: twice the rate")
-    ramp_s: Seconds = Field(600.0, description="ramp: length of the ramp")
-    amplitude: Share = Field(0.5, description="day: the peak is this share above the mean")
+    rate: Rate = Field(default=8.0, description="requests per second (ramp: at the start; day, curve: the mean)")
+    end_rate: Rate | None = Field(
+        default=None, description="ramp: requests per second at its end; default: twice the rate"
+    )
+    ramp_s: Seconds = Field(default=600.0, description="ramp: length of the ramp")
+    amplitude: Share = Field(default=0.5, description="day: the peak is this share above the mean")
     curve: list[Annotated[float, Field(ge=0, le=1e6)]] | None = Field(
-        None, description="curve: rates at equal distances over period_s, in any unit, with straight lines between them"
+        default=None,
+        description="curve: rates at equal distances over period_s, in any unit, with straight lines between them",
     )
     period_s: Annotated[Seconds, Field(ge=1e-3)] = Field(
-        86_400.0, description="day, curve: length of the period, which then repeats"
+        default=86_400.0, description="day, curve: length of the period, which then repeats"
     )
     burstiness: Annotated[float, Field(ge=0.05, le=20)] = Field(
-        1.0, description="gamma, day, curve: coefficient of variation of the gaps; 1 is Poisson, more is burstier"
+        default=1.0,
+        description="gamma, day, curve: coefficient of variation of the gaps; 1 is Poisson, more is burstier",
     )
     concurrency: Count | None = Field(
-        None, description="closed loop: number of clients; each sends its next request when its last one ends"
+        default=None, description="closed loop: number of clients; each sends its next request when its last one ends"
     )
-    prompt: Length = Field(Length(**LENGTHS["prompt"]), description="prompt lengths")
-    output: Length = Field(Length(**LENGTHS["output"]), description="output lengths")
+    prompt: Length = Field(default=Length(**LENGTHS["prompt"]), description="prompt lengths")
+    output: Length = Field(default=Length(**LENGTHS["output"]), description="output lengths")
     prefixes: Prefixes | None = Field(
-        None, description="shared prefixes of synthetic prompts; default: no known content"
+        default=None, description="shared prefixes of synthetic prompts; default: no known content"
     )
     max_tokens: Count | Literal["output"] | None = Field(
-        None,
+        default=None,
         description="most output tokens that a request asks for; output: the length that it will emit, as benchmarks "
         "ask for; default: the room in the context, or output if outputs are guaranteed",
     )
-    urgent_share: Share = Field(0.0, description="share of synthetic requests with priority 1")
+    urgent_share: Share = Field(default=0.0, description="share of synthetic requests with priority 1")
 
     @model_validator(mode="after")
     def _stops_after_its_start(self) -> Workload:
@@ -344,52 +375,58 @@ def _completed(given: Any, default: dict[str, Any]) -> Any:
 
 
 class Clients(Table):
-    deadline_s: Seconds | None = Field(None, description="time after which a client cancels")
-    cancel_share: Share = Field(0.0, description="share of requests whose client leaves at a random moment")
-    cancel_mean_s: Seconds = Field(10.0, description="mean time until such a client leaves (exponential)")
+    deadline_s: Seconds | None = Field(default=None, description="time after which a client cancels")
+    cancel_share: Share = Field(default=0.0, description="share of requests whose client leaves at a random moment")
+    cancel_mean_s: Seconds = Field(default=10.0, description="mean time until such a client leaves (exponential)")
 
 
 class RouterTable(Table):
     policy: Policy = Field(
-        "least_loaded", description="how a replica is chosen: round_robin, least_loaded, prefix_aware, random"
+        default="least_loaded", description="how a replica is chosen: round_robin, least_loaded, prefix_aware, random"
     )
-    latency_us: Annotated[float, Field(ge=0, le=1e9)] = Field(50.0, description="latency from client to replica")
+    latency_us: Annotated[float, Field(ge=0, le=1e9)] = Field(
+        default=50.0, description="latency from client to replica"
+    )
     bandwidth_gbps: Annotated[float, Field(ge=1e-3)] = Field(
-        10.0, description="bandwidth from client to replica, in Gbit/s"
+        default=10.0, description="bandwidth from client to replica, in Gbit/s"
     )
 
 
 class Disaggregation(Table):
-    prefill: Engines = Field(0, description="engines that only prefill; 0: every engine prefills and decodes")
-    decode: Engines = Field(0, description="engines that only decode")
-    ratio: str | None = Field(None, description="divides hardware.replicas, such as 2:1; replaces the two numbers")
-    prefill_policy: Policy = Field("least_loaded", description="how the prefill engine of a request is chosen")
-    decode_policy: Policy = Field("least_loaded", description="how the decode engine of a request is chosen")
-    latency_us: Annotated[float, Field(ge=0, le=1e9)] = Field(10.0, description="latency from engine to engine")
+    prefill: Engines = Field(default=0, description="engines that only prefill; 0: every engine prefills and decodes")
+    decode: Engines = Field(default=0, description="engines that only decode")
+    ratio: str | None = Field(
+        default=None, description="divides hardware.replicas, such as 2:1; replaces the two numbers"
+    )
+    prefill_policy: Policy = Field(default="least_loaded", description="how the prefill engine of a request is chosen")
+    decode_policy: Policy = Field(default="least_loaded", description="how the decode engine of a request is chosen")
+    latency_us: Annotated[float, Field(ge=0, le=1e9)] = Field(default=10.0, description="latency from engine to engine")
     bandwidth_gbps: Annotated[float, Field(ge=1e-3)] = Field(
-        400.0, description="bandwidth of each device's port in each direction, in Gbit/s"
+        default=400.0, description="bandwidth of each device's port in each direction, in Gbit/s"
     )
-    layerwise: bool = Field(True, description="send KV layer by layer while the prompt is computed")
+    layerwise: bool = Field(default=True, description="send KV layer by layer while the prompt is computed")
     rebalance_s: Seconds | None = Field(
-        None, description="interval at which an engine may be emptied to change its role; default: never"
+        default=None, description="interval at which an engine may be emptied to change its role; default: never"
     )
-    lease_s: Seconds = Field(2.0, description="how long a prefill engine waits for news before it tries once more")
-    hold_s: Seconds = Field(5.0, description="how long a decode engine waits for KV; more than the lease")
-    fence_s: Seconds = Field(1.0, description="time until slots of an abandoned transfer are used again")
+    lease_s: Seconds = Field(
+        default=2.0, description="how long a prefill engine waits for news before it tries once more"
+    )
+    hold_s: Seconds = Field(default=5.0, description="how long a decode engine waits for KV; more than the lease")
+    fence_s: Seconds = Field(default=1.0, description="time until slots of an abandoned transfer are used again")
 
 
 class Slo(Table):
-    ttft_ms: Positive | None = Field(None, description="limit of the time to first token")
-    tpot_ms: Positive | None = Field(None, description="limit of the time per output token after the first")
-    e2el_ms: Positive | None = Field(None, description="limit of the end-to-end latency")
+    ttft_ms: Positive | None = Field(default=None, description="limit of the time to first token")
+    tpot_ms: Positive | None = Field(default=None, description="limit of the time per output token after the first")
+    e2el_ms: Positive | None = Field(default=None, description="limit of the end-to-end latency")
 
 
 class Scenario(Table):
     """Everything that a run depends on. The same scenario and seed give the same event log, byte for byte."""
 
-    name: str = Field("default", description="name that reports show")
+    name: str = Field(default="default", description="name that reports show")
     seed: Annotated[int, Field(ge=0)] = Field(
-        0, description="seed of every draw; draws are keyed, so runs are comparable"
+        default=0, description="seed of every draw; draws are keyed, so runs are comparable"
     )
     model: Model = Model()
     hardware: Hardware = Hardware()

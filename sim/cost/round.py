@@ -98,7 +98,7 @@ class RoundCost:
         self.draft = draft
         self.efficiency: Efficiency = efficiency or default_efficiency(gpu)
         self.graph_sizes = graph_sizes
-        self.graph_unit = graph_unit
+        self.graph_unit: GraphUnit = graph_unit
         self.launch = launch
         self.calibration = calibration
         self.sampling = sampling

@@ -55,8 +55,8 @@ class Roles:
         self._is_looking = False
         self._since: dict[int, tuple[int, int]] = {}  # engine -> when its role began, and its device's work by then
         self._last_look: dict[int, int] = {}  # engine -> its device's work at the last look
-        self._busy_ns = dict.fromkeys(ROLES, 0)
-        self._engine_ns = dict.fromkeys(ROLES, 0)
+        self._busy_ns: dict[EngineRole, int] = dict.fromkeys(ROLES, 0)
+        self._engine_ns: dict[EngineRole, int] = dict.fromkeys(ROLES, 0)
 
     def serving(self, role: EngineRole) -> list[int]:
         """Return the engines that take new requests in this role."""

@@ -39,7 +39,7 @@ class FaultTable(BaseModel):
 class Fault(FaultTable):
     """One kind of fault. `probability` is per occasion; the unit of an occasion is the kind's (see `KINDS`)."""
 
-    probability: Share = Field(0.0, description="of an occasion")
+    probability: Share = Field(default=0.0, description="of an occasion")
 
     @property
     def is_enabled(self) -> bool:
@@ -49,7 +49,7 @@ class Fault(FaultTable):
 class Regular(Fault):
     """A kind that may also happen on every n-th occasion."""
 
-    every: Count | None = Field(None, description="also on every n-th occasion")
+    every: Count | None = Field(default=None, description="also on every n-th occasion")
 
     @property
     def is_enabled(self) -> bool:
@@ -57,59 +57,59 @@ class Regular(Fault):
 
 
 class Episode(Fault):
-    lasts_s: Seconds = Field(3.0, description="until it is over")
+    lasts_s: Seconds = Field(default=3.0, description="until it is over")
 
 
 class Slow(Episode):
     factor: Annotated[float, Field(ge=1, le=1000)] = Field(
-        8.0, description="of every step's device time, of a transfer's time"
+        default=8.0, description="of every step's device time, of a transfer's time"
     )
 
 
 class Hang(Fault):
-    watchdog_s: Seconds = Field(5.0, description="after so long the step is given up")
-    restart_s: Seconds = Field(4.0, description="until a new worker runs")
+    watchdog_s: Seconds = Field(default=5.0, description="after so long the step is given up")
+    restart_s: Seconds = Field(default=4.0, description="until a new worker runs")
 
 
 class Restart(Fault):
-    restart_s: Seconds = Field(4.0, description="until a new worker runs")
+    restart_s: Seconds = Field(default=4.0, description="until a new worker runs")
 
 
 class Late(Fault):
-    delay_s: Seconds = Field(2.0, description="at most so much later")
+    delay_s: Seconds = Field(default=2.0, description="at most so much later")
 
 
 class Lost(Fault):
-    retry_s: Seconds = Field(2.0, description="until the sender tries again")
-    retries: Count = Field(3, description="attempts after which it gives up")
+    retry_s: Seconds = Field(default=2.0, description="until the sender tries again")
+    retries: Count = Field(default=3, description="attempts after which it gives up")
 
 
 class Cancel(Fault):
-    mean_s: Seconds = Field(3.0, description="mean time until the client leaves")
+    mean_s: Seconds = Field(default=3.0, description="mean time until the client leaves")
 
 
 class Gone(Fault):
-    notice_s: Seconds = Field(20.0, description="until the service notices")
+    notice_s: Seconds = Field(default=20.0, description="until the service notices")
 
 
 class Denial(Regular):
-    count: Count = Field(2, description="attempts that find nothing")
+    count: Count = Field(default=2, description="attempts that find nothing")
 
 
 class Burst(Fault):
-    factor: Annotated[int, Field(ge=2, le=1000)] = Field(10, description="requests that come instead of one")
+    factor: Annotated[int, Field(ge=2, le=1000)] = Field(default=10, description="requests that come instead of one")
 
 
 class Jump(Fault):
-    jump_s: Seconds = Field(60.0, description="at most so far, forwards or backwards")
+    jump_s: Seconds = Field(default=60.0, description="at most so far, forwards or backwards")
 
 
 class Shutdown(Fault):
-    within_s: Seconds = Field(600.0, description="at some moment of the first so many seconds")
+    within_s: Seconds = Field(default=600.0, description="at some moment of the first so many seconds")
 
 
 class Death(Restart):
-    notice_s: Seconds = Field(1.0, description="until the other engines are told")
+    notice_s: Seconds = Field(default=1.0, description="until the other engines are told")
 
 
 class DeviceFaults(FaultTable):
@@ -182,8 +182,8 @@ class TransferFaults(FaultTable):
 class FaultPlan(FaultTable):
     """The faults of a run. They begin with the run and end with its last arrival (or at `stop_s`); then all requests must end."""
 
-    stop_s: Seconds | None = Field(None, description="no new fault from then on; default: the last arrival")
-    recovery_s: Seconds = Field(600.0, description="after the last fault everything has ended within so long")
+    stop_s: Seconds | None = Field(default=None, description="no new fault from then on; default: the last arrival")
+    recovery_s: Seconds = Field(default=600.0, description="after the last fault everything has ended within so long")
     device: DeviceFaults = DeviceFaults()
     link: LinkFaults = LinkFaults()
     client: ClientFaults = ClientFaults()

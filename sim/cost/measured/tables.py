@@ -214,7 +214,7 @@ def _query(operations: Operations, source: str, has_verify: bool, has_head_norms
 
     def grouped(found: Pass) -> dict[str, float]:
         """Sum the times of operations by group, in ns."""
-        sums = dict.fromkeys(("layers", "comm", "lm_head", "attention"), 0.0)
+        sums: dict[str, float] = dict.fromkeys(("layers", "comm", "lm_head", "attention"), 0.0)
         for name, (ns, known) in found.items():
             if known == _IDEAL:
                 provenance[name] = "roofline"

@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -18,12 +19,12 @@ def deferred_signals() -> Iterator[Callable[[], None]]:
     main thread.
     """
     held: list[int] = []
-    handlers = {}
+    handlers: dict[int, Callable[[int, FrameType | None], object]] = {}
     if threading.current_thread() is threading.main_thread():
         found = ((number, signal.getsignal(number)) for number in SIGNALS)
         handlers = {number: handler for number, handler in found if callable(handler)}
 
-    def hold(number: int, frame: object) -> None:
+    def hold(number: int, frame: FrameType | None) -> None:
         if held:
             handlers[number](number, frame)
         held.append(number)
