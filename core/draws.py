@@ -47,9 +47,9 @@ _REQUEST_ARRAY, _POSITION_ARRAY, _LANE_ARRAY, _M1, _M2 = (
 )
 _SHIFT_30, _SHIFT_27, _SHIFT_31, _SHIFT_11, _SHIFT_32 = (np.array(n, dtype=np.uint64) for n in (30, 27, 31, 11, 32))
 _LOW_HALF = np.array(0xFFFFFFFF, dtype=np.uint64)
-_UNIT_53 = np.array(2.0**-53)
-_UNIT_32 = np.array(2.0**-32)
-_TURN_32 = np.array(2.0 * np.pi * 2.0**-32)
+_UNIT_53: Float64Array = np.array(2.0**-53)
+_UNIT_32: Float64Array = np.array(2.0**-32)
+_TURN_32: Float64Array = np.array(2.0 * np.pi * 2.0**-32)
 
 
 class Purpose(IntEnum):

@@ -68,9 +68,11 @@ class RelayStorage(Protocol):
 
     def is_poison(self, values: Any) -> np.ndarray:
         """Return bool [n] on the host: which rows hold only that pattern (debug mode)."""
+        ...
 
     def has_placeholder(self, values: Any) -> np.ndarray:
         """Return bool [n] on the host: which rows of an integer array hold a negative number (debug mode)."""
+        ...
 
 
 class NumpyStorage:
