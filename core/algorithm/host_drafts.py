@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import BoolArray
+from ..contract.arrays import BoolArray
 from ..contract.future_map import RelayField
 from ..errors import ForedraftError
 from ..tree.build import MAX_TREE_NODES

@@ -22,8 +22,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..arrays import BoolArray
 from ..errors import InvariantViolation
+from .arrays import BoolArray
 
 _LENGTH, _VALUES = np.uint8(1), np.uint8(2)
 _POISON_BYTE = 0xA5

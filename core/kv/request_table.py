@@ -16,7 +16,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arrays import Int32Array, Int64Array
+from ..contract.arrays import Int32Array, Int64Array
 from ..errors import ForedraftError, InvariantViolation
 
 Lengths = NDArray[np.int64]

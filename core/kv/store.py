@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import Int64Array
+from ..contract.arrays import Int64Array
 from ..contract.step import NO_WRITES, TableWrites, WrittenRanges
 from ..errors import InvariantViolation
 from .allocator import KVAllocator, SlotCount

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..adaptive import AdaptiveController
-from ..arrays import BoolArray, Int64Array
+from ..contract.arrays import BoolArray, Int64Array
 from ..contract.request import cut_runs
 from ..contract.step import DecodeResult, DecodeStep, Step
 from ..errors import InvariantViolation

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...core.arrays import Int64Array
+from ...core.contract.arrays import Int64Array
 from ...core.contract.events import Aborted, HandoffMove, HandoffMoved, Planned, Resumed, StepsLost, Submitted
 from ...core.contract.request import FinishedRequest, FinishReason
 from ...core.contract.step import Join
