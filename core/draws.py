@@ -22,9 +22,10 @@ from enum import IntEnum
 from typing import Any, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .arrays import Float64Array, UInt64Array
-
+Bits = NDArray[np.uint64]
+Numbers = NDArray[np.float64]
 Scalar = int | np.integer[Any]
 Array = np.ndarray | Sequence[int]
 Part = Scalar | Array
@@ -47,9 +48,9 @@ _REQUEST_ARRAY, _POSITION_ARRAY, _LANE_ARRAY, _M1, _M2 = (
 )
 _SHIFT_30, _SHIFT_27, _SHIFT_31, _SHIFT_11, _SHIFT_32 = (np.array(n, dtype=np.uint64) for n in (30, 27, 31, 11, 32))
 _LOW_HALF = np.array(0xFFFFFFFF, dtype=np.uint64)
-_UNIT_53 = np.array(2.0**-53)
-_UNIT_32 = np.array(2.0**-32)
-_TURN_32 = np.array(2.0 * np.pi * 2.0**-32)
+_UNIT_53: Numbers = np.array(2.0**-53)
+_UNIT_32: Numbers = np.array(2.0**-32)
+_TURN_32: Numbers = np.array(2.0 * np.pi * 2.0**-32)
 
 
 class Purpose(IntEnum):
@@ -87,10 +88,10 @@ def request_key(request_id: str) -> int:
 @overload
 def stream_keys(seed: int, purpose: int, request: Scalar, lane: Scalar = ...) -> np.uint64: ...
 @overload
-def stream_keys(seed: int, purpose: int, request: Array, lane: Part = ...) -> UInt64Array: ...
+def stream_keys(seed: int, purpose: int, request: Array, lane: Part = ...) -> Bits: ...
 @overload
-def stream_keys(seed: int, purpose: int, request: Scalar, lane: Array) -> UInt64Array: ...
-def stream_keys(seed: int, purpose: int, request: Part, lane: Part = 0) -> np.uint64 | UInt64Array:
+def stream_keys(seed: int, purpose: int, request: Scalar, lane: Array) -> Bits: ...
+def stream_keys(seed: int, purpose: int, request: Part, lane: Part = 0) -> np.uint64 | Bits:
     """Return the part of a key that does not change with the position, uint64 [broadcast of lane and request].
 
     A caller that draws for the same requests round after round keeps these and calls `uniform_at`, at half the cost.
@@ -101,12 +102,12 @@ def stream_keys(seed: int, purpose: int, request: Part, lane: Part = 0) -> np.ui
 @overload
 def hash64(seed: int, purpose: int, request: Scalar, position: Scalar, lane: Scalar = ...) -> np.uint64: ...
 @overload
-def hash64(seed: int, purpose: int, request: Array, position: Part, lane: Part = ...) -> UInt64Array: ...
+def hash64(seed: int, purpose: int, request: Array, position: Part, lane: Part = ...) -> Bits: ...
 @overload
-def hash64(seed: int, purpose: int, request: Scalar, position: Array, lane: Part = ...) -> UInt64Array: ...
+def hash64(seed: int, purpose: int, request: Scalar, position: Array, lane: Part = ...) -> Bits: ...
 @overload
-def hash64(seed: int, purpose: int, request: Scalar, position: Scalar, lane: Array) -> UInt64Array: ...
-def hash64(seed: int, purpose: int, request: Part, position: Part, lane: Part = 0) -> np.uint64 | UInt64Array:
+def hash64(seed: int, purpose: int, request: Scalar, position: Scalar, lane: Array) -> Bits: ...
+def hash64(seed: int, purpose: int, request: Part, position: Part, lane: Part = 0) -> np.uint64 | Bits:
     """Return 64 well mixed bits of the key, uint64 [broadcast of request, position and lane]."""
     return _as_uint64(_absorb(_stream(seed, purpose, request, lane), position, _POSITION_STEP, _POSITION_ARRAY))
 
@@ -114,12 +115,12 @@ def hash64(seed: int, purpose: int, request: Part, position: Part, lane: Part = 
 @overload
 def uniform(seed: int, purpose: int, request: Scalar, position: Scalar, lane: Scalar = ...) -> np.float64: ...
 @overload
-def uniform(seed: int, purpose: int, request: Array, position: Part, lane: Part = ...) -> Float64Array: ...
+def uniform(seed: int, purpose: int, request: Array, position: Part, lane: Part = ...) -> Numbers: ...
 @overload
-def uniform(seed: int, purpose: int, request: Scalar, position: Array, lane: Part = ...) -> Float64Array: ...
+def uniform(seed: int, purpose: int, request: Scalar, position: Array, lane: Part = ...) -> Numbers: ...
 @overload
-def uniform(seed: int, purpose: int, request: Scalar, position: Scalar, lane: Array) -> Float64Array: ...
-def uniform(seed: int, purpose: int, request: Part, position: Part, lane: Part = 0) -> np.float64 | Float64Array:
+def uniform(seed: int, purpose: int, request: Scalar, position: Scalar, lane: Array) -> Numbers: ...
+def uniform(seed: int, purpose: int, request: Part, position: Part, lane: Part = 0) -> np.float64 | Numbers:
     """Draw a number in [0, 1) with 53 random bits, float64 [broadcast of request, position and lane]."""
     return _to_unit(_absorb(_stream(seed, purpose, request, lane), position, _POSITION_STEP, _POSITION_ARRAY))
 
@@ -127,12 +128,12 @@ def uniform(seed: int, purpose: int, request: Part, position: Part, lane: Part =
 @overload
 def normal(seed: int, purpose: int, request: Scalar, position: Scalar, lane: Scalar = ...) -> np.float64: ...
 @overload
-def normal(seed: int, purpose: int, request: Array, position: Part, lane: Part = ...) -> Float64Array: ...
+def normal(seed: int, purpose: int, request: Array, position: Part, lane: Part = ...) -> Numbers: ...
 @overload
-def normal(seed: int, purpose: int, request: Scalar, position: Array, lane: Part = ...) -> Float64Array: ...
+def normal(seed: int, purpose: int, request: Scalar, position: Array, lane: Part = ...) -> Numbers: ...
 @overload
-def normal(seed: int, purpose: int, request: Scalar, position: Scalar, lane: Array) -> Float64Array: ...
-def normal(seed: int, purpose: int, request: Part, position: Part, lane: Part = 0) -> np.float64 | Float64Array:
+def normal(seed: int, purpose: int, request: Scalar, position: Scalar, lane: Array) -> Numbers: ...
+def normal(seed: int, purpose: int, request: Part, position: Part, lane: Part = 0) -> np.float64 | Numbers:
     """Draw a standard normal number, float64 [broadcast of request, position and lane]; never beyond ±6.8."""
     return _to_normal(_absorb(_stream(seed, purpose, request, lane), position, _POSITION_STEP, _POSITION_ARRAY))
 
@@ -140,10 +141,10 @@ def normal(seed: int, purpose: int, request: Part, position: Part, lane: Part = 
 @overload
 def uniform_at(keys: Scalar, position: Scalar) -> np.float64: ...
 @overload
-def uniform_at(keys: Array, position: Part) -> Float64Array: ...
+def uniform_at(keys: Array, position: Part) -> Numbers: ...
 @overload
-def uniform_at(keys: Scalar, position: Array) -> Float64Array: ...
-def uniform_at(keys: Part, position: Part) -> np.float64 | Float64Array:
+def uniform_at(keys: Scalar, position: Array) -> Numbers: ...
+def uniform_at(keys: Part, position: Part) -> np.float64 | Numbers:
     """Draw as `uniform` does, for keys made by `stream_keys`: uniform(s, p, r, x, l) == uniform_at(stream_keys(s, p, r, l), x)."""
     return _to_unit(_absorb(_component(keys), position, _POSITION_STEP, _POSITION_ARRAY))
 
@@ -151,21 +152,21 @@ def uniform_at(keys: Part, position: Part) -> np.float64 | Float64Array:
 @overload
 def normal_at(keys: Scalar, position: Scalar) -> np.float64: ...
 @overload
-def normal_at(keys: Array, position: Part) -> Float64Array: ...
+def normal_at(keys: Array, position: Part) -> Numbers: ...
 @overload
-def normal_at(keys: Scalar, position: Array) -> Float64Array: ...
-def normal_at(keys: Part, position: Part) -> np.float64 | Float64Array:
+def normal_at(keys: Scalar, position: Array) -> Numbers: ...
+def normal_at(keys: Part, position: Part) -> np.float64 | Numbers:
     """Draw as `normal` does, for keys made by `stream_keys`."""
     return _to_normal(_absorb(_component(keys), position, _POSITION_STEP, _POSITION_ARRAY))
 
 
-def _stream(seed: int, purpose: int, request: Part, lane: Part) -> int | UInt64Array:
+def _stream(seed: int, purpose: int, request: Part, lane: Part) -> int | Bits:
     state = _finalise_int((int(seed) * _SEED_STEP) & _MASK)
     state = _finalise_int(state ^ ((int(purpose) * _PURPOSE_STEP) & _MASK))
     return _absorb(_absorb(state, lane, _LANE_STEP, _LANE_ARRAY), request, _REQUEST_STEP, _REQUEST_ARRAY)
 
 
-def _absorb(state: int | UInt64Array, part: Part, step: int, step_array: UInt64Array) -> int | UInt64Array:
+def _absorb(state: int | Bits, part: Part, step: int, step_array: Bits) -> int | Bits:
     """Add one part to the key. Integers stay Python integers, whose arithmetic cannot warn of an overflow."""
     component = _component(part)
     if isinstance(component, int):
@@ -180,7 +181,7 @@ def _absorb(state: int | UInt64Array, part: Part, step: int, step_array: UInt64A
     return _finalise_array(state ^ scaled)
 
 
-def _component(part: Part) -> int | UInt64Array:
+def _component(part: Part) -> int | Bits:
     """Return a key component as a Python integer, or as a uint64 array of at least one dimension."""
     if isinstance(part, int):
         return int(part)
@@ -200,7 +201,7 @@ def _finalise_int(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def _finalise_array(x: UInt64Array) -> UInt64Array:
+def _finalise_array(x: Bits) -> Bits:
     """Mix the bits in place; `x` must be an array that the caller gives away."""
     x ^= x >> _SHIFT_30
     x *= _M1
@@ -210,26 +211,26 @@ def _finalise_array(x: UInt64Array) -> UInt64Array:
     return x
 
 
-def _as_uint64(bits: int | UInt64Array) -> np.uint64 | UInt64Array:
+def _as_uint64(bits: int | Bits) -> np.uint64 | Bits:
     return np.uint64(bits) if isinstance(bits, int) else bits
 
 
-def _to_unit(bits: int | UInt64Array) -> np.float64 | Float64Array:
+def _to_unit(bits: int | Bits) -> np.float64 | Numbers:
     if isinstance(bits, int):
         return np.float64((bits >> 11) * 2.0**-53)
-    numbers: Float64Array = (bits >> _SHIFT_11) * _UNIT_53
+    numbers: Numbers = (bits >> _SHIFT_11) * _UNIT_53
     return numbers
 
 
-def _to_normal(bits: int | UInt64Array) -> np.float64 | Float64Array:
+def _to_normal(bits: int | Bits) -> np.float64 | Numbers:
     """Transform bits by Box and Muller (1958): the radius from their high half, the angle from their low half."""
     if isinstance(bits, int):
         return np.float64(_normals(np.array([bits], dtype=np.uint64))[0])
     return _normals(bits)
 
 
-def _normals(bits: UInt64Array) -> Float64Array:
-    radius: Float64Array = (bits >> _SHIFT_32) * _UNIT_32
+def _normals(bits: Bits) -> Numbers:
+    radius: Numbers = (bits >> _SHIFT_32) * _UNIT_32
     radius += 2.0**-33
     np.log(radius, out=radius)
     radius *= -2.0

@@ -22,8 +22,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .arrays import Int32Array, Int64Array, UInt64Array
 from .errors import InvalidRequest, nearest
 
 MAX_TOKEN_ID = 2**31 - 1
@@ -54,7 +54,7 @@ class Prompt:
     """
 
     length: int
-    tokens: Int32Array | None = None
+    tokens: NDArray[np.int32] | None = None
     hash_ids: tuple[int, ...] | None = None
     block_size: int = 0
     segment_lens: tuple[int, ...] | None = None
@@ -114,7 +114,7 @@ class Prompt:
         """Whether the prompt has tokens at all, so that it may be looked up in, and kept by, a prefix cache."""
         return self.tokens is not None or self.hash_ids is not None
 
-    def materialize(self) -> Int64Array | None:
+    def materialize(self) -> NDArray[np.int64] | None:
         """Return the token ids, int64 [length], freshly made and the caller's own; None if only the length is known."""
         if self.tokens is not None:
             return self.tokens.astype(np.int64)
@@ -209,7 +209,7 @@ def _check_hash_ids(ids: tuple[int, ...]) -> None:
         raise InvalidRequest(f"hash ids {min(ids)} ... {max(ids)}: expected 0 ... 2**63 - 1")
 
 
-def _mix(values: UInt64Array) -> UInt64Array:
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Apply the SplitMix64 output function (Steele, Lea, Flood, OOPSLA 2014), a bijection of 64 bits. The array is fresh."""
     mixed = values + _GOLDEN
     mixed ^= mixed >> _U64(30)
@@ -221,7 +221,7 @@ def _mix(values: UInt64Array) -> UInt64Array:
 
 
 @lru_cache(maxsize=8)
-def _lanes(block_size: int) -> UInt64Array:
+def _lanes(block_size: int) -> NDArray[np.uint64]:
     """Return the hash of each offset in a block: uint64 [block_size], shared by all prompts, therefore read-only."""
     lanes = _mix(np.arange(block_size, dtype=np.uint64) + _LANE_SALT)
     lanes.flags.writeable = False

@@ -24,8 +24,8 @@ class LogHistogram:
     """Of int64 values ≥ 0. A quantile's relative error is at most `RELATIVE_ERROR`; zeros are exact."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self.total = 0
+        self.count: int = 0
+        self.total: int = 0
         self.minimum: int | None = None
         self.maximum: int | None = None
         self._zeros = 0
@@ -127,8 +127,8 @@ class Timeline:
     ) -> None:
         assert num_buckets >= 2 and num_buckets % 2 == 0, f"{num_buckets} buckets: expected an even number"
         self.start_ns = start_ns
-        self.end_ns = start_ns
-        self.bucket_ns = FIRST_BUCKET_NS
+        self.end_ns: int = start_ns
+        self.bucket_ns: int = FIRST_BUCKET_NS
         self.num_buckets = num_buckets
         self._gauges, self._counters = gauges, counters
         self._integrals = np.zeros((len(gauges), num_buckets))
@@ -184,9 +184,9 @@ class GaugeAreas:
     """Exact integrals and maxima of gauges over time: they do not depend on how the samples were grouped."""
 
     def __init__(self, num_gauges: int) -> None:
-        self.areas = [0] * num_gauges  # value · nanoseconds
-        self.maxima = [0] * num_gauges
-        self.end_ns = 0
+        self.areas: list[int] = [0] * num_gauges  # value · nanoseconds
+        self.maxima: list[int] = [0] * num_gauges
+        self.end_ns: int = 0
 
     def add(self, times_ns: np.ndarray, values: np.ndarray) -> None:
         """Add gauges that had `values[:, i]` from `times_ns[i]` to `times_ns[i + 1]`: int64 [n + 1] ascending, and [gauges, n]."""

@@ -44,7 +44,9 @@ class LogError(ForedraftError):
     def __init__(self, path: str | os.PathLike[str], line: int, message: str) -> None:
         place = f"{os.fspath(path)}:{line}" if line else os.fspath(path)
         super().__init__(f"{place}: {message}")
-        self.path, self.line, self.message = os.fspath(path), line, message
+        self.path: str = os.fspath(path)
+        self.line: int = line
+        self.message: str = message
 
 
 class Record(NamedTuple):
@@ -63,7 +65,7 @@ class EventLog:
     """
 
     def __init__(self, path: str | os.PathLike[str], header: Mapping[str, Any]) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
         self.num_events = 0
         self._lines: list[str] = []
         self._characters = 0

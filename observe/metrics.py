@@ -79,7 +79,7 @@ class ParquetColumns:
     """
 
     def __init__(self, path: str | os.PathLike[str], fields: Sequence[tuple[str, str]]) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
         self._fields = fields
         self._pending: list[Mapping[str, Any]] = []
         self._rows = 0
@@ -98,6 +98,7 @@ class ParquetColumns:
         """Write the rest; without a single row an empty table is written."""
         if self._writer is None or self._rows:
             self._write()
+        assert self._writer is not None
         self._writer.close()
 
     def _write(self) -> None:
@@ -145,8 +146,9 @@ class RunMetrics:
     """Metrics of a run of one or more replicas. With `out_dir` it writes `requests.parquet` and `rounds.parquet` there."""
 
     def __init__(self, out_dir: str | os.PathLike[str] | None = None, *, num_buckets: int = 120) -> None:
-        measured = self.measured = Measurements()
-        self.lives = RequestLives(measured.replicas, measured.counts, measured.totals)
+        measured = Measurements()
+        self.measured: Measurements = measured
+        self.lives: RequestLives = RequestLives(measured.replicas, measured.counts, measured.totals)
         self._num_buckets = num_buckets
         self._timeline: Timeline | None = None
         self._files: tuple[ParquetColumns, ParquetColumns] | None = None
@@ -297,7 +299,7 @@ class RunMetrics:
         self._timeline.add_counts(ends, np.stack([tokens, decoding, np.where(decoding, per_round[:, _STEPS], 0)]))
         if self._files is not None:
             names = ("replica", "step_id", "rounds", "prefill_tokens", "decode_rows", "steps", "num_draft_tokens")
-            columns = dict(zip((*names, "held_slots", "waiting"), per_round.T, strict=True))
+            columns: dict[str, Any] = dict(zip((*names, "held_slots", "waiting"), per_round.T, strict=True))
             columns.update(time_ns=ends, tokens=tokens, correct_drafts=correct)
             self._files[1].add(columns, len(ends))
 

@@ -29,10 +29,10 @@ class PerfettoTrace:
     """Writes `path`. After `max_events` slices and counter values it writes no more, and says so in the trace."""
 
     def __init__(self, path: str | os.PathLike[str], *, max_events: int = MAX_EVENTS) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
         self.max_events = max_events
-        self.num_events = 0
-        self.num_dropped = 0
+        self.num_events: int = 0
+        self.num_dropped: int = 0
         self._tracks: dict[tuple[int, str], int] = {}
         self._replicas: dict[int, _ReplicaTrack] = {}
         self._lines: list[str] = []

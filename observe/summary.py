@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.arrays import Float64Array
+from ..core.contract.arrays import Float64Array
 from ..core.errors import InvariantViolation
 from .histogram import GaugeAreas, LogHistogram, added_counts
 from .requests.lives import GrowingColumn, ReplicaMetrics

@@ -319,7 +319,7 @@ class ExecutorTrial(Trial):
             epochs=np.ones(count, np.int64),
             request_ids=tuple(f"arrival {number}" for number in range(count)),
             seq_lens=np.full(count, 3, np.int64),
-            probabilities=np.arange(1, count * topk + 1, dtype=np.float32).reshape(count, topk) / 64,
+            probabilities=np.arange(1, count * topk + 1, dtype=np.float32).reshape(count, topk) / np.float32(64),
             token_ids=np.arange(count * topk).reshape(count, topk),
             hidden_states=tuple(np.full(width, at + 1.0, np.float32) if has else None for at, has in enumerate(sent)),
             hidden_size=width,

@@ -7,7 +7,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from ..arrays import Float64Array
+from ..contract.arrays import Float64Array
 from ..errors import ConfigError, Problem
 
 MAX_DEPTH = 64

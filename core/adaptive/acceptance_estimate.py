@@ -63,7 +63,7 @@ class AcceptanceEstimate:
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
-        self.last_tried = [-1] * depth
+        self.last_tried: list[int] = [-1] * depth
         self._slow_trials = [0.0] * depth
         self._slow_accepts = [0.0] * depth
         self._fast_trials = [0.0] * depth
@@ -170,7 +170,7 @@ class AcceptLengths:
     """
 
     def __init__(self, shapes: Sequence[Shape], topk: int = 1, depth_limited: bool = True) -> None:
-        self.changes = 0
+        self.changes: int = 0
         self._topk = topk
         self._are_trees = topk > 1 and depth_limited
         self._own = {
@@ -178,12 +178,12 @@ class AcceptLengths:
             for steps, nodes in shapes
             if steps > 0
         }
-        self.depth = max((own.depth for own in self._own.values()), default=0)
+        self.depth: int = max((own.depth for own in self._own.values()), default=0)
         self._exponents = {shape: [1.0] * own.depth for shape, own in self._own.items()}
         self._built_for: list[float] = []
         spread = _SPREAD_OF_TREES if self._are_trees else _SPREAD_OF_CHAINS
         self._corrections = dict.fromkeys(self._own, _Correction(1.0, 0.0, spread))
-        self.probabilities = [FIRST_POSITION_PRIOR] * self.depth
+        self.probabilities: list[float] = [FIRST_POSITION_PRIOR] * self.depth
         self._learn()
 
     def add(self, shape: Shape, counts: Sequence[int]) -> None:

@@ -105,7 +105,7 @@ class GoodputPolicy:
         initial_steps: int | None = None,
         shape: DraftTreeShape | None = None,
     ) -> None:
-        self.config = load_adaptive_config(config)
+        self.config: AdaptiveConfig = load_adaptive_config(config)
         self.cost_table = cost_table
         for steps in self.config.candidate_steps:
             cost_table.round_time_ns(steps, 1)
@@ -115,7 +115,9 @@ class GoodputPolicy:
         self._router = RangeRouter(self.config)
         self._fixed = all(len(slot.candidate_steps) == 1 for slot in self.config.slots)
         self._shape = DraftTreeShape(self.config) if shape is None else shape
-        self.estimate = AcceptLengths(self._shape.tree_sizes(), self._shape.topk, self._shape.depth_limited)
+        self.estimate: AcceptLengths = AcceptLengths(
+            self._shape.tree_sizes(), self._shape.topk, self._shape.depth_limited
+        )
         self._cells: dict[tuple[int, int], _Cell] = {}
         self._cell_of: dict[int, _Cell] = {}
         self._round = 0
@@ -132,8 +134,8 @@ class GoodputPolicy:
         self._next_restart = 0
         self._probe_interval = _PROBE_INTERVAL_ROUNDS
         self._switches_at_fold = 0
-        self.switches = 0
-        self.num_probes = 0  # begun so far; each failed one is two switches
+        self.switches: int = 0
+        self.num_probes: int = 0  # begun so far; each failed one is two switches
 
     def set_cuda_graph_bs(self, sizes: Sequence[int] | None) -> None:
         self._router = RangeRouter(self.config, sizes)

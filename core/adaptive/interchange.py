@@ -61,7 +61,7 @@ def _sglang_json(config: AdaptiveConfig, target: str, version: tuple[int, ...]) 
         if slot.num_draft_tokens is not None:
             message = "is given; SGLang's adaptive steps are for chains alone"
             problems.append(Problem(f"{bound}.num_draft_tokens", message))
-        entry = asdict(slot) | {"candidate_steps": list(slot.candidate_steps)}
+        entry: dict[str, object] = {**asdict(slot), "candidate_steps": list(slot.candidate_steps)}
         del entry["min_dwell_batches"], entry["num_draft_tokens"]
         table[str(bound)] = entry
     if problems:

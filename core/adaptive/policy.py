@@ -57,7 +57,7 @@ class FixedPolicy:
     switches = 0
 
     def __init__(self, steps: int) -> None:
-        self.config = fixed_config(steps)
+        self.config: AdaptiveConfig = fixed_config(steps)
         self._steps = steps
 
     def steps_for(self, batch_size: int, kv_tokens: int) -> int:

@@ -31,20 +31,20 @@ class AdaptiveStepSlot:
     """
 
     def __init__(self, initial_steps: int | None, cfg: SlotConfig | Mapping[str, Any]) -> None:
-        self.config = slot_config(cfg)
-        self.candidate_steps = self.config.candidate_steps
+        self.config: SlotConfig = slot_config(cfg)
+        self.candidate_steps: tuple[int, ...] = self.config.candidate_steps
         if initial_steps not in self.candidate_steps:
             initial_steps = self.candidate_steps[len(self.candidate_steps) // 2]
         self._index = self.candidate_steps.index(initial_steps)
         self.current_steps: int = self.candidate_steps[self._index]
         self.ema_accept_len: float = float(self.current_steps - 1)
-        self.is_measured = False  # whether a verify result is in the EMA
+        self.is_measured: bool = False  # whether a verify result is in the EMA
         self._count = 0
         self._until_recompute = self.config.warmup_batches + self.config.update_interval
         self._probing = False
         self._failed_probes = 0
         self._wait = 1  # recomputes at 0 steps until the next probe
-        self.switches = 0
+        self.switches: int = 0
         self._gate = SwitchGate(self.config.min_dwell_batches)
 
     def update(self, correct_drafts: Iterable[float]) -> None:
@@ -215,8 +215,8 @@ class AdaptiveSpeculativeParams:
         initial_steps: int | None = None,
         config: str | Mapping[str, Any] | AdaptiveConfig = "default",
     ) -> None:
-        self.config = load_adaptive_config(config)
-        self.initial_steps = resolve_initial_steps(self.config, initial_steps)
+        self.config: AdaptiveConfig = load_adaptive_config(config)
+        self.initial_steps: int = resolve_initial_steps(self.config, initial_steps)
         self._slots = [AdaptiveStepSlot(self.initial_steps, cfg) for cfg in self.config.slots]
         self._router = RangeRouter(self.config)
         self._slot_of: dict[int, AdaptiveStepSlot] = {}

@@ -145,7 +145,7 @@ class LookupDrafting(SpecAlgorithm):
     supports_trees = True
     usual_acceptance = "ngram-code"
     # arXiv 2601.11580: n-gram drafting takes 0.6 % of the verify time.
-    draft_time_share = 0.006
+    draft_time_share: float = 0.006
 
     def accept_width(self, steps: int, num_draft_tokens: int) -> int:
         """Return the size of the tree: a proposed tree may be as deep as it has nodes."""

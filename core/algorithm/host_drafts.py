@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import BoolArray
+from ..contract.arrays import BoolArray
+from ..contract.future_map import RelayField
 from ..errors import ForedraftError
 from ..tree.build import MAX_TREE_NODES
 from .algorithm import AlgorithmShape, SpecAlgorithm
@@ -31,7 +32,7 @@ class HostDrafts:
         assert shape.target_vocab_size is not None, "proposed ids are checked against the vocabulary"
         self._name = algorithm.name
         self._vocab_size = shape.target_vocab_size
-        self.own_fields = algorithm.relay_fields(shape)[1:]
+        self.own_fields: tuple[RelayField, ...] = algorithm.relay_fields(shape)[1:]
         self._proposer = self._answer("make_proposer", algorithm.make_proposer, shape)
         if self._proposer is None:
             raise PluginError(f"algorithm {self._name}: make_proposer gave None, but its drafts come from the host")

@@ -55,5 +55,6 @@ class Proposer(Protocol):
 
     def first_relay(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Return what the first round of `rows` int64 [n] starts from: [n, *shape_suffix] per field of its own. The prompt was observed."""
+        ...
 
     def propose(self, request: ProposalRequest) -> Proposal: ...

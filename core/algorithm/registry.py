@@ -99,10 +99,9 @@ def _instance_of(cls: type[SpecAlgorithm]) -> SpecAlgorithm:
     try:
         algorithm = cls()
     except Exception as error:
-        problems = [Problem("__init__", f"raised {type(error).__name__}: {error}")]
-    else:
-        problems = answer_problems(algorithm)
-    if problems:
+        problem = Problem("__init__", f"raised {type(error).__name__}: {error}")
+        raise ConfigError(f"algorithm plugin {cls.__qualname__}", [problem]) from error
+    if problems := answer_problems(algorithm):
         raise ConfigError(f"algorithm plugin {cls.__qualname__}", problems)
     return algorithm
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-import numpy as np
-
+from .arrays import Int64Array
 from .request import FinishedRequest, Request
 from .step import Step, StepFailure, StepResult
 
@@ -61,7 +60,7 @@ class Committed:
     step: Step
     result: StepResult
     first_tokens: tuple[str, ...]  # requests whose first token since admission this step delivered
-    kept: np.ndarray | None  # int64 [rounds, bs]: tokens delivered per round and row; 0 for departed rows
+    kept: Int64Array | None  # int64 [rounds, bs]: tokens delivered per round and row; 0 for departed rows
     finished: tuple[FinishedRequest, ...]  # by stop, length or error; an abort is its own event
 
 

@@ -22,8 +22,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..arrays import BoolArray
 from ..errors import InvariantViolation
+from .arrays import BoolArray
 
 _LENGTH, _VALUES = np.uint8(1), np.uint8(2)
 _POISON_BYTE = 0xA5
@@ -68,9 +68,11 @@ class RelayStorage(Protocol):
 
     def is_poison(self, values: Any) -> np.ndarray:
         """Return bool [n] on the host: which rows hold only that pattern (debug mode)."""
+        ...
 
     def has_placeholder(self, values: Any) -> np.ndarray:
         """Return bool [n] on the host: which rows of an integer array hold a negative number (debug mode)."""
+        ...
 
 
 class NumpyStorage:

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..errors import InvalidRequest
 from ..prompt import NO_TOKENS, Prompt
+from .arrays import Int64Array
 
 
 class FinishReason(IntEnum):
@@ -193,7 +194,7 @@ class FinishedRequest:
     request_id: str
     reason: FinishReason
     num_output: int  # tokens delivered
-    tokens: np.ndarray | None = None  # int64 [num_output]; None where the executor has no tokens
+    tokens: Int64Array | None = None  # int64 [num_output]; None where the executor has no tokens
     outputs: dict[str, list[Any]] | None = None  # what `Request.outputs` asked for, one entry per token
     message: str = ""  # for ERROR: what happened; for LENGTH: what limits the output if it is not `max_tokens`
 

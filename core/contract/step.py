@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .arrays import BoolArray, Int32Array, Int64Array
 from .handoff_batch import HandoffBatch
 from .request import Request
 
@@ -30,7 +31,7 @@ class WrittenRanges(NamedTuple):
     rows: np.ndarray | int  # int [n], or a single range
     starts: np.ndarray | int
     counts: np.ndarray | int
-    slots: np.ndarray  # int32 [sum of counts]
+    slots: Int32Array  # int32 [sum of counts]
 
 
 class TableWrites:
@@ -100,30 +101,30 @@ class Arrivals:
     comes from `algorithm.build_disagg_draft_input(batch, first_tokens, future_map)`, before the step resolves anything."""
 
     batch: HandoffBatch
-    first_tokens: np.ndarray  # int64 [n]: what the prefill worker sampled; delivered already
+    first_tokens: Int64Array  # int64 [n]: what the prefill worker sampled; delivered already
 
 
 @dataclass(slots=True)
 class PrefillStep:
     """Chunks of prompts: row i computes KV positions starts[i] … starts[i] + lens[i] − 1."""
 
-    rows: np.ndarray  # int32 [n]
-    epochs: np.ndarray  # int64 [n]
-    starts: np.ndarray  # int64 [n]
-    lens: np.ndarray  # int64 [n], ≥ 1
-    is_last: np.ndarray  # bool [n]: the chunk ends the prompt: it emits the row's first token and first relay cell
-    tokens: np.ndarray | None  # int64 [sum(lens)], row after row; None where the executor does not ask for them
-    tail_tokens: np.ndarray  # int64 [n]: the context's token after a chunk; −1: none, the first token is drawn
+    rows: Int32Array  # int32 [n]
+    epochs: Int64Array  # int64 [n]
+    starts: Int64Array  # int64 [n]
+    lens: Int64Array  # int64 [n], ≥ 1
+    is_last: BoolArray  # bool [n]: the chunk ends the prompt: it emits the row's first token and first relay cell
+    tokens: Int64Array | None  # int64 [sum(lens)], row after row; None where the executor does not ask for them
+    tail_tokens: Int64Array  # int64 [n]: the context's token after a chunk; −1: none, the first token is drawn
 
 
 @dataclass(slots=True)
 class DecodeStep:
     """Up to `max_rounds` draft-and-verify rounds of one batch. `steps = 0` is plain decoding through the same path."""
 
-    rows: np.ndarray  # int32 [bs]
-    epochs: np.ndarray  # int64 [bs]
-    seq_lens: np.ndarray  # int64 [bs]: KV length that the CPU knows; exact if no step of the row is uncommitted
-    max_seq_lens: np.ndarray  # int64 [bs]: the greatest KV length at which this step may begin
+    rows: Int32Array  # int32 [bs]
+    epochs: Int64Array  # int64 [bs]
+    seq_lens: Int64Array  # int64 [bs]: KV length that the CPU knows; exact if no step of the row is uncommitted
+    max_seq_lens: Int64Array  # int64 [bs]: the greatest KV length at which this step may begin
     steps: int  # draft depth S
     topk: int  # branching k
     num_draft_tokens: int  # nodes of a verify tree, root included; a chain has steps + 1
@@ -159,8 +160,8 @@ class BlockEnd(Enum):
 class PrefillResult:
     """Per chunk of the prefill part; entries of middle chunks mean nothing."""
 
-    tokens: np.ndarray | None  # int64 [n]: first tokens of the finished prompts; None where the executor has none
-    stopped: np.ndarray | None  # bool [n]: that token is a stop; None if none is
+    tokens: Int64Array | None  # int64 [n]: first tokens of the finished prompts; None where the executor has none
+    stopped: BoolArray | None  # bool [n]: that token is a stop; None if none is
     outputs: dict[str, np.ndarray] | None = None  # user outputs, leading axis n
 
 
@@ -169,11 +170,11 @@ class DecodeResult:
     """What `rounds` rounds did, as columns [rounds, bs]; the values of rows that had ended or left before are not read."""
 
     rounds: int
-    accept_lens: np.ndarray  # int32 [rounds, bs]: accepted nodes with the bonus token, 1 … width
-    stop_index: np.ndarray | None  # int32 [rounds, bs]: first stop inside the run, −1 none; None if no row met one
-    ended: np.ndarray  # bool [bs]: the row met its end (stop or length) in the last round
+    accept_lens: Int32Array  # int32 [rounds, bs]: accepted nodes with the bonus token, 1 … width
+    stop_index: Int32Array | None  # int32 [rounds, bs]: first stop inside the run, −1 none; None if no row met one
+    ended: BoolArray  # bool [bs]: the row met its end (stop or length) in the last round
     block_end: BlockEnd
-    tokens: np.ndarray | None = None  # int64 [rounds, bs, width]: emitted tokens, −1 past the end
+    tokens: Int64Array | None = None  # int64 [rounds, bs, width]: emitted tokens, −1 past the end
     outputs: tuple[dict[str, np.ndarray], ...] | None = None  # per round: user outputs [bs, width, …]
 
 
@@ -236,7 +237,7 @@ class StepResult:
     step_id: int
     prefill: PrefillResult | None
     decode: DecodeResult | None
-    round_end_ns: np.ndarray  # int64 [rounds of the step]: when each round ended on the executor's clock
+    round_end_ns: Int64Array  # int64 [rounds of the step]: when each round ended on the executor's clock
     failures: tuple[tuple[int, str], ...] = ()  # (row, what happened): an error of that request alone
 
 

@@ -57,7 +57,7 @@ class DecodeSide(HandoffSide[Incoming]):
         shape: AlgorithmShape | None = None,
     ) -> None:
         super().__init__(engine, page_format, timing)
-        self.epoch = epoch
+        self.epoch: int = epoch
         sizes, topk = engine.sizes, engine.controller.topk
         self._shape = shape or AlgorithmShape(sizes.max_steps, topk, page_format.hidden_size)
         self._transfers: dict[tuple[str, str], Incoming] = {}  # by (peer, request)

@@ -35,6 +35,7 @@ class WorkerPool(Protocol):
 
     def __iter__(self) -> Iterator[Name]:
         """Yield the workers of this role that live."""
+        ...
 
     def assign(self, request: Request) -> Name | None:
         """Choose a worker for a request, and count the request there. Returns None if none is left."""

@@ -55,7 +55,7 @@ class PrefillSide(HandoffSide[Outgoing]):
         timing: HandoffTiming | None = None,
     ) -> None:
         super().__init__(engine, page_format, timing)
-        self.generation = generation
+        self.generation: int = generation
         self._num_attempts = 0
         self._peers: dict[str, str] = {}  # request -> decode worker, for requests without a transfer yet
         self._transfers: dict[TransferKey, Outgoing] = {}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Sized
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -205,14 +205,14 @@ TransferT = TypeVar("TransferT", Outgoing, Incoming)
 class HandoffSide(Generic[TransferT]):
     """The driver's view of a side, and the base of `PrefillSide` and `DecodeSide`."""
 
-    _transfers: Sized
+    _transfers: dict[Any, TransferT]
 
     def __init__(self, engine: Engine, page_format: PageFormat, timing: HandoffTiming | None) -> None:
         assert page_format.page_size == engine.config.page_size, "the pages that travel are the engine's pages"
         self.engine = engine
         self.page_format = page_format
-        self.timing = timing if timing is not None else HandoffTiming()
-        self.counts = TransferCounts()
+        self.timing: HandoffTiming = timing if timing is not None else HandoffTiming()
+        self.counts: TransferCounts = TransferCounts()
         self._deadlines: Deadlines[TransferT] = Deadlines()
         self._renewals: Deadlines[TransferT] = Deadlines()
         self._actions: list[HandoffAction] = []

@@ -70,18 +70,18 @@ class RadixNode:
     )
 
     def __init__(self, keys: Keys, slots: Slots, parent: RadixNode | None, child_key: ChildKey, serial: int) -> None:
-        self.keys = keys
-        self.slots = slots
-        self.parent = parent
-        self.child_key = child_key
-        self.serial = serial
+        self.keys: Keys = keys
+        self.slots: Slots = slots
+        self.parent: RadixNode | None = parent
+        self.child_key: ChildKey = child_key
+        self.serial: int = serial
         self.children: dict[ChildKey, RadixNode] = {}
-        self.locks = 0
-        self.last_access = 0
-        self.created = 0
-        self.num_hits = 0
-        self.in_heap = False
-        self.alive = True
+        self.locks: int = 0
+        self.last_access: int = 0
+        self.created: int = 0
+        self.num_hits: int = 0
+        self.in_heap: bool = False
+        self.alive: bool = True
 
     def __repr__(self) -> str:
         return f"RadixNode(serial={self.serial}, slots={self.slots.size}, locks={self.locks}, alive={self.alive})"
@@ -125,8 +125,8 @@ class RadixCache:
         self.page_size = page_size
         self.key_kind = key_kind
         self.policy = policy
-        self.hits = 0
-        self.queries = 0
+        self.hits: int = 0
+        self.queries: int = 0
         self._num_evictable = 0
         self._num_protected = 0
         self._clock = 0

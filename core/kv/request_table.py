@@ -16,6 +16,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
+from ..contract.arrays import Int32Array, Int64Array
 from ..errors import ForedraftError, InvariantViolation
 
 Lengths = NDArray[np.int64]
@@ -105,8 +106,8 @@ class RequestTable:
         assert width >= 0, f"width is {width}, expected at least 0"
         self.num_rows = num_rows
         self.width = width
-        self.slots = np.zeros((num_rows + 1, width), dtype=np.int32)
-        self.epochs = np.zeros(num_rows + 1, dtype=np.int64)
+        self.slots: Int32Array = np.zeros((num_rows + 1, width), dtype=np.int32)
+        self.epochs: Int64Array = np.zeros(num_rows + 1, dtype=np.int64)
         self._free_rows = list(range(num_rows, 0, -1))
         self._taken = bytearray(num_rows + 1)
         # The same memory as one line: a single index costs a fraction of a pair of them.

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..contract.arrays import Int64Array
 from ..contract.step import NO_WRITES, TableWrites, WrittenRanges
 from ..errors import InvariantViolation
 from .allocator import KVAllocator, SlotCount
@@ -56,14 +57,14 @@ class KVStore:
     ) -> None:
         assert row_width % page_size == 0, f"a row of {row_width} slots is no multiple of the page size {page_size}"
         assert named or cache is None, "a prefix cache needs to know which slots it has"
-        self.allocator = (KVAllocator if named else SlotCount)(num_pages, page_size)
-        self.table = (RequestTable if named else SlotlessTable)(num_rows, row_width)
+        self.allocator: KVAllocator | SlotCount = (KVAllocator if named else SlotCount)(num_pages, page_size)
+        self.table: RequestTable | SlotlessTable = (RequestTable if named else SlotlessTable)(num_rows, row_width)
         self.cache = cache
         self.page_size = page_size
         self.row_width = row_width
-        self.allocated = np.zeros(num_rows + 1, dtype=np.int64)
-        self.revision = 0
-        self.num_denied = 0  # attempts to allocate that were denied since the caller last set this to 0
+        self.allocated: Int64Array = np.zeros(num_rows + 1, dtype=np.int64)
+        self.revision: int = 0
+        self.num_denied: int = 0  # attempts to allocate that were denied since the caller last set this to 0
         self._denials = 0
         self._ones = np.ones(num_rows + 1, dtype=np.int64)
         self._shared = [0] * (num_rows + 1)

@@ -33,7 +33,7 @@ class Admission:
         self.sizes = sizes
         self.store = store
         self.requests = requests
-        self.limits = StepLimits(config.chunk_size, config.max_running)
+        self.limits: StepLimits = StepLimits(config.chunk_size, config.max_running)
         self.take_role(config.role)
         self._watermark = int(config.watermark * store.allocator.num_total_slots)
         self._blocked: tuple[RequestRecord, int] | None = None  # (head, store.revision) of the last refusal
@@ -42,8 +42,8 @@ class Admission:
         """Take this role from now on."""
         self.role = role
         # Free slots that a request needs in addition to its context; 0 for an engine that does not decode.
-        self.reserve = 0 if role is EngineRole.PREFILL else self.sizes.reserve
-        self.guaranteed = 0.0 if role is EngineRole.PREFILL else self.config.guarantee_output
+        self.reserve: int = 0 if role is EngineRole.PREFILL else self.sizes.reserve
+        self.guaranteed: float = 0.0 if role is EngineRole.PREFILL else self.config.guarantee_output
 
     # -- at submission ------------------------------------------------------------------------------------------------
 

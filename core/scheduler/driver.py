@@ -39,6 +39,7 @@ class Executor(Protocol):
 
     def collect(self) -> StepResult:
         """Wait for the oldest launched step and return its result."""
+        ...
 
     def request_stop(self, last_step_id: int) -> None:
         """End every step up to `last_step_id` at its next round boundary, whether it is running, launched or only
@@ -56,8 +57,8 @@ class Driver:
         self.engine = engine
         self.executor = executor
         self.clock_ns = clock_ns
-        self.num_steps = 0  # committed
-        self.host_ns = 0  # time spent in planning, launching and committing, without waiting for results
+        self.num_steps: int = 0  # committed
+        self.host_ns: int = 0  # time spent in planning, launching and committing, without waiting for results
 
     def submit(self, request: Request) -> SubmitOutcome:
         """Queue a request, unless the engine refuses it."""

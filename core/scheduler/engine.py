@@ -66,18 +66,18 @@ class Engine:
         """Raise ConfigError with all contradictions. Without `named_slots` the store only counts slots."""
         self.config = config
         self.algorithm = algorithm
-        self.controller = controller if controller is not None else fixed_controller(0)
-        self.sizes = EngineSizes.resolve(config, algorithm, self.controller)
+        self.controller: AdaptiveController = controller if controller is not None else fixed_controller(0)
+        self.sizes: EngineSizes = EngineSizes.resolve(config, algorithm, self.controller)
         form = (config.page_size, algorithm.prefix_key_kind(), config.eviction_policy)
         cache = RadixCache(*form) if config.prefix_cache and named_slots else None
         pool = (config.num_pages, config.page_size)
-        self.store = KVStore(config.max_running, self.sizes.row_width, *pool, cache, named_slots)
-        self.rounds = DecodeRounds(config, self.sizes, self.controller, self.store)
-        self.output = OutputLog(config, self.sizes, self.rounds.kv_len, text_decoder)
-        self.requests = Requests(self.store, self.rounds, self.output, config.ageing_bound)
-        self.admission = Admission(config, self.sizes, self.store, self.requests)
-        self.recovery = Recovery(self.admission.limits, self.requests, self.controller, self.emit)
-        self.transfers = Transfers(config, algorithm, self.requests, self.admission, self.output, self.emit)
+        self.store: KVStore = KVStore(config.max_running, self.sizes.row_width, *pool, cache, named_slots)
+        self.rounds: DecodeRounds = DecodeRounds(config, self.sizes, self.controller, self.store)
+        self.output: OutputLog = OutputLog(config, self.sizes, self.rounds.kv_len, text_decoder)
+        self.requests: Requests = Requests(self.store, self.rounds, self.output, config.ageing_bound)
+        self.admission: Admission = Admission(config, self.sizes, self.store, self.requests)
+        self.recovery: Recovery = Recovery(self.admission.limits, self.requests, self.controller, self.emit)
+        self.transfers: Transfers = Transfers(config, algorithm, self.requests, self.admission, self.output, self.emit)
         self.pipeline_depth = 2 if config.overlap else 1
         self._events = events
         self.emit(EngineStarted({"algorithm": algorithm.name, **config.to_json()}))

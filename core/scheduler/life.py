@@ -23,9 +23,10 @@ until a rule does not change the state.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -39,7 +40,7 @@ class _Key(Enum):
     Hashes by identity, because `Enum.__hash__` is a slow Python call.
     """
 
-    __hash__ = object.__hash__
+    __hash__: ClassVar[Callable[[Enum], int]] = object.__hash__
 
 
 class RequestState(_Key):

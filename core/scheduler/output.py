@@ -34,7 +34,7 @@ class OutputLog:
         self, config: EngineConfig, sizes: EngineSizes, kv_len: np.ndarray, text_decoder: TextDecoder | None
     ) -> None:
         """Take `kv_len` int64 [rows]: the committed lengths, which `DecodeRounds` keeps."""
-        self.tracks_tokens = config.track_tokens
+        self.tracks_tokens: bool = config.track_tokens
         self._kv_len = kv_len
         self._decoder = text_decoder
         shape = (config.max_running + 1, sizes.row_width + 1) if config.track_tokens else (0, 0)

@@ -39,9 +39,9 @@ class StepLimits:
     """The limits of a step; each failure lowers them. `row_limit` None: no limit beside the engine's own."""
 
     def __init__(self, chunk_size: int, max_rows: int) -> None:
-        self.fewer_steps = False
+        self.fewer_steps: bool = False
         self.row_limit: int | None = None
-        self.prefill_budget = chunk_size
+        self.prefill_budget: int = chunk_size
         self._chunk_size = chunk_size
         self._least_budget = max(1, chunk_size // LEAST_BUDGET_SHARE)
         self._max_rows = max_rows

@@ -37,7 +37,7 @@ class Requests:
         self.rounds = rounds
         self.output = output
         self.live: dict[str, RequestRecord] = {}
-        self.waiting = WaitingQueue(ageing_bound)
+        self.waiting: WaitingQueue = WaitingQueue(ageing_bound)
         self.in_progress: RequestRecord | None = None  # the one request whose prompt still has chunks to launch
         self.running: dict[int, RequestRecord] = {}  # by row, in the order in which they took it
         self.leaving: dict[int, RequestRecord] = {}
@@ -51,9 +51,9 @@ class Requests:
         self.retraction_demands: dict[str, RequestRecord] = {}
         self.retracted: list[str] = []  # ids since the last event that reported them
         self.in_flight: deque[StepInFlight] = deque()  # oldest first
-        self.last_step_id = 0
-        self.last_committed = 0
-        self.steps_are_lost = False  # until `pass_lost_steps`; meanwhile the device may still run them
+        self.last_step_id: int = 0
+        self.last_committed: int = 0
+        self.steps_are_lost: bool = False  # until `pass_lost_steps`; meanwhile the device may still run them
         self._num_arrived = 0
         self._retracted_lately = False  # see `is_admission_paused`
 

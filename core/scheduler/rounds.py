@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..adaptive import AdaptiveController
+from ..contract.arrays import BoolArray, Int64Array
 from ..contract.request import cut_runs
 from ..contract.step import DecodeResult, DecodeStep, Step
 from ..errors import InvariantViolation
@@ -55,10 +56,10 @@ class DecodeRounds:
         self.sizes = sizes
         self.controller = controller
         self.store = store
-        self.kv_len = np.zeros(config.max_running + 1, dtype=np.int64)
-        self.end_len = np.zeros(config.max_running + 1, dtype=np.int64)
-        self.live = np.zeros(config.max_running + 1, dtype=bool)
-        self.num_departed = 0  # rows removed so far; it has grown since a plan if a row of the plan was removed
+        self.kv_len: Int64Array = np.zeros(config.max_running + 1, dtype=np.int64)
+        self.end_len: Int64Array = np.zeros(config.max_running + 1, dtype=np.int64)
+        self.live: BoolArray = np.zeros(config.max_running + 1, dtype=bool)
+        self.num_departed: int = 0  # rows removed so far; it has grown since a plan if a row of the plan was removed
         self._members: list[int] = []
         self._rows = np.empty(0, dtype=np.int32)
         self._index = np.empty(0, dtype=np.intp)
@@ -66,7 +67,7 @@ class DecodeRounds:
         self._ones = np.ones(config.max_running, dtype=np.int64)
         self._epochs = np.empty(0, dtype=np.int64)
         self._stale = False
-        self.num_with_stop_strings = 0  # rows whose end only the host can see; they cannot run in blocks
+        self.num_with_stop_strings: int = 0  # rows whose end only the host can see; they cannot run in blocks
         self._has_stop_strings = np.zeros(config.max_running + 1, dtype=bool)
         self._block_slack = self._slots_of_a_plan() if config.overlap else 0
 

@@ -24,6 +24,7 @@ from ..contract.outcomes import JoinOutcome, ReserveOutcome
 from ..contract.request import FinishedRequest, FinishReason, Request
 from ..contract.step import Arrivals, Join
 from ..errors import InvariantViolation
+from ..kv.store import KVStore
 from .admission import Admission
 from .config import EngineConfig, EngineRole
 from .life import RequestRecord, RequestState
@@ -59,7 +60,7 @@ class Transfers:
         self.config = config
         self.algorithm = algorithm
         self.requests = requests
-        self.store = requests.store
+        self.store: KVStore = requests.store
         self.admission = admission
         self.output = output
         self._emit = emit

@@ -20,7 +20,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..arrays import Int64Array
+from ..contract.arrays import Int64Array
 from ..errors import ForedraftError
 
 MAX_TREE_NODES = 64

@@ -30,7 +30,7 @@ class Run:
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
         self.summary: Mapping[str, Any] = read_object(self.path / "summary.json")
         if is_former_version(self.summary.get("version")):
             raise missing(self.path / "summary.json", made_by_former("make the run again"))

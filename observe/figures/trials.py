@@ -55,8 +55,8 @@ class Trials:
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        self.path = Path(path)
-        self.question = read_object(self.path / "question.json")
+        self.path: Path = Path(path)
+        self.question: Mapping[str, Any] = read_object(self.path / "question.json")
         if is_former_form(self.question.get("format")):
             raise missing(self.path / "question.json", made_by_former("make the runs again"))
         if not isinstance(self.question.get("scenario"), dict) or not isinstance(self.question.get("kind"), str):
@@ -65,9 +65,9 @@ class Trials:
         for settings, summary in self._runs():
             settings = {key: value for key, value in settings.items() if key != "seed"}
             found.setdefault(repr(sorted(settings.items())), Point(settings)).summaries.append(summary)
-        self.points = list(found.values())  # in the order in which they have ended
+        self.points: list[Point] = list(found.values())  # in the order in which they have ended
         self.points.sort(key=lambda point: [_order(point.settings.get(key)) for key in self.varied])
-        self.num_runs = sum(len(point.summaries) for point in self.points)
+        self.num_runs: int = sum(len(point.summaries) for point in self.points)
 
     def _runs(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
         place = self.path / "trials.jsonl"
@@ -269,9 +269,9 @@ def latency_against_load(trials: Trials | str | PathLike[str], limit: Mapping[st
     """Draw a limited latency of a plan's candidates against the load, and the limit. limit: one of the answer's; default: the first."""
     trials = as_trials(trials)
     answer = answer_of(trials)
-    limit = limit or answer["limits"][0]
+    limited: Mapping[str, Any] = answer["limits"][0] if limit is None else limit
     key = answer["load_key"]
-    what = limit_title(limit["name"])
+    what = limit_title(limited["name"])
     made = figure(
         f"{what} against load",
         f"load, {answer['load_unit']}",
@@ -286,7 +286,7 @@ def latency_against_load(trials: Trials | str | PathLike[str], limit: Mapping[st
                 all(point.settings.get(name) == value for name, value in one["settings"].items())
                 and key in point.settings
             ):
-                by_load.setdefault(float(point.settings[key]), []).extend(point.values(limit["key"]))
+                by_load.setdefault(float(point.settings[key]), []).extend(point.values(limited["key"]))
         loads = sorted(load for load, values in by_load.items() if values)
         made.add_scatter(
             x=loads, y=[float(f"{np.mean(by_load[load]):.5g}") for load in loads], mode="lines+markers", name=wrapped(one["name"]),
@@ -296,8 +296,8 @@ def latency_against_load(trials: Trials | str | PathLike[str], limit: Mapping[st
     loads = [load for line in made.data for load in line.x]
     if loads:
         highest = max(value for line in made.data for value in line.y)
-        limit_line(made, (min(loads), max(loads)), (limit["limit_ms"],) * 2, f"limit {limit['limit_ms']:g} ms")
-        made.update_yaxes(range=[0, min(1.1 * max(highest, limit["limit_ms"]), 4 * limit["limit_ms"])])
+        limit_line(made, (min(loads), max(loads)), (limited["limit_ms"],) * 2, f"limit {limited['limit_ms']:g} ms")
+        made.update_yaxes(range=[0, min(1.1 * max(highest, limited["limit_ms"]), 4 * limited["limit_ms"])])
     tall_enough(made)
     return made
 

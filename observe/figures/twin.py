@@ -20,7 +20,7 @@ class Twin:
     """What `foredraft twin --json` has written. Raises ConfigError for another file."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
         found = read_object(path)
         if is_former_version(found.get("version")):
             raise missing(path, made_by_former("make the comparison again"))
@@ -29,11 +29,12 @@ class Twin:
             isinstance(one, dict) and "metrics" in one for one in comparisons
         ):
             raise missing(path, "is no record of foredraft twin --json (no comparisons with metrics)")
-        self.version = found.get("version")
-        self.device, self.clock = str(found.get("device")), str(found.get("clock"))
+        self.version: Any | None = found.get("version")
+        self.device: str = str(found.get("device"))
+        self.clock: str = str(found.get("clock"))
         self.comparisons: Sequence[Mapping[str, Any]] = comparisons
-        self.loads = list(dict.fromkeys(one["load"] for one in comparisons))
-        self.arms = list(dict.fromkeys(one["arm"] for one in comparisons))
+        self.loads: list[str] = list(dict.fromkeys(one["load"] for one in comparisons))
+        self.arms: list[str] = list(dict.fromkeys(one["arm"] for one in comparisons))
 
 
 def as_twin(twin: Twin | str | PathLike[str]) -> Twin:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...core.arrays import Int64Array
+from ...core.contract.arrays import Int64Array
 from ...core.contract.events import Aborted, HandoffMove, HandoffMoved, Planned, Resumed, StepsLost, Submitted
 from ...core.contract.request import FinishedRequest, FinishReason
 from ...core.contract.step import Join
@@ -150,7 +150,7 @@ class OpenRequests:
     """One column entry (a *slot*) per open request; −1 is "not yet". Memory follows the greatest number open at once."""
 
     def __init__(self) -> None:
-        self.capacity = 0
+        self.capacity: int = 0
         self.ids: list[str] = []
         self._free: list[int] = []
         self._table: Int64Array = np.empty((len(OpenColumns._fields), 0), dtype=np.int64)
@@ -176,7 +176,7 @@ class OpenRequests:
         table = np.full((len(OpenColumns._fields), capacity), -1, dtype=np.int64)
         table[:, : self.capacity] = self._table
         self._table = table
-        self.columns = OpenColumns(*table)
+        self.columns: OpenColumns = OpenColumns(*table)
         self.ids.extend([""] * (capacity - self.capacity))
         self._free.extend(range(capacity - 1, self.capacity - 1, -1))
         self.capacity = capacity
@@ -196,7 +196,7 @@ class ReplicaMetrics:
         self.awaited: dict[int, None] = {}  # slots of requests whose KV is still to arrive from a prefill worker
         self.arrived: dict[int, None] = {}  # slots of those whose KV has arrived, and that no step has yet
         self.leaving: list[tuple[int, int]] = []  # slot and time of running requests aborted since the last commit
-        self.slot_of_row = np.zeros(64, dtype=np.int64)
+        self.slot_of_row: Int64Array = np.zeros(64, dtype=np.int64)
         self.planned: deque[tuple[int, int]] = deque()  # per uncommitted step: held slots, waiting
         self.waiting = 0
         self.held = 0
@@ -231,8 +231,10 @@ class RequestLives:
     """
 
     def __init__(self, replicas: dict[int, ReplicaMetrics], counts: dict[str, int], totals: dict[str, int]) -> None:
-        self.open = OpenRequests()
-        self.running = self.waiting = self.held = 0
+        self.open: OpenRequests = OpenRequests()
+        self.running: int = 0
+        self.waiting: int = 0
+        self.held: int = 0
         self.closing: list[tuple[int, int, int, int]] = []  # slot, reason, time or −1, output or −1
         self._handed = HandedRequests()
         self._replicas = replicas
