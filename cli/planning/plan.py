@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,18 +29,19 @@ REQUESTS = 600  # of a run, where no trace has its own
 
 
 # fmt: off
-Slo = option(str, "--slo",
-    "Limits, separated by commas: ttft, tpot, itl or e2el, each as mean, p50, p90, p95 or p99.", "LIMITS")
-Rate = option(float | None, "--rate",
-    "Requests/s to serve; with a trace, a multiple of its own rate.", min=1e-6, max=1e6)
-Gpus = option(int | None, "--gpus", "GPUs to divide into engines. Default: the GPUs of one engine.", min=1, max=4096)
-Tried = option(list[str] | None, "--try",
-    "Values of a key to compare, as for --grid of sweep; repeatable.", "KEY=VALUES")
-Price = option(list[str] | None, "--price", "Price of a GPU hour: H100=2.5; repeatable.", "GPU=N")
-Seeds = option(int, "--seeds", "Most runs per load; each run has its own seed.", min=2, max=100)
-Requests = option(int | None, "--requests", "Requests per run. Default: 600, or the whole trace.", min=100)
-ModelError = option(float | None, "--model-error",
-    "Error of the cost model, in percent. Default: the error in docs/accuracy.md.", min=0, max=100)
+Slo = Annotated[str, option("--slo",
+    "Limits, separated by commas: ttft, tpot, itl or e2el, each as mean, p50, p90, p95 or p99.", "LIMITS")]
+Rate = Annotated[float | None, option("--rate",
+    "Requests/s to serve; with a trace, a multiple of its own rate.", min=1e-6, max=1e6)]
+Gpus = Annotated[int | None, option("--gpus",
+    "GPUs to divide into engines. Default: the GPUs of one engine.", min=1, max=4096)]
+Tried = Annotated[list[str] | None, option("--try",
+    "Values of a key to compare, as for --grid of sweep; repeatable.", "KEY=VALUES")]
+Price = Annotated[list[str] | None, option("--price", "Price of a GPU hour: H100=2.5; repeatable.", "GPU=N")]
+Seeds = Annotated[int, option("--seeds", "Most runs per load; each run has its own seed.", min=2, max=100)]
+Requests = Annotated[int | None, option("--requests", "Requests per run. Default: 600, or the whole trace.", min=100)]
+ModelError = Annotated[float | None, option("--model-error",
+    "Error of the cost model, in percent. Default: the error in docs/accuracy.md.", min=0, max=100)]
 # fmt: on
 
 

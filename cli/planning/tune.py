@@ -7,7 +7,7 @@ import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,11 +28,13 @@ SEARCH_SEEDS_FROM = 1_000_000
 """The seeds of the search begin so far above those of the comparison: no run is made with both."""
 
 
-Trials = option(int, "--trials", "Number of tables that the search tries.", min=1, max=10_000)
-SearchSeeds = option(int, "--search-seeds", "Runs of each table in the search.", min=1, max=100)
-Seeds = option(int, "--seeds", "Runs of each candidate in the final comparison, with other seeds.", min=2, max=1000)
-Requests = option(int, "--requests", "Approximate number of requests of a run.", min=10)
-AsJson = option(bool, "--json", "Print one JSON object instead of text tables.")
+Trials = Annotated[int, option("--trials", "Number of tables that the search tries.", min=1, max=10_000)]
+SearchSeeds = Annotated[int, option("--search-seeds", "Runs of each table in the search.", min=1, max=100)]
+Seeds = Annotated[
+    int, option("--seeds", "Runs of each candidate in the final comparison, with other seeds.", min=2, max=1000)
+]
+Requests = Annotated[int, option("--requests", "Approximate number of requests of a run.", min=10)]
+AsJson = Annotated[bool, option("--json", "Print one JSON object instead of text tables.")]
 
 
 def tune(

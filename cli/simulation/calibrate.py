@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -31,23 +31,25 @@ UNITS = {"mean_tpot_ms": "TPOT ms", "mean_ttft_ms": "TTFT ms", "output_tokens_pe
 REDRAW_EVERY_S = 0.2
 
 
-First = option(list[str] | None, "--from", "Result file of a benchmark; repeatable.", "FILE")
-More = argument(list[str] | None, "[FILE]...", "More result files.")
-Scenario = option(Path | None, "--scenario", "Scenario of the deployment that was measured.", "SCENARIO.toml")
-Model = option(Path | None, "--model", "Measure Foredraft's own executor with this checkpoint.", "DIR")
-Draft = option(Path | None, "--draft", "Draft checkpoint for the model.", "DIR")
-Steps = option(str | None, "--steps", "Draft steps to measure. Default: 1,3,5,7.", "S,S,…")
-Topk = option(int, "--topk", "If more than 1: also measure trees with this number of branches.", min=1)
-NumDraftTokens = option(int | None, "--num-draft-tokens", "Nodes of these trees. Default: up to 16.", min=2)
-MaxRunning = option(int, "--max-running", "Most requests that are decoded together.", min=1)
-ContextLen = option(int, "--context-len", "Length of the longest request, in tokens.", min=64)
-Repeat = option(int, "--repeat", "Number of timings of every step.", min=1)
-Clock = option(
-    str, "--clock", "wall: real time. cpu: processor time, for a machine that does other work too.", "wall|cpu"
-)
-Device = option(str, "--device", "Device of the executor.", "cpu|cuda")
-Threads = option(int | None, "--threads", "Threads of the executor on a CPU.", min=1)
-Out = option(Path, "--out", "Write the profile to this file.")
+First = Annotated[list[str] | None, option("--from", "Result file of a benchmark; repeatable.", "FILE")]
+More = Annotated[list[str] | None, argument("[FILE]...", "More result files.")]
+Scenario = Annotated[
+    Path | None, option("--scenario", "Scenario of the deployment that was measured.", "SCENARIO.toml")
+]
+Model = Annotated[Path | None, option("--model", "Measure Foredraft's own executor with this checkpoint.", "DIR")]
+Draft = Annotated[Path | None, option("--draft", "Draft checkpoint for the model.", "DIR")]
+Steps = Annotated[str | None, option("--steps", "Draft steps to measure. Default: 1,3,5,7.", "S,S,…")]
+Topk = Annotated[int, option("--topk", "If more than 1: also measure trees with this number of branches.", min=1)]
+NumDraftTokens = Annotated[int | None, option("--num-draft-tokens", "Nodes of these trees. Default: up to 16.", min=2)]
+MaxRunning = Annotated[int, option("--max-running", "Most requests that are decoded together.", min=1)]
+ContextLen = Annotated[int, option("--context-len", "Length of the longest request, in tokens.", min=64)]
+Repeat = Annotated[int, option("--repeat", "Number of timings of every step.", min=1)]
+Clock = Annotated[
+    str, option("--clock", "wall: real time. cpu: processor time, for a machine that does other work too.", "wall|cpu")
+]
+Device = Annotated[str, option("--device", "Device of the executor.", "cpu|cuda")]
+Threads = Annotated[int | None, option("--threads", "Threads of the executor on a CPU.", min=1)]
+Out = Annotated[Path, option("--out", "Write the profile to this file.")]
 
 
 def calibrate(

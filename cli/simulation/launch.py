@@ -6,16 +6,21 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ..options import option
 
 WIDTH = 80
-FromSglang = option(str | None, "--from-sglang", "Launch command of SGLang, or only its arguments.", "COMMAND|FILE")
-FromVllm = option(str | None, "--from-vllm", "Launch command of vLLM, or only its arguments.", "COMMAND|FILE")
-FromTrtllm = option(
-    str | None, "--from-trtllm", "Launch command of TensorRT-LLM (trtllm-serve), or only its arguments.", "COMMAND|FILE"
-)
+FromSglang = Annotated[
+    str | None, option("--from-sglang", "Launch command of SGLang, or only its arguments.", "COMMAND|FILE")
+]
+FromVllm = Annotated[
+    str | None, option("--from-vllm", "Launch command of vLLM, or only its arguments.", "COMMAND|FILE")
+]
+FromTrtllm = Annotated[
+    str | None,
+    option("--from-trtllm", "Launch command of TensorRT-LLM (trtllm-serve), or only its arguments.", "COMMAND|FILE"),
+]
 
 
 def launched(
