@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ...core.contract.events import EventSink
 from ...core.contract.request import FinishReason, Grammar, Request
@@ -54,7 +55,7 @@ class SimulatedBody:
     ) -> None:
         """Raise a ForedraftError for a scenario that cannot run."""
         self.simulation = LiveSimulation(scenario, sinks=sinks, origins=origins, faults=faults, deliver=self._tell)
-        self._outlet: Outlet | None = None
+        self._outlet: Outlet  # of the turn that runs
         self.name = self.simulation.assembly.target.name
         self.tokenizer = FillerTokenizer()
         self.vocab_size = MAX_TOKEN_ID + 1
@@ -153,7 +154,7 @@ class _Writing:
         self.num_tokens += count
         return tokens
 
-    def outputs(self, tokens: list[int]) -> Mapping[str, list]:
+    def outputs(self, tokens: list[int]) -> Mapping[str, list[Any]]:
         """Return what the request asks for beside its tokens, one entry for each."""
         if not self._outputs:
             return {}
