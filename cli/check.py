@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import Pool
@@ -20,6 +20,7 @@ from .progress import StatusLine
 if TYPE_CHECKING:
     from ..properties.harness.report import Report
     from ..properties.harness.swarm import Budget
+    from ..properties.invariants.registry import Invariant
 
 EXIT_BROKEN = 1
 DEFAULT_BUDGET = "60s"  # of a component that is not ours
@@ -34,7 +35,7 @@ Contract = Annotated[str | None, argument("CONTRACT",
 Subject = Annotated[str | None, argument("MODULE:MAKE",
     "Component: `MAKE(config)` in MODULE returns a new one; docs/contracts.md lists its methods. Default: the built-in "
     "components.")]
-Budget = Annotated[str | None, option("--budget",
+BudgetText = Annotated[str | None, option("--budget",
     "Number of operations (200000) or time (60s, 2m), divided among the components. Default: for your component 60s; "
     "for each built-in component its own number of operations, together about a minute on two cores.", "BUDGET")]
 Seed = Annotated[int, option("--seed",
@@ -56,7 +57,7 @@ Cases = Annotated[Path, option("--cases", "Directory for the stored cases of fai
 
 
 def check(
-    contract: Contract = None, subject: Subject = None, budget: Budget = None, seed: Seed = DEFAULT_SEED,
+    contract: Contract = None, subject: Subject = None, budget: BudgetText = None, seed: Seed = DEFAULT_SEED,
     capability: Capability = None, expect: Expect = None, without: Without = None, show_list: ShowList = False,
     mutants: Mutants = False, replay: Replay = None, json_file: JsonFile = None, cases: Cases = DEFAULT_CASES,
 ) -> None:  # fmt: skip
@@ -213,7 +214,7 @@ def _print_invariants(contract: str | None) -> None:
     from ..checks.registry import suite_of
     from ..properties.invariants import all_invariants
 
-    chosen = all_invariants()
+    chosen: Sequence[Invariant] = all_invariants()
     if contract is not None:
         suite = suite_of(contract)
         chosen = [item for item in chosen if item.contract == suite.name]

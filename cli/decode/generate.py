@@ -29,9 +29,9 @@ from .options import (
 if TYPE_CHECKING:
     from ...core.contract.request import Grammar, Request
     from ...gpu.disaggregation.session import DisaggregatedSession
-    from ...gpu.session.plan import SessionOptions
+    from ...gpu.session.plan import SessionOptions, SessionPlan
     from ...gpu.session.prompts import PromptEntry, RequestDefaults
-    from ...gpu.session.session import DecodeSession, SessionPlan
+    from ...gpu.session.session import DecodeSession
     from ...gpu.session.text import Tokenizer
     from .record import GenerationRecord
 
