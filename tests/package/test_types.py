@@ -51,23 +51,27 @@ def test_errors_are_counted_by_package_and_named_as_in_the_clone():
     }
 
 
-def test_names_with_an_error_of_their_own_come_before_those_that_refer_to_them():
-    def symbol(name: str, message: str, is_exported: bool = True, is_known: bool = False) -> dict:
-        found = [{"severity": "error", "message": message}]
-        return {"name": name, "isExported": is_exported, "isTypeKnown": is_known, "diagnostics": found}
+def symbol(name: str, message: str, is_exported: bool = True, is_known: bool = False) -> dict:
+    found = [{"severity": "error", "message": message}]
+    return {"name": name, "isExported": is_exported, "isTypeKnown": is_known, "diagnostics": found}
 
+
+def test_names_that_only_refer_to_incomplete_ones_count_when_those_are_mended():
+    referring = symbol("foredraft.core.a", 'Type of parameter "b" is partially unknown\n  Parameter type is "B"')
     symbols = [
-        symbol("foredraft.core.a", 'Type of parameter "b" is partially unknown\n  Parameter type is "B"'),
+        referring,
         symbol("foredraft.core.b", 'Type of parameter "c" is partially unknown\n  Parameter type is "list[Unknown]"'),
         symbol("foredraft.core.c", "", is_known=True),
+        symbol("foredraft.core.d", 'Type argument 2 for class "dict" has partially unknown type'),
         symbol("numpy.d", "Type annotation is missing", is_exported=False),
         symbol("foredraft.Session", "Type annotation is missing"),
     ]
-    found = check_types.incomplete_names({"symbols": symbols})
+    found = check_types.incomplete_names(symbols)
     assert {package: [line.split(":")[0] for line in lines] for package, lines in found.items()} == {
-        "core": ["foredraft.core.b", "foredraft.core.a"],
+        "core": ["foredraft.core.b", "foredraft.core.d"],
         "api": ["foredraft.Session"],
     }
+    assert [line.split(":")[0] for line in check_types.incomplete_names([referring])["core"]] == ["foredraft.core.a"]
 
 
 @pytest.mark.fast("pyright")
