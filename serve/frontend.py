@@ -45,9 +45,9 @@ class Choice:
     def __init__(self, index: int, order: Order, decoder: TextDecoder) -> None:
         self.index = index
         self.order = order
-        self.num_tokens = 0
+        self.num_tokens: int = 0
         self.finish: str | None = None
-        self.error = ""
+        self.error: str = ""
         self.is_live = True  # the body has it
         self._decoder = decoder
         self._pieces: list[Piece] = []
@@ -98,13 +98,13 @@ class Reply:
         self.id = reply_id
         self.choices = choices
         self.num_prompt_tokens = num_prompt_tokens
-        self.created = int(time.time())
+        self.created: int = int(time.time())
         self.writer: Writer | None = None  # once the stream has begun
         self._has_news = False
         self._waiter: asyncio.Future[None] | None = None
         self._is_beginning = False  # a stream that waits for its first news
         self._failure: ApiError | None = None
-        self.deadline = asyncio.get_running_loop().time() + deadline_s
+        self.deadline: float = asyncio.get_running_loop().time() + deadline_s
 
     @property
     def is_over(self) -> bool:
@@ -208,7 +208,7 @@ class Frontend:
         self.limits = limits
         self.metrics = metrics
         self.tell = tell
-        self.is_draining = False
+        self.is_draining: bool = False
         metrics.engines = body.engines
         self._stamps = stamps
         self._ns_per_s = body.at_ns(1.0) - body.at_ns(0.0)
@@ -220,7 +220,9 @@ class Frontend:
         self._sent = threading.Event()
         self._sent_at: list[tuple[float, Iterable[tuple[Choice, Delta]]]] = []  # and not counted yet
         self._held: list[tuple[int, list[Action]]] = []  # (due time, actions that send what was prepared for it)
-        self.scheduler = SchedulerThread(body, self, self._body_failed, 2 * limits.max_streams + SPARE_COMMANDS)
+        self.scheduler: SchedulerThread = SchedulerThread(
+            body, self, self._body_failed, 2 * limits.max_streams + SPARE_COMMANDS
+        )
 
     @property
     def num_live(self) -> int:

@@ -105,7 +105,9 @@ class ServerMetrics:
         self.ended: Counter[str] = Counter(dict.fromkeys(_REASONS.values(), 0))
         self.accepted_at: list[int] = []
         self.steps: dict[int, int] = {}
-        self.histograms = {name: _Histogram() for name in ("ttft", "itl", "tpot", "e2e", "delay")}
+        self.histograms: dict[str, _Histogram] = {
+            name: _Histogram() for name in ("ttft", "itl", "tpot", "e2e", "delay")
+        }
         self._open: dict[str, _Times] = {}
 
     def sink(self, engine: int) -> EventSink:

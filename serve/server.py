@@ -144,7 +144,7 @@ class Server(uvicorn.Server):
             timeout_keep_alive=max(1, round(limits.stall_s)),
         )
         super().__init__(config)
-        self.address = ""
+        self.address: str = ""
         self._frontend = frontend
         self._table = table
         self._listener = listener
