@@ -120,6 +120,7 @@ def serve(
             body, table = _real_body(options, recording), session["adaptive"]
         else:
             unused = given_session_options(session)
+            assert simulate is not None, "one of them is given"
             _refuse_for("--simulate", "the scenario has a key for it: set that key with --set", unused, {})
             body, table = _simulated_body(simulate, settings, seed, speed, faults, recording)
         _run(body, limits, recording.metrics, Path(table) if table is not None and Path(table).is_file() else None,

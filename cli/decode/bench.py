@@ -145,7 +145,7 @@ def footing(plan: BenchPlan, results: Sequence[ArmResult]) -> list[str]:
             )
     compared = [result for result in results if result.equal_outputs is not None and result.steps]
     if compared:
-        equal = sum(result.equal_outputs for result in compared)
+        equal = sum(result.equal_outputs or 0 for result in compared)
         total = sum(plan.num_prompts(result.batch_size) for result in compared)
         lines.append(f"outputs equal to those of plain decoding: {equal:,} of {total:,}")
     costs = graph_costs([capture for result in results for capture in result.captures], plan_sizes(plan))

@@ -118,8 +118,9 @@ def with_session_options(command: Callable[..., None]) -> Callable[..., None]:
     own = signature(command, eval_str=True).parameters.values()
     declared = [one for given in own for one in (_SESSION.values() if given.name == "session" else (given,))]
     parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in declared]
-    run.__signature__ = signature(command).replace(parameters=parameters)
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    shown: Any = run  # where typer reads its parameters
+    shown.__signature__ = signature(command).replace(parameters=parameters)
+    shown.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 

@@ -96,19 +96,22 @@ def twin(
     )
     workload, given = load_scenario(scenario, settings or ()) if has_scenario else (default_scenario(), {})
     record, progress = JsonRecord(json_file), StatusLine(quiet)
-    if model is None and pair is None:
-        pair = _usual_pair(quiet)
+    if model is None:
+        pair = pair or _usual_pair(quiet)
+        target = pair / "target"
+    else:
+        pair, target = None, local_checkpoint(model)
     base = SessionOptions(
-        model=pair / "target" if model is None else local_checkpoint(model),
+        model=target,
         draft=None if draft is None else local_checkpoint(draft, "draft"), dtype=dtype, device=device, threads=threads,
         max_running=max_running, prefix_cache=False, seed=seed,
     )  # fmt: skip
     engine: dict[str, Any] = {}
     if not has_scenario:
-        ways = ways_of_draft(base) if model is not None else ways_of_pair(pair, base)
+        ways = ways_of_draft(base) if pair is None else ways_of_pair(pair, base)
         longest = LONGEST
     else:
-        options, engine = way_of_scenario(workload, given, base, pair if model is None else None)
+        options, engine = way_of_scenario(workload, given, base, pair)
         ways, longest, names = {workload.name: options}, None, ()
     plan = TwinPlan(workload, names or None, SECONDS if seconds is None else seconds, repeat, clock=clock, seed=seed)
     found: list[Comparison] = []

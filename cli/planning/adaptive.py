@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -18,7 +18,7 @@ Out = Annotated[Path | None, option("--out", "Write to this file instead of stan
 class _GroupWithKeys(TyperGroup):
     """Adds the keys of a table to the group's help, when that is asked for."""
 
-    def get_help(self, ctx: typer.Context) -> str:
+    def get_help(self, ctx: Any) -> str:
         self.epilog = "\n\n".join(_keys())
         return super().get_help(ctx)
 

@@ -20,6 +20,8 @@ from .options import Cluster, NumWorkers, OutDirectory, kept_runs
 if TYPE_CHECKING:
     from ...planning.candidates import Candidate
     from ...planning.plan import Plan, Question, Ranked
+    from ...planning.search import Finding
+    from ...planning.slo import Objective
     from ...planning.store import TrialStore
     from ...planning.workers import Workers
     from ...sim.scenario import Scenario
@@ -207,8 +209,8 @@ def _print(whole: Plan, ranked: list[Ranked], prices: dict[str, float], source: 
         what = reason.partition("(")[0]
         reasons.setdefault(what, reason)
         by_reason.setdefault(what, []).append(candidate.name)
-    for what, names in by_reason.items():
-        lines += ["", *textwrap.wrap(f"Cannot run: {'; '.join(names)}: {reasons[what]}", WIDTH)]
+    for what, refused in by_reason.items():
+        lines += ["", *textwrap.wrap(f"Cannot run: {'; '.join(refused)}: {reasons[what]}", WIDTH)]
     typer.echo("\n".join(lines))
     return sentences
 
@@ -236,10 +238,17 @@ def _nothing_holds(whole: Plan, nearest: Ranked) -> str:
     if found.excess == float("inf"):
         within = "it is an overloaded run"
     else:
-        value = found.excess * found.tightest.limit_ms
-        within = f"{found.tightest.name} is {value:.3g} ms, {found.excess:.3g} times the limit of {found.tightest.limit_ms:g} ms"
+        tightest = _tightest(found)
+        value = found.excess * tightest.limit_ms
+        within = f"{tightest.name} is {value:.3g} ms, {found.excess:.3g} times the limit of {tightest.limit_ms:g} ms"
     devices = f" on {_devices(gpus)}" if gpus else ""
     return f"Nothing holds{devices}. Nearest is {nearest.candidate.name}: at {at:.3g} requests/s {within}."
+
+
+def _tightest(found: Finding) -> Objective:
+    """Return the objective that takes the most of its limit, of a candidate that could be searched."""
+    assert found.tightest is not None
+    return found.tightest
 
 
 def _unit(whole: Plan) -> str:
@@ -273,7 +282,7 @@ def _table(whole: Plan, shown: list[Ranked], prices: dict[str, float]) -> list[s
             per_hour = prices.get(whole.gpu_of(item.candidate))
             cost = None if per_hour is None else cost_per_million_tokens(item, tokens, per_hour)
             cells += f"{'–' if cost is None else f'{cost:.3g}':>15}"
-        lines.append(f"{cells}  {found.tightest.name} {found.excess:.0%}")
+        lines.append(f"{cells}  {_tightest(found).name} {found.excess:.0%}")
     return lines
 
 

@@ -101,9 +101,16 @@ def _watch(whole: Tune, pool: Any, quiet: bool) -> None:
         line.clear()
 
 
+def _shown(whole: Tune) -> Judged:
+    """Return the table to use, or the one that is the least behind."""
+    best = whole.best or whole.nearest
+    assert best is not None, "a search that has ended has judged a table"
+    return best
+
+
 def _result(whole: Tune) -> dict[str, Any]:
     """Return what was found as plain data: phases, the table, its shortfalls, and its gain over each other setting."""
-    best = whole.best or whole.nearest
+    best = _shown(whole)
     schedule = whole.best_schedule
     gains = {
         name: {phase: [found.mean, found.half_width] if found else None for phase, found in row.items()}
@@ -140,7 +147,7 @@ def _gains(whole: Tune, best: Judged) -> dict[str, dict[str, Estimate | None]]:
 
 
 def _report(whole: Tune) -> list[str]:
-    scenario, best = whole.scenario, whole.best or whole.nearest
+    scenario, best = whole.scenario, _shown(whole)
     title = f"{scenario.name}: draft steps of {scenario.speculation.algorithm} on {scenario.model.target}, {scenario.hardware.gpu}"
     lines = [*textwrap.wrap(title, WIDTH), *(f"  {phase.name:<10} {phase.about}" for phase in whole.phases), ""]
     lines += ["Table" if whole.best else "The table that is the least behind", *_table_lines(best.table)]
@@ -206,7 +213,7 @@ def _write_files(whole: Tune, directory: Path, result: Mapping[str, Any]) -> tup
     from ...sim.scenario_file import scenario_with
     from ..simulation.scenario_text import scenario_text
 
-    files, left_out = {"result.json": json.dumps(result, indent=1) + "\n"}, {}
+    files, left_out = {"result.json": json.dumps(result, indent=1) + "\n"}, dict[str, str]()
     if whole.best is not None:
         schedule = whole.best_schedule
         tuned = scenario_with(whole.tables, settings_of(whole.best.table))

@@ -14,6 +14,7 @@ from ..options import Quiet, Settings, argument, option
 
 if TYPE_CHECKING:
     from ...sim.calibration.fit import PointFit
+    from ...sim.cost.calibration import FittedParameters
 
 DEVICE = "device_scale"
 LABELS = {
@@ -145,9 +146,15 @@ def _labels(names: Iterable[str]) -> str:
     return ", ".join(map(_label, names))
 
 
+def _fitted(fit: PointFit) -> FittedParameters:
+    parameters = fit.calibration.parameters
+    assert parameters is not None, "points have no measured steps"
+    return parameters
+
+
 def _parameters(fit: PointFit) -> Iterator[str]:
     """Yield the lines of the parameters: in the server's profile, fitted, and how well they are told."""
-    fitted = fit.calibration.parameters
+    fitted = _fitted(fit)
     kernels = {"roofline": "the roofline", "measured": "measured kernels"}[fitted.kernels]
     yield f"{fitted.points} points, fitted around {fitted.server} over {kernels}: {fit.calibration.model} on {fit.calibration.gpu}"
     yield ""
@@ -173,7 +180,7 @@ def _points(fit: PointFit) -> Iterator[str]:
             numbers = f"{item.measured:10,.2f}{item.predicted:10,.2f}{item.error:+8.1%}{left_out:>12}"
             yield f"{title:{width}}{UNITS[item.column]:>10}{numbers}"
             title = ""
-    fitted = fit.calibration.parameters
+    fitted = _fitted(fit)
     yield f"{'mean absolute error, decoding':{width + 30}}{fitted.error:8.1%}{fitted.left_out_error:12.1%}"
 
 
@@ -189,12 +196,13 @@ def _remarks(fit: PointFit) -> Iterator[str]:
         lines.append(f"not told     {_labels(fit.untold)}: the points take away less than half of their uncertainty")
     for one, other in fit.entangled:
         lines.append(f"entangled    {_label(one)} and {_label(other)}: the points tell a sum of them")
-    for item in fit.suggestions:
-        lines.append(f"would tell   {_labels(item.tells)}: {item.title}")
+    for suggestion in fit.suggestions:
+        lines.append(f"would tell   {_labels(suggestion.tells)}: {suggestion.title}")
     hidden = [name for name in fit.untold if not any(name in item.tells for item in fit.suggestions)]
     if hidden:
         lines.append(f"no run here  would tell {_labels(hidden)}: too small, hidden behind the device, or entangled")
     for item in fit.contradicting:
+        assert item.left_out_error is not None, "only results that are fitted have a score"
         lines.append(
             f"contradicts  {item.point.source}: {UNITS[item.column]} {item.measured:.4g}, by the other points "
             f"{item.measured * (1 + item.left_out_error):.4g} ({item.point.title})"
@@ -203,9 +211,9 @@ def _remarks(fit: PointFit) -> Iterator[str]:
 
 
 def _table(fit: PointFit, out: Path) -> Iterator[str]:
-    profile = fit.calibration
+    profile, fitted = fit.calibration, _fitted(fit)
     yield "[hardware]"
     yield f"profile = {json.dumps(str(out), ensure_ascii=False)}"
     yield f'gpu = "{profile.gpu}"'
-    yield f'server = "{profile.parameters.server}"'
-    yield f'kernels = "{profile.parameters.kernels}"'
+    yield f'server = "{fitted.server}"'
+    yield f'kernels = "{fitted.kernels}"'

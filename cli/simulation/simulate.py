@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from ...sim.run import RunReport
     from ...sim.scenario import Scenario
 
-EXIT_INTERRUPTED = {signal.SIGINT: 130, signal.SIGTERM: 143}  # 128 + the signal's number, as shells have it
+EXIT_INTERRUPTED: dict[int, int] = {
+    signal.SIGINT: 130,
+    signal.SIGTERM: 143,
+}  # 128 + the signal's number, as shells have it
 
 # fmt: off
 OutDirectory = Annotated[Path | None, option("--out", "Write the files of the run to this directory.", "DIR")]

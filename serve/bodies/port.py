@@ -94,12 +94,15 @@ class Body(Protocol):
     """Serves orders. `unsupported`: parameter of a request → why this body cannot honour it."""
 
     name: str  # of the model, for clients
-    tokenizer: TextCodec
     vocab_size: int  # token ids below it are prompts
     context_len: int  # tokens of a prompt with its output, at least 1
     unsupported: Mapping[str, str]
     hand_over_s: float  # how long it may wait after each delivery until the loop has sent that
     engines: Sequence[Engine]
+
+    @property
+    def tokenizer(self) -> TextCodec:
+        """What turns texts of clients into tokens, and tokens into text."""
 
     def at_ns(self, at_s: float) -> int:
         """Return the time of the body, real or simulated, at a time of `time.monotonic`."""
