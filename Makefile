@@ -55,7 +55,7 @@ readme: $(STAMP)
 
 # mypy and pyright. For other versions of Python, whose code only mypy reads: make types PYTHON_VERSIONS="3.11 3.12 3.13 3.14"
 types: $(STAMP)
-	$(BIN)/python -P tests/package/check_types.py $(TYPES) $(PYTHON_VERSIONS)
+	$(BIN)/python -P tests/package/type_checks/check_types.py $(TYPES) $(PYTHON_VERSIONS)
 
 # Minutes: among others a thousand simulated services under the swarm of faults.
 soak: $(STAMP)

@@ -3,7 +3,7 @@
 Where `type_errors.toml` gives no number, 0 is demanded; a number there may only become lower (`--lower` writes that).
 For other versions of Python than this one's mypy alone reads the code, as if it ran there.
 
-    python tests/package/check_types.py [--lower] [VERSION …]
+    python tests/package/type_checks/check_types.py [--lower] [VERSION …]
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LIST = Path(__file__).with_name("type_errors.toml")
 PACKAGES = ("api", "core", "observe", "sim", "planning", "serve", "gpu", "properties", "checks", "twin", "cli")
 LINKS = "build/editable"

@@ -10,7 +10,7 @@ from pathlib import Path
 import check_types
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 IMPORTING = "from foredraft.core.errors import ForedraftError\n\nreveal_type(ForedraftError)\n"
 
 
@@ -26,7 +26,7 @@ def test_more_errors_than_the_list_allows_are_a_problem_and_shown(capsys: pytest
 
 def test_fewer_errors_than_the_list_allows_must_be_written_there():
     (wrong,) = check_types.judge("mypy", errors_of(gpu=2), {"gpu": 3})
-    assert wrong == "mypy: gpu has 2 errors: lower the number in tests/package/type_errors.toml from 3"
+    assert wrong == "mypy: gpu has 2 errors: lower the number in tests/package/type_checks/type_errors.toml from 3"
     assert not check_types.judge("mypy", errors_of(gpu=3), {"gpu": 3})
     assert not check_types.judge("mypy for 3.14", errors_of(gpu=2), {"gpu": 3}, may_fall=True)
 
