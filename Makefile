@@ -8,7 +8,7 @@ RUN_DIR := runs/demo
 # Whatever the environment says, Python keeps what it compiled: tests start hundreds of processes of the same modules.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test readme soak nightly mutation release bench accuracy lint format docs site clean
+.PHONY: setup demo test types readme soak nightly mutation release bench accuracy lint format docs site clean
 
 setup: $(STAMP)
 
@@ -53,6 +53,10 @@ test: lint
 readme: $(STAMP)
 	$(BIN)/python -P -m pytest -p no:xdist -v --no-header -m readme tests/package/test_readme.py
 
+# mypy and pyright. For other versions of Python, whose code only mypy reads: make types PYTHON_VERSIONS="3.11 3.12 3.13 3.14"
+types: $(STAMP)
+	$(BIN)/python -P tests/package/type_checks/check_types.py $(TYPES) $(PYTHON_VERSIONS)
+
 # Minutes: among others a thousand simulated services under the swarm of faults.
 soak: $(STAMP)
 	$(BIN)/python -P -m pytest -n 2 --dist loadgroup -m 'slow and not gpu'
@@ -92,5 +96,5 @@ site: $(STAMP)
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs/site docs site
 
 clean:
-	rm -rf .venv build dist runs site .pytest_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf .venv build dist runs site .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -13,8 +13,8 @@ from .options import AllowTruncated, Log, option
 EXIT_CONTRADICTORY = 1
 
 
-Limit = option(int, "--limit", "Print at most this number of contradictions.", min=1)
-JsonFile = option(Path | None, "--json", "Also write the report to this file.")
+Limit = Annotated[int, option("--limit", "Print at most this number of contradictions.", min=1)]
+JsonFile = Annotated[Path | None, option("--json", "Also write the report to this file.")]
 
 
 def audit(

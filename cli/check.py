@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import Pool
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,7 @@ from .progress import StatusLine
 if TYPE_CHECKING:
     from ..properties.harness.report import Report
     from ..properties.harness.swarm import Budget
+    from ..properties.invariants.registry import Invariant
 
 EXIT_BROKEN = 1
 DEFAULT_BUDGET = "60s"  # of a component that is not ours
@@ -28,33 +29,35 @@ DEFAULT_CASES = Path("runs/cases")
 
 
 # fmt: off
-Contract = argument(str | None, "CONTRACT",
+Contract = Annotated[str | None, argument("CONTRACT",
     "Contract: allocator, prefix-cache, relay, accept, acceptance-process, step-controller, engine, executor, "
-    "block-manager, transport or simulator. Default: all.")
-Subject = argument(str | None, "MODULE:MAKE",
+    "block-manager, transport or simulator. Default: all.")]
+Subject = Annotated[str | None, argument("MODULE:MAKE",
     "Component: `MAKE(config)` in MODULE returns a new one; docs/contracts.md lists its methods. Default: the built-in "
-    "components.")
-Budget = option(str | None, "--budget",
+    "components.")]
+BudgetText = Annotated[str | None, option("--budget",
     "Number of operations (200000) or time (60s, 2m), divided among the components. Default: for your component 60s; "
-    "for each built-in component its own number of operations, together about a minute on two cores.", "BUDGET")
-Seed = option(int, "--seed",
-    "Seed of the random operations. Runs with the same seed and number of operations are the same.")
-Capability = option(list[str] | None, "--capability",
-    "A capability of the component, such as paged, sharing or misuse; repeatable. Replaces make.capabilities.", "NAME")
-Expect = option(list[str] | None, "--expect",
-    "An invariant that is known to be broken, with the reason; repeatable. If it holds, that is an error.", "ID=REASON")
-Without = option(list[str] | None, "--without",
-    "Leave out this kind of operation, by its name in a history; repeatable.", "NAME")
-ShowList = option(bool, "--list", "Print every invariant (or the invariants of one contract) and how it is checked.")
-Mutants = option(bool, "--mutants", "Plant known defects in the built-in components, and check that each one is found.")
-Replay = option(Path | None, "--replay", "Run a stored case again.", "FILE")
-JsonFile = option(Path | None, "--json", "Also write the report to this file.", "FILE")
-Cases = option(Path, "--cases", "Directory for the stored cases of failures.", "DIR")
+    "for each built-in component its own number of operations, together about a minute on two cores.", "BUDGET")]
+Seed = Annotated[int, option("--seed",
+    "Seed of the random operations. Runs with the same seed and number of operations are the same.")]
+Capability = Annotated[list[str] | None, option("--capability",
+    "A capability of the component, such as paged, sharing or misuse; repeatable. Replaces make.capabilities.", "NAME")]
+Expect = Annotated[list[str] | None, option("--expect",
+    "An invariant that is known to be broken, with the reason; repeatable. If it holds, that is an error.", "ID=REASON")]
+Without = Annotated[list[str] | None, option("--without",
+    "Leave out this kind of operation, by its name in a history; repeatable.", "NAME")]
+ShowList = Annotated[bool, option("--list",
+    "Print every invariant (or the invariants of one contract) and how it is checked.")]
+Mutants = Annotated[bool, option("--mutants",
+    "Plant known defects in the built-in components, and check that each one is found.")]
+Replay = Annotated[Path | None, option("--replay", "Run a stored case again.", "FILE")]
+JsonFile = Annotated[Path | None, option("--json", "Also write the report to this file.", "FILE")]
+Cases = Annotated[Path, option("--cases", "Directory for the stored cases of failures.", "DIR")]
 # fmt: on
 
 
 def check(
-    contract: Contract = None, subject: Subject = None, budget: Budget = None, seed: Seed = DEFAULT_SEED,
+    contract: Contract = None, subject: Subject = None, budget: BudgetText = None, seed: Seed = DEFAULT_SEED,
     capability: Capability = None, expect: Expect = None, without: Without = None, show_list: ShowList = False,
     mutants: Mutants = False, replay: Replay = None, json_file: JsonFile = None, cases: Cases = DEFAULT_CASES,
 ) -> None:  # fmt: skip
@@ -211,7 +214,7 @@ def _print_invariants(contract: str | None) -> None:
     from ..checks.registry import suite_of
     from ..properties.invariants import all_invariants
 
-    chosen = all_invariants()
+    chosen: Sequence[Invariant] = all_invariants()
     if contract is not None:
         suite = suite_of(contract)
         chosen = [item for item in chosen if item.contract == suite.name]

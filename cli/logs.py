@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from .options import output_option, refuse_without_effect
 
 DEFAULT_FORMAT = "text"
 
 # fmt: off
-LogLevel = output_option(str | None, "--log-level",
+LogLevel = Annotated[str | None, output_option("--log-level",
     "Write log lines from this level on to standard error: each switch of draft steps (info), each fallback and each "
-    "failed step (warning). Default: no log lines.", "debug|info|warning|error")
-LogFormat = output_option(str, "--log-format",
-    "text: plain lines. json: objects with the engine, the time and the numbers of each line.", "text|json")
+    "failed step (warning). Default: no log lines.", "debug|info|warning|error")]
+LogFormat = Annotated[str, output_option("--log-format",
+    "text: plain lines. json: objects with the engine, the time and the numbers of each line.", "text|json")]
 # fmt: on
 
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 
-def option(kind: Any, flags: str, text: str, metavar: str | None = None, **settings: Any) -> Any:
-    """Return the annotation of a parameter that is an option. `text` is its help; `settings` are limits, as typer has them."""
-    return Annotated[kind, typer.Option(*flags.split(), help=text, metavar=metavar, **settings)]
+def option(flags: str, text: str, metavar: str | None = None, **settings: Any) -> Any:
+    """Return what makes a parameter an option, for its `Annotated`. `text` is its help; `settings` are limits, as typer has them."""
+    return typer.Option(*flags.split(), help=text, metavar=metavar, **settings)
 
 
 def in_panel(title: str) -> partial[Any]:
@@ -19,24 +19,30 @@ def in_panel(title: str) -> partial[Any]:
     return partial(option, rich_help_panel=title)
 
 
-def argument(kind: Any, metavar: str | None, text: str) -> Any:
-    """Return the annotation of a parameter that is an argument."""
-    return Annotated[kind, typer.Argument(metavar=metavar, help=text)]
+def argument(metavar: str | None, text: str) -> Any:
+    """Return what makes a parameter an argument, for its `Annotated`."""
+    return typer.Argument(metavar=metavar, help=text)
 
 
 output_option = in_panel("Output")
-ScenarioFile = argument(Path | None, "SCENARIO.toml", "Scenario file. Default: Llama-3.1-8B on one H100 with EAGLE-3.")
-Settings = option(
+ScenarioFile = Annotated[
+    Path | None, argument("SCENARIO.toml", "Scenario file. Default: Llama-3.1-8B on one H100 with EAGLE-3.")
+]
+Settings = Annotated[
     list[str] | None,
-    "--set",
-    "Set one key of the scenario to a TOML value; repeatable. `foredraft simulate --explain` prints all keys.",
-    "KEY=VALUE",
-)
-TraceFile = option(Path | None, "--trace", "Replay the requests of this trace (workload.trace).", "FILE")
-Seed = option(int | None, "--seed", "Seed of every random draw (the key seed).", min=0)
-Log = argument(Path, None, "events.jsonl of a run, or its directory.")
-AllowTruncated = option(bool, "--allow-truncated", "Accept the log of a run that was killed; such a log has no end.")
-Quiet = option(bool, "--quiet -q", "Print no progress on standard error.")
+    option(
+        "--set",
+        "Set one key of the scenario to a TOML value; repeatable. `foredraft simulate --explain` prints all keys.",
+        "KEY=VALUE",
+    ),
+]
+TraceFile = Annotated[Path | None, option("--trace", "Replay the requests of this trace (workload.trace).", "FILE")]
+Seed = Annotated[int | None, option("--seed", "Seed of every random draw (the key seed).", min=0)]
+Log = Annotated[Path, argument(None, "events.jsonl of a run, or its directory.")]
+AllowTruncated = Annotated[
+    bool, option("--allow-truncated", "Accept the log of a run that was killed; such a log has no end.")
+]
+Quiet = Annotated[bool, option("--quiet -q", "Print no progress on standard error.")]
 
 
 def refuse_without_effect(*rules: tuple[str, bool, str]) -> None:

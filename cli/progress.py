@@ -32,6 +32,13 @@ class StatusLine:
         if not always and now_s - self._last_s < self._every_s:
             return None
         self._last_s = now_s
+        return self._elapsed_s(now_s)
+
+    def elapsed_s(self) -> float:
+        """Return the seconds since the start, which are more than 0."""
+        return self._elapsed_s(time.monotonic())
+
+    def _elapsed_s(self, now_s: float) -> float:
         return max(now_s - self._started_s, 1e-9)
 
     def show(self, text: str) -> None:
@@ -72,9 +79,9 @@ def simulation_progress(quiet: bool) -> Iterator[Callable[[Progress], None]]:
         task = bar.add_task("", total=None, simulated="simulated", requests="", rate="")
 
         def update_bar(progress: Progress) -> None:
-            simulated, requests, rate = _simulation_words(progress, line.due_s(always=True))
-            counts = {"completed": progress.num_ended, "total": progress.num_expected}
-            bar.update(task, **counts, simulated=simulated, requests=requests, rate=rate)
+            simulated, requests, rate = _simulation_words(progress, line.elapsed_s())
+            done, total = progress.num_ended, progress.num_expected
+            bar.update(task, completed=done, total=total, simulated=simulated, requests=requests, rate=rate)
 
         yield update_bar
 
@@ -108,22 +115,22 @@ def training_progress(quiet: bool) -> Iterator[Callable[[TrainingProgress], None
         yield print_line
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
     from rich.progress import Progress as Bars
 
     columns = [
         TextColumn(f"{{task.fields[{name}]{width}}}") for name, width in (("loss", ":<10"), ("rate", ""), ("left", ""))
     ]
     bar = (TextColumn("{task.description:<20}"), BarColumn(bar_width=24), MofNCompleteColumn())
-    tasks: dict[str, int] = {}
+    tasks: dict[str, TaskID] = {}
     with Bars(*bar, *columns, console=Console(stderr=True)) as bars:
 
         def update_bar(progress: TrainingProgress) -> None:
             if progress.part not in tasks:
                 tasks[progress.part] = bars.add_task(progress.part, total=progress.num_steps, loss="", rate="", left="")
             loss, rate, left = _training_words(progress)
-            counts = {"completed": progress.step, "total": progress.num_steps}
-            bars.update(tasks[progress.part], **counts, loss=loss, rate=rate, left=left)
+            done, total = progress.step, progress.num_steps
+            bars.update(tasks[progress.part], completed=done, total=total, loss=loss, rate=rate, left=left)
 
         yield update_bar
 

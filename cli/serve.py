@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from socket import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -35,35 +35,39 @@ server_option, limits_option = in_panel("Server"), in_panel("Limits")
 EVENTS = "events.jsonl"
 
 # fmt: off
-ModelDirectory = model_option(Path | None, "--model",
-    "Hugging Face checkpoint to decode: a directory, or its name on the hub.", "DIR|ORG/NAME")
-Simulate = model_option(Path | None, "--simulate",
-    "Scenario to simulate instead, as for foredraft simulate; needs no model.", "SCENARIO.toml")
-Speed = engine_option(float | None, "--speed",
-    "With --simulate: simulated seconds per real second. Default: 1.", "FACTOR")
-Seed = engine_option(int | None, "--seed", "Seed of every random draw. Default: 0, or the seed of the scenario.", min=0)
-Host = server_option(str, "--host", "Address to listen on. The default accepts only clients on this machine.")
-Port = server_option(int, "--port", "Port to listen on; 0 chooses a free port.", min=0, max=65535)
-ApiKey = server_option(str | None, "--api-key",
+ModelDirectory = Annotated[Path | None, model_option("--model",
+    "Hugging Face checkpoint to decode: a directory, or its name on the hub.", "DIR|ORG/NAME")]
+Simulate = Annotated[Path | None, model_option("--simulate",
+    "Scenario to simulate instead, as for foredraft simulate; needs no model.", "SCENARIO.toml")]
+Speed = Annotated[float | None, engine_option("--speed",
+    "With --simulate: simulated seconds per real second. Default: 1.", "FACTOR")]
+Seed = Annotated[int | None, engine_option("--seed",
+    "Seed of every random draw. Default: 0, or the seed of the scenario.", min=0)]
+Host = Annotated[str, server_option("--host",
+    "Address to listen on. The default accepts only clients on this machine.")]
+Port = Annotated[int, server_option("--port", "Port to listen on; 0 chooses a free port.", min=0, max=65535)]
+ApiKey = Annotated[str | None, server_option("--api-key",
     "Key that clients must send. The variable is safer: other users can see a command line.",
-    "KEY", envvar="FOREDRAFT_API_KEY")
-ServedName = server_option(str | None, "--served-model-name",
-    "The model's name for clients. Default: the name of the directory, or of the scenario's model.", "NAME")
-MetricsAs = server_option(str, "--metrics-as", "Server whose names the metrics use: foredraft, vllm, sglang.")
-Record = server_option(Path | None, "--record",
+    "KEY", envvar="FOREDRAFT_API_KEY")]
+ServedName = Annotated[str | None, server_option("--served-model-name",
+    "The model's name for clients. Default: the name of the directory, or of the scenario's model.", "NAME")]
+MetricsAs = Annotated[str, server_option("--metrics-as",
+    "Server whose names the metrics use: foredraft, vllm, sglang.")]
+Record = Annotated[Path | None, server_option("--record",
     "Write events.jsonl for foredraft replay to this directory; the directory must not have one. The file grows with "
-    "every round.", "DIR")
-Stamp = server_option(bool, "--stamp",
-    "Begin each event of a stream with a comment that gives the end of its round, in nanoseconds of Unix time.")
-DrainS = server_option(float, "--drain-s", "Seconds that running requests have to end after SIGTERM.", min=1)
-MaxStreams = limits_option(int, "--max-streams",
-    "Most outputs at once, running and waiting; further requests get status 429.")
-MaxBody = limits_option(int, "--max-body-bytes", "Largest body of a request, in bytes.")
-MaxPrompt = limits_option(int | None, "--max-prompt-tokens",
-    "Longest prompt, in tokens. Default: the room in context and KV pool.")
-MaxChoices = limits_option(int, "--max-choices", "Most outputs of one request: n times prompts.")
-DeadlineS = limits_option(float, "--deadline-s", "Most seconds for a whole answer.")
-StallS = limits_option(float, "--stall-s", "Seconds after which the server drops a client that sends or takes nothing.")
+    "every round.", "DIR")]
+Stamp = Annotated[bool, server_option("--stamp",
+    "Begin each event of a stream with a comment that gives the end of its round, in nanoseconds of Unix time.")]
+DrainS = Annotated[float, server_option("--drain-s", "Seconds that running requests have to end after SIGTERM.", min=1)]
+MaxStreams = Annotated[int, limits_option("--max-streams",
+    "Most outputs at once, running and waiting; further requests get status 429.")]
+MaxBody = Annotated[int, limits_option("--max-body-bytes", "Largest body of a request, in bytes.")]
+MaxPrompt = Annotated[int | None, limits_option("--max-prompt-tokens",
+    "Longest prompt, in tokens. Default: the room in context and KV pool.")]
+MaxChoices = Annotated[int, limits_option("--max-choices", "Most outputs of one request: n times prompts.")]
+DeadlineS = Annotated[float, limits_option("--deadline-s", "Most seconds for a whole answer.")]
+StallS = Annotated[float, limits_option("--stall-s",
+    "Seconds after which the server drops a client that sends or takes nothing.")]
 # fmt: on
 
 
@@ -116,6 +120,7 @@ def serve(
             body, table = _real_body(options, recording), session["adaptive"]
         else:
             unused = given_session_options(session)
+            assert simulate is not None, "one of them is given"
             _refuse_for("--simulate", "the scenario has a key for it: set that key with --set", unused, {})
             body, table = _simulated_body(simulate, settings, seed, speed, faults, recording)
         _run(body, limits, recording.metrics, Path(table) if table is not None and Path(table).is_file() else None,

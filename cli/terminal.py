@@ -65,4 +65,5 @@ def is_broken_pipe(error: BaseException) -> bool:
 
 def discard_output() -> None:
     """Write what standard output still holds to nowhere: the interpreter flushes it at exit, and would report the failure again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())
+    if sys.__stdout__ is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())

@@ -37,7 +37,10 @@ class Answer(Response):
         self._stream = stream
         self._send_began: float | None = None  # while the client is to take something
         self._transport: asyncio.Transport | None = None
-        self._held, self._held_deltas, self._ends = b"", [], False  # what is prepared, and not written yet
+        # What is prepared, and not written yet:
+        self._held = b""
+        self._held_deltas: list[tuple[Choice, Delta]] = []
+        self._ends = False
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         self._transport = scope.get(TRANSPORT)
@@ -54,7 +57,7 @@ class Answer(Response):
             leaving.cancel()
             self._frontend.close(self._reply)
 
-    async def _has_ended(self, sending: asyncio.Future, leaving: asyncio.Future) -> bool:
+    async def _has_ended(self, sending: asyncio.Future[None], leaving: asyncio.Future[None]) -> bool:
         """Wait for some time; return whether all is sent, or the client has left or takes nothing. At the deadline the reply fails."""
         now, stall_s = asyncio.get_running_loop().time, self._frontend.limits.stall_s
         wait_s = min(stall_s / 4, max(self._reply.deadline - now(), 0.01))
@@ -98,7 +101,8 @@ class Answer(Response):
 
     @property
     def is_ready(self) -> bool:
-        return not self._transport.is_closing() and not self._transport.get_write_buffer_size()
+        transport = self._transport
+        return transport is not None and not transport.is_closing() and not transport.get_write_buffer_size()
 
     def prepare(self) -> bool:
         try:
@@ -112,9 +116,10 @@ class Answer(Response):
         return not self._ends
 
     def flush(self) -> None:
-        if (held := self._held) and not self._transport.is_closing():
-            self._held = b""
-            self._transport.write(held)
+        transport = self._transport
+        if self._held and transport is not None and not transport.is_closing():
+            held, self._held = self._held, b""
+            transport.write(held)
             self._frontend.sent(self._held_deltas)
             self._held_deltas = []
         if self._ends:

@@ -58,10 +58,10 @@ def make_app(
 
     app = FastAPI(title="Foredraft", version=version, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_middleware(Guards, limits=frontend.limits, api_key=api_key, plain=PLAIN)
-    app.add_exception_handler(ApiError, _api_error)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _own_error)
+    app.exception_handler(ApiError)(_api_error)
+    app.exception_handler(RequestValidationError)(_invalid)
+    app.exception_handler(HTTPException)(_http_error)
+    app.exception_handler(Exception)(_own_error)
     app.post("/v1/completions", response_class=Response)(api.complete)
     app.post("/v1/chat/completions", response_class=Response)(api.chat)
     app.get("/v1/models")(api.models)
@@ -142,12 +142,12 @@ class _Api:
     async def tokenize(self, asked: TokenizeRequest) -> dict[str, Any]:
         """The tokens of a prompt, or of a conversation as the model's template writes it."""
         self._check_model(asked.model)
-        if (asked.prompt is None) == (asked.messages is None):
-            raise ApiError(400, "expected exactly one of prompt and messages", param="prompt")
-        if asked.messages is not None:
+        if asked.messages is not None and asked.prompt is None:
             tokens = await self._chat_prompt([message.to_template() for message in asked.messages])
-        else:
+        elif asked.prompt is not None and asked.messages is None:
             tokens = await self._encode(asked.prompt, asked.add_special_tokens)
+        else:
+            raise ApiError(400, "expected exactly one of prompt and messages", param="prompt")
         return {"tokens": tokens.tolist(), "count": len(tokens), "max_model_len": self._body.context_len}
 
     async def detokenize(self, asked: DetokenizeRequest) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.code = code
-        self.headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+        self.headers: dict[str, str] = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
 
     def to_json(self) -> dict[str, Any]:
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")

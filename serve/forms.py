@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
@@ -55,7 +55,8 @@ class CompletionForm:
         """By choice: an event that has nothing but text, before and after it; most are of this kind."""
         mark = "\0"
         events = [event(self._event([self._choice(i, mark, None, None)])) for i in range(len(self.reply.choices))]
-        return [one.split(json.dumps(mark).encode()) for one in events]
+        parts = (one.partition(json.dumps(mark).encode()) for one in events)
+        return [(head, tail) for head, _, tail in parts]
 
     def last(self) -> list[bytes]:
         return [event(self._event([]) | {"usage": self.usage()})] if self._usage else []
@@ -152,7 +153,7 @@ class ChatForm(CompletionForm):
 
 def joined(deltas: list[Delta]) -> Delta:
     """Return several deltas of one choice as one."""
-    outputs: dict[str, list[np.ndarray]] = {}
+    outputs: dict[str, list[Any]] = {}
     for delta in deltas:
         for name, values in delta.outputs.items():
             outputs.setdefault(name, []).extend(values)
@@ -160,7 +161,7 @@ def joined(deltas: list[Delta]) -> Delta:
     return Delta("".join(delta.text for delta in deltas), tokens, outputs, deltas[-1].finish, deltas[0].at_ns)
 
 
-def top_pairs(outputs: dict[str, list[np.ndarray]]) -> list[list[tuple[int, float]]]:
+def top_pairs(outputs: Mapping[str, list[Any]]) -> list[list[tuple[int, float]]]:
     """Return, for each token, the most likely tokens with their log-probabilities."""
     ids, values = outputs.get("top_logprob_ids", ()), outputs.get("top_logprobs", ())
     return [list(zip(i.tolist(), v.tolist(), strict=True)) for i, v in zip(ids, values, strict=True)]

@@ -10,12 +10,10 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
-
-import numpy as np
+from typing import Any, Protocol
 
 from ..core.contract.request import FinishReason
 from .bodies.port import Body, Order, Piece, TextDecoder
@@ -36,7 +34,7 @@ class Delta:
 
     text: str
     tokens: list[int]
-    outputs: dict[str, list[np.ndarray]]
+    outputs: Mapping[str, list[Any]]
     finish: str | None
     at_ns: int  # of its first piece, by the clock of the body
 
@@ -47,9 +45,9 @@ class Choice:
     def __init__(self, index: int, order: Order, decoder: TextDecoder) -> None:
         self.index = index
         self.order = order
-        self.num_tokens = 0
+        self.num_tokens: int = 0
         self.finish: str | None = None
-        self.error = ""
+        self.error: str = ""
         self.is_live = True  # the body has it
         self._decoder = decoder
         self._pieces: list[Piece] = []
@@ -100,13 +98,13 @@ class Reply:
         self.id = reply_id
         self.choices = choices
         self.num_prompt_tokens = num_prompt_tokens
-        self.created = int(time.time())
+        self.created: int = int(time.time())
         self.writer: Writer | None = None  # once the stream has begun
         self._has_news = False
-        self._waiter: asyncio.Future | None = None
+        self._waiter: asyncio.Future[None] | None = None
         self._is_beginning = False  # a stream that waits for its first news
         self._failure: ApiError | None = None
-        self.deadline = asyncio.get_running_loop().time() + deadline_s
+        self.deadline: float = asyncio.get_running_loop().time() + deadline_s
 
     @property
     def is_over(self) -> bool:
@@ -123,7 +121,8 @@ class Reply:
 
     def prepare(self) -> bool:
         """Let the writer make the bytes of what has come. Returns False if it cannot, or if the reply is over."""
-        return self.can_prepare and self.writer.prepare()
+        writer = self.ready_writer
+        return writer is not None and writer.prepare()
 
     def tell(self) -> None:
         """Let the writer write what has come. If it cannot, or the reply is over, wake `take`, which fetches it."""
@@ -135,13 +134,16 @@ class Reply:
 
     def wake(self) -> None:
         """Let `take` return."""
-        if self._is_awaited:
-            self._waiter.set_result(None)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     @property
-    def can_prepare(self) -> bool:
-        """Whether the writer may write: the sending task waits, and the client has taken all that was written before."""
-        return self._is_awaited and self._failure is None and self.writer is not None and self.writer.is_ready
+    def ready_writer(self) -> Writer | None:
+        """The writer, if it may write: the sending task waits, and the client has taken all that was written before."""
+        writer = self.writer
+        may_write = self._is_awaited and self._failure is None and writer is not None and writer.is_ready
+        return writer if may_write else None
 
     @property
     def _is_awaited(self) -> bool:
@@ -206,7 +208,7 @@ class Frontend:
         self.limits = limits
         self.metrics = metrics
         self.tell = tell
-        self.is_draining = False
+        self.is_draining: bool = False
         metrics.engines = body.engines
         self._stamps = stamps
         self._ns_per_s = body.at_ns(1.0) - body.at_ns(0.0)
@@ -214,11 +216,13 @@ class Frontend:
         self._numbers = itertools.count()
         self._choices: dict[str, tuple[Reply, Choice]] = {}  # of outputs that the body has, by the ids of their orders
         self._replies: dict[str, Reply] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop  # since `start`
         self._sent = threading.Event()
         self._sent_at: list[tuple[float, Iterable[tuple[Choice, Delta]]]] = []  # and not counted yet
         self._held: list[tuple[int, list[Action]]] = []  # (due time, actions that send what was prepared for it)
-        self.scheduler = SchedulerThread(body, self, self._body_failed, 2 * limits.max_streams + SPARE_COMMANDS)
+        self.scheduler: SchedulerThread = SchedulerThread(
+            body, self, self._body_failed, 2 * limits.max_streams + SPARE_COMMANDS
+        )
 
     @property
     def num_live(self) -> int:
@@ -348,9 +352,10 @@ class Frontend:
             reply, choice = self._choices[piece.request_id]
             if choice.order.stop:  # at a stop string the body has to be told, at its time
                 held.append(partial(self._dispatch, piece))
-            elif reply.can_prepare:
-                self._add(piece).writer.prepare()
-                held.append(reply.writer.flush)
+            elif (writer := reply.ready_writer) is not None:
+                self._add(piece)
+                writer.prepare()
+                held.append(writer.flush)
             elif reply.expect():
                 self._add(piece)
                 self._loop.call_soon(reply.prepare)  # behind the task that begins the stream

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from prometheus_client import CollectorRegistry
@@ -105,7 +105,9 @@ class ServerMetrics:
         self.ended: Counter[str] = Counter(dict.fromkeys(_REASONS.values(), 0))
         self.accepted_at: list[int] = []
         self.steps: dict[int, int] = {}
-        self.histograms = {name: _Histogram() for name in ("ttft", "itl", "tpot", "e2e", "delay")}
+        self.histograms: dict[str, _Histogram] = {
+            name: _Histogram() for name in ("ttft", "itl", "tpot", "e2e", "delay")
+        }
         self._open: dict[str, _Times] = {}
 
     def sink(self, engine: int) -> EventSink:
@@ -116,14 +118,15 @@ class ServerMetrics:
                 self.totals["retractions"] += len(event.retracted)
                 self.totals["failures"] += isinstance(event, StepsLost)
             elif isinstance(event, Committed) and event.kept is not None:
-                decode = event.step.decode
+                decode, result = event.step.decode, event.result.decode
+                assert decode is not None and result is not None, "only a decode keeps tokens"
                 self.steps[engine] = decode.steps
-                self._count_drafts(event, decode.num_draft_tokens - 1)
+                self._count_drafts(result.accept_lens[event.kept > 0], decode.num_draft_tokens - 1)
 
         return take
 
-    def _count_drafts(self, event: Committed, drafted: int) -> None:
-        accepted = (event.result.decode.accept_lens[event.kept > 0] - 1).clip(min=0)
+    def _count_drafts(self, accept_lens: np.ndarray, drafted: int) -> None:
+        accepted = (accept_lens - 1).clip(min=0)
         self.totals["rounds"] += len(accepted)
         self.totals["drafted"] += drafted * len(accepted)
         self.totals["accepted"] += int(accepted.sum())
@@ -152,12 +155,12 @@ class ServerMetrics:
                 times.num_tokens += len(piece.tokens)
                 self.totals["output_tokens"] += len(piece.tokens)
             if piece.finished is not None:
-                self._end(piece, self._open.pop(piece.request_id))
+                self._end(piece.finished.reason, piece.at_ns, self._open.pop(piece.request_id))
 
-    def _end(self, piece: Piece, times: _Times) -> None:
-        self.ended[_REASONS[piece.finished.reason]] += 1
-        if piece.finished.reason in (FinishReason.STOP, FinishReason.LENGTH):
-            self.histograms["e2e"].add((piece.at_ns - times.arrival_ns) / 1e9)
+    def _end(self, reason: FinishReason, at_ns: int, times: _Times) -> None:
+        self.ended[_REASONS[reason]] += 1
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self.histograms["e2e"].add((at_ns - times.arrival_ns) / 1e9)
             if times.num_tokens > 1:
                 self.histograms["tpot"].add((times.last_ns - times.first_ns) / 1e9 / (times.num_tokens - 1))
 
@@ -186,6 +189,8 @@ class ServerMetrics:
 
 
 _TOTALS = ("prompt_tokens", "output_tokens", "retractions", "rounds", "drafted", "accepted", "failures")
+_MODEL = "model_name"
+"""The label that every metric has."""
 _GAUGES = ("running", "waiting", "kv_use", "hit_rate", "accept_length", "accept_rate", "steps")
 
 
@@ -210,29 +215,34 @@ class Exposition(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        metrics, labels, model = self._metrics, ["model_name"], [self._model]
-        values = metrics.values()
+        values = self._metrics.values()
         for key in NAMES:
             name, text = self._name(key), NAMES[key][2]
             if name is None:
                 continue
-            if key in metrics.histograms:
-                family = HistogramMetricFamily(name, text, labels=labels)
-                histogram = metrics.histograms[key]
-                family.add_metric(model, histogram.buckets(), histogram.total)
+            if key in self._metrics.histograms:
+                yield self._histogram(self._metrics.histograms[key], name, text)
             elif key == "ended":
-                family = CounterMetricFamily(name, text, labels=[*labels, "finished_reason"])
-                for reason, count in metrics.ended.items():
-                    family.add_metric([*model, reason], count)
+                yield self._counters(self._metrics.ended.items(), name, text, "finished_reason")
             elif key == "accepted_at":
-                family = CounterMetricFamily(name, text, labels=[*labels, "position"])
-                for position, count in enumerate(metrics.accepted_at):
-                    family.add_metric([*model, str(position)], count)
+                by_position = ((str(position), count) for position, count in enumerate(self._metrics.accepted_at))
+                yield self._counters(by_position, name, text, "position")
             else:
                 kind = GaugeMetricFamily if key in _GAUGES else CounterMetricFamily
-                family = kind(name, text, labels=labels)
-                family.add_metric(model, values[key])
-            yield family
+                family = kind(name, text, labels=[_MODEL])
+                family.add_metric([self._model], values[key])
+                yield family
+
+    def _histogram(self, histogram: _Histogram, name: str, text: str) -> Metric:
+        family = HistogramMetricFamily(name, text, labels=[_MODEL])
+        family.add_metric([self._model], histogram.buckets(), histogram.total)
+        return family
+
+    def _counters(self, counts: Iterable[tuple[str, int]], name: str, text: str, label: str) -> Metric:
+        family = CounterMetricFamily(name, text, labels=[_MODEL, label])
+        for value, count in counts:
+            family.add_metric([self._model, value], count)
+        return family
 
     def _name(self, key: str) -> str | None:
         vllm, sglang, _ = NAMES[key]

@@ -65,9 +65,9 @@ class SchedulerThread:
         """Give a request up before the next round; its last piece follows."""
         self._put(partial(self.body.abort, request_id))
 
-    def call(self, function: Callable[[], object]) -> Future:
+    def call(self, function: Callable[[], object]) -> Future[object]:
         """Queue `function`, to be called between two turns. The future gets its result or exception, and never ends if the loop has."""
-        done: Future = Future()
+        done: Future[object] = Future()
 
         def carry_out() -> None:
             try:

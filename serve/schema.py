@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, Self
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, WithJsonSchema, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from ..core.contract.request import biases
 from ..core.prompt import MAX_TOKEN_ID
@@ -21,28 +22,38 @@ TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$", strict=True)]
 Text = Annotated[str, Field(strict=True)]
 
 
-def only(*accepted: Any) -> Any:
-    """Return the type of an unsupported parameter: values without effect are accepted, any other is an error."""
+@dataclass(frozen=True, eq=False)  # Python keeps one `Annotated` for marks that are equal, as of 0 and of False
+class Only:
+    """Marks an unsupported parameter: `values` have no effect and are accepted, as is null; any other is an error."""
 
-    def check(value: Any) -> Any:
-        if not any(type(value) is type(one) and value == one for one in (*accepted, None)):
-            shown = " or ".join(map(repr, accepted))
+    values: tuple[Any, ...]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        shown = WithJsonSchema({"enum": [None, *self.values]})
+        return handler.generate_schema(Annotated[source, AfterValidator(self._checked), shown])
+
+    def _checked(self, value: Any) -> Any:
+        if not any(type(value) is type(one) and value == one for one in (*self.values, None)):
+            shown = " or ".join(map(repr, self.values))
             raise PydanticCustomError(
                 "unsupported", "is not supported{hint}", {"hint": f"; expected {shown}" if shown else ""}
             )
         return value
 
-    return Annotated[Any, AfterValidator(check), WithJsonSchema({"enum": [None, *accepted]})]
+
+def only(*accepted: Any) -> Only:
+    """Return the mark of an unsupported parameter, of which `accepted` values have no effect."""
+    return Only(accepted)
 
 
 class Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
 
 class StreamOptions(Body):
     include_usage: bool = False
     continuous_usage_stats: bool = Field(False, description="with include_usage: every event has the usage so far")
-    include_obfuscation: only(False) = None
+    include_obfuscation: Annotated[Any, only(False)] = None
 
 
 class NamedSchema(Body):
@@ -97,7 +108,7 @@ class Sampled(Body):
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     response_format: ResponseFormat | None = None
-    min_tokens: only(0) = None  # the benchmark clients of other servers send it
+    min_tokens: Annotated[Any, only(0)] = None  # the benchmark clients of other servers send it
     user: Text | None = Field(None, description="not looked at")
 
     @property
@@ -133,8 +144,8 @@ class CompletionRequest(Sampled):
     prompt: Text | Tokens | Annotated[list[Text], Field(min_length=1)] | Annotated[list[Tokens], Field(min_length=1)]
     echo: bool | None = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS, strict=True)] | None = None
-    best_of: only(1) = None
-    suffix: only("") = None
+    best_of: Annotated[Any, only(1)] = None
+    suffix: Annotated[Any, only("")] = None
 
 
 class TextPart(Body):
@@ -158,13 +169,13 @@ class ChatRequest(Sampled):
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID, strict=True)] | None = None
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS, strict=True)] | None = None
-    tools: only([]) = None
-    tool_choice: only("none", "auto") = None
-    functions: only([]) = None
-    parallel_tool_calls: only(True) = None
-    modalities: only(["text"]) = None
-    service_tier: only("auto", "default") = None
-    store: only(False) = None
+    tools: Annotated[Any, only([])] = None
+    tool_choice: Annotated[Any, only("none", "auto")] = None
+    functions: Annotated[Any, only([])] = None
+    parallel_tool_calls: Annotated[Any, only(True)] = None
+    modalities: Annotated[Any, only(["text"])] = None
+    service_tier: Annotated[Any, only("auto", "default")] = None
+    store: Annotated[Any, only(False)] = None
 
 
 class TokenizeRequest(Body):

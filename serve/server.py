@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import signal
 import socket
 import sys
 import threading
 from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ..core.errors import ConfigError, ForedraftError
 from ..observe.input_files import read_text
 from .answer import TRANSPORT
 from .frontend import Frontend
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as HttpProtocol
+else:
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol as HttpProtocol
 
 SWITCH_INTERVAL_S = 0.0002
 """How long a thread may keep the interpreter while another waits for it: with Python's 5 ms, so long would each call of the event loop into
@@ -59,21 +64,23 @@ def _cannot_listen(host: str, port: int, error: Exception) -> ConfigError:
     return ConfigError.of("<arguments>", "--host, --port", f"cannot listen on {host} port {port}: {reason}")
 
 
-class BoundedHeads(AutoHTTPProtocol):
+class BoundedHeads(HttpProtocol):
     """Closes a connection when the head of a request does not come within `stall_s`, or is longer than MOST_HEAD_BYTES."""
 
-    def __init__(self, *arguments: object, stall_s: float, **named: object) -> None:
+    stall_s: float
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._stall_s = stall_s
         self._head_bytes = 0
         self._late: asyncio.TimerHandle | None = None
 
     def on_message_begin(self) -> None:
         """Begin a request (of httptools' parser): its answer may be written to the transport."""
         super().on_message_begin()
-        self.scope[TRANSPORT] = self.transport
+        cast(dict[str, Any], self.scope)[TRANSPORT] = self.transport  # a key of ours, which the protocol's type lacks
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # of a stream
         super().connection_made(transport)
         self._watch_head(0)
 
@@ -94,7 +101,7 @@ class BoundedHeads(AutoHTTPProtocol):
         if self._head_bytes > MOST_HEAD_BYTES:
             self.transport.abort()
         elif self._late is None and not self.transport.is_closing():
-            self._late = self.loop.call_later(self._stall_s, self.transport.abort)
+            self._late = self.loop.call_later(self.stall_s, self.transport.abort)
 
     def _head_has_come(self) -> None:
         self._head_bytes = 0
@@ -119,9 +126,13 @@ class Server(uvicorn.Server):
         table: Path | None = None,
     ) -> None:
         limits = frontend.limits
+
+        class Heads(BoundedHeads):
+            stall_s = limits.stall_s
+
         config = uvicorn.Config(
             app,
-            http=partial(BoundedHeads, stall_s=limits.stall_s),
+            http=Heads,
             loop="asyncio",  # sends what is written at once; uvloop only at the end of its turn, behind all else that is ready
             lifespan="on",
             log_level="warning",
@@ -129,17 +140,17 @@ class Server(uvicorn.Server):
             server_header=False,
             ws="none",
             limit_concurrency=limits.max_connections,
-            timeout_graceful_shutdown=drain_s + FLUSH_S,
+            timeout_graceful_shutdown=math.ceil(drain_s + FLUSH_S) if math.isfinite(drain_s) else None,
             timeout_keep_alive=max(1, round(limits.stall_s)),
         )
         super().__init__(config)
-        self.address = ""
+        self.address: str = ""
         self._frontend = frontend
         self._table = table
         self._listener = listener
         self._drain_s = drain_s
 
-    def run(self, sockets: list | None = None) -> None:
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
         with self._listener:
             super().run(sockets=[self._listener])
 
@@ -149,7 +160,7 @@ class Server(uvicorn.Server):
             self.force_exit = True
         self.should_exit = self._frontend.is_draining = True
 
-    async def startup(self, sockets: list | None = None) -> None:
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         host, port = self._listener.getsockname()[:2]
         try:
             await super().startup(sockets)
@@ -167,7 +178,7 @@ class Server(uvicorn.Server):
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._frontend.tell(f"{self._frontend.body.name} is served on {self.address}")
 
-    async def shutdown(self, sockets: list | None = None) -> None:
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         drained = asyncio.get_running_loop().call_later(self._drain_s, self._give_up)
         await super().shutdown(sockets)
         drained.cancel()
@@ -178,7 +189,7 @@ class Server(uvicorn.Server):
         """End replies with what they have, and connections that have sent half of a request."""
         self._frontend.give_up()
         for connection in list(self.server_state.connections):
-            if connection.cycle is not None and connection.cycle.more_body:
+            if isinstance(connection, BoundedHeads) and connection.cycle is not None and connection.cycle.more_body:
                 connection.transport.abort()
 
     def reload(self) -> None:
@@ -195,7 +206,7 @@ class Server(uvicorn.Server):
         done = frontend.scheduler.call(lambda: frontend.body.reload(text, str(table)))
         done.add_done_callback(self._tell_reload)
 
-    def _tell_reload(self, done: Future) -> None:
+    def _tell_reload(self, done: Future[object]) -> None:
         error = done.exception()
         if error is None:
             self._frontend.tell(f"the adaptive table was read again from {self._table}")

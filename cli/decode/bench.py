@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -145,7 +145,7 @@ def footing(plan: BenchPlan, results: Sequence[ArmResult]) -> list[str]:
             )
     compared = [result for result in results if result.equal_outputs is not None and result.steps]
     if compared:
-        equal = sum(result.equal_outputs for result in compared)
+        equal = sum(result.equal_outputs or 0 for result in compared)
         total = sum(plan.num_prompts(result.batch_size) for result in compared)
         lines.append(f"outputs equal to those of plain decoding: {equal:,} of {total:,}")
     costs = graph_costs([capture for result in results for capture in result.captures], plan_sizes(plan))
@@ -166,32 +166,36 @@ def _percent(share: float | None) -> str:
 cells_option = in_panel("Cells")
 
 # fmt: off
-Model = model_option(Path | None, "--model", "Hugging Face checkpoint: a directory, or its name on the hub.", "DIR|ORG/NAME")
-RandomWeights = model_option(str | None, "--random-weights",
+Model = Annotated[Path | None, model_option("--model",
+    "Hugging Face checkpoint: a directory, or its name on the hub.", "DIR|ORG/NAME")]
+RandomWeights = Annotated[str | None, model_option("--random-weights",
     "Time a model's shape without its checkpoint: llama-3.1-8b, qwen3-8b, … or a config.json. Acceptance is simulated.",
-    "NAME|CONFIG")
-Draft = model_option(str | None, "--draft",
-    "Draft checkpoint. With --random-weights: the shape of a STANDALONE draft, as a name or a config.json.", "DIR|NAME")
-Algorithm = speculation_option(str, "--algorithm",
+    "NAME|CONFIG")]
+Draft = Annotated[str | None, model_option("--draft",
+    "Draft checkpoint. With --random-weights: the shape of a STANDALONE draft, as a name or a config.json.", "DIR|NAME")]
+Algorithm = Annotated[str, speculation_option("--algorithm",
     "STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, NONE or a plugin. auto: the algorithm of the draft; without "
-    "a draft NGRAM on a CPU; with random weights EAGLE3.", "NAME")
-Steps = speculation_option(str | None, "--steps",
-    "Draft steps to compare; the command always adds 0. Default: 1,3,5.", "S,S,…")
-Acceptance = speculation_option(str | None, "--acceptance",
+    "a draft NGRAM on a CPU; with random weights EAGLE3.", "NAME")]
+Steps = Annotated[str | None, speculation_option("--steps",
+    "Draft steps to compare; the command always adds 0. Default: 1,3,5.", "S,S,…")]
+Acceptance = Annotated[str | None, speculation_option("--acceptance",
     "Simulate acceptance by a mean length (3.0), a kind of text (chat, code, math, edit), a preset, or probabilities "
     "by position (0.7,0.65).",
-    "MEAN|PRESET|P,P,…")
-BatchSizes = cells_option(str, "--batch-sizes", "Requests decoded together.", "N,N,…")
-ContextLengths = cells_option(str, "--context-lengths", "Tokens of each prompt.", "N,N,…")
-OutputTokens = cells_option(int, "--output-tokens", "Tokens of each output; end-of-text tokens do not end it.")
-Prompts = cells_option(int, "--prompts", "Prompts of each cell, decoded batch by batch; a cell has at least one batch.")
-Repeat = cells_option(int, "--repeat", "Runs of each cell; the table has their median.")
-Processes = cells_option(int, "--processes",
-    "Repeat everything in this number of processes, one after another; print medians and ranges over them.", min=1)
-Graphs = engine_option(bool | None, "--graphs/--no-graphs", "Run whole rounds as CUDA graphs. Default: on a GPU only.")
-Seed = engine_option(int, "--seed", "Seed of prompts, random weights and simulated acceptance.")
-Json = output_option(Path | None, "--json",
-    "Write every number to this file; the command updates it after each cell.", "FILE")
+    "MEAN|PRESET|P,P,…")]
+BatchSizes = Annotated[str, cells_option("--batch-sizes", "Requests decoded together.", "N,N,…")]
+ContextLengths = Annotated[str, cells_option("--context-lengths", "Tokens of each prompt.", "N,N,…")]
+OutputTokens = Annotated[int, cells_option("--output-tokens",
+    "Tokens of each output; end-of-text tokens do not end it.")]
+Prompts = Annotated[int, cells_option("--prompts",
+    "Prompts of each cell, decoded batch by batch; a cell has at least one batch.")]
+Repeat = Annotated[int, cells_option("--repeat", "Runs of each cell; the table has their median.")]
+Processes = Annotated[int, cells_option("--processes",
+    "Repeat everything in this number of processes, one after another; print medians and ranges over them.", min=1)]
+Graphs = Annotated[bool | None, engine_option("--graphs/--no-graphs",
+    "Run whole rounds as CUDA graphs. Default: on a GPU only.")]
+Seed = Annotated[int, engine_option("--seed", "Seed of prompts, random weights and simulated acceptance.")]
+Json = Annotated[Path | None, output_option("--json",
+    "Write every number to this file; the command updates it after each cell.", "FILE")]
 # fmt: on
 
 

@@ -9,7 +9,7 @@ from ..progress import LINE_EVERY_S, StatusLine
 from .record import output_line
 
 if TYPE_CHECKING:
-    from ...gpu.session.session import SessionPlan
+    from ...gpu.session.plan import SessionPlan
     from ...gpu.session.text_session import Output, SessionStats, TextDelta
 
 REDRAW_EVERY_S = 0.1

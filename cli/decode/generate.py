@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,9 +29,9 @@ from .options import (
 if TYPE_CHECKING:
     from ...core.contract.request import Grammar, Request
     from ...gpu.disaggregation.session import DisaggregatedSession
-    from ...gpu.session.plan import SessionOptions
+    from ...gpu.session.plan import SessionOptions, SessionPlan
     from ...gpu.session.prompts import PromptEntry, RequestDefaults
-    from ...gpu.session.session import DecodeSession, SessionPlan
+    from ...gpu.session.session import DecodeSession
     from ...gpu.session.text import Tokenizer
     from .record import GenerationRecord
 
@@ -91,37 +91,45 @@ EXIT_FAILED = 1
 STDIN = "-"
 
 # fmt: off
-Model = model_option(Path, "--model", "Hugging Face checkpoint: a directory, or its name on the hub.", "DIR|ORG/NAME")
-PromptText = prompt_option(str | None, "--prompt",
-    "One prompt; the command streams its output. Default: read standard input.", "TEXT")
-PromptFile = prompt_option(Path | None, "--prompts",
-    'JSONL, each line {"prompt"|"messages"|"tokens": …, "id", "max_tokens", …}; - is standard input.', "FILE")
-Chat = prompt_option(bool, "--chat/--no-chat", "Put a text prompt into the model's chat template, as a user message.")
-MaxTokens = sampling_option(int, "--max-tokens", "Most tokens of an output.")
-Temperature = sampling_option(float, "--temperature", "Sampling temperature; 0 decodes greedily.")
-TopP = sampling_option(float, "--top-p", "Sample from the most likely tokens whose probabilities add up to this.")
-MinP = sampling_option(float, "--min-p",
-    "Exclude tokens that are less likely than this share of the most likely token.")
-PresencePenalty = sampling_option(float, "--presence-penalty",
-    "Subtract this from the logit of each token in the output so far.")
-FrequencyPenalty = sampling_option(float, "--frequency-penalty",
-    "Subtract this from a token's logit for each time that the output has the token.")
-RepetitionPenalty = sampling_option(float, "--repetition-penalty",
-    "Make tokens of prompt and output less likely by this factor; 1 changes nothing.")
-JsonSchema = sampling_option(Path | None, "--json-schema", "Allow only output that is JSON by this schema.", "FILE")
-LarkGrammar = sampling_option(Path | None, "--grammar",
-    "Allow only output of this grammar, in Lark's notation.", "FILE")
-TopK = sampling_option(int, "--top-k", "Sample from this number of most likely tokens; 0 means all tokens.")
-Seed = sampling_option(int, "--seed", "Seed of every random draw; equal seeds give equal outputs.")
-Stop = sampling_option(list[str] | None, "--stop",
-    "Text that ends an output; the output does not include it; repeatable.", "TEXT")
-IgnoreEos = sampling_option(bool, "--ignore-eos", "Continue after the end-of-text token, up to --max-tokens.")
-Disaggregate = engine_option(str | None, "--disaggregate",
-    "Prefill in N processes and decode in M, each on its own GPU if there are GPUs.", "prefill=N,decode=M")
-Logprobs = output_option(bool, "--logprobs", "Print the log-probability of each token; the output is then JSON.")
-Json = output_option(bool, "--json", "Print one line of JSON per prompt, as with --prompts.")
-Stats = output_option(bool, "--stats", "Print accept length, tokens/s and the time of each phase to standard error.")
-Out = output_option(Path | None, "--out", "Write events.jsonl, outputs.jsonl and summary.json to this directory.", "DIR")
+Model = Annotated[Path, model_option("--model",
+    "Hugging Face checkpoint: a directory, or its name on the hub.", "DIR|ORG/NAME")]
+PromptText = Annotated[str | None, prompt_option("--prompt",
+    "One prompt; the command streams its output. Default: read standard input.", "TEXT")]
+PromptFile = Annotated[Path | None, prompt_option("--prompts",
+    'JSONL, each line {"prompt"|"messages"|"tokens": …, "id", "max_tokens", …}; - is standard input.', "FILE")]
+Chat = Annotated[bool, prompt_option("--chat/--no-chat",
+    "Put a text prompt into the model's chat template, as a user message.")]
+MaxTokens = Annotated[int, sampling_option("--max-tokens", "Most tokens of an output.")]
+Temperature = Annotated[float, sampling_option("--temperature", "Sampling temperature; 0 decodes greedily.")]
+TopP = Annotated[float, sampling_option("--top-p",
+    "Sample from the most likely tokens whose probabilities add up to this.")]
+MinP = Annotated[float, sampling_option("--min-p",
+    "Exclude tokens that are less likely than this share of the most likely token.")]
+PresencePenalty = Annotated[float, sampling_option("--presence-penalty",
+    "Subtract this from the logit of each token in the output so far.")]
+FrequencyPenalty = Annotated[float, sampling_option("--frequency-penalty",
+    "Subtract this from a token's logit for each time that the output has the token.")]
+RepetitionPenalty = Annotated[float, sampling_option("--repetition-penalty",
+    "Make tokens of prompt and output less likely by this factor; 1 changes nothing.")]
+JsonSchema = Annotated[Path | None, sampling_option("--json-schema",
+    "Allow only output that is JSON by this schema.", "FILE")]
+LarkGrammar = Annotated[Path | None, sampling_option("--grammar",
+    "Allow only output of this grammar, in Lark's notation.", "FILE")]
+TopK = Annotated[int, sampling_option("--top-k", "Sample from this number of most likely tokens; 0 means all tokens.")]
+Seed = Annotated[int, sampling_option("--seed", "Seed of every random draw; equal seeds give equal outputs.")]
+Stop = Annotated[list[str] | None, sampling_option("--stop",
+    "Text that ends an output; the output does not include it; repeatable.", "TEXT")]
+IgnoreEos = Annotated[bool, sampling_option("--ignore-eos",
+    "Continue after the end-of-text token, up to --max-tokens.")]
+Disaggregate = Annotated[str | None, engine_option("--disaggregate",
+    "Prefill in N processes and decode in M, each on its own GPU if there are GPUs.", "prefill=N,decode=M")]
+Logprobs = Annotated[bool, output_option("--logprobs",
+    "Print the log-probability of each token; the output is then JSON.")]
+Json = Annotated[bool, output_option("--json", "Print one line of JSON per prompt, as with --prompts.")]
+Stats = Annotated[bool, output_option("--stats",
+    "Print accept length, tokens/s and the time of each phase to standard error.")]
+Out = Annotated[Path | None, output_option("--out",
+    "Write events.jsonl, outputs.jsonl and summary.json to this directory.", "DIR")]
 # fmt: on
 
 

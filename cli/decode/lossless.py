@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,30 +18,34 @@ EXIT_ERROR_FOUND = 1
 MAX_LISTED = 5
 MAX_SHOWN = 48  # characters of a text
 
-Plain = argument(str, "URL_PLAIN", "Endpoint without speculation, as http://HOST:PORT.")
-Speculative = argument(
+Plain = Annotated[str, argument("URL_PLAIN", "Endpoint without speculation, as http://HOST:PORT.")]
+Speculative = Annotated[
     str | None,
-    "URL_SPECULATIVE",
-    "Endpoint of the same model with speculation. Default: compare URL_PLAIN with itself.",
-)
+    argument(
+        "URL_SPECULATIVE",
+        "Endpoint of the same model with speculation. Default: compare URL_PLAIN with itself.",
+    ),
+]
 asking_option = in_panel("Asking")
 MARGIN = (
     "Two log-probabilities at most this far apart are a tie; bfloat16 logits between 16 and 32 have steps of 0.125."
 )
 PROMPTS = 'One prompt per line, or .jsonl with {"prompt": TEXT}. Default: a built-in set.'
 # fmt: off
-Model = asking_option(str | None, "--model", "Model to ask for. Default: the first model that the endpoint lists.")
-Prompts = asking_option(Path | None, "--prompts", PROMPTS, "FILE")
-MaxTokens = asking_option(int, "--max-tokens", "Most tokens of an answer.", min=1)
-Repeat = asking_option(int, "--repeat", "Number of answers of URL_SPECULATIVE to each prompt.", min=1, max=1000)
-TieMargin = asking_option(float, "--tie-margin", MARGIN, min=0)
-Concurrency = asking_option(int, "--concurrency", "Most requests at once to each endpoint.", min=1, max=256)
-TimeoutS = asking_option(float, "--timeout-s", "Seconds to wait for the next part of an answer.", min=0.1)
-ApiKey = asking_option(str | None, "--api-key",
+Model = Annotated[str | None, asking_option("--model",
+    "Model to ask for. Default: the first model that the endpoint lists.")]
+Prompts = Annotated[Path | None, asking_option("--prompts", PROMPTS, "FILE")]
+MaxTokens = Annotated[int, asking_option("--max-tokens", "Most tokens of an answer.", min=1)]
+Repeat = Annotated[int, asking_option("--repeat",
+    "Number of answers of URL_SPECULATIVE to each prompt.", min=1, max=1000)]
+TieMargin = Annotated[float, asking_option("--tie-margin", MARGIN, min=0)]
+Concurrency = Annotated[int, asking_option("--concurrency", "Most requests at once to each endpoint.", min=1, max=256)]
+TimeoutS = Annotated[float, asking_option("--timeout-s", "Seconds to wait for the next part of an answer.", min=0.1)]
+ApiKey = Annotated[str | None, asking_option("--api-key",
     "Key to send to both endpoints. The variable is safer: other users can see a command line.",
-    "KEY", envvar="FOREDRAFT_API_KEY")
-JsonFile = output_option(Path | None, "--json", "Write every finding to this file.", "FILE")
-Quiet = output_option(bool, "--quiet", "Print no progress on standard error.")
+    "KEY", envvar="FOREDRAFT_API_KEY")]
+JsonFile = Annotated[Path | None, output_option("--json", "Write every finding to this file.", "FILE")]
+Quiet = Annotated[bool, output_option("--quiet", "Print no progress on standard error.")]
 # fmt: on
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Mapping
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ..options import in_panel, output_option
 
@@ -59,40 +59,40 @@ def tree_nodes(text: str | None) -> int | dict[str, int] | None:
 
 
 # fmt: off
-Draft = model_option(Path | None, "--draft",
-    "Draft checkpoint: a small model, or a head trained for the model.", "DIR|ORG/NAME")
-Dtype = model_option(str, "--dtype",
+Draft = Annotated[Path | None, model_option("--draft",
+    "Draft checkpoint: a small model, or a head trained for the model.", "DIR|ORG/NAME")]
+Dtype = Annotated[str, model_option("--dtype",
     "float64, float32, float16, bfloat16. auto: the checkpoint's dtype; on a CPU without native bfloat16, float32 "
-    "instead of 16-bit dtypes.")
-Algorithm = speculation_option(str, "--algorithm",
+    "instead of 16-bit dtypes.")]
+Algorithm = Annotated[str, speculation_option("--algorithm",
     "STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, NONE or a plugin. auto: the algorithm of the draft; without "
-    "a draft NGRAM on a CPU and NONE on a GPU.", "NAME")
-Steps = speculation_option(int | None, "--steps",
+    "a draft NGRAM on a CPU and NONE on a GPU.", "NAME")]
+Steps = Annotated[int | None, speculation_option("--steps",
     "Draft steps per round; with --adaptive, the number to begin with. Default: 3, or the number of heads of a "
-    "multi-layer draft.")
-Topk = speculation_option(int, "--topk", "Branches per draft step; with more than 1 the drafts are trees.")
-Nodes = speculation_option(str | None, "--num-draft-tokens",
+    "multi-layer draft.")]
+Topk = Annotated[int, speculation_option("--topk", "Branches per draft step; with more than 1 the drafts are trees.")]
+Nodes = Annotated[str | None, speculation_option("--num-draft-tokens",
     "Nodes of a verify tree, root included: one number, or numbers by steps as in 1:5,3:16. Default: up to 16.",
-    "N|S:N,S:N,…")
-Adaptive = speculation_option(str | None, "--adaptive",
-    "Adapt the draft steps by a table: default, with-zero, zero-to-seven, or a JSON file.", "PRESET|FILE")
-Policy = speculation_option(str | None, "--policy",
-    "How the controller chooses steps: ema (by acceptance), goodput (by acceptance and measured cost).", "ema|goodput")
-Device = engine_option(str, "--device",
-    "cpu, cuda, or a GPU such as cuda:1. auto: a GPU if there is one, else the CPU.")
-Threads = engine_option(int | None, "--threads",
-    "Threads on a CPU. Default: one for small models, else all cores.", min=1)
-Overlap = engine_option(bool | None, "--overlap/--synchronous",
-    "Plan a step while the previous one runs. Default: on a GPU only.")
-PageSize = engine_option(int, "--page-size", "Tokens of a KV page.")
-MaxRunning = engine_option(int, "--max-running", "Most requests that are decoded together.")
-ContextLen = engine_option(int | None, "--context-len",
+    "N|S:N,S:N,…")]
+Adaptive = Annotated[str | None, speculation_option("--adaptive",
+    "Adapt the draft steps by a table: default, with-zero, zero-to-seven, or a JSON file.", "PRESET|FILE")]
+Policy = Annotated[str | None, speculation_option("--policy",
+    "How the controller chooses steps: ema (by acceptance), goodput (by acceptance and measured cost).", "ema|goodput")]
+Device = Annotated[str, engine_option("--device",
+    "cpu, cuda, or a GPU such as cuda:1. auto: a GPU if there is one, else the CPU.")]
+Threads = Annotated[int | None, engine_option("--threads",
+    "Threads on a CPU. Default: one for small models, else all cores.", min=1)]
+Overlap = Annotated[bool | None, engine_option("--overlap/--synchronous",
+    "Plan a step while the previous one runs. Default: on a GPU only.")]
+PageSize = Annotated[int, engine_option("--page-size", "Tokens of a KV page.")]
+MaxRunning = Annotated[int, engine_option("--max-running", "Most requests that are decoded together.")]
+ContextLen = Annotated[int | None, engine_option("--context-len",
     "Most tokens of a prompt and its output together. Default: as many as the prompts need; for a server the model's "
-    "maximum.")
-KvTokens = engine_option(int | None, "--kv-tokens",
-    "KV slots of the pool. Default: as many as the running requests need.")
-Debug = engine_option(bool, "--debug", "Check every index that moves, reads or writes KV; slow.")
-Quiet = output_option(bool, "--quiet -q", "Print no progress on standard error.")
+    "maximum.")]
+KvTokens = Annotated[int | None, engine_option("--kv-tokens",
+    "KV slots of the pool. Default: as many as the running requests need.")]
+Debug = Annotated[bool, engine_option("--debug", "Check every index that moves, reads or writes KV; slow.")]
+Quiet = Annotated[bool, output_option("--quiet -q", "Print no progress on standard error.")]
 # fmt: on
 
 
@@ -118,8 +118,9 @@ def with_session_options(command: Callable[..., None]) -> Callable[..., None]:
     own = signature(command, eval_str=True).parameters.values()
     declared = [one for given in own for one in (_SESSION.values() if given.name == "session" else (given,))]
     parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in declared]
-    run.__signature__ = signature(command).replace(parameters=parameters)
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    shown: Any = run  # where typer reads its parameters
+    shown.__signature__ = signature(command).replace(parameters=parameters)
+    shown.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 

@@ -15,7 +15,7 @@ from ..simulation.run_record import EVENTS, SUMMARY
 if TYPE_CHECKING:
     from ...core.contract.events import EventSink
     from ...core.scheduler.spec import EngineSpec
-    from ...gpu.session.session import SessionPlan
+    from ...gpu.session.plan import SessionPlan
     from ...gpu.session.text_session import Output, SessionStats
     from ...observe.log import EventLog
     from ...observe.metrics import RunMetrics

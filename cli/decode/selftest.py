@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from ..options import output_option
 from .options import Device, Quiet, engine_option, problems_name_options
 
-Out = output_option(Path, "--out", "Directory of selftest.md and selftest.json.", "DIR")
-Budget = engine_option(str, "--budget", "Time for the whole test; steps that would start later do not run.", "10m")
+Out = Annotated[Path, output_option("--out", "Directory of selftest.md and selftest.json.", "DIR")]
+Budget = Annotated[
+    str, engine_option("--budget", "Time for the whole test; steps that would start later do not run.", "10m")
+]
 
 
 @problems_name_options

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 REPORT_WIDTH = 120  # columns of the report; a narrower terminal wraps its lines instead of cutting them
 
 # fmt: off
-Directory = argument(Path | None, "DIR", "Directory of the pair. Default: foredraft/SIZE in the user's cache.")
-Size = option(str, "--size",
+Directory = Annotated[Path | None, argument("DIR",
+    "Directory of the pair. Default: foredraft/SIZE in the user's cache.")]
+Size = Annotated[str, option("--size",
     "Size and time: nano (seconds), tiny (minutes on two CPU cores), small (100 M parameters), medium (700 M, for a "
-    "GPU).")
-Seed = option(int, "--seed", "Seed of the weights and training batches.", min=0)
-Device = option(str, "--device", "Device to train on.", "cpu|cuda")
-TimeBudget = option(float | None, "--time-budget-s",
+    "GPU).")]
+Seed = Annotated[int, option("--seed", "Seed of the weights and training batches.", min=0)]
+Device = Annotated[str, option("--device", "Device to train on.", "cpu|cuda")]
+TimeBudget = Annotated[float | None, option("--time-budget-s",
     "Time for the whole training, approximately. Parts are shortened to fit, so the pair depends on the speed of the "
-    "machine.", min=1.0)
+    "machine.", min=1.0)]
 # fmt: on
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,26 +29,26 @@ SECONDS = 8.0
 SIDES = ("measured", "error", "noise")
 
 # fmt: off
-ScenarioFile = argument(Path | None, "SCENARIO",
-    "TOML file with the speculation, engine and workload to run. Default: five ways to decode at three loads.")
-Settings = workload_option(list[str] | None, "--set", "Set one key of the scenario; repeatable.", "K=V")
-Pair = model_option(Path | None, "--pair",
-    "Directory made by `foredraft tiny`. Default: the pair in the user's cache, which is trained if missing.")
-Model = model_option(Path | None, "--model", "Hugging Face checkpoint instead of a pair.", "DIR")
-Draft = model_option(Path | None, "--draft", "Draft checkpoint for the model.", "DIR")
-Profile = model_option(Path | None, "--profile",
-    "Profile of steps, written by `foredraft calibrate --model`. Default: measure them now.", "FILE")
-LoadNames = workload_option(str | None, "--loads",
+ScenarioFile = Annotated[Path | None, argument("SCENARIO",
+    "TOML file with the speculation, engine and workload to run. Default: five ways to decode at three loads.")]
+Settings = Annotated[list[str] | None, workload_option("--set", "Set one key of the scenario; repeatable.", "K=V")]
+Pair = Annotated[Path | None, model_option("--pair",
+    "Directory made by `foredraft tiny`. Default: the pair in the user's cache, which is trained if missing.")]
+Model = Annotated[Path | None, model_option("--model", "Hugging Face checkpoint instead of a pair.", "DIR")]
+Draft = Annotated[Path | None, model_option("--draft", "Draft checkpoint for the model.", "DIR")]
+Profile = Annotated[Path | None, model_option("--profile",
+    "Profile of steps, written by `foredraft calibrate --model`. Default: measure them now.", "FILE")]
+LoadNames = Annotated[str | None, workload_option("--loads",
     "Loads to run: light (30 % of the capacity), knee (75 %), saturated. Default: all. A scenario has its own load.",
-    "LOAD,…")
-Seconds = workload_option(float | None, "--seconds",
-    "Approximate seconds of a measured run of these loads. Default: 8.", min=0.5)
-Repeat = workload_option(int, "--repeat", "Measured runs of each way to decode.", min=1)
-Clock = engine_option(str, "--clock",
-    "wall: real time. cpu: processor time of this thread, for a machine that does other work too.", "wall|cpu")
-MaxRunning = engine_option(int, "--max-running", "Most requests that are decoded together.", min=1)
-Seed = workload_option(int, "--seed", "Seed of the workload.", min=0)
-Json = output_option(Path | None, "--json", "Write every number to this file.", "FILE")
+    "LOAD,…")]
+Seconds = Annotated[float | None, workload_option("--seconds",
+    "Approximate seconds of a measured run of these loads. Default: 8.", min=0.5)]
+Repeat = Annotated[int, workload_option("--repeat", "Measured runs of each way to decode.", min=1)]
+Clock = Annotated[str, engine_option("--clock",
+    "wall: real time. cpu: processor time of this thread, for a machine that does other work too.", "wall|cpu")]
+MaxRunning = Annotated[int, engine_option("--max-running", "Most requests that are decoded together.", min=1)]
+Seed = Annotated[int, workload_option("--seed", "Seed of the workload.", min=0)]
+Json = Annotated[Path | None, output_option("--json", "Write every number to this file.", "FILE")]
 # fmt: on
 
 
@@ -96,19 +96,22 @@ def twin(
     )
     workload, given = load_scenario(scenario, settings or ()) if has_scenario else (default_scenario(), {})
     record, progress = JsonRecord(json_file), StatusLine(quiet)
-    if model is None and pair is None:
-        pair = _usual_pair(quiet)
+    if model is None:
+        pair = pair or _usual_pair(quiet)
+        target = pair / "target"
+    else:
+        pair, target = None, local_checkpoint(model)
     base = SessionOptions(
-        model=pair / "target" if model is None else local_checkpoint(model),
+        model=target,
         draft=None if draft is None else local_checkpoint(draft, "draft"), dtype=dtype, device=device, threads=threads,
         max_running=max_running, prefix_cache=False, seed=seed,
     )  # fmt: skip
     engine: dict[str, Any] = {}
     if not has_scenario:
-        ways = ways_of_draft(base) if model is not None else ways_of_pair(pair, base)
+        ways = ways_of_draft(base) if pair is None else ways_of_pair(pair, base)
         longest = LONGEST
     else:
-        options, engine = way_of_scenario(workload, given, base, pair if model is None else None)
+        options, engine = way_of_scenario(workload, given, base, pair)
         ways, longest, names = {workload.name: options}, None, ()
     plan = TwinPlan(workload, names or None, SECONDS if seconds is None else seconds, repeat, clock=clock, seed=seed)
     found: list[Comparison] = []

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from ..options import argument, option
 
-Table = argument(str, None, "A preset (default, with-zero, zero-to-seven) or a JSON file.")
-Out = option(Path | None, "--out", "Write to this file instead of standard output.")
+Table = Annotated[str, argument(None, "A preset (default, with-zero, zero-to-seven) or a JSON file.")]
+Out = Annotated[Path | None, option("--out", "Write to this file instead of standard output.")]
 
 
 class _GroupWithKeys(TyperGroup):
     """Adds the keys of a table to the group's help, when that is asked for."""
 
-    def get_help(self, ctx: typer.Context) -> str:
+    def get_help(self, ctx: Any) -> str:
         self.epilog = "\n\n".join(_keys())
         return super().get_help(ctx)
 
@@ -56,15 +57,20 @@ def show(
     typer.echo("{\n" + ",\n".join(lines) + "\n}")
 
 
-Target = option(
+Target = Annotated[
     str,
-    "--for",
-    "Server to write for: sglang-VERSION (such as sglang-0.5.23), vllm, or trtllm (1.3 or later).",
-    "SERVER",
-)
-MaxBatchSize = option(
-    int, "--max-batch-size", "With vllm and trtllm: batch size at which the last range ends (--max-num-seqs).", min=1
-)
+    option(
+        "--for",
+        "Server to write for: sglang-VERSION (such as sglang-0.5.23), vllm, or trtllm (1.3 or later).",
+        "SERVER",
+    ),
+]
+MaxBatchSize = Annotated[
+    int,
+    option(
+        "--max-batch-size", "With vllm and trtllm: batch size at which the last range ends (--max-num-seqs).", min=1
+    ),
+]
 
 
 @adaptive.command("export")
@@ -91,7 +97,9 @@ def export_(
     _write(export_table(config, target, max_batch_size), out)
 
 
-File = argument(Path, None, "SGLang's adaptive file, the JSON of vLLM's --speculative-config, or TensorRT-LLM's YAML.")
+File = Annotated[
+    Path, argument(None, "SGLang's adaptive file, the JSON of vLLM's --speculative-config, or TensorRT-LLM's YAML.")
+]
 
 
 @adaptive.command("import")

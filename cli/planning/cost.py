@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,9 +17,11 @@ MOST_COLUMNS = 8
 WIDTH = 80
 
 
-Batch = option(str, "--batch", "Numbers of requests that decode together, as values of --grid: 8, 1,8,64, 1..64:log.")
-Context = option(int, "--context", "KV tokens of each request.", min=0)
-Steps = option(str, "--steps", "Numbers of draft steps, as values of --grid; 0 is plain decoding.")
+Batch = Annotated[
+    str, option("--batch", "Numbers of requests that decode together, as values of --grid: 8, 1,8,64, 1..64:log.")
+]
+Context = Annotated[int, option("--context", "KV tokens of each request.", min=0)]
+Steps = Annotated[str, option("--steps", "Numbers of draft steps, as values of --grid; 0 is plain decoding.")]
 
 
 def cost(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,7 +20,7 @@ MOST_STEPS = 7
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
 
 
-Requests = option(int, "--requests", "Requests to simulate, with and without speculation.", min=20)
+Requests = Annotated[int, option("--requests", "Requests to simulate, with and without speculation.", min=20)]
 
 
 def doctor(

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ..options import option
 from ..simulation.simulate import termination_is_interruption
@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from ...planning.store import StoredWorkers, TrialStore
     from ...planning.workers import Workers
 
-OutDirectory = option(Path | None, "--out", "Directory of the runs. Default: a new directory in runs/.", "DIR")
-NumWorkers = option(int | None, "--workers", "Number of processes. Default: one per core.", min=1, max=1024)
-Cluster = option(
-    str | None, "--cluster", "Run on Ray: ray (the cluster on this machine) or ray://HOST:PORT.", "ADDRESS"
-)
+OutDirectory = Annotated[
+    Path | None, option("--out", "Directory of the runs. Default: a new directory in runs/.", "DIR")
+]
+NumWorkers = Annotated[int | None, option("--workers", "Number of processes. Default: one per core.", min=1, max=1024)]
+Cluster = Annotated[
+    str | None, option("--cluster", "Run on Ray: ray (the cluster on this machine) or ray://HOST:PORT.", "ADDRESS")
+]
 
 
 def make_workers(tables: Mapping[str, Any], count: int | None, cluster: str | None) -> Workers:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,8 @@ from .options import Cluster, NumWorkers, OutDirectory, kept_runs
 if TYPE_CHECKING:
     from ...planning.candidates import Candidate
     from ...planning.plan import Plan, Question, Ranked
+    from ...planning.search import Finding
+    from ...planning.slo import Objective
     from ...planning.store import TrialStore
     from ...planning.workers import Workers
     from ...sim.scenario import Scenario
@@ -29,18 +31,19 @@ REQUESTS = 600  # of a run, where no trace has its own
 
 
 # fmt: off
-Slo = option(str, "--slo",
-    "Limits, separated by commas: ttft, tpot, itl or e2el, each as mean, p50, p90, p95 or p99.", "LIMITS")
-Rate = option(float | None, "--rate",
-    "Requests/s to serve; with a trace, a multiple of its own rate.", min=1e-6, max=1e6)
-Gpus = option(int | None, "--gpus", "GPUs to divide into engines. Default: the GPUs of one engine.", min=1, max=4096)
-Tried = option(list[str] | None, "--try",
-    "Values of a key to compare, as for --grid of sweep; repeatable.", "KEY=VALUES")
-Price = option(list[str] | None, "--price", "Price of a GPU hour: H100=2.5; repeatable.", "GPU=N")
-Seeds = option(int, "--seeds", "Most runs per load; each run has its own seed.", min=2, max=100)
-Requests = option(int | None, "--requests", "Requests per run. Default: 600, or the whole trace.", min=100)
-ModelError = option(float | None, "--model-error",
-    "Error of the cost model, in percent. Default: the error in docs/accuracy.md.", min=0, max=100)
+Slo = Annotated[str, option("--slo",
+    "Limits, separated by commas: ttft, tpot, itl or e2el, each as mean, p50, p90, p95 or p99.", "LIMITS")]
+Rate = Annotated[float | None, option("--rate",
+    "Requests/s to serve; with a trace, a multiple of its own rate.", min=1e-6, max=1e6)]
+Gpus = Annotated[int | None, option("--gpus",
+    "GPUs to divide into engines. Default: the GPUs of one engine.", min=1, max=4096)]
+Tried = Annotated[list[str] | None, option("--try",
+    "Values of a key to compare, as for --grid of sweep; repeatable.", "KEY=VALUES")]
+Price = Annotated[list[str] | None, option("--price", "Price of a GPU hour: H100=2.5; repeatable.", "GPU=N")]
+Seeds = Annotated[int, option("--seeds", "Most runs per load; each run has its own seed.", min=2, max=100)]
+Requests = Annotated[int | None, option("--requests", "Requests per run. Default: 600, or the whole trace.", min=100)]
+ModelError = Annotated[float | None, option("--model-error",
+    "Error of the cost model, in percent. Default: the error in docs/accuracy.md.", min=0, max=100)]
 # fmt: on
 
 
@@ -206,8 +209,8 @@ def _print(whole: Plan, ranked: list[Ranked], prices: dict[str, float], source: 
         what = reason.partition("(")[0]
         reasons.setdefault(what, reason)
         by_reason.setdefault(what, []).append(candidate.name)
-    for what, names in by_reason.items():
-        lines += ["", *textwrap.wrap(f"Cannot run: {'; '.join(names)}: {reasons[what]}", WIDTH)]
+    for what, refused in by_reason.items():
+        lines += ["", *textwrap.wrap(f"Cannot run: {'; '.join(refused)}: {reasons[what]}", WIDTH)]
     typer.echo("\n".join(lines))
     return sentences
 
@@ -235,10 +238,17 @@ def _nothing_holds(whole: Plan, nearest: Ranked) -> str:
     if found.excess == float("inf"):
         within = "it is an overloaded run"
     else:
-        value = found.excess * found.tightest.limit_ms
-        within = f"{found.tightest.name} is {value:.3g} ms, {found.excess:.3g} times the limit of {found.tightest.limit_ms:g} ms"
+        tightest = _tightest(found)
+        value = found.excess * tightest.limit_ms
+        within = f"{tightest.name} is {value:.3g} ms, {found.excess:.3g} times the limit of {tightest.limit_ms:g} ms"
     devices = f" on {_devices(gpus)}" if gpus else ""
     return f"Nothing holds{devices}. Nearest is {nearest.candidate.name}: at {at:.3g} requests/s {within}."
+
+
+def _tightest(found: Finding) -> Objective:
+    """Return the objective that takes the most of its limit, of a candidate that could be searched."""
+    assert found.tightest is not None
+    return found.tightest
 
 
 def _unit(whole: Plan) -> str:
@@ -272,7 +282,7 @@ def _table(whole: Plan, shown: list[Ranked], prices: dict[str, float]) -> list[s
             per_hour = prices.get(whole.gpu_of(item.candidate))
             cost = None if per_hour is None else cost_per_million_tokens(item, tokens, per_hour)
             cells += f"{'–' if cost is None else f'{cost:.3g}':>15}"
-        lines.append(f"{cells}  {found.tightest.name} {found.excess:.0%}")
+        lines.append(f"{cells}  {_tightest(found).name} {found.excess:.0%}")
     return lines
 
 

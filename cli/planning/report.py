@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,10 +16,10 @@ PIXELS = (1000, 2)  # width of a picture, and its scale
 
 
 # fmt: off
-Source = argument(Path,
-    "RUN|SWEEP|PLAN|TUNE|TWIN", "Directory of simulate --out, sweep, plan or tune; or the file of twin --json.")
-Out = option(Path | None, "--out", "File of the page. Default: report.html in the directory.", "FILE")
-Png = option(Path | None, "--png", "Also write each figure as a picture; needs Chrome or Chromium.", "DIR")
+Source = Annotated[Path, argument("RUN|SWEEP|PLAN|TUNE|TWIN",
+    "Directory of simulate --out, sweep, plan or tune; or the file of twin --json.")]
+Out = Annotated[Path | None, option("--out", "File of the page. Default: report.html in the directory.", "FILE")]
+Png = Annotated[Path | None, option("--png", "Also write each figure as a picture; needs Chrome or Chromium.", "DIR")]
 # fmt: on
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,10 +28,10 @@ COLUMNS = {  # key of the summary -> its title and the digits behind the point
 }
 MOST_ROWS = 60  # of the table that is printed; the Parquet file has all
 
-Grid = option(list[str], "--grid", "Values of one key: 0..7, 1..64:log, a,b,c; repeatable.", "KEY=VALUES")
+Grid = Annotated[list[str], option("--grid", "Values of one key: 0..7, 1..64:log, a,b,c; repeatable.", "KEY=VALUES")]
 
 
-Seeds = option(int, "--seeds", "Runs of each combination; each run has its own seed.", min=1, max=10_000)
+Seeds = Annotated[int, option("--seeds", "Runs of each combination; each run has its own seed.", min=1, max=10_000)]
 
 
 def sweep(

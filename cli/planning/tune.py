@@ -7,7 +7,7 @@ import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,11 +28,13 @@ SEARCH_SEEDS_FROM = 1_000_000
 """The seeds of the search begin so far above those of the comparison: no run is made with both."""
 
 
-Trials = option(int, "--trials", "Number of tables that the search tries.", min=1, max=10_000)
-SearchSeeds = option(int, "--search-seeds", "Runs of each table in the search.", min=1, max=100)
-Seeds = option(int, "--seeds", "Runs of each candidate in the final comparison, with other seeds.", min=2, max=1000)
-Requests = option(int, "--requests", "Approximate number of requests of a run.", min=10)
-AsJson = option(bool, "--json", "Print one JSON object instead of text tables.")
+Trials = Annotated[int, option("--trials", "Number of tables that the search tries.", min=1, max=10_000)]
+SearchSeeds = Annotated[int, option("--search-seeds", "Runs of each table in the search.", min=1, max=100)]
+Seeds = Annotated[
+    int, option("--seeds", "Runs of each candidate in the final comparison, with other seeds.", min=2, max=1000)
+]
+Requests = Annotated[int, option("--requests", "Approximate number of requests of a run.", min=10)]
+AsJson = Annotated[bool, option("--json", "Print one JSON object instead of text tables.")]
 
 
 def tune(
@@ -99,9 +101,16 @@ def _watch(whole: Tune, pool: Any, quiet: bool) -> None:
         line.clear()
 
 
+def _shown(whole: Tune) -> Judged:
+    """Return the table to use, or the one that is the least behind."""
+    best = whole.best or whole.nearest
+    assert best is not None, "a search that has ended has judged a table"
+    return best
+
+
 def _result(whole: Tune) -> dict[str, Any]:
     """Return what was found as plain data: phases, the table, its shortfalls, and its gain over each other setting."""
-    best = whole.best or whole.nearest
+    best = _shown(whole)
     schedule = whole.best_schedule
     gains = {
         name: {phase: [found.mean, found.half_width] if found else None for phase, found in row.items()}
@@ -138,7 +147,7 @@ def _gains(whole: Tune, best: Judged) -> dict[str, dict[str, Estimate | None]]:
 
 
 def _report(whole: Tune) -> list[str]:
-    scenario, best = whole.scenario, whole.best or whole.nearest
+    scenario, best = whole.scenario, _shown(whole)
     title = f"{scenario.name}: draft steps of {scenario.speculation.algorithm} on {scenario.model.target}, {scenario.hardware.gpu}"
     lines = [*textwrap.wrap(title, WIDTH), *(f"  {phase.name:<10} {phase.about}" for phase in whole.phases), ""]
     lines += ["Table" if whole.best else "The table that is the least behind", *_table_lines(best.table)]
@@ -204,7 +213,7 @@ def _write_files(whole: Tune, directory: Path, result: Mapping[str, Any]) -> tup
     from ...sim.scenario_file import scenario_with
     from ..simulation.scenario_text import scenario_text
 
-    files, left_out = {"result.json": json.dumps(result, indent=1) + "\n"}, {}
+    files, left_out = {"result.json": json.dumps(result, indent=1) + "\n"}, dict[str, str]()
     if whole.best is not None:
         schedule = whole.best_schedule
         tuned = scenario_with(whole.tables, settings_of(whole.best.table))

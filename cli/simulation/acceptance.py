@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,13 +22,14 @@ _CORRELATION = "the correlation (field_share, correlation_len)"
 
 
 # fmt: off
-Files = argument(list[Path], None, "Files that a server wrote; several files of one kind are added up.")
-Steps = option(int | None, "--steps", "Draft steps of the server, for means without this number.", min=1, max=16)
-Preset = option(str, "--preset",
-    "Kind of text (chat, code, math, edit) or preset that supplies what the files do not contain.")
-AllowTruncated = option(bool, "--allow-truncated",
-    "Accept the events of a run that was killed; such a file has no end.")
-Out = option(Path | None, "--out", "Write the table `acceptance` of a scenario to this file.")
+Files = Annotated[list[Path], argument(None, "Files that a server wrote; several files of one kind are added up.")]
+Steps = Annotated[int | None, option("--steps",
+    "Draft steps of the server, for means without this number.", min=1, max=16)]
+Preset = Annotated[str, option("--preset",
+    "Kind of text (chat, code, math, edit) or preset that supplies what the files do not contain.")]
+AllowTruncated = Annotated[bool, option("--allow-truncated",
+    "Accept the events of a run that was killed; such a file has no end.")]
+Out = Annotated[Path | None, option("--out", "Write the table `acceptance` of a scenario to this file.")]
 # fmt: on
 
 

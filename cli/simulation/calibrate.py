@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from ..options import Quiet, Settings, argument, option
 
 if TYPE_CHECKING:
     from ...sim.calibration.fit import PointFit
+    from ...sim.cost.calibration import FittedParameters
 
 DEVICE = "device_scale"
 LABELS = {
@@ -31,23 +32,25 @@ UNITS = {"mean_tpot_ms": "TPOT ms", "mean_ttft_ms": "TTFT ms", "output_tokens_pe
 REDRAW_EVERY_S = 0.2
 
 
-First = option(list[str] | None, "--from", "Result file of a benchmark; repeatable.", "FILE")
-More = argument(list[str] | None, "[FILE]...", "More result files.")
-Scenario = option(Path | None, "--scenario", "Scenario of the deployment that was measured.", "SCENARIO.toml")
-Model = option(Path | None, "--model", "Measure Foredraft's own executor with this checkpoint.", "DIR")
-Draft = option(Path | None, "--draft", "Draft checkpoint for the model.", "DIR")
-Steps = option(str | None, "--steps", "Draft steps to measure. Default: 1,3,5,7.", "S,S,…")
-Topk = option(int, "--topk", "If more than 1: also measure trees with this number of branches.", min=1)
-NumDraftTokens = option(int | None, "--num-draft-tokens", "Nodes of these trees. Default: up to 16.", min=2)
-MaxRunning = option(int, "--max-running", "Most requests that are decoded together.", min=1)
-ContextLen = option(int, "--context-len", "Length of the longest request, in tokens.", min=64)
-Repeat = option(int, "--repeat", "Number of timings of every step.", min=1)
-Clock = option(
-    str, "--clock", "wall: real time. cpu: processor time, for a machine that does other work too.", "wall|cpu"
-)
-Device = option(str, "--device", "Device of the executor.", "cpu|cuda")
-Threads = option(int | None, "--threads", "Threads of the executor on a CPU.", min=1)
-Out = option(Path, "--out", "Write the profile to this file.")
+First = Annotated[list[str] | None, option("--from", "Result file of a benchmark; repeatable.", "FILE")]
+More = Annotated[list[str] | None, argument("[FILE]...", "More result files.")]
+Scenario = Annotated[
+    Path | None, option("--scenario", "Scenario of the deployment that was measured.", "SCENARIO.toml")
+]
+Model = Annotated[Path | None, option("--model", "Measure Foredraft's own executor with this checkpoint.", "DIR")]
+Draft = Annotated[Path | None, option("--draft", "Draft checkpoint for the model.", "DIR")]
+Steps = Annotated[str | None, option("--steps", "Draft steps to measure. Default: 1,3,5,7.", "S,S,…")]
+Topk = Annotated[int, option("--topk", "If more than 1: also measure trees with this number of branches.", min=1)]
+NumDraftTokens = Annotated[int | None, option("--num-draft-tokens", "Nodes of these trees. Default: up to 16.", min=2)]
+MaxRunning = Annotated[int, option("--max-running", "Most requests that are decoded together.", min=1)]
+ContextLen = Annotated[int, option("--context-len", "Length of the longest request, in tokens.", min=64)]
+Repeat = Annotated[int, option("--repeat", "Number of timings of every step.", min=1)]
+Clock = Annotated[
+    str, option("--clock", "wall: real time. cpu: processor time, for a machine that does other work too.", "wall|cpu")
+]
+Device = Annotated[str, option("--device", "Device of the executor.", "cpu|cuda")]
+Threads = Annotated[int | None, option("--threads", "Threads of the executor on a CPU.", min=1)]
+Out = Annotated[Path, option("--out", "Write the profile to this file.")]
 
 
 def calibrate(
@@ -143,9 +146,15 @@ def _labels(names: Iterable[str]) -> str:
     return ", ".join(map(_label, names))
 
 
+def _fitted(fit: PointFit) -> FittedParameters:
+    parameters = fit.calibration.parameters
+    assert parameters is not None, "points have no measured steps"
+    return parameters
+
+
 def _parameters(fit: PointFit) -> Iterator[str]:
     """Yield the lines of the parameters: in the server's profile, fitted, and how well they are told."""
-    fitted = fit.calibration.parameters
+    fitted = _fitted(fit)
     kernels = {"roofline": "the roofline", "measured": "measured kernels"}[fitted.kernels]
     yield f"{fitted.points} points, fitted around {fitted.server} over {kernels}: {fit.calibration.model} on {fit.calibration.gpu}"
     yield ""
@@ -171,7 +180,7 @@ def _points(fit: PointFit) -> Iterator[str]:
             numbers = f"{item.measured:10,.2f}{item.predicted:10,.2f}{item.error:+8.1%}{left_out:>12}"
             yield f"{title:{width}}{UNITS[item.column]:>10}{numbers}"
             title = ""
-    fitted = fit.calibration.parameters
+    fitted = _fitted(fit)
     yield f"{'mean absolute error, decoding':{width + 30}}{fitted.error:8.1%}{fitted.left_out_error:12.1%}"
 
 
@@ -187,12 +196,13 @@ def _remarks(fit: PointFit) -> Iterator[str]:
         lines.append(f"not told     {_labels(fit.untold)}: the points take away less than half of their uncertainty")
     for one, other in fit.entangled:
         lines.append(f"entangled    {_label(one)} and {_label(other)}: the points tell a sum of them")
-    for item in fit.suggestions:
-        lines.append(f"would tell   {_labels(item.tells)}: {item.title}")
+    for suggestion in fit.suggestions:
+        lines.append(f"would tell   {_labels(suggestion.tells)}: {suggestion.title}")
     hidden = [name for name in fit.untold if not any(name in item.tells for item in fit.suggestions)]
     if hidden:
         lines.append(f"no run here  would tell {_labels(hidden)}: too small, hidden behind the device, or entangled")
     for item in fit.contradicting:
+        assert item.left_out_error is not None, "only results that are fitted have a score"
         lines.append(
             f"contradicts  {item.point.source}: {UNITS[item.column]} {item.measured:.4g}, by the other points "
             f"{item.measured * (1 + item.left_out_error):.4g} ({item.point.title})"
@@ -201,9 +211,9 @@ def _remarks(fit: PointFit) -> Iterator[str]:
 
 
 def _table(fit: PointFit, out: Path) -> Iterator[str]:
-    profile = fit.calibration
+    profile, fitted = fit.calibration, _fitted(fit)
     yield "[hardware]"
     yield f"profile = {json.dumps(str(out), ensure_ascii=False)}"
     yield f'gpu = "{profile.gpu}"'
-    yield f'server = "{profile.parameters.server}"'
-    yield f'kernels = "{profile.parameters.kernels}"'
+    yield f'server = "{fitted.server}"'
+    yield f'kernels = "{fitted.kernels}"'

@@ -6,16 +6,21 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ..options import option
 
 WIDTH = 80
-FromSglang = option(str | None, "--from-sglang", "Launch command of SGLang, or only its arguments.", "COMMAND|FILE")
-FromVllm = option(str | None, "--from-vllm", "Launch command of vLLM, or only its arguments.", "COMMAND|FILE")
-FromTrtllm = option(
-    str | None, "--from-trtllm", "Launch command of TensorRT-LLM (trtllm-serve), or only its arguments.", "COMMAND|FILE"
-)
+FromSglang = Annotated[
+    str | None, option("--from-sglang", "Launch command of SGLang, or only its arguments.", "COMMAND|FILE")
+]
+FromVllm = Annotated[
+    str | None, option("--from-vllm", "Launch command of vLLM, or only its arguments.", "COMMAND|FILE")
+]
+FromTrtllm = Annotated[
+    str | None,
+    option("--from-trtllm", "Launch command of TensorRT-LLM (trtllm-serve), or only its arguments.", "COMMAND|FILE"),
+]
 
 
 def launched(
@@ -26,16 +31,16 @@ def launched(
     `scenario`, `settings`: what else is given; the GPU, which a command does not name, is taken from there.
     """
     commands = {"sglang": sglang, "vllm": vllm, "trtllm": trtllm}
-    given = [server for server, command in commands.items() if command is not None]
+    given = [(server, command) for server, command in commands.items() if command is not None]
     if not given:
         return {}
     from ...core.errors import ConfigError
     from ...planning.servers.launch import read_launch
     from ...sim.scenario_file import load_scenario
 
+    server, command = given[0]
     if len(given) > 1:
-        raise ConfigError.of("<arguments>", f"--from-{given[1]}", f"contradicts --from-{given[0]}: give one of them")
-    server, command = given[0], commands[given[0]]
+        raise ConfigError.of("<arguments>", f"--from-{given[1][0]}", f"contradicts --from-{server}: give one of them")
     option = f"--from-{server}"
     gpu = load_scenario(scenario, [text for text in settings if text.startswith("hardware.gpu=")])[0].hardware.gpu
     launch = read_launch(server, command, option, gpu)

@@ -71,9 +71,8 @@ class RunRecord:
 
     def sinks(self, replica: int) -> Sequence[EventSink]:
         """Return the event sinks of a replica's engine."""
-        if self._metrics is None:
-            self._open()
-        sinks: list[Callable[..., None]] = [self._metrics.sink(replica)]
+        metrics = self._open() if self._metrics is None else self._metrics
+        sinks: list[Callable[..., None]] = [metrics.sink(replica)]
         if self._log is not None:
             sinks.append(self._log.sink(replica))
         if self._perfetto is not None:
@@ -86,18 +85,19 @@ class RunRecord:
         return self if self.directory is not None and self._wants_perfetto else None
 
     def span(self, replica: int, track: str, name: str, start_ns: int, duration_ns: int, args: dict[str, Any]) -> None:
+        assert self._perfetto is not None, "spans are asked for where a timeline is written"
         self._perfetto.span(replica, track, name, start_ns, duration_ns, args)
 
     # -- files ------------------------------------------------------------------------------
 
-    def _open(self) -> None:
+    def _open(self) -> RunMetrics:
         from ...observe.metrics import RunMetrics
 
         if self.directory is None:
             self._metrics = RunMetrics()
-            return
+            return self._metrics
         empty_run_directory(self.directory, FILES)
-        self._metrics = RunMetrics(self.directory)
+        metrics = self._metrics = RunMetrics(self.directory)
         if self._wants_events:
             from ...observe.log import EventLog
 
@@ -107,6 +107,7 @@ class RunRecord:
             from ...observe.perfetto import PerfettoTrace
 
             self._perfetto = PerfettoTrace(self.directory / TIMELINE)
+        return metrics
 
     def write_scenario(self, origins: Mapping[str, str], derived: Iterable[DerivedRow], notices: Sequence[str]) -> None:
         """Write the resolved scenario with its sources; it can be run again."""
@@ -124,6 +125,7 @@ class RunRecord:
         """Close all files, write the summary, and return it."""
         from foredraft.simulation import summarize_run
 
+        assert self._metrics is not None, "a run asks for its sinks"
         summary = summarize_run(self.scenario, report, self._metrics)
         self._close(complete=report.complete)
         if self.directory is not None:
@@ -211,7 +213,7 @@ def repeating_command(seed: int) -> str:
 def _table(report: FaultReport) -> Table:
     from rich.table import Table
 
-    from ...sim.faults.plan import KINDS
+    from ...sim.faults.kinds import KINDS
 
     table = Table(box=None, pad_edge=False, header_style="bold cyan")
     table.add_column("Faults", style="dim", no_wrap=True)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,16 +21,19 @@ if TYPE_CHECKING:
     from ...sim.run import RunReport
     from ...sim.scenario import Scenario
 
-EXIT_INTERRUPTED = {signal.SIGINT: 130, signal.SIGTERM: 143}  # 128 + the signal's number, as shells have it
+EXIT_INTERRUPTED: dict[int, int] = {
+    signal.SIGINT: 130,
+    signal.SIGTERM: 143,
+}  # 128 + the signal's number, as shells have it
 
 # fmt: off
-OutDirectory = option(Path | None, "--out", "Write the files of the run to this directory.", "DIR")
-Explain = option(bool, "--explain", "Print the scenario with the source of every number, and run nothing.")
-NoEvents = option(bool, "--no-events", "Do not write events.jsonl, the largest file.")
-NoPerfetto = option(bool, "--no-perfetto", "Do not write trace.json, the timeline for ui.perfetto.dev.")
-Faults = option(str | None, "--faults",
+OutDirectory = Annotated[Path | None, option("--out", "Write the files of the run to this directory.", "DIR")]
+Explain = Annotated[bool, option("--explain", "Print the scenario with the source of every number, and run nothing.")]
+NoEvents = Annotated[bool, option("--no-events", "Do not write events.jsonl, the largest file.")]
+NoPerfetto = Annotated[bool, option("--no-perfetto", "Do not write trace.json, the timeline for ui.perfetto.dev.")]
+Faults = Annotated[str | None, option("--faults",
     "Inject the faults of a plan, or of a plan drawn from the seed (swarm). Exit code 1: a promise was broken.",
-    "PLAN.toml|swarm")
+    "PLAN.toml|swarm")]
 # fmt: on
 
 

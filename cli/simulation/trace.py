@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,12 +34,13 @@ CHECKED = {  # key of the summary -> its name
 
 
 # fmt: off
-File = argument(Path, "FILE", "A trace file, as for `foredraft simulate --trace`.")
-CacheTokens = option(str | None, "--cache-tokens",
-    "Cache sizes, in tokens, whose hit rates to print: 500000, or 65536..4194304:log.", "VALUES")
-Out = option(Path | None, "--out", "Fit a synthetic workload to the trace, and write it to this file.", "FILE")
-Check = option(bool, "--check", "Simulate the trace and the synthetic workload, and compare the results.")
-JsonFile = option(Path | None, "--json", "Write every number to this file.", "FILE")
+File = Annotated[Path, argument("FILE", "A trace file, as for `foredraft simulate --trace`.")]
+CacheTokens = Annotated[str | None, option("--cache-tokens",
+    "Cache sizes, in tokens, whose hit rates to print: 500000, or 65536..4194304:log.", "VALUES")]
+Out = Annotated[Path | None, option("--out",
+    "Fit a synthetic workload to the trace, and write it to this file.", "FILE")]
+Check = Annotated[bool, option("--check", "Simulate the trace and the synthetic workload, and compare the results.")]
+JsonFile = Annotated[Path | None, option("--json", "Write every number to this file.", "FILE")]
 # fmt: on
 
 

@@ -14,7 +14,6 @@ from ...core.contract.request import Grammar, Request, SamplingParams
 from ...core.errors import ConfigError, InvariantViolation, Problem
 from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineRole
-from ...core.scheduler.driver import Executor
 from ...core.scheduler.engine import Engine
 from ...observe.engine_lines import engine_lines
 from ..batch.uploads import on_device
@@ -40,11 +39,11 @@ class DecodeSession(TextSession):
     def __init__(
         self,
         engine: Engine,
-        executor: Executor,
+        executor: TorchExecutor,
         deliveries: Deliveries,
         tokenizer: Tokenizer,
         *,
-        plan: SessionPlan | None = None,
+        plan: SessionPlan,
         phase_seconds: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         super().__init__(tokenizer)

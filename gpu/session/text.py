@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from ...core.contract.request import TextDecoder
 from ...core.errors import ConfigError, InvalidRequest
 from ...core.parsing import read_json_object
 from ...observe.input_files import read_text
@@ -126,6 +127,14 @@ class Tokenizer:
         return self.encode(self.render_chat(messages), add_special_tokens=False)
 
 
+class TokenDecoder(TextDecoder, Protocol):
+    """What `StreamDecoder` needs of a tokenizer."""
+
+    @property
+    def byte_ids(self) -> frozenset[int]:
+        """The tokens that stand for single bytes."""
+
+
 class StreamDecoder:
     """Text as its tokens come: what was shown stays true, and all of it together is `decode` of all tokens.
 
@@ -137,7 +146,7 @@ class StreamDecoder:
     ```
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: TokenDecoder, stop_strings: Sequence[str] = ()) -> None:
         self.stop: str | None = None
         self._tokenizer = tokenizer
         self._stop_strings = tuple(stop_strings)

@@ -84,7 +84,8 @@ def word_edges(bias: Sequence[tuple[int, float]] = ()) -> np.ndarray:
 def filler(seed: int, key: int, first: int, count: int, edges: np.ndarray) -> list[int]:
     """Return the output tokens first … first + count − 1 of a request: words that depend on seed, key and position alone."""
     at = uniform(seed, Purpose.TOKEN, key, np.arange(first, first + count))
-    return _WORD_TOKENS[np.searchsorted(edges, at, side="right")].tolist()
+    tokens: list[int] = _WORD_TOKENS[np.searchsorted(edges, at, side="right")].tolist()
+    return tokens
 
 
 def word_outputs(count: int) -> dict[str, list[Any]]:

@@ -39,7 +39,7 @@ class Emission:
     finished: FinishedRequest | None = None
 
     @property
-    def amount(self) -> tuple:
+    def amount(self) -> tuple[int, tuple[FinishReason, int] | None]:
         """What of it the client sees."""
         end = self.finished
         return self.num_tokens, None if end is None else (end.reason, end.num_output)
@@ -133,6 +133,7 @@ class LiveSimulation(Simulation):
             if at_ns > now_ns:
                 ahead = _first_tokens(actor.engine, result, at_ns)
                 if step.decode is not None:
+                    assert result.decode is not None
                     ahead += _expected(actor.engine, step.decode.rows, result.decode, at_ns)
                 self._foreseen_of[number] = {emission.request_id: emission for emission in ahead}
                 self._told.update(emission.request_id for emission in ahead if emission.finished is not None)
@@ -146,8 +147,8 @@ class LiveSimulation(Simulation):
     def _draw_output_lens(self) -> Iterator[int]:
         if isinstance(self.workload, TraceSource):
             yield from (arrival.output_len for lap in itertools.repeat(self.workload) for arrival in lap)
-        for row in itertools.count():
-            yield self.workload.make(row, 1)[0].output_len
+        else:
+            yield from (self.workload.make(row, 1)[0].output_len for row in itertools.count())
 
     def _emission_sink(self, number: int) -> EventSink:
         """Return a sink that tells what committed steps of engine `number` deliver, without what was foreseen."""
@@ -159,6 +160,7 @@ class LiveSimulation(Simulation):
             elif isinstance(event, Committed):
                 at_ns, got = event.now_ns, [(request_id, 1) for request_id in event.first_tokens]
                 if event.kept is not None:
+                    assert event.step.decode is not None
                     rows, counts = event.step.decode.rows.tolist(), np.add.reduce(event.kept, axis=0).tolist()
                     got += [(request_of_row[row], count) for row, count in zip(rows, counts, strict=True) if count]
                 ends = {end.request_id: end for end in event.finished if end.reason is not FinishReason.ERROR}

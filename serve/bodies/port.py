@@ -47,7 +47,7 @@ class Piece:
     request_id: str
     at_ns: int  # by the clock of the body
     tokens: list[int]
-    outputs: Mapping[str, list[np.ndarray]] = field(default_factory=dict)  # one entry per token
+    outputs: Mapping[str, list[Any]] = field(default_factory=dict)  # one entry per token: a float, or an array
     finished: FinishedRequest | None = None  # in the last piece
 
 
@@ -59,7 +59,9 @@ def longest_request(engines: Sequence[Engine]) -> int:
 class TextCodec(Protocol):
     """The tokenizer of a body, as `gpu.session.text.Tokenizer` is one."""
 
-    byte_ids: frozenset[int]
+    @property
+    def byte_ids(self) -> frozenset[int]:
+        """The tokens that stand for single bytes."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray: ...
     def decode(self, tokens: np.ndarray) -> str: ...
@@ -92,12 +94,15 @@ class Body(Protocol):
     """Serves orders. `unsupported`: parameter of a request → why this body cannot honour it."""
 
     name: str  # of the model, for clients
-    tokenizer: TextCodec
     vocab_size: int  # token ids below it are prompts
     context_len: int  # tokens of a prompt with its output, at least 1
     unsupported: Mapping[str, str]
     hand_over_s: float  # how long it may wait after each delivery until the loop has sent that
     engines: Sequence[Engine]
+
+    @property
+    def tokenizer(self) -> TextCodec:
+        """What turns texts of clients into tokens, and tokens into text."""
 
     def at_ns(self, at_s: float) -> int:
         """Return the time of the body, real or simulated, at a time of `time.monotonic`."""

@@ -12,7 +12,7 @@ from ...core.scheduler.driver import reload_table
 from ...core.scheduler.engine import Engine
 from ...gpu.session.grammar import grammars_of
 from ...gpu.session.session import DecodeSession
-from ...gpu.session.text import StreamDecoder
+from ...gpu.session.text import StreamDecoder, Tokenizer
 from .port import Order, Outlet, Piece, TextDecoder, longest_request
 
 
@@ -20,14 +20,14 @@ class RealBody:
     """Decodes with `session`; `name` is the model's. Steps that fail are tried again as `core/scheduler/recovery.py` has it."""
 
     unsupported: Mapping[str, str] = {}
-    hand_over_s = 0.0  # a device would idle
+    hand_over_s: float = 0.0  # a device would idle
 
     def __init__(self, session: DecodeSession, name: str) -> None:
         self.name = name
-        self.tokenizer = session.tokenizer
-        self.vocab_size = session.tokenizer.vocab_size
+        self.tokenizer: Tokenizer = session.tokenizer
+        self.vocab_size: int = session.tokenizer.vocab_size
         self.engines: Sequence[Engine] = (session.engine,)
-        self.context_len = longest_request(self.engines)
+        self.context_len: int = longest_request(self.engines)
         self._model_vocab_size = session.plan.target.vocab_size
         self._loop = session.loop
         self._restart = session.executor.restart

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ...core.contract.events import EventSink
 from ...core.contract.request import FinishReason, Grammar, Request
@@ -40,7 +41,7 @@ class SimulatedBody:
         ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_p", "response_format"),
         "has no effect on a simulated server, which has no model",
     )
-    hand_over_s = 0.02  # planning takes no simulated time, and would share the interpreter with the sending
+    hand_over_s: float = 0.02  # planning takes no simulated time, and would share the interpreter with the sending
 
     def __init__(
         self,
@@ -53,13 +54,15 @@ class SimulatedBody:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Raise a ForedraftError for a scenario that cannot run."""
-        self.simulation = LiveSimulation(scenario, sinks=sinks, origins=origins, faults=faults, deliver=self._tell)
-        self._outlet: Outlet | None = None
-        self.name = self.simulation.assembly.target.name
-        self.tokenizer = FillerTokenizer()
+        self.simulation: LiveSimulation = LiveSimulation(
+            scenario, sinks=sinks, origins=origins, faults=faults, deliver=self._tell
+        )
+        self._outlet: Outlet  # of the turn that runs
+        self.name: str = self.simulation.assembly.target.name
+        self.tokenizer: FillerTokenizer = FillerTokenizer()
         self.vocab_size = MAX_TOKEN_ID + 1
         self.engines: Sequence[Engine] = self.simulation.engines
-        self.context_len = longest_request(self.engines)
+        self.context_len: int = longest_request(self.engines)
         self._needs_blocks = "prefix_aware" in (b.policy for b in self.simulation.router.balancers.values())
         self._speed = speed
         self._clock = clock
@@ -153,7 +156,7 @@ class _Writing:
         self.num_tokens += count
         return tokens
 
-    def outputs(self, tokens: list[int]) -> Mapping[str, list]:
+    def outputs(self, tokens: list[int]) -> Mapping[str, list[Any]]:
         """Return what the request asks for beside its tokens, one entry for each."""
         if not self._outputs:
             return {}

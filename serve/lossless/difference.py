@@ -60,7 +60,7 @@ def first_difference(plain: Completion, speculative: Completion) -> Difference |
         _margin(speculative, places[1], others[0], plain.text),
     )
     ends_early = any(one is None and side.finish == "length" for one, side in zip(own, sides, strict=True))
-    return Difference(position, unit, *own, margins, characters, ends_early)
+    return Difference(position, unit, own[0], own[1], margins, characters, ends_early)
 
 
 def follows(answer: Completion, other: Completion, difference: Difference) -> bool:

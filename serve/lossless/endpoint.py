@@ -31,7 +31,8 @@ class EndpointError(ForedraftError):
 
     def __init__(self, message: str, status: int | None = None, *, may_pass: bool = False) -> None:
         super().__init__(message)
-        self.status, self.may_pass = status, may_pass
+        self.status: int | None = status
+        self.may_pass: bool = may_pass
 
 
 def make_client(api_key: str | None, timeout_s: float) -> httpx.AsyncClient:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ...core.errors import ConfigError
 from ...core.parsing import ParseError, parse_json
@@ -51,7 +52,8 @@ def read_prompts(path: Path) -> list[str]:
 
     prompts: list[str] = []
     for number, line in enumerate(read_lines(path), 1):
-        if not (prompt := line.rstrip("\r\n")).strip():
+        prompt: Any = line.rstrip("\r\n")
+        if not prompt.strip():
             continue
         if path.suffix == ".jsonl":
             try:

@@ -1,13 +1,31 @@
-"""Schemathesis against the published schema: whatever it allows, and what it does not, no answer is a 500."""
+"""The published schema: what it says of unsupported parameters; and by Schemathesis: whatever it allows or not, no answer is a 500."""
 
 from __future__ import annotations
 
 import pytest
 from foredraft.serve.limits import Limits
+from foredraft.serve.schema import ChatRequest, CompletionRequest
 from http_server import serving, simulated_body
 from hypothesis import HealthCheck, given, settings
 
 EXAMPLES = 150
+
+
+def test_an_unsupported_parameter_may_have_its_values_without_effect_alone():
+    """Values that Python takes for equal, such as 0 and False, belong to different parameters here."""
+    shown = {
+        name: one["enum"]
+        for request in (CompletionRequest, ChatRequest)
+        for name, one in request.model_json_schema()["properties"].items()
+        if "enum" in one
+    }
+    expected = {
+        "min_tokens": [None, 0],
+        "store": [None, False],
+        "parallel_tool_calls": [None, True],
+        "best_of": [None, 1],
+    }
+    assert {name: repr(shown[name]) for name in expected} == {name: repr(values) for name, values in expected.items()}
 
 
 @pytest.mark.slow
