@@ -63,6 +63,7 @@ soak: $(STAMP)
 
 # What runs once a night, and before an issue is called done.
 nightly: soak
+	@$(MAKE) --no-print-directory types PYTHON_VERSIONS="3.12 3.13 3.14"
 
 # Small changes to the source of core, sim and gpu, drawn until the budget is spent, to see whether a test notices; goes on where it stopped.
 # make mutation MUTATION="--packages sim --budget 10m"

@@ -1,7 +1,7 @@
 """What an editable install imports: `build/editable/foredraft`, a package of links to the folders of this clone.
 
-The folders at the root map to one package (`[tool.hatch.build.targets.wheel.sources]`). Python and type checkers that follow the path
-find it under its own name, and files that are added later, too, as folders are linked whole.
+The folders at the root map to one package (`[tool.hatch.build.targets.wheel.sources]`). Python and type checkers that
+follow the path find it under its own name, and files that are added later, too, as folders are linked whole.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     result = simulate("chat.toml", {"workload.rate": 20.0})
     print(result.summary["p99_ttft_ms"], result.slo_attainment)
 
-The names here are what most users need. Importing the package loads none of the others; `simulate`, `Scenario` and `Result` need the
-extra `sim`, `Session` the extra `gpu`, and `check` NumPy alone.
+The names here are what most users need. Importing the package loads none of the others; `simulate`, `Scenario` and
+`Result` need the extra `sim`, `Session` the extra `gpu`, and `check` NumPy alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def simulate(
     """Simulate a deployment and return its `Result`.
 
     Args:
-        scenario: A `Scenario`, a scenario file, its tables as a dictionary, or None for the defaults (Llama-3.1-8B on one H100, EAGLE-3).
+        scenario: A `Scenario`, a scenario file, its tables as a dictionary, or None for the defaults (Llama-3.1-8B on
+            one H100, EAGLE-3).
         overrides: Dotted keys with their values, which replace those of the scenario.
 
     Raises:
@@ -54,10 +55,11 @@ def check(contract: str, make: Callable[[Any], Any] | str, **options: Any) -> Re
     """Search for operations that break a component, and return the report; nothing is raised for a broken invariant.
 
     Args:
-        contract: "allocator", "prefix-cache", "relay", "accept", "acceptance-process", "step-controller", "engine", "executor",
-            "block-manager", "transport" or "simulator".
+        contract: "allocator", "prefix-cache", "relay", "accept", "acceptance-process", "step-controller", "engine",
+            "executor", "block-manager", "transport" or "simulator".
         make: A function that takes a configuration and returns a fresh component, or its name as "module:make".
-        **options: Passed to `foredraft.properties.conformance.check`, for example `budget="60s"`, `capabilities=("paged",)`, `seed=7`.
+        **options: Passed to `foredraft.properties.conformance.check`, for example `budget="60s"`,
+            `capabilities=("paged",)`, `seed=7`.
 
     Raises:
         ConfigError: There is no such contract, component or capability.

@@ -22,8 +22,10 @@ class Session:
 
     Args:
         model: Directory of a Hugging Face checkpoint, or its name on the hub (`organisation/model`).
-        draft: Directory or name of a draft model or head that was made for the model; None decodes plainly, or with NGRAM.
-        **options: The other fields of `SessionOptions`, for example `steps=5`, `topk=4`, `adaptive="default"`, `device="cuda"`.
+        draft: Directory or name of a draft model or head that was made for the model; None decodes plainly, or with
+            NGRAM.
+        **options: The other fields of `SessionOptions`, for example `steps=5`, `topk=4`, `adaptive="default"`,
+            `device="cuda"`.
 
     Raises:
         ForedraftError: A checkpoint cannot be used, options contradict each other, or memory does not suffice.
@@ -52,8 +54,8 @@ class Session:
         Args:
             prompts: A text, or a sequence of texts.
             chat: Put each text into the model's chat template, as the message of a user.
-            **sampling: Fields of `RequestDefaults`: `max_tokens` (256), `temperature` (0.0, greedy), `top_p`, `top_k`, `seed`, `stop`,
-                `logprobs`, `ignore_eos`.
+            **sampling: Fields of `RequestDefaults`: `max_tokens` (256), `temperature` (0.0, greedy), `top_p`, `top_k`,
+                `seed`, `stop`, `logprobs`, `ignore_eos`.
 
         Raises:
             ConfigError: A value is out of range, or a prompt has no tokens.
@@ -73,7 +75,8 @@ class Session:
         return self._session.stats()
 
     def close(self) -> None:
-        """Free the models, their KV and their graphs, at once; `with Session(…) as session:` does it at the end. `stats` stay."""
+        """Free the models, their KV and their graphs, at once; `with Session(…) as session:` does it at the end.
+        `stats` stay."""
         self._session.close()
 
     def __enter__(self) -> Session:

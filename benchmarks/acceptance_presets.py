@@ -1,9 +1,11 @@
-"""Fits the acceptance presets to published mean accept lengths, and prints them as `core/acceptance/presets.py` has them.
+"""Fits the acceptance presets to published mean accept lengths, and prints them as `core/acceptance/presets.py` has
+them.
 
     python benchmarks/acceptance_presets.py [--check]
 
-The statistics are in published/acceptance.csv. Chains: two parameters, logit p(d) = a + b · log d (one if a single chain was published),
-by Gauss-Newton on simulated rounds. Trees: one parameter, the draft's confidence. `--check` prints the error of each row instead.
+The statistics are in published/acceptance.csv. Chains: two parameters, logit p(d) = a + b · log d (one if a single
+chain was published), by Gauss-Newton on simulated rounds. Trees: one parameter, the draft's confidence. `--check`
+prints the error of each row instead.
 """
 
 from __future__ import annotations

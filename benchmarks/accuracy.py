@@ -2,11 +2,11 @@
 
     python benchmarks/accuracy.py [--every N] [--workers N]
 
-Each point of `benchmarks/published/` is a scenario that the library simulates, once with every column: the roofline, measured kernels, and
-measured kernels with a profile fitted without the point's model or draft shape (`benchmarks/left_out.csv`). A fourth column is what
-`foredraft calibrate` adds: the fit to all other points of the same data set. Results are kept in the
-cache folder until the sources change, so a run that was stopped goes on. `--every N` takes each N-th point of plain.csv and leaves the
-page alone, unless `--write` is given, and then the page says so.
+Each point of `benchmarks/published/` is a scenario that the library simulates, once with every column: the roofline,
+measured kernels, and measured kernels with a profile fitted without the point's model or draft shape
+(`benchmarks/left_out.csv`). A fourth column is what `foredraft calibrate` adds: the fit to all other points of the same
+data set. Results are kept in the cache folder until the sources change, so a run that was stopped goes on. `--every N`
+takes each N-th point of plain.csv and leaves the page alone, unless `--write` is given, and then the page says so.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from pages import write_block
 from points import Point, plain_points, read_rows, round_points
 
 QUEUED_MS = 5_000
-"""Where the first token takes longer on average, requests wait for memory, or for what settings that were not published allow."""
+"""Where the first token takes longer on average, requests wait for memory, or for what settings that were not
+published allow."""
 VERIFIED_MODEL, VERIFIED_NODES = "deepseek-v4-flash", 4  # 256 requests had 1,024 tokens
 GRAPHS = (1, 2, 4, *range(8, 1025, 8))
 BEYOND_GRAPHS = 2048
@@ -48,7 +49,8 @@ def mean_size(values: Sequence[float]) -> float:
 
 
 def error_table(table: Mapping[str, list[Outcome]], group_of: Callable[[Point], str], head: str) -> Iterator[str]:
-    """Yield a Markdown table: of each group the points, by column the mean absolute error and the bias, and the last column's worst row."""
+    """Yield a Markdown table: of each group the points, by column the mean absolute error and the bias, and the last
+    column's worst row."""
     names = " | ".join(f"{column}: mean | bias" for column in table)
     yield f"| {head} | points | {names} | worst row ({list(table)[-1]}) |"
     yield f"| --- | --- |{' --- | --- |' * len(table)} --- |"
@@ -76,7 +78,8 @@ def place(point: Point) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Arms:
-    """The settings of one text and one draft that were measured side by side: rates in tokens per second of a client."""
+    """The settings of one text and one draft that were measured side by side:
+    rates in tokens per second of a client."""
 
     name: str
     published: Mapping[str, float]  # shape -> rate
@@ -239,7 +242,8 @@ def _verify_ms(tokens: int, gpu: str, tensor_parallel: int, kernels: str) -> flo
 
 
 def tails_table() -> Iterator[str]:
-    """Yield a Markdown table of how far the slowest requests are from the mean, for acceptance as drafts have it and for independent draws.
+    """Yield a Markdown table of how far the slowest requests are from the mean, for acceptance as drafts have it and
+    for independent draws.
 
     What was served where was not published: ours is Llama-3.1-8B on one H100, and the ratios are to be compared.
     """

@@ -1,4 +1,5 @@
-"""Simulates published points, from a cache or anew, and calibrates them with each other: what accuracy.py makes its tables of."""
+"""Simulates published points, from a cache or anew, and calibrates them with each other:
+what accuracy.py makes its tables of."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A point's published and simulated time per output token of a client, and time to first token, in ms; or why there is none."""
+    """A point's published and simulated time per output token of a client, and time to first token, in ms;
+    or why there is none."""
 
     point: Point
     published_ms: float
@@ -123,8 +125,9 @@ def simulate_all(points: Sequence[Point], columns: Sequence[str], workers: int) 
 
 
 def calibrated(rows: Sequence[Outcome], kernels: str) -> list[Outcome]:
-    """Return the outcomes with a calibration by the other points of each data set, as `sim/calibration` fits it: around the profile, with
-    its priors. Simulations are those of `rows`; the estimate has the slopes. The time to the first token is not fitted."""
+    """Return the outcomes with a calibration by the other points of each data set, as `sim/calibration` fits it: around
+    the profile, with its priors. Simulations are those of `rows`; the estimate has the slopes. The time to the first
+    token is not fitted."""
     found: dict[Point, Outcome] = {}
     names = (DEVICE, *LAUNCH_TIMES)
     for dataset in dict.fromkeys(row.point.dataset for row in rows):
@@ -154,7 +157,8 @@ def calibrated(rows: Sequence[Outcome], kernels: str) -> list[Outcome]:
 
 
 def left_out_times(point: Point) -> dict[str, float]:
-    """Return the times of the launch that fit_servers.py found without the point's draft shape, model or tensor parallelism."""
+    """Return the times of the launch that fit_servers.py found without the point's draft shape, model or
+    tensor parallelism."""
     if point.steps:
         groups = [f"{point.algorithm} {point.shape}"]
     else:

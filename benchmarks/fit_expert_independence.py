@@ -1,13 +1,16 @@
-"""Fits how independently the tokens of one request choose experts, and prints it with its errors, as `sim/cost/forward.py` has it.
+"""Fits how independently the tokens of one request choose experts, and prints it with its errors, as
+`sim/cost/forward.py` has it.
 
     python benchmarks/fit_expert_independence.py
 
-`published/experts.csv` has counts of distinct experts that successive tokens of one request reached in a layer. Routed independently, n
-tokens reach E · (1 − (1 − k/E)ⁿ) of E experts with k per token; those of a request count as n = 1 + independence · (tokens − 1). Least
-squares on the logarithm of the counts; the error of a count is also given with the independence of the others.
+`published/experts.csv` has counts of distinct experts that successive tokens of one request reached in a layer. Routed
+independently, n tokens reach E · (1 − (1 − k/E)ⁿ) of E experts with k per token; those of a request count as n = 1 +
+independence · (tokens − 1). Least squares on the logarithm of the counts; the error of a count is also given with the
+independence of the others.
 
-The second table is a curve that a fit does not use: times of a verify pass by tokens at batch 1 (`published/verify_times.csv`), as
-a fixed time and a time per distinct expert. It supports the shape, but fits any independence above 0.4 alike.
+The second table is a curve that a fit does not use: times of a verify pass by tokens at batch 1
+(`published/verify_times.csv`), as a fixed time and a time per distinct expert. It supports the shape, but fits any
+independence above 0.4 alike.
 """
 
 from __future__ import annotations
@@ -59,7 +62,8 @@ def verify_curve() -> tuple[np.ndarray, np.ndarray]:
 
 
 def curve_errors(independence: float, experts: int = 128, per_token: int = 8) -> np.ndarray:
-    """Return predicted / published − 1 of the curve's points, by a fixed time and a time per distinct expert; the model is not named."""
+    """Return predicted / published − 1 of the curve's points, by a fixed time and a time per distinct expert;
+    the model is not named."""
     tokens, times = verify_curve()
     features = np.stack([np.ones_like(tokens), distinct_experts(experts, per_token, tokens, independence)], axis=1)
     features /= times[:, None]

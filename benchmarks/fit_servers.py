@@ -1,27 +1,31 @@
-"""Fits what the device waits for under each server to published measurements, as `sim/cost/server.py` has it, and prints the errors.
+"""Fits what the device waits for under each server to published measurements, as `sim/cost/server.py` has it, and
+prints the errors.
 
     python benchmarks/fit_servers.py [--write]          (needs the extra measured; some minutes)
 
     python benchmarks/fit_servers.py --spread
 
-`--spread` prints how well spreads of the lengths meet the published times to the first token, from which plain.csv has its own.
-`--write` keeps the times that were fitted without a model or a draft shape in `benchmarks/left_out.csv`, for accuracy.py.
+`--spread` prints how well spreads of the lengths meet the published times to the first token, from which plain.csv has
+its own. `--write` keeps the times that were fitted without a model or a draft shape in `benchmarks/left_out.csv`, for
+accuracy.py.
 
-First the waits of serving without speculation: per pass, per request of a step, per collective, and, but for vLLM, per kernel of a
-pass that is not captured. Least squares on the logarithm of the time per output token (of a whole request where clients keep step), with
-a loss that outliers do not draw; simulations of published points correct an estimate, which gives the slopes. Each server is fitted by
-itself, and then once more around the mean of the servers, in units of their deviation, so that what its points do not tell is as the
-others have it. What a database's kernels of a model are off by is no wait: each model has a factor on its kernels, which is fitted
-with the waits and then forgotten. Errors are of points whose model was left out of all servers, and without any factor.
+First the waits of serving without speculation: per pass, per request of a step, per collective, and, but for vLLM, per
+kernel of a pass that is not captured. Least squares on the logarithm of the time per output token (of a whole request
+where clients keep step), with a loss that outliers do not draw; simulations of published points correct an estimate,
+which gives the slopes. Each server is fitted by itself, and then once more around the mean of the servers, in units of
+their deviation, so that what its points do not tell is as the others have it. What a database's kernels of a model are
+off by is no wait: each model has a factor on its kernels, which is fitted with the waits and then forgotten. Errors are
+of points whose model was left out of all servers, and without any factor.
 
-Then speculative rounds of one request. A published row gives the time of one round: accept length × time per output token. What kernels and
-the first fit do not explain of it is
+Then speculative rounds of one request. A published row gives the time of one round: accept length × time per output
+token. What kernels and the first fit do not explain of it is
 
     draft step · steps + more for an EAGLE-3 step · steps + tree · (1 if topk > 1) + gap · captured passes
 
 of which each server has those that ROUNDS names.
 
-Least squares on relative errors, parameters not below 0. The error is that of rows whose draft shape was left out of the fit.
+Least squares on relative errors, parameters not below 0. The error is that of rows whose draft shape was left out of
+the fit.
 """
 
 from __future__ import annotations
@@ -58,16 +62,16 @@ WAITS: dict[str, tuple[str, ...]] = {
 SCALES = {"graph_gap_ns": 300e3, "row_gap_ns": 10e3, "collective_gap_ns": 3e3, "eager_kernel_ns": 60e3}
 """How large each is about: where a search starts, and its steps."""
 KERNELS = 0.015
-"""How far the kernels of a model are from the database's, as a deviation: of 0.015, 0.02 and 0.03 that with the least error of models that
-are left out."""
+"""How far the kernels of a model are from the database's, as a deviation: of 0.015, 0.02 and 0.03 that with the least
+error of models that are left out."""
 TOLD = 1e-6  # slope of the errors over SCALES below which points say nothing of a wait
 OUTLIER = 0.05
 """Errors beyond it count as their size, not as its square: some published times are twice those beside them."""
 MOST_CLIENTS, LONGEST_TTFT_MS = 352, 5_000
 """Fitted are the points of plain.csv whose requests do not queue for memory (which takes many seconds)."""
 SHORT_PROMPT = 1024
-"""The most prompt tokens of gpt-oss: the servers of its points took Marlin's experts, which compute long prompts at half of the pace of the
-database's (docs/accuracy.md, "What is wrong")."""
+"""The most prompt tokens of gpt-oss: the servers of its points took Marlin's experts, which compute long prompts at
+half of the pace of the database's (docs/accuracy.md, "What is wrong")."""
 
 SPREADS, SPREAD_POINTS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2), 15
 """What `spread` of plain.csv is chosen from, by this many points of a data set."""
@@ -99,8 +103,9 @@ def fitted_points(server: str) -> list[Point]:
 def fitted_ms(point: Point, token_ms: float, first_token_ms: float | None) -> float:
     """Return the time per output token that is fitted: where clients keep step, that of a whole request.
 
-    How much of a request is its first token and how much the others depends on how long clients that began together stay so: where
-    published times to the first token fall with longer outputs, those per token rise by as much. Their sum does not depend on it.
+    How much of a request is its first token and how much the others depends on how long clients that began together
+    stay so: where published times to the first token fall with longer outputs, those per token rise by as much. Their
+    sum does not depend on it.
     """
     together = point.clients_keep_step and first_token_ms is not None
     return token_ms + (first_token_ms / point.output if together else 0.0)
@@ -140,8 +145,8 @@ class Measured:
         return self.ratios * times / 1e6 / self.published - 1
 
     def fit(self, usual: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-        """Return the waits that meet the published times best, but for those of which the points say nothing. `usual`: what they are under
-        all servers, and the deviation of that."""
+        """Return the waits that meet the published times best, but for those of which the points say nothing. `usual`:
+        what they are under all servers, and the deviation of that."""
         names = WAITS[self.server]
         sizes, count = np.array([SCALES[name] for name in names]), len(names)
         models = list(dict.fromkeys(model_of(item.point) for item in self.estimates))
@@ -188,7 +193,8 @@ def simulated(point: Point) -> tuple[float, float]:
 
 
 def print_waits() -> tuple[dict[str, dict[str, float]], dict[str, dict[str, dict[str, float]]]]:
-    """Fit the waits of all servers, print them and their errors. Returns the values, and by server those without each of its models."""
+    """Fit the waits of all servers, print them and their errors.
+    Returns the values, and by server those without each of its models."""
     every = [measured(server) for server in WAITS]
     waits = fit_all(every)
     models = dict.fromkeys(model_of(estimate.point) for item in every for estimate in item.estimates)
@@ -326,7 +332,8 @@ def write_left_out(found: dict[str, dict[str, dict[str, float]]]) -> None:
 
 
 def print_spreads() -> None:
-    """Print, of some points of each data set, the mean error of the time to the first token by how far lengths are apart."""
+    """Print, of some points of each data set, the mean error of the time to the first token by how far
+    lengths are apart."""
     usable = [point for server in WAITS for point in fitted_points(server) if point.ttft_ms]
     for dataset in dict.fromkeys(point.dataset for point in usable):
         chosen = [point for point in usable if point.dataset == dataset]

@@ -1,13 +1,16 @@
-"""The published measurements of `benchmarks/published/` as points: what was served, what was measured, and a scenario that repeats it.
+"""The published measurements of `benchmarks/published/` as points: what was served, what was measured, and a scenario
+that repeats it.
 
     plain.csv     serving without speculation: time to first token and time per output token at a number of clients
-    rounds.csv    SGLang and vLLM with EAGLE drafts, and the same without: output tokens per second at a number of clients
+    rounds.csv    SGLang and vLLM with EAGLE drafts, and the same without: output tokens per second at a number of
+    clients
 
-In both each client sends its next request when the last has ended. Lengths are uniform from `shortest` to `longest` times `prompt` and
-`output`. Rows of InferenceX say so themselves: its random lengths are 0.8 to 1 times the named ones (RANDOM_RANGE_RATIO in the scripts of
-SemiAnalysisAI/InferenceX). For the others, whose lengths were published as means, it is our reading of the data:
-as meets the published times to the first token best (fit_servers.py --spread), for requests that are equally long come in waves.
-Speculative points give the mean accept length, which the simulation takes as it is.
+In both each client sends its next request when the last has ended. Lengths are uniform from `shortest` to `longest`
+times `prompt` and `output`. Rows of InferenceX say so themselves: its random lengths are 0.8 to 1 times the named ones
+(RANDOM_RANGE_RATIO in the scripts of SemiAnalysisAI/InferenceX). For the others, whose lengths were published as means,
+it is our reading of the data: as meets the published times to the first token best (fit_servers.py --spread), for
+requests that are equally long come in waves. Speculative points give the mean accept length, which the simulation takes
+as it is.
 """
 
 from __future__ import annotations
@@ -33,21 +36,26 @@ if TYPE_CHECKING:
     from foredraft import Result
 
 PUBLISHED = Path(__file__).parent / "published"
-TURNS = 3  # requests per client that are simulated: the first wave of prompts, the last, which ends with fewer clients, and one between
+# requests per client that are simulated: the first wave of prompts, the last, which ends with fewer clients, and one
+# between
+TURNS = 3
 TURNS_MEASURED = 10
-"""Requests per client of a benchmark. Assumption: as the example scripts of NVIDIA's benchmark tools ask for; it was not published."""
+"""Requests per client of a benchmark. Assumption: as the example scripts of NVIDIA's benchmark tools ask for;
+it was not published."""
 HELD_ROW = "1.0.0rc3"
-"""A version of TensorRT-LLM that gave a row of the batch to the request that pads captured batches (its pull 7998 added one). Assumption:
-the server allowed as many rows as there were clients. In its points requests wait as if one client less were served: for 1/8 of a request's
-time with 8 clients, 1/16 with 16, 1/32 with 32."""
+"""A version of TensorRT-LLM that gave a row of the batch to the request that pads captured batches (its pull 7998 added
+one). Assumption: the server allowed as many rows as there were clients. In its points requests wait as if one client
+less were served: for 1/8 of a request's time with 8 clients, 1/16 with 16, 1/32 with 32."""
 STATIC_FRACTIONS = {"Qwen/Qwen3-32B": 0.8}
-"""SGLang's --mem-fraction-static where it was not its own default. Assumption: by the published times of one H100 6,912 to 7,600 tokens
-fitted beside the weights (three requests of 2,304 ran at once, and two of 2,560), which 0.8 leaves. The default leaves 18,600."""
+"""SGLang's --mem-fraction-static where it was not its own default. Assumption: by the published times of one H100 6,912
+to 7,600 tokens fitted beside the weights (three requests of 2,304 ran at once, and two of 2,560), which 0.8 leaves. The
+default leaves 18,600."""
 CHECKPOINT = "mxfp4"  # a format that its checkpoints are published in: nothing is set
 LENGTHS = {"gsm8k": (300, 140), "humaneval": (200, 400), "math500": (200, 700), "MT-Bench": (300, 400)}
-"""Mean prompt and output of benchmarks whose lengths were not published. Assumption: usual lengths of these texts; 300 tokens more or fewer
-change a round of one request by less than 1 %. The 140 of gsm8k: 100 answers by Qwen3-30B-A3B at 373.6 tokens/s in 37.4 s, an example of
-docs/benchmarks/SpecBundle.md in sgl-project/sgl-cookbook, which launches this model with tensor parallelism 4 (rounds.csv has that)."""
+"""Mean prompt and output of benchmarks whose lengths were not published. Assumption: usual lengths of these texts; 300
+tokens more or fewer change a round of one request by less than 1 %. The 140 of gsm8k: 100 answers by Qwen3-30B-A3B at
+373.6 tokens/s in 37.4 s, an example of docs/benchmarks/SpecBundle.md in sgl-project/sgl-cookbook, which launches this
+model with tensor parallelism 4 (rounds.csv has that)."""
 
 
 class Measured(NamedTuple):
@@ -61,7 +69,8 @@ class Measured(NamedTuple):
 class Point:
     """One published measurement.
 
-    `server` is our profile. Of the measured values those that were not published are None: `tokens_per_s` is that of all clients.
+    `server` is our profile. Of the measured values those that were not published are None: `tokens_per_s` is that of
+    all clients.
     """
 
     dataset: str
@@ -146,8 +155,9 @@ class Point:
     def measured(self, result: Result) -> Measured:
         """Return what a run shows of this point, at the published accept length.
 
-        A published rate has prompts and waiting in it, a published time per token has not. The first and the last turn of the clients are a
-        third of a simulation each, and a tenth of a benchmark: means over requests are weighted so.
+        A published rate has prompts and waiting in it, a published time per token has not. The first and the last turn
+        of the clients are a third of a simulation each, and a tenth of a benchmark: means over requests are weighted
+        so.
         """
         rows = result.requests.sort_by("arrival_ns").select(["arrival_ns", "first_token_ns", "finish_ns", "num_output"])
         arrival, first, finish, tokens = (column.to_numpy().astype(float) for column in rows.columns)
@@ -251,14 +261,15 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-# -- times per token as a formula of what a server waits for: near a simulation, and quick, so that fits need few -----------------------
+# -- times per token as a formula of what a server waits for: near a simulation, and quick, so that fits need few ------
 
 DEVICE = "device_scale"
 FREE = dict.fromkeys([*LAUNCH_TIMES, "eager_kernel_ns"], 0.0)
 
 
 class Estimate(NamedTuple):
-    """What a point's time per token is made of, in ns: kernels of a round, of a round with one prompt, of that prompt alone."""
+    """What a point's time per token is made of, in ns:
+    kernels of a round, of a round with one prompt, of that prompt alone."""
 
     point: Point
     decode_ns: float
@@ -269,8 +280,8 @@ class Estimate(NamedTuple):
     devices: int
 
     def token_ns(self, waits: Mapping[str, float]) -> float:
-        """Return the time per token in a steady state, in which so many prompts come in each step. `waits`: those of the launch, and
-        DEVICE, a factor on kernels; what is absent is the profile's."""
+        """Return the time per token in a steady state, in which so many prompts come in each step. `waits`: those of
+        the launch, and DEVICE, a factor on kernels; what is absent is the profile's."""
         point, scale = self.point, waits.get(DEVICE, 1.0)
         launch = replace(PROFILES[point.server].launch, **{name: ns for name, ns in waits.items() if name != DEVICE})
         wait = launch.target_gap_ns(point.concurrency) + launch.collectives_gap_ns(self.collectives, self.devices)

@@ -4,10 +4,11 @@
     python benchmarks/serve_load.py --scenario examples/chat_on_h100.toml --set hardware.gpu=A100
     python benchmarks/serve_load.py --write        # and puts the table into docs/serve.md
 
-Starts `foredraft serve --simulate --stamp` and keeps so many streams open, each the next request of a client whose last one has ended.
-Prints the table of docs/serve.md: requests that were lost (a stream without its end, or with another number of tokens than it asked for),
-tokens per second, the time from a simulated round's end (the stamp of an event) until the system has its text for this process, and the
-memory of the server. Server and client have a core each, where the system lets them. Exit code 1 if a request was lost.
+Starts `foredraft serve --simulate --stamp` and keeps so many streams open, each the next request of a client whose last
+one has ended. Prints the table of docs/serve.md: requests that were lost (a stream without its end, or with another
+number of tokens than it asked for), tokens per second, the time from a simulated round's end (the stamp of an event)
+until the system has its text for this process, and the memory of the server. Server and client have a core each, where
+the system lets them. Exit code 1 if a request was lost.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class Seen:
         return whole, len(got) - whole, sum(got)
 
     def delays_ms(self, since_ns: int) -> np.ndarray:
-        """Return how long after its stamp each event was there, float64 [events], of those that were stamped since then."""
+        """Return how long after its stamp each event was there, float64 [events], of those that were
+        stamped since then."""
         found = [
             (at_ns, int(stamp)) for _, parts in self.answers for at_ns, data in parts for stamp in STAMP.findall(data)
         ]

@@ -1,17 +1,20 @@
-"""How fast the simulator is, and what it says of closed loops: the tables of docs/benchmarks.md that it takes its name from.
+"""How fast the simulator is, and what it says of closed loops: the tables of docs/benchmarks.md that it takes its name
+from.
 
-    python benchmarks/simulator.py AzureLLMInferenceTrace_conv.csv [hour many loops algorithms sweep] [--repeat 2] [--write]
-    python benchmarks/simulator.py mooncake_conversation_trace.jsonl routers [--write]
+    python benchmarks/simulator.py AzureLLMInferenceTrace_conv.csv [hour many loops algorithms sweep] [--repeat 2]
+    [--write] python benchmarks/simulator.py mooncake_conversation_trace.jsonl routers [--write]
 
 hour    the Azure conversation hour (19,366 requests), the best of `--repeat` whole processes
 many    10,000 and 1,000,000 synthetic requests: memory and rate must not depend on the length of a run
 loops   output tokens per second of simulated time, in both modes, with every policy; exact for a seed
 algorithms  the hour with every kind of draft, in both modes; exact for a seed
 sweep   1,000 short runs on all cores: how busy they are
-routers the first 800 requests of the Mooncake hour (12,000 prompt tokens on average) on two and four H100, routed by requests and by
+routers the first 800 requests of the Mooncake hour (12,000 prompt tokens on average) on two and four H100, routed by
+requests and by
         tokens; exact for a seed
 
---write puts the tables into docs/benchmarks.md. Nothing else should run meanwhile; all of it takes about ten minutes of two cores.
+--write puts the tables into docs/benchmarks.md. Nothing else should run meanwhile; all of it takes about ten minutes of
+two cores.
 """
 
 from __future__ import annotations
@@ -66,7 +69,8 @@ ACCEPTANCE = {"preset": "eagle-llama-chat"}  # the same for every draft, so that
 
 
 def run_process(*arguments: str) -> tuple[float, float, float]:
-    """Run `foredraft` and return its wall seconds, its CPU seconds, those of its processes included, and its peak MiB."""
+    """Run `foredraft` and return its wall seconds, its CPU seconds, those of its processes included,
+    and its peak MiB."""
     command = [sys.executable, "-m", "foredraft.cli", *arguments, "--quiet"]
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)

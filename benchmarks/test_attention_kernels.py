@@ -2,10 +2,11 @@
 
     pytest benchmarks/test_attention_kernels.py -s
 
-bfloat16, 32 query and 8 key heads of 128 channels, batch 1, KV in pages of 16 that lie scattered. Each kernel is captured many times in one
-CUDA graph, over as many different pools as it takes to leave the caches behind, so that neither a launch on the host nor a warm cache is
-measured. A kernel's bytes are those that it must move (`*_bytes` beside it); the bandwidth is that of a big copy in the same process.
-Nothing is asserted by the clock: the goal for verification at 32k is 60 %.
+bfloat16, 32 query and 8 key heads of 128 channels, batch 1, KV in pages of 16 that lie scattered. Each kernel is
+captured many times in one CUDA graph, over as many different pools as it takes to leave the caches behind, so that
+neither a launch on the host nor a warm cache is measured. A kernel's bytes are those that it must move (`*_bytes`
+beside it); the bandwidth is that of a big copy in the same process. Nothing is asserted by the clock: the goal for
+verification at 32k is 60 %.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
     pytest benchmarks/test_engine_round.py
 
-The host time of a round is what a GPU waits for when it is the faster one. Nothing here touches a device: results are made before.
+The host time of a round is what a GPU waits for when it is the faster one. Nothing here touches a device: results are
+made before.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Real decoding on a CPU: this project and the `generate()` of `transformers`, on the same prompts, in the same processes.
+"""Real decoding on a CPU: this project and the `generate()` of `transformers`, on the same prompts, in the same
+processes.
 
     OMP_NUM_THREADS=1 python benchmarks/test_real_decode.py            # or pytest -s; some minutes
     OMP_NUM_THREADS=1 python benchmarks/test_real_decode.py --write    # and put the tables into docs/benchmarks.md
 
-The tiny pair in float32, greedy, and plain decoding of larger shapes with random weights. Ends of text are ignored, so that everyone makes
-the same number of tokens. Each side first looks for its best settings on one prompt. Then contenders take turns in one process after
-another; tables have medians over the processes, least and greatest. FOREDRAFT_PAIR names a pair's directory; without it that of the cache
-is used, and trained if it is missing.
+The tiny pair in float32, greedy, and plain decoding of larger shapes with random weights. Ends of text are ignored, so
+that everyone makes the same number of tokens. Each side first looks for its best settings on one prompt. Then
+contenders take turns in one process after another; tables have medians over the processes, least and greatest.
+FOREDRAFT_PAIR names a pair's directory; without it that of the cache is used, and trained if it is missing.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ OF_BATCH: list[Spec] = [PLAIN, ("ours", "STANDALONE", 3), ("ours", "EAGLE3", 3),
 RATIOS = (("STANDALONE", "plain", 1.3), ("STANDALONE", "assisted", 2.0), ("NGRAM", "look-up", 1.4))  # with their goals
 Generate = Callable[[list[np.ndarray]], list[list[int]]]
 PARTS = ("draft", "verify", "catch-up", "relay", "plan and commit", "rest")
-"""Where the time of a round goes; `catch-up`: what the draft model reads of accepted tokens; `rest`: reading results, handing them over."""
+"""Where the time of a round goes; `catch-up`: what the draft model reads of accepted tokens; `rest`:
+reading results, handing them over."""
 
 
 def in_words(spec: Spec) -> str:
@@ -186,7 +188,8 @@ class Contenders:
         return False
 
     def time(self, specs: Sequence[Spec], batches: list[list[np.ndarray]]) -> dict[str, list[float]]:
-        """Return tokens per second, CPU ms per token and the share of outputs equal to the first contender's, by contender.
+        """Return tokens per second, CPU ms per token and the share of outputs equal to the first contender's, by
+        contender.
 
         Ours have behind these what their rounds are made of: tokens per round, then milliseconds of a round by PARTS.
         """
@@ -237,7 +240,8 @@ def seconds(generate: Generate, prompts: list[np.ndarray]) -> tuple[float, float
 
 
 def choose(directory: str) -> dict[str, Spec]:
-    """Return the candidate of each group that takes the least CPU time on one prompt, the better of two runs after a first one."""
+    """Return the candidate of each group that takes the least CPU time on one prompt, the better of two runs
+    after a first one."""
     contenders, chosen = Contenders(Path(directory)), {}
     for group, specs in CANDIDATES.items():
         times = []
@@ -249,7 +253,8 @@ def choose(directory: str) -> dict[str, Spec]:
 
 
 def time_pair(directory: str, specs: list[Spec]) -> dict[str, dict[str, list[float]]]:
-    """Return the times of one process at batch 1, and at batch 8 with prompts of different lengths, so that there is something to pad."""
+    """Return the times of one process at batch 1, and at batch 8 with prompts of different lengths, so that there is
+    something to pad."""
     contenders = Contenders(Path(directory))
     batch = [prompt[: PROMPT_LEN - 5 * i] for i, prompt in enumerate(contenders.prompts)]
     alone = [[prompt] for prompt in contenders.prompts[:PROMPTS]]
@@ -257,7 +262,8 @@ def time_pair(directory: str, specs: list[Spec]) -> dict[str, dict[str, list[flo
 
 
 def products_bytes_per_s(model: torch.nn.Module) -> float:
-    """Return the bytes of weights per second that one row reads in all products of a model and nothing else, the median of nine times."""
+    """Return the bytes of weights per second that one row reads in all products of a model and nothing else, the
+    median of nine times."""
     projections = [one for module in model.modules() for one in getattr(module, "projections", ())]
     rows = [(one, torch.ones(1, one._weight.shape[1], dtype=one._weight.dtype)) for one in projections]
     times = []
@@ -270,7 +276,8 @@ def products_bytes_per_s(model: torch.nn.Module) -> float:
 
 
 def time_shape(name: str) -> dict[str, float]:
-    """Return tokens per second of plain decoding with random weights, ours and theirs, and our shares of the bandwidth."""
+    """Return tokens per second of plain decoding with random weights, ours and theirs, and our shares
+    of the bandwidth."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(SHAPES[name]), encoding="utf-8")

@@ -2,9 +2,10 @@
 
     pytest benchmarks/test_real_host_time.py -s
 
-Plan, launch and commit of the engine and the executor; beside them the host's part of reading a round back (stop rules, columns, what the
-requests got), which in overlap mode runs while the next round does. The model is as small as can be: on a CPU its work is done inside
-`collect`, and what is left of `collect` beside the executor's own phases is the host's. Nothing is asserted by the clock.
+Plan, launch and commit of the engine and the executor; beside them the host's part of reading a round back (stop rules,
+columns, what the requests got), which in overlap mode runs while the next round does. The model is as small as can be:
+on a CPU its work is done inside `collect`, and what is left of `collect` beside the executor's own phases is the
+host's. Nothing is asserted by the clock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""`HostileDriver` disturbs an engine and checks everything after each move. `UnitClock` counts time, to compare blocks with single rounds.
+"""`HostileDriver` disturbs an engine and checks everything after each move. `UnitClock` counts time, to compare blocks
+with single rounds.
 
-The hostile one submits, aborts, plans, launches and commits as any driver does, but at arbitrary points: between plan and launch, in the
-middle of a block, with two steps in flight. Forced retraction is the one move that only a test may make.
+The hostile one submits, aborts, plans, launches and commits as any driver does, but at arbitrary points: between plan
+and launch, in the middle of a block, with two steps in flight. Forced retraction is the one move that only a test may
+make.
 """
 
 from __future__ import annotations
@@ -76,7 +78,8 @@ class HostileDriver(Driver):
         self._aborted: list[str] = []
 
     def run(self, max_steps: int = 20_000) -> dict[str, FinishedRequest]:
-        """Run all requests and return their ends. Raises InvariantViolation ENGINE-11 if the engine stands still or never ends."""
+        """Run all requests and return their ends.
+        Raises InvariantViolation ENGINE-11 if the engine stands still or never ends."""
         while self._coming or self._live or self.engine.num_uncommitted:
             self._meddle()
             if not self._idles():
@@ -172,7 +175,8 @@ class HostileDriver(Driver):
     # -- checks ---------------------------------------------------------------------------------------------------
 
     def _check_table(self) -> None:
-        """Check that the executor's copy of the request table says what the engine's says, for all that is allocated."""
+        """Check that the executor's copy of the request table says what the engine's says, for all
+        that is allocated."""
         store = self.engine.store
         for row in self.engine.requests.running:
             allocated = int(store.allocated[row])
@@ -285,9 +289,9 @@ class History:
 class UnitClock(Driver):
     """Walks one engine and its executor through a list of operations, unit by unit.
 
-    Two engines, of which one may plan blocks, go through the same operations at the same times (SIM-12). Every round, and every step
-    without one, takes one unit. What was decided for every unit and each request's end must agree; and, whenever the first engine has
-    committed and no block is in flight, each request's length and slots.
+    Two engines, of which one may plan blocks, go through the same operations at the same times (SIM-12). Every round,
+    and every step without one, takes one unit. What was decided for every unit and each request's end must agree; and,
+    whenever the first engine has committed and no block is in flight, each request's length and slots.
     """
 
     def __init__(self, engine: Engine, executor: ReferenceExecutor, operations: list[Operation]) -> None:

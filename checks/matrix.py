@@ -1,7 +1,8 @@
 """The matrix: every way to serve must give the tokens of the plain greedy loop.
 
-A *cell* is one choice in every dimension. `pairwise_cells` covers every legal pair of choices with few cells; `random_cell` draws
-one. `run_cell` serves a small workload in that configuration under disturbances, and compares every output with the oracle.
+A *cell* is one choice in every dimension. `pairwise_cells` covers every legal pair of choices with few cells;
+`random_cell` draws one. `run_cell` serves a small workload in that configuration under disturbances, and compares every
+output with the oracle.
 
     python -m foredraft.checks.matrix --cells 5000 --seed 1
     python -m foredraft.checks.matrix --cells 200 --algorithm MY_PLUGIN
@@ -66,7 +67,8 @@ def _dimension(*values: Any, usual: Any = MISSING) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One configuration. Every field is one dimension of the matrix; `seed` chooses the workload and the disturbances."""
+    """One configuration. Every field is one dimension of the matrix;
+    `seed` chooses the workload and the disturbances."""
 
     algorithm: str = _dimension("NONE", "STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "NGRAM", "PLUGIN")
     mode: str = _dimension("synchronous", "overlap")
@@ -106,7 +108,8 @@ PLAIN = {"topk": 1, "steps": 0, "policy": "fixed", "drafts": "model", "agreement
 
 
 def is_legal(cell: Cell) -> bool:
-    """Return whether a cell describes something: plain decoding, which drafts nothing, is one cell of the drafting dimensions."""
+    """Return whether a cell describes something: plain decoding, which drafts nothing, is one cell of the
+    drafting dimensions."""
     if cell.algorithm == "NONE":
         return all(getattr(cell, name) == value for name, value in PLAIN.items())
     if cell.steps == 0 and (cell.policy != "fixed" or cell.topk > 1):
@@ -141,7 +144,8 @@ def legal_pairs() -> dict[tuple[str, object, str, object], None]:
 
 
 def _extends(choices: dict) -> bool:
-    """Return whether two choices occur together in a legal cell: the rest is either plain decoding or the most permissive one."""
+    """Return whether two choices occur together in a legal cell:
+    the rest is either plain decoding or the most permissive one."""
     plain = Cell()
     speculative = Cell(algorithm="EAGLE", steps=3, topk=1)
     return any(is_legal(replace(base, **choices)) for base in (plain, speculative))
@@ -152,7 +156,8 @@ def pairs_of(cell: Cell) -> list[tuple[str, object, str, object]]:
 
 
 def pairwise_cells(seed: int = 0, attempts: int = 24) -> list[Cell]:
-    """Return cells that together have every legal pair; each is the best of some that have the first pair still missing."""
+    """Return cells that together have every legal pair;
+    each is the best of some that have the first pair still missing."""
     missing = legal_pairs()
     dice = Dice(seed)
     cells: list[Cell] = []
@@ -222,7 +227,8 @@ def _tree_size(cell: Cell, steps: int) -> int:
 
 
 def config_of(cell: Cell, algorithm: SpecAlgorithm, controller: AdaptiveController) -> EngineConfig:
-    """Return sizes near their limits: a tight pool holds about two requests, a tiny one hardly more than the longest alone."""
+    """Return sizes near their limits: a tight pool holds about two requests, a tiny one hardly more than
+    the longest alone."""
     config = EngineConfig(
         num_pages=1 << 16,
         context_len=72,

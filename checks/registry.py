@@ -1,4 +1,5 @@
-"""All contracts: registers those that are defined in `checks/`, and lists our components of each and where its planted defects stand."""
+"""All contracts: registers those that are defined in `checks/`, and lists our components of each and where its
+planted defects stand."""
 
 from __future__ import annotations
 
@@ -57,8 +58,9 @@ OURS: dict[str, dict[str, int]] = {
     "transport": {"foredraft.checks.transport.handoff_subject:make": 7_000},
     "simulator": {"foredraft.checks.adapters.simulator:make": 420},
 }
-"""Contract -> our components, under the names that reports and cases have. Each can be loaded if what it needs is installed. The number
-is that of the operations of a check without a budget: more where a component has more states, about a minute in all on two cores."""
+"""Contract -> our components, under the names that reports and cases have. Each can be loaded if what it needs is
+installed. The number is that of the operations of a check without a budget: more where a component has more states,
+about a minute in all on two cores."""
 
 SUBJECTS: dict[str, tuple[str, ...]] = {contract: tuple(ours) for contract, ours in OURS.items()}
 OPERATIONS: dict[str, int] = {name: number for ours in OURS.values() for name, number in ours.items()}

@@ -129,7 +129,8 @@ Chosen = tuple[str, str]
 
 
 def _side_by_side(run: Callable[[Chosen], Any], chosen: list[Chosen]) -> Iterator[Any]:
-    """Yield what `run` returns of each, in their order. There are as many processes as cores; a component is one core's work."""
+    """Yield what `run` returns of each, in their order.
+    There are as many processes as cores; a component is one core's work."""
     with Pool(min(os.cpu_count() or 1, len(chosen)), signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
         yield from pool.imap(run, chosen)
 

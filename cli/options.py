@@ -1,4 +1,5 @@
-"""How commands declare their options, the options that several of them have, and the refusal of those that do nothing."""
+"""How commands declare their options, the options that several of them have, and the refusal of those
+that do nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import typer
 
 
 def option(flags: str, text: str, metavar: str | None = None, **settings: Any) -> Any:
-    """Return what makes a parameter an option, for its `Annotated`. `text` is its help; `settings` are limits, as typer has them."""
+    """Return what makes a parameter an option, for its `Annotated`.
+    `text` is its help; `settings` are limits, as typer has them."""
     return typer.Option(*flags.split(), help=text, metavar=metavar, **settings)
 
 
@@ -46,7 +48,8 @@ Quiet = Annotated[bool, option("--quiet -q", "Print no progress on standard erro
 
 
 def refuse_without_effect(*rules: tuple[str, bool, str]) -> None:
-    """Raise ConfigError with every option that does nothing. A rule: the option, whether it was given and does nothing, and why."""
+    """Raise ConfigError with every option that does nothing.
+    A rule: the option, whether it was given and does nothing, and why."""
     from ..core.errors import ConfigError, Problem
 
     problems = [Problem(name, f"has no effect: {reason}") for name, applies, reason in rules if applies]

@@ -100,7 +100,8 @@ def _simulation_words(progress: Progress, elapsed_s: float) -> tuple[str, str, s
 
 @contextmanager
 def training_progress(quiet: bool) -> Iterator[Callable[[TrainingProgress], None]]:
-    """Show how far each part of a training is: bars that stay, or a line every ten seconds and one at the end of each part."""
+    """Show how far each part of a training is: bars that stay, or a line every ten seconds and one at the
+    end of each part."""
     if quiet:
         yield lambda progress: None
         return

@@ -1,4 +1,5 @@
-"""What the command does about its surroundings: an output that cannot encode every character, a reader that stops, an early Ctrl-C."""
+"""What the command does about its surroundings: an output that cannot encode every character, a reader that stops,
+an early Ctrl-C."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def write_what_can_be_encoded() -> None:
 
 
 def _replace(error: UnicodeError) -> tuple[str, int]:
-    """Return the replacement of the characters that cannot be encoded, and where to go on: an error handler of `codecs`."""
+    """Return the replacement of the characters that cannot be encoded, and where to go on:
+    an error handler of `codecs`."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(_ASCII.get(character, "?") for character in error.object[error.start : error.end]), error.end
@@ -39,7 +41,8 @@ def _replace(error: UnicodeError) -> tuple[str, int]:
 
 @contextmanager
 def interruption_ends_at_once() -> Iterator[None]:
-    """Exit without a traceback on Ctrl-C while modules are imported: nothing has begun, and an import may hide the exception."""
+    """Exit without a traceback on Ctrl-C while modules are imported:
+    nothing has begun, and an import may hide the exception."""
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler:  # such as a process in the background, which ignores it
         yield
@@ -52,18 +55,21 @@ def interruption_ends_at_once() -> Iterator[None]:
 
 
 def is_unwritable(error: OSError) -> bool:
-    """Return whether an error of standard output says that there is no room; files that commands write have errors of their own."""
+    """Return whether an error of standard output says that there is no room;
+    files that commands write have errors of their own."""
     return error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def is_broken_pipe(error: BaseException) -> bool:
-    """Return whether the reader of the output has stopped reading; the command line's library turns that into an exit with code 1."""
+    """Return whether the reader of the output has stopped reading;
+    the command line's library turns that into an exit with code 1."""
     return isinstance(error, BrokenPipeError) or (
         isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
     )
 
 
 def discard_output() -> None:
-    """Write what standard output still holds to nowhere: the interpreter flushes it at exit, and would report the failure again."""
+    """Write what standard output still holds to nowhere:
+    the interpreter flushes it at exit, and would report the failure again."""
     if sys.__stdout__ is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())

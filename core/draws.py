@@ -81,7 +81,8 @@ class Purpose(IntEnum):
 
 
 def request_key(request_id: str) -> int:
-    """Return a stable 64-bit key of a string id: the 8-byte BLAKE2b digest of its UTF-8 bytes, read as little-endian."""
+    """Return a stable 64-bit key of a string id: the 8-byte BLAKE2b digest of its UTF-8 bytes, read
+    as little-endian."""
     return int.from_bytes(hashlib.blake2b(request_id.encode("utf-8"), digest_size=8).digest(), "little")
 
 
@@ -145,7 +146,8 @@ def uniform_at(keys: Array, position: Part) -> Numbers: ...
 @overload
 def uniform_at(keys: Scalar, position: Array) -> Numbers: ...
 def uniform_at(keys: Part, position: Part) -> np.float64 | Numbers:
-    """Draw as `uniform` does, for keys made by `stream_keys`: uniform(s, p, r, x, l) == uniform_at(stream_keys(s, p, r, l), x)."""
+    """Draw as `uniform` does, for keys made by `stream_keys`:
+    uniform(s, p, r, x, l) == uniform_at(stream_keys(s, p, r, l), x)."""
     return _to_unit(_absorb(_component(keys), position, _POSITION_STEP, _POSITION_ARRAY))
 
 

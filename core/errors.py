@@ -1,4 +1,5 @@
-"""Typed errors. Bad input is a `ForedraftError` that names the thing; a contradiction inside is an `InvariantViolation`."""
+"""Typed errors. Bad input is a `ForedraftError` that names the thing;
+a contradiction inside is an `InvariantViolation`."""
 
 from __future__ import annotations
 
@@ -80,13 +81,15 @@ def shown(value: object) -> str:
 
 
 def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
-    """Return a hint for a misspelt key: ` (did you mean 'x'?)`, or an empty string if nothing has that likeness (difflib's ratio)."""
+    """Return a hint for a misspelt key: ` (did you mean 'x'?)`, or an empty string if nothing has that likeness
+    (difflib's ratio)."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=likeness)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def nearest_name(word: str, known: Iterable[str]) -> str:
-    """Return a hint like that of `nearest`, for models and devices: a name with another number or another word is another thing.
+    """Return a hint like that of `nearest`, for models and devices: a name with another number or another word is
+    another thing.
 
     A digit that is typed once too often or too rarely is a slip: 'H10' is near 'H100'.
     """
@@ -94,7 +97,8 @@ def nearest_name(word: str, known: Iterable[str]) -> str:
 
 
 def _parts(name: str) -> tuple[list[str], list[str]]:
-    """Return the numbers, with repeated digits once, and the words of a name. Single letters, such as units, do not count."""
+    """Return the numbers, with repeated digits once, and the words of a name.
+    Single letters, such as units, do not count."""
     numbers = [re.sub(r"(\d)\1+", r"\1", number) for number in re.findall(r"\d+", name)]
     words = re.findall(r"[A-Z]?[a-z]+|[A-Z]{2,}", name)
     return numbers, [word.lower() for word in words if len(word) > 1]

@@ -1,6 +1,7 @@
 """JSON and TOML from outside, parsed with limits.
 
-Every text that a user gives passes through `parse_json` or `parse_toml`, so that what reads the values need not expect absurd ones.
+Every text that a user gives passes through `parse_json` or `parse_toml`, so that what reads the values need not expect
+absurd ones.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ PairsHook = Callable[[list[tuple[str, Any]]], Any]
 
 
 class ParseError(ValueError):
-    """A text that is not of its format, or exceeds a limit; the message says what was found, and where if that is known."""
+    """A text that is not of its format, or exceeds a limit;
+    the message says what was found, and where if that is known."""
 
 
 def parse_json(text: str, pairs_hook: PairsHook | None = None, *, with_infinity: bool = False) -> Any:
-    """Return the value of a JSON text. `pairs_hook` makes an object from its pairs, as in `json.loads`. `with_infinity`: take Infinity and
-    -Infinity, which Python writes into the configurations of some models, for numbers.
+    """Return the value of a JSON text. `pairs_hook` makes an object from its pairs, as in `json.loads`.
+    `with_infinity`: take Infinity and -Infinity, which Python writes into the configurations of some models, for
+    numbers.
 
-    Raises ParseError for a text that is no JSON, for NaN and Infinity, and for half of a surrogate pair. Also for nesting deeper than
-    MAX_DEPTH, for an integer beyond ±MAX_INTEGER, and for a fraction too large for a float.
+    Raises ParseError for a text that is no JSON, for NaN and Infinity, and for half of a surrogate pair. Also for
+    nesting deeper than MAX_DEPTH, for an integer beyond ±MAX_INTEGER, and for a fraction too large for a float.
     """
     if text.count("[") + text.count("{") > MAX_DEPTH:
         _check_depth(text)
@@ -50,7 +53,8 @@ def parse_json(text: str, pairs_hook: PairsHook | None = None, *, with_infinity:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return the tables of a TOML text. Raises ParseError for a text that is no TOML, and beyond the limits of `parse_json`."""
+    """Return the tables of a TOML text. Raises ParseError for a text that is no TOML, and beyond the limits
+    of `parse_json`."""
     try:
         value = tomllib.loads(text)
     except RecursionError:
@@ -70,7 +74,8 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of `pairs`, a hook for `parse_json`. Raises ParseError if a key is written twice: one of its values would be lost."""
+    """Make an object of `pairs`, a hook for `parse_json`.
+    Raises ParseError if a key is written twice: one of its values would be lost."""
     value = dict(pairs)
     if len(value) < len(pairs):
         names = [name for name, _ in pairs]
@@ -275,7 +280,8 @@ class ConfigReader:
 
 
 def read_json_object(path: str, read_file: Callable[[str], str], *, with_infinity: bool = False) -> dict[str, Any]:
-    """Parse the JSON object in `path`, whose text `read_file` returns or refuses with ConfigError; `with_infinity`: see `parse_json`.
+    """Parse the JSON object in `path`, whose text `read_file` returns or refuses with ConfigError; `with_infinity`: see
+    `parse_json`.
 
     Raises ConfigError.
     """

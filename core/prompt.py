@@ -210,7 +210,8 @@ def _check_hash_ids(ids: tuple[int, ...]) -> None:
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Apply the SplitMix64 output function (Steele, Lea, Flood, OOPSLA 2014), a bijection of 64 bits. The array is fresh."""
+    """Apply the SplitMix64 output function (Steele, Lea, Flood, OOPSLA 2014), a bijection of 64 bits.
+    The array is fresh."""
     mixed = values + _GOLDEN
     mixed ^= mixed >> _U64(30)
     mixed *= _MIX_1

@@ -1,14 +1,17 @@
-"""Runs what README and the tutorial show, as a reader of a fresh clone would, and writes what the commands print into the documents.
+"""Runs what README and the tutorial show, as a reader of a fresh clone would, and writes what the commands print into
+the documents.
 
     python docs/commands.py             # `make docs` runs it
     python docs/commands.py Serve       # only the sections whose heading has this word
 
-What is fenced as `sh` is one bash script, `console` has commands behind `$` and what they print, `python` is a program, and a block `text`
-right behind it is what it prints. A comment before the fence says what is special: `<!-- varies -->`, since numbers of the output are times
-or depend on the processor; `<!-- exit 1 -->`, since the command ends with that code.
+What is fenced as `sh` is one bash script, `console` has commands behind `$` and what they print, `python` is a program,
+and a block `text` right behind it is what it prints. A comment before the fence says what is special:
+`<!-- varies -->`, since numbers of the output are times or depend on the processor; `<!-- exit 1 -->`, since the
+command ends with that code.
 
-Every section (`##`) that installs something has a fresh environment, which the sections after it keep. Nothing but `pip install` reaches
-the network. Standard error, where the commands show progress, is not part of what a document shows.
+Every section (`##`) that installs something has a fresh environment, which the sections after it keep. Nothing but
+`pip install` reaches the network. Standard error, where the commands show progress, is not part of what a document
+shows.
 """
 
 from __future__ import annotations
@@ -82,7 +85,8 @@ class Command:
 
 
 def form(text: str, varies: bool) -> list[str]:
-    """Return what is compared of an output: its lines, of one that varies with # for numbers and one space for several."""
+    """Return what is compared of an output: its lines, of one that varies with # for numbers and one
+    space for several."""
     lines = [line.rstrip() for line in text.rstrip().splitlines()]
     return [re.sub(r"[\s─━-]+", " ", re.sub(r"\d[\d.,]*", "#", line)).strip() for line in lines] if varies else lines
 
@@ -166,7 +170,8 @@ class Reader:
         )
 
     def _variables(self, installs: bool) -> dict[str, str]:
-        """Return the environment's variables: those of this process without what belongs to its Python, its home and its settings."""
+        """Return the environment's variables: those of this process without what belongs to its Python, its home
+        and its settings."""
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -194,7 +199,8 @@ def rewritten(text: str, command: Command, output: str) -> str:
 
 
 def main() -> None:
-    """Run the documents and rewrite the outputs that differ. A command that fails ends it, after what came before is written."""
+    """Run the documents and rewrite the outputs that differ.
+    A command that fails ends it, after what came before is written."""
     with tempfile.TemporaryDirectory(prefix="foredraft-documents-") as folder:
         reader = Reader(Path(folder))
         for document in DOCUMENTS:

@@ -129,7 +129,8 @@ def cost_accuracy() -> str:
 
 
 def acceptance_presets() -> str:
-    """Return every acceptance preset, its measurement, and the mean accept lengths of its rounds in chains of 1, 3 and 7 steps."""
+    """Return every acceptance preset, its measurement, and the mean accept lengths of its rounds in chains of
+    1, 3 and 7 steps."""
     rows = ["| preset | fitted to | 1 step | 3 steps | 7 steps |", "| --- | --- | --- | --- | --- |"]
     for preset in PRESETS.values():
         lens = (simulate_rounds(preset.process(), steps, 512, 300) for steps in (1, 3, 7))

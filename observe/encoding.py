@@ -1,25 +1,27 @@
 """One event, one line of JSON: how a run is written down, and how requests and results are read back.
 
     {"t":"engine","r":0,"config":{…}}
-    {"t":"submit","r":0,"ns":…,"id":"a","prompt":{…},"max_tokens":64}             optional fields only where they are not the default
-    {"t":"abort","r":0,"ns":…,"id":"a"}
+    {"t":"submit","r":0,"ns":…,"id":"a","prompt":{…},"max_tokens":64}             optional fields only where they are
+    not the default {"t":"abort","r":0,"ns":…,"id":"a"}
     {"t":"plan","r":0,"ns":…,"step":7,"joins":[[id,row,epoch,cached,emitted,max_tokens]],"prefill":[[row,start,len,last]],
-     "decode":[rows] or "=","S":3,"k":1,"nd":4,"rounds":8,"retracted":[id],"waiting":0,"held":512,"released":[[row,epoch]],"writes":crc}
-     `step` may be null; a join of KV that was sent has a seventh value, its length; `tokens` in `finished` is their number
+     "decode":[rows] or
+     "=","S":3,"k":1,"nd":4,"rounds":8,"retracted":[id],"waiting":0,"held":512,"released":[[row,epoch]],"writes":crc}
+     `step` may be null; a join of KV that was sent has a seventh value, its length; `tokens` in `finished` is their
+     number
     {"t":"commit","r":0,"ns":…,"step":7,"rounds":2,"lens":"4231…","stops":[[round,column,index]],"ended":[column],"end":"request_ended",
      "stopped":[chunk],"failures":[[row,message]],"at":[first end, gap, …],"finished":[[id,reason,tokens]]}
     {"t":"lost","r":0,"ns":…,"step":7,"cause":"hung","message":"…","steps":[7,8],"retracted":[id],"finished":[[id,reason,tokens]]}
     {"t":"resume","r":0,"ns":…,"restarted":true,"retracted":[id]}
-    {"t":"handoff","r":0,"ns":…,"move":"reserve","id":"a","row":3,"prompt":{…},"max_tokens":64}  moves: see `core/scheduler/transfers.py`
-    {"t":"retract","r":0,"ns":…,"id":"a"}
+    {"t":"handoff","r":0,"ns":…,"move":"reserve","id":"a","row":3,"prompt":{…},"max_tokens":64}  moves: see
+    `core/scheduler/transfers.py` {"t":"retract","r":0,"ns":…,"id":"a"}
     {"t":"deny","r":0,"ns":…,"count":2}
     {"t":"reload","r":0,"ns":…,"table":"{\"1\": …}"}
 
-`decode` is "=" where the rows are those of the engine's previous decode step. `writes` is the CRC-32 of what the step writes into the
-request table. `lens` has one character per round and row, 0-9a-zA-Z for 0 … 61, or is one number if all are equal, or a flat list if one
-is greater. `stops` and `stopped` count stop tokens and stop strings alike, so a replay needs no tokenizer. Tokens are written only by
-executors that have some. Times are integer nanoseconds and keys have one order, so equal runs give equal bytes. User outputs
-(log probabilities, …) decide nothing and are left out.
+`decode` is "=" where the rows are those of the engine's previous decode step. `writes` is the CRC-32 of what the step
+writes into the request table. `lens` has one character per round and row, 0-9a-zA-Z for 0 … 61, or is one number if all
+are equal, or a flat list if one is greater. `stops` and `stopped` count stop tokens and stop strings alike, so a replay
+needs no tokenizer. Tokens are written only by executors that have some. Times are integer nanoseconds and keys have one
+order, so equal runs give equal bytes. User outputs (log probabilities, …) decide nothing and are left out.
 """
 
 from __future__ import annotations
@@ -224,7 +226,8 @@ class LineEncoder:
         return f'{self._heads["reload"]}{event.now_ns},"table":{_quote(event.table)}}}'
 
     def _with_text_stops(self, event: Committed) -> StepResult:
-        """Return the result with the stops that the engine found in the text, as if the executor had found them in the tokens."""
+        """Return the result with the stops that the engine found in the text, as if the executor had found
+        them in the tokens."""
         result = event.result
         step, kept = event.step, event.kept
         for finished in event.finished:
@@ -325,7 +328,8 @@ def _encode_times(times: np.ndarray) -> str:
 
 
 def decode_request(record: Mapping[str, Any]) -> Request:
-    """Return the request of a `submit` record. MalformedRecord says what does not fit; InvalidRequest comes from the request itself."""
+    """Return the request of a `submit` record. MalformedRecord says what does not fit;
+    InvalidRequest comes from the request itself."""
     try:
         sampling = GREEDY
         if "sampling" in record:
@@ -430,7 +434,8 @@ def decode_lens(value: int | str | list[int], rounds: int, batch_size: int) -> n
 
 
 def decision(record: Mapping[str, Any], previous_rows: list[int] | None) -> dict[str, Any]:
-    """Return what a `plan` record decided, without its time, for comparison; "=" is replaced by the rows it stands for."""
+    """Return what a `plan` record decided, without its time, for comparison;
+    "=" is replaced by the rows it stands for."""
     kept = {key: value for key, value in record.items() if key not in ("t", "r", "ns")}
     if kept.get("decode") == "=":
         if previous_rows is None:

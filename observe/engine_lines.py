@@ -1,7 +1,8 @@
-"""Lines of an engine for the log of the process: each switch of draft steps, each fallback and each recovery is one line.
+"""Lines of an engine for the log of the process: each switch of draft steps, each fallback and each recovery is one
+line.
 
-`EngineLines` is an event sink, so simulated and real engines write the same lines. They go to the logger `foredraft.engine`, which has no
-handler of its own: without one nothing is written, and `start_logging` adds one.
+`EngineLines` is an event sink, so simulated and real engines write the same lines. They go to the logger
+`foredraft.engine`, which has no handler of its own: without one nothing is written, and `start_logging` adds one.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class _Capture(Protocol):
 class EngineLines:
     """Writes the lines of one engine. Set `engine` once it is made.
 
-    `is_captured` tells whether a round of so many rows and verified tokens per row has a graph, in a simulation; a real executor
-    calls `round_ran` instead. Times are those of events, counted from the first one, or from 0 if `from_zero`.
+    `is_captured` tells whether a round of so many rows and verified tokens per row has a graph, in a simulation; a real
+    executor calls `round_ran` instead. Times are those of events, counted from the first one, or from 0 if `from_zero`.
     """
 
     def __init__(self, name: str, *, is_captured: IsCaptured | None = None, from_zero: bool = False) -> None:
@@ -196,7 +197,8 @@ class _StandardError(logging.StreamHandler[TextIO]):
 
 
 def start_logging(level: str, form: str = "text") -> None:
-    """Write the lines from `level` on to standard error, as text or JSON, in place of an earlier choice. Raises ConfigError."""
+    """Write the lines from `level` on to standard error, as text or JSON, in place of an earlier choice.
+    Raises ConfigError."""
     problems = []
     for option, value, known in (("--log-level", level, LEVELS), ("--log-format", form, FORMATS)):
         if value not in known:

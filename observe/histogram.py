@@ -1,7 +1,8 @@
 """A streaming histogram with logarithmic buckets: any quantile of non-negative integers in fixed memory.
 
-The buckets [g^i, g^(i+1)) with g = (1 + α) / (1 − α) are answered by 2·g^(i+1) / (1 + g), which is off by at most the share α of the
-true value (Masson, Rim, Lee: "DDSketch", VLDB 2019). Count, mean, standard deviation, minimum and maximum are exact.
+The buckets [g^i, g^(i+1)) with g = (1 + α) / (1 − α) are answered by 2·g^(i+1) / (1 + g), which is off by at most the
+share α of the true value (Masson, Rim, Lee: "DDSketch", VLDB 2019). Count, mean, standard deviation, minimum and
+maximum are exact.
 """
 
 from __future__ import annotations
@@ -118,8 +119,8 @@ FIRST_BUCKET_NS = 1 << 20  # about a millisecond
 class Timeline:
     """Integrals of gauges and sums of counters per bucket, in fixed memory however long the run is.
 
-    A gauge holds its value from one sample to the next, so a bucket's mean is weighted by time and exact; only where a bucket's
-    edges lie depends on the length of the run.
+    A gauge holds its value from one sample to the next, so a bucket's mean is weighted by time and exact; only where a
+    bucket's edges lie depends on the length of the run.
     """
 
     def __init__(
@@ -135,7 +136,8 @@ class Timeline:
         self._sums = np.zeros((len(counters), num_buckets))
 
     def add_gauges(self, times_ns: np.ndarray, values: np.ndarray) -> None:
-        """Add gauges that had `values[:, i]` from `times_ns[i]` to `times_ns[i + 1]`: int64 [n + 1] ascending, and [gauges, n]."""
+        """Add gauges that had `values[:, i]` from `times_ns[i]` to `times_ns[i + 1]`:
+        int64 [n + 1] ascending, and [gauges, n]."""
         self._reach(int(times_ns[-1]))
         areas = np.zeros((len(values), len(times_ns)))
         np.cumsum(values * np.diff(times_ns), axis=1, out=areas[:, 1:])
@@ -155,7 +157,8 @@ class Timeline:
             total += np.bincount(buckets, weights=amount, minlength=self.num_buckets)
 
     def read(self) -> dict[str, Any]:
-        """Return start and bucket width in ns, and per used bucket the mean of each gauge and the sum of each counter."""
+        """Return start and bucket width in ns, and per used bucket the mean of each gauge and the sum
+        of each counter."""
         used = max(1, -(-(self.end_ns - self.start_ns) // self.bucket_ns))
         widths = np.full(used, float(self.bucket_ns))
         widths[-1] = max(self.end_ns - self.start_ns - (used - 1) * self.bucket_ns, 1)
@@ -189,7 +192,8 @@ class GaugeAreas:
         self.end_ns: int = 0
 
     def add(self, times_ns: np.ndarray, values: np.ndarray) -> None:
-        """Add gauges that had `values[:, i]` from `times_ns[i]` to `times_ns[i + 1]`: int64 [n + 1] ascending, and [gauges, n]."""
+        """Add gauges that had `values[:, i]` from `times_ns[i]` to `times_ns[i + 1]`:
+        int64 [n + 1] ascending, and [gauges, n]."""
         widths = np.diff(times_ns)
         lasting = widths > 0  # states of no duration do not count
         self.end_ns = int(times_ns[-1])
@@ -202,7 +206,8 @@ class GaugeAreas:
 
 
 def series(timeline: Timeline | None, capacity: int) -> dict[str, Any]:
-    """Return a timeline of running, waiting, held slots, tokens and steps as a summary shows it: a list per name, one number per bucket.
+    """Return a timeline of running, waiting, held slots, tokens and steps as a summary shows it: a list per name, one
+    number per bucket.
 
     `capacity`: KV slots in all. None: nothing was measured.
     """

@@ -37,7 +37,8 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_lines(path: str | os.PathLike[str], max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[str]:
-    """Yield the lines of a file with their ends. Raises ConfigError as `read_text` does, with the line that is too long or not UTF-8."""
+    """Yield the lines of a file with their ends. Raises ConfigError as `read_text` does, with the line that is too
+    long or not UTF-8."""
     number = 0
     try:
         with Path(path).open("rb") as file:

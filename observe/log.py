@@ -1,7 +1,8 @@
-"""The event log: `events.jsonl`, a header, the events of all replicas in their order, and a last line that says how the run ended.
+"""The event log: `events.jsonl`, a header, the events of all replicas in their order, and a last line that says how the
+run ended.
 
-A log is written under its final name from the first line on. An interrupted run ends it as incomplete; a killed one has no last line
-`{"t":"end",…}`: readable, and visibly not complete.
+A log is written under its final name from the first line on. An interrupted run ends it as incomplete; a killed one has
+no last line `{"t":"end",…}`: readable, and visibly not complete.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ _REQUIRED: dict[str, tuple[tuple[str, type | tuple[type, ...]], ...]] = {
 
 
 class LogError(ForedraftError):
-    """A log that cannot be written or read; the message names file, line (0: the file as a whole), what was found and expected."""
+    """A log that cannot be written or read; the message names file, line (0: the file as a whole), what was
+    found and expected."""
 
     def __init__(self, path: str | os.PathLike[str], line: int, message: str) -> None:
         place = f"{os.fspath(path)}:{line}" if line else os.fspath(path)
@@ -61,7 +63,8 @@ class Record(NamedTuple):
 class EventLog:
     """Writes a log. `header` describes the run (the resolved scenario); schema and package version are added in front.
 
-    As a context manager it closes the log as complete, or as incomplete if an exception passes through. Errors: LogError.
+    As a context manager it closes the log as complete, or as incomplete if an exception passes through. Errors:
+    LogError.
     """
 
     def __init__(self, path: str | os.PathLike[str], header: Mapping[str, Any]) -> None:
@@ -136,8 +139,9 @@ class EventLog:
 def read_log(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Iterator[Record]:
     """Yield the records of a log, header first and end last.
 
-    Raises LogError for a missing file, a line that is no record, another schema, and, unless `allow_truncated`, for a log that breaks off
-    (inside a line, or without its last line). With `allow_truncated` a broken last line is left out.
+    Raises LogError for a missing file, a line that is no record, another schema, and, unless `allow_truncated`, for a
+    log that breaks off (inside a line, or without its last line). With `allow_truncated` a broken last line is left
+    out.
     """
     line, ended = 0, False
     try:

@@ -1,13 +1,16 @@
-"""The metrics of a run, counted while it runs: memory does not grow with its length, except for three numbers per completed request.
+"""The metrics of a run, counted while it runs: memory does not grow with its length, except for three numbers per
+completed request.
 
-An event is only noted. Every few hundred steps the notes are processed together, as columns over all rounds and rows. Once they are sorted
-by request, a few vector operations give the gaps between emissions, and the sums per request and per round.
+An event is only noted. Every few hundred steps the notes are processed together, as columns over all rounds and rows.
+Once they are sorted by request, a few vector operations give the gaps between emissions, and the sums per request and
+per round.
 
     event ──► notes ──flush──► open requests ──close──► latencies, requests.parquet
                         └────► round sums ────────────► totals, timeline, rounds.parquet
 
-A token is *emitted* when the round that accepted it ends (`StepResult.round_end_ns`). A request's first token comes with the last
-chunk of its prompt; after a retraction the next token comes that way too, and the gap counts as an inter-token latency like any other.
+A token is *emitted* when the round that accepted it ends (`StepResult.round_end_ns`). A request's first token comes
+with the last chunk of its prompt; after a retraction the next token comes that way too, and the gap counts as an
+inter-token latency like any other.
 """
 
 from __future__ import annotations
@@ -143,7 +146,8 @@ _REPLICA, _STEP_ID, _ROUNDS, _PREFILL, _ROWS, _STEPS, _ND, _HELD, _WAITING = ran
 
 
 class RunMetrics:
-    """Metrics of a run of one or more replicas. With `out_dir` it writes `requests.parquet` and `rounds.parquet` there."""
+    """Metrics of a run of one or more replicas. With `out_dir` it writes `requests.parquet` and
+    `rounds.parquet` there."""
 
     def __init__(self, out_dir: str | os.PathLike[str] | None = None, *, num_buckets: int = 120) -> None:
         measured = Measurements()
@@ -160,8 +164,8 @@ class RunMetrics:
             )
         self._samples = array("q")  # (now, *GAUGES) of every event since requests were last seen in the system
         self._flush_at = _FLUSH_EVENTS * (1 + len(GAUGES))  # so many values, those that a flush has left there included
-        # Until a block of this size was freed once, the C library returns the memory of every flush to the system, to take it
-        # again page by page.
+        # Until a block of this size was freed once, the C library returns the memory of every flush to the system, to
+        # take it again page by page.
         np.empty(_KEPT_BYTES, dtype=np.uint8)
         self._begin_notes()
 
@@ -260,7 +264,8 @@ class RunMetrics:
         self._begin_notes()
 
     def _flush_gauges(self) -> None:
-        """Integrate the gauges up to where the system was last seen with requests; what follows may be after the run's end."""
+        """Integrate the gauges up to where the system was last seen with requests;
+        what follows may be after the run's end."""
         samples = np.frombuffer(self._samples, dtype=np.int64).reshape(-1, 1 + len(GAUGES))
         if not samples.size:
             return
@@ -388,14 +393,16 @@ class RunMetrics:
     def summary(
         self, duration_ns: int | None = None, slo: SLO | None = None, *, incomplete: bool = False
     ) -> dict[str, Any]:
-        """Return all metrics under flat names (see `summary.py`). `duration_ns` defaults to the time from first to last event."""
+        """Return all metrics under flat names (see `summary.py`).
+        `duration_ns` defaults to the time from first to last event."""
         if not incomplete:
             self.lives.end_moved()
         self.flush()
         return summarize(self.measured, duration_ns, slo, incomplete)
 
     def timeline(self) -> dict[str, Any]:
-        """Return the run in at most `num_buckets` equal buckets: lists of one number per bucket, None where nothing was measured."""
+        """Return the run in at most `num_buckets` equal buckets:
+        lists of one number per bucket, None where nothing was measured."""
         self.flush()
         return series(self._timeline, self.measured.capacity)
 

@@ -1,4 +1,5 @@
-"""The files that are written, whole where a half-written one would do harm. One that cannot be written is one message."""
+"""The files that are written, whole where a half-written one would do harm.
+One that cannot be written is one message."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""A run as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing: one process per replica, one track per kind of work.
+"""A run as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing: one process per replica, one track per kind of
+work.
 
-The file is in the Trace Event Format (JSON), written as the run goes. Drivers hand in what took time, by `span`; the engine's events
-give the counters. Times are nanoseconds here and microseconds with three decimals in the file, so nothing is rounded.
+The file is in the Trace Event Format (JSON), written as the run goes. Drivers hand in what took time, by `span`; the
+engine's events give the counters. Times are nanoseconds here and microseconds with three decimals in the file, so
+nothing is rounded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Replays a log on fresh engines, and compares every decision.
 
-Submits, aborts, results and failures come from the log, in its order; plans come from the engine. Nothing of the executor that wrote the
-log is needed, so a log from a GPU replays on a laptop. `plan` calls without a step are not logged and not repeated.
+Submits, aborts, results and failures come from the log, in its order; plans come from the engine. Nothing of the
+executor that wrote the log is needed, so a log from a GPU replays on a laptop. `plan` calls without a step are not
+logged and not repeated.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ EngineFactory = Callable[[Mapping[str, Any], int, EventSink], Engine]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first decision of a replayed engine that differs. `expected` is the log's record, `got` the engine's (None: none)."""
+    """The first decision of a replayed engine that differs.
+    `expected` is the log's record, `got` the engine's (None: none)."""
 
     line: int
     replica: int
@@ -169,7 +171,8 @@ def _short(value: Any) -> str:
 
 
 def replay(path: str | os.PathLike[str], make_engine: EngineFactory, *, allow_truncated: bool = False) -> ReplayReport:
-    """Replay the log at `path`. Raises LogError where the log itself is broken; a differing engine is a `Difference`."""
+    """Replay the log at `path`. Raises LogError where the log itself is broken;
+    a differing engine is a `Difference`."""
     records = read_log(path, allow_truncated=allow_truncated)
     header = next(records).data
     replicas: dict[int, _Replica] = {}

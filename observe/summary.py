@@ -5,8 +5,9 @@ Latencies are of completed requests (ended by stop or length), in milliseconds:
     ttft   arrival to first token          itl    gap between two emissions of a request, one per verify round
     e2el   arrival to last token           tpot   (e2el − ttft) / (output tokens − 1), of requests with at least 2
 
-Percentiles are interpolated; those of itl come from a histogram and are off by at most 0.1 %. `total_*_tokens` and the throughputs
-count completed requests, `delivered_tokens` all that was delivered. What is undefined (no requests, no SLO) is None, never NaN.
+Percentiles are interpolated; those of itl come from a histogram and are off by at most 0.1 %. `total_*_tokens` and the
+throughputs count completed requests, `delivered_tokens` all that was delivered. What is undefined (no requests, no SLO)
+is None, never NaN.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ CURVE_SHARES = tuple(
         }
     )
 )
-"""Shares of all values at which a distribution's curve is drawn: every percent, and towards the tail ten times as fine for each nine."""
+"""Shares of all values at which a distribution's curve is drawn:
+every percent, and towards the tail ten times as fine for each nine."""
 _MS = 1e-6  # per nanosecond
 ROUNDING = 1e-9  # of a sum of shares
 
@@ -166,7 +168,8 @@ def _tpot_ns(measured: Measurements) -> Float64Array:
 
 
 def _goodput(measured: Measurements, seconds: float, slo: SLO | None) -> dict[str, Any]:
-    """Return the completed requests per second within every limit, and their share of all requests but those that clients gave up."""
+    """Return the completed requests per second within every limit, and their share of all requests but those that
+    clients gave up."""
     if slo is None or not slo.has_limits:
         return {"request_goodput": None, "slo_attainment": None}
     good = np.ones(len(measured.ttft_ns.values), dtype=bool)
@@ -182,7 +185,8 @@ def _goodput(measured: Measurements, seconds: float, slo: SLO | None) -> dict[st
 
 
 def latencies(measured: Measurements) -> dict[str, Any]:
-    """Return mean, median, standard deviation and percentiles of ttft, tpot, itl and e2el, in ms; None without a value."""
+    """Return mean, median, standard deviation and percentiles of ttft, tpot, itl and e2el, in ms;
+    None without a value."""
     several = measured.num_output.values > 1
     named: dict[str, Any] = {}
     named.update(_of_values("ttft", measured.ttft_ns.values))
@@ -210,8 +214,9 @@ def _of_histogram(name: str, histogram: LogHistogram) -> dict[str, Any]:
 
 
 def _speculation(measured: Measurements) -> dict[str, Any]:
-    """Return the numbers of speculation. `accept_length` = 1 + correct drafts / verified rows, over rows that still belonged to their
-    request; `switches` are changes of the draft steps between consecutive decode rounds of a replica."""
+    """Return the numbers of speculation. `accept_length` = 1 + correct drafts / verified rows, over rows that still
+    belonged to their request; `switches` are changes of the draft steps between consecutive decode rounds of a
+    replica."""
     totals = measured.totals
     histogram = np.zeros(1, dtype=np.int64)
     for counts in measured.drafts_by_steps.values():
@@ -268,9 +273,11 @@ def _resources(measured: Measurements, duration_ns: int, mean_gauges: list[float
 
 
 def _mean_gauges(measured: Measurements, duration_ns: int | None) -> list[float | None]:
-    """Return the gauges' means over the run; what engines still hold after its end, for peers that might ask, does not count.
+    """Return the gauges' means over the run; what engines still hold after its end, for peers that might ask, does not
+    count.
 
-    Where a host's clock jumped, events may bear later times than the run's end: then the means are over the time that they show.
+    Where a host's clock jumped, events may bear later times than the run's end: then the means are over the time that
+    they show.
     """
     begin_ns = (measured.first_ns or 0) if duration_ns is None else 0
     end_ns = max(measured.last_ns if duration_ns is None else duration_ns, measured.gauges.end_ns)

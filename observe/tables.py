@@ -34,9 +34,9 @@ Row = tuple[str, str]
 
 
 def report_tables(summary: Mapping[str, Any], title: str | None = None, *, width: int = WIDTH) -> list[RenderableType]:
-    """Return what to print, in order. `summary` as `RunMetrics.summary` returns it; keys `timeline_*` (from `RunMetrics.timeline`) add a
-    timeline, and without `title` a `name` and a `seed` make one; `notices` are sentences below the tables. `width` is that of the terminal,
-    in columns.
+    """Return what to print, in order. `summary` as `RunMetrics.summary` returns it; keys `timeline_*` (from
+    `RunMetrics.timeline`) add a timeline, and without `title` a `name` and a `seed` make one; `notices` are sentences
+    below the tables. `width` is that of the terminal, in columns.
     """
     width = min(width, WIDTH)
     tables: list[RenderableType] = [
@@ -77,7 +77,8 @@ def format_share(value: float | None) -> str:
 
 
 def sparkline(values: Sequence[float | None], width: int = SPARK_WIDTH, top: float | None = None) -> str:
-    """Draw one bar per value, or per group of values if there are more than `width`: as high as its mean relative to the greatest.
+    """Draw one bar per value, or per group of values if there are more than `width`: as high as its mean relative to
+    the greatest.
 
     A blank is a place without a value. `top` is the value of the highest bar.
     """

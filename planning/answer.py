@@ -1,4 +1,5 @@
-"""The answer of a plan as plain data: kept beside its runs, printed, and drawn by `foredraft report`; and what limits a run."""
+"""The answer of a plan as plain data: kept beside its runs, printed, and drawn by `foredraft report`;
+and what limits a run."""
 
 from __future__ import annotations
 
@@ -82,8 +83,9 @@ def limit_of(whole: Plan, item: Ranked) -> tuple[str, str]:
 def bottleneck(run: Assembly, summary: Mapping[str, Any]) -> str:
     """Return which of `REMEDIES` limits a run, from its summary and the round that its mean batch took.
 
-    Returns the first that applies: the KV pool was full while requests waited or were retracted. The host takes longer than the device.
-    Prompts take the larger part of the device's time. Collectives, attention or the weights take most of a round. Else the arithmetic.
+    Returns the first that applies: the KV pool was full while requests waited or were retracted. The host takes longer
+    than the device. Prompts take the larger part of the device's time. Collectives, attention or the weights take most
+    of a round. Else the arithmetic.
     """
     if summary["kv_occupancy_max"] >= FULL_POOL and (summary["retractions"] or summary["max_queue_length"]):
         return "KV memory"

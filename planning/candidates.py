@@ -51,10 +51,12 @@ class Candidate:
 
 
 def make_candidates(scenario: Scenario, tried: Mapping[str, Sequence[Any]], gpus: int | None) -> list[Candidate]:
-    """Return the configurations to compare: those of `tried`, keys with their values, and usual ones for what it leaves open.
+    """Return the configurations to compare: those of `tried`, keys with their values, and usual ones for what it leaves
+    open.
 
-    Usual are plain decoding and, of the scenario's algorithm (EAGLE3 if it has none), chains of 1, 2, 3, 5, 7 drafts, a small tree and
-    `goodput`. With `gpus`, each with every tensor parallelism that divides them. Raises ConfigError for values that no scenario can have.
+    Usual are plain decoding and, of the scenario's algorithm (EAGLE3 if it has none), chains of 1, 2, 3, 5, 7 drafts, a
+    small tree and `goodput`. With `gpus`, each with every tensor parallelism that divides them. Raises ConfigError for
+    values that no scenario can have.
     """
     owned = [Problem(key, "is what the plan searches; it cannot be tried") for key in tried if key in OWNED]
     if owned:
@@ -79,8 +81,8 @@ def make_candidates(scenario: Scenario, tried: Mapping[str, Sequence[Any]], gpus
 
 
 def comparison_error(candidates: Sequence[Candidate], priced_by: str) -> tuple[float, str]:
-    """Return how far comparisons of candidates may be off, as a share, and where that is from: the error of published speed-ups where
-    they differ in speculation alone, else that of times. `priced_by`: what prices their passes."""
+    """Return how far comparisons of candidates may be off, as a share, and where that is from: the error of published
+    speed-ups where they differ in speculation alone, else that of times. `priced_by`: what prices their passes."""
     others = [
         {key: value for key, value in one.settings.items() if not key.startswith("speculation.")} for one in candidates
     ]

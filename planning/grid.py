@@ -1,4 +1,5 @@
-"""The settings to try: `speculation.steps=0..7`, `workload.rate=1..64:log`, and every combination of several of them."""
+"""The settings to try: `speculation.steps=0..7`, `workload.rate=1..64:log`, and every combination of
+several of them."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def parse_grid(axes: Sequence[str], option: str = OPTION) -> dict[str, list[Any]
         low..high:log    doublings from `low` on, and `high` itself
         low..high:logn   n numbers with one ratio between them
 
-    Raises ConfigError for a text of another form, a key that is given twice, no values, and more than MAX_VALUES combinations.
+    Raises ConfigError for a text of another form, a key that is given twice, no values, and more than MAX_VALUES
+    combinations.
     """
     grid: dict[str, list[Any]] = {}
     problems = []
@@ -58,7 +60,8 @@ def parse_grid(axes: Sequence[str], option: str = OPTION) -> dict[str, list[Any]
 
 
 def parse_values(option: str, text: str, kind: type[int] | type[float], least: float) -> list[Any]:
-    """Return the numbers that `text` stands for, as in a grid. Raises ConfigError for one of another kind or below `least`."""
+    """Return the numbers that `text` stands for, as in a grid.
+    Raises ConfigError for one of another kind or below `least`."""
     try:
         values = _values(text.strip())
         for value in values:
@@ -70,9 +73,11 @@ def parse_values(option: str, text: str, kind: type[int] | type[float], least: f
 
 
 def combinations(grid: Mapping[str, Sequence[Any]], algorithm: str) -> list[dict[str, Any]]:
-    """Return every combination of the values of a grid; the values of the last key change first. Without keys: one, which is empty.
+    """Return every combination of the values of a grid; the values of the last key change first. Without keys: one,
+    which is empty.
 
-    `algorithm` is that of the scenario. Without speculation its other keys mean nothing: such combinations leave them out, and occur once.
+    `algorithm` is that of the scenario. Without speculation its other keys mean nothing: such combinations leave them
+    out, and occur once.
     """
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     for point in points:

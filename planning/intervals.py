@@ -30,7 +30,8 @@ class Estimate:
 def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
     """Return the mean of independent values, one at least, with its interval.
 
-    For the difference of two settings give the differences of their values seed by seed: with common draws these vary much less.
+    For the difference of two settings give the differences of their values seed by seed: with common draws these vary
+    much less.
     """
     from scipy.special import stdtrit
 

@@ -1,8 +1,10 @@
-"""The plan: which configuration serves a load within its objectives on the least GPUs, or the greatest load on given ones.
+"""The plan: which configuration serves a load within its objectives on the least GPUs, or the greatest load on given
+ones.
 
-Two rounds. In the first every candidate is searched roughly, with one seed and a quarter of the requests; those far behind are dropped.
-Of a whole trace the first round takes a thousand requests, and then, for those that are left, a quarter of it.
-In the second the others (of a whole trace the best three) are searched finely, with several seeds, from where the first round has ended.
+Two rounds. In the first every candidate is searched roughly, with one seed and a quarter of the requests; those far
+behind are dropped. Of a whole trace the first round takes a thousand requests, and then, for those that are left, a
+quarter of it. In the second the others (of a whole trace the best three) are searched finely, with several seeds, from
+where the first round has ended.
 """
 
 from __future__ import annotations
@@ -68,9 +70,11 @@ class Question:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A candidate with what was found: the greatest load on `gpus` devices, or the least devices for the load asked for.
+    """A candidate with what was found: the greatest load on `gpus` devices, or the least devices for the load asked
+    for.
 
-    `dropped`: it was not searched again after the first round; `first_share`: what it held there as a share of the most, per cost.
+    `dropped`: it was not searched again after the first round; `first_share`: what it held there as a share of the
+    most, per cost.
     `equal`: it cannot be told apart from the best one; if dropped, by the first round.
     """
 
@@ -141,7 +145,8 @@ class Plan:
         search: Callable[..., Search],
         factor: float,
     ) -> Iterator[tuple[str, int, Finding]]:
-        """Search candidates on more of a trace: the best one alone, two runs at once, then the others from where that one suggests.
+        """Search candidates on more of a trace: the best one alone, two runs at once, then the others from where that
+        one suggests.
 
         The ratio of the load found on more of a trace to that found on less of it is much the same for all candidates.
         """
@@ -168,7 +173,8 @@ class Plan:
 
     @cached_property
     def _arrivals_s(self) -> np.ndarray:
-        """When the requests of a trace that is run as a whole arrive: seconds of the trace, float64, in order; empty if none is."""
+        """When the requests of a trace that is run as a whole arrive: seconds of the trace, float64, in order;
+        empty if none is."""
         if self.question.requests is not None or self.scenario.workload.trace is None:
             return np.empty(0)
         start_s, scale = self.scenario.workload.start_s, self.scenario.workload.rate_scale
@@ -182,7 +188,8 @@ class Plan:
 
     @cached_property
     def _slices(self) -> dict[int, dict[str, Any]]:
-        """The settings of runs of so many requests: those that arrived in the least time, for the limits are broken there first."""
+        """The settings of runs of so many requests:
+        those that arrived in the least time, for the limits are broken there first."""
         slices = {}
         for count in (ROUGH_ROWS, math.ceil(FIRST_SHARE * len(self._arrivals_s))):
             slices[count] = {"workload.num_requests": count}
@@ -203,7 +210,8 @@ class Plan:
         return self.question.load * self.candidates[index].unit >= HOPELESS * most * self.rough[index].value
 
     def _distance(self, index: int) -> tuple[float, float]:
-        """Return a key that orders hopeless candidates: by the load of a device, then by what they take of the limits."""
+        """Return a key that orders hopeless candidates:
+        by the load of a device, then by what they take of the limits."""
         found = self.rough[index]
         return -found.value / self.candidates[index].gpus_per_unit, found.excess
 
@@ -221,7 +229,8 @@ class Plan:
         return [(self.candidates[i], found.reason) for i, found in sorted(self.rough.items()) if found.reason]
 
     def needed(self, index: int) -> int:
-        """Return the devices that a candidate needs for the load asked for, by the first round; 0 if it holds no load."""
+        """Return the devices that a candidate needs for the load asked for, by the first round;
+        0 if it holds no load."""
         assert self.question.load is not None, "a plan for given devices asks for no load"
         candidate, rough = self.candidates[index], self.rough[index]
         return candidate.gpus_per_unit * math.ceil(self.question.load / rough.value) if rough.value else 0
@@ -309,7 +318,8 @@ class Plan:
         sized: Callable[[float], Mapping[str, Any]],
         at_once: int = 1,
     ) -> Search:
-        """Search the greatest load of a candidate from `start`. `factor`: to the next load; None: what `tolerance` allows."""
+        """Search the greatest load of a candidate from `start`.
+        `factor`: to the next load; None: what `tolerance` allows."""
         return greatest_load(
             {**self.candidates[index].settings, REPLICAS: self._engines(self.candidates[index])},
             self.load_key,
@@ -349,7 +359,8 @@ class Plan:
         return self._slices[ROUGH_ROWS] if self.question.requests is None else self._requests(load, FIRST_SHARE)
 
     def _kept(self, among: Iterable[int], share: float) -> list[int]:
-        """Choose the candidates to search on: those with `share` of the best load per cost, at least KEPT_AT_LEAST, and plain decoding.
+        """Choose the candidates to search on: those with `share` of the best load per cost, at least KEPT_AT_LEAST, and
+        plain decoding.
 
         Stores every candidate's share in `first_share`.
         """
@@ -384,7 +395,8 @@ def _nothing(finding: Finding) -> Search:
 
 
 def tokens_per_s(plan: Plan, item: Ranked) -> float:
-    """Return the output tokens per second of a candidate at the load found. A run's own throughput counts its ramp and its drain, too."""
+    """Return the output tokens per second of a candidate at the load found.
+    A run's own throughput counts its ramp and its drain, too."""
     summary = item.finding.summary
     if plan.scenario.workload.trace is None:
         return item.load * float(summary["mean_output_tokens"])

@@ -83,7 +83,8 @@ class RoundModel:
         return assemble(Scenario.model_validate(without_speculation(self._tables)))
 
     def with_steps(self, steps: int) -> Assembly:
-        """Return the deployment in which every round has this many draft steps, 0 for the deployment without speculation."""
+        """Return the deployment in which every round has this many draft steps, 0 for the deployment
+        without speculation."""
         if not steps:
             return self.plain
         if steps not in self._assemblies:
@@ -133,7 +134,8 @@ class RoundModel:
         return max(rounds, key=lambda candidate: candidate.tokens_per_s)
 
     def largest_that_pays(self, context_len: int, most_steps: int) -> int:
-        """Return the largest batch, among those that fit, at which some number of draft steps beats plain decoding; 0 if none does."""
+        """Return the largest batch, among those that fit, at which some number of draft steps beats plain decoding;
+        0 if none does."""
         largest = self.most_rows(context_len, 0)
         sizes = [*itertools.takewhile(lambda size: size < largest, (1 << i for i in itertools.count())), largest]
         pay = [size for size in sizes if size and self.best(size, context_len, most_steps).steps]

@@ -1,7 +1,7 @@
 """Searches over one number: the greatest load that a deployment holds, the least engines that hold a load.
 
-A search is a generator: it yields the settings of runs that it wants, is sent their outcomes, and returns what it found. So many searches
-share the same processes, and none waits for another.
+A search is a generator: it yields the settings of runs that it wants, is sent their outcomes, and returns what it
+found. So many searches share the same processes, and none waits for another.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Finding:
 
     Attributes:
         value: The load, or the number of engines; 0 if the objectives hold at none.
-        interval: The load with the interval that the seeds leave; None for a number of engines, and where nothing holds.
+        interval: The load with the interval that the seeds leave; None for a number of engines, and where nothing
+            holds.
         summary: That of a run at `value`, or at what came nearest.
         tightest: The objective that takes the most of its limit there.
         excess: How much of its limit it takes.
@@ -71,7 +72,8 @@ class _Judge:
     summaries: dict[tuple[float, int], Mapping[str, Any]] = field(default_factory=dict)
 
     def holds(self, value: float) -> Generator[Wanted, list[Trial], bool]:
-        """Decide whether the objectives hold at `value`: once the interval of the excess is on one side of 1, or by its mean in the end."""
+        """Decide whether the objectives hold at `value`:
+        once the interval of the excess is on one side of 1, or by its mean in the end."""
         for count in range(min(2, len(self.seeds)), len(self.seeds) + 1):
             yield from self.run([value], self.seeds[:count])
             mean = self.mean_log_excess(value, self.seeds[:count])
@@ -95,7 +97,8 @@ class _Judge:
                 self.summaries[place] = trial.summary
 
     def mean_log_excess(self, value: float, seeds: Sequence[int]) -> float:
-        """Return the mean of the logarithms of the excesses at a value that has run; infinite if a run is out of balance."""
+        """Return the mean of the logarithms of the excesses at a value that has run;
+        infinite if a run is out of balance."""
         if any(math.isinf(self.share(value, seed)) for seed in seeds):
             return math.inf
         return float(np.mean([self.log_excess(value, seed) for seed in seeds]))
@@ -108,7 +111,8 @@ class _Judge:
         return math.log(min(max(share, 1 / MOST_EXCESS), MOST_EXCESS))
 
     def noise(self) -> float:
-        """Return the standard deviation of log excesses between seeds at one load, over all loads with several; 0 if there is none."""
+        """Return the standard deviation of log excesses between seeds at one load, over all loads with several;
+        0 if there is none."""
         excesses: dict[float, list[float]] = {}
         for value, seed in self.summaries:
             excesses.setdefault(value, []).append(self.log_excess(value, seed))
@@ -140,14 +144,16 @@ def greatest_load(
 ) -> Search:
     """Search the greatest value of `key` (a rate, or the scale of a trace's) at which the objectives hold.
 
-    Steps up or down from `start`, by `first_factor` and then by more, until one load holds and the next does not, by the mean excess of the
-    first `bracket_seeds`. Then runs where a line through these two meets the limit, until it is known within `tolerance`. Each seed has its
-    own greatest load, by its excess at the greatest load that has held and the slope there. The finding is their mean, over as many seeds
-    as its interval needs to be as narrow as `tolerance`. The slope is that between loads whose excesses differ from the limit by more than
-    the seeds do. Where a flat curve lies at its limit these loads are far apart, and the interval is wide.
+    Steps up or down from `start`, by `first_factor` and then by more, until one load holds and the next does not, by
+    the mean excess of the first `bracket_seeds`. Then runs where a line through these two meets the limit, until it is
+    known within `tolerance`. Each seed has its own greatest load, by its excess at the greatest load that has held and
+    the slope there. The finding is their mean, over as many seeds as its interval needs to be as narrow as `tolerance`.
+    The slope is that between loads whose excesses differ from the limit by more than the seeds do. Where a flat curve
+    lies at its limit these loads are far apart, and the interval is wide.
 
-    `sized`: settings that follow from the load, such as how many requests a run has. `within`: the least and the greatest load that are
-    tried; a result at either bound is precise enough for the caller. `at_once`: the loads, and then the seeds, that are run together.
+    `sized`: settings that follow from the load, such as how many requests a run has. `within`: the least and the
+    greatest load that are tried; a result at either bound is precise enough for the caller. `at_once`: the loads, and
+    then the seeds, that are run together.
     """
     judge, curve = _Judge(settings, key, objectives, seeds, sized), _Curve({})
     least, most = map(_tidy, within)
@@ -242,7 +248,8 @@ class _Curve:
         return self.slope(*sorted([load, min(others, key=lambda other: abs(math.log(other / load)))]))
 
     def slope_around(self, low: float, high: float, margin: float) -> float:
-        """Return the slope at the limit, which lies from `low` to `high`: by loads that differ from it by more than `margin`."""
+        """Return the slope at the limit, which lies from `low` to `high`:
+        by loads that differ from it by more than `margin`."""
         holds, breaks = self.bracket(margin)
         near = self.slope_at(low)
         if (holds, breaks) == (low, high) and near is not None and near > 0:
@@ -267,8 +274,8 @@ class _Curve:
     def is_known(self, low: float, high: float, tolerance: float) -> bool:
         """Return whether the limit, between `low` and `high`, is known within `tolerance`.
 
-        It is if the two are so near each other, or if `low` is so near the limit by the slopes on both of its sides. (An excess that bends
-        one way meets the limit between where these two slopes meet it.)
+        It is if the two are so near each other, or if `low` is so near the limit by the slopes on both of its sides.
+        (An excess that bends one way meets the limit between where these two slopes meet it.)
         """
         return high / low <= 1 + tolerance or -self.excesses[low] <= math.log(1 + tolerance) * self._least_slope(low)
 
@@ -297,7 +304,8 @@ class _Curve:
 
 
 def _crossing(load: float, log_excess: float, slope: float) -> float:
-    """Return where a line of this slope through the excess at a load meets the limit, at most a factor of MOST_FACTOR from there."""
+    """Return where a line of this slope through the excess at a load meets the limit, at most a factor of
+    MOST_FACTOR from there."""
     most = math.log(MOST_FACTOR)
     return load * math.exp(min(max(-log_excess / slope, -most), most))
 
@@ -311,7 +319,8 @@ def least_count(
     seeds: Sequence[int],
     most: int,
 ) -> Search:
-    """Search the least number of engines, a multiple of `unit` up to `most`, with which the objectives hold. `start`: a first guess."""
+    """Search the least number of engines, a multiple of `unit` up to `most`, with which the objectives hold.
+    `start`: a first guess."""
     judge = _Judge(settings, key, objectives, seeds)
     fails, step = 0, unit
     most = most // unit * unit
@@ -331,7 +340,8 @@ def least_count(
 
 
 def run_searches(searches: Mapping[int, Search], workers: Workers) -> Iterator[tuple[int, Finding]]:
-    """Run searches at the same time, and yield each with what it has found. One that cannot run is a finding with the reason."""
+    """Run searches at the same time, and yield each with what it has found.
+    One that cannot run is a finding with the reason."""
     waiting: dict[int, tuple[int, int]] = {}  # ticket -> search, index of the run among those it waits for
     outcomes: dict[int, list[Trial | None]] = {}
     ended: list[tuple[int, Finding]] = []

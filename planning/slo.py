@@ -34,7 +34,8 @@ class Objective:
 def parse_slo(text: str) -> tuple[Objective, ...]:
     """Return the objectives in `text`, limits with commas between them, each with its unit.
 
-    Raises ConfigError for an unknown latency or statistic, a limit without a unit or not above 0, and for the same one twice.
+    Raises ConfigError for an unknown latency or statistic, a limit without a unit or not above 0, and for the same one
+    twice.
     """
     found: dict[str, Objective] = {}
     problems = []
@@ -80,8 +81,9 @@ def _objective(term: str) -> Objective:
 def excess(objectives: tuple[Objective, ...], summary: Mapping[str, Any]) -> tuple[float, Objective]:
     """Return how much of its limit the tightest objective takes (1.0: just held), and that objective.
 
-    Infinite where a latency has no value, and for a run that is not in balance, because a longer run would only be worse: requests were
-    refused, aborted, failed or unfinished, the queue only grew, or more was offered than full batches would serve (`saturation` above 1).
+    Infinite where a latency has no value, and for a run that is not in balance, because a longer run would only be
+    worse: requests were refused, aborted, failed or unfinished, the queue only grew, or more was offered than full
+    batches would serve (`saturation` above 1).
     """
     shares = [
         (math.inf if (value := summary[objective.key]) is None else value / objective.limit_ms, objective)

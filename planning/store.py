@@ -1,8 +1,8 @@
 """Runs kept in a directory as they end, so that a sweep or a search that was stopped goes on.
 
 question.json    what is asked: the scenario, what is varied, the version
-trials.jsonl     a line per run that is done, written when it ends; a last line that a kill has cut off is dropped, and its run made again
-trials.parquet   the same as one table, once all runs have ended
+trials.jsonl     a line per run that is done, written when it ends; a last line that a kill has cut off is dropped, and
+its run made again trials.parquet   the same as one table, once all runs have ended
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ FORM = "foredraft trials 1"
 
 
 def question(kind: str, tables: Mapping[str, Any], **asked: Any) -> dict[str, Any]:
-    """Return what makes two sweeps or searches the same: kind, version, scenario, what is asked, and the contents of the files named."""
+    """Return what makes two sweeps or searches the same:
+    kind, version, scenario, what is asked, and the contents of the files named."""
     whole = {"format": FORM, "kind": kind, "version": version("foredraft"), "scenario": tables, **asked}
     whole["kernels"] = [os.environ.get("FOREDRAFT_KERNELS"), _version_of("aiconfigurator-core")]
     whole["files"] = dict(sorted(_files_in(whole)))
@@ -70,8 +71,8 @@ class TrialStore:
     def __init__(self, path: Path, asked: Mapping[str, Any]) -> None:
         """Open the directory of a question, or make it.
 
-        Raises ForedraftError if it holds another question, or cannot be written, ConfigError for a journal that is broken elsewhere than in
-        its last line.
+        Raises ForedraftError if it holds another question, or cannot be written, ConfigError for a journal that is
+        broken elsewhere than in its last line.
         """
         self.path = path
         self._trials: dict[str, tuple[Mapping[str, Any], Trial]] = {}
@@ -94,7 +95,8 @@ class TrialStore:
         return self._trials.get(_key(settings), (None, None))[1]
 
     def add(self, settings: Mapping[str, Any], trial: Trial) -> None:
-        """Keep a run that has ended. If it is done, write it to the journal; one that was refused or failed is made again the next time."""
+        """Keep a run that has ended. If it is done, write it to the journal;
+        one that was refused or failed is made again the next time."""
         if trial.status == "done":
             self._journal.write(json.dumps({"settings": dict(settings), **asdict(trial)}, allow_nan=False) + "\n")
             self._journal.flush()

@@ -16,8 +16,8 @@ class Sweep:
 
     Attributes:
         points: Per combination the dotted keys and the values that replace those of the scenario.
-        seeds: The seeds of each combination. All combinations have the same ones: draws are keyed, so their arrivals, lengths and
-            acceptance are the same, and differences between combinations are not chance.
+        seeds: The seeds of each combination. All combinations have the same ones: draws are keyed, so their arrivals,
+            lengths and acceptance are the same, and differences between combinations are not chance.
         trials: The outcomes, by index of the combination and seed.
     """
 
@@ -29,7 +29,8 @@ class Sweep:
         return len(self.points) * len(self.seeds)
 
     def run(self, workers: Workers) -> Iterator[tuple[Job, Trial]]:
-        """Make all runs and yield each as it ends: every combination with the first seed, then the next, so that a part shows the whole."""
+        """Make all runs and yield each as it ends:
+        every combination with the first seed, then the next, so that a part shows the whole."""
         for seed in self.seeds:
             for point, settings in enumerate(self.points):
                 workers.submit(Job(point, {**settings, "seed": seed}))

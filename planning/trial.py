@@ -1,4 +1,5 @@
-"""One run of a sweep: a scenario with some settings and a seed, simulated; the numbers of its summary, or why there are none."""
+"""One run of a sweep: a scenario with some settings and a seed, simulated;
+the numbers of its summary, or why there are none."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ class Trial:
     """The outcome of one run.
 
     Attributes:
-        status: "done"; "refused" if the scenario cannot run with these settings (they contradict each other, have no effect, the model
-            does not fit); "failed" if the run broke off.
+        status: "done"; "refused" if the scenario cannot run with these settings (they contradict each other, have no
+            effect, the model does not fit); "failed" if the run broke off.
         message: Why it was refused or failed.
         summary: The numbers, texts and truth values of the run's summary by name; empty unless it is done.
         wall_s: Seconds that it took.
@@ -45,7 +46,8 @@ def reason_of(error: ForedraftError) -> str:
 def run_trial(
     tables: Mapping[str, Any], settings: Mapping[str, Any], on_progress: Callable[[Progress], None] | None = None
 ) -> Trial:
-    """Simulate a scenario, given as its tables, with the values of some keys replaced. Raises KeyboardInterrupt if it was interrupted."""
+    """Simulate a scenario, given as its tables, with the values of some keys replaced.
+    Raises KeyboardInterrupt if it was interrupted."""
     started_s = time.monotonic()
     try:
         scenario = scenario_with(tables, settings)

@@ -1,4 +1,5 @@
-"""Processes that simulate, of this machine or of a Ray cluster, one run after another: a run that kills its process costs no other.
+"""Processes that simulate, of this machine or of a Ray cluster, one run after another: a run that kills its process
+costs no other.
 
 A scenario, the settings of a run and its outcome travel as JSON text.
 """
@@ -41,7 +42,8 @@ class ClusterGone(ForedraftError):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A run to make. `ticket` is the caller's own number for it; `settings` are the keys of the scenario that it replaces."""
+    """A run to make. `ticket` is the caller's own number for it;
+    `settings` are the keys of the scenario that it replaces."""
 
     ticket: int
     settings: Mapping[str, Any]
@@ -64,7 +66,8 @@ class Workers(Protocol):
 
 
 class LocalWorkers:
-    """Processes on this machine, `count` of them, which simulate the scenario `tables`. They start with the first jobs."""
+    """Processes on this machine, `count` of them, which simulate the scenario `tables`.
+    They start with the first jobs."""
 
     def __init__(self, tables: Mapping[str, Any], count: int) -> None:
         self.count = count
@@ -160,10 +163,12 @@ class _Worker:
 
 
 class RayWorkers:
-    """Workers of a Ray cluster that simulate the scenario `tables`, `count` at a time; None: one per core of the cluster.
+    """Workers of a Ray cluster that simulate the scenario `tables`, `count` at a time; None: one per core of the
+    cluster.
 
-    `address`: "ray" joins the cluster of this machine, or starts one that ends with `close`; "ray://HOST:PORT" joins another.
-    Needs the extra `cluster`. Raises ClusterGone if there is no cluster, or later, when there is none any more.
+    `address`: "ray" joins the cluster of this machine, or starts one that ends with `close`; "ray://HOST:PORT" joins
+    another. Needs the extra `cluster`. Raises ClusterGone if there is no cluster, or later, when there is none any
+    more.
     """
 
     def __init__(self, tables: Mapping[str, Any], count: int | None, address: str) -> None:

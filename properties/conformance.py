@@ -5,8 +5,8 @@
     def test_my_allocator():
         check_allocator(lambda config: MyAllocator(config.num_pages), budget="10s", seed=1)
 
-There is a `check_…` and a `…Conformance` for every contract; those of executors and transports, whose contracts speak in Foredraft's
-own types, are in `foredraft.checks.conformance`. The import needs neither pytest nor hypothesis.
+There is a `check_…` and a `…Conformance` for every contract; those of executors and transports, whose contracts speak
+in Foredraft's own types, are in `foredraft.checks.conformance`. The import needs neither pytest nor hypothesis.
 """
 
 from __future__ import annotations
@@ -47,16 +47,18 @@ def check(
 ) -> Report:
     """Check a component, and report; nothing is raised for a broken invariant.
 
-    `make(config)` returns a fresh component. `capabilities` are names, or what the contract's package declares them with; if not given,
-    `make.capabilities`, and none if there are none. `expected_failures` maps an invariant's id to the reason why it is known to fail: that
-    is reported, but no error, and an error if it holds. `budget` is a number of operations or a time ("60s"); if not given, it is the
-    contract's quick one. If not every operation has happened within the time, the check goes on until it has, but not past the quick number
-    of operations. `supports(config)` says which configurations the component can be made from; if not given, `make.supports`, and all if
-    there is none. `without` are kinds of operations, by their names in a history, that are left out, and with them what they alone would
-    show. `spec` is the version of the suite that the test was written for; another one is refused. Raises ConfigError for impossible
-    arguments.
+    `make(config)` returns a fresh component. `capabilities` are names, or what the contract's package declares them
+    with; if not given, `make.capabilities`, and none if there are none. `expected_failures` maps an invariant's id to
+    the reason why it is known to fail: that is reported, but no error, and an error if it holds. `budget` is a number
+    of operations or a time ("60s"); if not given, it is the contract's quick one. If not every operation has happened
+    within the time, the check goes on until it has, but not past the quick number of operations. `supports(config)`
+    says which configurations the component can be made from; if not given, `make.supports`, and all if there is none.
+    `without` are kinds of operations, by their names in a history, that are left out, and with them what they alone
+    would show. `spec` is the version of the suite that the test was written for; another one is refused. Raises
+    ConfigError for impossible arguments.
 
-    With `every_failure` the search goes on after a failure, without the invariant that failed; else the first one ends it.
+    With `every_failure` the search goes on after a failure, without the invariant that failed; else the first one ends
+    it.
     """
     if spec != SUITE_VERSION:
         raise ConfigError.of("spec", "", f"written for suite {spec!r}, this is {SUITE_VERSION!r}")
@@ -207,8 +209,8 @@ class Conformance:
             def make(self, config):
                 return MyAllocator(config.num_pages, config.page_size)
 
-    There is a test method for every invariant of the contract. The search runs once per class, at the first test; each test reports its
-    invariant.
+    There is a test method for every invariant of the contract. The search runs once per class, at the first test; each
+    test reports its invariant.
     """
 
     contract: ClassVar[str]
@@ -251,7 +253,8 @@ class Conformance:
         return cls._report
 
     def check_invariant(self, id: str) -> None:
-        """Raise AssertionError if it is broken, unittest.SkipTest (a skip for pytest too) if it is not checked or expected to fail."""
+        """Raise AssertionError if it is broken, unittest.SkipTest (a skip for pytest too) if it is not checked or
+        expected to fail."""
         report = self.report()
         if id in report.skipped:
             raise unittest.SkipTest(f"{id}: {report.skipped[id]}")
@@ -265,7 +268,8 @@ class Conformance:
         assert report.evaluations[id], f"{id} was never evaluated"
 
     def test_behaves(self) -> None:
-        """Fail if a call raises, hangs, or answers in another form than the contract says, or if an enabled operation never happened."""
+        """Fail if a call raises, hangs, or answers in another form than the contract says, or if an enabled
+        operation never happened."""
         report = self.report()
         broken = [failure.text() for failure in report.failures if failure.id in MISBEHAVIOURS]
         assert not broken, "\n" + "\n".join(broken)

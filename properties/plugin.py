@@ -40,7 +40,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> object:
-    """Note which implementation ran with which seed; with several workers the note travels as a property of the report."""
+    """Note which implementation ran with which seed;
+    with several workers the note travels as a property of the report."""
     report = yield
     cls = _conformance_class(item)
     done = vars(cls).get("_report") if cls is not None else None

@@ -1,7 +1,7 @@
 """Answers over HTTP: a reply as one JSON object, or as server-sent events while it comes.
 
-Whatever ends an answer (its end, a client that leaves or takes nothing, an error, the deadline), its reply is closed, and what of it was
-left is given up.
+Whatever ends an answer (its end, a client that leaves or takes nothing, an error, the deadline), its reply is closed,
+and what of it was left is given up.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Answer(Response):
             self._frontend.close(self._reply)
 
     async def _has_ended(self, sending: asyncio.Future[None], leaving: asyncio.Future[None]) -> bool:
-        """Wait for some time; return whether all is sent, or the client has left or takes nothing. At the deadline the reply fails."""
+        """Wait for some time; return whether all is sent, or the client has left or takes nothing.
+        At the deadline the reply fails."""
         now, stall_s = asyncio.get_running_loop().time, self._frontend.limits.stall_s
         wait_s = min(stall_s / 4, max(self._reply.deadline - now(), 0.01))
         done, _ = await asyncio.wait((sending, leaving), timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
@@ -81,7 +82,8 @@ class Answer(Response):
         await self._send(send, _start(200, "application/json"), body, True)
 
     async def _send_stream(self, send: Send) -> None:
-        """Send events as they come. The status waits until the first news are certain, so that a refusal is no stream."""
+        """Send events as they come. The status waits until the first news are certain, so that a
+        refusal is no stream."""
         start: Message | None = _start(200, "text/event-stream", {"Cache-Control": "no-cache"})
         try:
             deltas, events = await self._reply.begin(), self._form.first()

@@ -43,7 +43,8 @@ def make_app(
 ) -> FastAPI:
     """Return the application, which begins to serve with its lifespan.
 
-    `model`: the name that clients see, by default the body's. `metrics_as`: whose names the metrics have. Raises ConfigError.
+    `model`: the name that clients see, by default the body's. `metrics_as`: whose names the metrics have. Raises
+    ConfigError.
     """
     model = model or frontend.body.name
     api = _Api(frontend, model)
@@ -217,7 +218,8 @@ class _Api:
             raise ApiError(400, str(error), param="messages") from None
 
     async def _sampling(self, asked: Sampled) -> SamplingParams:
-        """Return the sampling parameters. A seed is mapped to 1 … SEEDS, for 0 means none; without one the order's id keys its draws.
+        """Return the sampling parameters. A seed is mapped to 1 … SEEDS, for 0 means none; without one the order's id
+        keys its draws.
 
         Raises ApiError for a schema that no output can be made to follow.
         """

@@ -88,7 +88,8 @@ class CompletionForm:
     _whole_choice = _choice
 
     def _logprobs(self, choice: Choice, delta: Delta) -> dict[str, Any] | None:
-        """Return the log-probabilities of the tokens of a delta; text offsets are those of the tokens' own texts, one after another."""
+        """Return the log-probabilities of the tokens of a delta;
+        text offsets are those of the tokens' own texts, one after another."""
         if self.num_logprobs is None:
             return None
         tokens = [self._text(token) for token in delta.tokens]

@@ -1,7 +1,7 @@
 """The asyncio side of the body: replies that clients wait for, and the pieces that the scheduler's thread brings them.
 
-`open` admits a request or raises. The handler of the request takes pieces from its `Reply` until it is over, and gives it up by `abort`.
-No call here waits for the scheduler or for a client.
+`open` admits a request or raises. The handler of the request takes pieces from its `Reply` until it is over, and gives
+it up by `abort`. No call here waits for the scheduler or for a client.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class Writer(Protocol):
         """Whether the client has taken what was written."""
 
     def prepare(self) -> bool:
-        """Make the bytes of what has come. Returns False if the reply is over or has failed: then the task sends the rest."""
+        """Make the bytes of what has come. Returns False if the reply is over or has failed:
+        then the task sends the rest."""
 
     def flush(self) -> None:
         """Write what was prepared; wake the reply if it is over."""
@@ -150,7 +151,8 @@ class Reply:
         return self._waiter is not None and not self._waiter.done()
 
     async def begin(self) -> list[tuple[Choice, Delta]]:
-        """Wait until the stream may begin. Return the first news, or none if they are certain but not due yet; raise as `take` does."""
+        """Wait until the stream may begin. Return the first news, or none if they are certain but not due yet;
+        raise as `take` does."""
         if not self._has_news:
             self._is_beginning = True
             await self._wait()
@@ -158,7 +160,8 @@ class Reply:
         return self.news() if self._has_news else []
 
     def expect(self) -> bool:
-        """Let a stream begin before its first news are due, because they are certain. Returns whether a stream waits for them."""
+        """Let a stream begin before its first news are due, because they are certain.
+        Returns whether a stream waits for them."""
         if not (self._is_beginning and self._is_awaited):
             return False
         self.wake()
@@ -169,7 +172,8 @@ class Reply:
         await self._waiter
 
     async def take(self) -> list[tuple[Choice, Delta]]:
-        """Wait for news and return them; an empty list once all choices are over. Raises ApiError if one failed, or the reply did."""
+        """Wait for news and return them; an empty list once all choices are over.
+        Raises ApiError if one failed, or the reply did."""
         while not self.is_over:
             if not self._has_news:
                 await self._wait()
@@ -178,7 +182,8 @@ class Reply:
         return []
 
     def news(self) -> list[tuple[Choice, Delta]]:
-        """Return what has come since the last look. Raises ApiError as `take` does; what has come with the failure is then dropped."""
+        """Return what has come since the last look.
+        Raises ApiError as `take` does; what has come with the failure is then dropped."""
         self._has_news = False
         deltas = []
         for choice in self.choices:
@@ -203,7 +208,8 @@ class Frontend:
         *,
         stamps: bool = False,
     ) -> None:
-        """Make a frontend of `body`. `stamps`: each event of a stream begins with a comment, when its round ended (Unix, ns)."""
+        """Make a frontend of `body`. `stamps`: each event of a stream begins with a comment, when its round
+        ended (Unix, ns)."""
         self.body = body
         self.limits = limits
         self.metrics = metrics
@@ -256,7 +262,8 @@ class Frontend:
             self.abort(reply.choices)
 
     def open(self, reply_id: str, orders: Sequence[Order], num_prompt_tokens: int) -> Reply:
-        """Send orders to the body. Raises ApiError 429 beyond the limit of outputs, 503 if the server stops or its body has failed."""
+        """Send orders to the body. Raises ApiError 429 beyond the limit of outputs, 503 if the server stops or its
+        body has failed."""
         if not self.is_ready:
             raise ApiError(
                 503, "the server is stopping" if self.is_draining else "the engine has failed", code="not_ready"
@@ -334,13 +341,14 @@ class Frontend:
                 self._hand_over(held)
 
     def _hand_over(self, actions: list[Action]) -> None:
-        """Let the event loop run `actions`. Where time is simulated, wait for it: both share the interpreter. No client is waited for."""
+        """Let the event loop run `actions`. Where time is simulated, wait for it: both share the interpreter.
+        No client is waited for."""
         self._sent.clear()
         self._loop.call_soon_threadsafe(self._act, actions)
         if self.body.hand_over_s:
             self._sent.wait(self.body.hand_over_s)
 
-    # -- in the event loop ----------------------------------------------------------------------------------------------
+    # -- in the event loop ---------------------------------------------------------------------------------------------
 
     def _act(self, actions: list[Action]) -> None:
         for act in actions:

@@ -1,8 +1,9 @@
-"""The metrics of a server, for Prometheus, read when `/metrics` is asked for. Each number is counted on one thread: arrivals, refusals and
-delays in the event loop, all else on the scheduler's thread.
+"""The metrics of a server, for Prometheus, read when `/metrics` is asked for. Each number is counted on one thread:
+arrivals, refusals and delays in the event loop, all else on the scheduler's thread.
 
-The engines' own counters and gauges are read when they are asked for; beside them this counts what engines do not: latencies, ends, and
-what drafts brought. Times are those of the body, so that of a simulated deployment its own, whatever the speed.
+The engines' own counters and gauges are read when they are asked for; beside them this counts what engines do not:
+latencies, ends, and what drafts brought. Times are those of the body, so that of a simulated deployment its own,
+whatever the speed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _REASONS = {
     FinishReason.ERROR: "error",
 }
 
-# What is measured → its name with vLLM's and with SGLang's dashboards, None: theirs have none. Ours are vLLM's with another prefix.
+# What is measured → its name with vLLM's and with SGLang's dashboards, None: theirs have none. Ours are vLLM's with
+# another prefix.
 NAMES: Mapping[str, tuple[str | None, str | None, str]] = {
     "running": ("num_requests_running", "num_running_reqs", "Requests that have a row of the batch."),
     "waiting": ("num_requests_waiting", "num_queue_reqs", "Requests that wait for a row or for memory."),

@@ -1,12 +1,13 @@
 """The scheduler's thread: it alone drives the body, and never waits for a client.
 
 ```
-asyncio ── commands: at most `max_commands` ─►  take ─► submit, abort ─► turn ─► pieces ─► deliver ── call_soon_threadsafe ─► asyncio
+asyncio ── commands: at most `max_commands` ─►  take ─► submit, abort ─► turn ─► pieces ─► deliver ──
+call_soon_threadsafe ─► asyncio
 ```
 
-Pieces are handed over once per round, for all requests together, before the next round is planned. Where time is simulated, most of them
-are made before the round ends, so that only their bytes must be sent at its end. What a slow client has not read waits as its token ids on
-the asyncio side, at most the tokens that its request may have.
+Pieces are handed over once per round, for all requests together, before the next round is planned. Where time is
+simulated, most of them are made before the round ends, so that only their bytes must be sent at its end. What a slow
+client has not read waits as its token ids on the asyncio side, at most the tokens that its request may have.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class SchedulerThread:
         self._put(partial(self.body.abort, request_id))
 
     def call(self, function: Callable[[], object]) -> Future[object]:
-        """Queue `function`, to be called between two turns. The future gets its result or exception, and never ends if the loop has."""
+        """Queue `function`, to be called between two turns.
+        The future gets its result or exception, and never ends if the loop has."""
         done: Future[object] = Future()
 
         def carry_out() -> None:

@@ -1,4 +1,5 @@
-"""Requests as clients write them. A parameter that is unknown, or that no body here can honour, is an error with its name."""
+"""Requests as clients write them. A parameter that is unknown, or that no body here can honour, is an
+error with its name."""
 
 from __future__ import annotations
 
@@ -133,7 +134,8 @@ class Sampled(Body):
 
     @property
     def usage(self) -> str:
-        """Where a stream tells its usage: "" (nowhere), "last" (in an event of its own) or "each" (in every event, too)."""
+        """Where a stream tells its usage: "" (nowhere), "last" (in an event of its own) or "each" (in
+        every event, too)."""
         options = self.stream_options
         if options is None or not options.include_usage:
             return ""

@@ -31,10 +31,11 @@ else:
     from uvicorn.protocols.http.auto import AutoHTTPProtocol as HttpProtocol
 
 SWITCH_INTERVAL_S = 0.0002
-"""How long a thread may keep the interpreter while another waits for it: with Python's 5 ms, so long would each call of the event loop into
-the system take while the scheduler computes."""
+"""How long a thread may keep the interpreter while another waits for it: with Python's 5 ms, so long would each call of
+the event loop into the system take while the scheduler computes."""
 COLLECT_AFTER = (50_000, 20, 50)
-"""When Python looks for reference cycles: serving makes hardly any, and a look through all objects lasts longer than a round's events."""
+"""When Python looks for reference cycles: serving makes hardly any, and a look through all objects lasts longer than
+a round's events."""
 MOST_HEAD_BYTES = 1 << 16
 """Of a request's line and headers together."""
 FLUSH_S = 2.0
@@ -42,7 +43,8 @@ FLUSH_S = 2.0
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Take an address before anything dear is loaded or written; port 0: any free one. Raises ConfigError if it cannot be had."""
+    """Take an address before anything dear is loaded or written; port 0: any free one.
+    Raises ConfigError if it cannot be had."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
@@ -65,7 +67,8 @@ def _cannot_listen(host: str, port: int, error: Exception) -> ConfigError:
 
 
 class BoundedHeads(HttpProtocol):
-    """Closes a connection when the head of a request does not come within `stall_s`, or is longer than MOST_HEAD_BYTES."""
+    """Closes a connection when the head of a request does not come within `stall_s`, or is longer than
+    MOST_HEAD_BYTES."""
 
     stall_s: float
 
@@ -113,7 +116,8 @@ class BoundedHeads(HttpProtocol):
 class Server(uvicorn.Server):
     """Serves `app` on what `bind` has taken until a signal ends it; `address` is where, once it has begun.
 
-    `drain_s`: after that long, what is left after a first signal is given up. `table`: the file of the adaptive configuration, if any.
+    `drain_s`: after that long, what is left after a first signal is given up. `table`: the file of the adaptive
+    configuration, if any.
     """
 
     def __init__(
@@ -133,7 +137,8 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(
             app,
             http=Heads,
-            loop="asyncio",  # sends what is written at once; uvloop only at the end of its turn, behind all else that is ready
+            # sends what is written at once; uvloop only at the end of its turn, behind all else that is ready
+            loop="asyncio",
             lifespan="on",
             log_level="warning",
             access_log=False,

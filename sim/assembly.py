@@ -184,7 +184,8 @@ def assemble(scenario: Scenario, calibration: Calibration | None = None) -> Asse
 def _executor_steps(
     scenario: Scenario, steps: ExecutorSteps, spec: EngineSpec, target: ModelShape, profile: str
 ) -> tuple[StepCost, HostCost]:
-    """Return device and host costs as measured on our own executor. Raises ConfigError for another model or unmeasured shapes."""
+    """Return device and host costs as measured on our own executor.
+    Raises ConfigError for another model or unmeasured shapes."""
     profile = scenario.hardware.profile or profile
     if scenario.engine.kv_slots is None:
         message = "is not given; a profile of measured steps does not say how much memory the device has"
@@ -195,7 +196,8 @@ def _executor_steps(
 
 
 def _with_formats(target: ModelShape, scenario: Scenario) -> ModelShape:
-    """Return the model with the formats that the scenario gives; FP8 checkpoints of some servers keep their KV in FP8 as well."""
+    """Return the model with the formats that the scenario gives;
+    FP8 checkpoints of some servers keep their KV in FP8 as well."""
     weights, kv = scenario.model.weight_dtype, scenario.model.kv_dtype
     if kv is None and weights == "fp8" and server_profile(scenario.hardware.server).fp8_kv:
         kv = "fp8"
@@ -211,8 +213,8 @@ def _parallelism(scenario: Scenario) -> Parallelism:
 def _kernel_tables(scenario: Scenario, shape: ModelShape | None, gpu: GPU) -> tuple[KernelTables | None, str | None]:
     """Return the measured kernels of a model or a head, None for the roofline, and why `auto` took it.
 
-    The variable FOREDRAFT_KERNELS=roofline makes `auto` the roofline, so that runs are alike on all machines. Raises NotMeasured where
-    measured kernels are demanded and missing.
+    The variable FOREDRAFT_KERNELS=roofline makes `auto` the roofline, so that runs are alike on all machines. Raises
+    NotMeasured where measured kernels are demanded and missing.
     """
     hardware = scenario.hardware
     if shape is None or hardware.kernels == "roofline":
@@ -308,7 +310,8 @@ def _check(scenario: Scenario, spec: EngineSpec, acceptance: AcceptanceProcess) 
 
 
 def _model(name: str, key: str) -> ModelShape:
-    """Return a model by its name, built in or known to the database of measured kernels, or by the path of its configuration."""
+    """Return a model by its name, built in or known to the database of measured kernels, or by the path of
+    its configuration."""
     packaged = None if is_config_file(name) or built_in_config(name) else packaged_config(name)
     if packaged is None and not is_config_file(name):
         try:
@@ -344,7 +347,8 @@ def _draft_shape(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShap
 
 
 def _usual_draft(target: ModelShape) -> ModelShape:
-    """Return the smallest built-in model with the target's vocabulary. Raises ConfigError if none is smaller than the target."""
+    """Return the smallest built-in model with the target's vocabulary.
+    Raises ConfigError if none is smaller than the target."""
     built_in = map(lookup_model, known_models())
     fitting = [model for model in built_in if model.vocab == target.vocab and model.parameters < target.parameters]
     if not fitting:
@@ -413,7 +417,8 @@ def _acceptance(scenario: Scenario, choice: PresetChoice, spec: EngineSpec) -> A
 def _with_mean(
     process: GaussianAcceptance, mean: float, steps: int, tree: tuple[int, int, int, float] | None
 ) -> GaussianAcceptance:
-    """Return `process`, more or less likely to accept at every depth, so that rounds of `steps` emit `mean` tokens on average."""
+    """Return `process`, more or less likely to accept at every depth, so that rounds of `steps` emit `mean`
+    tokens on average."""
     from ..core.acceptance.fit import fit_means  # seldom needed
 
     drafted_as = None if tree is None else lambda process: process.for_tree(*tree)

@@ -15,10 +15,11 @@ MOST_SHED = 0.05  # of the requests, refused by a full queue: beyond that it is 
 
 
 def saturation(assembly: Assembly, summary: Mapping[str, Any], arrivals_per_s: float | None) -> float | None:
-    """Return the requests per second offered (in a closed loop: served) over those that full batches would serve; None without any.
+    """Return the requests per second offered (in a closed loop: served) over those that full batches would serve; None
+    without any.
 
-    An estimate: the cost model's time of full batches with the mean lengths and the acceptance of the run. A batch is full at
-    `engine.max_running` requests, or where their KV fills the pool.
+    An estimate: the cost model's time of full batches with the mean lengths and the acceptance of the run. A batch is
+    full at `engine.max_running` requests, or where their KV fills the pool.
     """
     offered = arrivals_per_s if arrivals_per_s is not None else summary["request_throughput"]
     prompt, output = summary["mean_input_tokens"], summary["mean_output_tokens"]
@@ -38,7 +39,8 @@ def saturation(assembly: Assembly, summary: Mapping[str, Any], arrivals_per_s: f
 def _seconds_per_request(
     assembly: Assembly, prompt: float, computed: int, output: float, drafts: Sequence[int]
 ) -> tuple[float, float] | None:
-    """Return what a request takes of an engine with full batches: for its prompt, and for its output. None if no batch has room."""
+    """Return what a request takes of an engine with full batches: for its prompt, and for its output.
+    None if no batch has room."""
     config, spec, cost, host = assembly.spec.config, assembly.spec, assembly.cost, assembly.host
     held = prompt + output / 2 + spec.resolve_sizes().reserve
     batch = min(config.max_running, int(config.num_pages * config.page_size / held))
@@ -63,7 +65,8 @@ def _seconds_per_request(
 
 
 def _accept_length(drafts: Sequence[int], steps: int) -> float:
-    """Return the mean accept length of rounds with `steps` steps, by the rounds of the run, which may have had others."""
+    """Return the mean accept length of rounds with `steps` steps, by the rounds of the run, which may
+    have had others."""
     rows = sum(drafts)
     return 1 + sum(min(correct, steps) * count for correct, count in enumerate(drafts)) / rows if rows else 1.0
 
@@ -71,11 +74,12 @@ def _accept_length(drafts: Sequence[int], steps: int) -> float:
 def is_overloaded(
     waiting: Sequence[float | None], bucket_s: float, last_arrival_s: float, num_arrivals: int, num_shed: int
 ) -> bool:
-    """Return whether the queue only grew in the second half of the arrivals, beyond chance, or a bounded one shed requests.
+    """Return whether the queue only grew in the second half of the arrivals, beyond chance, or a bounded one shed
+    requests.
 
-    `waiting`: mean length of the queue in each bucket of `bucket_s` seconds from the start of the run on. `num_shed`: requests refused
-    because the queue was full. Where at most two buckets end before the last arrival, the queue at that arrival
-    is compared with chance.
+    `waiting`: mean length of the queue in each bucket of `bucket_s` seconds from the start of the run on. `num_shed`:
+    requests refused because the queue was full. Where at most two buckets end before the last arrival, the queue at
+    that arrival is compared with chance.
     """
     if num_shed > MOST_SHED * num_arrivals:
         return True

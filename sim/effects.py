@@ -1,8 +1,9 @@
 """Keys of a scenario that a run does not use: a table of rules, each with its keys and the reason.
 
-A key counts as given if an option or a call gave it, or if a file has it with another value than the default: a resolved scenario lists
-every key. A setting of the command line that has no effect is refused (`refuse_without_effect`), because it was meant for this run. A
-setting of a file that has no effect is reported in a sentence (`notices.notices_of`), because other runs may share the file.
+A key counts as given if an option or a call gave it, or if a file has it with another value than the default: a
+resolved scenario lists every key. A setting of the command line that has no effect is refused
+(`refuse_without_effect`), because it was meant for this run. A setting of a file that has no effect is reported in a
+sentence (`notices.notices_of`), because other runs may share the file.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ Reason = Callable[[Assembly], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """When `keys` have no effect: `reason` returns why, or None if they have one. A key that ends with a dot means the whole table.
+    """When `keys` have no effect: `reason` returns why, or None if they have one. A key that ends with a dot means the
+    whole table.
 
-    `agreeing` are values that say what the run does anyway, which are no mistake. `outcome` is what the message says of the key.
+    `agreeing` are values that say what the run does anyway, which are no mistake. `outcome` is what the message says of
+    the key.
     """
 
     keys: tuple[str, ...]
@@ -373,7 +376,8 @@ RULES: tuple[Rule, ...] = (
 
 
 def without_effect(run: Assembly, origins: Mapping[str, str]) -> Iterator[Ineffective]:
-    """Yield the given keys that the run does not use. `origins`: key -> the place that it came from, as `load_scenario` returns them."""
+    """Yield the given keys that the run does not use.
+    `origins`: key -> the place that it came from, as `load_scenario` returns them."""
     for key, value, default in _leaves(run.scenario, Scenario()):
         origin = origins.get(key)
         if origin not in EXPLICIT:
@@ -399,7 +403,8 @@ def given_keys(scenario: Scenario, origin: str) -> dict[str, str]:
 
 
 def _leaves(table: BaseModel, usual: BaseModel | None, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield (dotted key, value, default) of every leaf. `usual` is the table with all defaults, None if there is none by default."""
+    """Yield (dotted key, value, default) of every leaf.
+    `usual` is the table with all defaults, None if there is none by default."""
     for name, info in type(table).model_fields.items():
         value = getattr(table, name)
         default = info.get_default() if usual is None else getattr(usual, name)

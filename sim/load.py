@@ -22,10 +22,11 @@ LARGE_DEVIATION = 0.05  # of an achieved mean length from the one asked for, in 
 
 
 def make_workload(scenario: Scenario, context_len: int) -> TraceSource | SyntheticWorkload:
-    """Return the requests of a scenario, as `Arrival`s. Raises a ForedraftError for a contradiction or an unreadable trace.
+    """Return the requests of a scenario, as `Arrival`s. Raises a ForedraftError for a contradiction or an unreadable
+    trace.
 
-    `context_len`: prompt and output tokens that the engines take of one request. Lognormal lengths without a `high` end there,
-    those of prompts so far before it that an average output fits.
+    `context_len`: prompt and output tokens that the engines take of one request. Lognormal lengths without a `high` end
+    there, those of prompts so far before it that an average output fits.
     """
     table = scenario.workload
     if table.trace is not None:
@@ -81,7 +82,8 @@ def _curve(table: Workload, rate: float) -> RateCurve:
 
 
 def contents_are_known(scenario: Scenario) -> bool:
-    """Return whether requests say what their prompts contain, so that equal beginnings can be found. Raises TraceError."""
+    """Return whether requests say what their prompts contain, so that equal beginnings can be found.
+    Raises TraceError."""
     table = scenario.workload
     if table.trace is None:
         return table.prefixes is not None
@@ -110,14 +112,16 @@ def _lengths(table: Length, key: str, greatest: int) -> LengthDistribution:
 
 
 def asked_lengths(workload: TraceSource | SyntheticWorkload) -> dict[str, tuple[float, float]]:
-    """Return mean and standard deviation of the prompts ("input") and outputs asked for, in tokens; nothing for a trace."""
+    """Return mean and standard deviation of the prompts ("input") and outputs asked for, in tokens;
+    nothing for a trace."""
     if isinstance(workload, TraceSource):
         return {}
     return {"input": workload.prompt_len.moments, "output": workload.output_len.moments}
 
 
 def length_notice(kind: str, asked: tuple[float, float], got: float, num_requests: int) -> str | None:
-    """Return a sentence if the mean of `num_requests` lengths is farther from the one asked for than chance explains."""
+    """Return a sentence if the mean of `num_requests` lengths is farther from the one asked for than
+    chance explains."""
     mean, std = asked
     if abs(got - mean) <= max(LARGE_DEVIATION * mean, 4 * std / num_requests**0.5):
         return None
@@ -128,8 +132,8 @@ def length_notice(kind: str, asked: tuple[float, float], got: float, num_request
 
 
 def scan_workload(workload: TraceSource | SyntheticWorkload) -> tuple[int | None, int]:
-    """Return how many requests a run will see at most (None if that is unknown), and how many rows of its trace have no prompt or no output
-    and cannot be replayed. Validates a trace by reading it once.
+    """Return how many requests a run will see at most (None if that is unknown), and how many rows of its trace have no
+    prompt or no output and cannot be replayed. Validates a trace by reading it once.
     """
     if isinstance(workload, TraceSource):
         summary = workload.scan()

@@ -1,4 +1,5 @@
-"""Sentences for the user of a run: given keys without effect, and what the run decided where the scenario leaves it open."""
+"""Sentences for the user of a run: given keys without effect, and what the run decided where the
+scenario leaves it open."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ GRAPHS_SHARE = 0.1  # of the KV pool's size: graphs that take more are told
 
 
 def notices_of(run: Assembly, origins: Mapping[str, str]) -> tuple[str, ...]:
-    """Return sentences for the user: given keys without effect, and what the run decided where the scenario leaves it open."""
+    """Return sentences for the user: given keys without effect, and what the run decided where the
+    scenario leaves it open."""
     notices = [str(item) for item in without_effect(run, origins)]
     if run.algorithm.drafter is Drafter.MODEL and run.draft is not None and run.scenario.model.draft is None:
         notices.append(f"model.draft is not given: {run.draft.name} drafts")
@@ -32,7 +34,8 @@ def notices_of(run: Assembly, origins: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _preset_notices(run: Assembly) -> Iterator[str]:
-    """Yield a sentence if the acceptance is that of another algorithm, family or kind of text, and what look-ups depend on."""
+    """Yield a sentence if the acceptance is that of another algorithm, family or kind of text, and what
+    look-ups depend on."""
     table, preset, algorithm = run.scenario.acceptance, run.preset.preset, run.algorithm
     if drafts_nothing(run) or not all(v is None for v in (table.conditional, table.mean_length, table.recorded)):
         return

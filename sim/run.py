@@ -82,7 +82,8 @@ class RunReport:
 
 
 class Simulation:
-    """One run of one scenario. `sinks(replica)` are the event sinks of a replica's engine, `spans` takes device and scheduler times."""
+    """One run of one scenario. `sinks(replica)` are the event sinks of a replica's engine, `spans` takes device and
+    scheduler times."""
 
     PROGRESS_EVERY_S = 0.1
     EVENTS_PER_LOOK = 2000
@@ -102,10 +103,11 @@ class Simulation:
     ) -> None:
         """Assemble the run.
 
-        `faults`: to be injected; `RunReport.faults` has the results. `origins`: where each key was given, as `load_scenario` returns it;
-        keys without effect are then refused or noted (`effects.py`). `calibration`: instead of the file `hardware.profile`.
-        `on_assembled` takes the parts of the run before `sinks` is asked. `named_slots` False: no sink asks which KV slots a step writes;
-        then engines count them, unless a prefix cache with known prompts, a transfer or a fault needs to know.
+        `faults`: to be injected; `RunReport.faults` has the results. `origins`: where each key was given, as
+        `load_scenario` returns it; keys without effect are then refused or noted (`effects.py`). `calibration`: instead
+        of the file `hardware.profile`. `on_assembled` takes the parts of the run before `sinks` is asked. `named_slots`
+        False: no sink asks which KV slots a step writes; then engines count them, unless a prefix cache with known
+        prompts, a transfer or a fault needs to know.
 
         Raises a ForedraftError for anything that cannot run: configuration, memory, an unreadable or broken trace.
         """
@@ -205,8 +207,8 @@ class Simulation:
         )
 
     def _duration_ns(self, complete: bool) -> int:
-        """Return the time of the last request, result or page. A timer without effect does not lengthen the run, such as a client's whose
-        request has ended, or an engine's that remembers a transfer."""
+        """Return the time of the last request, result or page. A timer without effect does not lengthen the run, such
+        as a client's whose request has ended, or an engine's that remembers a transfer."""
         if not complete:
             return self.env.now
         last_ns = max(self._last_request_ns, *(replica.worked_until_ns for replica in self.replicas))
@@ -292,7 +294,8 @@ class Simulation:
         return UnreliableLink(link, replica, self.faults.ledger, self._given_up)
 
     def _tree_process(self, topk: int, steps: int, num_draft_tokens: int) -> AcceptanceProcess:
-        """Return acceptance along the deepest accepted path of a tree; fixed and recorded processes hold for trees as they are."""
+        """Return acceptance along the deepest accepted path of a tree;
+        fixed and recorded processes hold for trees as they are."""
         process = self.assembly.acceptance
         if not isinstance(process, GaussianAcceptance):
             return process
@@ -328,7 +331,8 @@ class Simulation:
         return request_id, ended
 
     def _foresee(self, first: int) -> None:
-        """Announce the next requests to the device: their ids, and so the keys of all draws, are known before they arrive."""
+        """Announce the next requests to the device:
+        their ids, and so the keys of all draws, are known before they arrive."""
         self._foreseen = first + self.REQUESTS_FORESEEN
         if not self.replicas[0].device.draws_ahead:
             return

@@ -1,8 +1,8 @@
 """A scenario: everything that a simulated run depends on, validated all at once.
 
 A scenario file is TOML with the tables below. Every key has a default, so an empty file is a run: Llama-3.1-8B on one
-H100, EAGLE-3 with adaptive steps, overlap scheduling, Poisson arrivals. `Scenario` is plain data; `assembly.py` turns it
-into engines and actors.
+H100, EAGLE-3 with adaptive steps, overlap scheduling, Poisson arrivals. `Scenario` is plain data; `assembly.py` turns
+it into engines and actors.
 """
 
 from __future__ import annotations

@@ -90,7 +90,8 @@ def check_names(scenario: Scenario) -> None:
 
 
 def _with_place(error: ConfigError, problem: Problem) -> str:
-    """Return the message for a problem: with its place if the name is known, and something behind it, such as a plugin, is wrong."""
+    """Return the message for a problem: with its place if the name is known, and something behind it, such as a
+    plugin, is wrong."""
     return problem.message if error.source.startswith("<") else f"{error.source}: {problem}"
 
 
@@ -131,8 +132,9 @@ def load_scenario(
 ) -> tuple[Scenario, dict[str, str]]:
     """Return the scenario and, for every key that was given, the place it came from (the others are defaults).
 
-    path: a TOML file, or None. given: by their source, dotted keys with values; they win over the file. settings: "table.key=value" with a
-    TOML value, or a bare word; they win over both. Raises ConfigError with every problem of the first source that has any.
+    path: a TOML file, or None. given: by their source, dotted keys with values; they win over the file. settings:
+    "table.key=value" with a TOML value, or a bare word; they win over both. Raises ConfigError with every problem of
+    the first source that has any.
     """
     data: dict[str, Any] = {}
     origins: dict[str, str] = {}

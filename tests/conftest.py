@@ -1,5 +1,6 @@
-"""One thread for each process of tests, the mark `fast`, and notes: lines that a test records with `record_property("note", …)` end
-the run's output. (Printing would not do: with several workers what a test prints is lost.)
+"""One thread for each process of tests, the mark `fast`, and notes: lines that a test records with
+`record_property("note", …)` end the run's output. (Printing would not do: with several workers what a test prints is
+lost.)
 """
 
 import gc
@@ -12,7 +13,8 @@ from hypothesis import HealthCheck, settings
 # How long an example takes to draw says how busy the machine is.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
-# The tests' tensors are tiny: a pool of threads in every worker and every process of a test would only wait for each other.
+# The tests' tensors are tiny: a pool of threads in every worker and every process of a test would only wait for each
+# other.
 os.environ["OMP_NUM_THREADS"] = "1"
 # Whether the extra `measured` is installed changes no test but those that ask for it.
 os.environ["FOREDRAFT_KERNELS"] = "roofline"
@@ -36,7 +38,8 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")
 def pytest_give_groups_to_one_worker(items):
-    """Let pytest see the groups: pytest-xdist 3.8 writes them into `_nodeid`, which pytest 9.2 does not read, and they had no effect."""
+    """Let pytest see the groups: pytest-xdist 3.8 writes them into `_nodeid`, which pytest 9.2 does not read, and
+    they had no effect."""
     for item in items:
         grouped = getattr(item, "_nodeid", item.nodeid)
         if grouped != item.nodeid and hasattr(item, "_id"):

@@ -77,8 +77,8 @@ ENTRANCES = {"cli.__main__": "the entry point `foredraft`"}
 
 @dataclass(frozen=True)
 class Import:
-    """`target` is a module of ours ("core.engine") or the top-level name of a library. `when` it runs: as the module is loaded, for
-    type checkers alone ("types"), or in a function ("call")."""
+    """`target` is a module of ours ("core.engine") or the top-level name of a library. `when` it runs: as the module is
+    loaded, for type checkers alone ("types"), or in a function ("call")."""
 
     target: str
     ours: bool
@@ -309,7 +309,7 @@ def test_files_are_named_after_what_is_in_them():
     assert not wrong, wrong
 
 
-# -- D1: whatever is reserved uses the maximum ----------------------------------------------------------------------------
+# -- D1: whatever is reserved uses the maximum -------------------------------------------------------------------------
 
 HOLDERS_OF_SETTINGS = re.compile(r"(^|\.|_)(config|settings|speculation|scenario|args|server_args)$")
 # Here slots, rows and buffers are reserved; what a single round drafts has no business here.
@@ -356,7 +356,7 @@ def test_reservations_know_only_the_maximum():
     assert not wrong, "\n".join(wrong)
 
 
-# -- what the tree must not have ------------------------------------------------------------------------------------------
+# -- what the tree must not have ---------------------------------------------------------------------------------------
 
 
 def tracked_texts() -> Iterator[tuple[str, str]]:
@@ -388,7 +388,7 @@ def test_the_tree_is_free_of(what: str, pattern: str):
     assert not wrong, f"{what}:\n" + "\n".join(wrong)
 
 
-# -- packaging ------------------------------------------------------------------------------------------------------------
+# -- packaging ---------------------------------------------------------------------------------------------------------
 
 
 @cache

@@ -39,7 +39,8 @@ ENGINE_KEYS = ("max_queue", "max_step_tokens", "mixed", "eviction_policy", "wate
 
 
 def ways_of_pair(pair: Path, base: SessionOptions) -> dict[str, SessionOptions]:
-    """Return plain decoding and four ways to draft, for a pair made by `foredraft tiny`. Raises ConfigError if a part is missing."""
+    """Return plain decoding and four ways to draft, for a pair made by `foredraft tiny`.
+    Raises ConfigError if a part is missing."""
     missing = [part for part in ("target", "draft", "eagle3") if not (pair / part / "config.json").is_file()]
     if missing:
         message = f"has no {', '.join(missing)}; expected a directory made by `foredraft tiny`"
@@ -70,7 +71,8 @@ def ways_of_draft(base: SessionOptions) -> dict[str, SessionOptions]:
 def way_of_scenario(
     scenario: Scenario, given: Mapping[str, str], base: SessionOptions, pair: Path | None
 ) -> tuple[SessionOptions, dict[str, Any]]:
-    """Return the session of a scenario, and what its engine has beyond it. `given` keys alone count; the rest is the session's own choice.
+    """Return the session of a scenario, and what its engine has beyond it. `given` keys alone count; the rest is the
+    session's own choice.
 
     A draft that `base` does not name is the one of the `pair`. Raises ConfigError.
     """
@@ -144,10 +146,11 @@ def open_arms(
     engine: Mapping[str, Any] | None = None,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> list[Arm]:
-    """Resolve and load every way to serve; models that several of them use are loaded once. `engine`: further settings of every engine.
+    """Resolve and load every way to serve; models that several of them use are loaded once. `engine`: further settings
+    of every engine.
 
-    A step is one round, as the simulator charges the host's time for each of them. Raises ConfigError and other ForedraftErrors before a
-    weight is read.
+    A step is one round, as the simulator charges the host's time for each of them. Raises ConfigError and other
+    ForedraftErrors before a weight is read.
     """
     plans = {name: plan_session(replace(given, block_rounds=1), longest_request) for name, given in options.items()}
     for name, plan in plans.items():

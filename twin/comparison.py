@@ -39,8 +39,8 @@ def simulate(
 ) -> list[Event]:
     """Return the events of a run in which every request emits its `max_tokens`. `acceptance` holds for trees as it is.
 
-    `device_spread` and `host_spread` let the times of steps fluctuate, drawn by `seed`. Arrivals and `concurrency` as in `serve`.
-    Raises ForedraftError if a request is refused.
+    `device_spread` and `host_spread` let the times of steps fluctuate, drawn by `seed`. Arrivals and `concurrency` as
+    in `serve`. Raises ForedraftError if a request is refused.
     """
     env = Environment()
     events: list[Event] = []
@@ -73,9 +73,11 @@ BUCKETS = 10
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One number: the mean over simulations, the mean over measured repeats, and half the range of either, relative to its mean.
+    """One number: the mean over simulations, the mean over measured repeats, and half the range of either, relative to
+    its mean.
 
-    `predicted_spread` is what the draws of acceptance make of it, `noise` what the machine does; None of a single run, which tells none.
+    `predicted_spread` is what the draws of acceptance make of it, `noise` what the machine does; None of a single run,
+    which tells none.
     """
 
     predicted: float
@@ -91,7 +93,8 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One way to serve at one load. `steps`: shares of decode rounds by their draft steps; `batch`: mean batch in tenths of the run."""
+    """One way to serve at one load. `steps`: shares of decode rounds by their draft steps; `batch`:
+    mean batch in tenths of the run."""
 
     arm: str
     load: str
@@ -136,7 +139,8 @@ def compare(
     processor_share: float = 1.0,
     pace: float | None = None,
 ) -> Comparison:
-    """Compare simulated runs with measured ones of the same requests. What one of them does not have (an accept length) is left out."""
+    """Compare simulated runs with measured ones of the same requests.
+    What one of them does not have (an accept length) is left out."""
     ours, theirs = ([metrics.summary() for metrics in runs] for runs in (predicted, measured))
     found = {}
     for key in SHORT_NAMES:

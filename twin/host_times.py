@@ -1,4 +1,5 @@
-"""The host's time per step, row and token, fitted to a few served requests, and how well a whole profile adds up to their steps."""
+"""The host's time per step, row and token, fitted to a few served requests, and how well a whole profile adds
+up to their steps."""
 
 from __future__ import annotations
 

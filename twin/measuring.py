@@ -1,4 +1,5 @@
-"""Measures an executor's own steps: every cell of a grid several times, in a random order, so that none profits from the one before.
+"""Measures an executor's own steps: every cell of a grid several times, in a random order, so that none profits from
+the one before.
 
 Device times come from `gpu.bench.step_timer`, host times from served requests (`host_times`). Medians count.
 """
@@ -49,8 +50,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """One timing, `repeat` of several. Its sizes are chunks, tokens, context of a prompt; steps, nodes, rows, context, accepted of a round;
-    and of both in a step: the prompt's tokens, then those of a round."""
+    """One timing, `repeat` of several. Its sizes are chunks, tokens, context of a prompt; steps, nodes, rows, context,
+    accepted of a round; and of both in a step: the prompt's tokens, then those of a round."""
 
     arm: int
     kind: str  # "prefill", "round" or "mixed"
@@ -189,7 +190,8 @@ def _prompt_sizes(arm: Arm, plan: MeasuringPlan) -> Iterable[tuple[int, int, int
 
 
 def _mixed_sizes(arm: Arm, plan: MeasuringPlan) -> tuple[int, ...]:
-    """Return the sizes of the one step with both: its prompt is one of the prompt cells, its round one of the round cells."""
+    """Return the sizes of the one step with both:
+    its prompt is one of the prompt cells, its round one of the round cells."""
     steps, nodes = arm.spec.draft_shape.tree_sizes()[0]
     _, tokens, _ = next(iter(_prompt_sizes(arm, plan)))
     return tokens, steps, nodes, 1, _contexts(arm, plan)[0], 1
@@ -258,7 +260,8 @@ def _shared_ns(arms: Mapping[int, Arm], samples: Samples, found: AlgorithmSteps)
 
 
 def _grid(name: str, cells: Mapping[tuple[int, ...], list[float]]) -> Grid:
-    """Return the medians of cells as a grid. A cell that could not be measured takes the value of the nearest one that could."""
+    """Return the medians of cells as a grid. A cell that could not be measured takes the value of the
+    nearest one that could."""
     axes = {axis: tuple(sorted({key[i] for key in cells})) for i, axis in enumerate(AXES[name])}
     ns = np.zeros(tuple(len(points) for points in axes.values()))
     medians = {key: float(np.median(values)) for key, values in cells.items()}
@@ -273,7 +276,8 @@ def _grid(name: str, cells: Mapping[tuple[int, ...], list[float]]) -> Grid:
 
 
 def _spreads(samples: Samples) -> dict[str, float]:
-    """Return the standard deviation of the logarithm of a step's time, by kind of step: the median over cells, outliers weigh little."""
+    """Return the standard deviation of the logarithm of a step's time, by kind of step:
+    the median over cells, outliers weigh little."""
     names = {"round": "decode", "prefill": "prefill"}
     found: dict[str, list[float]] = {}
     totals: dict[tuple, list[float]] = {}
@@ -287,7 +291,8 @@ def _spreads(samples: Samples) -> dict[str, float]:
 
 
 class Pace:
-    """Times a few rounds of an arm on a CPU between the runs of a comparison: how fast the machine is, by the profile."""
+    """Times a few rounds of an arm on a CPU between the runs of a comparison:
+    how fast the machine is, by the profile."""
 
     def __init__(self, arm: Arm, cost: StepCost, clock: str) -> None:
         timed_by = make_clock(clock, arm.plan.device)
@@ -303,6 +308,7 @@ class Pace:
         self.now()  # once without counting, as the profile's were
 
     def now(self) -> float:
-        """Return what the rounds take now, relative to what the profile says; each is timed three times, medians count."""
+        """Return what the rounds take now, relative to what the profile says;
+        each is timed three times, medians count."""
         took = [np.median([self._timer.round(*sizes).total for _ in range(3)]) for sizes in self._sizes]
         return float(sum(took)) / self._priced

@@ -14,7 +14,8 @@ from ..observe.input_files import read_lines
 class Record:
     """Values by key. Without a path they are kept in memory alone.
 
-    The file begins with `about`; one that is about something else, or ends in the middle of a line, is begun anew or cut there.
+    The file begins with `about`; one that is about something else, or ends in the middle of a line, is begun anew or
+    cut there.
     """
 
     def __init__(self, path: Path | None, about: Mapping[str, Any]) -> None:

@@ -39,7 +39,8 @@ OnProgress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class TwinPlan:
-    """What is run. `loads` None: the scenario's own arrivals; `seconds`: about how long one measured run lasts, where a load is made."""
+    """What is run. `loads` None: the scenario's own arrivals; `seconds`:
+    about how long one measured run lasts, where a load is made."""
 
     scenario: Scenario
     loads: tuple[str, ...] | None = (LIGHT, KNEE, SATURATED)
@@ -63,7 +64,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What the simulated side of an arm is made of. `pace`: what the machine takes while this arm is served, over what it took before."""
+    """What the simulated side of an arm is made of.
+    `pace`: what the machine takes while this arm is served, over what it took before."""
 
     cost: StepCost
     steps: ExecutorSteps
@@ -95,7 +97,8 @@ def default_scenario() -> Scenario:
 def run_twin(
     arms: Sequence[Arm], steps: ExecutorSteps, plan: TwinPlan, on_progress: OnProgress = lambda text: None
 ) -> Iterator[Comparison]:
-    """Yield the comparisons, load by load. Raises ConfigError for a profile of something else, and other ForedraftErrors."""
+    """Yield the comparisons, load by load. Raises ConfigError for a profile of something else, and other
+    ForedraftErrors."""
     make_clock(plan.clock, arms[0].plan.device)
     _check_scenario(plan.scenario)
     costs = [steps.cost(arm.spec, "profile") for arm in arms]  # refuses before anything is served
@@ -172,7 +175,8 @@ def _load(name: str, arm: Arm, side: Side, arms: Sequence[Arm], plan: TwinPlan) 
 def requests_of(scenario: Scenario, arm: Arm, arms: Sequence[Arm], seed: int, text: bool = True) -> tuple[Asked, ...]:
     """Return the scenario's requests with prompts of real text; each asks for as many tokens as it is to emit.
 
-    Without `text` the prompts have a length alone, for simulations. Raises ConfigError for a request that some arm cannot hold.
+    Without `text` the prompts have a length alone, for simulations. Raises ConfigError for a request that some arm
+    cannot hold.
     """
     total = min(each.plan.spec.config.context_len for each in arms)
     arrivals = list(make_workload(scenario, total))

@@ -41,7 +41,8 @@ class Clock:
 
 
 class CpuClock(Clock):
-    """The processor time of this thread; waiting takes none, it moves the clock on. For a busy machine: other processes do not count."""
+    """The processor time of this thread; waiting takes none, it moves the clock on.
+    For a busy machine: other processes do not count."""
 
     read_ns = staticmethod(time.thread_time_ns)
 
@@ -114,7 +115,8 @@ class Served:
 
     @property
     def processor_share(self) -> float:
-        """The share of the busy time in which this thread had a processor; on a quiet machine, with one thread, nearly 1."""
+        """The share of the busy time in which this thread had a processor;
+        on a quiet machine, with one thread, nearly 1."""
         return min(self.processor_s / self.busy_s, 1.0) if self.busy_s else 1.0
 
     def metrics(self) -> RunMetrics:
@@ -171,7 +173,8 @@ class _TimedDriver(Driver):
 def serve(
     arm: Arm, asked: Sequence[Asked], clock: Clock | None = None, concurrency: int | None = None, seed: int = 0
 ) -> Served:
-    """Serve `asked` to their end. With `concurrency` that many clients send one after another; else requests come at their times.
+    """Serve `asked` to their end. With `concurrency` that many clients send one after another; else requests come at
+    their times.
 
     Raises ForedraftError if a request is refused, KeyboardInterrupt as it comes.
     """
@@ -231,7 +234,8 @@ class _Serving:
     def _note(self) -> None:
         driver, ended_ns = self.driver, self.clock.now_ns()
         step, plan_ns, launch_ns = driver.moves.pop(driver.result.step_id)
-        # What the loop does between its moves belongs to the plan; the last plan of a turn, which finds nothing, as well.
+        # What the loop does between its moves belongs to the plan; the last plan of a turn, which finds nothing, as
+        # well.
         plan_ns += driver.collect_begin_ns - driver.turn_begin_ns
         run_ns, commit_ns = driver.collect_end_ns - driver.collect_begin_ns, ended_ns - driver.collect_end_ns
         self.served.laps.append(StepLap(step, driver.result, plan_ns, launch_ns, run_ns, commit_ns, ended_ns))

@@ -1,6 +1,8 @@
-"""The contract of simulated acceptance: how many drafts would be accepted where a round starts, without a model that says so.
+"""The contract of simulated acceptance: how many drafts would be accepted where a round starts, without a model that
+says so.
 
-Requests are known by 64-bit keys, positions count output tokens. Every answer is a function of (seed, request, position).
+Requests are known by 64-bit keys, positions count output tokens. Every answer is a function of (seed, request,
+position).
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ SHIFTS, WEIGHTS = (-1.5, 1.0, 0.0), (1.0, 2.0, 5.0)
 class ProcessConfig:
     """What `make(config)` builds: a process of this kind. What the kind does not name is not looked at.
 
-    "gaussian": a run reaches depth d where a latent quality, standard normal, exceeds the threshold whose upper tail is the product of the
-    first d conditional probabilities; the last one goes on. The quality's variance has three parts. One is a single number per request. One
-    is a field that turns by a quarter from knot to knot, `correlation_len` positions apart. The rest is drawn anew at every position. Then
-    the drift is added per 1,000 positions, and one of SHIFTS per stretch of `stretch_len` positions of a request, drawn by WEIGHTS.
-    "fixed": runs of a mean, of its two neighbouring integers.
-    "recorded": each request replays one of the recordings from its start, again and again.
+    "gaussian": a run reaches depth d where a latent quality, standard normal, exceeds the threshold whose upper tail is
+    the product of the first d conditional probabilities; the last one goes on. The quality's variance has three parts.
+    One is a single number per request. One is a field that turns by a quarter from knot to knot, `correlation_len`
+    positions apart. The rest is drawn anew at every position. Then the drift is added per 1,000 positions, and one of
+    SHIFTS per stretch of `stretch_len` positions of a request, drawn by WEIGHTS. "fixed": runs of a mean, of its two
+    neighbouring integers. "recorded": each request replays one of the recordings from its start, again and again.
     """
 
     kind: str = "gaussian"
@@ -100,25 +102,28 @@ class Process(Protocol):
     """Simulated acceptance. Arguments are NumPy arrays; answers are integers of the broadcast shape."""
 
     def longest_run(self, requests: np.ndarray, positions: np.ndarray, shifts: np.ndarray) -> np.ndarray:
-        """Return how many drafts at most are accepted by a round of each request uint64 at each position int64, 0 … max_depth. `shifts`
-        float64 are added to the quality."""
+        """Return how many drafts at most are accepted by a round of each request uint64 at each position int64, 0 …
+        max_depth. `shifts` float64 are added to the quality."""
 
     def windows(self, requests: np.ndarray, starts: np.ndarray, width: int) -> np.ndarray:
         """Return the longest runs at `width` positions from each start: [n, width]."""
 
     def accept_lens(self, requests: np.ndarray, starts: np.ndarray, steps: int, rounds: int) -> np.ndarray:
-        """Return what successive rounds of `steps` steps emit, [rounds, n]: the accepted drafts and one more. The next one starts
-        behind that."""
+        """Return what successive rounds of `steps` steps emit, [rounds, n]: the accepted drafts and one more. The next
+        one starts behind that."""
 
     def to_end(self, requests: np.ndarray, lengths: np.ndarray, steps: int, width: int) -> np.ndarray:
-        """Return the same for all rounds from position 0 on that start before the request's length, at most `width`; then 0."""
+        """Return the same for all rounds from position 0 on that start before the request's length, at most `width`;
+        then 0."""
 
     @needs("trees")
     def tree_survival(self, topk: int, steps: int, num_nodes: int, rank_ratio: float) -> np.ndarray:
-        """Return the probability that the accepted path of a tree reaches depth 1 … steps, float64, at shift 0 and averaged over positions.
+        """Return the probability that the accepted path of a tree reaches depth 1 … steps, float64, at shift 0 and
+        averaged over positions.
 
-        The target's token is the draft's j-th choice at depth d with probability p · (rank_ratio · (1 − p))^(j−1), p the conditional
-        acceptance there. The tree is the one that beams of `topk` and the best `num_nodes` − 1 nodes by these probabilities give."""
+        The target's token is the draft's j-th choice at depth d with probability p · (rank_ratio · (1 − p))^(j−1), p
+        the conditional acceptance there. The tree is the one that beams of `topk` and the best `num_nodes` − 1 nodes by
+        these probabilities give."""
 
     @needs("days")
     def day_shift(self, amplitude: float, best_hour: float, hour: float) -> float:

@@ -93,7 +93,8 @@ def both_reach(config: ProcessConfig, one: int, other: int) -> float:
 
 @cache
 def both_exceed(threshold: float, rho: float) -> float:
-    """Return the probability that two standard normal numbers of this correlation, at least 0, exceed a threshold both."""
+    """Return the probability that two standard normal numbers of this correlation, at least 0, exceed
+    a threshold both."""
     if rho > 1 - 1e-9:
         return NORMAL.cdf(-threshold)
     steps, reach = 2000, 8.0
@@ -108,7 +109,8 @@ def both_exceed(threshold: float, rho: float) -> float:
 
 
 def tree_survival(config: ProcessConfig, topk: int, steps: int, num_nodes: int, rank_ratio: float) -> list[float]:
-    """Return the probability of reaching depth 1 … steps: the sum over the kept nodes of a depth, of which one path at most is right."""
+    """Return the probability of reaching depth 1 … steps:
+    the sum over the kept nodes of a depth, of which one path at most is right."""
     beam, nodes = [1.0], []
     for depth in range(1, steps + 1):
         p = config.conditional[min(depth, len(config.conditional)) - 1]
@@ -122,5 +124,6 @@ def tree_survival(config: ProcessConfig, topk: int, steps: int, num_nodes: int, 
 
 
 def tolerance_of(share: float, count: int) -> float:
-    """Return by how much a share of so many independent requests may be off: six standard deviations, which one in 10⁹ exceeds."""
+    """Return by how much a share of so many independent requests may be off:
+    six standard deviations, which one in 10⁹ exceeds."""
     return 6 * sqrt(max(share * (1 - share), 0.01) / count) + GRAIN

@@ -1,4 +1,5 @@
-"""The trial of simulated acceptance: the same questions asked in several ways, and shares of many requests. There is no state.
+"""The trial of simulated acceptance: the same questions asked in several ways, and shares of many requests. There is no
+state.
 
 ACCEPT-24 … 26: it is a function of its keys, has the law that was configured, and follows its seed.
 """
@@ -144,8 +145,8 @@ class ProcessTrial(Trial):
 
     @operation(weight=4, when=lambda t, seed, begin, tenths: t.config.kind == "gaussian", tenths=(0, 0, 8))
     def measure(self, seed: int, begin: int, tenths: int) -> None:
-        """Compare many requests with what was configured: how far runs reach, and how runs of one request go together. The quality is
-        shifted by so many tenths."""
+        """Compare many requests with what was configured: how far runs reach, and how runs of one request go together.
+        The quality is shifted by so many tenths."""
         config, shares, shift = self.config, self.moment.shares, tenths / 10
         requests = hash64(seed, Purpose.SWARM, 7, np.arange(MANY))
         length = config.correlation_len
@@ -195,7 +196,8 @@ class ProcessTrial(Trial):
 
     @operation(weight=4, when=lambda t, seed: t.config.kind == "recorded")
     def measure_recordings(self, seed: int) -> None:
-        """Compare many requests with the recordings: each replays one from its start, and each is replayed by its share."""
+        """Compare many requests with the recordings:
+        each replays one from its start, and each is replayed by its share."""
         m, recorded = self.moment, self.config.recorded
         m.asked = True
         count = 600
@@ -219,7 +221,8 @@ class ProcessTrial(Trial):
         steps=(1, 2, 3, 5),
     )
     def tree(self, topk: int, steps: int, share: int, percent: int) -> None:
-        """Compare the survival in a tree with the sum over its nodes; `share` of two halves of all candidates are nodes."""
+        """Compare the survival in a tree with the sum over its nodes;
+        `share` of two halves of all candidates are nodes."""
         self.moment.asked = True
         ratio = percent / 100
         capacity = topk + (steps - 1) * topk * topk

@@ -58,7 +58,8 @@ class ToldPolicy(FixedPolicy):
 
 
 class CoreEngine:
-    """Translates between the contract, which names requests, and our engine, which numbers rows and takes results as arrays."""
+    """Translates between the contract, which names requests, and our engine, which numbers rows and takes
+    results as arrays."""
 
     capabilities = EngineCapabilities.all()
 

@@ -1,4 +1,5 @@
-"""Our request table over the allocator, `core.kv.store`, behind the allocator contract: rows, and rows behind a fence."""
+"""Our request table over the allocator, `core.kv.store`, behind the allocator contract:
+rows, and rows behind a fence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Our request table over the prefix cache, `core.kv.store`, behind the prefix cache contract: admission, publication, departure."""
+"""Our request table over the prefix cache, `core.kv.store`, behind the prefix cache contract:
+admission, publication, departure."""
 
 from __future__ import annotations
 

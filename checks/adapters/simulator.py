@@ -1,6 +1,7 @@
 """Our simulator behind the simulator contract.
 
-A run is that of `foredraft simulate`: scenario, engines, routers, metrics, `requests.parquet` and the lines of `events.jsonl`.
+A run is that of `foredraft simulate`: scenario, engines, routers, metrics, `requests.parquet` and the lines of
+`events.jsonl`.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def machine_of(assembly: Assembly) -> dict[str, Any]:
 
 
 def _sizes(shape: ModelShape) -> dict[str, Any]:
-    """Return the sizes of a decoder whose layers are all alike but for windows and experts, as the model of a roofline takes them."""
+    """Return the sizes of a decoder whose layers are all alike but for windows and experts, as the model of a
+    roofline takes them."""
     (attention, _), *others = shape.mixers
     dense = [(part, count) for part, count in shape.mlps if isinstance(part, Mlp)]
     experts = shape.experts

@@ -1,8 +1,8 @@
 """A block manager that is not ours: the pool and the ledger of Hugging Face transformers' continuous batching.
 
-The adapter drives its two parts as its own cache allocators do: `CachePool` (which blocks are free) and `BlockLedger` (how many requests
-share a block, and what is kept for reuse). What the allocators add, attention types and tensors, is left out. Needs transformers 5 with
-torch.
+The adapter drives its two parts as its own cache allocators do: `CachePool` (which blocks are free) and `BlockLedger`
+(how many requests share a block, and what is kept for reuse). What the allocators add, attention types and tensors, is
+left out. Needs transformers 5 with torch.
 
 It trusts its callers, nothing looks whether a block that is freed is held: so it does not declare `misuse`.
 """
@@ -91,7 +91,8 @@ class TransformersBlocks:
         return list(self.ledger.cached_blocks)
 
     def references(self, page: int) -> int:
-        """Return the references; the ledger counts what two or more share, a block of one request is in none of its structures."""
+        """Return the references; the ledger counts what two or more share, a block of one request is in none
+        of its structures."""
         if page in self.ledger.cached_blocks or page in self._free():
             return 0
         return self.ledger.shared_ref_counts.get(page, 1)

@@ -1,13 +1,15 @@
 """A scheduler that is not ours: the one of Hugging Face transformers' continuous batching, with its paged cache.
 
-Its batch processor is driven as its own loop drives it: `prepare_next_batch`, then the model, then `update_batch`. The suite is the model:
-it reads the tokens that the processor hands to the model, and writes the sampled ones where the model would. Nothing else is replaced. What
-the loop does before each batch with new and cancelled requests is done at once when no batch is running. Needs transformers 5 with torch.
+Its batch processor is driven as its own loop drives it: `prepare_next_batch`, then the model, then `update_batch`. The
+suite is the model: it reads the tokens that the processor hands to the model, and writes the sampled ones where the
+model would. Nothing else is replaced. What the loop does before each batch with new and cancelled requests is done at
+once when no batch is running. Needs transformers 5 with torch.
 
 The scheduler mixes prefill and decode under one budget of tokens, and its pages hold at least 4 tokens: see `supports`.
 
-The suite found a bug in it (transformers 5.23.0), which docs/properties.md tells: after a request has been put back for want of memory,
-nothing new is admitted until another request *finishes*. If all others are cancelled instead, none is ever admitted again (ENGINE-11).
+The suite found a bug in it (transformers 5.23.0), which docs/properties.md tells: after a request has been put back for
+want of memory, nothing new is admitted until another request *finishes*. If all others are cancelled instead, none is
+ever admitted again (ENGINE-11).
 """
 
 from __future__ import annotations
@@ -236,7 +238,8 @@ def make(config: ServingConfig) -> TransformersEngine:
 
 
 def supports(config: ServingConfig) -> bool:
-    """Return whether a configuration does not speculate, mixes prefill and decode, and has pages of four tokens at least."""
+    """Return whether a configuration does not speculate, mixes prefill and decode, and has pages of four
+    tokens at least."""
     return config.algorithm == "none" and config.mixed and config.page_size >= 4 and not config.max_queue
 
 

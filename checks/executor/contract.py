@@ -32,13 +32,15 @@ HIDDEN_STATES = "hidden_states"
 
 @dataclass(frozen=True, slots=True)
 class ExecutorConfig:
-    """The engine that the executor serves, small on purpose. `make_engine` builds one of the same sizes as the trial's own.
+    """The engine that the executor serves, small on purpose. `make_engine` builds one of the same sizes as the trial's
+    own.
 
-    `steps` is the greatest candidate; with `adaptive`, 0 and 1 are candidates too. A tree (`topk` > 1) has `num_draft_tokens` nodes, or as
-    many as a single step fills; for chains it is 0. `tokens`: the executor delivers tokens, so the engine tracks them.
+    `steps` is the greatest candidate; with `adaptive`, 0 and 1 are candidates too. A tree (`topk` > 1) has
+    `num_draft_tokens` nodes, or as many as a single step fills; for chains it is 0. `tokens`: the executor delivers
+    tokens, so the engine tracks them.
 
-    Steps are never 3 or 4, topk never 2 or 4, and their product never 4. The reference's hidden states are 4 wide, and no row of
-    candidates, drafts or accepted tokens may be as wide.
+    Steps are never 3 or 4, topk never 2 or 4, and their product never 4. The reference's hidden states are 4 wide, and
+    no row of candidates, drafts or accepted tokens may be as wide.
     """
 
     algorithm: str = "STANDALONE"
@@ -63,7 +65,8 @@ class ExecutorConfig:
     def draw(cls, choose: Choices, has: ExecutorCapabilities) -> ExecutorConfig:
         """Choose an engine of a few rows, steps and branches."""
         algorithm = choose(WITH_HEADS if has.hidden_states else ALGORITHMS)
-        # Where proposals are compared, most of them are deep: what a draft has kept of its own passes shows from the third step on.
+        # Where proposals are compared, most of them are deep: what a draft has kept of its own passes shows from the
+        # third step on.
         depths = (1, 2, 5, 5, 5, 5, 0, 7) if has.drafts else (1, 1, 2, 2, 5, 5, 0, 7)
         steps = 0 if algorithm == "NONE" else choose(depths)
         topk = choose((1, 3, 3, 5) if has.drafts else (1, 1, 3, 5)) if has.trees and steps > 0 else 1
@@ -92,8 +95,8 @@ class ExecutorConfig:
         return config._with_pool(choose((0, 1, 2, 3)))
 
     def _with_pool(self, pool: int) -> ExecutorConfig:
-        """Return the context with a KV pool of this kind for it: for several of the longest requests, for two of them, for hardly more than
-        one, or so large that blocks of rounds fit."""
+        """Return the context with a KV pool of this kind for it: for several of the longest requests, for two of them,
+        for hardly more than one, or so large that blocks of rounds fit."""
         spec = replace(self, num_pages=1 << 16, context_len=TEXT_LEN).make_spec()
         longest = TEXT_LEN + spec.resolve_sizes().reserve + 2 * self.page_size
         slots = (4 * longest, 2 * longest, longest + 8, 30 * longest)[pool]
@@ -164,7 +167,8 @@ class ExecutorCapabilities(Capabilities):
 
 
 class Executor(Protocol):
-    """`core.executor.Executor`, and what can be looked at. Steps are `core.step.Step`, results `core.step.StepResult`."""
+    """`core.executor.Executor`, and what can be looked at.
+    Steps are `core.step.Step`, results `core.step.StepResult`."""
 
     def launch(self, step: Step) -> None:
         """Begin `step`, behind those in flight. Its arrays are read-only."""
@@ -181,7 +185,8 @@ class Executor(Protocol):
 
     @needs("inspection")
     def hidden_sizes(self) -> Sequence[int]:
-        """Return how many values a hidden state of the target or the draft has; nothing else that is kept is as wide."""
+        """Return how many values a hidden state of the target or the draft has;
+        nothing else that is kept is as wide."""
 
     @needs("inspection")
     def roots(self) -> Sequence[object]:
@@ -201,11 +206,13 @@ class Executor(Protocol):
 
     @needs("merging")
     def merge(self, first: list[list[float]] | None, second: list[list[float]] | None) -> Any:
-        """Join the draft's hidden states of two batches: rows of numbers, or None. Refuses those of different algorithms."""
+        """Join the draft's hidden states of two batches: rows of numbers, or None.
+        Refuses those of different algorithms."""
 
     @needs("handoff")
     def draft_input(self, batch: HandoffBatch, last_tokens: np.ndarray) -> DraftInput | None:
-        """Return what the first round of handed over requests drafts from, None if it needs nothing but their last tokens."""
+        """Return what the first round of handed over requests drafts from, None if it needs nothing but
+        their last tokens."""
 
     @needs("plain")
     def shown(self) -> Sequence[str]:
@@ -213,7 +220,8 @@ class Executor(Protocol):
 
     @needs("plain")
     def after(self, text: Sequence[int], first: int) -> After:
-        """Return what the target gives after tokens `first` … of `text`, computed without a batch, a tree or KV pages."""
+        """Return what the target gives after tokens `first` … of `text`, computed without a batch, a
+        tree or KV pages."""
 
     @needs("drafts")
     def drafted(self, text: Sequence[int], steps: int, topk: int, num_draft_tokens: int, noise: int) -> Drafts | None:

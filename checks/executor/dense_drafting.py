@@ -1,6 +1,8 @@
-"""Drafting without a KV pool: every proposal recomputed from the row's whole text with dense attention, on trees of `core.tree.build`.
+"""Drafting without a KV pool: every proposal recomputed from the row's whole text with dense attention, on trees of
+`core.tree.build`.
 
-A *frontier* is what one more pass of the draft needs of a branch: its tokens, and for heads the hidden states beside them.
+A *frontier* is what one more pass of the draft needs of a branch: its tokens, and for heads the hidden states beside
+them.
 """
 
 from __future__ import annotations
@@ -112,8 +114,9 @@ class DenseHead:
 
 
 class DenseHeads:
-    """MULTI_LAYER_EAGLE: head h begins each slot with what head h − 1 said at the slot before, and reads on over the guesses of the heads
-    before it. A frontier is how many of the drafts it has taken, with the candidates of every head."""
+    """MULTI_LAYER_EAGLE: head h begins each slot with what head h − 1 said at the slot before, and reads on over the
+    guesses of the heads before it. A frontier is how many of the drafts it has taken, with the candidates of every
+    head."""
 
     def __init__(self, heads: MultiLayerEagle, target: Decoder, noise: int = 0) -> None:
         self._heads, self._target, self._noise = heads, target, noise
@@ -140,7 +143,8 @@ class DenseHeads:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a round should begin with, what it should draft step by step (empty without steps), and the tree that it makes of it."""
+    """What a round should begin with, what it should draft step by step (empty without steps), and the tree
+    that it makes of it."""
 
     relay: Relay
     levels: list[Candidates]

@@ -1,4 +1,5 @@
-"""ACCEPT-17 and SIM-04 of executors; the form of their answers is checked in `model.py`. A checker reads the `Moment` alone."""
+"""ACCEPT-17 and SIM-04 of executors; the form of their answers is checked in `model.py`.
+A checker reads the `Moment` alone."""
 
 from __future__ import annotations
 

@@ -89,8 +89,8 @@ class Judge:
         what: str,
         place: tuple[int, int],
     ) -> None:
-        """Judge a round. `run` is what it emitted behind the row's text; `tree` are its steps, top-k and nodes, `place` its round
-        and row."""
+        """Judge a round. `run` is what it emitted behind the row's text; `tree` are its steps, top-k and nodes, `place`
+        its round and row."""
         # What stands behind the context is cut off: all of it has the context's last position.
         self._tokens(row, run[: max(self._config.context_len + 1 - len(row.text), 1)], shown, what)
         steps, topk, nodes = tree
@@ -134,7 +134,8 @@ class Judge:
         raise Wrong(was, f"{others}: what the draft says of that text and branch alone")
 
     def _note_token_beside(self, row: Served, run: Sequence[int], drafts: Sequence[int]) -> None:
-        """Note where a run's last token stands among those that `drafts`, which it could have been accepted as, leave."""
+        """Note where a run's last token stands among those that `drafts`, which it could have been
+        accepted as, leave."""
         text = [*row.text, *run[:-1]]
         plain = self._subject.after(text, len(text) - 1)
         probs = probabilities(_shaped(row, plain.logits[0], text), row.sampling)

@@ -1,4 +1,5 @@
-"""What an executor's results must be: the requests in its rows, as the steps describe them, and what a checker looks at.
+"""What an executor's results must be: the requests in its rows, as the steps describe them, and what a checker looks
+at.
 
 Plain Python, one row and one round after the other. A result that does not follow from its step raises `Wrong`.
 """
@@ -34,8 +35,8 @@ class FoundArray(NamedTuple):
 def hidden_arrays(
     roots: Mapping[str, object], hidden_sizes: Collection[int], without: Iterable[object] = ()
 ) -> list[FoundArray]:
-    """Find every array reached from `roots` (name -> object) that could hold hidden states: of floating point, several axes, the last of
-    them as wide as one. Objects in `without` are not entered; closures and slots are."""
+    """Find every array reached from `roots` (name -> object) that could hold hidden states: of floating point, several
+    axes, the last of them as wide as one. Objects in `without` are not entered; closures and slots are."""
     found: list[FoundArray] = []
     seen: dict[int, object] = {id(item): item for item in without}
     stack: list[tuple[str, Any]] = list(roots.items())
@@ -148,7 +149,8 @@ class InFlight:
 
 
 class DeviceModel:
-    """Hold rows by number. `launch` and `collect` take steps and results in their order. `judge` looks at tokens and outputs."""
+    """Hold rows by number. `launch` and `collect` take steps and results in their order.
+    `judge` looks at tokens and outputs."""
 
     def __init__(self, config: ExecutorConfig, algorithm: SpecAlgorithm, judge: Judge | None) -> None:
         self.judge = judge

@@ -1,8 +1,9 @@
-"""What the tokens of a result must be: compared with the model's own distribution after the row's text, computed plainly.
+"""What the tokens of a result must be: compared with the model's own distribution after the row's text, computed
+plainly.
 
-The subject says what its model gives after a text, token after token, without batch, tree or pages (`Executor.after`), and what its draft
-proposes after one (`Executor.drafted`). Everything else is worked out here: which tokens sampling may choose, how many drafts must be
-accepted, and whether sampled tokens have the distribution that they should have.
+The subject says what its model gives after a text, token after token, without batch, tree or pages (`Executor.after`),
+and what its draft proposes after one (`Executor.drafted`). Everything else is worked out here: which tokens sampling
+may choose, how many drafts must be accepted, and whether sampled tokens have the distribution that they should have.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ DEVIATION = 5.0  # of a sum of n terms, in standard deviations: a good sampler i
 
 
 MAX_MATCH, MAX_EXAMINED = 8, 32
-"""Of look-up drafting: the longest suffix that is looked for, and how many occurrences are looked at for each branch."""
+"""Of look-up drafting: the longest suffix that is looked for, and how many occurrences are looked at
+for each branch."""
 
 Drafts = Set[tuple[int, ...]]
 """The drafts of a round, each as the tokens from behind the root to it."""
@@ -87,7 +89,8 @@ def drafts_at_end(drafts: Drafts, run: Sequence[int]) -> list[int]:
 
 
 def looked_up(text: Sequence[int], num_nodes: int, num_branches: int) -> Drafts:
-    """Return what followed the last tokens of a text where they occurred before: the longest match first, then the most recent.
+    """Return what followed the last tokens of a text where they occurred before: the longest match first, then the most
+    recent.
 
     The branches share the nodes equally; what common beginnings save extends the best of them."""
     size, budget = len(text), num_nodes - 1
@@ -157,9 +160,11 @@ def place_of(probs: np.ndarray, token: int, number: int) -> float:
 
 
 def beside_drafts(probs: np.ndarray, drafts: Sequence[int], token: int) -> tuple[float, float]:
-    """Return how far from the middle the coin fell that drew `token` from what these drafts leave of a distribution, and the variance.
+    """Return how far from the middle the coin fell that drew `token` from what these drafts leave of a distribution,
+    and the variance.
 
-    Both count by the probability of the drafts: a coin that has rejected them would be at that distance from 0 if it were used once more.
+    Both count by the probability of the drafts: a coin that has rejected them would be at that distance from 0 if it
+    were used once more.
     """
     left = probs.copy()
     left[list(drafts)] = 0.0
@@ -170,9 +175,11 @@ def beside_drafts(probs: np.ndarray, drafts: Sequence[int], token: int) -> tuple
 
 
 class Draw(NamedTuple):
-    """One sampled token: the request that it belongs to, how that samples, its number in the output, in its round, and its place.
+    """One sampled token: the request that it belongs to, how that samples, its number in the output, in its round, and
+    its place.
 
-    `edge` is 1 for the least probable token that could have been drawn, less the probability of that; `edge_variance` is its variance.
+    `edge` is 1 for the least probable token that could have been drawn, less the probability of that; `edge_variance`
+    is its variance.
     """
 
     request: int
@@ -189,7 +196,8 @@ def unfairness(draws: Sequence[Draw], beside: np.ndarray) -> str | None:
 
     `beside` [n, 2] are `beside_drafts` of tokens.
 
-    Sums of n terms, each of known mean and variance, are compared with their standard deviation, so that a bound holds for any n.
+    Sums of n terms, each of known mean and variance, are compared with their standard deviation, so that a bound holds
+    for any n.
     """
     by_place = {(draw.request, draw.number): draw.place for draw in draws}
     for name, steps, numbers in (

@@ -1,7 +1,8 @@
 """Two engines side by side: one is served by the executor, the other is fed what a log would have of it.
 
-The second one never meets the executor. It gets the same requests, and of each result only what `observe.encoding` writes into a log.
-Where it decides otherwise, the first engine has seen something that no log has, such as a step into whose arrays the executor has written.
+The second one never meets the executor. It gets the same requests, and of each result only what `observe.encoding`
+writes into a log. Where it decides otherwise, the first engine has seen something that no log has, such as a step into
+whose arrays the executor has written.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from ...observe.encoding import LineEncoder, decode_result
 
 
 class RecordedCore:
-    """`live` is the engine that the executor serves. `difference` is where the other first went its own way: (served, fed), else None."""
+    """`live` is the engine that the executor serves.
+    `difference` is where the other first went its own way: (served, fed), else None."""
 
     def __init__(self, make_engine: Callable[[EventSink], Engine]) -> None:
         self._lines: tuple[list[str], list[str]] = ([], [])
@@ -76,7 +78,8 @@ class RecordedCore:
         return live
 
     def look_at_steps(self) -> None:
-        """Check that both engines have the same steps in flight. Log lines are not enough: they say "=" for rows that have not changed."""
+        """Check that both engines have the same steps in flight.
+        Log lines are not enough: they say "=" for rows that have not changed."""
         for live, fed in self._in_flight:
             for part in ("decode", "prefill"):
                 changed = first_unequal(getattr(live, part), getattr(fed, part))
@@ -123,7 +126,8 @@ class RecordedCore:
 
 
 def first_unequal(one: Any, other: Any) -> tuple[str, str, str] | None:
-    """Return the first field in which two dataclasses of arrays and numbers differ, with both values; None if none does."""
+    """Return the first field in which two dataclasses of arrays and numbers differ, with both values;
+    None if none does."""
     if one is None or other is None:
         return None if one is other else ("is there", str(one is not None), str(other is not None))
     for field in fields(one):

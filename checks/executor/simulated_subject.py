@@ -1,7 +1,8 @@
-"""The simulated executor behind the executor contract: `foredraft check executor foredraft.checks.executor.simulated_subject:make`.
+"""The simulated executor behind the executor contract:
+`foredraft check executor foredraft.checks.executor.simulated_subject:make`.
 
-What `actors/engine.py` does with a device on simulated time, without the time: launch, draw, apply. The contract's config is taken as it
-comes (`checks/executor/contract.py`); this file imports nothing of it.
+What `actors/engine.py` does with a device on simulated time, without the time: launch, draw, apply. The contract's
+config is taken as it comes (`checks/executor/contract.py`); this file imports nothing of it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ LONGEST_OUTPUT = 25
 
 
 class SimulatedExecutor:
-    """Run steps on one device. The true length of an output follows from the request's id, some beyond what it may emit."""
+    """Run steps on one device. The true length of an output follows from the request's id, some beyond
+    what it may emit."""
 
     capabilities = ("trees", "hidden_states", "inspection", "accounting")
 

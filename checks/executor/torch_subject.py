@@ -1,4 +1,5 @@
-"""The real executor, on a CPU, behind the executor contract: `foredraft check executor foredraft.checks.executor.torch_subject:make`.
+"""The real executor, on a CPU, behind the executor contract:
+`foredraft check executor foredraft.checks.executor.torch_subject:make`.
 
 Its models have random weights and a few thousand parameters, made in memory. The contract's config is taken as it comes
 (`checks/executor/contract.py`); this file imports nothing of it.
@@ -109,7 +110,8 @@ class CheckedExecutor(WrappedExecutor):
         return After(known.logits[first:], {name: values[first:] for name, values in known.outputs.items()})
 
     def _plainly(self, text: tuple[int, ...]) -> After:
-        """Return what the target gives after each token of a text, computed as one sequence in one pass, without pages."""
+        """Return what the target gives after each token of a text, computed as one sequence in one
+        pass, without pages."""
         target, _ = self.models
         with torch.no_grad():
             out = target.forward(torch.tensor(text), DenseAttention([len(text)]), Capture(routed_experts=True))

@@ -1,4 +1,5 @@
-"""The executor's trial: an engine that the executor serves, a second one that gets only the record, and the model of the rows."""
+"""The executor's trial: an engine that the executor serves, a second one that gets only the record, and the
+model of the rows."""
 
 from __future__ import annotations
 
@@ -134,7 +135,8 @@ class ExecutorTrial(Trial):
 
     @staticmethod
     def _unasked(found: list[FoundArray], shown: bool) -> list[FoundArray]:
-        """Leave out the target's hidden states on their way to a user who asked to see them: under that name, among outputs."""
+        """Leave out the target's hidden states on their way to a user who asked to see them:
+        under that name, among outputs."""
         end = f"[{HIDDEN_STATES!r}]"
         return [array for array in found if not (shown and array.path.endswith(end) and "outputs" in array.path)]
 
@@ -148,7 +150,8 @@ class ExecutorTrial(Trial):
 
     @operation(weight=6)
     def submit(self, request: str, prompt_len: int, max_tokens: int, shared: int, stops: bool, show: bool) -> bool:
-        """Submit a request, with the first `shared` tokens of its prompt as in all others. `show`: it asks for hidden states."""
+        """Submit a request, with the first `shared` tokens of its prompt as in all others.
+        `show`: it asks for hidden states."""
         if prompt_len < 1 or max_tokens < 1:
             return False
         own = _tokens(request, prompt_len, self.config.vocab_size)
@@ -271,7 +274,8 @@ class ExecutorTrial(Trial):
 
     @operation(weight=2, needs="samples")
     def sample(self) -> bool:
-        """Sample requests with one prompt to their end, by seeds of their own: as independent draws of the exact distribution."""
+        """Sample requests with one prompt to their end, by seeds of their own:
+        as independent draws of the exact distribution."""
         if self._has_sampled or self.config.max_running < MANY:
             return False  # once in a run, and in few runs: it takes as long as many operations
         self._has_sampled = True

@@ -1,7 +1,9 @@
-"""The contract of a block manager: it looks up what is cached of a text, allocates the rest, and takes everything back at the end.
+"""The contract of a block manager: it looks up what is cached of a text, allocates the rest, and takes everything back
+at the end.
 
-That is the shape of vLLM's `KVCacheManager` (get_computed_blocks with allocate_slots, free). Nothing is locked or evicted from outside, and
-blocks of equal text may be kept twice. A block may be cached as soon as it is allocated: its content is computed in the same step.
+That is the shape of vLLM's `KVCacheManager` (get_computed_blocks with allocate_slots, free). Nothing is locked or
+evicted from outside, and blocks of equal text may be kept twice. A block may be cached as soon as it is allocated: its
+content is computed in the same step.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from ...properties.harness.letters import Choices
 
 @dataclass(frozen=True, slots=True)
 class ManagerConfig:
-    """What `make(config)` builds: `num_pages` pages of `page_size` slots, and a padding page of the manager's own where it has one."""
+    """What `make(config)` builds: `num_pages` pages of `page_size` slots, and a padding page of the manager's own
+    where it has one."""
 
     num_pages: int
     page_size: int = 1
@@ -43,17 +46,20 @@ class ManagerCapabilities(Capabilities):
 
 
 class BlockManager(Protocol):
-    """A manager of KV blocks. A slot is one token's place, a page is `page_size` neighbouring slots from a multiple of it.
+    """A manager of KV blocks. A slot is one token's place, a page is `page_size` neighbouring slots from a multiple of
+    it.
 
     To refuse is to return None or False, or to raise one of `REFUSALS`; nothing may have changed then.
     """
 
     def admit(self, request: str, tokens: Sequence[int], namespace: str, num_tokens: int) -> int | None:
-        """Start a request: find the longest cached prefix of `tokens`, in whole pages and less than all of it, and allocate for the
-        `num_tokens` positions behind it, or for as many as are left. Returns the length of that prefix."""
+        """Start a request: find the longest cached prefix of `tokens`, in whole pages and less than all of it, and
+        allocate for the `num_tokens` positions behind it, or for as many as are left. Returns the length of that
+        prefix."""
 
     def grow(self, request: str, tokens: Sequence[int], num_tokens: int) -> bool:
-        """Allocate for `num_tokens` positions more. `tokens` is the whole text of the request by now; what was sampled is at its end."""
+        """Allocate for `num_tokens` positions more.
+        `tokens` is the whole text of the request by now; what was sampled is at its end."""
 
     def release(self, request: str) -> None:
         """End a request: it holds nothing any more."""

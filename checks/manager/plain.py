@@ -10,7 +10,8 @@ Key = tuple[str, tuple[int, ...]]
 
 
 class PlainManager:
-    """`free`: pages that no request holds, the one to be handed out next first; `keys`: page -> namespace and text up to its end."""
+    """`free`: pages that no request holds, the one to be handed out next first; `keys`:
+    page -> namespace and text up to its end."""
 
     capabilities = ManagerCapabilities.all()
 

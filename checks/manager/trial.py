@@ -1,4 +1,5 @@
-"""The block manager's trial (BLOCKS-01 … 07): the suite is scheduler and device, and reads every slot again after each operation."""
+"""The block manager's trial (BLOCKS-01 … 07): the suite is scheduler and device, and reads every slot again
+after each operation."""
 
 from __future__ import annotations
 
@@ -185,7 +186,8 @@ class ManagerTrial(Trial):
         known = self._known(tokens, namespace)
         m.expected = known if self.capabilities.caching else 0
         asked = min(num_tokens, len(tokens) - known)  # if more is cached, fewer are left
-        # How much of it is cached nothing but the manager knows, and cached pages count as free: so many pages are enough in any case.
+        # How much of it is cached nothing but the manager knows, and cached pages count as free: so many pages are
+        # enough in any case.
         most = min((len(tokens) - 1) // size * size + num_tokens, len(tokens))
         m.fits = -(-most // size) <= m.before[0]
         answer = self.ask(self.subject.admit, request, list(tokens), namespace, asked)

@@ -1,4 +1,5 @@
-"""Planted defects of acceptance and compaction: each is one method of a good component, done wrong as it has been done wrong before."""
+"""Planted defects of acceptance and compaction: each is one method of a good component, done wrong as it has been
+done wrong before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Planted defects of allocators: each is one method of a good one, done wrong in a way that has been done wrong before."""
+"""Planted defects of allocators: each is one method of a good one, done wrong in a way that has been
+done wrong before."""
 
 from ...core.kv.allocator import KVAllocator
 from ...core.kv.store import KVStore

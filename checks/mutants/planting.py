@@ -8,16 +8,17 @@
     PromisesTooLittle (ALLOC-14): The last page is never promised.
         KVAllocator.can_allocate = good(self, num_slots) and num_slots != self.num_free_slots
 
-A defect has a name, the invariants of which one must catch it, a sentence, and below that one or more places. A place is a method or
-function, `Class.method` or `module.function`, and is followed by one of these:
+A defect has a name, the invariants of which one must catch it, a sentence, and below that one or more places. A place
+is a method or function, `Class.method` or `module.function`, and is followed by one of these:
 
     ` = expression`    the method returns this instead
     `:`, then lines    its whole body instead; also of a method that the class does not have, `Class.method(self, x):`
-    `-`, `+` lines     a piece of its source that stands there once, and what stands there instead; of several lines each replaces that
+    `-`, `+` lines     a piece of its source that stands there once, and what stands there instead; of several lines
+    each replaces that
                        piece, indented as it is
 
-In all of them `good` is the method as it was, `memory` a dictionary that all places of a defect share, and the names of the method's
-own module are known. A place that has changed so that a text no longer fits is an error at once.
+In all of them `good` is the method as it was, `memory` a dictionary that all places of a defect share, and the names of
+the method's own module are known. A place that has changed so that a text no longer fits is an error at once.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def defects(
 ) -> tuple[Mutant, ...]:
     """Return the mutants that a text describes: what `make` makes, with a defect.
 
-    The text names `places`, classes and modules, and what else is among them or in `names`. `capabilities` is what is declared, if not
-    all that the good one has; `prefix` stands before the defects' names.
+    The text names `places`, classes and modules, and what else is among them or in `names`. `capabilities` is what is
+    declared, if not all that the good one has; `prefix` stands before the defects' names.
     """
     return tuple(
         Mutant(prefix + name, defect, contract, Planted(make, changes, capabilities), caught_by)
@@ -64,7 +65,8 @@ def defects(
 def subclasses(
     contract: str, kind: type, places: Iterable[Any], text: str, module: str, **names: Any
 ) -> tuple[Mutant, ...]:
-    """Return the mutants that a text describes, each a subclass of `kind` that `module` has under its name: another process finds it."""
+    """Return the mutants that a text describes, each a subclass of `kind` that `module` has under its name:
+    another process finds it."""
     found = []
     for name, caught_by, defect, changes in _read(text, places, names):
         memory: dict[Any, Any] = {}
@@ -101,7 +103,8 @@ def lookup(mutants: Iterable[Mutant]) -> Callable[[str], Any]:
 
 
 class Planted:
-    """Makes what `make` makes. The defect is there only within `planted`, which every execution of a trial enters: nothing else has it."""
+    """Makes what `make` makes. The defect is there only within `planted`, which every execution of a trial enters:
+    nothing else has it."""
 
     def __init__(self, make: Any, changes: Sequence[Change], capabilities: Any = None) -> None:
         self.make = make

@@ -1,4 +1,5 @@
-"""Planted defects of prefix caches: each is one method of a good one, done wrong in a way that has been done wrong before."""
+"""Planted defects of prefix caches: each is one method of a good one, done wrong in a way that has been
+done wrong before."""
 
 from ...core.kv.radix import RadixCache
 from ...core.kv.store import KVStore

@@ -1,4 +1,5 @@
-"""Planted defects of simulators: each is a subclass of ours, with something in what it answers or is made of done wrong."""
+"""Planted defects of simulators: each is a subclass of ours, with something in what it answers or is
+made of done wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Planted defects of step controllers: each is one method of a good one, done wrong as it has been done wrong before."""
+"""Planted defects of step controllers: each is one method of a good one, done wrong as it has been
+done wrong before."""
 
 from __future__ import annotations
 
@@ -171,7 +172,7 @@ ExpectsEveryPositionAlone (STEPS-16): A draft counts with its own acceptance, as
     ControllerAdapter.expected = 1 + sum(self.policy.estimate.probabilities[:steps])
 """
 
-# -- of no policy: what knows the cost -----------------------------------------------------------------------------------
+# -- of no policy: what knows the cost ---------------------------------------------------------------------------------
 
 
 class DraftsTheMost:
@@ -198,7 +199,8 @@ class DraftsTheLeast(DraftsTheMost):
 
 
 class DraftsMoreTheLessIsAccepted(DraftsTheMost):
-    """Where a row had nothing accepted it drafts the most, to make up for it; where every row had something, the least."""
+    """Where a row had nothing accepted it drafts the most, to make up for it;
+    where every row had something, the least."""
 
     def __init__(self, config: StepsConfig) -> None:
         super().__init__(config)

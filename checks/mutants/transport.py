@@ -1,4 +1,5 @@
-"""Planted defects of transports: each is the good one with one move done wrong, in a way that has been done wrong before."""
+"""Planted defects of transports: each is the good one with one move done wrong, in a way that has been
+done wrong before."""
 
 from dataclasses import replace
 
@@ -24,10 +25,6 @@ retry reads what others wrote.
             self.engine.transfers.release_hold(transfer.row, now_ns)
             self.engine.transfers.end_transfer(transfer.request.request_id, now_ns)
             transfer.row = 0
-    PrefillSide._finish:
-        if not transfer.row:
-            self.engine.store._held[0] = None
-        good(self, transfer, end, now_ns)
 
 FreesWhatIsCancelled (HANDOFF-02): A cancelled request gives its pages back at once, while some may still be sent.
     PrefillSide._give_up:

@@ -1,4 +1,5 @@
-"""The contract of a transport: two workers, requests on their way from the first to the second, and a link that loses and repeats."""
+"""The contract of a transport: two workers, requests on their way from the first to the second, and a link that
+loses and repeats."""
 
 from __future__ import annotations
 
@@ -26,9 +27,10 @@ PageContent = tuple[bytes, bytes]
 class Message(NamedTuple):
     """A message on the link. `body` is the transport's own; the other fields say what it is about.
 
-    `attempt` and `generation` number the attempts of a request and the incarnations of the prefill worker: no request has a pair twice.
-    `number` is the index of a page, the first page that an accept wants, or the first attempt that an offer or a cancel is about: a cancel
-    ends the attempts from that one to its own, and no earlier one, even where its sender no longer knows that both were of one transfer.
+    `attempt` and `generation` number the attempts of a request and the incarnations of the prefill worker: no request
+    has a pair twice. `number` is the index of a page, the first page that an accept wants, or the first attempt that an
+    offer or a cancel is about: a cancel ends the attempts from that one to its own, and no earlier one, even where its
+    sender no longer knows that both were of one transfer.
     """
 
     kind: str
@@ -104,7 +106,8 @@ class TransportConfig:
 
     @property
     def memory_ns(self) -> int:
-        """How long the decode side must remember a transfer that has ended there: as long as offers and cancels of it may come."""
+        """How long the decode side must remember a transfer that has ended there:
+        as long as offers and cancels of it may come."""
         return self.max_attempts * (self.lease_ns + self.hold_ns) + self.fence_ns
 
 
@@ -140,7 +143,8 @@ class Ended(NamedTuple):
 
 
 class Wish(NamedTuple):
-    """What a client asks the prefill worker for. Computing the tokens yields `first_token`, and `draft`, the draft input."""
+    """What a client asks the prefill worker for. Computing the tokens yields `first_token`, and `draft`,
+    the draft input."""
 
     request: int
     tokens: Sequence[int]
@@ -152,38 +156,42 @@ class Wish(NamedTuple):
 class Transport(Protocol):
     """Both sides of a transport, and the workers around them. Requests are numbers; `now_ns` never goes back.
 
-    A prompt's KV is a function of its tokens, so pages of equal prefixes may be shared. The trial writes the computed pages; the
-    transport moves them through the two functions that it is given.
+    A prompt's KV is a function of its tokens, so pages of equal prefixes may be shared. The trial writes the computed
+    pages; the transport moves them through the two functions that it is given.
 
-    A side gives pages back as soon as an ack, a refusal, a cancel or the answer to one lets it, unless the link still reads them. Every
-    cancel is answered, also one for a transfer that is not known.
+    A side gives pages back as soon as an ack, a refusal, a cancel or the answer to one lets it, unless the link still
+    reads them. Every cancel is answered, also one for a transfer that is not known.
     """
 
     def connect(self, read: Callable[[int], PageContent], write: Callable[[int, PageContent], None]) -> None:
         """Take the functions that read a page of the prefill pool and write one of the decode pool. Called once."""
 
     def submit(self, wish: Wish, now_ns: int) -> object:
-        """Give the prefill worker a request; False if refused. A request for one token ends with its prompt, and is never offered."""
+        """Give the prefill worker a request; False if refused.
+        A request for one token ends with its prompt, and is never offered."""
 
     def compute(self, now_ns: int) -> Sequence[tuple[int, int, int]]:
         """Run one step of the prefill worker. Returns (request, index, page) of the pages that became final."""
 
     def decode(self, now_ns: int) -> Sequence[tuple[int, int, int]]:
-        """Run one step of the decode worker. Returns (request, index, page) of the prompts' pages that it computed: those of requests
-        whose KV it had lost. With `config.ahead` it launches a step, and then ends the one before, or the last if there is no next."""
+        """Run one step of the decode worker. Returns (request, index, page) of the prompts' pages that it computed:
+        those of requests whose KV it had lost. With `config.ahead` it launches a step, and then ends the one before, or
+        the last if there is no next."""
 
     def collect(self, side: str) -> Sequence[Message]:
-        """Write the pages that are due, and return the messages of this side: first those of the pages that have been read out."""
+        """Write the pages that are due, and return the messages of this side:
+        first those of the pages that have been read out."""
 
     def read_out(self, count: int) -> None:
-        """Read the next `count` of the pages that are to be sent, or as many as there are. `read` is called for nothing else."""
+        """Read the next `count` of the pages that are to be sent, or as many as there are.
+        `read` is called for nothing else."""
 
     def deliver(self, side: str, message: Message, now_ns: int) -> None:
         """Receive a message."""
 
     def damaged(self, message: Message, how: int) -> Message | None:
-        """Return the page message with a changed byte in the target (0), cut short (1), with a changed byte in the draft (2) or another
-        index (3). None for what is no page."""
+        """Return the page message with a changed byte in the target (0), cut short (1), with a changed byte in the
+        draft (2) or another index (3). None for what is no page."""
 
     def cancel(self, side: str, request: int, now_ns: int) -> None:
         """Give a request up, as the client of this side."""
@@ -225,8 +233,9 @@ class Transport(Protocol):
 
     @needs("retraction")
     def retract(self, side: str, request: int, now_ns: int) -> None:
-        """Let the next step of a worker take what a request has there, whose prompt it computes or which it decodes: it waits, and is
-        computed again. Its transfer is cancelled, and another one begins. Nothing happens to other requests."""
+        """Let the next step of a worker take what a request has there, whose prompt it computes or which it decodes: it
+        waits, and is computed again. Its transfer is cancelled, and another one begins. Nothing happens to other
+        requests."""
 
     @needs("roles")
     def change_role(self, side: str) -> object:
@@ -234,10 +243,11 @@ class Transport(Protocol):
 
     @needs("device_loss")
     def lose_kv(self, side: str, now_ns: int) -> None:
-        """Replace this worker's device: its KV is gone, its host goes on as another incarnation, its transfers fail. Requests
-        without a transfer stay, those that had joined are computed again."""
+        """Replace this worker's device: its KV is gone, its host goes on as another incarnation, its transfers fail.
+        Requests without a transfer stay, those that had joined are computed again."""
 
     @needs("going_on")
     def go_on(self, wish: Wish, num_shown: int, now_ns: int) -> object:
-        """Give the prefill worker a request that a decode worker was lost with; False if refused. The tokens end with the output that its
-        client has been shown, but for the last of these `num_shown` tokens: that is `first_token`, which no model is asked for again."""
+        """Give the prefill worker a request that a decode worker was lost with; False if refused. The tokens end with
+        the output that its client has been shown, but for the last of these `num_shown` tokens: that is `first_token`,
+        which no model is asked for again."""

@@ -39,7 +39,8 @@ _HOW = {
 
 @dataclass(slots=True)
 class CountingWorker:
-    """An engine, its side of the handoff, and as much of an executor as the engine needs: the tokens that each row has left."""
+    """An engine, its side of the handoff, and as much of an executor as the engine needs:
+    the tokens that each row has left."""
 
     engine: Engine
     side: Any
@@ -72,7 +73,8 @@ class CountingWorker:
         return StepResult(step.step_id, prefill, decode, np.zeros(1, dtype=np.int64))
 
     def note(self, finished) -> None:
-        """Report requests that have ended, with the numbers of tokens that this worker has counted, as a device would."""
+        """Report requests that have ended, with the numbers of tokens that this worker has counted,
+        as a device would."""
         for end in finished:
             name, how, num_output = end.request_id, _HOW[end.reason], end.num_output
             if name in self.limits:

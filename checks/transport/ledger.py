@@ -1,12 +1,15 @@
-"""What the messages say of every transfer: how many there are, how each one ends, and when a side must act and must not.
+"""What the messages say of every transfer: how many there are, how each one ends, and when a side must act and must
+not.
 
 ```
-prefill   offer ─── lease ───► offer again, or cancel          accept, renewal, computed or read page, manifest: the lease begins anew
-decode    accept ── hold ────► cancel                          page, manifest, renewal: the hold begins anew
+prefill   offer ─── lease ───► offer again, or cancel          accept, renewal, computed or read page, manifest: the
+lease begins anew decode    accept ── hold ────► cancel                          page, manifest, renewal: the hold
+begins anew
 ```
 
-A message that may have been ignored moves `heard_ns` alone; one that cannot have been ignored moves `renewed_ns` too. A side must not act
-before a whole patience has passed since `renewed_ns`. It must have acted when one has passed since `heard_ns`.
+A message that may have been ignored moves `heard_ns` alone; one that cannot have been ignored moves `renewed_ns` too. A
+side must not act before a whole patience has passed since `renewed_ns`. It must have acted when one has passed since
+`heard_ns`.
 """
 
 from __future__ import annotations
@@ -202,7 +205,8 @@ class Ledger:
         return num_waiting
 
     def miscounted(self, side: str, c: Counters) -> str:
-        """Return what the counters of a side cannot be after the messages that it has sent and received; empty if they can."""
+        """Return what the counters of a side cannot be after the messages that it has sent and received;
+        empty if they can."""
         if side == DECODE:
             num_open = sum(not (e.is_answered or e.is_cancelled or e.is_lost) for e in self.incoming.values())
             for what, found, low, high in (

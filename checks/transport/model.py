@@ -1,4 +1,5 @@
-"""The transport's model: where each request is, which pages may still be read or written, what they must hold; one moment of the trial."""
+"""The transport's model: where each request is, which pages may still be read or written, what they must hold;
+one moment of the trial."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def first_token_of(tokens: tuple[int, ...]) -> int:
 
 
 def draft_of(tokens: tuple[int, ...], serial: int, hidden: bool) -> tuple[int, ...]:
-    """Return what the first draft of a run starts from: a token id of more than 31 bits, with `hidden` a hidden state of two numbers too.
+    """Return what the first draft of a run starts from: a token id of more than 31 bits, with `hidden` a hidden state
+    of two numbers too.
 
     Unlike KV it is not a function of the tokens: runs with equal prompts differ in it.
     """
@@ -35,7 +37,8 @@ def draft_of(tokens: tuple[int, ...], serial: int, hidden: bool) -> tuple[int, .
 
 
 def content_of(tokens: tuple[int, ...], index: int, config: TransportConfig) -> PageContent:
-    """Return page `index` of a prompt. With hidden states the draft looks one token ahead, so its KV depends on that token too."""
+    """Return page `index` of a prompt. With hidden states the draft looks one token ahead, so its KV depends
+    on that token too."""
     end = (index + 1) * config.page_size
     seen = tokens[:end]
     ahead = (*tokens, first_token_of(tokens))[: end + 1] if config.hidden else seen

@@ -1,4 +1,5 @@
-"""What the messages say: each one that is sent or arrives is noted in the model and in the ledger before it has an effect."""
+"""What the messages say: each one that is sent or arrives is noted in the model and in the ledger before
+it has an effect."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class Parcel(NamedTuple):
 
 
 class Fault:
-    """Is done once: the message number `nth` is lost (1) or doubled (2), or the page number `nth` is damaged (3 and more)."""
+    """Is done once: the message number `nth` is lost (1) or doubled (2), or the page number `nth` is
+    damaged (3 and more)."""
 
     def __init__(self, kind: int, nth: int) -> None:
         self._kind = kind
@@ -119,7 +121,8 @@ class Record:
     def has_earlier_attempt(self, side: str, seen: AttemptSeen, message: Message) -> bool:
         """Return whether an earlier attempt that the cancel is about is open here.
 
-        A worker that begins anew may accept a late offer of one attempt while the next one was accepted by the worker before it.
+        A worker that begins anew may accept a late offer of one attempt while the next one was accepted by the worker
+        before it.
         """
         return any(
             earlier.run is seen.run and covers(message, key[1:]) and earlier.was_accepted and side not in earlier.ends

@@ -1,4 +1,5 @@
-"""The transport's trial: it is the link, both pools and both clients. What arrives twice or late must change nothing."""
+"""The transport's trial: it is the link, both pools and both clients.
+What arrives twice or late must change nothing."""
 
 from __future__ import annotations
 
@@ -88,7 +89,8 @@ class TransportTrial(TransportWatch):
 
     @operation(weight=8, when=_can_start, family=(0, 0, 1), is_short=(False, False, False, False, True))
     def start(self, request: int, family: int, num_tokens: int, is_short: bool = False) -> bool:
-        """Send a request to the prefill worker; `is_short`: for one token. Prompts of one family have equal beginnings."""
+        """Send a request to the prefill worker; `is_short`: for one token.
+        Prompts of one family have equal beginnings."""
         if num_tokens < 1:
             return False
         self._submit(request, family, num_tokens, num_output=int(is_short))
@@ -246,7 +248,8 @@ class TransportTrial(TransportWatch):
         step = max(2, self.config.lease_ns // 2)
         left = (len(self.model.runs) + 2) * self.config.patience_ns // step + 1
         while left > 0:
-            # When everything has ended, the rest of the time passes at once. Else each end of a wait is looked at from both sides.
+            # When everything has ended, the rest of the time passes at once. Else each end of a wait is looked at from
+            # both sides.
             is_over = self._is_over()
             for ns in (step * left,) if is_over else (step - 1, 1):
                 for parcels in self.under_way.values():
@@ -264,7 +267,8 @@ class TransportTrial(TransportWatch):
 
     @operation(weight=1, num_tokens=(5, 2, 8), nth=(0, 1, 2, 3, 5, 8))
     def serve(self, num: int, num_tokens: int, pace: int, fault: int, nth: int) -> bool:
-        """Stop all faults but one, and let workers run a step every `pace` ticks. What comes from now on is decoded to its end."""
+        """Stop all faults but one, and let workers run a step every `pace` ticks.
+        What comes from now on is decoded to its end."""
         if min(num, num_tokens, pace) < 1 or not 0 <= fault <= MAX_FAULT:
             return False
         for side in SIDES:
@@ -311,11 +315,11 @@ class TransportTrial(TransportWatch):
                 m.leaked = f"request {run.request} never ended on the prefill side"
         model.bereaved.clear()
 
-    # -- the end --------------------------------------------------------------------------------------------------------
+    # -- the end -------------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Check after a silence that nothing is left, and that requests come through. While messages of earlier workers arrive late, each
-        request ends once; then, over a good link, each is decoded to its end."""
+        """Check after a silence that nothing is left, and that requests come through. While messages of earlier workers
+        arrive late, each request ends once; then, over a good link, each is decoded to its end."""
         self.quiet()
         for side in SIDES:
             if self.model.dead[side]:
@@ -361,7 +365,8 @@ class TransportTrial(TransportWatch):
         self.serve(1, 8, 1, 0, 0)
 
     def _lose_with_several_open(self, side: str, told: bool) -> None:
-        """Lose a worker, and tell the other one, or let it hear of the next generation: behind a fence it has nothing that both shared."""
+        """Lose a worker, and tell the other one, or let it hear of the next generation:
+        behind a fence it has nothing that both shared."""
         other = OTHER_SIDE[side]
         self.begin(f"the {side} worker is lost with several transfers open")
         self.start(REQUESTS[0], 0, 5)

@@ -1,4 +1,5 @@
-"""What the transport's trial observes: the owners of pages, the messages, the requests that joined, and what is wrong with them."""
+"""What the transport's trial observes: the owners of pages, the messages, the requests that joined, and what is
+wrong with them."""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ class TransportWatch(Trial):
     def _submit(
         self, request: int, family: int, num_tokens: int, num_shown: int = 0, num_output: int = 0
     ) -> Run | None:
-        """Give a request to the prefill worker; None if it refuses. With `num_shown` its output goes on behind so many tokens."""
+        """Give a request to the prefill worker; None if it refuses.
+        With `num_shown` its output goes on behind so many tokens."""
         tokens, serial = tokens_of(family, num_tokens), self._num_runs
         self._num_runs += 1
         draft = draft_of(tokens, serial, self.config.hidden)
@@ -166,8 +168,8 @@ class TransportWatch(Trial):
     def _is_stale(self, side: str, seen: AttemptSeen, message: Message) -> bool:
         """Return whether the request has a newer attempt, or the worker that took part in this one is gone.
 
-        An offer counts no more if its transfer has ended, or if the decode worker knows a newer prefill worker. A side that has
-        forgotten the request may accept an old offer: it will time out.
+        An offer counts no more if its transfer has ended, or if the decode worker knows a newer prefill worker. A side
+        that has forgotten the request may accept an old offer: it will time out.
         """
         if message.kind == contract.OFFER:
             return self.record.is_over(message, self.now_ns)
@@ -204,7 +206,8 @@ class TransportWatch(Trial):
             self._run_decode()
 
     def _num_read(self) -> int:
-        """Return how many pages the link reads now: all, or half, and the last ones singly, which may take longer than a lease."""
+        """Return how many pages the link reads now:
+        all, or half, and the last ones singly, which may take longer than a lease."""
         count = len(self.must(self.subject.reading))
         return count if not self._is_slow else count // 2 if count > 4 else 1
 
@@ -309,7 +312,8 @@ class TransportWatch(Trial):
                 self._note_ended(side, Ended(*ended))
 
     def _check_readers(self) -> dict[int, PageContent]:
-        """Check that pages stay as they are from when they are to be sent until they are read. Returns their contents."""
+        """Check that pages stay as they are from when they are to be sent until they are read.
+        Returns their contents."""
         pages = self.integers(self.must(self.subject.reading), "reading()")
         for page in pages:
             now = self.pools[PREFILL].get(page, GARBAGE)
@@ -346,7 +350,8 @@ class TransportWatch(Trial):
         return dict.fromkeys(self.integers(self.must(self.subject.free, side), f"free({side})"))
 
     def _check_holds(self, side: str, free: dict[int, None]) -> None:
-        """Check that no page that may still be read or written is free, has other content, or is cached before it is verified."""
+        """Check that no page that may still be read or written is free, has other content, or is cached
+        before it is verified."""
         m, model = self.moment, self.model
         cached = None
         for request, hold in list(model.holds[side].items()):

@@ -327,7 +327,8 @@ def _standard_input() -> str:
 
 @contextmanager
 def _asked_to_stop() -> Iterator[list[int]]:
-    """Note the first SIGINT or SIGTERM, so that steps in flight are committed; let the second interrupt. Yields the signals received."""
+    """Note the first SIGINT or SIGTERM, so that steps in flight are committed; let the second interrupt.
+    Yields the signals received."""
     received: list[int] = []
 
     def note(number: int, frame: object) -> None:

@@ -19,7 +19,8 @@ sampling_option, engine_option = map(in_panel, ("Sampling", "Engine and device")
 
 
 def problems_name_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command` with problems of its arguments written as `--adaptive: …`, where they have the names of parameters."""
+    """Return `command` with problems of its arguments written as `--adaptive: …`, where they have the
+    names of parameters."""
 
     @wraps(command)
     def run(**arguments: Any) -> None:
@@ -109,7 +110,8 @@ _SESSION = signature(_session_options, eval_str=True).parameters
 
 
 def with_session_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command` with the options of a session in place of its parameter `session`, which takes their values by name."""
+    """Return `command` with the options of a session in place of its parameter `session`, which takes
+    their values by name."""
 
     @wraps(command)
     def run(**arguments: Any) -> None:

@@ -136,7 +136,8 @@ def twin(
 
 
 def measured_steps(arms: Sequence[Arm], clock: str, profile: Path | None, progress: StatusLine) -> ExecutorSteps:
-    """Return the steps of a profile, or measure those of `arms` now. Raises ConfigError for a profile of something else."""
+    """Return the steps of a profile, or measure those of `arms` now.
+    Raises ConfigError for a profile of something else."""
     from ...core.errors import ConfigError
     from ...gpu.bench.run import device_name
     from ...sim.cost.calibration import load_calibration

@@ -41,10 +41,11 @@ def make_workers(tables: Mapping[str, Any], count: int | None, cluster: str | No
 def kept_runs(
     kind: str, tables: Mapping[str, Any], out: Path | None, count: int | None, cluster: str | None, **asked: Any
 ) -> Iterator[tuple[StoredWorkers, TrialStore]]:
-    """Yield workers that simulate `tables` and keep every run, and the store of the runs; its table is written at the end.
+    """Yield workers that simulate `tables` and keep every run, and the store of the runs; its table is written at the
+    end.
 
-    `asked` is what makes two questions of this kind the same; where the runs are made is no part of it. After Ctrl-C, or when a cluster
-    goes away, the user is told how many runs are kept.
+    `asked` is what makes two questions of this kind the same; where the runs are made is no part of it. After Ctrl-C,
+    or when a cluster goes away, the user is told how many runs are kept.
     """
     from ...planning.store import StoredWorkers, TrialStore, default_place, question
     from ...planning.workers import ClusterGone

@@ -1,4 +1,5 @@
-"""`foredraft tune`: the table of draft steps for a workload, compared with what it replaces, as the files that servers take."""
+"""`foredraft tune`: the table of draft steps for a workload, compared with what it replaces, as the files
+that servers take."""
 
 from __future__ import annotations
 
@@ -132,7 +133,8 @@ def _result(whole: Tune) -> dict[str, Any]:
 
 
 def _gains(whole: Tune, best: Judged) -> dict[str, dict[str, Estimate | None]]:
-    """Return by setting and phase how much faster the table is; the last phase is all of them. The least gain comes last."""
+    """Return by setting and phase how much faster the table is; the last phase is all of them.
+    The least gain comes last."""
     from ...planning.tuning.tables import settings_of
 
     others = whole.others()

@@ -26,7 +26,8 @@ FromTrtllm = Annotated[
 def launched(
     scenario: Path | None, settings: Sequence[str], sglang: str | None, vllm: str | None, trtllm: str | None
 ) -> Mapping[str, Mapping[str, Any]]:
-    """Return the keys that a launch command gives, by its option; empty without one. Says on standard error what is not modelled.
+    """Return the keys that a launch command gives, by its option; empty without one. Says on standard error what is not
+    modelled.
 
     `scenario`, `settings`: what else is given; the GPU, which a command does not name, is taken from there.
     """

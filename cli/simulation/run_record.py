@@ -39,8 +39,8 @@ FILES = (SUMMARY, SCENARIO, REQUESTS, ROUNDS, EVENTS, TIMELINE, FAULTS)
 class RunRecord:
     """Collects a run in `directory`; None collects metrics only.
 
-    Files are made when the simulation asks for its sinks, after its scenario was checked. Leaving the context closes them; without
-    `finish` the log is marked incomplete.
+    Files are made when the simulation asks for its sinks, after its scenario was checked. Leaving the context closes
+    them; without `finish` the log is marked incomplete.
     """
 
     def __init__(
@@ -81,7 +81,8 @@ class RunRecord:
 
     @property
     def spans(self) -> RunRecord | None:
-        """The sink of device and scheduler times; None if no timeline is written, so that the simulation does not make them."""
+        """The sink of device and scheduler times;
+        None if no timeline is written, so that the simulation does not make them."""
         return self if self.directory is not None and self._wants_perfetto else None
 
     def span(self, replica: int, track: str, name: str, start_ns: int, duration_ns: int, args: dict[str, Any]) -> None:

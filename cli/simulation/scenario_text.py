@@ -23,7 +23,8 @@ DerivedRow = tuple[str, float | str, str, str]  # name, value, unit, source
 
 
 def derived_rows(assembly: Assembly) -> Iterator[DerivedRow]:
-    """Yield the numbers of the assembly (hardware, model, host, memory), then acceptance, steps, relay and reservations."""
+    """Yield the numbers of the assembly (hardware, model, host, memory), then acceptance, steps, relay
+    and reservations."""
     yield from assembly.explain()
     yield from _acceptance(assembly)
     yield from _steps(assembly)
@@ -100,7 +101,8 @@ def scenario_text(
 ) -> str:
     """Return the whole text, with a newline at its end.
 
-    origins: dotted key -> source, as `load_scenario` returns them; other keys are defaults. derived: numbers to add as comments.
+    origins: dotted key -> source, as `load_scenario` returns them; other keys are defaults. derived: numbers to add as
+    comments.
     notices: sentences to add as comments.
     """
     lines = [*_table_lines(scenario, "", origins)]

@@ -188,7 +188,8 @@ def errors_at(origins: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def termination_is_interruption() -> Iterator[list[int]]:
-    """Let SIGTERM end a run as Ctrl-C does, so that a run stopped by a time limit can be read. Yields the signals received."""
+    """Let SIGTERM end a run as Ctrl-C does, so that a run stopped by a time limit can be read.
+    Yields the signals received."""
     received: list[int] = []
 
     def interrupt(number: int, frame: object) -> None:

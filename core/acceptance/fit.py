@@ -3,8 +3,8 @@
 A recording tells what happened in *rounds*: at depth d, how often the d-th draft was accepted. A process is defined by
 *positions*, and rounds are a biased sample of positions (see `process.py`). `calibrate` finds the position
 probabilities whose rounds look as recorded; `fit` finds the shares and the correlation length as well. A recording that
-tells less is fitted around a given process, which gives what the recording cannot tell. `fit_histograms` knows no order of
-rounds, `fit_counts` no requests either, `fit_means` only mean accept lengths.
+tells less is fitted around a given process, which gives what the recording cannot tell. `fit_histograms` knows no order
+of rounds, `fit_counts` no requests either, `fit_means` only mean accept lengths.
 
 All are method-of-moments estimates by simulation on fixed keys (McFadden, Econometrica 57, 1989): deterministic, each
 iteration one vectorised pass over the simulated rounds. Only `fit_means` takes derivatives, by differences.
@@ -62,7 +62,8 @@ class RoundStatistics:
 
     @classmethod
     def of_rounds(cls, lens: np.ndarray, steps: int) -> RoundStatistics:
-        """Compute them from accept lengths int [rounds, requests], 0 where a request has no such round, all of `steps` steps."""
+        """Compute them from accept lengths int [rounds, requests], 0 where a request has no such round, all
+        of `steps` steps."""
         live = lens > 0
         num_rounds = int(live.sum())
         correct = lens[live] - 1
@@ -120,7 +121,8 @@ class AcceptanceFit:
 def simulate_rounds(
     process: AcceptanceProcess, steps: int, num_requests: int = 1024, output_lens: np.ndarray | int = 384
 ) -> np.ndarray:
-    """Simulate rounds of requests 0 … num_requests − 1 until each has its output: accept lengths int32 [rounds, requests], 0-padded."""
+    """Simulate rounds of requests 0 … num_requests − 1 until each has its output:
+    accept lengths int32 [rounds, requests], 0-padded."""
     lens = np.broadcast_to(np.asarray(output_lens, np.int64), num_requests)
     keys = np.arange(num_requests, dtype=np.uint64)
     runs = process.run_windows(keys, np.zeros(num_requests, np.int64), int(lens.max()))
@@ -134,7 +136,8 @@ def calibrate(
     output_lens: np.ndarray | int = 384,
     iterations: int = 8,
 ) -> GaussianAcceptance:
-    """Return `start` with the position probabilities whose rounds of len(conditional) steps accept as given, depth by depth.
+    """Return `start` with the position probabilities whose rounds of len(conditional) steps accept as given, depth by
+    depth.
 
     Each iteration multiplies the odds of a depth by the ratio of wanted and simulated odds. Deeper drafts keep the
     last value.
@@ -173,9 +176,11 @@ def fit(
 
 
 def fit_histograms(histograms: np.ndarray, start: GaussianAcceptance) -> AcceptanceFit:
-    """Fit probabilities and `request_share` to the rounds of each request by their correct drafts: int [requests, steps + 1].
+    """Fit probabilities and `request_share` to the rounds of each request by their correct drafts: int [requests, steps
+    + 1].
 
-    The order of the rounds is not known, so `field_share` and `correlation_len` stay those of `start`. Errors: AcceptanceFitError.
+    The order of the rounds is not known, so `field_share` and `correlation_len` stay those of `start`. Errors:
+    AcceptanceFitError.
     """
     histograms = histograms[histograms.sum(axis=1) > 0]
     rounds = histograms.sum(axis=1)
@@ -194,7 +199,8 @@ def fit_histograms(histograms: np.ndarray, start: GaussianAcceptance) -> Accepta
 
 
 def fit_counts(counts: np.ndarray, start: GaussianAcceptance) -> AcceptanceFit:
-    """Fit probabilities to the number of rounds with 0 … steps correct drafts, [steps + 1]; the rest stays that of `start`."""
+    """Fit probabilities to the number of rounds with 0 … steps correct drafts, [steps + 1];
+    the rest stays that of `start`."""
     recorded = RoundStatistics.of_counts(counts)
     process = calibrate(start, recorded.conditional, *_USUAL)
     simulated = RoundStatistics.of_rounds(simulate_rounds(process, recorded.steps, *_USUAL), recorded.steps)
@@ -208,8 +214,8 @@ def fit_means(
 ) -> tuple[GaussianAcceptance, tuple[float, ...]]:
     """Fit to mean accept lengths, (steps, length) each. Returns the process and its mean lengths, in the same order.
 
-    logit p(d) = that of `start` + a + b · log d by Gauss-Newton; b = 0 if there is one step count only. The lengths are those of chains,
-    or of what `drafted_as` makes of the process: of a tree (`GaussianAcceptance.for_tree`).
+    logit p(d) = that of `start` + a + b · log d by Gauss-Newton; b = 0 if there is one step count only. The lengths are
+    those of chains, or of what `drafted_as` makes of the process: of a tree (`GaussianAcceptance.for_tree`).
     """
     depths = np.arange(1, max(steps for steps, _ in means) + 1)
     base = np.array(start.conditional)[np.minimum(depths, len(start.conditional)) - 1]
@@ -247,7 +253,8 @@ def _fit_of(process: GaussianAcceptance, recorded: RoundStatistics, simulated: R
 
 
 def _sample(output_lens: np.ndarray) -> np.ndarray:
-    """Return output lengths to simulate: repeated where they are few, evenly taken and cut where they are too many positions."""
+    """Return output lengths to simulate: repeated where they are few, evenly taken and cut where they are
+    too many positions."""
     output_lens = np.minimum(output_lens, _SAMPLE_POSITIONS // 128)
     most = min(2048, int(_SAMPLE_POSITIONS // output_lens.max()))
     if len(output_lens) > most:
@@ -258,11 +265,12 @@ def _sample(output_lens: np.ndarray) -> np.ndarray:
 def _fit_shares(
     recorded: RoundStatistics, start: GaussianAcceptance, output_lens: np.ndarray, lens: np.ndarray
 ) -> GaussianAcceptance:
-    """Fit the shares for one correlation length: move them and the probabilities together until variance and lag 1 agree.
+    """Fit the shares for one correlation length: move them and the probabilities together until variance and lag 1
+    agree.
 
-    Without a recorded correlation the field's share stays that of `start`. Steps are damped: probabilities and shares answer
-    for each other's last move, and where the field carries most of the variance (n-gram drafting) full steps circle around the
-    solution.
+    Without a recorded correlation the field's share stays that of `start`. Steps are damped: probabilities and shares
+    answer for each other's last move, and where the field carries most of the variance (n-gram drafting) full steps
+    circle around the solution.
     """
     wanted = np.clip(np.asarray(recorded.conditional), 1e-3, 1 - 1e-3)
     wanted_variance, wanted_lag = _request_variance(lens), recorded.lag_correlation[0]
@@ -339,7 +347,8 @@ def _request_variance(lens: np.ndarray) -> float:
 
 
 def _correlation(lens: np.ndarray, live: np.ndarray, lag: int) -> float:
-    """Return the correlation between a round and the one `lag` later of the same request, over all such pairs; 0 if none varies."""
+    """Return the correlation between a round and the one `lag` later of the same request, over all such pairs;
+    0 if none varies."""
     pairs = live[lag:]
     before, after = lens[:-lag][pairs].astype(float), lens[lag:][pairs].astype(float)
     if len(before) < 2 or before.std() == 0 or after.std() == 0:

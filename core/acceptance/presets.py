@@ -1,12 +1,14 @@
-"""Acceptance processes to start from, by algorithm, model family and kind of text, each fitted to published statistics of real requests.
+"""Acceptance processes to start from, by algorithm, model family and kind of text, each fitted to published statistics
+of real requests.
 
-Published are, for EAGLE: probabilities of *rounds* of 5 steps, the correlation of successive rounds, the spread of requests, and mean
-accept lengths at several step counts. For n-gram drafting on code: the first two. The shares were chosen to meet correlation and spread,
-the probabilities of positions by `fit.calibrate` for outputs of 300 tokens. The mean accept lengths at 1, 3 and 7 steps were not fitted;
-that they come out within 2 % is what supports the mechanism.
+Published are, for EAGLE: probabilities of *rounds* of 5 steps, the correlation of successive rounds, the spread of
+requests, and mean accept lengths at several step counts. For n-gram drafting on code: the first two. The shares were
+chosen to meet correlation and spread, the probabilities of positions by `fit.calibrate` for outputs of 300 tokens. The
+mean accept lengths at 1, 3 and 7 steps were not fitted; that they come out within 2 % is what supports the mechanism.
 
-Of the others only mean accept lengths were published, of chains and some of trees. `benchmarks/acceptance_presets.py` fits the
-probabilities to them, with the shares of EAGLE on the same kind of text (n-gram: on code), which is an assumption.
+Of the others only mean accept lengths were published, of chains and some of trees. `benchmarks/acceptance_presets.py`
+fits the probabilities to them, with the shares of EAGLE on the same kind of text (n-gram: on code), which is an
+assumption.
 """
 
 from __future__ import annotations
@@ -85,7 +87,8 @@ UNKNOWN_FAMILY = "not stated"
 class AcceptancePreset:
     """A named process.
 
-    algorithm, family, text: what was measured; a `family` is that of a model shape without what follows "_" (qwen3_moe is qwen3)
+    algorithm, family, text: what was measured; a `family` is that of a model shape without what follows "_" (qwen3_moe
+    is qwen3)
     source:                  the measurement
     conditional:             averages over positions
     draft_confidence:        see `GaussianAcceptance`; None where no trees were published
@@ -202,8 +205,8 @@ PRESET_NAMES = (*TEXTS, *PRESETS)
 def choose_preset(name: str, algorithm: str = "EAGLE", family: str = "llama", like: str = "EAGLE") -> PresetChoice:
     """Return the preset called `name`, or of that kind of text the one nearest to an algorithm and a model's family.
 
-    An algorithm without presets gets those of the algorithm `like`. Of its presets the text counts first, then the family, then their
-    order. Raises ConfigError with the nearest known name.
+    An algorithm without presets gets those of the algorithm `like`. Of its presets the text counts first, then the
+    family, then their order. Raises ConfigError with the nearest known name.
     """
     if name in PRESETS:
         return PresetChoice(PRESETS[name])
@@ -225,7 +228,8 @@ def choose_preset(name: str, algorithm: str = "EAGLE", family: str = "llama", li
 def usual_preset(algorithm: str, family: str, usual: str, text: str | None = None) -> PresetChoice:
     """Return what stands for an algorithm's acceptance on a model family.
 
-    `usual`: the algorithm's own preset or kind of text (`SpecAlgorithm.usual_acceptance`). `text`: a name that the user gave instead.
+    `usual`: the algorithm's own preset or kind of text (`SpecAlgorithm.usual_acceptance`). `text`: a name that the user
+    gave instead.
     """
     like = PRESETS[usual].algorithm if usual in PRESETS else "EAGLE"
     default = PRESETS[usual].text if usual in PRESETS else usual

@@ -1,8 +1,8 @@
 """Acceptance processes: how many drafts would be accepted, without a model that says so.
 
-A process answers one question. *If a round of request r starts at output position x, how many drafts in a row would verification accept?* A
-round of S steps accepts min(run, S). Every answer is a pure function of (seed, request, output position), so another step count, batch, or
-block length asks other questions but changes no answer.
+A process answers one question. *If a round of request r starts at output position x, how many drafts in a row would
+verification accept?* A round of S steps accepts min(run, S). Every answer is a pure function of (seed, request, output
+position), so another step count, batch, or block length asks other questions but changes no answer.
 
 `GaussianAcceptance` is the general process. One latent quality decides a run:
 
@@ -13,11 +13,12 @@ block length asks other questions but changes no answer.
     g   a smooth field over output positions  acceptance by position
     e   fresh at every position               shift = drift over the output, regimes, the hour of the day
 
-a, g and e are standard normal and the shares sum to one, so the quality is standard normal again (a Gaussian copula; Nelsen, An
-Introduction to Copulas, 2006, §2.3). The configured acceptance is therefore the *exact* average over output positions, whatever the
-correlation. The average over *rounds* is lower when there is correlation, as in recordings: rounds leap over the stretches that go well and
-dwell on the others. That is why the first draft is accepted less often at 5 steps than at 1 in the same requests, which no independent coin
-can show. The process whose *rounds* have given probabilities is found by `fit.calibrate`.
+a, g and e are standard normal and the shares sum to one, so the quality is standard normal again (a Gaussian copula;
+Nelsen, An Introduction to Copulas, 2006, §2.3). The configured acceptance is therefore the *exact* average over output
+positions, whatever the correlation. The average over *rounds* is lower when there is correlation, as in recordings:
+rounds leap over the stretches that go well and dwell on the others. That is why the first draft is accepted less often
+at 5 steps than at 1 in the same requests, which no independent coin can show. The process whose *rounds* have given
+probabilities is found by `fit.calibrate`.
 
 The fresh part is read from a table of 4,096 normal quantiles: probabilities are exact to 1/8192.
 """
@@ -119,7 +120,8 @@ class AcceptanceProcess(ABC):
         )
 
     def accept_lens(self, request_keys: np.ndarray, start_positions: np.ndarray, steps: int, rounds: int) -> np.ndarray:
-        """Return accept lengths, bonus token included, of `rounds` successive rounds: int32 [rounds, bs], each 1 … steps + 1.
+        """Return accept lengths, bonus token included, of `rounds` successive rounds: int32 [rounds, bs], each 1 …
+        steps + 1.
 
         Round i + 1 starts where round i ended. For long sequences of rounds keep a `RunCache` instead.
         """
@@ -148,7 +150,8 @@ def walk(runs: np.ndarray, steps: int, rounds: int) -> np.ndarray:
 
 
 def walk_to_end(runs: np.ndarray, steps: int, output_lens: np.ndarray | None = None) -> np.ndarray:
-    """Walk all rounds that start inside the windows: accept lengths int32 [rounds, bs], 0 once a row has left its window.
+    """Walk all rounds that start inside the windows: accept lengths int32 [rounds, bs], 0 once a row has left its
+    window.
 
     output_lens: int [bs], where each row ends; the width of the windows by default.
     """
@@ -183,8 +186,8 @@ class GaussianAcceptance(AcceptanceProcess):
     drift_per_1k_tokens:    added to the quality per 1,000 output positions (negative: acceptance fades).
     regimes:                see `Regimes`.
     max_depth:              the longest run that is reported.
-    draft_confidence:       trees: the probability that the draft gives its first choice (the median over contexts), by which it chooses
-                            nodes; None: the same as the target's, so that every node is well spent.
+    draft_confidence:       trees: the probability that the draft gives its first choice (the median over contexts), by
+                            which it chooses nodes; None: the same as the target's, so that every node is well spent.
 
     Errors: ConfigError with all problems.
     """
@@ -274,15 +277,16 @@ class GaussianAcceptance(AcceptanceProcess):
     def for_tree(self, topk: int, steps: int, num_draft_tokens: int, rank_ratio: float = 0.6) -> GaussianAcceptance:
         """Return the process of the deepest accepted node of a draft tree instead of a chain.
 
-        Acceptance by rank is not published, so it is assumed: the target's token is the draft's j-th choice with probability p · ρ^(j−1), ρ
-        = rank_ratio · (1 − p). With ratio 1 enough branches always contain the token, with ratio 0 only the first choice can be it. The
-        tree is the one that tree drafting builds when every node has these probabilities: beams of `topk`, then the best `num_draft_tokens`
-        − 1 nodes. At most one node of a depth lies on the target's path, so the survival at a depth is the sum of its nodes' probabilities.
-        With a `draft_confidence` c nodes are chosen by the draft's own probabilities instead: c, (1 − c)/2, (1 − c)/4, …, where the
-        log-odds of c vary over contexts with standard deviation 1. A draft that is less sure of its first choice than it should be spreads
-        its nodes over ranks that are seldom right, and accepts less than a chain of as many. Shares and correlation are those of the chain.
-        The default ratio is the one at which a process whose chain of 3 gives 2.25 tokens per round gives 2.92 for 21 nodes in 3 levels, as
-        reported for Qwen3-8B (arXiv 2601.11580).
+        Acceptance by rank is not published, so it is assumed: the target's token is the draft's j-th choice with
+        probability p · ρ^(j−1), ρ = rank_ratio · (1 − p). With ratio 1 enough branches always contain the token, with
+        ratio 0 only the first choice can be it. The tree is the one that tree drafting builds when every node has these
+        probabilities: beams of `topk`, then the best `num_draft_tokens` − 1 nodes. At most one node of a depth lies on
+        the target's path, so the survival at a depth is the sum of its nodes' probabilities. With a `draft_confidence`
+        c nodes are chosen by the draft's own probabilities instead: c, (1 − c)/2, (1 − c)/4, …, where the log-odds of c
+        vary over contexts with standard deviation 1. A draft that is less sure of its first choice than it should be
+        spreads its nodes over ranks that are seldom right, and accepts less than a chain of as many. Shares and
+        correlation are those of the chain. The default ratio is the one at which a process whose chain of 3 gives 2.25
+        tokens per round gives 2.92 for 21 nodes in 3 levels, as reported for Qwen3-8B (arXiv 2601.11580).
         """
         survival = tree_survival(self._conditional_at, topk, steps, num_draft_tokens, rank_ratio, self.draft_confidence)
         before = np.concatenate([[1.0], survival[:-1]])
@@ -298,7 +302,8 @@ class GaussianAcceptance(AcceptanceProcess):
         return weight
 
     def _field_windows(self, keys: np.ndarray, starts: np.ndarray, width: int) -> np.ndarray:
-        """Return the field's part of the quality, float32 [n, width]; a quarter turn from knot to knot keeps variance 1."""
+        """Return the field's part of the quality, float32 [n, width];
+        a quarter turn from knot to knot keeps variance 1."""
         length = self.correlation_len
         knot, phase = np.divmod(starts, length)
         aligned = not phase.any()
@@ -364,7 +369,8 @@ class FixedMeanAcceptance(AcceptanceProcess):
 
 
 def _fresh(seed: int, keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Return a standard normal number per (request, position), float32 [broadcast], from the upper bits of the key's hash."""
+    """Return a standard normal number per (request, position), float32 [broadcast], from the upper bits
+    of the key's hash."""
     bits = hash64(seed, Purpose.ACCEPTANCE, keys, positions)
     bits >>= np.uint64(64 - _FRESH_BITS)
     return _normal_quantiles().take(bits.view(np.int64))

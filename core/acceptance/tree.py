@@ -55,7 +55,8 @@ def _of_ranks(p: float, rank_ratio: float, topk: int) -> np.ndarray:
 
 
 def _survival_of(drafted: list[np.ndarray], accepted: list[np.ndarray], num_draft_tokens: int) -> np.ndarray:
-    """Return the survival by depth of a tree that is chosen by the draft's probabilities of each rank, float64 [topk] per depth.
+    """Return the survival by depth of a tree that is chosen by the draft's probabilities of each rank, float64 [topk]
+    per depth.
 
     `accepted`: the target's probabilities, likewise. Beams of top-k, then the best nodes of all depths.
     """

@@ -233,7 +233,7 @@ class AcceptLengths:
             variance += slopes[j] ** 2 * self._variance(j + 1)
         return math.sqrt(variance)
 
-    # -- the model --------------------------------------------------------------------------------------------------------
+    # -- the model -----------------------------------------------------------------------------------------------------
 
     def _accepted(self, shape: Shape, p: Sequence[float]) -> list[float]:
         """Return the acceptance at each depth of a shape's own tree, given that all before were accepted."""
@@ -269,7 +269,7 @@ class AcceptLengths:
         p = self.probabilities[position - 1]
         return p * (1 - p) * ROWS_PER_INDEPENDENT_ROW / (self.trials(position) + PRIOR_ROWS)
 
-    # -- learning -----------------------------------------------------------------------------------------------------------
+    # -- learning ------------------------------------------------------------------------------------------------------
 
     def _learn(self) -> None:
         self.probabilities = self._shared()

@@ -1,7 +1,8 @@
 """What a speculative algorithm is: an object that scheduling code calls, never a flag that it tests.
 
-The engine asks it for the width of `accept_index`, the fields to relay and the kind of prefix key. Executors ask it which kind of
-drafter to build. A plugin overrides the same methods (see `plugin_check.py`); nothing else in the core knows its name.
+The engine asks it for the width of `accept_index`, the fields to relay and the kind of prefix key. Executors ask it
+which kind of drafter to build. A plugin overrides the same methods (see `plugin_check.py`); nothing else in the core
+knows its name.
 """
 
 from __future__ import annotations
@@ -54,11 +55,12 @@ class AlgorithmShape:
 
 
 class SpecAlgorithm:
-    """Base of all algorithms; its defaults describe plain decoding. Instances carry no state: one may serve many engines.
+    """Base of all algorithms; its defaults describe plain decoding. Instances carry no state: one may serve many
+    engines.
 
-    `draft_form` is the form of the draft's checkpoint, named after the built-in algorithm that it is of ("" without one).
-    `usual_acceptance` is the acceptance preset, or the kind of text, that a simulation takes by default. `draft_time_share` is the time of
-    proposing on the host in a simulated round, as a share of the verify pass.
+    `draft_form` is the form of the draft's checkpoint, named after the built-in algorithm that it is of ("" without
+    one). `usual_acceptance` is the acceptance preset, or the kind of text, that a simulation takes by default.
+    `draft_time_share` is the time of proposing on the host in a simulated round, as a share of the verify pass.
     """
 
     name: str = "NONE"
@@ -76,11 +78,13 @@ class SpecAlgorithm:
         return self.drafter is not Drafter.NONE
 
     def capture_hidden_mode(self, phase: ForwardPhase) -> CaptureHiddenMode:
-        """Return how much hidden state a forward pass of `phase` keeps for the draft; NULL everywhere if none is needed."""
+        """Return how much hidden state a forward pass of `phase` keeps for the draft;
+        NULL everywhere if none is needed."""
         return capture_mode(phase, self.needs_hidden_states)
 
     def prefix_key_kind(self) -> Literal["token", "bigram"]:
-        """Return what a prefix key is made of: a bigram where draft KV looks one token ahead, and so depends on the next token too."""
+        """Return what a prefix key is made of: a bigram where draft KV looks one token ahead, and so depends on
+        the next token too."""
         return "bigram" if self.draft_kv is DraftKV.SHIFTED else "token"
 
     def accept_width(self, steps: int, num_draft_tokens: int) -> int:
@@ -88,14 +92,17 @@ class SpecAlgorithm:
         return steps + 1
 
     def relay_fields(self, shape: AlgorithmShape) -> tuple[RelayField, ...]:
-        """Return what a step stashes for the next one, beside the length: the bonus token first, and what the draft starts from.
+        """Return what a step stashes for the next one, beside the length: the bonus token first, and what the draft
+        starts from.
 
-        Fields of its own are for algorithms with a proposer, which gives their values (`Proposer.first_relay`, `Proposal.next_relay`).
+        Fields of its own are for algorithms with a proposer, which gives their values (`Proposer.first_relay`,
+        `Proposal.next_relay`).
         """
         return (BONUS_TOKENS,)
 
     def make_proposer(self, shape: AlgorithmShape) -> Proposer | None:
-        """Make a fresh proposer for one executor; exactly those whose drafter is LOOKUP have one. `shape` has the target's vocabulary."""
+        """Make a fresh proposer for one executor; exactly those whose drafter is LOOKUP have one.
+        `shape` has the target's vocabulary."""
         return None
 
     def problems(self, shape: AlgorithmShape) -> list[Problem]:
@@ -109,8 +116,9 @@ class SpecAlgorithm:
     ) -> DraftInput | None:
         """Rebuild the draft input on a decode worker; `last_tokens` int64 [bs] are the prompts' first output tokens.
 
-        With a `future_map` (overlap mode) lengths are published and the input is stashed, before the first resolve. The default
-        needs no draft input: it returns None and stashes the bonus token, with the algorithm's own fields as they were sent.
+        With a `future_map` (overlap mode) lengths are published and the input is stashed, before the first resolve. The
+        default needs no draft input: it returns None and stashes the bonus token, with the algorithm's own fields as
+        they were sent.
         """
         if future_map is not None and len(batch.rows):
             future_map.publish(batch.rows, batch.epochs, batch.seq_lens)

@@ -26,7 +26,8 @@ BONUS, HIDDEN, PROBABILITIES, TOKEN_IDS = "bonus_tokens", "hidden_states", "topk
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftPayload:
-    """The draft input of one request, as its prefill worker relays it. Raises ACCEPT-17 for hidden states that are not needed."""
+    """The draft input of one request, as its prefill worker relays it.
+    Raises ACCEPT-17 for hidden states that are not needed."""
 
     values: Mapping[str, np.ndarray] = field(default_factory=dict)  # per relay field its row, [*shape_suffix]
     hidden_states: np.ndarray | None = None  # float32 [H]; may be missing, which is that request's error
@@ -39,13 +40,15 @@ class DraftPayload:
 
     @classmethod
     def of_cell(cls, algorithm: SpecAlgorithm, values: Mapping[str, Any]) -> DraftPayload:
-        """Make the payload from the relay cell of one row, each value [1, *shape_suffix], as `FutureMap.resolve` returns them."""
+        """Make the payload from the relay cell of one row, each value [1, *shape_suffix], as
+        `FutureMap.resolve` returns them."""
         rows = {name: np.asarray(value)[0] for name, value in values.items() if name not in (BONUS, HIDDEN)}
         hidden = values.get(HIDDEN)
         return cls(rows, None if hidden is None else np.asarray(hidden)[0], algorithm.needs_hidden_states)
 
     def problem(self, algorithm: SpecAlgorithm, shape: AlgorithmShape) -> str:
-        """Say what is wrong with the payload for this algorithm; empty if nothing. The algorithm itself reports a missing hidden state."""
+        """Say what is wrong with the payload for this algorithm; empty if nothing.
+        The algorithm itself reports a missing hidden state."""
         if self.needs_hidden_states != algorithm.needs_hidden_states:
             return f"the handoff says that hidden states are {'' if self.needs_hidden_states else 'not '}needed"
         fields = {f.name: f for f in algorithm.relay_fields(shape) if f.name not in (BONUS, HIDDEN)}
@@ -72,7 +75,8 @@ class Arrival:
 
 
 def arrivals_of(joins: Sequence[Join], arrivals: Sequence[Arrival]) -> Arrivals | None:
-    """Return what a step tells its executor of the received rows that join with it; None where the executor has no tokens."""
+    """Return what a step tells its executor of the received rows that join with it;
+    None where the executor has no tokens."""
     drafts = [arrival.draft for arrival in arrivals if arrival.draft is not None]
     if len(drafts) < len(arrivals):
         return None
@@ -93,8 +97,8 @@ def arrival_failure(join: Join, arrival: Arrival, algorithm: SpecAlgorithm) -> s
 def fill_cells(algorithm: SpecAlgorithm, arrivals: Arrivals, future_map: FutureMap) -> tuple[tuple[int, str], ...]:
     """Let `algorithm` rebuild the draft input of the rows that arrive, once, into their cells of the relay.
 
-    Returns (row, reason) of those that it cannot serve: they fail alone. Their cells hold what was sent, because the step that they
-    arrive with reads them.
+    Returns (row, reason) of those that it cannot serve: they fail alone. Their cells hold what was sent, because the
+    step that they arrive with reads them.
     """
     batch = arrivals.batch
     draft = algorithm.build_disagg_draft_input(batch, arrivals.first_tokens, future_map)

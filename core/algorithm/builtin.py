@@ -112,7 +112,8 @@ class Eagle3(Eagle):
 
 
 def carried_hidden_size(hidden_size: int, num_heads: int) -> int:
-    """Return how many values per row multi-layer EAGLE relays: one hidden state of each head but the last, from which the next head starts.
+    """Return how many values per row multi-layer EAGLE relays: one hidden state of each head but the last, from which
+    the next head starts.
 
     A single head relays nothing; the relay has room for one hidden state all the same.
     """

@@ -18,14 +18,15 @@ _NODE_NUMBERS = np.arange(MAX_TREE_NODES + 1, dtype=np.uint64)
 
 
 class PluginError(ForedraftError):
-    """An algorithm's own code raised, or returned something unusable; the message names the algorithm and the method."""
+    """An algorithm's own code raised, or returned something unusable;
+    the message names the algorithm and the method."""
 
 
 class HostDrafts:
     """Asks a proposer for its executor, and checks what it answers.
 
-    Its exceptions, and answers of another form than asked for, become a `PluginError`. Ids out of the vocabulary and children that repeat
-    a sibling are no drafts: they are rejected with all that follows them.
+    Its exceptions, and answers of another form than asked for, become a `PluginError`. Ids out of the vocabulary and
+    children that repeat a sibling are no drafts: they are rejected with all that follows them.
     """
 
     def __init__(self, algorithm: SpecAlgorithm, shape: AlgorithmShape) -> None:
@@ -123,7 +124,8 @@ def _form(given: Any) -> str:
 
 
 def _repeats(tokens: np.ndarray, parents: np.ndarray) -> BoolArray:
-    """Return bool [bs, n]: drafts that an earlier sibling has proposed already. [bs, 1] of False where no two nodes have one parent."""
+    """Return bool [bs, n]: drafts that an earlier sibling has proposed already.
+    [bs, 1] of False where no two nodes have one parent."""
     if (parents[:, 1:] > parents[:, :-1]).all():
         return np.zeros((len(tokens), 1), bool)
     same = (tokens[:, :, None] == tokens[:, None, :]) & (parents[:, :, None] == parents[:, None, :])

@@ -48,11 +48,12 @@ class NgramIndex:
         self._start = max(self._start, self._end - self.max_tokens)
 
     def draft(self, num_draft_tokens: int, num_branches: int = 1) -> tuple[np.ndarray, ...]:
-        """Return up to `num_branches` continuations of the history, the preferred one first: int32 arrays of at least one token.
+        """Return up to `num_branches` continuations of the history, the preferred one first: int32 arrays of at least
+        one token.
 
-        Their trie has at most `num_draft_tokens` − 1 nodes. Occurrences are ranked by the length of the match, then by recency. They
-        share the nodes equally; what common prefixes save extends the best ones. A continuation that reaches the end of the history
-        goes on with itself: the text is then repeating.
+        Their trie has at most `num_draft_tokens` − 1 nodes. Occurrences are ranked by the length of the match, then by
+        recency. They share the nodes equally; what common prefixes save extends the best ones. A continuation that
+        reaches the end of the history goes on with itself: the text is then repeating.
         """
         assert num_draft_tokens >= 1 and num_branches >= 1, f"{num_draft_tokens} nodes in {num_branches} branches"
         history, budget = self.tokens, num_draft_tokens - 1

@@ -1,8 +1,8 @@
 """The check of a plugin: what its class must offer, and what its methods may answer.
 
-When a class is registered it is inspected, and nothing of it runs: every attribute and method of `SpecAlgorithm` must be there with its
-signature. When its name is first asked for, its methods are called with a small shape, as they are pure. By then its module has been
-executed, so that a method may name its own class.
+When a class is registered it is inspected, and nothing of it runs: every attribute and method of `SpecAlgorithm` must
+be there with its signature. When its name is first asked for, its methods are called with a small shape, as they are
+pure. By then its module has been executed, so that a method may name its own class.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ _MISSING = "is missing"
 
 
 def interface_problems(cls: type) -> list[Problem]:
-    """Return how `cls` differs from the interface of `SpecAlgorithm`: missing names, other signatures, other types. Calls nothing."""
+    """Return how `cls` differs from the interface of `SpecAlgorithm`: missing names, other signatures, other types.
+    Calls nothing."""
     problems = _differences(cls, SpecAlgorithm)
     missing = [problem.key for problem in problems if problem.message == _MISSING]
     if missing and not issubclass(cls, SpecAlgorithm):
@@ -99,7 +100,8 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
 
 
 def answer_problems(algorithm: SpecAlgorithm) -> list[Problem]:
-    """Return the problems of a plugin: attributes that no executor supports, and unusable answers of its methods about a small shape."""
+    """Return the problems of a plugin: attributes that no executor supports, and unusable answers of its methods
+    about a small shape."""
     problems: list[Problem] = []
 
     def ask(method: str, *arguments: Any) -> Any:

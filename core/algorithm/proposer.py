@@ -1,10 +1,12 @@
 """Drafts from the host: the port through which an algorithm without a model proposes.
 
-    open_row ─► observe (the prompt) ─► first_relay ─► observe (its first token) ─► propose ─► observe (what was emitted) ─► propose …
+    open_row ─► observe (the prompt) ─► first_relay ─► observe (its first token) ─► propose ─► observe (what was
+    emitted) ─► propose …
 
-A proposal must be a function of the row's text and of what was relayed. After a retraction, or on another worker, an executor opens the row
-again and shows it its whole text at once. The device knows first what was accepted. So a proposer gives, for every node of its tree, the
-values from which the next round starts if that node is the last one accepted. The executor relays those of the node that is.
+A proposal must be a function of the row's text and of what was relayed. After a retraction, or on another worker, an
+executor opens the row again and shows it its whole text at once. The device knows first what was accepted. So a
+proposer gives, for every node of its tree, the values from which the next round starts if that node is the last one
+accepted. The executor relays those of the node that is.
 """
 
 from __future__ import annotations
@@ -31,16 +33,19 @@ class ProposalRequest:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Trees below bs roots: draft j is node j + 1. A parent comes before its children; where there is no draft it is −1."""
+    """Trees below bs roots: draft j is node j + 1.
+    A parent comes before its children; where there is no draft it is −1."""
 
     tokens: np.ndarray  # int [bs, nd − 1]
     parents: np.ndarray  # int [bs, nd − 1]; 0 is the root
-    # [bs, nd, *shape_suffix] per field of the algorithm's own: what the next round starts from if that node is the last accepted.
+    # [bs, nd, *shape_suffix] per field of the algorithm's own: what the next round starts from if that node is the last
+    # accepted.
     next_relay: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def of_paths(cls, paths: Sequence[Sequence[Sequence[int] | np.ndarray]], num_draft_tokens: int) -> Proposal:
-        """Make the tries of `paths[row]`, continuations of the root, the preferred one first; for algorithms without relay fields."""
+        """Make the tries of `paths[row]`, continuations of the root, the preferred one first;
+        for algorithms without relay fields."""
         return cls(*trie_of_paths(paths, num_draft_tokens))
 
 
@@ -54,7 +59,8 @@ class Proposer(Protocol):
         """Continue the text of `row` with `tokens` int64 [n]; how it is cut into calls must not matter."""
 
     def first_relay(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Return what the first round of `rows` int64 [n] starts from: [n, *shape_suffix] per field of its own. The prompt was observed."""
+        """Return what the first round of `rows` int64 [n] starts from: [n, *shape_suffix] per field of its own.
+        The prompt was observed."""
         ...
 
     def propose(self, request: ProposalRequest) -> Proposal: ...

@@ -28,9 +28,9 @@ ClassT = TypeVar("ClassT", bound=type)
 def register_algorithm(name: str) -> Callable[[ClassT], ClassT]:
     """Return a class decorator that makes an algorithm known under `name` (case-insensitive).
 
-    The class must offer every attribute and method of `SpecAlgorithm` with the same signature; subclassing it is the easy way.
-    It is inspected, not called: what its methods answer is checked when the name is first asked for. Raises `ConfigError` that lists all
-    that is missing, or says that the name is taken.
+    The class must offer every attribute and method of `SpecAlgorithm` with the same signature; subclassing it is the
+    easy way. It is inspected, not called: what its methods answer is checked when the name is first asked for. Raises
+    `ConfigError` that lists all that is missing, or says that the name is taken.
     """
 
     def register(cls: ClassT) -> ClassT:
@@ -112,7 +112,8 @@ def algorithm_names() -> list[str]:
 
 
 def is_known_everywhere(name: str) -> bool:
-    """Return whether other processes of this installation know `name`: a built-in algorithm or an entry point, not a mere registration."""
+    """Return whether other processes of this installation know `name`:
+    a built-in algorithm or an entry point, not a mere registration."""
     key = name.upper()
     return key in _RESERVED or any(entry.name.upper() == key for entry in _entry_points())
 
@@ -122,7 +123,8 @@ def _entry_points() -> Iterable[EntryPoint]:
 
 
 def _load_entry_point(key: str) -> None:
-    """Load the entry point called `key`, if there is one. A plugin that cannot be used leaves the registry as it was."""
+    """Load the entry point called `key`, if there is one.
+    A plugin that cannot be used leaves the registry as it was."""
     # One distribution may be found twice, in two places of the path; two values for one name are two plugins.
     entries = list({entry.value: entry for entry in _entry_points() if entry.name.upper() == key}.values())
     if not entries:

@@ -6,9 +6,9 @@ contains the row resolves them:
     empty ──publish, stash──► written ──resolve──► empty ──publish, stash──► …
                                  └──────drop──────► empty        (the row is released, its cell unread)
 
-so each owner's writes and reads of a cell alternate, and at most its last write is unread. Each cell carries the epoch of the request that
-wrote it; a reader of another epoch gets an error, never a value. Row 0 is the padding row: writing it does nothing,
-reading it gives zeros. A call that fails changes nothing.
+so each owner's writes and reads of a cell alternate, and at most its last write is unread. Each cell carries the epoch
+of the request that wrote it; a reader of another epoch gets an error, never a value. Row 0 is the padding row: writing
+it does nothing, reading it gives zeros. A call that fails changes nothing.
 
 The flags and epochs live on the host, the values behind a `RelayStorage`: NumPy here, device memory in an executor.
 """
@@ -180,7 +180,8 @@ class FutureMap:
         return found.pop(LENGTH_FIELD.name), found
 
     def pass_through(self, rows: np.ndarray, epochs: np.ndarray) -> None:
-        """Let the device read the cells of `rows` and write them anew for the same requests: `resolve`, `publish` and `stash` in one.
+        """Let the device read the cells of `rows` and write them anew for the same requests: `resolve`, `publish` and
+        `stash` in one.
 
         A captured round does both on `buffers`, where the host sees no value.
         """

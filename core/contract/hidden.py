@@ -1,7 +1,7 @@
 """Hidden states are optional by type: an array for algorithms that need them, `None` from end to end for the others.
 
-An algorithm says once whether it needs hidden states. Code that captures, merges, relays or transfers them asks `capture_mode` for its
-phase, so that "this batch has none" cannot turn into "this row has some".
+An algorithm says once whether it needs hidden states. Code that captures, merges, relays or transfers them asks
+`capture_mode` for its phase, so that "this batch has none" cannot turn into "this row has some".
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ _CAPTURE_WHEN_NEEDED = {
 
 
 def capture_mode(phase: ForwardPhase, needs_hidden_states: bool) -> CaptureHiddenMode:
-    """Return what a forward pass of this phase captures for the draft; NULL in every phase if the algorithm needs none."""
+    """Return what a forward pass of this phase captures for the draft;
+    NULL in every phase if the algorithm needs none."""
     return _CAPTURE_WHEN_NEEDED[phase] if needs_hidden_states else CaptureHiddenMode.NULL
 
 
@@ -63,7 +64,8 @@ def merge_hidden(first: np.ndarray | None, second: np.ndarray | None) -> np.ndar
 
 
 def check_hidden(hidden_states: np.ndarray | None, mode: CaptureHiddenMode, where: str) -> None:
-    """Raise InvariantViolation ACCEPT-17 unless hidden states are present exactly if `mode` keeps any; `where` names the place."""
+    """Raise InvariantViolation ACCEPT-17 unless hidden states are present exactly if `mode` keeps any;
+    `where` names the place."""
     if mode is not CaptureHiddenMode.NULL and hidden_states is None:
         raise InvariantViolation("ACCEPT-17", f"{where}: the algorithm needs hidden states, but there are none")
     if mode is CaptureHiddenMode.NULL and hidden_states is not None:

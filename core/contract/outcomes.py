@@ -17,16 +17,18 @@ class SubmitOutcome(NamedTuple):
 
 
 class AbortOutcome(NamedTuple):
-    """`finished` is None if no live request has that id (it may have ended just before), or if a block of rounds is running. Such a request
-    ends when the block is committed, because only then is it known what the block's earlier rounds delivered."""
+    """`finished` is None if no live request has that id (it may have ended just before), or if a block of rounds is
+    running. Such a request ends when the block is committed, because only then is it known what the block's earlier
+    rounds delivered."""
 
     finished: FinishedRequest | None
     replan: bool
 
 
 class CommitOutcome(NamedTuple):
-    """What a committed step brought to an end, which requests got their first token since they entered, and, on a prefill worker,
-    which prompts are computed and wait for their transfer. `kept`: tokens delivered by each round of each row of its decode part."""
+    """What a committed step brought to an end, which requests got their first token since they entered, and, on a
+    prefill worker, which prompts are computed and wait for their transfer. `kept`: tokens delivered by each round of
+    each row of its decode part."""
 
     finished: tuple[FinishedRequest, ...]
     first_tokens: tuple[str, ...]
@@ -35,14 +37,16 @@ class CommitOutcome(NamedTuple):
 
 
 class LossOutcome(NamedTuple):
-    """What a failed step brought to an end (the blamed request, if there is one, and those that were leaving), and the lost steps."""
+    """What a failed step brought to an end (the blamed request, if there is one, and those that were leaving),
+    and the lost steps."""
 
     finished: tuple[FinishedRequest, ...]
     step_ids: tuple[int, ...]
 
 
 class ReserveOutcome(NamedTuple):
-    """`refusal`: the request can never run here. `row` 0: not now. Else its row and epoch, and how much of it the prefix cache has.
+    """`refusal`: the request can never run here. `row` 0: not now. Else its row and epoch, and how much of it the
+    prefix cache has.
 
     `replan`: it may be possible without the slots that a running block holds, so stop the block.
     """
@@ -55,7 +59,8 @@ class ReserveOutcome(NamedTuple):
 
 
 class JoinOutcome(NamedTuple):
-    """`finished` if the request failed instead of joining. `replan`: a new plan could differ, so stop the running block."""
+    """`finished` if the request failed instead of joining.
+    `replan`: a new plan could differ, so stop the running block."""
 
     finished: FinishedRequest | None
     replan: bool

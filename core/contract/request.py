@@ -1,8 +1,8 @@
 """What a client asks for, what it gets, and the rule that says when its request ends.
 
-The rule is one for every executor (to end a block of rounds) and for the engine (to finish the request). A verify round emits a *run* of
-`accept_lens` tokens for a row. The run is cut by the first stop inside it and by what is left of `max_tokens`, whichever comes first; a
-stop on the very last allowed token is a stop.
+The rule is one for every executor (to end a block of rounds) and for the engine (to finish the request). A verify round
+emits a *run* of `accept_lens` tokens for a row. The run is cut by the first stop inside it and by what is left of
+`max_tokens`, whichever comes first; a stop on the very last allowed token is a stop.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the target's distribution is turned into tokens. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off.
+    """How the target's distribution is turned into tokens. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p`
+    0 are off.
 
-    `min_p` leaves out tokens less likely, at this temperature, than that share of the most likely one. `presence_penalty` is subtracted
-    once from the logits of tokens in the output, `frequency_penalty` as often as they are in it. `repetition_penalty` divides positive
-    logits of tokens in prompt or output, and multiplies negative ones. `logit_bias` has pairs of a token and what is added to its logit,
-    before the penalties.
+    `min_p` leaves out tokens less likely, at this temperature, than that share of the most likely one.
+    `presence_penalty` is subtracted once from the logits of tokens in the output, `frequency_penalty` as often as they
+    are in it. `repetition_penalty` divides positive logits of tokens in prompt or output, and multiplies negative ones.
+    `logit_bias` has pairs of a token and what is added to its logit, before the penalties.
     """
 
     temperature: float = 0.0
@@ -104,7 +105,8 @@ class SamplingParams:
         )
 
     def to_json(self) -> list[Any]:
-        """Return a list that `from_json` reads back: temperature, top_p, top_k, seed, and an object of what else is not off."""
+        """Return a list that `from_json` reads back:
+        temperature, top_p, top_k, seed, and an object of what else is not off."""
         values: list[Any] = [self.temperature, self.top_p, self.top_k, self.seed]
         others = {name: getattr(self, name) for name in SHAPING if getattr(self, name) != getattr(GREEDY, name)}
         if self.grammar is not None:
@@ -113,7 +115,8 @@ class SamplingParams:
 
     @classmethod
     def from_json(cls, value: Any) -> SamplingParams:
-        """Read what `to_json` wrote. Raises TypeError or ValueError for anything else, InvalidRequest for values out of range."""
+        """Read what `to_json` wrote. Raises TypeError or ValueError for anything else, InvalidRequest for
+        values out of range."""
         temperature, top_p, top_k, seed, *rest = value
         others = dict(rest[0]) if rest else {}
         if "grammar" in others:
@@ -141,9 +144,10 @@ class Request:
 
     `max_tokens` bounds the output; the length that the model really produces is known to the executor alone.
     `outputs` names per-node outputs to return ("logprobs", "hidden_states", …). `namespace` separates prefix caches.
-    `shown` is the output that the client has already, from a worker that was lost. The request goes on behind it as if nothing had
-    happened: its last token is the one that the next decode round starts from, as it would have been. `max_tokens` and the number of
-    tokens that is reported at the end count it; what is delivered, and the outputs, begin behind it.
+    `shown` is the output that the client has already, from a worker that was lost. The request goes on behind it as if
+    nothing had
+    happened: its last token is the one that the next decode round starts from, as it would have been. `max_tokens` and
+    the number of tokens that is reported at the end count it; what is delivered, and the outputs, begin behind it.
     """
 
     request_id: str
@@ -213,7 +217,8 @@ class CutRuns(NamedTuple):
 def cut_runs(accept_lens: np.ndarray, stop_index: np.ndarray | None, remaining: np.ndarray) -> CutRuns:
     """Cut each run at its first stop and at the length cap.
 
-    accept_lens: int [bs], 1 … width. stop_index: int [bs], index inside the run of the first stop, −1 for none (None: no row has one).
+    accept_lens: int [bs], 1 … width. stop_index: int [bs], index inside the run of the first stop, −1 for none (None:
+    no row has one).
     remaining: int [bs], tokens the request may still emit, ≥ 1 for a live row.
     """
     kept = np.minimum(accept_lens, remaining)
@@ -248,10 +253,12 @@ class TextDecoder(Protocol):
 
 
 def first_stop_string(decoder: TextDecoder, before: np.ndarray, run: np.ndarray, stop_strings: tuple[str, ...]) -> int:
-    """Return the index in `run` of the token that completes the first stop string in the text of the whole output, −1 if none does.
+    """Return the index in `run` of the token that completes the first stop string in the text of the whole output, −1
+    if none does.
 
-    `before` int [m] are the output tokens already delivered. A stop string may begin in them; it cannot end in them, since the request
-    would have ended there. Text is decoded from the start of the output, for a tokenizer may join tokens into one character.
+    `before` int [m] are the output tokens already delivered. A stop string may begin in them; it cannot end in them,
+    since the request would have ended there. Text is decoded from the start of the output, for a tokenizer may join
+    tokens into one character.
     """
     for length in range(1, len(run) + 1):
         text = decoder.decode(np.concatenate([before, run[:length]]))

@@ -1,7 +1,7 @@
 """The contract between the engine and every executor: what a step asks for, and what its result says.
 
-Dataclasses of NumPy arrays, one row per request. Nothing of a step is written after its plan. (They are not frozen classes: those take six
-times as long to make, and each step makes seven objects, its events included.)
+Dataclasses of NumPy arrays, one row per request. Nothing of a step is written after its plan. (They are not frozen
+classes: those take six times as long to make, and each step makes seven objects, its events included.)
 
 ```
             known to the CPU                     reserved for steps in flight
@@ -26,7 +26,8 @@ from .request import Request
 
 
 class WrittenRanges(NamedTuple):
-    """Slots written at `[rows[i], starts[i] : starts[i] + counts[i]]` for all i, range after range. The arrays are never written."""
+    """Slots written at `[rows[i], starts[i] : starts[i] + counts[i]]` for all i, range after range.
+    The arrays are never written."""
 
     rows: np.ndarray | int  # int [n], or a single range
     starts: np.ndarray | int
@@ -35,9 +36,11 @@ class WrittenRanges(NamedTuple):
 
 
 class TableWrites:
-    """Entries of the request table that have changed since the last step, in order: `table[rows[i], columns[i]] = slots[i]`, int32 [n].
+    """Entries of the request table that have changed since the last step, in order:
+    `table[rows[i], columns[i]] = slots[i]`, int32 [n].
 
-    The engine notes a few ranges per step; the list of cells, one per slot, is written out when an executor or a log reads it.
+    The engine notes a few ranges per step; the list of cells, one per slot, is written out when an executor or a log
+    reads it.
     """
 
     __slots__ = ("_ranges",)
@@ -97,8 +100,9 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """The rows of a step's joins that need no prefill, because their KV was received; for executors with tokens. Their first relay cell
-    comes from `algorithm.build_disagg_draft_input(batch, first_tokens, future_map)`, before the step resolves anything."""
+    """The rows of a step's joins that need no prefill, because their KV was received; for executors with tokens. Their
+    first relay cell comes from `algorithm.build_disagg_draft_input(batch, first_tokens, future_map)`, before the step
+    resolves anything."""
 
     batch: HandoffBatch
     first_tokens: Int64Array  # int64 [n]: what the prefill worker sampled; delivered already
@@ -167,7 +171,8 @@ class PrefillResult:
 
 @dataclass(slots=True)
 class DecodeResult:
-    """What `rounds` rounds did, as columns [rounds, bs]; the values of rows that had ended or left before are not read."""
+    """What `rounds` rounds did, as columns [rounds, bs];
+    the values of rows that had ended or left before are not read."""
 
     rounds: int
     accept_lens: Int32Array  # int32 [rounds, bs]: accepted nodes with the bonus token, 1 … width

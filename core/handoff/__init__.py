@@ -1,7 +1,7 @@
 """The handoff of requests from prefill workers to decode workers: two state machines, and the messages between them.
 
-The machines do no I/O: messages, local completions and the time come in, actions go out (`side.py`). `HandoffDriver` feeds a machine
-and carries out its actions over a transport: a modelled network, memory, or links between processes.
+The machines do no I/O: messages, local completions and the time come in, actions go out (`side.py`). `HandoffDriver`
+feeds a machine and carries out its actions over a transport: a modelled network, memory, or links between processes.
 """
 
 from .decode_side import DecodeSide

@@ -1,8 +1,9 @@
-"""The decode side of a handoff: it reserves slots, verifies pages as they arrive, and lets the request join without a forward pass.
+"""The decode side of a handoff: it reserves slots, verifies pages as they arrive, and lets the request join without a
+forward pass.
 
-A transfer holds its row in the engine from the reservation until the request joins. If it is given up instead, the row is held until no
-page of it can be written any more: the prefill side has confirmed that, or a fence has passed. What has ended is
-remembered for a while (`EndedTransfer`), to answer late messages.
+A transfer holds its row in the engine from the reservation until the request joins. If it is given up instead, the row
+is held until no page of it can be written any more: the prefill side has confirmed that, or a fence has passed. What
+has ended is remembered for a while (`EndedTransfer`), to answer late messages.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from .messages import (
     Reject,
     Renew,
 )
-from .side import Deadlines, EndedTransfer, HandoffSide, HandoffTiming, Incoming, TransferOutcome, WritePage
+from .side import Deadlines, EndedTransfer, HandoffSide, HandoffTiming, Incoming, WritePage
 
 
 class DecodeSide(HandoffSide[Incoming]):
     """The decode side of all transfers to one engine.
 
-    A driver (`HandoffDriver`) calls `receive` and `peer_lost` when something has happened, `committed` after every `Engine.commit`, and
-    `tick` when `next_deadline_ns` is due. Then it carries out `take_actions` before the engine's next plan, and passes on `take_finished`
-    and `take_outcomes`.
+    A driver (`HandoffDriver`) calls `receive` and `peer_lost` when something has happened, `committed` after every
+    `Engine.commit`, and `tick` when `next_deadline_ns` is due. Then it carries out `take_actions` before the engine's
+    next plan, and passes on `take_finished` and `take_outcomes`.
 
-    The prefill side reports the end of a request that has not joined. So `take_finished` has only requests that the prefill side gave up
-    after they had joined.
+    The prefill side reports the end of a request that has not joined. So `take_finished` has only requests that the
+    prefill side gave up after they had joined.
 
     `shape` gives the sizes of the relayed fields; the default follows from the engine's steps and top-k.
     """
@@ -80,7 +81,7 @@ class DecodeSide(HandoffSide[Incoming]):
     # -- events -------------------------------------------------------------------------------------------------------
 
     def abort(self, request_id: str, now_ns: int) -> AbortOutcome:
-        """End a request in whatever state it is. Its reserved slots are free when the prefill side sends no more pages."""
+        """End a request in any state. Its reserved slots are free when the prefill side sends no more pages."""
         outcome = self.engine.abort(request_id, now_ns)
         self._replan = self._replan or outcome.replan
         for transfer in [t for t in self._transfers.values() if t.request_id == request_id]:
@@ -89,7 +90,7 @@ class DecodeSide(HandoffSide[Incoming]):
         return outcome
 
     def committed(self, outcome: CommitOutcome, now_ns: int, payloads: dict[str, DraftPayload] | None = None) -> None:
-        """Reserve slots for waiting transfers, as a committed step may have made room. The signature is that of `PrefillSide.committed`."""
+        """Reserve slots for waiting transfers: a committed step may have made room. Mirrors `PrefillSide.committed`."""
         self._reserve_waiting(now_ns)
 
     def receive(self, peer: str, message: Message, now_ns: int) -> None:
@@ -132,13 +133,15 @@ class DecodeSide(HandoffSide[Incoming]):
                     self._reserve_waiting(now_ns)
 
     def peer_lost(self, peer: str, now_ns: int, reason: FinishReason = FinishReason.ERROR) -> None:
-        """Fail the transfers from a prefill worker that is gone; their requests have not begun here. Slots are free after a fence."""
+        """Fail the transfers from a prefill worker that is gone; their requests have not begun here.
+        Slots are free after a fence."""
         for transfer in [t for t in self._transfers.values() if t.peer == peer]:
             self._lose(transfer, f"prefill worker {peer!r} is gone", now_ns)
         self._reserve_waiting(now_ns)
 
     def worker_lost(self, epoch: int, now_ns: int) -> None:
-        """End all transfers: this worker was restarted, without its KV. Messages for the old epoch are ignored from now on."""
+        """End all transfers: this worker was restarted, without its KV.
+        Messages for the old epoch are ignored from now on."""
         for transfer in list(self._transfers.values()):
             if transfer.state is not TransferState.QUEUED:
                 if transfer.state is TransferState.RECEIVING:
@@ -217,7 +220,8 @@ class DecodeSide(HandoffSide[Incoming]):
         ):
             return False
         if offer.request != transfer.offer.request:
-            # The offer must be repeated: first both sides must agree that no page of the other request is sent any more.
+            # The offer must be repeated: first both sides must agree that no page of the other request is sent any
+            # more.
             self._fail_request(transfer, "another request of this id was offered", now_ns)
             self._give_up(transfer, TransferState.FAILED, transfer.message, now_ns)
             return False
@@ -329,7 +333,7 @@ class DecodeSide(HandoffSide[Incoming]):
         return True
 
     def _abort_joined(self, name: tuple[str, str], now_ns: int) -> None:
-        """Abort a request that the prefill side has given up while it runs here: its client was told that it has ended."""
+        """Abort a running request that the prefill side has given up: its client was told that it has ended."""
         if self._joined_by.get(name[1]) == name:
             self._abort_engine_request(name[1], now_ns)
             self._replan = True
@@ -341,7 +345,7 @@ class DecodeSide(HandoffSide[Incoming]):
         return True
 
     def _late(self, peer: str, message: Message) -> bool:
-        """Take a message about an ended transfer or an earlier attempt. A manifest of a joined request is acknowledged again."""
+        """Take a message about an ended transfer or an earlier attempt; acknowledge a joined manifest again."""
         ended = self._ended.get((peer, message.key.request_id))
         if isinstance(message, Manifest) and ended is not None and ended.joined and ended.key == message.key:
             self._say(peer, Ack(message.key, self.epoch))
@@ -380,7 +384,7 @@ class DecodeSide(HandoffSide[Incoming]):
         self._renewals.set(transfer, now_ns + max(1, transfer.offer.lease_ns // 3))
 
     def _give_up(self, transfer: Incoming, end: TransferState, why: str, now_ns: int) -> None:
-        """Cancel a transfer. Its row is released when the prefill side has answered, or when lease and fence have passed."""
+        """Cancel a transfer. Its row is released at the prefill side's answer, or after lease and fence."""
         transfer.end, transfer.message = end, why
         if transfer.state not in (TransferState.QUEUED, TransferState.RECEIVING):
             return
@@ -428,12 +432,7 @@ class DecodeSide(HandoffSide[Incoming]):
         del self._transfers[name]
         if transfer in self._queue:
             self._queue.remove(transfer)
-        self._deadlines.clear(transfer)
-        self._renewals.clear(transfer)
-        if transfer.row:
-            self.engine.transfers.release_hold(transfer.row, now_ns)
-        self.counts.end(end)
-        self._outcomes.append(TransferOutcome(transfer.request_id, end, transfer.message))
+        self._close(transfer, end, now_ns)
         self._remember(name, EndedTransfer(transfer.key, end is TransferState.COMPLETED), now_ns)
 
     def _remember(self, name: tuple[str, str], ended: EndedTransfer, now_ns: int) -> None:

@@ -1,10 +1,12 @@
-"""The driver of one side of a handoff: it tells the side what happens, and carries out what the side asks for, over a transport.
+"""The driver of one side of a handoff: it tells the side what happens, and carries out what the side asks for, over a
+transport.
 
 ```
 submit, abort, committed, receive, pages_sent, peer_lost, tick ──► side ──► actions ──► transport
 ```
 
-The transport is a network model in the simulator, sockets and device memory in real workers, a list in the reference executor.
+The transport is a network model in the simulator, sockets and device memory in real workers, a list in the reference
+executor.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class Transport(Protocol):
         """Take a transfer that has ended on this side."""
 
     def flush(self, replan: bool) -> None:
-        """Note that all actions are carried out. With `replan` a new plan could differ: stop the running block of rounds."""
+        """Note that all actions are carried out. With `replan` a new plan could differ:
+        stop the running block of rounds."""
 
 
 def _pages_of(messages: Iterable[tuple[Message, PageSeal | None]]) -> list[tuple[Page, PageSeal]]:
@@ -57,7 +60,8 @@ def _pages_of(messages: Iterable[tuple[Message, PageSeal | None]]) -> list[tuple
 
 
 class HandoffDriver:
-    """One side and its transport. Every method carries out the actions that follow from it; none follow from `submit`."""
+    """One side and its transport. Every method carries out the actions that follow from it;
+    none follow from `submit`."""
 
     def __init__(self, side: PrefillSide | DecodeSide, transport: Transport) -> None:
         self.side = side
@@ -87,7 +91,8 @@ class HandoffDriver:
         return outcome
 
     def committed(self, outcome: CommitOutcome, now_ns: int, payloads: dict[str, DraftPayload] | None = None) -> None:
-        """Tell the side that a step was committed. `payloads`: the draft inputs of `outcome.computed`, if the executor has any."""
+        """Tell the side that a step was committed.
+        `payloads`: the draft inputs of `outcome.computed`, if the executor has any."""
         self.side.committed(outcome, now_ns, payloads)
         self.carry_out()
 
@@ -108,7 +113,8 @@ class HandoffDriver:
         self.carry_out()
 
     def peer_lost(self, peer: str, now_ns: int, reason: FinishReason = FinishReason.ERROR) -> None:
-        """Tell the side that the worker `peer` is gone. `reason`: how its requests end here, MOVED if `Placements` goes on with them."""
+        """Tell the side that the worker `peer` is gone.
+        `reason`: how its requests end here, MOVED if `Placements` goes on with them."""
         self.side.peer_lost(peer, now_ns, reason)
         self.carry_out()
 
@@ -162,7 +168,8 @@ def make_side(
     timing: HandoffTiming | None = None,
     shape: AlgorithmShape | None = None,
 ) -> PrefillSide | DecodeSide:
-    """Return the side for the engine's role. `incarnation` counts restarts of the worker, from 1; `shape`: see `DecodeSide`."""
+    """Return the side for the engine's role. `incarnation` counts restarts of the worker, from 1; `shape`:
+    see `DecodeSide`."""
     if engine.role is EngineRole.PREFILL:
         return PrefillSide(engine, page_format, incarnation, timing)
     return DecodeSide(engine, page_format, incarnation, timing, shape)

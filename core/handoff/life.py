@@ -3,12 +3,13 @@
 ```
 prefill   OFFERED ──accept──► SENDING ──sent──► SENT ──ack──► COMPLETED
              ▲ └──────retry──────┴──────────────┘ │
-             └────────────────────────────────────┘        anywhere: give up ──► CANCELLING ──► FENCED ──► FAILED, CANCELLED
+             └────────────────────────────────────┘        anywhere: give up ──► CANCELLING ──► FENCED ──► FAILED,
+             CANCELLED
 decode    QUEUED ──reserve──► RECEIVING ──verified──► COMPLETED
 ```
 
-CANCELLING waits for the other side's answer, FENCED for time to pass; until then pages stay as they are. An event that is not listed for
-a state is late, duplicate or meaningless: it changes nothing and is counted as ignored.
+CANCELLING waits for the other side's answer, FENCED for time to pass; until then pages stay as they are. An event that
+is not listed for a state is late, duplicate or meaningless: it changes nothing and is counted as ignored.
 """
 
 from __future__ import annotations

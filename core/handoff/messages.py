@@ -10,9 +10,9 @@ prefill                                    decode
    │ Cancel ◄──────────────────────────────► Cancel, answered by CancelAck: no page of it is sent or written any more
 ```
 
-Every message carries the key of one attempt: (request id, attempt, generation). `generation` is the prefill worker's incarnation,
-`attempt` counts all attempts of that incarnation, so a key is never reused. `epoch` is the decode worker's incarnation. All of them are
-integers of any size.
+Every message carries the key of one attempt: (request id, attempt, generation). `generation` is the prefill worker's
+incarnation, `attempt` counts all attempts of that incarnation, so a key is never reused. `epoch` is the decode worker's
+incarnation. All of them are integers of any size.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class TransferKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PageFormat:
-    """The format of a page of KV, equal on both sides. `layout` names dtype, heads, layers: all that gives its bytes a meaning."""
+    """The format of a page of KV, equal on both sides.
+    `layout` names dtype, heads, layers: all that gives its bytes a meaning."""
 
     page_size: int  # tokens
     target_bytes: int  # of one page in the target pool, all layers
@@ -58,7 +59,8 @@ class PageFormat:
 
 @dataclass(frozen=True, slots=True)
 class PageSeal:
-    """Size and CRC-32 of a page's bytes, in both pools. A simulated link, which carries no bytes, makes up checksums."""
+    """Size and CRC-32 of a page's bytes, in both pools.
+    A simulated link, which carries no bytes, makes up checksums."""
 
     target_bytes: int
     target_checksum: int
@@ -106,7 +108,8 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Prefill: page `index` of the prompt, in both pools. Where the link carries no bytes, `target` and `draft` are empty."""
+    """Prefill: page `index` of the prompt, in both pools.
+    Where the link carries no bytes, `target` and `draft` are empty."""
 
     key: TransferKey
     epoch: int
@@ -118,7 +121,8 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Prefill: everything is sent. `seals` are those of pages first_page, first_page + 1, …, which must have arrived."""
+    """Prefill: everything is sent. `seals` are those of pages first_page, first_page + 1, …, which
+    must have arrived."""
 
     key: TransferKey
     epoch: int
@@ -154,7 +158,8 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Either side: give this transfer up. `failed`: because of an error, else because the request is not wanted any more."""
+    """Either side: give this transfer up. `failed`:
+    because of an error, else because the request is not wanted any more."""
 
     key: TransferKey
     first_attempt: int  # of this transfer; its earlier attempts are given up as well
@@ -175,9 +180,9 @@ Message = Offer | Accept | Reject | Page | Manifest | Ack | Nack | Renew | Cance
 # -- messages as bytes, and back --------------------------------------------------------------------------------------
 #     "FTKH" │ version u16 │ header bytes u32 │ body bytes u64 │ CRC-32 of the header u32 │ header │ body
 #
-# The header is JSON: it names the message and describes each piece of the body (shape, dtype, size, CRC-32). A damaged piece, a frame of
-# the wrong length, and a header that is no message raise `MalformedMessage`. The bytes of a `Page` are not checked here, as the decode
-# side verifies them. Integers have any size.
+# The header is JSON: it names the message and describes each piece of the body (shape, dtype, size, CRC-32). A damaged
+# piece, a frame of the wrong length, and a header that is no message raise `MalformedMessage`. The bytes of a `Page`
+# are not checked here, as the decode side verifies them. Integers have any size.
 
 MAGIC = b"FTKH"
 VERSION = 2

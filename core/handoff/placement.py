@@ -1,14 +1,15 @@
-"""Which workers serve a request, and how it goes on when one of them is lost. No I/O: the parent of real workers and the simulated
-cluster are its drivers.
+"""Which workers serve a request, and how it goes on when one of them is lost. No I/O: the parent of real workers and
+the simulated cluster are its drivers.
 
-A request is placed on a prefill and a decode worker. When a worker is lost, every living worker drops what it shares with it, and answers.
-Only then are the affected requests judged, so that no message of an old attempt can have an effect. Workers that die meanwhile are not
-waited for, and count as the same loss.
+A request is placed on a prefill and a decode worker. When a worker is lost, every living worker drops what it shares
+with it, and answers. Only then are the affected requests judged, so that no message of an old attempt can have an
+effect. Workers that die meanwhile are not waited for, and count as the same loss.
 
 The verdict:
 
     the request had joined a decode worker that lives    it goes on there
-    else                                                 it begins again on living workers, behind the tokens that its client has
+    else                                                 it begins again on living workers, behind the tokens that its
+    client has
                                                          been shown (`Request.shown`): once; then it fails
 
 Draws are keyed by position, so the output is the one that the client would have had without the loss.
@@ -89,7 +90,8 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a loss means for a request: a new placement, or its end. Without placement and `failure`, its client had aborted it."""
+    """What a loss means for a request: a new placement, or its end.
+    Without placement and `failure`, its client had aborted it."""
 
     request_id: str
     placement: Placement | None
@@ -97,7 +99,8 @@ class Verdict:
 
 
 class Placements:
-    """Places requests on the workers of two pools. `shown_of` returns the output that the client of a request has by now."""
+    """Places requests on the workers of two pools.
+    `shown_of` returns the output that the client of a request has by now."""
 
     def __init__(self, prefill: WorkerPool, decode: WorkerPool, shown_of: Callable[[str], Prompt]) -> None:
         self._prefill = prefill
@@ -144,7 +147,8 @@ class Placements:
         self._placements[request_id].has_joined = True
 
     def abort(self, request_id: str) -> Placement | None:
-        """Note that a request's client gives it up: whatever is lost, it does not begin again. Returns where it is; None if it is over."""
+        """Note that a request's client gives it up: whatever is lost, it does not begin again.
+        Returns where it is; None if it is over."""
         placement = self.get(request_id)
         if placement is not None:
             placement.is_aborted = True
@@ -162,7 +166,8 @@ class Placements:
         return lost in self._awaited
 
     def lose(self, name: Name, why: str) -> list[Verdict]:
-        """Take a worker for dead; all living ones must `acknowledge_loss`. Returns the verdicts that waited for this worker alone."""
+        """Take a worker for dead; all living ones must `acknowledge_loss`.
+        Returns the verdicts that waited for this worker alone."""
         for pool in (self._prefill, self._decode):
             pool.lose(name)
         for placement in self._placements.values():
@@ -172,7 +177,8 @@ class Placements:
         return [verdict for lost in list(self._awaited) for verdict in self.acknowledge_loss(name, lost)]
 
     def acknowledge_loss(self, name: Name, lost: Name) -> list[Verdict]:
-        """Note that `name` has dropped all that it shared with `lost`, and return the verdicts if it was the last one to do so."""
+        """Note that `name` has dropped all that it shared with `lost`, and return the verdicts if it was the
+        last one to do so."""
         awaited = self._awaited.get(lost)
         if awaited is None:
             return []

@@ -1,8 +1,9 @@
-"""The prefill side of a handoff: it holds the KV of computed prompts and sends it until the decode side acknowledges it.
+"""The prefill side of a handoff: it holds the KV of computed prompts and sends it until the decode side acknowledges
+it.
 
-Every transfer holds the row of its request in the engine (`Transfers.hold`), from its offer on. The row is released on an ack or on the
-answer to a cancel; without either, when a lease and a fence have passed. It is never released while the driver still reads a page of it.
-The request itself ends as soon as the outcome is certain.
+Every transfer holds the row of its request in the engine (`Transfers.hold`), from its offer on. The row is released on
+an ack or on the answer to a cancel; without either, when a lease and a fence have passed. It is never released while
+the driver still reads a page of it. The request itself ends as soon as the outcome is certain.
 """
 
 from __future__ import annotations
@@ -33,14 +34,16 @@ from .messages import (
     Renew,
     TransferKey,
 )
-from .side import HandoffSide, HandoffTiming, Outgoing, SendPages, TransferOutcome
+from .side import HandoffSide, HandoffTiming, Outgoing, SendPages
 
 MAX_REMEMBERED = 1 << 12
-"""Acknowledged attempts that are remembered: a late `Accept` of one must not be answered with a `Cancel` that the decode side acts on."""
+"""Acknowledged attempts that are remembered: a late `Accept` of one must not be answered with a `Cancel` that the
+decode side acts on."""
 
 
 class PrefillSide(HandoffSide[Outgoing]):
-    """The prefill side of all transfers from one engine. Drivers submit and abort here instead of at the engine, and call
+    """The prefill side of all transfers from one engine. Drivers submit and abort here instead of at the engine, and
+    call
 
     * `committed` after every `Engine.commit`, with the draft input of each prompt that it computed;
     * `receive`, `pages_sent`, `peer_lost` when something has happened, and `tick` when `next_deadline_ns` is due;
@@ -84,14 +87,16 @@ class PrefillSide(HandoffSide[Outgoing]):
         return outcome
 
     def committed(self, outcome: CommitOutcome, now_ns: int, payloads: dict[str, DraftPayload] | None = None) -> None:
-        """Send what a committed step has computed. `payloads`: the draft inputs of `outcome.computed`, where the executor has tokens."""
+        """Send what a committed step has computed.
+        `payloads`: the draft inputs of `outcome.computed`, where the executor has tokens."""
         for finished in outcome.finished:
             self._drop(finished.request_id, TransferState.CANCELLED, "ended on the prefill side", now_ns)
         progresses = self.engine.transfers.prompts()
         rows = {progress.request.request_id: progress.row for progress in progresses}
         for request_id, transfer in list(self._current.items()):
             if rows.get(request_id) != transfer.row:
-                # It was retracted and starts again, perhaps in a new row already; what is held for the old row is useless.
+                # It was retracted and starts again, perhaps in a new row already; what is held for the old row is
+                # useless.
                 self._give_up(transfer, TransferState.CANCELLED, "retracted", now_ns)
                 self._peers[request_id] = transfer.peer
         for request_id in outcome.computed:
@@ -157,14 +162,15 @@ class PrefillSide(HandoffSide[Outgoing]):
             self.counts.ignored += 1
 
     def _still_concerns(self, key: TransferKey) -> bool:
-        """Return whether slots for this attempt are of use: it was acknowledged, or a later attempt of its transfer is open."""
+        """Return whether slots for this attempt are of use:
+        it was acknowledged, or a later attempt of its transfer is open."""
         transfer = self._current.get(key.request_id)
         if transfer is None or key.generation != transfer.key.generation:
             return key in self._acknowledged_keys
         return key in self._acknowledged_keys or transfer.first_attempt <= key.attempt < transfer.key.attempt
 
     def pages_sent(self, key: TransferKey, seals: Mapping[int, PageSeal], now_ns: int) -> None:
-        """Note that the bytes of pages are read out, so that their slots may be written again. `seals`: by the page's index."""
+        """Note that pages are read out, so that their slots may be written again. `seals`: by the page's index."""
         transfer = self._readers.get(key)
         if transfer is None or transfer.num_reading < len(seals):
             self.counts.ignored += len(seals)
@@ -178,8 +184,8 @@ class PrefillSide(HandoffSide[Outgoing]):
             self._send_manifest(transfer, now_ns)
 
     def peer_lost(self, peer: str, now_ns: int, reason: FinishReason = FinishReason.ERROR) -> None:
-        """End the requests of a decode worker that is gone, as MOVED if their router places them anew. Their pages are free when a
-        fence has passed."""
+        """End the requests of a decode worker that is gone, as MOVED if their router places them anew. Their pages are
+        free when a fence has passed."""
         for transfer in [t for t in self._transfers.values() if t.peer == peer]:
             if transfer.state is TransferState.FENCED:
                 continue
@@ -222,7 +228,7 @@ class PrefillSide(HandoffSide[Outgoing]):
         transfer.renewal_ns = max(1, message.hold_ns // 3)
         self._renewals.set(transfer, now_ns + transfer.renewal_ns)
         self._deadlines.set(transfer, now_ns + self.timing.lease_ns)
-        progress = self.engine.transfers.progress_of(transfer.request.request_id)
+        progress = self.engine.transfers.progress_of(transfer.request_id)
         if progress is not None:
             self._send_pages(transfer, progress, now_ns)
         return True
@@ -252,7 +258,7 @@ class PrefillSide(HandoffSide[Outgoing]):
         self._acknowledged_keys[transfer.key] = None
         if len(self._acknowledged_keys) > MAX_REMEMBERED:
             del self._acknowledged_keys[next(iter(self._acknowledged_keys))]
-        finished = self.engine.transfers.end_transfer(transfer.request.request_id, now_ns)
+        finished = self.engine.transfers.end_transfer(transfer.request_id, now_ns)
         if finished is not None:
             self._finished.append(finished)
         self._release_when_read(transfer, now_ns)
@@ -276,7 +282,7 @@ class PrefillSide(HandoffSide[Outgoing]):
             else:
                 self._forget_request(transfer)
                 transfer.end, transfer.message = TransferState.CANCELLED, message.reason
-                self._abort_engine_request(transfer.request.request_id, now_ns)
+                self._abort_engine_request(transfer.request_id, now_ns)
         self._release_when_read(transfer, now_ns)
         return True
 
@@ -308,7 +314,7 @@ class PrefillSide(HandoffSide[Outgoing]):
         self._deadlines.set(transfer, now_ns + self.timing.lease_ns)
 
     def _send_pages(self, transfer: Outgoing, progress: PromptProgress, now_ns: int) -> None:
-        """Send the pages that are final by now. The last page, usually not full, is sent when the prompt is complete."""
+        """Send the pages that are final by now: the last one, usually not full, once the prompt is complete."""
         page_size = self.page_format.page_size
         ready = progress.num_computed // page_size
         if progress.is_complete:
@@ -335,7 +341,7 @@ class PrefillSide(HandoffSide[Outgoing]):
         if not self._is_computed(transfer) or any(index not in transfer.seals for index in wanted):
             return
         assert transfer.peer_epoch is not None, "a manifest follows an Accept"
-        request_id = transfer.request.request_id
+        request_id = transfer.request_id
         arrival = replace(self.engine.transfers.first_token_of(request_id), draft=self._payloads[request_id])
         seals = tuple(transfer.seals[index] for index in wanted)
         self._say(transfer.peer, Manifest(transfer.key, transfer.peer_epoch, transfer.first_page, seals, arrival))
@@ -351,7 +357,7 @@ class PrefillSide(HandoffSide[Outgoing]):
             return
         self._try_move(transfer, TransferEvent.RETRY)
         del self._transfers[transfer.key]
-        transfer.key = self._new_key(transfer.request.request_id)
+        transfer.key = self._new_key(transfer.request_id)
         self._transfers[transfer.key] = transfer
         transfer.attempts += 1
         transfer.peer_epoch = None
@@ -369,7 +375,7 @@ class PrefillSide(HandoffSide[Outgoing]):
             self._give_up(transfer, end, why, now_ns)
 
     def _give_up(self, transfer: Outgoing, end: TransferState, why: str, now_ns: int) -> None:
-        """Cancel a transfer. Its row is released when the other side has answered, or when lease and fence have passed."""
+        """Cancel a transfer. Its row is released at the decode side's answer, or after lease and fence."""
         self._forget_request(transfer)
         transfer.end, transfer.message = end, why
         self._try_move(transfer, TransferEvent.GIVE_UP)
@@ -383,11 +389,11 @@ class PrefillSide(HandoffSide[Outgoing]):
         """End the request of a transfer now. The row stays held."""
         self._forget_request(transfer)
         transfer.end, transfer.message = TransferState.FAILED, why
-        self._fail_engine_request(transfer.request.request_id, why, now_ns, reason)
+        self._fail_engine_request(transfer.request_id, why, now_ns, reason)
 
     def _forget_request(self, transfer: Outgoing) -> None:
-        """Drop what is kept to send the request's first token: its end is certain. A new request may have the same id from now on."""
-        request_id = transfer.request.request_id
+        """Drop what is kept for the request's first token, as its end is certain; its id may be used again."""
+        request_id = transfer.request_id
         if self._current.get(request_id) is transfer:
             del self._current[request_id]
             self._payloads.pop(request_id, None)
@@ -415,11 +421,7 @@ class PrefillSide(HandoffSide[Outgoing]):
         del self._transfers[transfer.key]
         for key in [key for key, reader in self._readers.items() if reader is transfer]:
             del self._readers[key]
-        self._deadlines.clear(transfer)
-        self._renewals.clear(transfer)
-        self.engine.transfers.release_hold(transfer.row, now_ns)
-        self.counts.end(end)
-        self._outcomes.append(TransferOutcome(transfer.request.request_id, end, transfer.message))
+        self._close(transfer, end, now_ns)
 
     def _try_move(self, transfer: Outgoing, event: TransferEvent) -> bool:
         following = PREFILL_TRANSITIONS[transfer.state].get(event)
@@ -429,9 +431,7 @@ class PrefillSide(HandoffSide[Outgoing]):
         return True
 
     def _is_computed(self, transfer: Outgoing) -> bool:
-        return (
-            transfer.request.request_id in self._payloads and self._current.get(transfer.request.request_id) is transfer
-        )
+        return transfer.request_id in self._payloads and self._current.get(transfer.request_id) is transfer
 
     def _new_key(self, request_id: str) -> TransferKey:
         self._num_attempts += 1

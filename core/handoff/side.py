@@ -1,4 +1,5 @@
-"""What both sides of a handoff share: records of transfers, counters, deadlines, and the actions and reports for the driver."""
+"""What both sides of a handoff share: records of transfers, counters, deadlines, and the actions and
+reports for the driver."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ class HandoffTiming:
 class Deadlines(Generic[OwnerT]):
     """One deadline per owner; setting it again replaces it. Equal deadlines come in the order in which they were set.
 
-    Most are put off many times before they are due: an owner's entry in the heap is moved only when it comes to the top.
+    Most are put off many times before they are due: an owner's entry in the heap is moved only when it comes to the
+    top.
     """
 
     def __init__(self) -> None:
@@ -108,7 +110,8 @@ class Send:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SendPages:
-    """Read these pages of KV, in both pools, send a `Page` for each, and call `PrefillSide.pages_sent` once their bytes are read out.
+    """Read these pages of KV, in both pools, send a `Page` for each, and call `PrefillSide.pages_sent` once their bytes
+    are read out.
 
     Until then the slots do not change.
     """
@@ -162,6 +165,10 @@ class Outgoing:
     renewal_ns: int = 0  # once accepted: how often to tell the decode side that the prompt is still being computed
     end: TransferState = TransferState.FAILED  # the end that giving up leads to
     message: str = ""
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
 
 
 @dataclass(slots=True, eq=False)
@@ -259,6 +266,15 @@ class HandoffSide(Generic[TransferT]):
 
     def _say(self, peer: str, message: Message) -> None:
         self._actions.append(Send(peer, message))
+
+    def _close(self, transfer: TransferT, end: TransferState, now_ns: int) -> None:
+        """Release the row of a transfer that has ended, if it has one, forget its deadlines and note its outcome."""
+        self._deadlines.clear(transfer)
+        self._renewals.clear(transfer)
+        if transfer.row:
+            self.engine.transfers.release_hold(transfer.row, now_ns)
+        self.counts.end(end)
+        self._outcomes.append(TransferOutcome(transfer.request_id, end, transfer.message))
 
     def _fail_engine_request(
         self, request_id: str, why: str, now_ns: int, reason: FinishReason = FinishReason.ERROR

@@ -102,13 +102,15 @@ _REPOSITORIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "Qwen/Qwen3-30B-A3B-FP8": ("qwen3-30b-a3b", _FP8_BLOCKS),
     "Qwen/Qwen2.5-7B-Instruct": ("qwen2.5-7b", {"max_position_embeddings": 32768}),
 }
-"""Repositories on Hugging Face of the shape of a built-in model, whose own is its `_name_or_path`: the name, and the keys that differ."""
+"""Repositories on Hugging Face of the shape of a built-in model, whose own is its `_name_or_path`:
+the name, and the keys that differ."""
 
 
 def built_in_config(name: str) -> tuple[str, Mapping[str, Any]] | None:
     """Return the built-in model that `name` means and its configuration; None if there is none.
 
-    A name is that of the catalogue, or a repository on Hugging Face with or without its organisation, without regard to case.
+    A name is that of the catalogue, or a repository on Hugging Face with or without its organisation, without regard to
+    case.
     """
     key = re.sub(r"[_\s]", "-", name.strip().lower())
     if key in BUILT_IN:
@@ -123,7 +125,8 @@ def built_in_config(name: str) -> tuple[str, Mapping[str, Any]] | None:
 
 
 def lookup_model(name: str) -> ModelShape:
-    """Return the built-in shape that `name` means, see `built_in_config`. Raises `UnknownModel` with the nearest known name."""
+    """Return the built-in shape that `name` means, see `built_in_config`.
+    Raises `UnknownModel` with the nearest known name."""
     found = built_in_config(name)
     if found is None:
         hint = nearest_name(name.strip().lower().rpartition("/")[2], known_models())

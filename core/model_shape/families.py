@@ -1,8 +1,8 @@
 """The reader of Hugging Face's `config.json`: which keys a family of models uses for which part of its layers.
 
-A configuration is read as data, a mapping or a text; files are opened by the caller. All problems of a configuration are reported at
-once, with its source and the key of each. Where a published configuration leaves a key out, the default is that of the family's class in
-`transformers` (4.57) or of the checkpoint's own code.
+A configuration is read as data, a mapping or a text; files are opened by the caller. All problems of a configuration
+are reported at once, with its source and the key of each. Where a published configuration leaves a key out, the default
+is that of the family's class in `transformers` (4.57) or of the checkpoint's own code.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _check_top_k(reader: ConfigReader, top_k: int, count: int) -> None:
         reader.problem("num_experts_per_tok", f"{top_k} experts per token, but there are {count}")
 
 
-# -- MLPs: one for each layer, None for a layer without --------------------------------------------------------------------
+# -- MLPs: one for each layer, None for a layer without ----------------------------------------------------------------
 
 Parts = Iterable[Part | None]
 
@@ -178,7 +178,8 @@ def _nemotron_mlps(reader: ConfigReader, family: str, layers: int) -> Parts:
 
 
 def _nas_mlps(reader: ConfigReader, family: str, layers: int) -> Parts:
-    """Read widths as multiples of the hidden size, two thirds of them rounded up to 256 (the checkpoint's `modeling_decilm.py`)."""
+    """Read widths as multiples of the hidden size, two thirds of them rounded up to 256 (the checkpoint's
+    `modeling_decilm.py`)."""
     hidden = reader.integer("hidden_size")
     mlps: list[Part | None] = []
     for block in nas_blocks(reader, layers):
@@ -189,7 +190,7 @@ def _nas_mlps(reader: ConfigReader, family: str, layers: int) -> Parts:
     return mlps
 
 
-# -- families --------------------------------------------------------------------------------------------------------------
+# -- families ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +254,8 @@ _ALIASES: Mapping[str, str] = {
     "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5", "minimax_text_01": "minimax",
     "minimax_m3_vl": "minimax_m3", "deepseek_ref": "deepseek_v4",
 }  # fmt: skip
-"""Other names of `model_type` for a family: language models inside multimodal ones, and models that are configured alike."""
+"""Other names of `model_type` for a family: language models inside multimodal ones, and models that are
+configured alike."""
 
 
 def family_of(model_type: Any) -> str | None:

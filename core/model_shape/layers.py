@@ -1,8 +1,9 @@
-"""The parts of a decoder's layers: what each multiplies, what it caches for every token, and what state it carries for every request.
+"""The parts of a decoder's layers: what each multiplies, what it caches for every token, and what state it carries for
+every request.
 
-A layer has a *mixer*, which moves information between tokens, and an MLP; some families have layers with one of the two. Sizes are in
-elements. `tp` divides what tensor parallelism divides: heads, channels, and the width of an MLP; it does not divide what every device needs
-whole.
+A layer has a *mixer*, which moves information between tokens, and an MLP; some families have layers with one of the
+two. Sizes are in elements. `tp` divides what tensor parallelism divides: heads, channels, and the width of an MLP; it
+does not divide what every device needs whole.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ class Product:
 class Cache:
     """What a layer keeps of the tokens of a request, on one device, and what a new token reads of it.
 
-    `heads` caches, each read by `queries` query heads; an entry has `width` elements, of which a query multiplies `key_dim` and sums up
-    `value_dim`. `tokens_per_entry`: tokens that one entry stands for. `reach`: the most tokens that a query attends to (None: all);
-    `keeps_reach`: whether only these are kept. `element_bytes`: of an element, where the format of the KV cache does not say it.
+    `heads` caches, each read by `queries` query heads; an entry has `width` elements, of which a query multiplies
+    `key_dim` and sums up `value_dim`. `tokens_per_entry`: tokens that one entry stands for. `reach`: the most tokens
+    that a query attends to (None: all);
+    `keeps_reach`: whether only these are kept. `element_bytes`: of an element, where the format of the KV cache does
+    not say it.
     `prompt_dims`: what a query head multiplies and sums up when a prompt is computed, if not `key_dim` and `value_dim`.
     """
 
@@ -46,7 +49,8 @@ class Cache:
     prompt_dims: int = 0
 
     def token_bytes(self, element_bytes: int) -> float:
-        """Return the bytes of one token's share of the entries, with elements of `element_bytes` unless the cache has its own format."""
+        """Return the bytes of one token's share of the entries, with elements of `element_bytes` unless the cache
+        has its own format."""
         return self.heads * self.width * (self.element_bytes or element_bytes) / self.tokens_per_entry
 
 
@@ -54,8 +58,9 @@ class Cache:
 class Attention:
     """Softmax attention with keys and values per KV head (multi-head, grouped, multi-query).
 
-    `window`: tokens that a query sees, itself included. `output_gate`: a second query projection scales the output. `values_are_keys`: no
-    projection of values. `sinks`: a learnt logit per head. `index`: block-sparse attention, see `Index`.
+    `window`: tokens that a query sees, itself included. `output_gate`: a second query projection scales the output.
+    `values_are_keys`: no projection of values. `sinks`: a learnt logit per head. `index`: block-sparse attention, see
+    `Index`.
     """
 
     heads: int
@@ -110,10 +115,12 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The indexer of sparse attention: `heads` small queries score all tokens, and the attention reads the best `reach` of them.
+    """The indexer of sparse attention: `heads` small queries score all tokens, and the attention reads the best `reach`
+    of them.
 
-    Its keys are cached beside the layer's own, as 8-bit floats, one for `tokens_per_entry` tokens. `input_width`: of what the queries are
-    projected from, 0 for the hidden state. `present`: whether this layer has an indexer, or uses the choice of one below.
+    Its keys are cached beside the layer's own, as 8-bit floats, one for `tokens_per_entry` tokens. `input_width`: of
+    what the queries are projected from, 0 for the hidden state. `present`: whether this layer has an indexer, or uses
+    the choice of one below.
     """
 
     heads: int
@@ -124,7 +131,8 @@ class Index:
     present: bool = True
 
     def products(self, hidden: int, input_width: int) -> tuple[Product, ...]:
-        """Return the projections of queries, of the key, and of the weight of each head; every device has them whole."""
+        """Return the projections of queries, of the key, and of the weight of each head;
+        every device has them whole."""
         if not self.present:
             return ()
         return (Product(self.input_width or input_width, self.heads * self.dim), Product(hidden, self.dim + self.heads))
@@ -139,8 +147,8 @@ class Index:
 class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values are one latent vector per token.
 
-    Every device caches the whole latent. A new token's queries are taken into the latent space (`absorbed` products), so decoding reads a
-    single head of `kv_rank + rope_dim` elements.
+    Every device caches the whole latent. A new token's queries are taken into the latent space (`absorbed` products),
+    so decoding reads a single head of `kv_rank + rope_dim` elements.
     """
 
     heads: int
@@ -183,10 +191,11 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True)
 class CompressedAttention:
-    """Attention of DeepSeek-V4: the last `window` tokens, and entries that each stand for `ratio` tokens (0: the window alone).
+    """Attention of DeepSeek-V4: the last `window` tokens, and entries that each stand for `ratio` tokens (0: the window
+    alone).
 
-    Keys are values, one head of `head_dim` for all `heads`. Queries and outputs pass through `q_rank` and `output_groups` times
-    `output_rank`. With an `index` a query reads the best entries, else all.
+    Keys are values, one head of `head_dim` for all `heads`. Queries and outputs pass through `q_rank` and
+    `output_groups` times `output_rank`. With an `index` a query reads the best entries, else all.
     """
 
     heads: int
@@ -200,7 +209,8 @@ class CompressedAttention:
 
     def products(self, hidden: int, tp: int = 1, inputs: int = 1) -> tuple[Product, ...]:
         heads, groups = self.heads // tp, max(self.output_groups // tp, 1)
-        # A compressor projects an entry and the weight of each of its elements; overlapping windows double both at small ratios.
+        # A compressor projects an entry and the weight of each of its elements; overlapping windows double both at
+        # small ratios.
         compressor = 0 if not self.ratio else 2 * self.head_dim * (2 if self.index else 1)
         index = self.index.products(hidden, self.q_rank) if self.index else ()
         return (
@@ -230,10 +240,12 @@ class CompressedAttention:
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """A layer with a state of fixed size per request instead of a cache: linear attention (delta rule, lightning) or Mamba-2.
+    """A layer with a state of fixed size per request instead of a cache: linear attention (delta rule, lightning) or
+    Mamba-2.
 
-    `heads` states of `key_dim` × `value_dim`. `projected`: columns of the input's projections; `shared_projected`: those that every device
-    has whole; `low_rank`: further products, over all heads. `conv_channels`, `conv_kernel`: of the short convolution before the recurrence.
+    `heads` states of `key_dim` × `value_dim`. `projected`: columns of the input's projections; `shared_projected`:
+    those that every device has whole; `low_rank`: further products, over all heads. `conv_channels`, `conv_kernel`: of
+    the short convolution before the recurrence.
     `state_bytes_each`: of an element of the state; that of the convolution's is 2.
     """
 
@@ -303,10 +315,11 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts: each token is sent to `top_k` of `count` MLPs of `width`, and to a shared MLP of `shared_width`.
+    """A mixture of experts: each token is sent to `top_k` of `count` MLPs of `width`, and to a shared MLP of
+    `shared_width`.
 
-    `latent`: routed experts work on vectors of this size, with a projection before and after them (None: on the hidden state). `biases`:
-    experts have biases. `shared_gate`: a learnt scalar scales the shared MLP.
+    `latent`: routed experts work on vectors of this size, with a projection before and after them (None: on the hidden
+    state). `biases`: experts have biases. `shared_gate`: a learnt scalar scales the shared MLP.
     """
 
     count: int
@@ -323,7 +336,8 @@ class Experts:
         return Mlp(self.width, self.gated).products(self.latent or hidden, tp)
 
     def shared(self, hidden: int, tp: int = 1) -> tuple[Product, ...]:
-        """Return the products over all tokens: those of the shared MLP, and the projections into and out of the latent space."""
+        """Return the products over all tokens: those of the shared MLP, and the projections into and out of
+        the latent space."""
         into = (Product(hidden, self.latent), Product(self.latent, hidden)) if self.latent else ()
         shared = Mlp(self.shared_width, self.gated).products(hidden, tp) if self.shared_width else ()
         return into + shared

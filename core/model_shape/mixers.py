@@ -1,8 +1,8 @@
 """The reader of mixers: which keys of a `config.json` each family of models uses for its attention or recurrence.
 
-Every reader takes the family's name and the number of layers, and returns the mixer of each layer, None for a layer without. It notes
-problems in its `ConfigReader`. Where a published configuration leaves a key out, the default is that of the family's class in
-`transformers` (4.57) or of the checkpoint's own code.
+Every reader takes the family's name and the number of layers, and returns the mixer of each layer, None for a layer
+without. It notes problems in its `ConfigReader`. Where a published configuration leaves a key out, the default is that
+of the family's class in `transformers` (4.57) or of the checkpoint's own code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ Mixers = Iterable[Mixer | None]
 
 
 def read_sizes(reader: ConfigReader, family: str | None) -> dict[str, Any]:
-    """Read the sizes of a decoder with grouped attention, and what they share with its computation; problems are noted in `reader`."""
+    """Read the sizes of a decoder with grouped attention, and what they share with its computation;
+    problems are noted in `reader`."""
     hidden, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
     has_problems = bool(reader.problems)
     kv_heads = reader.integer("num_key_value_heads", heads)
@@ -123,7 +124,8 @@ def mimo_flash(reader: ConfigReader, family: str, layers: int) -> Mixers:
 
 
 def minimax_m3(reader: ConfigReader, family: str, layers: int) -> Mixers:
-    """Read block-sparse attention: small heads score blocks, and the best ones are read. The first layers see everything."""
+    """Read block-sparse attention: small heads score blocks, and the best ones are read.
+    The first layers see everything."""
     dense = grouped(reader, family, 1)[0]
     sparse = reader.under("sparse_attention_config")
     if not sparse.flag("use_sparse_attention"):
@@ -149,7 +151,8 @@ def latent(reader: ConfigReader, family: str, layers: int) -> list[LatentAttenti
 
 
 def compressed(reader: ConfigReader, family: str, layers: int) -> Mixers:
-    """Read the attention of DeepSeek-V4, whose layers compress 0, 4 or 128 tokens to one; those of 4 have an indexer."""
+    """Read the attention of DeepSeek-V4, whose layers compress 0, 4 or 128 tokens to one;
+    those of 4 have an indexer."""
     number = reader.integer
     ratios = kinds_of(reader, layers, "compress_ratios")
     plain = CompressedAttention(
@@ -164,7 +167,8 @@ def compressed(reader: ConfigReader, family: str, layers: int) -> Mixers:
 
 
 def delta_rule(reader: ConfigReader, family: str, layers: int) -> Mixers:
-    """Read Qwen3-Next and Qwen3.5: gated delta nets, and gated attention in every `full_attention_interval`-th layer."""
+    """Read Qwen3-Next and Qwen3.5: gated delta nets, and gated attention in every
+    `full_attention_interval`-th layer."""
     number = reader.integer
     key_heads, heads = number("linear_num_key_heads"), number("linear_num_value_heads")
     key_dim, value_dim = number("linear_key_head_dim"), number("linear_value_head_dim")
@@ -185,7 +189,8 @@ def delta_rule(reader: ConfigReader, family: str, layers: int) -> Mixers:
 
 
 def kimi_linear(reader: ConfigReader, family: str, layers: int) -> Mixers:
-    """Read Kimi Linear and K3: delta attention with a gate per channel, and latent attention in the listed layers (from 1)."""
+    """Read Kimi Linear and K3: delta attention with a gate per channel, and latent attention in the listed
+    layers (from 1)."""
     full = latent(reader, family, 1)[0]
     about = reader.under("linear_attn_config")
     heads, dim = about.integer("num_heads"), about.integer("head_dim")
@@ -224,7 +229,8 @@ def _mamba(
 
 
 def nemotron_pattern(reader: ConfigReader) -> str:
-    """Return Nemotron-H's pattern of layers: M mamba, * attention, - MLP, E experts; newer files list the names instead."""
+    """Return Nemotron-H's pattern of layers: M mamba, * attention, - MLP, E experts;
+    newer files list the names instead."""
     pattern, names = reader.get("hybrid_override_pattern"), reader.get("layers_block_type")
     if pattern is None and isinstance(names, list):
         letters = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}

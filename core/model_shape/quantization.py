@@ -1,14 +1,15 @@
 """Formats of quantized weights: the bytes of each, and how a checkpoint says which one it has.
 
-A checkpoint says it in `quantization_config` of its `config.json`, or beside it in `hf_quant_config.json` (NVIDIA ModelOpt), whose
-`quantization` object becomes a `quantization_config` by `modelopt_config`. Formats are named:
+A checkpoint says it in `quantization_config` of its `config.json`, or beside it in `hf_quant_config.json` (NVIDIA
+ModelOpt), whose `quantization` object becomes a `quantization_config` by `modelopt_config`. Formats are named:
 
     bf16, fp16      16 bits
     fp8, int8       8 bits; scales per channel or block are left out (less than 0.2 %)
     mxfp4           4 bits and an 8-bit scale for each 32 weights (OCP Microscaling Formats 1.0)
     nvfp4           4 bits and an 8-bit scale for each 16 weights; nvfp4-w16 are the same weights, multiplied in 16 bits
     mxfp8           8 bits and an 8-bit scale for each 32 weights
-    intB-gN         B bits, with a 16-bit scale and a B-bit zero point for each group of N weights (AWQ, GPTQ); int4 is int4-g128
+    intB-gN         B bits, with a 16-bit scale and a B-bit zero point for each group of N weights (AWQ, GPTQ); int4 is
+    int4-g128
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def bits_per_weight(name: str) -> float | None:
 
 
 def modelopt_config(document: Mapping[str, Any], source: str) -> dict[str, Any] | None:
-    """Return the `quantization_config` that a parsed `hf_quant_config.json` stands for; None if it says that nothing is quantized.
+    """Return the `quantization_config` that a parsed `hf_quant_config.json` stands for; None if it says that nothing is
+    quantized.
 
     Raises ConfigError.
     """
@@ -76,7 +78,8 @@ def modelopt_config(document: Mapping[str, Any], source: str) -> dict[str, Any] 
 
 @dataclass(frozen=True, slots=True)
 class WeightFormats:
-    """The formats of a checkpoint's weights; None: not quantized. `kv`: that of the KV cache, if the checkpoint says one."""
+    """The formats of a checkpoint's weights; None: not quantized.
+    `kv`: that of the KV cache, if the checkpoint says one."""
 
     experts: str | None = None  # routed experts; in a dense model its MLPs
     attention: str | None = None  # every mixer
@@ -177,7 +180,8 @@ def _compressed_tensors(config: ConfigReader) -> str | None:
 
 
 def _integers(config: ConfigReader, key: str, bits: int, group: Any) -> str | None:
-    """Return the name of integers of `bits` bits in groups; -1, 0 or no group is one for a whole column, whose scale does not count."""
+    """Return the name of integers of `bits` bits in groups;
+    -1, 0 or no group is one for a whole column, whose scale does not count."""
     if config.problems:
         return None  # the number of bits is one of them
     if type(group) is not int or group <= 0:
@@ -219,9 +223,11 @@ def _part_of(module: str) -> str | None:
 
 
 def _spared(kept: Any) -> set[str]:
-    """Return the parts that keep 16-bit weights in most layers, given names, wildcards or `re:` patterns of unquantized matrices.
+    """Return the parts that keep 16-bit weights in most layers, given names, wildcards or `re:` patterns of unquantized
+    matrices.
 
-    A pattern is held against the names behind the layer's number, as what stands before it differs between checkpoints of one model.
+    A pattern is held against the names behind the layer's number, as what stands before it differs between checkpoints
+    of one model.
     """
     if not isinstance(kept, list | tuple):
         return set()

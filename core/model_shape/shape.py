@@ -34,10 +34,10 @@ def counted(parts: Iterable[T | None]) -> tuple[tuple[T, int], ...]:
 class ModelShape:
     """What decides a transformer's weights, its KV cache and the cost of a forward pass.
 
-    `mixers` and `mlps` say how many layers have which (`layers.py`); which mixer stands with which MLP decides nothing. `weight_dtype` is a
-    format of `quantization.py`, that of routed experts and, unless `attention_dtype` (of every mixer) or `mlp_dtype` (of dense and shared
-    MLPs) differ, of all layers. Embeddings and LM head stay 16-bit beside quantized weights. `max_context` is in tokens. `config`: the
-    `config.json` that the shape was read from, whole.
+    `mixers` and `mlps` say how many layers have which (`layers.py`); which mixer stands with which MLP decides nothing.
+    `weight_dtype` is a format of `quantization.py`, that of routed experts and, unless `attention_dtype` (of every
+    mixer) or `mlp_dtype` (of dense and shared MLPs) differ, of all layers. Embeddings and LM head stay 16-bit beside
+    quantized weights. `max_context` is in tokens. `config`: the `config.json` that the shape was read from, whole.
     """
 
     name: str
@@ -110,7 +110,8 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights. Beside quantized weights the embeddings and the LM head stay 16-bit, as checkpoints keep them."""
+        """Bytes of all weights. Beside quantized weights the embeddings and the LM head stay 16-bit, as
+        checkpoints keep them."""
         mixers, dense = self.attention_parameters, self.dense_parameters
         rest = self.parameters - mixers - dense - self._wide_parameters
         narrow = (
@@ -130,8 +131,9 @@ class ModelShape:
         return total
 
     def weight_bytes_per_device(self, tensor: int, devices: int, expert_ranks: int = 1) -> int:
-        """Return the bytes of weights of one of `devices` devices. Routed experts are divided among all, in `expert_ranks` groups. What
-        every device needs whole (latents, indexers, routers) is not divided, the rest is divided among `tensor`."""
+        """Return the bytes of weights of one of `devices` devices. Routed experts are divided among all, in
+        `expert_ranks` groups. What every device needs whole (latents, indexers, routers) is not divided, the rest is
+        divided among `tensor`."""
         if devices == 1:
             return self.weight_bytes
         hidden, total = self.hidden, self._norm_parameters * self.format_bytes()
@@ -163,15 +165,16 @@ class ModelShape:
         return tuple((cache, count) for mixer, count in self.mixers for cache in mixer.caches(tp))
 
     def token_bytes(self, tp: int = 1, *, windowed: bool | None = None) -> int:
-        """Return the bytes that a token's entries take on one device over all layers; `windowed`: of those layers alone that keep a window
-        (True), or of those that keep all (False)."""
+        """Return the bytes that a token's entries take on one device over all layers; `windowed`: of those layers alone
+        that keep a window (True), or of those that keep all (False)."""
         element = DTYPE_BYTES[self.kv_dtype]
         chosen = ((c, n) for c, n in self.caches(tp) if windowed is None or c.keeps_reach == windowed)
         return math.ceil(sum(count * cache.token_bytes(element) for cache, count in chosen))
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes that one token's entries take over all layers (no tensor parallelism), while it is inside every window."""
+        """Bytes that one token's entries take over all layers (no tensor parallelism), while it is
+        inside every window."""
         return self.token_bytes()
 
     @property
@@ -196,7 +199,8 @@ class ModelShape:
 
     @property
     def reach(self) -> int | None:
-        """Tokens per row from which on layers of a limited reach read no more: the greatest reach; None without such layers."""
+        """Tokens per row from which on layers of a limited reach read no more: the greatest reach;
+        None without such layers."""
         return max((cache.reach for cache, _ in self.caches() if cache.reach), default=None)
 
     def tensor_problem(self, tp: int) -> str | None:
@@ -212,7 +216,8 @@ class ModelShape:
     # -- other forms --------------------------------------------------------------------------------------------------
 
     def with_dtypes(self, weight_dtype: str | None = None, kv_dtype: str | None = None) -> ModelShape:
-        """Return the same shape in other number formats, those of `quantization.py` for weights. Raises `UnknownModel` for others."""
+        """Return the same shape in other number formats, those of `quantization.py` for weights.
+        Raises `UnknownModel` for others."""
         if weight_dtype is not None and bits_per_weight(weight_dtype) is None:
             known = ", ".join((*WEIGHT_BITS, "int4-g128"))
             raise UnknownModel(f"{self.name}: data type {weight_dtype!r} is none of {known} (bits and group size)")

@@ -116,7 +116,8 @@ def replace_invalid_tokens(tokens: np.ndarray, vocab_size: int | None) -> np.nda
 def first_candidates(
     tokens: np.ndarray, probabilities: np.ndarray, vocab_size: int | None = None
 ) -> tuple[Candidates, Beam]:
-    """Make the candidates of step 0: the draft's top-k after the root. `tokens` int [bs, k], `probabilities` float [bs, k]."""
+    """Make the candidates of step 0: the draft's top-k after the root.
+    `tokens` int [bs, k], `probabilities` float [bs, k]."""
     scores = _clean_scores(probabilities)
     tokens = replace_invalid_tokens(tokens, vocab_size)
     batch_size, topk = tokens.shape
@@ -128,7 +129,8 @@ def first_candidates(
 def expand_topk(
     beam: Beam, tokens: np.ndarray, probabilities: np.ndarray, vocab_size: int | None = None
 ) -> tuple[Candidates, Beam]:
-    """Make the candidates of a further step: `tokens` int [bs, k, k] and `probabilities` float [bs, k, k] after each node of the beam.
+    """Make the candidates of a further step: `tokens` int [bs, k, k] and `probabilities` float [bs, k, k] after each
+    node of the beam.
 
     Returns the step's k² candidates and the beam of its k best, best first, the lowest id first among equals.
     """
@@ -156,8 +158,9 @@ def build_tree(
 ) -> VerifyTree:
     """Build the verify tree of the best `num_draft_tokens − 1` of all `candidates`, given by step.
 
-    `roots` int [bs], `seq_lens` int [bs]. Scores may be products of probabilities or sums of logarithms; NaN counts as the worst, and no
-    child counts as better than its parent. Raises `TreeShapeError` if there are not enough candidates.
+    `roots` int [bs], `seq_lens` int [bs]. Scores may be products of probabilities or sums of logarithms; NaN counts as
+    the worst, and no child counts as better than its parent. Raises `TreeShapeError` if there are not enough
+    candidates.
     """
     batch_size = roots.shape[0]
     if not candidates:
@@ -189,7 +192,8 @@ def build_tree(
 def build_chain(
     roots: np.ndarray, draft_tokens: np.ndarray, seq_lens: np.ndarray, max_position: int | None = None
 ) -> VerifyTree:
-    """Build a tree without branches: `roots` int [bs], `draft_tokens` int [bs, S], nd = S + 1. S = 0 is plain decoding."""
+    """Build a tree without branches: `roots` int [bs], `draft_tokens` int [bs, S], nd = S + 1.
+    S = 0 is plain decoding."""
     batch_size, steps = draft_tokens.shape
     nodes = steps + 1
     check_tree_shape(1, steps, nodes)
@@ -228,7 +232,8 @@ def build_lookup_tree(
 def trie_of_paths(
     paths: Sequence[Sequence[Sequence[int] | np.ndarray]], num_draft_tokens: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return tokens int64 and parents int32 [bs, nd − 1] of the nodes below each root, as `build_proposed_tree` takes them."""
+    """Return tokens int64 and parents int32 [bs, nd − 1] of the nodes below each root, as
+    `build_proposed_tree` takes them."""
     tokens = np.zeros((len(paths), num_draft_tokens - 1), np.int64)
     parents = np.full((len(paths), num_draft_tokens - 1), -1, np.int32)
     for row, row_paths in enumerate(paths):
@@ -254,7 +259,8 @@ def build_proposed_tree(
     seq_lens: np.ndarray,
     max_position: int | None = None,
 ) -> VerifyTree:
-    """Build trees as they were proposed: node j + 1 is `draft_tokens` below `draft_parents`, int [bs, nd − 1]; 0 is the root, −1 none.
+    """Build trees as they were proposed: node j + 1 is `draft_tokens` below `draft_parents`, int [bs, nd − 1]; 0 is the
+    root, −1 none.
 
     A parent's number is smaller than its children's. A node whose parent is missing is missing, too.
     Any depth below nd is possible, so width = nd.
@@ -333,7 +339,8 @@ def _assemble(
 
 
 def _ancestor_bits(parents: np.ndarray, width: int) -> np.ndarray:
-    """Return uint64 [bs, nd] of each node and its ancestors: every pass climbs one level, the deepest path has `width`."""
+    """Return uint64 [bs, nd] of each node and its ancestors:
+    every pass climbs one level, the deepest path has `width`."""
     node_bits = np.uint64(1) << np.arange(parents.shape[1], dtype=np.uint64)
     bits = np.broadcast_to(node_bits, parents.shape).copy()
     ancestors = parents

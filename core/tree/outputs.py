@@ -56,12 +56,14 @@ class NodeOutputs:
         return self.map(lambda array: array[source])
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> NodeOutputs:
-        """Apply `function` to every array, so that all outputs are compacted alike. Executors compact on their device by it."""
+        """Apply `function` to every array, so that all outputs are compacted alike.
+        Executors compact on their device by it."""
         return NodeOutputs({name: None if array is None else function(array) for name, array in self.entries.items()})
 
 
 def compaction_index(accept_index: np.ndarray, num_draft_tokens: int) -> np.ndarray:
-    """Return the flat node that each place reads from, int64 [bs · nd]; places without an accepted node read themselves.
+    """Return the flat node that each place reads from, int64 [bs · nd]; places without an accepted node read
+    themselves.
 
     The width is that of `accept_index`; it may exceed nd, but no path is longer than its tree (ACCEPT-18).
     """

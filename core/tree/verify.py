@@ -127,7 +127,8 @@ def argmax_tokens(scores: np.ndarray) -> np.ndarray:
 
 
 def sample_tokens(probs: np.ndarray, coins: np.ndarray) -> np.ndarray:
-    """Sample by the inverse CDF: the first id whose cumulative mass exceeds coin · total. float [n, V], [n] → int32 [n].
+    """Sample by the inverse CDF: the first id whose cumulative mass exceeds coin · total. float [n, V], [n] → int32
+    [n].
 
     A token of probability 0 is never returned (unless the row has no mass at all, which gives 0).
     """
@@ -147,7 +148,8 @@ def target_distribution(
     top_p: float | np.ndarray = 1.0,
     top_k: int | np.ndarray = 0,
 ) -> np.ndarray:
-    """Return the distribution that sampling parameters make of logits float [n, V] → float64 [n, V]. Parameters: one, or [n].
+    """Return the distribution that sampling parameters make of logits float [n, V] → float64 [n, V]. Parameters: one,
+    or [n].
 
     temperature 0 is greedy: all mass on the lowest id of the greatest logit. top_k ≤ 0 keeps all; among equal
     logits at the edge the lowest ids stay. top_p keeps the shortest prefix, in descending order, whose mass reaches

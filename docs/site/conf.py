@@ -1,4 +1,5 @@
-"""Sphinx's configuration: the Markdown files of docs/, and an API reference from the docstrings. `make site` builds it, without network."""
+"""Sphinx's configuration: the Markdown files of docs/, and an API reference from the docstrings.
+`make site` builds it, without network."""
 
 from __future__ import annotations
 

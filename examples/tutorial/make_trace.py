@@ -1,9 +1,10 @@
-"""Writes `requests.csv`, the trace of the tutorial: 30 minutes of an invented assistant's requests, with a burst in the middle.
+"""Writes `requests.csv`, the trace of the tutorial: 30 minutes of an invented assistant's requests, with a burst in the
+middle.
 
     python examples/tutorial/make_trace.py [FILE]
 
-The columns are those of the Azure traces. Arrivals are Poisson at a rate that changes by the minute, lengths are lognormal. The same seed
-writes the same bytes.
+The columns are those of the Azure traces. Arrivals are Poisson at a rate that changes by the minute, lengths are
+lognormal. The same seed writes the same bytes.
 """
 
 from __future__ import annotations

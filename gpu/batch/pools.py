@@ -78,7 +78,8 @@ class PagedAttention:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """n chunks with t tokens. `extended` lays the same chunks out with room for tokens that were not there at planning."""
+    """n chunks with t tokens. `extended` lays the same chunks out with room for tokens that were not
+    there at planning."""
 
     part: PrefillStep
     table: Tensor  # int32 [num_rows + 1, row width]
@@ -152,7 +153,8 @@ class Chunks:
         return before.diff() > 0
 
     def shifted_tokens(self) -> np.ndarray:
-        """Return the token after each of the chunks' tokens, int64 [t]; 0 where it is still to be sampled. For chunks as planned."""
+        """Return the token after each of the chunks' tokens, int64 [t]; 0 where it is still to be sampled.
+        For chunks as planned."""
         shifted = np.append(self.part.tokens[1:], 0)
         shifted[self.ends - 1] = np.maximum(self.part.tail_tokens, 0)
         return shifted

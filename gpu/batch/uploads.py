@@ -1,10 +1,12 @@
 """From arrays of the host to the device: what a step sends goes through pinned memory, several arrays in one copy.
 
-A copy from pageable memory may hold the host up until the stream has come to it, and in overlap mode the host must run ahead. So arrays are
-written to a ring of pinned slabs. A slab that is full records an event in the stream, and is written again once that has passed:
+A copy from pageable memory may hold the host up until the stream has come to it, and in overlap mode the host must run
+ahead. So arrays are written to a ring of pinned slabs. A slab that is full records an event in the stream, and is
+written again once that has passed:
 
     slab   0          1          2          3
-           event ✓    event …    writing    free          next: 3, then 0 (whose copies have run), then 1 (waits for its event)
+           event ✓    event …    writing    free          next: 3, then 0 (whose copies have run), then 1 (waits for its
+           event)
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ ALIGNMENT = 16  # of every array, as kernels are compiled for
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Make a GPU the thread's current one within a block: streams, events, graphs and Triton's launches belong to the current one."""
+    """Make a GPU the thread's current one within a block:
+    streams, events, graphs and Triton's launches belong to the current one."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -45,7 +48,8 @@ def layout(arrays: Sequence[np.ndarray]) -> tuple[list[int], int]:
 
 
 class Uploads:
-    """The copies to one device, on its current stream; the owner of their pinned memory. On a CPU arrays are only wrapped."""
+    """The copies to one device, on its current stream; the owner of their pinned memory.
+    On a CPU arrays are only wrapped."""
 
     def __init__(
         self,
@@ -64,7 +68,8 @@ class Uploads:
         self._current, self._used = 0, 0
 
     def send(self, *arrays: np.ndarray) -> list[Tensor]:
-        """Return the arrays as tensors of the device, sent in one copy. On a CPU they share the arrays' memory: do not change these."""
+        """Return the arrays as tensors of the device, sent in one copy.
+        On a CPU they share the arrays' memory: do not change these."""
         arrays = tuple(map(np.ascontiguousarray, arrays))
         if self._device.type == "cpu":
             return [torch.from_numpy(array) for array in arrays]
@@ -117,7 +122,8 @@ def _torch_dtype(dtype: np.dtype) -> torch.dtype:
 
 
 def uploads_to(device: torch.device) -> Uploads:
-    """Return the owner of all copies to the device in this process, one for "cuda" and for the number that it stands for."""
+    """Return the owner of all copies to the device in this process, one for "cuda" and for the number
+    that it stands for."""
     if device.type == "cuda" and device.index is None:
         return uploads_to(torch.device("cuda", torch.cuda.current_device()))
     return _uploads_of(device)

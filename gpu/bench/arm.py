@@ -133,7 +133,8 @@ class Arm:
         return tuple(self.executor.graphs.reports)
 
     def run(self, max_tokens: int | None = None) -> Timing:
-        """Serve each batch up to the end of its first request; `max_tokens` may be fewer than the arm was made for (a warm-up)."""
+        """Serve each batch up to the end of its first request;
+        `max_tokens` may be fewer than the arm was made for (a warm-up)."""
         return added_up([self._run(batch, max_tokens or self._max_tokens) for batch in self._batches])
 
     def _run(self, prompts: Sequence[Prompt], max_tokens: int) -> Timing:
@@ -164,7 +165,8 @@ class Arm:
         return _Mark(time.perf_counter_ns(), self.loop.driver.host_ns, dict(self.executor.clock.seconds))
 
     def _with_phases_of(self, end: _Mark, begin: _Mark, num_rounds: int) -> _Mark:
-        """Return `end` with what the rounds up to it took: a GPU's are measured later, and in overlap mode some ran past the end."""
+        """Return `end` with what the rounds up to it took:
+        a GPU's are measured later, and in overlap mode some ran past the end."""
         torch.cuda.synchronize(self.executor.device)
         self.executor.clock.settle()
         in_window = sum(len(kept) for kept in self._rounds.kept) / num_rounds

@@ -4,10 +4,11 @@
 
 Of a layer with a window only the KV inside it is read, although the pool keeps the whole row.
 
-That bandwidth is measured, as bytes read plus bytes written per second of a big copy. A datasheet's figure is never reached: every share
-of it would look smaller than the kernels can help.
+That bandwidth is measured, as bytes read plus bytes written per second of a big copy. A datasheet's figure is never
+reached: every share of it would look smaller than the kernels can help.
 
-Activations, logits and what is written are left out: they are small beside these, and kernels could keep them on the chip.
+Activations, logits and what is written are left out: they are small beside these, and kernels could keep them on the
+chip.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class RoundBytes:
 def round_bytes(
     target: Decoder, draft: DraftModel | None, drafter: Drafter, steps: int, verified_tokens: int
 ) -> RoundBytes:
-    """Return the bytes that a round must read. `verified_tokens`, the nodes of the whole batch, decide how many experts are read."""
+    """Return the bytes that a round must read. `verified_tokens`, the nodes of the whole batch, decide how many
+    experts are read."""
     weights = decoder_pass_bytes(target, verified_tokens)
     kv = decoder_kv_bytes(target)
     if draft is None or steps == 0 or drafter in (Drafter.NONE, Drafter.LOOKUP):
@@ -60,14 +62,16 @@ def round_bytes(
 
 
 def decoder_kv_bytes(model: Decoder) -> tuple[tuple[int, int], ...]:
-    """Return (window, bytes of a token's KV) of a model's layers with and without a window; window 0: they see all tokens."""
+    """Return (window, bytes of a token's KV) of a model's layers with and without a window; window 0:
+    they see all tokens."""
     layer = bytes_per_slot(1, model.num_kv_heads, model.head_dim, model.dtype)
     windowed = len(model.config.windowed_layers)
     return (0, (model.num_layers - windowed) * layer), (model.config.window, windowed * layer)
 
 
 def decoder_pass_bytes(model: Decoder, num_tokens: int) -> int:
-    """Return the bytes of weights that a pass over `num_tokens` tokens reads; an input embedding's few rows do not count."""
+    """Return the bytes of weights that a pass over `num_tokens` tokens reads;
+    an input embedding's few rows do not count."""
     total = model.weight_bytes
     if model.lm_head_weight is not None:
         total -= model.embed_weight.nbytes
@@ -81,7 +85,8 @@ def decoder_pass_bytes(model: Decoder, num_tokens: int) -> int:
 
 
 def head_pass_bytes(head: DraftHead, target: Decoder) -> int:
-    """Return the bytes of weights that a pass of a head reads, its LM head included; for one head per step, of all heads."""
+    """Return the bytes of weights that a pass of a head reads, its LM head included;
+    for one head per step, of all heads."""
     total = head.weight_bytes
     if head.embed_weight is not None:
         total -= head.embed_weight.nbytes
@@ -96,7 +101,8 @@ COPIES = 9
 
 
 def copy_bandwidth(device: torch.device | str, num_bytes: int | None = None) -> float:
-    """Return bytes per second, reads and writes together; the median of a few copies of `num_bytes` (default: far beyond any cache)."""
+    """Return bytes per second, reads and writes together;
+    the median of a few copies of `num_bytes` (default: far beyond any cache)."""
     device = torch.device(device)
     size = num_bytes or (GPU_BYTES if device.type == "cuda" else CPU_BYTES)
     source = torch.ones(size // 4, dtype=torch.float32, device=device)

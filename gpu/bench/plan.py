@@ -1,4 +1,5 @@
-"""Resolve a benchmark's options into its cells before a weight is read: every contradiction, and the memory that it needs."""
+"""Resolve a benchmark's options into its cells before a weight is read:
+every contradiction, and the memory that it needs."""
 
 from __future__ import annotations
 
@@ -92,7 +93,8 @@ class ArmPlan:
 
 @dataclass(frozen=True, slots=True)
 class CellPlan:
-    """Requests of one batch size and prompt length, and the arms that decode them in turn. The first arm is plain decoding."""
+    """Requests of one batch size and prompt length, and the arms that decode them in turn.
+    The first arm is plain decoding."""
 
     batch_size: int
     context_len: int
@@ -146,7 +148,8 @@ def in_units(num_bytes: float) -> str:
 
 
 def plan_bench(options: BenchOptions, weights_are_there: bool = False) -> BenchPlan:
-    """Resolve `options`. Raises ConfigError with all that is wrong with the arguments, NotEnoughMemory, other ForedraftErrors.
+    """Resolve `options`. Raises ConfigError with all that is wrong with the arguments, NotEnoughMemory, other
+    ForedraftErrors.
 
     `weights_are_there`: of the free memory nothing is needed for them.
     """

@@ -1,6 +1,7 @@
 """A benchmark in several processes, one after another.
 
-Where memory lies and which core a process gets differ from process to process. Turns within one process do not show that noise.
+Where memory lies and which core a process gets differ from process to process. Turns within one process do not show
+that noise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The record of a benchmark as plain data: options, machine, every cell, and what captured graphs would cost a server."""
+"""The record of a benchmark as plain data: options, machine, every cell, and what captured graphs
+would cost a server."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class GraphCosts:
-    """The graphs that were captured, and those of a server with adaptive steps (the default table) and these batch sizes.
+    """The graphs that were captured, and those of a server with adaptive steps (the default table) and these batch
+    sizes.
 
     A pair of steps and batch size that was captured has its own cost there, any other the mean.
     """

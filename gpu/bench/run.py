@@ -1,8 +1,10 @@
 """Time real decoding: the arms of a cell, plain decoding among them, run in turns; results are medians.
 
-for each cell    engines of all arms ─► warm up ─► (plain, 1 step, 3 steps, …) × repeat ─► medians, speed-ups of the same turn
+for each cell    engines of all arms ─► warm up ─► (plain, 1 step, 3 steps, …) × repeat ─► medians, speed-ups of the
+same turn
 
-Turns matter more than repeats: a change of clock speed, or of other load on the machine, slows all arms of a turn alike.
+Turns matter more than repeats: a change of clock speed, or of other load on the machine, slows all arms of a turn
+alike.
 """
 
 from __future__ import annotations
@@ -39,9 +41,9 @@ def bench_prompts(
 ) -> list[np.ndarray]:
     """Return `num_prompts` different prompts of exactly `length` tokens, int64; the same ones for the same arguments.
 
-    They are windows of Python source (of the standard library's files from which a tiny pair learns nothing), spread evenly; without a
-    tokenizer tokens as frequent as words are. Equal tokens would not do: they make equal keys and values, look-up drafts always find
-    them, and experts are all the same.
+    They are windows of Python source (of the standard library's files from which a tiny pair learns nothing), spread
+    evenly; without a tokenizer tokens as frequent as words are. Equal tokens would not do: they make equal keys and
+    values, look-up drafts always find them, and experts are all the same.
     """
     text = _text_tokens(tokenizer) if tokenizer is not None else None
     if text is None or len(text) < 2:
@@ -65,7 +67,8 @@ def _text_tokens(tokenizer: Tokenizer) -> np.ndarray | None:
 
 
 def _word_like(vocab_size: int, row: int, length: int, seed: int) -> np.ndarray:
-    """Draw tokens of Zipf–Mandelbrot frequencies, 1 / (rank + 2.7); which token has which rank is scattered over the vocabulary."""
+    """Draw tokens of Zipf–Mandelbrot frequencies, 1 / (rank + 2.7);
+    which token has which rank is scattered over the vocabulary."""
     weights = 1.0 / (np.arange(1, vocab_size) + ZIPF_SHIFT)
     edges = np.cumsum(weights) / weights.sum()
     ranks = np.searchsorted(edges, uniform(seed, Purpose.TOKEN, row, np.arange(length)))
@@ -224,7 +227,8 @@ class Bench:
 
 
 def _shares(timings: list[Timing]) -> dict[str, float]:
-    """Return the shares of all turns' time: the executor's phases, the host's, and the rest. A GPU works while the host does."""
+    """Return the shares of all turns' time: the executor's phases, the host's, and the rest.
+    A GPU works while the host does."""
     names = dict.fromkeys(name for timing in timings for name in timing.phase_s)
     total_s = sum(timing.shared_s for timing in timings)
     shares = {name: sum(timing.phase_s.get(name, 0.0) for timing in timings) / total_s for name in names}

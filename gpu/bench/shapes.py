@@ -25,7 +25,8 @@ LOGIT_DEVIATION = 10.0  # of a random draft
 
 
 def shape_of(name: str, key: str = "random_weights") -> ModelConfig:
-    """Return the shape of a built-in name, or of a `config.json` (or its directory). Raises ConfigError that names `key` or the file."""
+    """Return the shape of a built-in name, or of a `config.json` (or its directory).
+    Raises ConfigError that names `key` or the file."""
     path = Path(name)
     if path.is_dir():
         return ModelConfig.from_directory(path)
@@ -40,9 +41,11 @@ def shape_of(name: str, key: str = "random_weights") -> ModelConfig:
 def draft_shape(
     target: ModelConfig, algorithm: SpecAlgorithm, max_steps: int, given: str | None = None
 ) -> ModelConfig | HeadConfig | None:
-    """Return a draft for `target`: of the shape `given` (a name or a config.json), else as published drafts are; None where none is needed.
+    """Return a draft for `target`: of the shape `given` (a name or a config.json), else as published drafts are; None
+    where none is needed.
 
-    A small language model has a quarter of the width and an eighth of the layers. A head has one layer of the target's sizes.
+    A small language model has a quarter of the width and an eighth of the layers. A head has one layer of the target's
+    sizes.
     """
     if algorithm.drafter is Drafter.MODEL:
         return _small_model(target) if given is None else shape_of(given, "draft")

@@ -1,7 +1,9 @@
-"""Times single steps of an executor, through its port: rounds and prompt chunks of any size at any context, in any order.
+"""Times single steps of an executor, through its port: rounds and prompt chunks of any size at any context, in any
+order.
 
-A round's rows are sent back to their old length before each timing, so that a cell can be timed again between others. What the KV holds
-does not matter for the time, nor which tokens are accepted; how many are is decided here, since a CPU's catch-up is as wide as that.
+A round's rows are sent back to their old length before each timing, so that a cell can be timed again between others.
+What the KV holds does not matter for the time, nor which tokens are accepted; how many are is decided here, since a
+CPU's catch-up is as wide as that.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _ENDLESS = 1 << 40  # tokens that a row may still emit
 class RoundTime:
     """Nanoseconds of one decode round by part. A captured round has `graph` instead of the four parts before it.
 
-    `verify`: the target's pass, the choice of tokens and the compaction of outputs; `rest`: relay, launch, and reading the results.
+    `verify`: the target's pass, the choice of tokens and the compaction of outputs; `rest`: relay, launch, and reading
+    the results.
     """
 
     draft: float
@@ -47,7 +50,8 @@ class RoundTime:
 
 
 class StepTimer:
-    """An executor for `spec` whose rows are all occupied. `now_ns` must be a clock of this thread if the device is a CPU.
+    """An executor for `spec` whose rows are all occupied. `now_ns` must be a clock of this thread if the device is a
+    CPU.
 
     The pool holds every row at its full width, whatever `spec` says.
     """
@@ -94,7 +98,8 @@ class StepTimer:
         return self._parts(self._run(decode=self._decode_part(rows, steps, nodes, context, accepted)))
 
     def prefill(self, chunks: int, tokens: int, context: int) -> float:
-        """Time a step of `chunks` last chunks with `tokens` new tokens in all, each behind `context` tokens of its prompt."""
+        """Time a step of `chunks` last chunks with `tokens` new tokens in all, each behind `context`
+        tokens of its prompt."""
         rows = np.arange(1, chunks + 1, dtype=np.int32)
         lens = np.full(chunks, tokens // chunks, np.int64)
         lens[: tokens % chunks] += 1
@@ -102,7 +107,8 @@ class StepTimer:
         return self._run(self._prefill_part(rows, lens, context), None, released, context)
 
     def mixed(self, tokens: int, rows: int, steps: int, nodes: int, context: int, accepted: int) -> float:
-        """Time a step with a prompt of `tokens` tokens in the last row and a round of the first `rows` rows, which are fewer than all."""
+        """Time a step with a prompt of `tokens` tokens in the last row and a round of the first `rows` rows, which
+        are fewer than all."""
         last = np.array([len(self._open)], np.int32)
         decode = self._decode_part(rows, steps, nodes, context, accepted)
         released = self._release(last)
@@ -197,7 +203,8 @@ class StepTimer:
         return RoundTime(propose, of["verify"] - of["kv_move"], of["kv_move"], extend, of["graph"], rest)
 
     def _forced_operations(self, ops: Ops) -> dict[str, Callable]:
-        """Return operations with which every row accepts as many nodes as this timer says, and the KV move is timed by itself.
+        """Return operations with which every row accepts as many nodes as this timer says, and the KV move is timed by
+        itself.
 
         Captured rounds have been captured without them: they are as wide as they can be, whatever is accepted.
         """
@@ -219,7 +226,8 @@ class StepTimer:
 
 
 def _accept(tree: DeviceTree, accepted: int) -> tuple[Tensor, Tensor]:
-    """Return accept_index [bs, width] and accept_lens [bs] of rows that accept their root and the last nodes of the tree."""
+    """Return accept_index [bs, width] and accept_lens [bs] of rows that accept their root and the last
+    nodes of the tree."""
     bs, nodes = tree.tokens.shape
     accepted = min(accepted, tree.width)
     path = torch.tensor([0, *range(nodes - accepted + 1, nodes)], dtype=torch.int32, device=tree.tokens.device)

@@ -21,7 +21,8 @@ class ControlError(ForedraftError):
 
 
 class ControlSocket:
-    """One end of the socket. `send` and `send_soon` may be called by several threads, `receive` by one; an end uses one way to send."""
+    """One end of the socket. `send` and `send_soon` may be called by several threads, `receive` by one;
+    an end uses one way to send."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -35,7 +36,8 @@ class ControlSocket:
         return self._socket.fileno()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message, and wait until the socket's buffer has it. Raises OSError if the other end is closed or does not read."""
+        """Send a message, and wait until the socket's buffer has it.
+        Raises OSError if the other end is closed or does not read."""
         with self._sending:
             self._socket.sendall(_frame(message))
 

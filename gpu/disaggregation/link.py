@@ -2,8 +2,8 @@
 
     header int64 [5] │ messages uint8: length u32, frame of `core.handoff.messages`, … │ pages uint8, page after page
 
-Messages travel on the host (gloo). Pages travel as one tensor: over gloo from host to host, or over NCCL from GPU to GPU where every worker
-has a GPU of its own. Whatever fails on one link, the other links of the process group go on.
+Messages travel on the host (gloo). Pages travel as one tensor: over gloo from host to host, or over NCCL from GPU to
+GPU where every worker has a GPU of its own. Whatever fails on one link, the other links of the process group go on.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ def _framed(message: Message) -> bytes:
 
 
 def _messages_in(content: bytes) -> tuple[Message, ...]:
-    """Return the messages up to the first that is damaged or cut off; the state machines know what to do without the others."""
+    """Return the messages up to the first that is damaged or cut off;
+    the state machines know what to do without the others."""
     messages: list[Message] = []
     at = 0
     while at + _LENGTH.size <= len(content):
@@ -174,8 +175,9 @@ FAULTS_VARIABLE = "FOREDRAFT_LINK_FAULTS"
 class ParcelFaults:
     """Faults that a test injects where one worker sends parcels. The default: none.
 
-    A plan names parcels by their number, counted from 1 over everything that a worker sends in a session; in `truncate_pages`, over those
-    that have pages. {"prefill0": {"duplicate": [2], "truncate_messages": [3], "drop": [5], "delay_ms": 20, "die_before": 6}}
+    A plan names parcels by their number, counted from 1 over everything that a worker sends in a session; in
+    `truncate_pages`, over those that have pages. {"prefill0": {"duplicate": [2], "truncate_messages": [3], "drop": [5],
+    "delay_ms": 20, "die_before": 6}}
     """
 
     duplicate: tuple[int, ...] = ()  # sent twice

@@ -2,8 +2,9 @@
 
     row = keys [layers, page, Hk, d] · values, of the target's pool │ the same of the draft's pool, where there is one
 
-A row's checksum is a weighted sum of its 32-bit words, Σ wᵢ · mᵢ modulo 2⁶⁴ with odd mᵢ: whichever word is changed, the sum changes. It is
-the same on every device, and all pages that travel together are summed in a few operations where they lie.
+A row's checksum is a weighted sum of its 32-bit words, Σ wᵢ · mᵢ modulo 2⁶⁴ with odd mᵢ: whichever word is changed, the
+sum changes. It is the same on every device, and all pages that travel together are summed in a few operations where
+they lie.
 """
 
 from __future__ import annotations

@@ -91,7 +91,8 @@ class Disaggregation:
         return tuple(WorkerPlace(name, role, rank) for rank, (role, name) in enumerate(names))
 
     def devices(self, asked: str) -> tuple[str, ...]:
-        """Return the device of each worker. "cpu" and a numbered GPU are shared by all of them; else each one has a GPU of its own."""
+        """Return the device of each worker. "cpu" and a numbered GPU are shared by all of them;
+        else each one has a GPU of its own."""
         import torch
 
         num_gpus = torch.cuda.device_count() if asked.partition(":")[0] in (AUTO, "cuda") else 0
@@ -109,7 +110,8 @@ class Disaggregation:
 
 
 def backend_for(devices: tuple[str, ...]) -> str:
-    """Return how tensors travel: messages always from host to host, pages from GPU to GPU where no two workers share one."""
+    """Return how tensors travel: messages always from host to host, pages from GPU to GPU where no two
+    workers share one."""
     on_gpus = devices[0] != "cpu"
     return "cpu:gloo,cuda:nccl" if on_gpus and len(set(devices)) == len(devices) else "gloo"
 
@@ -197,7 +199,8 @@ class WorkerProcess:
 
 
 class Workers:
-    """Processes that are connected with each other. They serve one session after the other; leaving the context ends them."""
+    """Processes that are connected with each other.
+    They serve one session after the other; leaving the context ends them."""
 
     def __init__(self, places: Sequence[WorkerPlace], devices: Sequence[str]) -> None:
         self.devices = tuple(devices)
@@ -231,8 +234,8 @@ class Workers:
     def hear(self, wait_s: float) -> list[tuple[WorkerProcess, dict[str, Any] | None]]:
         """Wait up to `wait_s` for messages and return them, those of prefill workers first; None: the worker is dead.
 
-        Prefill workers tell the parent before they let a decode worker go on. They are read after the decode workers: so what caused
-        a message has been read with it, and stands before it.
+        Prefill workers tell the parent before they let a decode worker go on. They are read after the decode workers:
+        so what caused a message has been read with it, and stands before it.
         """
         effects = [said for worker in self._ready(wait_s, EngineRole.DECODE) for said in self._listen(worker)]
         heard = [said for worker in self._ready(0.0, EngineRole.PREFILL) for said in self._listen(worker)]
@@ -241,7 +244,8 @@ class Workers:
         return heard
 
     def ask_all(self, wanted: str, message: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Send `message` to every living worker and wait for their answers of the kind `wanted`; other messages are dropped.
+        """Send `message` to every living worker and wait for their answers of the kind `wanted`; other messages are
+        dropped.
 
         Raises WorkerFailed if one of them fails or dies.
         """
@@ -330,7 +334,8 @@ class Workers:
                 yield worker, message
 
     def _watch(self, heard: list[tuple[WorkerProcess, dict[str, Any] | None]]) -> None:
-        """Ping workers that were silent, and take those that stay silent for dead. Time in which this process did not read is left out."""
+        """Ping workers that were silent, and take those that stay silent for dead.
+        Time in which this process did not read is left out."""
         now_s = time.monotonic()
         for worker in self.living():
             if worker.pinged_s <= worker.heard_s:
@@ -347,7 +352,8 @@ class Workers:
 
 
 def _loopback_store() -> tuple[Any, int]:
-    """Open the store over which the workers connect, on a free port that only this machine can reach; return it with the port."""
+    """Open the store over which the workers connect, on a free port that only this machine can reach;
+    return it with the port."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_gloo_available():
@@ -367,7 +373,8 @@ def _loopback_store() -> tuple[Any, int]:
 
 
 def _environment() -> dict[str, str]:
-    """Return the workers' environment: they find each other over the loopback interface, unless the user has said otherwise."""
+    """Return the workers' environment: they find each other over the loopback interface, unless the user
+    has said otherwise."""
     names = {name for _, name in socket.if_nameindex()}
     loopback = next((name for name in _LOOPBACK_NAMES if name in names), None)
     environment = dict(os.environ)

@@ -97,8 +97,8 @@ class News:
 class Serving:
     """One worker in one session: the transport of its `HandoffDriver`.
 
-    A prefill worker computes prompts and sends their KV to the decode workers that the parent names; a decode worker takes requests from
-    prefill workers and decodes them to their end.
+    A prefill worker computes prompts and sends their KV to the decode workers that the parent names; a decode worker
+    takes requests from prefill workers and decodes them to their end.
     """
 
     def __init__(
@@ -166,7 +166,8 @@ class Serving:
         return DraftPayload.of_cell(self.executor.algorithm, on_host)
 
     def take(self, peer: str, parcel: Parcel, num_malformed: int) -> None:
-        """Take what `peer` has sent, unless the parent has called it lost. Pages are verified by the bytes that arrived."""
+        """Take what `peer` has sent, unless the parent has called it lost.
+        Pages are verified by the bytes that arrived."""
         if peer in self._lost or parcel.session != self._session:
             return
         self.num_malformed += num_malformed
@@ -202,7 +203,8 @@ class Serving:
         return None if due is None else max(0.0, (due - now_ns()) / 1e9)
 
     def describe(self) -> dict[str, Any]:
-        """Describe what is held, and what was done. Slots that only the prefix cache has are free: they can be given up at any time."""
+        """Describe what is held, and what was done.
+        Slots that only the prefix cache has are free: they can be given up at any time."""
         store, counts = self.engine.store, self.side.counts
         self.side.check()
         self.engine.check()
@@ -226,9 +228,10 @@ class Serving:
         if isinstance(event, HandoffMoved) and event.move is HandoffMove.JOIN and not event.finished:
             self.news.joined(self.engine.requests.live[event.request_id].request)
 
-    # -- what the driver calls (`core.handoff.Transport`) ---------------------------------------------------------------
+    # -- what the driver calls (`core.handoff.Transport`) --------------------------------------------------------------
     #
-    # Tell the parent before the peer: then messages reach it in the order in which the workers acted, whichever socket it reads first.
+    # Tell the parent before the peer: then messages reach it in the order in which the workers acted, whichever socket
+    # it reads first.
 
     def send(self, peer: str, message: Message) -> None:
         self._outgoing.setdefault(peer, []).append(message)

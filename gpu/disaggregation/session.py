@@ -1,4 +1,5 @@
-"""A session over workers, with the interface of `DecodeSession`: requests in, text out. The parent is client and router.
+"""A session over workers, with the interface of `DecodeSession`: requests in, text out. The parent is client and
+router.
 
 prefill worker ─ first token ─┐
 decode worker  ─ the others ──┴─► one list of tokens per request, in order ─► text
@@ -32,7 +33,8 @@ from .worker import SessionOrder, spec_for
 
 SECOND_NS = 1_000_000_000
 TIMING = HandoffTiming(lease_ns=60 * SECOND_NS, hold_ns=180 * SECOND_NS, fence_ns=5 * SECOND_NS)
-"""Between real processes: a worker answers between two rounds or chunks, which may take long; a death is found at once, without them."""
+"""Between real processes: a worker answers between two rounds or chunks, which may take long;
+a death is found at once, without them."""
 LISTEN_S = 0.1  # how often `interrupted` is asked
 DRAIN_S = 300.0  # longer than any lease, hold and fence: what is still held then will never be released
 
@@ -111,7 +113,8 @@ class DisaggregatedSession(TextSession):
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
-            self.close()  # after an error the state of the workers is unknown: they end, or the next session resets them
+            # after an error the state of the workers is unknown: they end, or the next session resets them
+            self.close()
 
     # -- serving ------------------------------------------------------------------------------------------------------
 
@@ -251,7 +254,8 @@ class DisaggregatedSession(TextSession):
         return deltas
 
     def _take(self, request_id: str, offset: int, tokens: list[int], outputs: dict[str, list[Any]]) -> list[TextDelta]:
-        """Take tokens from `offset` of a request's output on. Two workers tell of one request; its tokens go on in order."""
+        """Take tokens from `offset` of a request's output on.
+        Two workers tell of one request; its tokens go on in order."""
         said, early = self._tokens[request_id], self._early[request_id]
         early[offset] = (tokens, outputs)
         deltas = []
@@ -287,7 +291,8 @@ class DisaggregatedSession(TextSession):
 def plan_disaggregated(
     options: SessionOptions, topology: Disaggregation, longest_request: int | None = None
 ) -> SessionPlan:
-    """Return the plan of each worker: all of them have the same sizes, so that whatever one has computed fits into another.
+    """Return the plan of each worker: all of them have the same sizes, so that whatever one has computed fits into
+    another.
 
     Workers on one device share its memory, and on a CPU its cores. Raises as `plan_session` does.
     """

@@ -132,7 +132,8 @@ def open_serving(
 
 
 def spec_for(role: EngineRole, spec: EngineSpec) -> EngineSpec:
-    """Return the engine of a worker in `role`. Prefill drafts nothing, so it needs neither measured costs nor captured rounds."""
+    """Return the engine of a worker in `role`. Prefill drafts nothing, so it needs neither measured costs nor
+    captured rounds."""
     spec = spec.with_role(role)
     if role is EngineRole.DECODE:
         return spec

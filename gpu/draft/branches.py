@@ -1,7 +1,8 @@
 """Drafting chains and trees with a network that has KV of its own: a language model, EAGLE, EAGLE-3.
 
-Step 0 was done by the catch-up of the round before: its top-k arrives through the relay. Steps 1 … S − 1 run the network on the beam, one
-query per branch, over the shared prefix and the branch's own cells (`core.kv.moves.draft_branch_layout`):
+Step 0 was done by the catch-up of the round before: its top-k arrives through the relay. Steps 1 … S − 1 run the
+network on the beam, one query per branch, over the shared prefix and the branch's own cells
+(`core.kv.moves.draft_branch_layout`):
 
     unshifted   cell 0: the root, cell s: the beam node of step s            s = 1 … S − 1
     shifted     cell s − 1: the pair (hidden state before, beam node of step s)
@@ -38,7 +39,8 @@ def window_slots(batch: RoundBatch, columns: int) -> Tensor:
     places = batch.lengths[:, None] + numbers(columns, batch.rows.device)
     width = batch.table.shape[1]
     if columns > batch.num_draft_tokens + 1:
-        # Heads beyond the round's steps guess past what a row has reserved; at the end of the context that is past the table.
+        # Heads beyond the round's steps guess past what a row has reserved; at the end of the context that is past the
+        # table.
         places = places.clamp(max=width - 1)
     return batch.table.view(-1)[batch.rows[:, None] * width + places].long()
 
@@ -46,7 +48,8 @@ def window_slots(batch: RoundBatch, columns: int) -> Tensor:
 def window_attention(
     ops: Ops, pool: KVPool, batch: RoundBatch, columns: int, beyond: int, accept_lens: Tensor
 ) -> PagedAttention:
-    """Return the attention of a window that keeps the KV of accepted nodes; `beyond` of its columns are more than these."""
+    """Return the attention of a window that keeps the KV of accepted nodes;
+    `beyond` of its columns are more than these."""
     column = numbers(columns, batch.rows.device)
     slots = window_slots(batch, columns) * (column < accept_lens[:, None])
     positions = (batch.lengths[:, None] + column).clamp(max=batch.max_position)
@@ -90,7 +93,8 @@ class DeviceBeam:
 
 
 def first_level(tokens: Tensor, probabilities: Tensor) -> tuple[DeviceCandidates, DeviceBeam]:
-    """Return the candidates and the beam of step 0, [bs, k] each, from the draft's top-k after the root and its probabilities."""
+    """Return the candidates and the beam of step 0, [bs, k] each, from the draft's top-k after the root and
+    its probabilities."""
     scores = _clean(probabilities)
     bs, topk = tokens.shape
     ids = torch.arange(topk, dtype=torch.int32, device=tokens.device).expand(bs, topk)
@@ -100,7 +104,8 @@ def first_level(tokens: Tensor, probabilities: Tensor) -> tuple[DeviceCandidates
 
 
 def next_level(beam: DeviceBeam, tokens: Tensor, probabilities: Tensor) -> tuple[DeviceCandidates, DeviceBeam]:
-    """Return the next step's candidates [bs, k²] and its beam [bs, k], from the draft's top-k after each beam node, [bs, k, k] each."""
+    """Return the next step's candidates [bs, k²] and its beam [bs, k], from the draft's top-k after each beam node,
+    [bs, k, k] each."""
     bs, topk, _ = tokens.shape
     scores = (beam.scores[:, :, None] * _clean(probabilities)).view(bs, topk * topk)
     tokens = tokens.reshape(bs, topk * topk)
@@ -137,7 +142,8 @@ def tree_of(ops: Ops, batch: RoundBatch, levels: list[DeviceCandidates]) -> Devi
 
 
 class BranchDraft(Draft):
-    """Drafts chains and trees step by step. Each round relays `relayed_topk` candidates, whatever steps the next one takes."""
+    """Drafts chains and trees step by step. Each round relays `relayed_topk` candidates, whatever steps
+    the next one takes."""
 
     def __init__(self, ops: Ops, network: DraftNetwork, pool: KVPool, relayed_topk: int, page_size: int) -> None:
         self.aux_layers = network.aux_layers
@@ -220,7 +226,8 @@ class BranchDraft(Draft):
     def _step(
         self, branches: _Branches | _SingleBranch, step: int, tokens: Tensor, hidden: Tensor | None
     ) -> tuple[Tensor | None, Tensor]:
-        """Run one pass over the beam's nodes [bs, k]; return hidden states for the next pass and for logits, [bs · k, H]."""
+        """Run one pass over the beam's nodes [bs, k];
+        return hidden states for the next pass and for logits, [bs · k, H]."""
         with_root = step == 1 and not self._network.shifted
         tokens, attention = branches.at_step(step, tokens, with_root)
         hidden, logits_hidden = self._network.run(tokens, hidden, attention)
@@ -268,7 +275,8 @@ class _SingleBranch:
         self._positions = places.clamp_(max=batch.max_position)
 
     def at_step(self, step: int, tokens: Tensor, with_root: bool) -> tuple[Tensor, PagedAttention]:
-        """Return the pass's tokens [m] and its attention: m = bs, or twice that with the root before each row's first draft."""
+        """Return the pass's tokens [m] and its attention:
+        m = bs, or twice that with the root before each row's first draft."""
         batch = self._batch
         cell, rows, count = step - self._first_cell, batch.rows, 1
         if with_root:
@@ -302,7 +310,8 @@ class _Branches:
             ops.duplicate_tails_(pool.all_layers, batch.table, batch.rows, lengths, page_size, topk, steps)
 
     def at_step(self, step: int, tokens: Tensor, with_root: bool) -> tuple[Tensor, PagedAttention]:
-        """Return the pass's tokens [m] and its attention: m = bs · k, or twice that with the root before each first node."""
+        """Return the pass's tokens [m] and its attention:
+        m = bs · k, or twice that with the root before each first node."""
         bs, topk = tokens.shape
         cell = step - self._first_cell
         cells = [cell]

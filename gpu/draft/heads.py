@@ -1,15 +1,15 @@
 """Multi-layer EAGLE: one head per step, all of them run in the catch-up, so that proposing costs nothing.
 
-At slot j head 0 takes the target's hidden state j and token j + 1. Head s ≥ 1 takes the output of head s − 1 at slot j − 1 and token
-j + 1. Behind the last accepted slot n − 1 head s goes on with the first choices of the heads before it:
+At slot j head 0 takes the target's hidden state j and token j + 1. Head s ≥ 1 takes the output of head s − 1 at slot j
+− 1 and token j + 1. Behind the last accepted slot n − 1 head s goes on with the first choices of the heads before it:
 
     slot      …    n − 2      n − 1      n          n + 1
     head 0         t(n−1)     t(n)                              → g₁, the best token n + 1
     head 1         t(n−1)     t(n)       g₁                     → g₂
     head 2         t(n−1)     t(n)       g₁         g₂          → g₃
 
-KV is kept up to slot n − 1 and therefore always belongs to emitted tokens. The output of head s − 1 at slot n − 1 is relayed, because head
-s needs it where the next window begins. Between chunks of a prompt it waits in a buffer by row.
+KV is kept up to slot n − 1 and therefore always belongs to emitted tokens. The output of head s − 1 at slot n − 1 is
+relayed, because head s needs it where the next window begins. Between chunks of a prompt it waits in a buffer by row.
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ class HeadsDraft(Draft):
         return self._heads.to_target_ids(ids), probabilities
 
     def _carried(self, outputs: list[Tensor]) -> Tensor:
-        """Return what heads 0 … n − 2 said at the last kept slot, [rows, (n − 1) · H] (or one empty place for a single head)."""
+        """Return what heads 0 … n − 2 said at the last kept slot, [rows, (n − 1) · H] (or one empty place
+        for a single head)."""
         if len(outputs) == 1:
             return torch.zeros((len(outputs[0]), self.carried_size), dtype=self._carry.dtype, device=self._carry.device)
         return torch.cat(outputs[:-1], dim=1)
@@ -158,7 +159,8 @@ def carried_size(heads: MultiLayerEagle) -> int:
 
 
 def _after_carry(carried: Tensor, hidden: Tensor, chunks: Chunks, head: int) -> Tensor:
-    """Return head `head`'s input at slot j, what head − 1 said at slot j − 1: each row's carry, then `hidden`, cut to the new layout."""
+    """Return head `head`'s input at slot j, what head − 1 said at slot j − 1:
+    each row's carry, then `hidden`, cut to the new layout."""
     before = chunks.extended(head - 1).lens if head > 1 else chunks.lens
     after = chunks.lens + head * chunks.part.is_last
     n = len(after)

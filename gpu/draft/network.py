@@ -1,4 +1,5 @@
-"""The two kinds of draft networks behind one interface: a language model of its own, and a head on the target's hidden states."""
+"""The two kinds of draft networks behind one interface:
+a language model of its own, and a head on the target's hidden states."""
 
 from __future__ import annotations
 
@@ -28,10 +29,12 @@ class DraftNetwork(ABC):
 
     @abstractmethod
     def run(self, tokens: Tensor, hidden: Tensor | None, attention: Attention) -> tuple[Tensor | None, Tensor]:
-        """Run over tokens int64 [n]; return what the next pass takes (None if nothing) and what logits are made of, both [n, H]."""
+        """Run over tokens int64 [n]; return what the next pass takes (None if nothing) and what logits are made
+        of, both [n, H]."""
 
     def candidates(self, logits_hidden: Tensor, topk: int) -> tuple[Tensor, Tensor]:
-        """Return the best `topk` tokens after each of m states, as the target's ids int64 [m, k], and probabilities float32."""
+        """Return the best `topk` tokens after each of m states, as the target's ids int64 [m, k], and
+        probabilities float32."""
         ids, probabilities = top_candidates(self._model.logits(logits_hidden), topk)
         return self._target_ids(ids), probabilities
 

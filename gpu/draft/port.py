@@ -1,8 +1,8 @@
 """The base of drafters, and the batches that they work on.
 
 prefill   the draft's own pass over prompt chunks             → what finished prompts relay to their first round
-propose   relayed values → a verify tree                      (S − 1 draft passes; none for look-up or one head per step)
-catch_up  draft KV of every accepted position, one pass       → what this round relays to the next one
+propose   relayed values → a verify tree                      (S − 1 draft passes; none for look-up or one head per
+step) catch_up  draft KV of every accepted position, one pass       → what this round relays to the next one
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ Relayed = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class RoundBatch:
-    """One decode round of bs rows. `row_numbers` is the host's copy of `rows`; `table` is the device's request table."""
+    """One decode round of bs rows. `row_numbers` is the host's copy of `rows`;
+    `table` is the device's request table."""
 
     row_numbers: np.ndarray  # int [bs]
     rows: Tensor  # int64 [bs]
@@ -107,13 +108,15 @@ class Draft(ABC):
         """Take in tokens int64 [n] that `row` has prefilled or emitted (drafts on the host only)."""
 
     def prefill(self, chunks: Chunks, captured: Tensor | None, sampled: Tensor) -> Relayed:
-        """Run the draft's pass over the chunks; `captured` [t, C] like the target's tokens, `sampled` int64 [m] for the m last chunks."""
+        """Run the draft's pass over the chunks; `captured` [t, C] like the target's tokens, `sampled` int64 [m] for
+        the m last chunks."""
         return {}
 
     def propose_on_host(
         self, rows: np.ndarray, steps: int, topk: int, num_draft_tokens: int, size: int
     ) -> dict[str, np.ndarray]:
-        """Return the trees of `rows` and of padding up to `size` rows, as the fields of `DeviceTree` that the host knows, [size, nd]."""
+        """Return the trees of `rows` and of padding up to `size` rows, as the fields of `DeviceTree` that the host
+        knows, [size, nd]."""
         return {}
 
     @abstractmethod
@@ -121,7 +124,8 @@ class Draft(ABC):
         """Return the trees that the target verifies in this round; `relayed` is what the round before handed on."""
 
     def catch_up(self, batch: RoundBatch, accepted: Accepted, relayed: Mapping[str, Tensor]) -> Relayed:
-        """Run the draft over the accepted tokens and return what the next round begins with; `relayed` is what this one began with."""
+        """Run the draft over the accepted tokens and return what the next round begins with;
+        `relayed` is what this one began with."""
         return {}
 
 
@@ -142,12 +146,14 @@ def root_only(ops: Ops, batch: RoundBatch) -> DeviceTree:
 
 
 def best_candidate(logits: Tensor) -> Tensor:
-    """Return the draft's first choice of logits [m, V], int64 [m, 1]: what `top_candidates` puts first, without its probability."""
+    """Return the draft's first choice of logits [m, V], int64 [m, 1]:
+    what `top_candidates` puts first, without its probability."""
     return logits.max(dim=-1, keepdim=True).indices
 
 
 def top_candidates(logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
-    """Return the draft's `topk` tokens of logits [m, V], best first, and their probabilities: int64 and float32 [m, topk]."""
+    """Return the draft's `topk` tokens of logits [m, V], best first, and their probabilities:
+    int64 and float32 [m, topk]."""
     if topk == 1:
         best, tokens = logits.max(dim=-1, keepdim=True)
     else:
@@ -213,7 +219,8 @@ class ProposedDraft(Draft):
 
 
 def _columns_of(roots: np.ndarray, tokens: np.ndarray, parents: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the fields of proposed trees [bs, nd] that the host knows: depths in place of positions, which follow from the lengths."""
+    """Return the fields of proposed trees [bs, nd] that the host knows:
+    depths in place of positions, which follow from the lengths."""
     unknown = np.zeros(len(roots), np.int64)
     tree = build_proposed_tree(roots, tokens, parents, unknown)
     return {

@@ -44,11 +44,12 @@ def build_executor(
 ) -> TorchExecutor:
     """Return an executor with the sizes of `engine`, on the device of `target`.
 
-    Rounds are captured when the first needs it, padded to `graph_sizes` rows (None: graphs are off). Batches that sample are captured if
-    `graph_sampling`, and batches with requests that ask for per-token outputs if `graph_outputs`. `make_matcher` follows grammars; without
-    it requests that ask for one fail. `producers` make further outputs, by the names under which requests ask for them. On a CPU the
-    models' weights are laid out for inference: they can then be neither changed nor saved. Raises ConfigError if the draft does not belong
-    to the algorithm.
+    Rounds are captured when the first needs it, padded to `graph_sizes` rows (None: graphs are off). Batches that
+    sample are captured if `graph_sampling`, and batches with requests that ask for per-token outputs if
+    `graph_outputs`. `make_matcher` follows grammars; without it requests that ask for one fail. `producers` make
+    further outputs, by the names under which requests ask for them. On a CPU the models' weights are laid out for
+    inference: they can then be neither changed nor saved. Raises ConfigError if the draft does not belong to the
+    algorithm.
     """
     config = engine.config
     num_slots = (config.num_pages + 1) * config.page_size

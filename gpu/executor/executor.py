@@ -1,9 +1,10 @@
 """The real executor: steps of `core.Engine` on a torch device.
 
-    launch    give a GPU the step's first round at once, behind those in its stream; a CPU has no stream and begins at collect
-    collect   read the oldest step's rounds back, and run the further rounds of a block in between
+    launch    give a GPU the step's first round at once, behind those in its stream; a CPU has no stream and begins at
+    collect collect   read the oldest step's rounds back, and run the further rounds of a block in between
 
-Nothing between two launches waits for the device, except a look-up draft: it needs the tokens of the round before on the host.
+Nothing between two launches waits for the device, except a look-up draft: it needs the tokens of the round before on
+the host.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class ExecutorCounters:
 class TorchExecutor:
     """Executes the steps of one engine with a target model and a draft. See `gpu.executor.build.build_executor`.
 
-    `eager` begins steps when they are launched; the default is what suits the device. `graph_sizes` are the batch sizes to be captured, by
-    which kernels choose their blocks in rounds without a graph, too; None: the usual ones.
+    `eager` begins steps when they are launched; the default is what suits the device. `graph_sizes` are the batch sizes
+    to be captured, by which kernels choose their blocks in rounds without a graph, too; None: the usual ones.
     """
 
     def __init__(
@@ -156,7 +157,8 @@ class TorchExecutor:
         return result_of(running)
 
     def advance(self, rounds: int) -> bool:
-        """Run and read up to `rounds` decode rounds of the oldest step; start it if it has not begun. Return whether it is over."""
+        """Run and read up to `rounds` decode rounds of the oldest step; start it if it has not begun.
+        Return whether it is over."""
         running = self._queue[0]
         with on_device(self.device), torch.no_grad():
             if not running.started:
@@ -229,7 +231,8 @@ class TorchExecutor:
             self._enqueue_prefill(running, step.prefill, step)
 
     def _arrive(self, running: RunningStep, arrivals: Arrivals) -> None:
-        """Open rows whose prompts another worker has computed: their KV is in the pools; fill their relay cells without a pass."""
+        """Open rows whose prompts another worker has computed: their KV is in the pools;
+        fill their relay cells without a pass."""
         batch = arrivals.batch
         texts = {join.row: join.cached_tokens for join in running.step.joins}
         for join in running.step.joins:

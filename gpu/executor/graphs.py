@@ -1,10 +1,11 @@
-"""Captured rounds: the device work of a whole decode round as one CUDA graph per (steps, nodes, padded batch size, kind),
-with user outputs and without. Each is captured when the first round needs it, so that a session pays for those that its batches have.
+"""Captured rounds: the device work of a whole decode round as one CUDA graph per (steps, nodes, padded batch size,
+kind), with user outputs and without. Each is captured when the first round needs it, so that a session pays for those
+that its batches have.
 
-A graph reads and writes the same memory every time. So a round's inputs are copied to their places, and the rows beyond the batch are
-padding (row 0, length 0: they read nothing and write to the sink). Results are valid until any graph runs, since all share one memory pool;
-they are copied in the stream before that. Relay cells are read and written inside, by row: a round is one copy to the device, one launch,
-and the copies of its results.
+A graph reads and writes the same memory every time. So a round's inputs are copied to their places, and the rows beyond
+the batch are padding (row 0, length 0: they read nothing and write to the sink). Results are valid until any graph
+runs, since all share one memory pool; they are copied in the stream before that. Relay cells are read and written
+inside, by row: a round is one copy to the device, one launch, and the copies of its results.
 Without a GPU a "graph" runs its function anew over the same memory, so that all but the capture is the same code.
 
 A round whose logits are changed on the host is two graphs: up to the logits of all nodes, and from the changed ones on.
@@ -36,7 +37,8 @@ WARM_UP_RUNS = 2  # kernels are compiled and libraries initialised before anythi
 
 
 class RoundKind(StrEnum):
-    """How a captured round turns logits into tokens. A filtered one sorts the vocabulary at every node, so it is one of its own."""
+    """How a captured round turns logits into tokens.
+    A filtered one sorts the vocabulary at every node, so it is one of its own."""
 
     GREEDY = "greedy"
     SAMPLED = "sampled"
@@ -64,10 +66,11 @@ class CaptureReport:
 
 
 class CapturedRound:
-    """One graph: `size` rows of one shape, from their relay cells to their relay cells. The host sends one copy: which rows, how they are
-    sampled, and how many drafts are accepted if that is simulated.
+    """One graph: `size` rows of one shape, from their relay cells to their relay cells. The host sends one copy: which
+    rows, how they are sampled, and how many drafts are accepted if that is simulated.
 
-    `outputs` are the user outputs that it computes, all of them for all rows; a round takes those that some row has asked for.
+    `outputs` are the user outputs that it computes, all of them for all rows; a round takes those that some row has
+    asked for.
     """
 
     def __init__(
@@ -84,7 +87,8 @@ class CapturedRound:
         proposed: Mapping[str, np.ndarray] | None = None,
         is_shaped: bool = False,
     ) -> None:
-        """Allocate what the graph reads and writes. `proposed`: padding trees, if they come from the host (`Draft.propose_on_host`).
+        """Allocate what the graph reads and writes. `proposed`: padding trees, if they come from the host
+        (`Draft.propose_on_host`).
         `is_shaped`: the host changes the logits.
         """
         self.size = size = len(padding.row_numbers)
@@ -138,8 +142,8 @@ class CapturedRound:
         proposed: Mapping[str, np.ndarray] | None = None,
         shape_logits: ShapeLogits | None = None,
     ) -> RoundResult:
-        """Return the round of `rows` int64 [bs], at most as many as the graph has, with the `wanted` outputs: its first rows, padding
-        behind them. What it relays is in the cells."""
+        """Return the round of `rows` int64 [bs], at most as many as the graph has, with the `wanted` outputs: its first
+        rows, padding behind them. What it relays is in the cells."""
         bs = len(rows)
         trees = proposed or {}
         given = {"rows": rows} | ({} if sampling is None else sampling.arrays)
@@ -175,7 +179,8 @@ class RelayCells:
 
 @cache
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the one stream of the process on which graphs are warmed up and captured: cuBLAS keeps a workspace for every stream."""
+    """Return the one stream of the process on which graphs are warmed up and captured:
+    cuBLAS keeps a workspace for every stream."""
     return torch.cuda.Stream(device)
 
 
@@ -226,12 +231,13 @@ def _capture(run: Callable[[], T], memory_pool: object | None, device: torch.dev
 
 
 Variant = tuple[RoundKind, bool, bool]
-"""Kind, whether user outputs are computed (some, such as the most likely tokens, take long over a large vocabulary), and whether the host
-changes logits."""
+"""Kind, whether user outputs are computed (some, such as the most likely tokens, take long over a large vocabulary),
+and whether the host changes logits."""
 
 
 class RoundGraphs:
-    """The graphs of one executor by (steps, nodes, padded batch size) and variant, captured when they are first asked for.
+    """The graphs of one executor by (steps, nodes, padded batch size) and variant, captured when they are first asked
+    for.
 
     A variant that does not fit into memory is not tried again: its rounds run without a graph.
     """
@@ -247,8 +253,8 @@ class RoundGraphs:
         forced: bool,
         seed: int,
     ) -> None:
-        """Capture nothing yet. `accept_width` is one of steps and nodes; `outputs` are all that users may ask for; `forced`: acceptance
-        is simulated.
+        """Capture nothing yet. `accept_width` is one of steps and nodes; `outputs` are all that users may ask for;
+        `forced`: acceptance is simulated.
         """
         self.reports: list[CaptureReport] = []
         self.on_round: Callable[[bool, int], None] | None = None  # is told whether a round of so many rows has a graph
@@ -265,7 +271,8 @@ class RoundGraphs:
         self._captured: dict[tuple[GraphKey, Variant], CapturedRound | None] = {}
 
     def allow(self, keys: Sequence[GraphKey], sampled: bool, outputs: bool) -> None:
-        """Let rounds of these keys have graphs, those of sampling batches if `sampled`, those with user outputs if `outputs`."""
+        """Let rounds of these keys have graphs, those of sampling batches if `sampled`, those with user
+        outputs if `outputs`."""
         kinds = tuple(RoundKind) if sampled else (RoundKind.GREEDY,)
         self._variants = frozenset(
             (kind, shown, is_shaped)
@@ -286,7 +293,8 @@ class RoundGraphs:
         with_outputs: bool = False,
         is_shaped: bool = False,
     ) -> CapturedRound | None:
-        """Return the smallest graph that holds the batch; capture it if no round has needed it yet. None: the round runs without one."""
+        """Return the smallest graph that holds the batch; capture it if no round has needed it yet.
+        None: the round runs without one."""
         key, variant = self._table.find(steps, num_draft_tokens, batch_size), (kind, with_outputs, is_shaped)
         if key is None or variant not in self._variants:
             return None
@@ -337,7 +345,8 @@ class RoundGraphs:
 
 
 def _reserved_bytes() -> int:
-    """Return the memory that torch holds and cannot give back. A capture gives back the rest, which is none of its cost."""
+    """Return the memory that torch holds and cannot give back.
+    A capture gives back the rest, which is none of its cost."""
     if not torch.cuda.is_available():
         return 0
     torch.cuda.empty_cache()

@@ -1,7 +1,7 @@
 """Per-node outputs that a request may ask for beside its tokens. Entry of node i belongs to the token emitted after it.
 
-logprobs           float32 [n]         of the emitted token, in the target's distribution before temperature and cut-offs
-top_logprobs       float32 [n, 5]      of the five most likely tokens
+logprobs           float32 [n]         of the emitted token, in the target's distribution before temperature and
+cut-offs top_logprobs       float32 [n, 5]      of the five most likely tokens
 top_logprob_ids    int64   [n, 5]      these tokens
 hidden_states      float   [n, H]      the target's last hidden state
 routed_experts     int32   [n, L, k]   experts chosen in each of L mixture layers; [n, 0, 0] of a model without any
@@ -28,17 +28,20 @@ NEXT_RELAY = "next_relay."
 
 
 class NodeProducer(Protocol):
-    """Makes an output that the target's pass does not give by itself: the choices of a sparse indexer, or a recurrent state.
+    """Makes an output that the target's pass does not give by itself: the choices of a sparse indexer, or a recurrent
+    state.
 
     An executor calls its producers in every pass, even if no request has asked for their output. Their values are
     compacted like all others, and those of the last accepted node come back to them. All tensors are the device's.
     """
 
     def open_row(self, join: Join) -> None:
-        """Give a request its row. `join.cached_tokens` are not prefilled: the producer computes its state for them here."""
+        """Give a request its row. `join.cached_tokens` are not prefilled:
+        the producer computes its state for them here."""
 
     def prompt(self, chunks: Chunks) -> Tensor:
-        """Take in prompt chunks; return the values [m, …] after the last token of each of the m prompts that end with them."""
+        """Take in prompt chunks; return the values [m, …] after the last token of each of the m prompts
+        that end with them."""
 
     def nodes(self, batch: RoundBatch, tree: DeviceTree) -> Tensor:
         """Return the values [bs · nd, …] of all nodes. Parents come before their children."""
@@ -50,7 +53,8 @@ class NodeProducer(Protocol):
 def node_outputs(
     forward: DecoderOutput, logits: Tensor, emitted: Tensor, wanted: frozenset[str]
 ) -> dict[str, Tensor | None]:
-    """Return the wanted entries for n nodes: logits [n, V], `emitted` int64 [n] the token after each node (−1 counts as 0)."""
+    """Return the wanted entries for n nodes: logits [n, V], `emitted` int64 [n] the token after each node
+    (−1 counts as 0)."""
     entries: dict[str, Tensor | None] = {}
     if wanted & {"logprobs", "top_logprobs", "top_logprob_ids"}:
         logprobs = logits.log_softmax(dim=-1)

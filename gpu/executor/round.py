@@ -1,6 +1,7 @@
 """One decode round on the device: propose → verify → accept → compact → catch up. Nothing in it waits for the host.
 
-relayed values ─► draft.propose ─► tree ─► target forward ─► accept ─► KV moves, outputs compacted ─► draft.catch_up ─► relayed values
+relayed values ─► draft.propose ─► tree ─► target forward ─► accept ─► KV moves, outputs compacted ─► draft.catch_up ─►
+relayed values
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class PhaseClock:
 
 
 class EventPhaseClock(PhaseClock):
-    """Seconds per phase on the device's stream. Recording an event does not wait; `settle` reads those that have passed."""
+    """Seconds per phase on the device's stream. Recording an event does not wait;
+    `settle` reads those that have passed."""
 
     def __init__(self, on_lap: OnLap | None = None) -> None:
         super().__init__(on_lap)
@@ -164,9 +166,11 @@ class DecodeRound:
         phase: Phase,
         shape_logits: ShapeLogits | None = None,
     ) -> RoundResult:
-        """Run the round. `wanted` names user outputs; `forced_runs` int64 [bs] are the drafts to accept (simulated acceptance).
+        """Run the round. `wanted` names user outputs; `forced_runs` int64 [bs] are the drafts to accept (simulated
+        acceptance).
 
-        `longest` bounds accept_lens; None lets the host look, which only a CPU may. Outputs are of the logits before `shape_logits`.
+        `longest` bounds accept_lens; None lets the host look, which only a CPU may. Outputs are of the logits before
+        `shape_logits`.
         """
         passed = self.begin(batch, relayed, wanted, phase)
         with phase("verify"):
@@ -267,7 +271,8 @@ class DecodeRound:
     def _keep_produced(
         self, batch: RoundBatch, outputs: dict[str, Tensor], verified: DeviceVerified, wanted: frozenset[str]
     ) -> None:
-        """Hand the values of each row's last accepted node back to their producers; drop what no request has asked to see."""
+        """Hand the values of each row's last accepted node back to their producers;
+        drop what no request has asked to see."""
         for name, producer in self._producers.items():
             producer.keep(batch, at_column(outputs[name], verified.accept_lens.long() - 1))
             if name not in wanted:
@@ -289,7 +294,8 @@ def capture_for(draft: Draft, wanted: frozenset[str]) -> Capture:
 
 
 def draft_hidden(draft: Draft, forward: DecoderOutput) -> Tensor | None:
-    """Return what the target's pass captured for the draft; None from end to end for drafts that need no hidden states."""
+    """Return what the target's pass captured for the draft;
+    None from end to end for drafts that need no hidden states."""
     if not draft.wants_hidden:
         return None
     return forward.aux if draft.aux_layers else forward.hidden
@@ -321,10 +327,11 @@ def first_tokens(
 
 
 def accept_forced(tree: DeviceTree, target_ids: Tensor, runs: Tensor) -> DeviceVerified:
-    """Accept exactly `runs` int64 [bs] drafts (fewer than there are nodes), as if the target had chosen them: simulated acceptance.
+    """Accept exactly `runs` int64 [bs] drafts (fewer than there are nodes), as if the target had chosen them: simulated
+    acceptance.
 
-    They are first children from the root on. Where the tree has no such path of that length they are its first nodes, whatever these
-    follow. The host counts on the lengths that it asked for and does not look.
+    They are first children from the root on. Where the tree has no such path of that length they are its first nodes,
+    whatever these follow. The host counts on the lengths that it asked for and does not look.
     """
     bs, nodes = tree.tokens.shape
     rows, depths = numbers(bs, runs.device), numbers(tree.width, runs.device)
@@ -340,8 +347,8 @@ def accept_forced(tree: DeviceTree, target_ids: Tensor, runs: Tensor) -> DeviceV
     accepted = depths <= runs[:, None]
     is_short = (path >= 0).sum(dim=1) <= runs
     path = torch.where(accepted & is_short[:, None], depths, path)
-    # A node predicts the next one of the path; the last keeps the target's own choice, the bonus token. Lanes past it write a column that
-    # is cut off.
+    # A node predicts the next one of the path; the last keeps the target's own choice, the bonus token. Lanes past it
+    # write a column that is cut off.
     predict = F.pad(target_ids.clamp(min=0).view(bs, nodes), (0, 1))
     parents = torch.where(accepted[:, 1:], path[:, :-1], nodes)
     predict = predict.scatter(1, parents, tree.tokens.gather(1, path[:, 1:].clamp(min=0)))[:, :nodes]

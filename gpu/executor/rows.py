@@ -40,7 +40,8 @@ class HostSampling:
 class Rows:
     """Request-table rows 1 … num_rows; row 0 is padding and keeps slot 0 everywhere.
 
-    What every round asks of all its rows is kept in columns, so that a round costs a constant number of vector operations.
+    What every round asks of all its rows is kept in columns, so that a round costs a constant number of vector
+    operations.
     """
 
     def __init__(self, num_rows: int, row_width: int, device: torch.device, seed: int) -> None:
@@ -106,8 +107,8 @@ class Rows:
     def settle(
         self, rows: np.ndarray, runs: np.ndarray, accept_lens: np.ndarray, failed: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Record what rows have emitted, runs int64 [n, width], and end rows. Return each row's first stop int32 [n], −1 if none, and
-        which rows have ended now, bool [n].
+        """Record what rows have emitted, runs int64 [n, width], and end rows. Return each row's first stop int32 [n],
+        −1 if none, and which rows have ended now, bool [n].
 
         Rows that had ended before have neither. One rule with the engine's: `core.contract.request.cut_runs`.
         """

@@ -1,4 +1,5 @@
-"""A launched step, and the copies of its results to the host: begun when they are computed, awaited when they are read."""
+"""A launched step, and the copies of its results to the host:
+begun when they are computed, awaited when they are read."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def to_host(
     packed: Tensor | None = None,
     num_rows: int | None = None,
 ) -> PendingRound:
-    """Begin the copies to pinned memory, one of all three and one of each output; they are complete when the event has passed.
+    """Begin the copies to pinned memory, one of all three and one of each output; they are complete when the event has
+    passed.
 
     `packed` is what `pack` makes of the three, if a graph has made it. Rows from `num_rows` on are padding.
     """
@@ -69,7 +71,8 @@ def to_host(
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the bytes of all tensors as one, uint8 [n]: those of the widest elements first, so that all are aligned."""
+    """Return the bytes of all tensors as one, uint8 [n]:
+    those of the widest elements first, so that all are aligned."""
     return torch.cat([tensors[i].reshape(-1).view(torch.uint8) for i in _widest_first(tensors)])
 
 

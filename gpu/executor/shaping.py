@@ -1,11 +1,13 @@
 """Changes of the target's logits: biases, penalties, min-p, and grammars, at every node of a verify tree.
 
-    row's text    prompt · output … root │ node ─ node        what a node's logits are changed by: the text up to the node,
+    row's text    prompt · output … root │ node ─ node        what a node's logits are changed by: the text up to the
+    node,
                   known on the host      └ node ─ node        as if its path had been emitted already
 
-So a node gets the distribution that plain decoding would have there, and verification stays lossless: what a grammar forbids has
-probability 0 and is never accepted. The host must have the tokens of the round before, and it changes the logits between the target's pass
-and the choice of tokens, so a captured round is two graphs. The logits of rows that ask for none of this do not change.
+So a node gets the distribution that plain decoding would have there, and verification stays lossless: what a grammar
+forbids has probability 0 and is never accepted. The host must have the tokens of the round before, and it changes the
+logits between the target's pass and the choice of tokens, so a captured round is two graphs. The logits of rows that
+ask for none of this do not change.
 """
 
 from __future__ import annotations
@@ -26,12 +28,13 @@ from ..ops.port import DeviceTree
 
 
 def target_probs(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor, filtered: bool = True) -> Tensor:
-    """Return the distribution that sampling parameters, one per row [n], make of logits [n, V]; float64 for float64 logits, else float32.
+    """Return the distribution that sampling parameters, one per row [n], make of logits [n, V]; float64 for float64
+    logits, else float32.
 
-    temperature 0 is greedy: all mass on the lowest id of the greatest logit. top_k ≤ 0 keeps all. Among equal logits at the edge the lowest
-    ids stay. top_k is applied before top_p. top_p keeps the shortest prefix, in descending order, whose mass reaches top_p. A row with NaN,
-    with +inf, or without a finite logit becomes NaN. `filtered=False` is the host's word that every row has top_p ≥ 1 and top_k ≤ 0:
-    nothing is sorted.
+    temperature 0 is greedy: all mass on the lowest id of the greatest logit. top_k ≤ 0 keeps all. Among equal logits at
+    the edge the lowest ids stay. top_k is applied before top_p. top_p keeps the shortest prefix, in descending order,
+    whose mass reaches top_p. A row with NaN, with +inf, or without a finite logit becomes NaN. `filtered=False` is the
+    host's word that every row has top_p ≥ 1 and top_k ≤ 0: nothing is sorted.
     """
     if logits.dtype != torch.float64:
         logits = logits.float()
@@ -95,7 +98,8 @@ class RowShaping:
             self._matcher.advance(output)
 
     def apply(self, logits: Tensor, path: list[int]) -> None:
-        """Change logits [V] behind the text and `path`, in place: bias, repetition, frequency, presence, grammar, min-p."""
+        """Change logits [V] behind the text and `path`, in place:
+        bias, repetition, frequency, presence, grammar, min-p."""
         params = self.params
         if params.logit_bias:
             if self._bias is None:
@@ -130,7 +134,8 @@ def _penalise(logits: Tensor, params: SamplingParams, counts: dict[int, int], in
 
 
 class Shaping:
-    """The rows of an executor that ask for changed logits. `make_matcher` None: there is no grammar library or no tokenizer."""
+    """The rows of an executor that ask for changed logits.
+    `make_matcher` None: there is no grammar library or no tokenizer."""
 
     def __init__(self, make_matcher: MakeMatcher | None = None) -> None:
         self._make_matcher = make_matcher
@@ -174,7 +179,8 @@ class Shaping:
         return self._changed(rows, logits, [[[]]] * len(rows))
 
     def at_nodes(self, rows: np.ndarray, tree: DeviceTree, logits: Tensor) -> Tensor:
-        """Return logits [bs · nd, V] at the nodes of the rows' trees, changed. Waits for the device: the paths are needed on the host."""
+        """Return logits [bs · nd, V] at the nodes of the rows' trees, changed.
+        Waits for the device: the paths are needed on the host."""
         tokens, parents = (x[: len(rows)].tolist() for x in (tree.tokens, tree.parents))
         return self._changed(rows, logits, [paths_of(*row) for row in zip(tokens, parents, strict=True)])
 
@@ -189,7 +195,8 @@ class Shaping:
 
 
 def paths_of(tokens: list[int], parents: list[int]) -> list[list[int]]:
-    """Return the tokens from the root, which is a part of the text already, to each node. Parents come before their children."""
+    """Return the tokens from the root, which is a part of the text already, to each node.
+    Parents come before their children."""
     paths: list[list[int]] = []
     for node, parent in enumerate(parents):
         paths.append([] if node == 0 or parent < 0 else [*paths[parent], tokens[node]])

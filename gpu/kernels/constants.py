@@ -1,7 +1,7 @@
 """Small constant tensors of one device, made once: a decode round's cost on a CPU is its number of tensor calls.
 
-A CUDA graph holds the address of what it reads: a constant is never given up, and it must exist before the graph is captured. The
-executor's warm-up run of the same shape makes it. They are never written.
+A CUDA graph holds the address of what it reads: a constant is never given up, and it must exist before the graph is
+captured. The executor's warm-up run of the same shape makes it. They are never written.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 def words(*tensors: Tensor) -> list[Tensor]:
-    """View contiguous tensors [n, …] with rows of one size as integers [n, words per row] of one width, in the same memory."""
+    """View contiguous tensors [n, …] with rows of one size as integers [n, words per row] of one width, in
+    the same memory."""
     assert all(x.is_contiguous() for x in tensors), "rows that are copied as words lie one behind the other"
     row_bytes = tensors[0][0].numel() * tensors[0].element_size()
     size = next(n for n in _INTEGERS if row_bytes % n == 0 and all(x.data_ptr() % n == 0 for x in tensors))

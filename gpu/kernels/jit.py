@@ -1,4 +1,5 @@
-"""Triton where it is installed. Without it the kernels stay plain functions without a caller: the torch twins need no Triton."""
+"""Triton where it is installed. Without it the kernels stay plain functions without a caller:
+the torch twins need no Triton."""
 
 from __future__ import annotations
 
@@ -16,14 +17,15 @@ except ImportError:  # Triton has wheels for Linux only
 COUNTS = frozenset(
     {"columns", "least", "max_position", "most", "n", "nodes", "num_nodes", "num_rows", "steps", "width"}
 )
-"""Names of kernel parameters that count tokens, rows or nodes of a batch; strides and sizes of a model are none of them."""
+"""Names of kernel parameters that count tokens, rows or nodes of a batch;
+strides and sizes of a model are none of them."""
 
 
 def jit(function: Callable[..., Any]) -> Any:
     """Apply `triton.jit`, or return the function itself where there is no Triton.
 
-    Integers whose value changes from launch to launch are not specialised. Triton would compile the kernel anew for 1 and for multiples of
-    16, in the middle of serving. Rounds of other step counts would then run other machine code.
+    Integers whose value changes from launch to launch are not specialised. Triton would compile the kernel anew for 1
+    and for multiples of 16, in the middle of serving. Rounds of other step counts would then run other machine code.
     """
     if triton is None:
         return function

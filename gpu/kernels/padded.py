@@ -1,6 +1,8 @@
-"""Pads a ragged batch for the torch versions of kernels: each row to the bound that the host knows, with positions past its end masked.
+"""Pads a ragged batch for the torch versions of kernels: each row to the bound that the host knows, with positions past
+its end masked.
 
-Padding reads slot 0, whose content is harmless as long as it is finite: a masked key gets weight 0, and 0 · NaN would be NaN.
+Padding reads slot 0, whose content is harmless as long as it is finite: a masked key gets weight 0, and 0 · NaN would
+be NaN.
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ class PaddedKeys:
 class LastValue:
     """Keeps the value made last, and returns it again while its inputs are the same, unchanged tensors.
 
-    The layers of a forward pass ask with the same arguments, and what is made of these does not depend on the layer. A change of a
-    tensor's content is noticed by its version counter, which every in-place operation of torch raises. Tensors made in inference mode
-    have none: nothing is kept for them.
+    The layers of a forward pass ask with the same arguments, and what is made of these does not depend on the layer. A
+    change of a tensor's content is noticed by its version counter, which every in-place operation of torch raises.
+    Tensors made in inference mode have none: nothing is kept for them.
     """
 
     __slots__ = ("_options", "_tensors", "_value", "_versions")
@@ -74,7 +76,8 @@ def gather(pool: Tensor, slots: Tensor, bs: int) -> Tensor:
 
 
 def begin_of(slots: Tensor, bs: int) -> int | None:
-    """Return the first slot of a single row if its slots ascend by one; else None. None on a GPU: reading slots would wait for it."""
+    """Return the first slot of a single row if its slots ascend by one; else None.
+    None on a GPU: reading slots would wait for it."""
     if bs != 1 or slots.device.type != "cpu" or not slots.numel():
         return None
     found = slots.numpy()
@@ -82,7 +85,8 @@ def begin_of(slots: Tensor, bs: int) -> int | None:
 
 
 def keys_of(pool: Tensor, keys: PaddedKeys, bs: int) -> Tensor:
-    """Return the entries of pool [slots, Hk, d] that `keys` names, as [bs, max_len, Hk, d]; a view if `keys.begin` is known."""
+    """Return the entries of pool [slots, Hk, d] that `keys` names, as [bs, max_len, Hk, d];
+    a view if `keys.begin` is known."""
     if keys.begin is not None:
         return pool.narrow(0, keys.begin, keys.slots.shape[0]).unsqueeze(0)
     return gather(pool, keys.slots, bs)
@@ -90,7 +94,8 @@ def keys_of(pool: Tensor, keys: PaddedKeys, bs: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def counting(n: int, device: torch.device) -> Tensor:
-    """Return 0 … n − 1, int64; shared, so not to be written. For lengths of KV, of which there is no end: few are kept."""
+    """Return 0 … n − 1, int64; shared, so not to be written.
+    For lengths of KV, of which there is no end: few are kept."""
     return torch.arange(n, device=device)
 
 
@@ -107,8 +112,8 @@ def bias_of(visible: Tensor, dtype: torch.dtype) -> Tensor:
 def attend_packed(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, softmax: Softmax) -> Tensor:
     """Attend with q [bs · m, Hq, d] over k, v [bs, keys, Hk, d] → [bs · m, Hq, d], 0 where nothing is seen.
 
-    `bias` is [bs, 1, m · Hq / Hk, keys]. The query heads that share a key head, and the row's m queries, are the rows of one matrix, so
-    each key is read once.
+    `bias` is [bs, 1, m · Hq / Hk, keys]. The query heads that share a key head, and the row's m queries, are the rows
+    of one matrix, so each key is read once.
     """
     bs, _, heads, d = k.shape
     k, v = k.transpose(1, 2), v.transpose(1, 2)

@@ -32,7 +32,8 @@ class Softmax:
         return self.window if self.window < positions else 0
 
     def weights(self, products: Tensor, bias: Tensor, sinks: Tensor | None) -> Tensor:
-        """Return the weights of scaled products […, queries, keys]; `bias` 0 or −inf, `sinks` broadcasts to […, queries, 1].
+        """Return the weights of scaled products […, queries, keys]; `bias` 0 or −inf, `sinks` broadcasts to […,
+        queries, 1].
 
         A query that sees nothing has weights of 0.
         """
@@ -55,7 +56,8 @@ class Attention(Protocol):
     """One forward pass's attention over its batch of n tokens; paged in the executor, dense in training."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, softmax: Softmax = PLAIN) -> Tensor:
-        """Attend: q [n, Hq, d], k and v [n, Hk, d], not rotated yet → [n, Hq, d]. `layer` counts the model's own layers from 0.
+        """Attend: q [n, Hq, d], k and v [n, Hk, d], not rotated yet → [n, Hq, d]. `layer` counts the model's own layers
+        from 0.
 
         cos_sin float32 [positions, d]: the model's rotary table, d/2 cosines, then d/2 sines.
         """

@@ -1,6 +1,7 @@
 """Checkpoints in Hugging Face form: `config.json` and safetensors, into the fused weights and back.
 
-Names, shapes and dtypes are checked before anything is allocated or read; then each tensor is read, converted and copied alone.
+Names, shapes and dtypes are checked before anything is allocated or read; then each tensor is read, converted and
+copied alone.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def load_target(
     dtype: torch.dtype | None = None,
     min_positions: int = 0,
 ) -> Decoder:
-    """Return the model in `directory`, in the checkpoint's dtype if `dtype` is None. Raises ConfigError, CheckpointError.
+    """Return the model in `directory`, in the checkpoint's dtype if `dtype` is None. Raises ConfigError,
+    CheckpointError.
 
     `min_positions` are those of the target that a draft is loaded for; see `over_positions`.
     """
@@ -60,7 +62,8 @@ def load_target(
 
 
 def language_model_name(name: str) -> str | None:
-    """Return a tensor's name in a checkpoint of the language model alone; None for towers that see and for prediction layers."""
+    """Return a tensor's name in a checkpoint of the language model alone;
+    None for towers that see and for prediction layers."""
     if name.removeprefix("model.").startswith(("vision_tower.", "multi_modal_projector.", PREDICTION)):
         return None
     if name.startswith("model.language_model."):
@@ -69,9 +72,11 @@ def language_model_name(name: str) -> str | None:
 
 
 def load_draft(directory: str | Path, algorithm: str, target: Decoder) -> Decoder | DraftHead:
-    """Return the draft of `algorithm` (its name) for `target`: a Decoder for STANDALONE, else a head, in the target's dtype.
+    """Return the draft of `algorithm` (its name) for `target`: a Decoder for STANDALONE, else a head, in the target's
+    dtype.
 
-    Raises ConfigError if it does not fit the target, CheckpointError for its files, ForedraftError for an algorithm without a model.
+    Raises ConfigError if it does not fit the target, CheckpointError for its files, ForedraftError for an algorithm
+    without a model.
     """
     if algorithm == STANDALONE:
         config = ModelConfig.from_directory(directory)
@@ -95,7 +100,8 @@ def over_positions(draft: ModelConfig, min_positions: int) -> ModelConfig:
 
 
 def required_bytes(config: ModelConfig, dtype: torch.dtype) -> dict[str, int]:
-    """Return bytes of the weights by part (embeddings, attention, MLPs, norms), before anything is allocated; sum them for the whole."""
+    """Return bytes of the weights by part (embeddings, attention, MLPs, norms), before anything is allocated;
+    sum them for the whole."""
     sizes = {"embeddings": 0, "attention": 0, "mlp": 0, "norms": 0}
     for weight in _meta_decoder(config).checkpoint_weights():
         sizes[_part_of(weight.name)] += weight.view.numel() * dtype.itemsize
@@ -112,7 +118,8 @@ def random_weights(
 
 
 def random_head(config: HeadConfig, target: Decoder, seed: int = 0) -> DraftHead:
-    """Return a head of this shape with random weights, for timing; EAGLE-3's vocabulary is the target's first tokens."""
+    """Return a head of this shape with random weights, for timing;
+    EAGLE-3's vocabulary is the target's first tokens."""
     head = HEADS[config.algorithm](config, target)
     initialize(head, seed)
     if head.vocab_size != target.vocab_size:
@@ -188,7 +195,8 @@ def _load_prediction_layer(directory: Path, config: HeadConfig, target: Decoder)
 
 
 def _read_vocabulary(directory: Path, head: DraftHead, stored: dict[str, StoredTensor]) -> None:
-    """Read `d2t`, which must be added to a draft token to get the target's; `t2d` only repeats which tokens have one."""
+    """Read `d2t`, which must be added to a draft token to get the target's;
+    `t2d` only repeats which tokens have one."""
     if head.vocab_size == head.config.model.vocab_size and "d2t" not in stored:
         return
     if "d2t" not in stored:
@@ -265,5 +273,6 @@ def _part_of(name: str) -> str:
 
 
 def _is_ignorable(name: str) -> bool:
-    """Return whether a tensor is not needed: rotary frequencies, which the configuration determines, and parts of a head's target."""
+    """Return whether a tensor is not needed: rotary frequencies, which the configuration determines, and parts of
+    a head's target."""
     return name.endswith("rotary_emb.inv_freq") or name.startswith("verifier_")

@@ -1,7 +1,8 @@
-"""The configuration of the decoder: a model's shape and what its computation needs beside it, read from a checkpoint's `config.json`.
+"""The configuration of the decoder: a model's shape and what its computation needs beside it, read from a checkpoint's
+`config.json`.
 
-What the decoder cannot run (another family, another activation, an unknown form of quantized weights) is refused before a weight is read.
-All problems of a file are reported together, with the file and the key.
+What the decoder cannot run (another family, another activation, an unknown form of quantized weights) is refused before
+a weight is read. All problems of a file are reported together, with the file and the key.
 """
 
 from __future__ import annotations
@@ -265,7 +266,8 @@ def _architecture(reader: ConfigReader) -> str | None:
             "architectures", f"{name}: only `foredraft simulate` knows this family; the decoder has layers of {known}"
         )
     else:
-        # No name that is near is suggested: under another family's name a checkpoint may load and compute something else.
+        # No name that is near is suggested: under another family's name a checkpoint may load and compute something
+        # else.
         reader.problem(
             "architectures", f"{name} is none of {', '.join(ARCHITECTURES)}, and no other one computes the same"
         )

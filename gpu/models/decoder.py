@@ -27,7 +27,8 @@ class DecoderOutput:
 
 
 class Decoder(nn.Module):
-    """Weights are uninitialised; `checkpoint` or `weights.initialize` fill them. Frozen unless `requires_grad_` is called.
+    """Weights are uninitialised; `checkpoint` or `weights.initialize` fill them. Frozen unless `requires_grad_` is
+    called.
 
     `ops` may be None on the device "meta", for a model that is only asked for its names and shapes.
     """

@@ -1,12 +1,13 @@
 """Draft heads on the target's hidden states, in the forms in which they are published.
 
-    EAGLE        fc([embedding of token j + 1; hidden state j]) → decoder layers, the first without an input norm → the target's LM head
-    EAGLE-3      fc(hidden states of three target layers) once; then [norm(embedding); norm(hidden)] → one decoder layer over twice
+    EAGLE        fc([embedding of token j + 1; hidden state j]) → decoder layers, the first without an input norm → the
+    target's LM head EAGLE-3      fc(hidden states of three target layers) once; then [norm(embedding); norm(hidden)] →
+    one decoder layer over twice
                  the width → norm → an LM head over the draft's own, smaller vocabulary
     multi-layer  one EAGLE head per step; head s takes what head s − 1 gave at the slot before
 
-(Li et al., arXiv 2401.15077, 2406.16858, 2503.01840.) Slot j of the draft pool holds the KV of (hidden state j, token j + 1), rotated to
-position j. A head shares the target's embeddings, and its LM head where it has none of its own.
+(Li et al., arXiv 2401.15077, 2406.16858, 2503.01840.) Slot j of the draft pool holds the KV of (hidden state j, token j
++ 1), rotated to position j. A head shares the target's embeddings, and its LM head where it has none of its own.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class HeadOutput:
 
 
 class DraftHead(nn.Module, ABC):
-    """What all heads have in common: embeddings, LM head, vocabulary, sizes. Weights are frozen until `requires_grad_`."""
+    """What all heads have in common: embeddings, LM head, vocabulary, sizes.
+    Weights are frozen until `requires_grad_`."""
 
     # The target layers whose input states are captured; if empty, the target's last hidden state is captured.
     aux_layers: tuple[int, ...] = ()
@@ -68,7 +70,8 @@ class DraftHead(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
-        """Run the head over tokens int64 [n], one ahead of the slots; hidden [n, H] from `prepare_hidden` or from the step before."""
+        """Run the head over tokens int64 [n], one ahead of the slots;
+        hidden [n, H] from `prepare_hidden` or from the step before."""
 
     def prepare_hidden(self, captured: Tensor) -> Tensor:
         """Return what `forward` takes, [n, H], of what was captured from the target, [n, …]."""
@@ -118,7 +121,8 @@ def unprefixed(name: str) -> str:
 
 
 class EagleLayers(nn.Module):
-    """The body of one EAGLE head: fusion of token and hidden state, then `num_layers` layers from `first_layer` of the pool on."""
+    """The body of one EAGLE head: fusion of token and hidden state, then `num_layers` layers from
+    `first_layer` of the pool on."""
 
     def __init__(self, head: DraftHead, first_layer: int, num_layers: int, fc_bias: bool) -> None:
         super().__init__()
@@ -135,7 +139,8 @@ class EagleLayers(nn.Module):
         self._layers = tuple(self.layers)
 
     def run(self, embedded: Tensor, hidden: Tensor, attention: Attention, cos_sin: Tensor) -> Tensor:
-        """Run the layers: [n, H] and [n, H] → [n, H], without a final norm: the layer predicts the target's next state after its norm."""
+        """Run the layers: [n, H] and [n, H] → [n, H], without a final norm:
+        the layer predicts the target's next state after its norm."""
         residual = self.projections[0](torch.cat((embedded, hidden), -1))
         return self.ops.run_layers(self._layers, residual, attention, cos_sin).hidden
 
@@ -186,10 +191,11 @@ class EagleHead(BodiedHead):
 
 
 class PredictionLayer(DraftHead):
-    """The layer inside a model's own checkpoint that predicts the token after next (MiMo, arXiv 2505.07608), one for all steps.
+    """The layer inside a model's own checkpoint that predicts the token after next (MiMo, arXiv 2505.07608), one for
+    all steps.
 
-    input_proj([norm(hidden state j); norm(embedding of token j + 1)]) → decoder layer → norm, which gives both what the next step takes
-    and what the target's LM head takes.
+    input_proj([norm(hidden state j); norm(embedding of token j + 1)]) → decoder layer → norm, which gives both what the
+    next step takes and what the target's LM head takes.
     """
 
     def __init__(self, config: HeadConfig, target: Decoder) -> None:
@@ -221,8 +227,8 @@ class PredictionLayer(DraftHead):
 class MultiLayerEagle(BodiedHead):
     """One EAGLE head per step; head s has layer s of the draft pool.
 
-    In a checkpoint, `num_nextn_predict_layers` in config.json is the number of heads, and the tensors of head s are those of an EAGLE
-    head behind `heads.<s>.`.
+    In a checkpoint, `num_nextn_predict_layers` in config.json is the number of heads, and the tensors of head s are
+    those of an EAGLE head behind `heads.<s>.`.
     """
 
     def _add_bodies(self, fc_bias: bool) -> None:

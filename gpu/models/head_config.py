@@ -123,7 +123,8 @@ class HeadConfig:
 
 
 def default_aux_layers(num_layers: int) -> tuple[int, ...]:
-    """Return the layers whose input EAGLE-3 fuses: an early, a middle and a late one (2, n/2, n − 3 as published, if these differ)."""
+    """Return the layers whose input EAGLE-3 fuses:
+    an early, a middle and a late one (2, n/2, n − 3 as published, if these differ)."""
     published = (2, num_layers // 2, num_layers - 3)
     if published[0] < published[1] < published[2]:
         return published
@@ -132,7 +133,8 @@ def default_aux_layers(num_layers: int) -> tuple[int, ...]:
 
 
 def head_form(data: Mapping[str, Any], tensor_names: Iterable[str], source: str) -> str | None:
-    """Return the algorithm that a head is made for, by its configuration or the tensors that only a head has; None for a language model.
+    """Return the algorithm that a head is made for, by its configuration or the tensors that only a head has; None for
+    a language model.
 
     Raises ConfigError for heads of other forms: Medusa's, and those of the speculators format that are not EAGLE's.
     """
@@ -171,7 +173,8 @@ def head_form(data: Mapping[str, Any], tensor_names: Iterable[str], source: str)
 
 
 def _prediction_layer(reader: ConfigReader, target: ModelConfig) -> HeadConfig:
-    """Return the configuration of the layer that a model was trained with to predict the token after next (multi-token prediction)."""
+    """Return the configuration of the layer that a model was trained with to predict the token after next
+    (multi-token prediction)."""
     own = ModelConfig.from_dict(reader.data, reader.source)
     if replace(own, dtype=target.dtype) != replace(target, eos_token_ids=own.eos_token_ids):
         reader.problem(
@@ -218,7 +221,8 @@ def _known_layers() -> str:
 
 
 def _layer_architecture(reader: ConfigReader) -> str | None:
-    """Return the architecture of the layers: heads put a mark of their own before or behind its name (LlamaForCausalLMEagle3)."""
+    """Return the architecture of the layers: heads put a mark of their own before or behind its name
+    (LlamaForCausalLMEagle3)."""
     names = reader.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         reader.problem("architectures", f"must name one architecture, for example {LLAMA}Eagle3; got {names!r}")
@@ -235,8 +239,8 @@ def _layer_architecture(reader: ConfigReader) -> str | None:
 
 
 def _read_aux_layers(reader: ConfigReader, target: ModelConfig) -> tuple[int, ...]:
-    """Read the target layers that the head sees. `eagle_config` counts layers whose output is taken (−1: the embedding), the key at top
-    level layers whose input is taken."""
+    """Read the target layers that the head sees. `eagle_config` counts layers whose output is taken (−1: the
+    embedding), the key at top level layers whose input is taken."""
     inner = reader.under("eagle_config")
     if inner.get(AUX_LAYERS_KEY):
         holder, offset = inner, 1

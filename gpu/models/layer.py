@@ -113,7 +113,8 @@ class Layer(nn.Module):
         return self._behind is None and self.softmax.is_plain and self.config.activation == SILU
 
     def attend(self, x: Tensor, attention: Attention, cos_sin: Tensor) -> Tensor:
-        """Attend: x [n, input size] → [n, H], without the residual. q, k, v are views of one tensor: only their last two axes are dense."""
+        """Attend: x [n, input size] → [n, H], without the residual.
+        q, k, v are views of one tensor: only their last two axes are dense."""
         project_qkv, project_output = self.projections
         qkv = project_qkv(x).view(x.shape[0], -1, self.head_dim)
         q, k, v = qkv.split_with_sizes(self.heads, 1)
@@ -125,7 +126,8 @@ class Layer(nn.Module):
         return project_output(out.flatten(1))
 
     def after_attention(self, out: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the layer's second half: the MLP's output [n, H], the residual beside it, and the chosen experts if it has experts."""
+        """Return the layer's second half: the MLP's output [n, H], the residual beside it, and the chosen experts
+        if it has experts."""
         if self._behind is not None:
             out = self.ops.rms_norm(out, self._behind[0], self.eps)
         normed, residual = self.ops.add_rms_norm(out, residual, self.norms[1], self.eps)

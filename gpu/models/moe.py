@@ -1,14 +1,16 @@
-"""A mixture of experts in place of a layer's MLP (Qwen3-MoE, Mixtral, gpt-oss): each token goes to the top k of E experts.
+"""A mixture of experts in place of a layer's MLP (Qwen3-MoE, Mixtral, gpt-oss): each token goes to the top k of E
+experts.
 
 Three ways to the same sum, chosen by the number of tokens, which the host knows; none of them waits for the device.
 
     few tokens    the weights of the chosen experts are gathered and multiplied batched: n · k experts are copied
-    some tokens   every expert multiplies every token (batched), weights of experts not chosen are 0: all E are read once
-    many tokens   tokens sorted by expert, one product per expert over its segment
+    some tokens   every expert multiplies every token (batched), weights of experts not chosen are 0: all E are read
+    once many tokens   tokens sorted by expert, one product per expert over its segment
 
-The gather moves each chosen expert three times (read, write, read), so it pays while 3 · n · k ≤ E. Reading all experts hides the
-redundant products as long as they take less time than the weights' transfer: on current devices up to some hundred tokens. On a CPU, where
-products are dear and looking at the segments' sizes is free, the sorted form follows the gather at once.
+The gather moves each chosen expert three times (read, write, read), so it pays while 3 · n · k ≤ E. Reading all experts
+hides the redundant products as long as they take less time than the weights' transfer: on current devices up to some
+hundred tokens. On a CPU, where products are dear and looking at the segments' sizes is free, the sorted form follows
+the gather at once.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ _in_round: ContextVar[bool] = ContextVar("_in_round", default=False)
 
 @contextmanager
 def as_captured() -> Iterator[None]:
-    """Run passes of a decode round: all of them, before a capture and without one, choose the products that a graph can hold."""
+    """Run passes of a decode round: all of them, before a capture and without one, choose the products that
+    a graph can hold."""
     token = _in_round.set(True)
     try:
         yield
@@ -79,7 +82,8 @@ class ExpertMlp(nn.Module):
         return self._sorted
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return weights (in x's dtype) and numbers of each token's experts, both [n, k]. Probabilities are taken over all experts."""
+        """Return weights (in x's dtype) and numbers of each token's experts, both [n, k].
+        Probabilities are taken over all experts."""
         logits = F.linear(x, self._weights[0], self._biases[0])
         weights, experts = logits.softmax(-1, dtype=torch.promote_types(x.dtype, torch.float32)).topk(self.moe.top_k)
         if self.moe.norm_topk_prob:
@@ -131,7 +135,8 @@ class ExpertMlp(nn.Module):
         return torch.zeros_like(x).index_add(0, tokens, out)
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
-        """Yield the weights with names below the layer's MLP: one tensor per expert and projection, or (gpt-oss) one for all experts."""
+        """Yield the weights with names below the layer's MLP:
+        one tensor per expert and projection, or (gpt-oss) one for all experts."""
         if self.gate_up_bias is not None and self.down_bias is not None and self.router_bias is not None:
             yield NamedWeight("router.weight", self.router_weight.detach())
             yield NamedWeight("router.bias", self.router_bias.detach())
@@ -151,7 +156,8 @@ class ExpertMlp(nn.Module):
 
 
 def clamped_swiglu(gate_up: Tensor) -> Tensor:
-    """Map [n, 2 · I] with gate and up in turns → [n, I]: (up + 1) · gate · sigmoid(1.702 gate), clamped to 7 (gpt-oss's own code)."""
+    """Map [n, 2 · I] with gate and up in turns → [n, I]:
+    (up + 1) · gate · sigmoid(1.702 gate), clamped to 7 (gpt-oss's own code)."""
     gate, up = gate_up[..., ::2].clamp(max=SWIGLU_LIMIT), gate_up[..., 1::2].clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
     return (up + 1) * gate * torch.sigmoid(SWIGLU_ALPHA * gate)
 

@@ -1,15 +1,16 @@
 """Matrix products with weights, and how they are made fast for a few rows on a CPU.
 
-Plain decoding multiplies one row with every matrix, a verify pass a handful: both take as long as the weights take to be read. On one core
-NumPy's product with columns, [in, out], reads them fastest. With one row it reaches three quarters of the rate of a plain sum over the same
-memory. OneDNN's blocks and torch's products with rows as stored reach a third to a half. With four rows it is as fast as the blocks. A
-large array of NumPy's lies in huge pages, too. Its product with five to seven rows takes longer than with eight, and with three than with
-four, so rows are filled up to a multiple of four. Two rows are multiplied one by one, and up to seven with a small matrix, which stays in
-the cache.
+Plain decoding multiplies one row with every matrix, a verify pass a handful: both take as long as the weights take to
+be read. On one core NumPy's product with columns, [in, out], reads them fastest. With one row it reaches three quarters
+of the rate of a plain sum over the same memory. OneDNN's blocks and torch's products with rows as stored reach a third
+to a half. With four rows it is as fast as the blocks. A large array of NumPy's lies in huge pages, too. Its product
+with five to seven rows takes longer than with eight, and with three than with four, so rows are filled up to a multiple
+of four. Two rows are multiplied one by one, and up to seven with a small matrix, which stays in the cache.
 
-NumPy computes on one core (`session.devices.set_threads`). With more rows, and for number formats that NumPy lacks, a large weight is given
-to oneDNN in its own layout. A call of that costs some 13 µs before it begins, which is too much for small matrices. Whatever the layout, a
-weight is in memory once, unless it is an embedding too, whose rows cannot be read from oneDNN's blocks.
+NumPy computes on one core (`session.devices.set_threads`). With more rows, and for number formats that NumPy lacks, a
+large weight is given to oneDNN in its own layout. A call of that costs some 13 µs before it begins, which is too much
+for small matrices. Whatever the layout, a weight is in memory once, unless it is an embedding too, whose rows cannot be
+read from oneDNN's blocks.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ ROWS, COLUMNS, BLOCKS = "rows", "columns", "blocks"  # [out, in] as stored; [in,
 
 
 class Projection:
-    """x [n, in] → x · weightᵀ + bias, [n, out]. A plain object: calling an `nn.Module` costs as much as a small product."""
+    """x [n, in] → x · weightᵀ + bias, [n, out]. A plain object:
+    calling an `nn.Module` costs as much as a small product."""
 
     __slots__ = ("_bias", "_columns", "_multiply", "_weight", "layout")
 
@@ -67,8 +69,8 @@ class Projection:
         return out
 
     def pack(self, keep: bool = False) -> None:
-        """Lay the weight out as suits its size and dtype and the number of threads. In columns the parameter is a view of them; of blocks
-        nothing but its shape is left, unless `keep`."""
+        """Lay the weight out as suits its size and dtype and the number of threads. In columns the parameter is a view
+        of them; of blocks nothing but its shape is left, unless `keep`."""
         weight = self._weight.detach()
         if self.layout or weight.device.type != "cpu":
             return
@@ -97,7 +99,8 @@ def layout_for(weight: Tensor) -> str:
 
 
 def has_blocks(dtype: torch.dtype) -> bool:
-    """Return whether oneDNN multiplies weights of this dtype in blocks here: a build may lack the operators, a CPU those for bfloat16."""
+    """Return whether oneDNN multiplies weights of this dtype in blocks here:
+    a build may lack the operators, a CPU those for bfloat16."""
     operators = torch.ops.mkldnn
     names = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
     if not torch.backends.mkldnn.is_available() or not all(hasattr(operators, name) for name in names):
@@ -106,14 +109,16 @@ def has_blocks(dtype: torch.dtype) -> bool:
 
 
 def is_native(dtype: torch.dtype) -> bool:
-    """Return whether this CPU multiplies numbers of a 16-bit dtype itself; others emulate it, several times slower than 32 bits."""
+    """Return whether this CPU multiplies numbers of a 16-bit dtype itself;
+    others emulate it, several times slower than 32 bits."""
     if dtype is not torch.bfloat16 or not has_blocks(dtype):
         return False
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def pack_projections(model: nn.Module) -> None:
-    """Make the model's products fast on a CPU, for inference only: its weights can neither be changed nor saved afterwards."""
+    """Make the model's products fast on a CPU, for inference only:
+    its weights can neither be changed nor saved afterwards."""
     embeddings = {id(module.embed_weight) for module in model.modules() if hasattr(module, "embed_weight")}
     for module in model.modules():
         for projection in getattr(module, "projections", ()):

@@ -1,14 +1,15 @@
 """Quantized weights of a checkpoint, as the tensors that they stand for.
 
-A matrix is stored as several tensors: packed numbers, scales, zero points. `unpacked` names one tensor for them, under the name that the
-matrix has in an unquantized checkpoint. Reading it computes the weights in float32, and they are then rounded to the model's dtype.
-Activations are not quantized, whatever the checkpoint was calibrated for.
+A matrix is stored as several tensors: packed numbers, scales, zero points. `unpacked` names one tensor for them, under
+the name that the matrix has in an unquantized checkpoint. Reading it computes the weights in float32, and they are then
+rounded to the model's dtype. Activations are not quantized, whatever the checkpoint was calibrated for.
 
-    fp8, compressed-tensors, modelopt   weight · scale, the scale per tensor, per row, or per block of (most often) 128 × 128
-    awq                                 (q − zero) · scale, q [in, out / 8] int32, columns in the order 0 2 4 6 1 3 5 7
-    gptq                                the same, q [in · bits / 32, out], groups of inputs in `g_idx`; zeros less 1 in its first form
-    compressed-tensors, packed          (q − 2^(bits−1)) · scale, or with zero points, q [out, in · bits / 32]
-    mxfp4                               pairs of 4-bit floats with one exponent for 32 (OCP Microscaling Formats 1.0)
+    fp8, compressed-tensors, modelopt   weight · scale, the scale per tensor, per row, or per block of (most often) 128
+    × 128 awq                                 (q − zero) · scale, q [in, out / 8] int32, columns in the order 0 2 4 6 1
+    3 5 7 gptq                                the same, q [in · bits / 32, out], groups of inputs in `g_idx`; zeros less
+    1 in its first form compressed-tensors, packed          (q − 2^(bits−1)) · scale, or with zero points, q [out, in ·
+    bits / 32] mxfp4                               pairs of 4-bit floats with one exponent for 32 (OCP Microscaling
+    Formats 1.0)
 """
 
 from __future__ import annotations
@@ -119,7 +120,8 @@ def _read_groups(config: ConfigReader) -> int:
 
 
 def unpacked(stored: Mapping[str, StoredTensor], quantization: Quantization) -> dict[str, AnyTensor]:
-    """Return the tensors under the names of an unquantized checkpoint. What lacks a part keeps its own name, which no model knows."""
+    """Return the tensors under the names of an unquantized checkpoint.
+    What lacks a part keeps its own name, which no model knows."""
     left: dict[str, StoredTensor] = {n: t for n, t in stored.items() if n.rpartition(".")[2] not in _UNUSED}
     found: dict[str, AnyTensor] = {}
     for name, tensor in list(left.items()):

@@ -1,4 +1,5 @@
-"""Rotary position embeddings (Su et al., arXiv 2104.09864) as a table of cosines and sines, with the published scalings."""
+"""Rotary position embeddings (Su et al., arXiv 2104.09864) as a table of cosines and sines, with the
+published scalings."""
 
 from __future__ import annotations
 
@@ -47,10 +48,11 @@ class Rope:
 
 
 def read_ropes(reader: ConfigReader, max_position_embeddings: int) -> tuple[Rope, Rope | None]:
-    """Return the rotation of the model's layers, and that of those with a window where the file has one for them (Gemma 3).
+    """Return the rotation of the model's layers, and that of those with a window where the file has one for them (Gemma
+    3).
 
-    From `rope_parameters` (one object, or one for each kind of layer), or from `rope_theta` beside `rope_scaling`. Problems go to the
-    reader.
+    From `rope_parameters` (one object, or one for each kind of layer), or from `rope_theta` beside `rope_scaling`.
+    Problems go to the reader.
     """
     inner = reader.under("rope_parameters")
     if inner.get("full_attention") is not None:
@@ -103,7 +105,8 @@ def _read_rope(reader: ConfigReader, inner: ConfigReader, max_position_embedding
 
 
 def _attention_factor(reader: ConfigReader, factor: float) -> float:
-    """Return the temperature of YaRN's attention, 0.1 ln(factor) + 1 unless the file says otherwise (arXiv 2309.00071, eq. 22)."""
+    """Return the temperature of YaRN's attention, 0.1 ln(factor) + 1 unless the file says otherwise (arXiv
+    2309.00071, eq. 22)."""
 
     def temperature(mscale: float) -> float:
         return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -117,7 +120,8 @@ def _attention_factor(reader: ConfigReader, factor: float) -> float:
 
 
 def cos_sin_table(rope: Rope, head_dim: int, num_positions: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return the table float32 [num_positions, head_dim]: head_dim / 2 cosines, then as many sines; computed in float64."""
+    """Return the table float32 [num_positions, head_dim]: head_dim / 2 cosines, then as many sines;
+    computed in float64."""
     if torch.device(device).type == "meta":
         # A table without values: making it as below would have torch load its compiler first, which takes seconds.
         return torch.empty((num_positions, head_dim), dtype=torch.float32, device=device)
@@ -132,10 +136,11 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
     """Return the radians per position of each pair of channels, float64 [head_dim / 2]: theta^(−2i / d), scaled.
 
     linear: all are divided by the factor (position interpolation, arXiv 2306.15595).
-    llama3: divided where the wavelength is longer than the original context / low_freq_factor, unchanged where it is shorter than the
-    context / high_freq_factor, and between these linear in 1 / wavelength (Llama 3.1's reference code).
-    yarn: a linear ramp over the channels whose rotations over the original context are between beta_slow and beta_fast (arXiv
-    2309.00071, section 3.2, "NTK-by-parts").
+    llama3: divided where the wavelength is longer than the original context / low_freq_factor, unchanged where it is
+    shorter than the context / high_freq_factor, and between these linear in 1 / wavelength (Llama 3.1's reference
+    code).
+    yarn: a linear ramp over the channels whose rotations over the original context are between beta_slow and beta_fast
+    (arXiv 2309.00071, section 3.2, "NTK-by-parts").
     """
     channels = torch.arange(0, head_dim, 2, dtype=torch.float64)
     frequencies = rope.theta ** -(channels / head_dim)
@@ -158,5 +163,6 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
 
 
 def _channel_of(rope: Rope, head_dim: int, rotations: float) -> float:
-    """Return the channel pair that turns `rotations` times over the original context (the formula of the frequencies, inverted)."""
+    """Return the channel pair that turns `rotations` times over the original context (the formula of the
+    frequencies, inverted)."""
     return head_dim * math.log(rope.original_max_position / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))

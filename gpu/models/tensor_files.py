@@ -1,7 +1,8 @@
 """Tensor files of a checkpoint directory, single or sharded: names and shapes first, the tensors one by one.
 
-Safetensors are read where there are any, else `pytorch_model.bin`, the form of many published draft heads. That file is a pickle, of which
-torch's loader for weights (`weights_only`) builds tensors and nothing else; a file that asks for more is refused.
+Safetensors are read where there are any, else `pytorch_model.bin`, the form of many published draft heads. That file is
+a pickle, of which torch's loader for weights (`weights_only`) builds tensors and nothing else; a file that asks for
+more is refused.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class StoredTensor:
 def list_tensors(directory: str | Path) -> dict[str, StoredTensor]:
     """Return every tensor of the checkpoint by name; only headers are read.
 
-    Raises CheckpointError for missing, truncated or unreadable files, and for an index that promises what its shards do not have.
+    Raises CheckpointError for missing, truncated or unreadable files, and for an index that promises what its shards do
+    not have.
     """
     directory = Path(directory)
     for single, index in ((SINGLE, INDEX), (PICKLED, PICKLED_INDEX)):
@@ -83,7 +85,8 @@ def read_tensors(stored: dict[str, StoredTensor]) -> Iterator[tuple[str, Tensor]
 
 
 def write_tensors(directory: Path, tensors: Iterable[tuple[str, Callable[[], Tensor], int]]) -> None:
-    """Write every tensor, (name, how to get it, bytes), into one file, or into shards with an index where one would be too large.
+    """Write every tensor, (name, how to get it, bytes), into one file, or into shards with an index where one would be
+    too large.
 
     No more than one shard is in memory at a time.
     """

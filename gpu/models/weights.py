@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class NamedWeight:
-    """One tensor of a checkpoint: its published name, and the part of a parameter that holds it (a view, to copy into or from).
+    """One tensor of a checkpoint: its published name, and the part of a parameter that holds it (a view, to copy into
+    or from).
 
     The part holds what is published plus `offset`: Gemma publishes norms less 1, which 16 bits would round.
     """
@@ -45,7 +46,8 @@ def rows_of(parameter: Tensor, sizes: dict[str, int], suffix: str) -> Iterator[N
 
 
 def initialize(model: nn.Module, seed: int, std: float = 0.02) -> None:
-    """Draw random weights: matrices and biases normal with deviation `std`, norms 1, without touching torch's own generators."""
+    """Draw random weights: matrices and biases normal with deviation `std`, norms 1, without touching
+    torch's own generators."""
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():

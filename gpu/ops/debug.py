@@ -1,7 +1,7 @@
 """Debug mode: check every index tensor that moves, writes or reads KV or relay cells before the device uses it.
 
-The checks wait for the device, so a checked executor neither overlaps nor captures graphs. A wrong index raises `InvariantViolation` with
-the id under which the reference executor reports the same defect.
+The checks wait for the device, so a checked executor neither overlaps nor captures graphs. A wrong index raises
+`InvariantViolation` with the id under which the reference executor reports the same defect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from .port import DecodeBatch, ExtendBatch, KVTensors, Ops, VerifyBatch
 
 
 class CheckedOps:
-    """`ops` behind checks; pools of `num_slots` slots with the sink, a request table of `num_rows` rows behind row 0."""
+    """`ops` behind checks; pools of `num_slots` slots with the sink, a request table of `num_rows`
+    rows behind row 0."""
 
     def __init__(self, ops: Ops, num_slots: int, num_rows: int) -> None:
         self._ops = ops

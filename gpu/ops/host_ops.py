@@ -1,8 +1,10 @@
-"""The operations of a CPU: torch's, and the layers of a small dense model for a few tokens of one row on NumPy's arrays.
+"""The operations of a CPU: torch's, and the layers of a small dense model for a few tokens of one row on NumPy's
+arrays.
 
-At batch 1 a pass over a small model costs what its calls cost: some forty small operations in every layer. NumPy's take a third to a
-half of the time of torch's, and so do its products of a few rows with a small matrix. The same weights, the same pools, the same
-formulas as `models.layer.run_layers`, which stays the reference and does everything else: prompts, batches, experts, narrow dtypes.
+At batch 1 a pass over a small model costs what its calls cost: some forty small operations in every layer. NumPy's take
+a third to a half of the time of torch's, and so do its products of a few rows with a small matrix. The same weights,
+the same pools, the same formulas as `models.layer.run_layers`, which stays the reference and does everything else:
+prompts, batches, experts, narrow dtypes.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ Slots = slice | np.ndarray
 class HostKeys:
     """n new tokens of one row, behind their prefix.
 
-    `read` are the pool slots of all keys, or with `own` those of the prefix, behind which the new tokens' own keys follow.
-    `sees` bool [n, n]: which new tokens a new token sees; None: all (n is 1). Every token sees the prefix, `length` tokens, unless a
-    window hides its begin.
+    `read` are the pool slots of all keys, or with `own` those of the prefix, behind which the new tokens' own keys
+    follow. `sees` bool [n, n]: which new tokens a new token sees; None: all (n is 1). Every token sees the prefix,
+    `length` tokens, unless a window hides its begin.
     """
 
     read: Slots
@@ -87,7 +89,8 @@ def window_keys(batch: VerifyBatch, positions: Tensor, slots: Tensor) -> HostKey
 
 
 def view_keys(batch: DecodeBatch, positions: Tensor, slots: Tensor) -> HostKeys | None:
-    """Return the keys of queries of one row without tails, each of which sees one key more than the one before; None for all others."""
+    """Return the keys of queries of one row without tails, each of which sees one key more than the one before;
+    None for all others."""
     table, rows, lens = batch.table, batch.rows, batch.lens
     m = rows.shape[0]
     if batch.bases is not lens or not 0 < m <= 64:
@@ -226,7 +229,8 @@ class HostLayer:
 
 
 class HostOps(TorchOps):
-    """`Ops` of a CPU. Passes of one row go through NumPy where the layers can and `pack_projections` has laid them out for inference."""
+    """`Ops` of a CPU. Passes of one row go through NumPy where the layers can and `pack_projections` has laid them
+    out for inference."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -292,7 +296,8 @@ def _run_on_host(
 
 
 def can_run_on_host(layer: Layer) -> bool:
-    """Return whether a layer is a dense Llama's but for a window, of a dtype that NumPy has, and laid out for inference."""
+    """Return whether a layer is a dense Llama's but for a window, of a dtype that NumPy has, and laid
+    out for inference."""
     dense = isinstance(layer.mlp, Mlp) and layer.output_weight.dtype in HOST_DTYPES
     return dense and layer.is_plain and layer.projections[0].is_packed
 
@@ -303,7 +308,8 @@ def array(tensor: Tensor) -> np.ndarray:
 
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-    """Return x [n, H] or [n, heads, d] scaled to unit root mean square over its last axis, times weight (arXiv 1910.07467)."""
+    """Return x [n, H] or [n, heads, d] scaled to unit root mean square over its last axis, times weight
+    (arXiv 1910.07467)."""
     square = np.matmul(x[..., None, :], x[..., None])[..., 0]
     square *= 1.0 / x.shape[-1]
     square += eps
@@ -313,7 +319,8 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 
 
 def rotation_of(table: np.ndarray, dtype: np.dtype) -> Rotation:
-    """Return a rotary table's rows [n, d], d/2 cosines and d/2 sines, as `rotate` takes them for all layers of a pass."""
+    """Return a rotary table's rows [n, d], d/2 cosines and d/2 sines, as `rotate` takes them for all
+    layers of a pass."""
     cos, sin = np.split(table.astype(dtype, copy=False)[:, None], 2, axis=2)
     return np.concatenate((cos, cos), axis=2), np.concatenate((-sin, sin), axis=2)
 

@@ -1,7 +1,8 @@
 """The operations of a device, as a port: one method per kernel. `TorchOps`, `HostOps` and `TritonOps` implement it.
 
-Shapes: n tokens, bs rows of a batch, nd nodes per row, Hq and Hk query and key-value heads of d channels. Row numbers, positions, slots
-and lengths are int64; the request table is int32 [num_rows + 1, row width]; row 0 and slot 0 are padding, which every row may write.
+Shapes: n tokens, bs rows of a batch, nd nodes per row, Hq and Hk query and key-value heads of d channels. Row numbers,
+positions, slots and lengths are int64; the request table is int32 [num_rows + 1, row width]; row 0 and slot 0 are
+padding, which every row may write.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class DeviceTree:
     next_sibling: Tensor  # int32 [bs, nd]; −1 if none
     ancestor_bits: Tensor  # int64 [bs, nd]; bit j: node j is the node itself or one of its ancestors
     width: int  # nodes on the longest possible path, root included: the columns of accept_index
-    # [bs, nd, …] by relay field: what the next round starts from if that node is the last accepted (drafts from the host).
+    # [bs, nd, …] by relay field: what the next round starts from if that node is the last accepted (drafts from the
+    # host).
     next_relay: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -59,10 +61,11 @@ class KVTensors(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecodeBatch:
-    """m queries that find all their keys in the pool: columns [0, bases) of their row, then `tails` onward, `lens` in all.
+    """m queries that find all their keys in the pool: columns [0, bases) of their row, then `tails` onward, `lens` in
+    all.
 
-    Query i sees position j < lens[i] in slot table[rows[i], j if j < bases[i] else tails[i] + j − bases[i]]. A plain decode has
-    bases = lens. A draft branch has its shared prefix (whole pages) as base, and its own pages as tail.
+    Query i sees position j < lens[i] in slot table[rows[i], j if j < bases[i] else tails[i] + j − bases[i]]. A plain
+    decode has bases = lens. A draft branch has its shared prefix (whole pages) as base, and its own pages as tail.
     """
 
     table: Tensor  # int32 [num_rows + 1, row width]
@@ -76,12 +79,15 @@ class DecodeBatch:
 
 @dataclass(frozen=True, slots=True)
 class VerifyBatch:
-    """bs rows of nd ≤ 64 new tokens behind their prefixes: the nodes of a verify tree, or a window of the draft's catch-up.
+    """bs rows of nd ≤ 64 new tokens behind their prefixes: the nodes of a verify tree, or a window of the draft's
+    catch-up.
 
-    Each new token sees its row's columns [0, prefix_lens) and the new tokens j of its row whose bit j is set. Bits 0: the output is 0.
+    Each new token sees its row's columns [0, prefix_lens) and the new tokens j of its row whose bit j is set. Bits 0:
+    the output is 0.
 
-    A kernel chooses its blocks, and how it splits the KV length, for `planned_rows` rows of `planned_nodes` nodes. So the order in which it
-    sums is the same for every number of steps, and for captured (padded) and eager rounds. None: for the batch as it is.
+    A kernel chooses its blocks, and how it splits the KV length, for `planned_rows` rows of `planned_nodes` nodes. So
+    the order in which it sums is the same for every number of steps, and for captured (padded) and eager rounds. None:
+    for the batch as it is.
     """
 
     table: Tensor  # int32 [num_rows + 1, row width]
@@ -95,7 +101,8 @@ class VerifyBatch:
 
 @dataclass(frozen=True, slots=True)
 class ExtendBatch:
-    """Ragged prefill: row i has new tokens starts[i] … starts[i + 1] − 1; each sees the row's prefix and the new ones up to itself."""
+    """Ragged prefill: row i has new tokens starts[i] … starts[i + 1] − 1;
+    each sees the row's prefix and the new ones up to itself."""
 
     table: Tensor  # int32 [num_rows + 1, row width]
     rows: Tensor  # int64 [bs]
@@ -130,7 +137,8 @@ class LayersOutput(NamedTuple):
 
 
 class Ops(Protocol):
-    """The operations of a device; none waits for it. Results are new tensors. Names with `_`, rope_write and run_layers write in place."""
+    """The operations of a device; none waits for it. Results are new tensors.
+    Names with `_`, rope_write and run_layers write in place."""
 
     # -- the forward pass -----------------------------------------------------------------------------------------
 
@@ -144,10 +152,12 @@ class Ops(Protocol):
         final_norm: Tensor | None = None,
         capture: Capture = NO_CAPTURE,
     ) -> LayersOutput:
-        """Run decoder layers (`models.layer.Layer`) over n tokens. `first_input` replaces the normed residual [n, H] in the first one."""
+        """Run decoder layers (`models.layer.Layer`) over n tokens.
+        `first_input` replaces the normed residual [n, H] in the first one."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Return x [n, H] (or [n, heads, d], normed over the last axis) scaled to unit root mean square, times weight."""
+        """Return x [n, H] (or [n, heads, d], normed over the last axis) scaled to unit root mean
+        square, times weight."""
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """Return (rms_norm(x + residual), x + residual): the sum is the next residual."""
@@ -161,15 +171,18 @@ class Ops(Protocol):
     def rope_write(
         self, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, positions: Tensor, slots: Tensor, kv: KVTensors
     ) -> tuple[Tensor, Tensor]:
-        """Rotate q [n, Hq, d] and k [n, Hk, d] to `positions` [n], write k and v to `slots` [n]; return the rotated q and k.
+        """Rotate q [n, Hq, d] and k [n, Hk, d] to `positions` [n], write k and v to `slots` [n]; return the rotated q
+        and k.
 
-        cos_sin float32 [positions, d]: d/2 cosines, then d/2 sines; halves are rotated against each other (the Hugging Face order).
+        cos_sin float32 [positions, d]: d/2 cosines, then d/2 sines; halves are rotated against each other (the Hugging
+        Face order).
         """
 
     def decode_attention(self, q: Tensor, kv: KVTensors, batch: DecodeBatch, softmax: Softmax = PLAIN) -> Tensor:
         """Attend with every query [m, Hq, d] to its keys, its own included. Split over the KV length.
 
-        A window counts positions in all three operations: a tree node's position follows from its depth, not from its column.
+        A window counts positions in all three operations: a tree node's position follows from its depth, not from its
+        column.
         """
 
     def verify_attention(
@@ -198,8 +211,9 @@ class Ops(Protocol):
         num_draft_tokens: int,
         max_position: int,
     ) -> DeviceTree:
-        """Choose the best nd − 1 of n candidates (tokens int64, scores float32, parents int32 [bs, n]; depths: n ints, ascending from 1);
-        see `core.tree.build.build_tree`. Ties take the lowest id, no child counts as better than its parent, NaN is the worst."""
+        """Choose the best nd − 1 of n candidates (tokens int64, scores float32, parents int32 [bs, n]; depths: n ints,
+        ascending from 1); see `core.tree.build.build_tree`. Ties take the lowest id, no child counts as better than its
+        parent, NaN is the worst."""
 
     def verify_greedy(self, tree: DeviceTree, target_ids: Tensor) -> DeviceVerified:
         """Accept while a child equals the target's choice; target_ids int64 [bs · nd], −1 where the target failed."""
@@ -211,26 +225,32 @@ class Ops(Protocol):
         `core.tree.verify.verify_sampling`."""
 
     def coins(self, keys: Tensor, positions: Tensor, seed: int, purpose: int) -> Tensor:
-        """Return `core.draws.uniform(seed, purpose, key, position)` bit by bit: keys int64 [bs] (uint64 bits), positions [bs, w]."""
+        """Return `core.draws.uniform(seed, purpose, key, position)` bit by bit:
+        keys int64 [bs] (uint64 bits), positions [bs, w]."""
 
     # -- after verification ---------------------------------------------------------------------------------------
 
     def gather_emitted(self, predict: Tensor, accept_index: Tensor, accept_lens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the emitted tokens int64 [bs, width], −1 past the end, and the bonus tokens int64 [bs] (0 where the target failed)."""
+        """Return the emitted tokens int64 [bs, width], −1 past the end, and the bonus tokens int64 [bs] (0 where
+        the target failed)."""
 
     def compact(self, values: Tensor, accept_index: Tensor, num_draft_tokens: int) -> Tensor:
-        """Compact values [bs · nd, …]: entry r · nd + j becomes that of row r's j-th accepted node; those past the path stay."""
+        """Compact values [bs · nd, …]: entry r · nd + j becomes that of row r's j-th accepted node;
+        those past the path stay."""
 
     def move_accepted_(self, kv: KVTensors, node_slots: Tensor, accept_index: Tensor, accept_lens: Tensor) -> None:
-        """Move the KV of each row's j-th accepted node to node_slots[row, j] (int64 [bs, nd]), all layers; all reads before all writes."""
+        """Move the KV of each row's j-th accepted node to node_slots[row, j] (int64 [bs, nd]), all layers;
+        all reads before all writes."""
 
     def move_slots_(self, kv: KVTensors, sources: Tensor, targets: Tensor) -> None:
-        """Copy KV of all layers from slots `sources` to `targets`, int64 [n]; every read before every write; slot 0 is the sink."""
+        """Copy KV of all layers from slots `sources` to `targets`, int64 [n]; every read before every write;
+        slot 0 is the sink."""
 
     def duplicate_tails_(
         self, kv: KVTensors, table: Tensor, rows: Tensor, seq_lens: Tensor, page_size: int, topk: int, steps: int
     ) -> None:
-        """Copy the prefix's tail page into the first page of draft branches 1 … k − 1 (`core.kv.moves.draft_branch_layout`)."""
+        """Copy the prefix's tail page into the first page of draft branches 1 … k − 1
+        (`core.kv.moves.draft_branch_layout`)."""
 
     # -- the relay ------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,5 @@
-"""The device operations in plain torch: what a CPU uses for batches and prompts, and what the Triton kernels are tested against."""
+"""The device operations in plain torch: what a CPU uses for batches and prompts, and what the Triton kernels
+are tested against."""
 
 from __future__ import annotations
 
@@ -30,9 +31,9 @@ from .port import DecodeBatch, ExtendBatch, KVTensors, VerifyBatch
 class TorchOps:
     """`Ops` with the kernels' torch twins, in any floating dtype, float64 included.
 
-    The slots, masks and rotations that a batch's attention reads are computed once per forward pass and kept for its other layers. They are
-    computed again when an index tensor is another one, or when torch has written to it. A write through NumPy's view of a tensor is not
-    noticed.
+    The slots, masks and rotations that a batch's attention reads are computed once per forward pass and kept for its
+    other layers. They are computed again when an index tensor is another one, or when torch has written to it. A write
+    through NumPy's view of a tensor is not noticed.
     """
 
     run_layers = staticmethod(run_layers)

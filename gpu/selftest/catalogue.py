@@ -22,7 +22,8 @@ def catalogue(context: Context) -> list[Step]:
 
 
 def serve_catalogue(device: str, directory: Path, first: int, answer: Callable[[Outcome], None]) -> None:
-    """Run the steps from number `first` on, in a process of their own: up to one that leaves a GPU which no longer answers."""
+    """Run the steps from number `first` on, in a process of their own:
+    up to one that leaves a GPU which no longer answers."""
 
     def is_spoilt() -> bool:
         try:

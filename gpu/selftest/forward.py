@@ -41,7 +41,8 @@ def forward_steps(context: Context) -> Iterator[Step]:
 
 
 def worst_of(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
-    """Return the greatest error in units of what is allowed. Raises AssertionError if it is more than 1, or if anything is no number."""
+    """Return the greatest error in units of what is allowed.
+    Raises AssertionError if it is more than 1, or if anything is no number."""
     worst = 0.0
     for ours, right in zip(found, expected, strict=True):
         limit = TOLERANCE[ours.dtype]
@@ -78,7 +79,8 @@ Call = tuple[Any, ...]
 
 
 def compared(context: Context, calls_of: Callable[[Context, torch.dtype], Iterable[Call]]) -> Finding:
-    """Make each call, in each dtype, with the device's operations and with torch's in float64 on the CPU, and compare the results."""
+    """Make each call, in each dtype, with the device's operations and with torch's in float64 on the CPU, and
+    compare the results."""
     worst, count = 0.0, 0
     for dtype in context.dtypes:
         for run, *arguments in calls_of(context, dtype):

@@ -69,7 +69,8 @@ def bandwidth(context: Context) -> Finding:
 
 
 def products(context: Context) -> Finding:
-    """Check the library's products in both dtypes: float32 must not be rounded to TF32, which would break every comparison."""
+    """Check the library's products in both dtypes:
+    float32 must not be rounded to TF32, which would break every comparison."""
     generator = torch.Generator().manual_seed(0)
     worst = 0.0
     for dtype in context.dtypes:

@@ -1,4 +1,5 @@
-"""The whole self-test: every step in order within a budget of time, and one report. Also `python -m foredraft.gpu.selftest`."""
+"""The whole self-test: every step in order within a budget of time, and one report.
+Also `python -m foredraft.gpu.selftest`."""
 
 from __future__ import annotations
 
@@ -137,7 +138,8 @@ def seconds_of(budget: str) -> float:
 def selftest(device: str, directory: Path, budget: str, on_line: OnLine) -> Report:
     """Run the test on `device` ("auto", "cpu", "cuda") and return its report, which is in `directory` then.
 
-    On Ctrl-C the report of what ran is `interrupted`. Raises ConfigError for arguments, ForedraftError if nothing can be written.
+    On Ctrl-C the report of what ran is `interrupted`. Raises ConfigError for arguments, ForedraftError if nothing can
+    be written.
     """
     from ..session.plan import resolve_device
     from .catalogue import catalogue

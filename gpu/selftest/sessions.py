@@ -1,7 +1,8 @@
 """Whole sessions on the device: checkpoints loaded, prompts prefilled, rounds with each kind of draft, captured or not.
 
-Every emitted token must have the greatest of the target's logits, computed in float64 and without a KV pool. Near ties are allowed: the
-device may be off by as much as torch's own dense pass in the same dtype. A wrong token is off by about a logit's deviation.
+Every emitted token must have the greatest of the target's logits, computed in float64 and without a KV pool. Near ties
+are allowed: the device may be off by as much as torch's own dense pass in the same dtype. A wrong token is off by about
+a logit's deviation.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def _write_tokenizer(directory: Path, vocab_size: int) -> None:
     tokenizers.Tokenizer(models.WordLevel(words, unk_token="0 ")).save(str(directory / "tokenizer.json"))
 
 
-# -- requests and what they must become ---------------------------------------------------------------------------------
+# -- requests and what they must become --------------------------------------------------------------------------------
 
 
 def requests_of(context: Context, prefix: str = "", temperature: float = 0.0) -> list[Request]:
@@ -167,7 +168,8 @@ def session_of(context: Context, dtype: torch.dtype, way: Way, **changes: Any) -
 
 
 class Reference:
-    """The target's logits over whole texts, without a pool: in float64 on the CPU, and in `dtype` on the device to know its errors."""
+    """The target's logits over whole texts, without a pool:
+    in float64 on the CPU, and in `dtype` on the device to know its errors."""
 
     def __init__(self, context: Context, dtype: torch.dtype) -> None:
         directory = models_of(context)["target"]
@@ -176,7 +178,8 @@ class Reference:
         self._known: dict[tuple[int, ...], tuple[Tensor, float]] = {}
 
     def check(self, requests: Sequence[Request], outputs: Mapping[str, Output]) -> str:
-        """Raise AssertionError unless every output is complete and each of its tokens is the greatest logit's or ties with it."""
+        """Raise AssertionError unless every output is complete and each of its tokens is the greatest logit's
+        or ties with it."""
         tokens = first = 0
         allowed, gaps = 0.0, []
         for request in requests:

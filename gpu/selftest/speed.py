@@ -1,4 +1,5 @@
-"""How fast decoding is: a model of 8B with random weights and simulated acceptance, plain, with chains and with trees."""
+"""How fast decoding is: a model of 8B with random weights and simulated acceptance, plain, with
+chains and with trees."""
 
 from __future__ import annotations
 
@@ -103,7 +104,8 @@ SHORT, LONG = 16, 48  # output tokens of two runs, whose difference holds whole 
 
 
 def launches_per_round(arm: Arm) -> dict[str, float]:
-    """Return calls per round by kind. Needs a GPU whose profiler may be used; raises RuntimeError where it records nothing."""
+    """Return calls per round by kind. Needs a GPU whose profiler may be used;
+    raises RuntimeError where it records nothing."""
     arm.run(SHORT)
     short, long = (_counted(arm, tokens) for tokens in (SHORT, LONG))
     rounds = long["rounds"] - short["rounds"]

@@ -1,7 +1,9 @@
-"""The steps of a self-test, run in order. A step that fails does not stop those behind it, even if it takes its process with it.
+"""The steps of a self-test, run in order. A step that fails does not stop those behind it, even if it takes its process
+with it.
 
-`run_here` runs steps in this process. `run_apart` runs them in a process of their own: a fault on a GPU spoils all later work of its
-process, and a kernel that hangs ends only with its process. After such a step another process runs the remaining ones.
+`run_here` runs steps in this process. `run_apart` runs them in a process of their own: a fault on a GPU spoils all
+later work of its process, and a kernel that hangs ends only with its process. After such a step another process runs
+the remaining ones.
 """
 
 from __future__ import annotations
@@ -154,7 +156,8 @@ Serve = Callable[[int, Callable[[Outcome], None]], None]
 def run_apart(
     steps: Sequence[Step], serve: Serve, seconds_left: Callable[[], float], on_begin: OnBegin
 ) -> Iterator[Outcome]:
-    """Run `steps` in processes that call `serve`. When one dies or a step takes too long, the next one goes on behind that step."""
+    """Run `steps` in processes that call `serve`.
+    When one dies or a step takes too long, the next one goes on behind that step."""
     number = begun = 0
     while number < len(steps):
         if seconds_left() <= 0:

@@ -17,7 +17,8 @@ KINDS = ["chain", "beam", "lookup"]
 
 
 def random_candidates(rng: np.random.Generator, bs: int, topk: int, steps: int) -> list[Candidates]:
-    """Return scores with many ties, some of them NaN, infinite or above the parent's; tokens that repeat or are no tokens."""
+    """Return scores with many ties, some of them NaN, infinite or above the parent's;
+    tokens that repeat or are no tokens."""
     levels, before = [], 0
     for step in range(steps):
         n = topk if step == 0 else topk * topk
@@ -89,7 +90,8 @@ def random_targets(rng: np.random.Generator, tree: VerifyTree) -> np.ndarray:
 
 
 def random_probs(rng: np.random.Generator, tree: VerifyTree) -> np.ndarray:
-    """Return float64 [bs · nd, VOCAB]: with zeros, all mass on one token, not normalised, and some that are no distribution."""
+    """Return float64 [bs · nd, VOCAB]: with zeros, all mass on one token, not normalised, and some that are
+    no distribution."""
     n = tree.parents.size
     probs = rng.random((n, VOCAB)) * (rng.random((n, VOCAB)) < 0.6)
     empty = probs.sum(axis=1) == 0

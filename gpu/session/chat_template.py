@@ -1,6 +1,7 @@
 """Chat templates: messages in, the text that a model was trained to continue out.
 
-A template is Jinja source that comes with a checkpoint, so it runs in a sandbox and sees what Hugging Face's own renderer gives it.
+A template is Jinja source that comes with a checkpoint, so it runs in a sandbox and sees what Hugging Face's own
+renderer gives it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ Message = Mapping[str, Any]
 
 
 class ChatTemplate:
-    """A compiled template. `special_tokens` are the names that it may use, such as bos_token. ConfigError if it is no template."""
+    """A compiled template. `special_tokens` are the names that it may use, such as bos_token.
+    ConfigError if it is no template."""
 
     def __init__(self, text: str, special_tokens: Mapping[str, str], source: str) -> None:
         self._source = source
@@ -40,7 +42,8 @@ class ChatTemplate:
             raise ConfigError.of(source, "chat_template", f"is no Jinja template: {error}") from error
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """Return the text of a conversation, ending where the model is to go on. InvalidRequest for messages that the template refuses."""
+        """Return the text of a conversation, ending where the model is to go on.
+        InvalidRequest for messages that the template refuses."""
         variables = {
             "messages": [dict(message) for message in messages],
             "tools": None,
@@ -55,7 +58,8 @@ class ChatTemplate:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %} … {% endgeneration %}` marks the assistant's words for training; here it is only what is inside."""
+    """`{% generation %} … {% endgeneration %}` marks the assistant's words for training;
+    here it is only what is inside."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own way to declare it
 

@@ -14,7 +14,8 @@ ONE_CORE_LAYER_BYTES = 4 << 20
 
 
 def ops_for(device: str) -> Ops:
-    """Return the device operations for "cpu" or "cuda" (a number may follow, as in "cuda:1", which then becomes the current device).
+    """Return the device operations for "cpu" or "cuda" (a number may follow, as in "cuda:1", which then becomes the
+    current device).
 
     Raises `ConfigError` for any other device, and for "cuda" where Triton is not installed.
     """
@@ -38,10 +39,12 @@ def ops_for(device: str) -> Ops:
 
 
 def set_threads(device: str, threads: int | None, target: ModelConfig, weight_bytes: int) -> None:
-    """Set how many threads torch computes with on a CPU, in the whole process; None: one for small models, else torch's own choice.
+    """Set how many threads torch computes with on a CPU, in the whole process; None: one for small models, else torch's
+    own choice.
 
-    NumPy computes with one: it does small products alone (`ops.host_ops`), and its pool waits for every thread even if another process
-    has the core. On a busy machine a pass over 16 layers of 0.7 MB, 8 tokens, then took 65 ms instead of 9.
+    NumPy computes with one: it does small products alone (`ops.host_ops`), and its pool waits for every thread even if
+    another process has the core. On a busy machine a pass over 16 layers of 0.7 MB, 8 tokens, then took 65 ms instead
+    of 9.
     """
     if device.partition(":")[0] != "cpu":
         return

@@ -15,7 +15,8 @@ from .text import Tokenizer
 MAX_CHECKED = 256  # grammars that are known to be good
 
 WHITESPACE = r"\n?[ \t]{0,16}"
-"""Between the parts of JSON, unless the schema has `x-guidance` of its own: indented if a model likes, but no run without an end."""
+"""Between the parts of JSON, unless the schema has `x-guidance` of its own:
+indented if a model likes, but no run without an end."""
 
 
 def grammars_of(tokenizer: Tokenizer, vocab_size: int) -> Grammars:

@@ -15,10 +15,11 @@ _LEFT_OUT = ["*/*", "consolidated*"]  # the same weights in other layouts
 
 
 def local_checkpoint(given: str | PathLike[str], key: str = "model") -> Path:
-    """Return the directory of a checkpoint: `given` itself, or what the hub's cache has under the name `organisation/model`.
+    """Return the directory of a checkpoint: `given` itself, or what the hub's cache has under the name
+    `organisation/model`.
 
-    What the cache lacks is downloaded, unless HF_HUB_OFFLINE is set. A path that is neither comes back as it is, to be refused as a
-    directory. Raises ConfigError, with the command that fetches the checkpoint elsewhere.
+    What the cache lacks is downloaded, unless HF_HUB_OFFLINE is set. A path that is neither comes back as it is, to be
+    refused as a directory. Raises ConfigError, with the command that fetches the checkpoint elsewhere.
     """
     path, name = Path(given), Path(given).as_posix()
     # In a folder that is there, a name that is not is a misspelt one.

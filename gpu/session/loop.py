@@ -114,7 +114,8 @@ class DecodeLoop:
         return refusal
 
     def abort(self, request_id: str) -> None:
-        """Give a request up. Its last delta comes with one of the next turns; an id that is not live changes nothing."""
+        """Give a request up. Its last delta comes with one of the next turns;
+        an id that is not live changes nothing."""
         finished = self.driver.abort(request_id).finished
         if finished is not None:
             self._ended_between_turns.append(finished)
@@ -135,7 +136,8 @@ class DecodeLoop:
         engine.resume(clock_ns(), restarted=True)
 
     def turn(self) -> list[Delta]:
-        """Take a driver's turn; returns what requests got. Raises InvariantViolation if requests live, but no step is planned."""
+        """Take a driver's turn; returns what requests got.
+        Raises InvariantViolation if requests live, but no step is planned."""
         outcome = self.driver.turn()
         finished, self._ended_between_turns = self._ended_between_turns, []
         if outcome is not None:

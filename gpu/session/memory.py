@@ -69,8 +69,8 @@ def heads_of(draft: ModelConfig | HeadConfig | None, algorithm: SpecAlgorithm) -
 def working_bytes(
     target: ModelConfig, draft: ModelConfig | HeadConfig | None, spec: EngineSpec, dtype: torch.dtype
 ) -> int:
-    """Return bytes that the largest passes need on a GPU beside weights and KV: activations, logits with their sorts, parts of attention,
-    graphs, workspaces.
+    """Return bytes that the largest passes need on a GPU beside weights and KV: activations, logits with their sorts,
+    parts of attention, graphs, workspaces.
 
     Prompts and captured rounds do not share their memory; captured rounds share theirs with each other.
     """
@@ -88,8 +88,8 @@ def working_bytes(
 
 
 def _activations(model: ModelConfig) -> int:
-    """Return the values per token that a layer makes: residual and norms, projections, rotated heads, the MLP's two halves and their
-    product."""
+    """Return the values per token that a layer makes: residual and norms, projections, rotated heads, the MLP's two
+    halves and their product."""
     heads = (2 * model.num_heads + 3 * model.num_kv_heads) * model.head_dim
     mlp = 3 * model.intermediate_size
     if model.moe is not None:
@@ -106,10 +106,11 @@ def size_pool(
     weight_bytes: int,
     working: int,
 ) -> tuple[int, int]:
-    """Return the pages of the KV pool, and their bytes in all pools, beside weights and `working` bytes of what passes need.
+    """Return the pages of the KV pool, and their bytes in all pools, beside weights and `working` bytes of what passes
+    need.
 
-    `kv_tokens` None: what running requests need, if `memory_fraction` of the free memory suffices. Raises NotEnoughMemory if the device
-    cannot hold one request.
+    `kv_tokens` None: what running requests need, if `memory_fraction` of the free memory suffices. Raises
+    NotEnoughMemory if the device cannot hold one request.
     """
     config, sizes = spec.config, spec.resolve_sizes()
     page_size = config.page_size

@@ -1,4 +1,5 @@
-"""Resolve a session's options before a weight is read: configurations, algorithm, engine, memory, and every contradiction."""
+"""Resolve a session's options before a weight is read:
+configurations, algorithm, engine, memory, and every contradiction."""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ class SessionPlan:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Sentences for the user: options without effect, what is unusual in the adaptive table, a mode that the algorithm forced."""
+        """Sentences for the user: options without effect, what is unusual in the adaptive table, a mode that the
+        algorithm forced."""
         config, unused = self.spec.config, without_effect(self.options, self.algorithm, self.device)
         forced = not config.overlap and not self.algorithm.supports_overlap and self.device != "cpu"
         forced = forced and not self.options.overlap  # told as an option without effect
@@ -95,7 +97,8 @@ class SessionPlan:
 def plan_session(options: SessionOptions, longest_request: int | None = None) -> SessionPlan:
     """Resolve `options`; `longest_request` is the greatest prompt with its output that is known to come.
 
-    Reads configurations and the headers of weight files only. Raises ConfigError, NotEnoughMemory and other ForedraftErrors.
+    Reads configurations and the headers of weight files only. Raises ConfigError, NotEnoughMemory and other
+    ForedraftErrors.
     """
     from ..models.config import ModelConfig
 
@@ -222,8 +225,9 @@ def algorithm_name(options: SessionOptions) -> str:
 
 
 def with_look_up(options: SessionOptions) -> SessionOptions:
-    """Return `options` with look-up drafts (NGRAM) where neither draft nor algorithm is named, on a CPU: what it proposes costs next to
-    nothing and changes no token. On a GPU rounds with drafts from the host wait for each other. `steps` 0 stays plain decoding."""
+    """Return `options` with look-up drafts (NGRAM) where neither draft nor algorithm is named, on a CPU: what it
+    proposes costs next to nothing and changes no token. On a GPU rounds with drafts from the host wait for each other.
+    `steps` 0 stays plain decoding."""
     is_decided = options.draft is not None or options.algorithm.lower() != AUTO or options.steps == 0 or options.overlap
     device = resolve_device(AUTO) if options.device == AUTO else options.device
     if is_decided or device != "cpu":
@@ -232,7 +236,8 @@ def with_look_up(options: SessionOptions) -> SessionOptions:
 
 
 def recognise_draft(directory: Path) -> str:
-    """Return the algorithm that the draft in `directory` is made for, by its architecture or the tensors that only a head has."""
+    """Return the algorithm that the draft in `directory` is made for, by its architecture or the tensors that
+    only a head has."""
     from ..models.config import read_json
     from ..models.head_config import head_form
     from ..models.tensor_files import list_tensors

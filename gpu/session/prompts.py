@@ -1,8 +1,8 @@
 """Prompts as JSONL: one object per line, with what the request asks for beside its prompt.
 
     {"prompt": "def fib(n):", "max_tokens": 64}
-    {"messages": [{"role": "user", "content": "Hello"}], "id": "greeting", "temperature": 0.7, "seed": 3, "stop": ["\\n\\n"]}
-    {"tokens": [1, 15043], "logprobs": true}
+    {"messages": [{"role": "user", "content": "Hello"}], "id": "greeting", "temperature": 0.7, "seed": 3, "stop":
+    ["\\n\\n"]} {"tokens": [1, 15043], "logprobs": true}
 
 A key that is left out has the value of `RequestDefaults`.
 """
@@ -62,7 +62,8 @@ class RequestDefaults:
 
 @dataclass(frozen=True, slots=True)
 class PromptEntry:
-    """One prompt: exactly one of `prompt`, `messages` and `tokens` is not None. `settings` are the other keys that were given."""
+    """One prompt: exactly one of `prompt`, `messages` and `tokens` is not None.
+    `settings` are the other keys that were given."""
 
     id: str
     place: str  # "line 3"
@@ -73,7 +74,8 @@ class PromptEntry:
 
 
 def read_prompts(lines: Iterable[str], source: str) -> tuple[PromptEntry, ...]:
-    """Return the prompts in `lines` of `source`; empty lines are left out, an entry without an id has its line's number.
+    """Return the prompts in `lines` of `source`; empty lines are left out, an entry without an id has its line's
+    number.
 
     Raises ConfigError with every problem and its line.
     """
@@ -105,7 +107,8 @@ def read_prompts(lines: Iterable[str], source: str) -> tuple[PromptEntry, ...]:
 
 
 def read_prompt_file(path: str | Path) -> tuple[PromptEntry, ...]:
-    """Return the prompts of a JSONL file. Raises ConfigError as `read_prompts` does, and for a file that cannot be read."""
+    """Return the prompts of a JSONL file. Raises ConfigError as `read_prompts` does, and for a file
+    that cannot be read."""
     return read_prompts(read_lines(path), str(path))
 
 
@@ -118,10 +121,11 @@ def make_requests(
     chat: bool = False,
     vocab_size: int | None = None,
 ) -> tuple[Request, ...]:
-    """Return the requests of `entries`, tokenized. `chat`: a text prompt is the message of a user, put into the chat template.
-    `vocab_size` is the model's, which grammars need; default: the tokenizer's.
+    """Return the requests of `entries`, tokenized. `chat`: a text prompt is the message of a user, put into the chat
+    template. `vocab_size` is the model's, which grammars need; default: the tokenizer's.
 
-    Raises ConfigError with every problem and its line: no chat template, a prompt without tokens, tokens beyond the vocabulary.
+    Raises ConfigError with every problem and its line: no chat template, a prompt without tokens, tokens beyond the
+    vocabulary.
     """
     requests: list[Request] = []
     problems: list[Problem] = []

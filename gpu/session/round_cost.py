@@ -1,7 +1,8 @@
 """Measure what a decode round costs on this device with these models: the table that the goodput policy decides with.
 
-For each candidate number of steps, a few rounds of requests run at several batch sizes, with short and with long contexts; the median
-counts. The table is measured once, when a session opens, and is part of the log's header, so that a replay decides with the same numbers.
+For each candidate number of steps, a few rounds of requests run at several batch sizes, with short and with long
+contexts; the median counts. The table is measured once, when a session opens, and is part of the log's header, so that
+a replay decides with the same numbers.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def cost_table(
 ) -> CostTable:
     """Measure round times at `batch_sizes`, and what a KV token adds at the largest of them.
 
-    The timed requests may be longer than those of the session, up to the model's `positions`. Raises ConfigError if these hold no round.
+    The timed requests may be longer than those of the session, up to the model's `positions`. Raises ConfigError if
+    these hold no round.
     """
     timed = spec.with_config(
         context_len=min(positions, max(spec.config.context_len, _request_slots(spec, SHORT_PROMPT)))
@@ -101,7 +103,8 @@ def _request_slots(spec: EngineSpec, prompt_len: int) -> int:
 
 
 def _long_prompt(spec: EngineSpec, batch_size: int) -> int:
-    """Return the longest prompt that fits context and pool at this batch size; 0 if it is not much longer than the short one."""
+    """Return the longest prompt that fits context and pool at this batch size;
+    0 if it is not much longer than the short one."""
     config = spec.config
     reach = _request_slots(spec, 0)
     longest = min(LONG_PROMPT, config.context_len - reach, config.num_pages * config.page_size // batch_size - reach)

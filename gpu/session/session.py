@@ -123,7 +123,8 @@ class DecodeSession(TextSession):
 def load_engine(
     plan: SessionPlan, tokenizer: Tokenizer, make_sinks: Callable[[EngineSpec], Sequence[EventSink]]
 ) -> tuple[Engine, TorchExecutor, SessionPlan]:
-    """Load the models of `plan` and make their engine and executor; the plan comes back with what was measured on the way."""
+    """Load the models of `plan` and make their engine and executor;
+    the plan comes back with what was measured on the way."""
     from ..executor.build import build_executor
     from .devices import ops_for, set_threads
 
@@ -165,7 +166,8 @@ def _make_matcher(tokenizer: Tokenizer, vocab_size: int, grammar: Grammar) -> Ma
 
 
 def load_models(plan: SessionPlan, ops: Ops) -> tuple[Decoder, DraftModel | None]:
-    """Load the target and its draft. Errors in the draft's files are found before the target's weights are read, which takes longer."""
+    """Load the target and its draft. Errors in the draft's files are found before the target's weights are read,
+    which takes longer."""
     from ..models.checkpoint import load_draft, load_target
     from ..models.decoder import Decoder
 
@@ -182,7 +184,8 @@ def load_models(plan: SessionPlan, ops: Ops) -> tuple[Decoder, DraftModel | None
 
 @contextmanager
 def named_memory_errors(plan: SessionPlan) -> Iterator[None]:
-    """Turn OutOfMemoryError into NotEnoughMemory, which says what the plan reserved: the plan estimates activations, logits and graphs."""
+    """Turn OutOfMemoryError into NotEnoughMemory, which says what the plan reserved:
+    the plan estimates activations, logits and graphs."""
     import torch
 
     try:
@@ -203,7 +206,8 @@ def check_vocabulary(tokenizer: Tokenizer, plan: SessionPlan) -> None:
 
 
 def check_lengths(requests: Iterable[Request], plan: SessionPlan, source: str, places: Mapping[str, str]) -> None:
-    """Raise ConfigError for every request whose prompt leaves no room for output; `places` say where each stands in `source`."""
+    """Raise ConfigError for every request whose prompt leaves no room for output;
+    `places` say where each stands in `source`."""
     problems = []
     config, sizes = plan.spec.config, plan.sizes
     for request in requests:
@@ -226,7 +230,8 @@ MAX_TOKENS = 8  # some rounds
 
 
 def warm_up(session: DecodeSession, on_line: Callable[[str], None]) -> int:
-    """Serve a short and a long prompt of each kind, and capture the graphs of all batches; return how many graphs there are.
+    """Serve a short and a long prompt of each kind, and capture the graphs of all batches; return how many graphs there
+    are.
 
     Batches with user outputs or changed logits are captured when they come.
     """

@@ -1,4 +1,5 @@
-"""Text and tokens: a checkpoint's tokenizer, its chat template, and text that is streamed only as far as it is certain."""
+"""Text and tokens: a checkpoint's tokenizer, its chat template, and text that is streamed only as far
+as it is certain."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 def utf8_problem(text: str) -> str:
-    """Return what is wrong with a text that has half of a surrogate pair in it, as arguments that are not UTF-8 have; "" if nothing is."""
+    """Return what is wrong with a text that has half of a surrogate pair in it, as arguments that are not UTF-8 have;
+    "" if nothing is."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -38,8 +40,10 @@ def utf8_problem(text: str) -> str:
 class Tokenizer:
     """The tokenizer of a model directory. It satisfies `core.contract.request.TextDecoder`.
 
-    Reads `tokenizer.json`; `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json` and `config.json` where they are.
-    `eos_ids`: the tokens that end a text, ascending. `bos_id`: the first token of a text, or None. `vocab_size`: ids below it exist.
+    Reads `tokenizer.json`; `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json` and `config.json`
+    where they are.
+    `eos_ids`: the tokens that end a text, ascending. `bos_id`: the first token of a text, or None. `vocab_size`: ids
+    below it exist.
     """
 
     def __init__(
@@ -100,7 +104,8 @@ class Tokenizer:
         return self._tokenizer.to_str()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:
-        """Return the tokens int64 [n] of `text`; with the ones that begin a text, unless they are written in it (a rendered chat).
+        """Return the tokens int64 [n] of `text`; with the ones that begin a text, unless they are written in it (a
+        rendered chat).
 
         Raises InvalidRequest for a text that is not UTF-8.
         """
@@ -113,7 +118,8 @@ class Tokenizer:
         return self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=True)
 
     def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """Return the text of a conversation by the model's own template. InvalidRequest if there is none or it refuses."""
+        """Return the text of a conversation by the model's own template.
+        InvalidRequest if there is none or it refuses."""
         if self._template_text is None:
             raise InvalidRequest(f"{self.source} has no chat template: give a prompt instead of messages")
         if self._template is None:
@@ -138,11 +144,12 @@ class TokenDecoder(TextDecoder, Protocol):
 class StreamDecoder:
     """Text as its tokens come: what was shown stays true, and all of it together is `decode` of all tokens.
 
-    Held back are bytes of an unfinished character and, with `stop_strings`, text that may be the beginning of one. The text ends before
-    the first stop string (`stop` is which).
+    Held back are bytes of an unfinished character and, with `stop_strings`, text that may be the beginning of one. The
+    text ends before the first stop string (`stop` is which).
 
     ```
-    tokens   [0, _anchor) shown, forgotten · [_anchor, _settled) shown, context · [_settled, …) may still change their text
+    tokens   [0, _anchor) shown, forgotten · [_anchor, _settled) shown, context · [_settled, …) may still change their
+    text
     ```
     """
 
@@ -188,8 +195,8 @@ class StreamDecoder:
         return self._tokenizer.decode(np.array(self._tokens[begin:end], dtype=np.int64))
 
     def _end_of_certain_tokens(self) -> int:
-        """Return the end of the tokens whose text is certain: a run of byte tokens at the end is not, since its next byte can change how
-        the whole run is read."""
+        """Return the end of the tokens whose text is certain: a run of byte tokens at the end is not, since its next
+        byte can change how the whole run is read."""
         end = len(self._tokens)
         byte_ids = self._tokenizer.byte_ids
         while byte_ids and end > self._settled and self._tokens[end - 1] in byte_ids:

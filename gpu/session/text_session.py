@@ -40,7 +40,8 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The result of one request. `text` ends before the stop string that ended it; `tokens` are all that were delivered."""
+    """The result of one request. `text` ends before the stop string that ended it;
+    `tokens` are all that were delivered."""
 
     request_id: str
     text: str
@@ -98,7 +99,8 @@ class _Receiving:
 
 
 class TextSession(ABC):
-    """Serves requests as text. A subclass runs the engines: it defines `_begin`, `_serve`, `_is_serving` and `_abort_all`."""
+    """Serves requests as text. A subclass runs the engines:
+    it defines `_begin`, `_serve`, `_is_serving` and `_abort_all`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -129,7 +131,8 @@ class TextSession(ABC):
     ) -> Generator[TextDelta, None, None]:
         """Serve `requests`; yield what each of them gets as it comes, and at last why it ended.
 
-        Once `interrupted`, asked between turns, returns True, all requests end with what they have; likewise if the consumer stops.
+        Once `interrupted`, asked between turns, returns True, all requests end with what they have; likewise if the
+        consumer stops.
         """
         begin = time.perf_counter()
         try:
@@ -156,7 +159,8 @@ class TextSession(ABC):
         on_delta: Callable[[TextDelta], None] | None = None,
         interrupted: Callable[[], bool] = lambda: False,
     ) -> dict[str, Output]:
-        """Serve `requests` to their end and return their outputs, in their order; `on_delta` gets each delta as it comes."""
+        """Serve `requests` to their end and return their outputs, in their order;
+        `on_delta` gets each delta as it comes."""
         requests = tuple(requests)
         parts: dict[str, list[TextDelta]] = {request.request_id: [] for request in requests}
         with closing(self.stream(requests, interrupted)) as deltas:

@@ -59,7 +59,8 @@ def continue_texts(
     least: int = 0,
     seconds: float = math.inf,
 ) -> Tensor:
-    """Return the prompts int64 [n, p] with the target's own tokens behind them, int64 [n, length]; temperature 0 is greedy.
+    """Return the prompts int64 [n, p] with the target's own tokens behind them, int64 [n, length]; temperature 0 is
+    greedy.
 
     After about `seconds` all texts are shorter, but not below `least` tokens.
     """

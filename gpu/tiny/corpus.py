@@ -1,6 +1,7 @@
 """The text that a pair learns: the Python standard library's own source, which every machine that runs Foredraft has.
 
-It becomes tokens of a byte-level BPE vocabulary, saved as Hugging Face tokenizers are, and windows of a long row of them, drawn by number.
+It becomes tokens of a byte-level BPE vocabulary, saved as Hugging Face tokenizers are, and windows of a long row of
+them, drawn by number.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Corpus:
 
 
 def read_corpus(num_bytes: int, root: Path | None = None) -> Corpus:
-    """Return the first files of the standard library that fit into `num_bytes` bytes, by name. Raises NoCorpus if there are too few."""
+    """Return the first files of the standard library that fit into `num_bytes` bytes, by name.
+    Raises NoCorpus if there are too few."""
     root = Path(sysconfig.get_path("stdlib")) if root is None else root
     training, held_out = [], []
     digest = hashlib.sha256()
@@ -80,7 +82,8 @@ def _texts(root: Path) -> Iterator[str]:
 
 
 def corpus_windows(tokens: Tensor, batch_size: int, window: int, seed: int, part: int, step: int) -> Tensor:
-    """Return `batch_size` windows of the tokens (int64 [n]) for step `step` of the pair's part `part`, int64 [batch_size, window]."""
+    """Return `batch_size` windows of the tokens (int64 [n]) for step `step` of the pair's part `part`, int64
+    [batch_size, window]."""
     coins = uniform(seed, Purpose.MODEL, np.arange(batch_size), step, lane=part)
     starts = torch.from_numpy((coins * (tokens.shape[0] - window)).astype(np.int64)).to(tokens.device)
     return tokens[starts[:, None] + torch.arange(window, device=tokens.device)]
@@ -102,7 +105,8 @@ def spread_prompts(tokens: Tensor, num_prompts: int, prompt_len: int) -> Tensor:
 
 
 def most_frequent(rows: Sequence[Tensor], vocab_size: int, num_tokens: int) -> Tensor:
-    """Return the `num_tokens` most frequent tokens over all rows, ascending, int64 [num_tokens]; ties take the lower token."""
+    """Return the `num_tokens` most frequent tokens over all rows, ascending, int64 [num_tokens];
+    ties take the lower token."""
     counts = sum(torch.bincount(row.reshape(-1).cpu(), minlength=vocab_size) for row in rows)
     order = torch.sort(counts, descending=True, stable=True).indices
     return torch.sort(order[:num_tokens]).values
@@ -121,7 +125,8 @@ CHAT_TEMPLATE = (
 
 
 def train_vocabulary(texts: Sequence[str], vocab_size: int) -> Tokenizer:
-    """Train byte-level BPE (Sennrich et al., arXiv 1508.07909, over bytes): every text can be encoded and comes back as it was."""
+    """Train byte-level BPE (Sennrich et al., arXiv 1508.07909, over bytes):
+    every text can be encoded and comes back as it was."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,4 +1,5 @@
-"""Attention without a KV pool: whole sequences at once, differentiable. For training, and to compare the paged form with."""
+"""Attention without a KV pool: whole sequences at once, differentiable.
+For training, and to compare the paged form with."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from ..models.attention import PLAIN, Softmax
 class DenseAttention:
     """Causal attention inside each of several sequences that lie one after another in the batch.
 
-    `lengths` are the sequences' tokens; `positions` int64 [n] their rotary positions, counted from 0 in each sequence if None.
-    Sequences of one length share a batched pass; others are kept apart by a mask [n, n].
+    `lengths` are the sequences' tokens; `positions` int64 [n] their rotary positions, counted from 0 in each sequence
+    if None. Sequences of one length share a batched pass; others are kept apart by a mask [n, n].
     """
 
     def __init__(
@@ -65,10 +66,12 @@ class DenseAttention:
 
 
 class UnrolledAttention:
-    """The attention of a draft head that is trained on its own outputs, EAGLE-3's training-time test: one layer, each call the next step.
+    """The attention of a draft head that is trained on its own outputs, EAGLE-3's training-time test: one layer, each
+    call the next step.
 
-    `batch_size` sequences have `length` slots each. When a head drafts, step s at slot m takes the head's own output at slot m − 1. The
-    slots before the draft hold what the head computed from the target's hidden states. So the query of (step s, slot m) sees
+    `batch_size` sequences have `length` slots each. When a head drafts, step s at slot m takes the head's own output at
+    slot m − 1. The slots before the draft hold what the head computed from the target's hidden states. So the query of
+    (step s, slot m) sees
 
         slots 0 … m − s of step 0 · slot m − s + 1 of step 1 · … · slot m of step s
 
@@ -123,7 +126,8 @@ def shifted(x: Tensor, slots: int) -> Tensor:
 
 
 def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
-    """Return x [n, heads, d] at the positions of cos_sin [n, d], halves rotated against each other (arXiv 2104.09864, eq. 34)."""
+    """Return x [n, heads, d] at the positions of cos_sin [n, d], halves rotated against each other (arXiv
+    2104.09864, eq. 34)."""
     cos, sin = cos_sin.unsqueeze(1).chunk(2, -1)
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)

@@ -1,8 +1,8 @@
 """What each draft would propose at every place of a text, in one pass over the whole text.
 
-A draft reaches step s at a position only if its earlier proposals agreed with the text. So the text itself stands in for these proposals,
-and one pass over it yields the draft's exact logits of every step at every position where they matter. Training and measuring use the same
-passes.
+A draft reaches step s at a position only if its earlier proposals agreed with the text. So the text itself stands in
+for these proposals, and one pass over it yields the draft's exact logits of every step at every position where they
+matter. Training and measuring use the same passes.
 
     texts     x₀ x₁ x₂ …                     int64 [b, t]
     slots     slot m holds (target's hidden state m, token x[m + 1]) and proposes x[m + 2]
@@ -115,10 +115,12 @@ def next_token_loss(model: Decoder, texts: Tensor) -> Tensor:
 
 
 def distillation_loss(target: Decoder, draft: Draft, texts: Tensor, num_steps: int, step_weight: float) -> Tensor:
-    """Return how far proposals are from the target's distribution, nats per token: the mean over steps, later ones weighing less.
+    """Return how far proposals are from the target's distribution, nats per token: the mean over steps, later ones
+    weighing less.
 
-    Half is the cross-entropy with the target's distribution, which sampling accepts by, half that with its first choice, which greedy
-    decoding accepts by. A draft with a vocabulary of its own learns where the target's first choice is in it.
+    Half is the cross-entropy with the target's distribution, which sampling accepts by, half that with its first
+    choice, which greedy decoding accepts by. A draft with a vocabulary of its own learns where the target's first
+    choice is in it.
     """
     with fast_products(texts.device):
         logits, captured = teach(target, texts, aux_layers_of(draft))
@@ -171,7 +173,8 @@ def measure_drafts(
     prompt_len: int,
     seconds: float = math.inf,
 ) -> tuple[dict[str, DraftQuality], int]:
-    """Measure drafts, each with its lengths of chains, by name, and return how many texts were used: the first ones, as many as fit.
+    """Measure drafts, each with its lengths of chains, by name, and return how many texts were used: the first ones, as
+    many as fit.
 
     `texts` int64 [n, t] are prompts of `prompt_len` tokens with the target's greedy continuations.
     """
@@ -203,10 +206,11 @@ def _matches(target: Decoder, draft: Draft, texts: Tensor, num_steps: int) -> Te
 
 
 def accept_length(matches: np.ndarray) -> float:
-    """Return the tokens per round of greedy chains; matches bool [steps, n, t], [s, i, j]: step s proposes token j of text i.
+    """Return the tokens per round of greedy chains; matches bool [steps, n, t], [s, i, j]: step s proposes token j of
+    text i.
 
-    A round that is to emit token j accepts as long as step s proposes token j + s, and emits one token more than it accepted. Texts end
-    where a whole chain no longer fits.
+    A round that is to emit token j accepts as long as step s proposes token j + s, and emits one token more than it
+    accepted. Texts end where a whole chain no longer fits.
     """
     num_steps, _, length = matches.shape
     whole = length - num_steps

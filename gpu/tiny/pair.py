@@ -1,4 +1,5 @@
-"""Making a pair: target, STANDALONE draft, EAGLE-3 head, multi-layer EAGLE draft, one after another, each kept when it is done."""
+"""Making a pair: target, STANDALONE draft, EAGLE-3 head, multi-layer EAGLE draft, one after another, each kept
+when it is done."""
 
 from __future__ import annotations
 
@@ -88,10 +89,10 @@ def make_pair(
 ) -> MadePair:
     """Return the pair of `options` in `directory`, trained unless it is there.
 
-    An interrupted run leaves finished parts in a directory beside it, from which the next one goes on. Without a time budget, weights are
-    the same for the same options, versions and number of threads. A budget counts from `started_s` of `time.monotonic` (default: now), and
-    the summary's "cuts" say what was left out to keep within it. Raises ConfigError if something else is in `directory` or the device is
-    not there, NoCorpus without a standard library.
+    An interrupted run leaves finished parts in a directory beside it, from which the next one goes on. Without a time
+    budget, weights are the same for the same options, versions and number of threads. A budget counts from `started_s`
+    of `time.monotonic` (default: now), and the summary's "cuts" say what was left out to keep within it. Raises
+    ConfigError if something else is in `directory` or the device is not there, NoCorpus without a standard library.
     """
     _check_device(device)
     started_s = time.monotonic() if started_s is None else started_s
@@ -258,7 +259,8 @@ class _Workshop:
         return trained
 
     def _summary(self, target: Decoder, held_out: Tensor) -> dict[str, Any]:
-        """Return what pair.json says: what the pair is made of, and how good it is on files that were not trained on."""
+        """Return what pair.json says: what the pair is made of, and how good it is on files that
+        were not trained on."""
         size, budget = self.size, self.budget
         windows = spread_prompts(held_out, size.num_measured, size.window)
         losses = self._held_out_losses(target, windows)
@@ -353,7 +355,8 @@ def new_standalone(size: TinySize, seed: int, device: str) -> Decoder:
 
 
 def new_eagle3(size: TinySize, target: Decoder, vocabulary: Tensor, seed: int) -> Eagle3Head:
-    """Make an EAGLE-3 head over the tokens `vocabulary` (int64 [draft vocabulary], ascending); its output layer begins as the target's."""
+    """Make an EAGLE-3 head over the tokens `vocabulary` (int64 [draft vocabulary], ascending);
+    its output layer begins as the target's."""
     aux_layers = default_aux_layers(target.num_layers)
     head = _head(EAGLE3, target, seed, draft_vocab_size=size.draft_vocab_size, aux_layers=aux_layers)
     assert isinstance(head, Eagle3Head)

@@ -1,4 +1,5 @@
-"""The pairs that can be trained: how large the models are and how long each learns. Everything else follows from the seed."""
+"""The pairs that can be trained: how large the models are and how long each learns.
+Everything else follows from the seed."""
 
 from __future__ import annotations
 
@@ -39,8 +40,9 @@ class Schedule:
 class TinySize:
     """One size of pair.
 
-    The target is deep and narrow, because at batch 1 on a CPU the cost of a pass depends on the number of its operations more than on their
-    size. So verifying a few tokens costs little more than decoding one, and a draft of a single layer costs a fraction.
+    The target is deep and narrow, because at batch 1 on a CPU the cost of a pass depends on the number of its
+    operations more than on their size. So verifying a few tokens costs little more than decoding one, and a draft of a
+    single layer costs a fraction.
     """
 
     name: str

@@ -1,7 +1,8 @@
 """The training loop: steps, learning rate, clipping of gradients, progress; Muon for the matrices, AdamW for the rest.
 
-Muon (Jordan et al., 2024, "Muon: An optimizer for hidden layers in neural networks") replaces each matrix's momentum by the nearest
-orthogonal matrix, found with five steps of a Newton-Schulz iteration. On a small model it needs about half of AdamW's tokens.
+Muon (Jordan et al., 2024, "Muon: An optimizer for hidden layers in neural networks") replaces each matrix's momentum by
+the nearest orthogonal matrix, found with five steps of a Newton-Schulz iteration. On a small model it needs about half
+of AdamW's tokens.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 
 T = TypeVar("T")
 
-# Seconds that each part of the size tiny would take without a budget, so that within one all parts shrink alike. Measured with
-# `foredraft tiny --time-budget-s 75` on a 2-core x86-64 machine while that bounded the trainings alone; these are scaled to all steps.
+# Seconds that each part of the size tiny would take without a budget, so that within one all parts shrink alike.
+# Measured with `foredraft tiny --time-budget-s 75` on a 2-core x86-64 machine while that bounded the trainings alone;
+# these are scaled to all steps.
 WHOLE_S = {
     "data": 8.0, "target": 475.0, "own texts": 41.0, "draft": 61.0, "eagle3": 97.0, "multi_layer_eagle": 80.0,
     "held-out loss": 4.0, "held-out texts": 11.0, "measurement": 15.0,
@@ -124,9 +126,11 @@ def train(
     rates: LearningRates,
     budget_s: float = math.inf,
 ) -> Trained:
-    """Minimise `loss_of(step, done)`, which gives the mean loss of a batch and its number of tokens; done goes from 0 to 1.
+    """Minimise `loss_of(step, done)`, which gives the mean loss of a batch and its number of tokens; done goes from 0
+    to 1.
 
-    The learning rates fall to zero at `num_steps`, or, if that comes first, when `budget_s` seconds have passed. One step is always made.
+    The learning rates fall to zero at `num_steps`, or, if that comes first, when `budget_s` seconds have passed. One
+    step is always made.
     """
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = _optimizer(model, rates)
@@ -167,7 +171,8 @@ def _optimizer(model: nn.Module, rates: LearningRates) -> Optimizer:
 
 
 def fast_products(device: torch.device) -> torch.autocast:
-    """Return a context in which matrix products are in bfloat16 where that is faster; weights, gradients and losses stay float32."""
+    """Return a context in which matrix products are in bfloat16 where that is faster;
+    weights, gradients and losses stay float32."""
     if device.type == "cuda":
         fast = torch.cuda.get_device_capability(device) >= (8, 0)
     else:
@@ -176,14 +181,16 @@ def fast_products(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=fast)
 
 
-# Coefficients of the quintic iteration, chosen by its authors for the slope at zero; singular values end between 0.7 and 1.2.
+# Coefficients of the quintic iteration, chosen by its authors for the slope at zero; singular values end between 0.7
+# and 1.2.
 QUINTIC = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
 WARM_UP = 0.03  # share of the training
 
 
 class Optimizer:
-    """`matrices` learn with Muon, `others` (embeddings, norms, output layers) with AdamW; gradients are cleared by `step`."""
+    """`matrices` learn with Muon, `others` (embeddings, norms, output layers) with AdamW;
+    gradients are cleared by `step`."""
 
     def __init__(self, matrices: Iterable[Tensor], others: Iterable[Tensor], *, matrix_lr: float, lr: float) -> None:
         self.matrices = tuple(matrices)
@@ -222,7 +229,8 @@ def orthogonalised(matrix: Tensor) -> Tensor:
 
 
 def learning_rate_scale(progress: float) -> float:
-    """Return a scale that warms up, holds, then falls linearly to zero over the second half of the training; progress from 0 to 1."""
+    """Return a scale that warms up, holds, then falls linearly to zero over the second half of the training;
+    progress from 0 to 1."""
     if progress < WARM_UP:
         return (progress + 1e-3) / (WARM_UP + 1e-3)
     return min(1.0, max(1.0 - progress, 0.0) / 0.5)

@@ -1,4 +1,5 @@
-"""Recognises what version 0.1 made, when this project was called foretoken: it is refused with a remedy, and never read.
+"""Recognises what version 0.1 made, when this project was called foretoken: it is refused with a remedy, and never
+read.
 
 A package called foretoken that is installed today is another project. Nothing here imports it.
 """
@@ -12,7 +13,8 @@ from ...core.errors import ConfigError, Problem
 FORMER_NAME, NAME = "foretoken", "foredraft"
 FORMER_MODULES = tuple(f"{FORMER_NAME}.{package}." for package in ("checks", "core", "gpu", "properties", "sim"))
 VARIABLES = ("API_KEY", "CACHE", "KERNELS")
-"""The environment variables that users set, without the prefix: FORETOKEN_CACHE was that of 0.1, FOREDRAFT_CACHE is today's."""
+"""The environment variables that users set, without the prefix:
+FORETOKEN_CACHE was that of 0.1, FOREDRAFT_CACHE is today's."""
 
 
 def made_by_former(remedy: str) -> str:

@@ -1,6 +1,7 @@
 """Says how to install an extra of Foredraft, from the record that pip keeps of where the installed Foredraft came from.
 
-The record is `direct_url.json` among the metadata of the distribution (PEP 610). It is missing for a distribution from an index.
+The record is `direct_url.json` among the metadata of the distribution (PEP 610). It is missing for a distribution from
+an index.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Figures of runs, sweeps, plans, tunes and twins, for notebooks and for `foredraft report`; needs the extra `report` (plotly).
+"""Figures of runs, sweeps, plans, tunes and twins, for notebooks and for `foredraft report`; needs the extra `report`
+(plotly).
 
     from foredraft.observe import figures
 
@@ -6,8 +7,8 @@
     figures.throughput_against_latency("runs/sweep-1f2e3d4c", latency="p99_ttft_ms").write_html("sweep.html")
     figures.frontier("runs/plan-5a6b7c8d")
 
-Each function takes the directory or file that a command has written (or what `Run`, `Trials` or `Twin` has read of it) and returns a
-`plotly.graph_objects.Figure`. Raises ConfigError for a path that holds something else.
+Each function takes the directory or file that a command has written (or what `Run`, `Trials` or `Twin` has read of it)
+and returns a `plotly.graph_objects.Figure`. Raises ConfigError for a path that holds something else.
 """
 
 from .run import Run, acceptance_by_position, kv_over_time, latencies, load_over_time, steps_by_batch, steps_over_time

@@ -1,4 +1,5 @@
-"""A report as one HTML file that needs no network: answer, figures, tables, the scenario, and where its numbers come from."""
+"""A report as one HTML file that needs no network:
+answer, figures, tables, the scenario, and where its numbers come from."""
 
 from __future__ import annotations
 

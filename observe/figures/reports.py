@@ -1,4 +1,5 @@
-"""The report of a run, a sweep, a plan, a tune or a twin: what its page says, from the files that the command has written."""
+"""The report of a run, a sweep, a plan, a tune or a twin:
+what its page says, from the files that the command has written."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ STATISTICS = ("mean", "median", "p90", "p95", "p99")
 
 
 def page_of(path: Path) -> Page:
-    """Return the report of what is at `path`. Raises ConfigError if that is nothing that a command has written, or unreadable."""
+    """Return the report of what is at `path`. Raises ConfigError if that is nothing that a command has
+    written, or unreadable."""
     if path.is_dir():
         if (path / "question.json").exists():
             return _trials_page(Trials(path))

@@ -55,7 +55,8 @@ class Run:
 
     @cached_property
     def quantiles_ms(self) -> dict[str, np.ndarray]:
-        """Per latency its quantiles at `CURVE_SHARES`, in ms: of all completed requests, those of itl as the run has counted them."""
+        """Per latency its quantiles at `CURVE_SHARES`, in ms:
+        of all completed requests, those of itl as the run has counted them."""
         arrival, first, finish, outputs = self._completed()
         found: dict[str, np.ndarray] = {}
         if len(arrival):
@@ -121,7 +122,8 @@ def as_run(run: Run | str | PathLike[str]) -> Run:
 
 
 def latencies(run: Run | str | PathLike[str]) -> go.Figure:
-    """Draw how TTFT, TPOT, ITL and E2E latencies are distributed: the share of requests (of ITL: of gaps) that is faster.
+    """Draw how TTFT, TPOT, ITL and E2E latencies are distributed: the share of requests (of ITL: of gaps) that is
+    faster.
 
     The vertical axis is stretched towards the tail, each nine as high as the one before.
     """

@@ -21,7 +21,8 @@ DARK = ("#e2e8f0", "#334155", "#0f172a")
 HEIGHT = 360
 NOTE_WIDTH = 50  # characters of a line of a note below an axis
 NOTE_MARK = "<br><span"
-# Characters of a line of names, so that at a phone's width (390 px) beside names there is room for points, and names in a legend are whole.
+# Characters of a line of names, so that at a phone's width (390 px) beside names there is room for points, and names in
+# a legend are whole.
 NAME_WIDTH = 22
 LEGEND_WIDTH = 36
 MOST_NAME_LINES = 4
@@ -63,7 +64,8 @@ def wrapped(name: str, width: int = LEGEND_WIDTH) -> str:
 
 
 def names_beside(made: go.Figure, names: Sequence[str]) -> None:
-    """Write the names of rows, from the topmost down, beside the y axis in lines, and give each row the height that they take."""
+    """Write the names of rows, from the topmost down, beside the y axis in lines, and give each row the
+    height that they take."""
     lines = [wrapped(name, NAME_WIDTH) for name in names]
     row_px = max([34, *(8 + 15 * (1 + text.count("<br>")) for text in lines)])
     made.update_yaxes(categoryorder="array", categoryarray=names[::-1], tickvals=names, ticktext=lines)
@@ -80,7 +82,8 @@ def tall_enough(made: go.Figure) -> None:
 def limit_line(
     made: go.Figure, xs: tuple[float, float], ys: tuple[float, float], name: str, colour: str = COLOURS[3]
 ) -> None:
-    """Draw a dashed line between two points, named in the legend. As a curve, so that it is right on a logarithmic axis, too."""
+    """Draw a dashed line between two points, named in the legend.
+    As a curve, so that it is right on a logarithmic axis, too."""
     line = {"dash": "dash", "width": 1.5, "color": colour}
     made.add_scatter(x=xs, y=ys, mode="lines", name=name, line=line, hoverinfo="skip", showlegend=True)
 

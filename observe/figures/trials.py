@@ -147,7 +147,8 @@ def throughput_against_latency(
 
 
 def against(trials: Trials | str | PathLike[str], key: str, metric: str) -> go.Figure:
-    """Draw a number of the summaries against a key that a sweep varies; a line for each combination of the other keys."""
+    """Draw a number of the summaries against a key that a sweep varies;
+    a line for each combination of the other keys."""
     trials = as_trials(trials)
     if key not in trials.varied:
         raise missing(trials.path, f"does not vary {key}; varied: {', '.join(trials.varied) or 'nothing'}")
@@ -233,7 +234,8 @@ def answer_of(trials: Trials) -> Mapping[str, Any]:
 
 
 def frontier(trials: Trials | str | PathLike[str]) -> go.Figure:
-    """Draw what each candidate of a plan holds: the greatest load, or the GPUs that a load needs, with 95 % intervals."""
+    """Draw what each candidate of a plan holds: the greatest load, or the GPUs that a load needs,
+    with 95 % intervals."""
     trials = as_trials(trials)
     answer = answer_of(trials)
     found = [one for one in answer["candidates"] if one["status"] != "hopeless"]
@@ -266,7 +268,8 @@ def frontier(trials: Trials | str | PathLike[str]) -> go.Figure:
 
 
 def latency_against_load(trials: Trials | str | PathLike[str], limit: Mapping[str, Any] | None = None) -> go.Figure:
-    """Draw a limited latency of a plan's candidates against the load, and the limit. limit: one of the answer's; default: the first."""
+    """Draw a limited latency of a plan's candidates against the load, and the limit.
+    limit: one of the answer's; default: the first."""
     trials = as_trials(trials)
     answer = answer_of(trials)
     limited: Mapping[str, Any] = answer["limits"][0] if limit is None else limit
@@ -306,7 +309,8 @@ def latency_against_load(trials: Trials | str | PathLike[str], limit: Mapping[st
 
 
 def tuned_gains(trials: Trials | str | PathLike[str]) -> go.Figure:
-    """Draw how much faster requests are with the table that `tune` found than with each alternative, by phase, with 95 % intervals."""
+    """Draw how much faster requests are with the table that `tune` found than with each alternative, by phase,
+    with 95 % intervals."""
     trials = as_trials(trials)
     found = trials.tuned
     names = list(found["gain_over"])
@@ -326,7 +330,8 @@ def tuned_gains(trials: Trials | str | PathLike[str]) -> go.Figure:
 
 
 def tuned_steps(trials: Trials | str | PathLike[str]) -> go.Figure:
-    """Draw the draft steps of the table that `tune` found against the batch size; with several candidates their fewest and most."""
+    """Draw the draft steps of the table that `tune` found against the batch size;
+    with several candidates their fewest and most."""
     table = as_trials(trials).tuned["table"]
     bounds = [int(bound) for bound in table]
     candidates = [slot["candidate_steps"] for slot in table.values()]

@@ -1,1 +1,2 @@
-"""Requests as metrics see them: columns of open ones, those that two engines share, and their lives from event to event."""
+"""Requests as metrics see them: columns of open ones, those that two engines share, and their lives
+from event to event."""

@@ -16,10 +16,12 @@ from ...core.contract.step import Join
 # One engine computes the prompt, the other decodes. For the metrics they are one request:
 #
 #     prefill    submit ─── first token ───────── transferred
-#     decode                     reserve ─── join ─────────────── end        one slot of the open requests, from submit to the last end
+#     decode                     reserve ─── join ─────────────── end        one slot of the open requests, from submit
+# to the last end
 #
-# The end that counts is the first one that is not a handover. The slot is closed when both engines are done with it: until then rounds
-# may still deliver to it. A request whose decode engine was lost keeps its slot until it is submitted again, or the run ends.
+# The end that counts is the first one that is not a handover. The slot is closed when both engines are done with it:
+# until then rounds may still deliver to it. A request whose decode engine was lost keeps its slot until it is submitted
+# again, or the run ends.
 
 Closing = tuple[int, int, int, int]  # slot, reason, time or −1, output or −1
 
@@ -41,7 +43,8 @@ class HandedRequests:
         self._leftovers: set[int] = set()  # slots of copies whose request has ended; only asked
 
     def goes_on(self, name: str, worker: int, refused: bool) -> int | None:
-        """Note that a request is submitted once more, as an engine was lost. Returns its slot; None if it is new, or a refused copy."""
+        """Note that a request is submitted once more, as an engine was lost.
+        Returns its slot; None if it is new, or a refused copy."""
         slot = self._slots.get(name)
         if slot is None or (refused and self._shared[slot].workers):
             return None
@@ -55,7 +58,8 @@ class HandedRequests:
             self._slots[name] = slot
 
     def reserved(self, name: str, worker: int) -> int | None:
-        """Note that a decode engine has reserved KV slots. Returns the request's slot; None if it was not offered, or has ended."""
+        """Note that a decode engine has reserved KV slots.
+        Returns the request's slot; None if it was not offered, or has ended."""
         slot = self._slots.get(name)
         if slot is not None:
             self._shared[slot].workers.append(worker)
@@ -66,7 +70,8 @@ class HandedRequests:
         self._leftovers.add(slot)
 
     def leaves_early(self, slot: int, worker: int) -> bool:
-        """Note that a decode engine gives a request up before it has joined. Returns whether another engine still has it."""
+        """Note that a decode engine gives a request up before it has joined.
+        Returns whether another engine still has it."""
         shared = self._shared.get(slot)
         if shared is None or worker not in shared.workers[1:]:
             return False
@@ -90,7 +95,8 @@ class HandedRequests:
         return shared.verdict or closing
 
     def take_moved(self) -> list[Closing]:
-        """Return the closings of requests of lost engines that were not submitted again, as failures: the run is over."""
+        """Return the closings of requests of lost engines that were not submitted again, as failures:
+        the run is over."""
         closings = []
         for shared in list(self._shared.values()):
             if shared.moved is None or shared.workers:
@@ -147,7 +153,8 @@ class OpenColumns(NamedTuple):
 
 
 class OpenRequests:
-    """One column entry (a *slot*) per open request; −1 is "not yet". Memory follows the greatest number open at once."""
+    """One column entry (a *slot*) per open request; −1 is "not yet".
+    Memory follows the greatest number open at once."""
 
     def __init__(self) -> None:
         self.capacity: int = 0
@@ -338,7 +345,8 @@ class RequestLives:
         self._wait(state, state.waiting + len(event.retracted))
 
     def moved(self, state: ReplicaMetrics, event: HandoffMoved) -> None:
-        """Take a move of a handoff. A request that a decode engine reserves slots for is the one that its prefill engine offered."""
+        """Take a move of a handoff. A request that a decode engine reserves slots for is the one that its
+        prefill engine offered."""
         request = event.request
         if event.move is HandoffMove.ROLE:
             state.config = state.config | {"role": event.detail}
@@ -381,7 +389,8 @@ class RequestLives:
         return any(state.config.get("role") == "prefill" for state in self._replicas.values())
 
     def _close(self, state: ReplicaMetrics, slot: int, reason: int, now_ns: int, num_output: int) -> None:
-        """Close a request that one engine is done with, unless another engine has it as well. Time and output −1: as they are counted."""
+        """Close a request that one engine is done with, unless another engine has it as well.
+        Time and output −1: as they are counted."""
         if reason == FinishReason.TRANSFERRED:
             self._counts["transferred"] += 1
         ended = self._handed.ended(slot, state.number, (slot, int(reason), now_ns, num_output))
@@ -391,7 +400,8 @@ class RequestLives:
     def close_leaving(self, state: ReplicaMetrics) -> None:
         """Close the requests that were aborted since the last commit.
 
-        Rounds of a running block that ended before still count for them, and are known only when the block is committed.
+        Rounds of a running block that ended before still count for them, and are known only when the block is
+        committed.
         """
         for slot, now_ns in state.leaving:
             self._close(state, slot, FinishReason.ABORT, now_ns, -1)

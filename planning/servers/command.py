@@ -1,7 +1,7 @@
 """A launch command: its words, and what its arguments say.
 
-A command is read as a shell would read it, up to the first operator: line continuations, quotes, assignments and wrappers in front. What
-is not the server's is passed over; a variable, whose value is not there, is refused.
+A command is read as a shell would read it, up to the first operator: line continuations, quotes, assignments and
+wrappers in front. What is not the server's is passed over; a variable, whose value is not there, is refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2*
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """An argument of a server. `reason`: why it is not modelled; None: it has no effect on timing; "": keys of a scenario follow."""
+    """An argument of a server. `reason`: why it is not modelled; None: it has no effect on timing; "":
+    keys of a scenario follow."""
 
     kind: str
     reason: str | None
@@ -42,7 +43,8 @@ class Server:
 
     Attributes:
         name: As messages call it.
-        entry: Finds where its own arguments begin in the words of a command, None if they are not a command of this server.
+        entry: Finds where its own arguments begin in the words of a command, None if they are not a command of this
+            server.
         known: By name without dashes; `other_names` maps further names to these.
         abbreviates: Whether the beginning of a name is enough.
     """
@@ -66,7 +68,8 @@ class Server:
 
 
 def known_arguments(table: str, mapped: Mapping[str, str]) -> dict[str, Known]:
-    """Return the arguments of the file `table` beside this one, and those that keys of a scenario follow from: `mapped`, kind by name."""
+    """Return the arguments of the file `table` beside this one, and those that keys of a scenario follow from:
+    `mapped`, kind by name."""
     data = read_toml(Path(__file__).with_name(table))
     known: dict[str, Known] = {}
     for reason, group in [
@@ -185,7 +188,8 @@ class Given:
                 self.settings[key] = number
 
     def read_formats(self, weights: Mapping[str, str], kvs: Mapping[str, str]) -> None:
-        """Take the formats of weights and KV; `weights`, `kvs`: the server's names of those that have a price, with ours."""
+        """Take the formats of weights and KV; `weights`, `kvs`:
+        the server's names of those that have a price, with ours."""
         quantization, kv, dtype = (self.text(name) for name in ("quantization", "kv-cache-dtype", "dtype"))
         if quantization is not None and quantization in weights:
             self.settings["model.weight_dtype"] = weights[quantization]
@@ -211,7 +215,8 @@ class Given:
 
 
 def command_words(given: str, source: str) -> list[str]:
-    """Return the words of a command, which is given as text or as the path of a file that has it. Raises ConfigError."""
+    """Return the words of a command, which is given as text or as the path of a file that has it.
+    Raises ConfigError."""
     text = given
     if "\n" not in given and len(given) < 4096 and not given.lstrip().startswith("-") and Path(given).is_file():
         text, source = read_text(given), given
@@ -232,7 +237,8 @@ def command_words(given: str, source: str) -> list[str]:
 
 
 def read_arguments(server: Server, given: str, source: str) -> Given:
-    """Return the arguments of a launch command. Raises ConfigError with all that are unknown, have no value, or one too many."""
+    """Return the arguments of a launch command. Raises ConfigError with all that are unknown, have no value,
+    or one too many."""
     words = command_words(given, source)
     start = server.entry(words)
     if start is None:

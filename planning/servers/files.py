@@ -26,7 +26,8 @@ def server_files(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the texts of files by name, and by server's name why there is none.
 
-    `table` is in our own format; `schedule` one with a single number of steps for each range, for servers that take no other.
+    `table` is in our own format; `schedule` one with a single number of steps for each range, for servers that take no
+    other.
     """
     algorithm, topk = scenario.speculation.algorithm, scenario.speculation.topk
     names = METHODS.get(algorithm)

@@ -21,7 +21,8 @@ class Launch:
     """What a command says.
 
     Attributes:
-        settings: Dotted keys of a scenario with their values; the table `speculation` as a whole, for the command says all of it.
+        settings: Dotted keys of a scenario with their values; the table `speculation` as a whole, for the command says
+            all of it.
         without_effect: Arguments on which neither the time of a pass nor the schedule depends.
         not_modelled: Arguments that a run does not follow, each with the reason.
         assumed: Sentences about what the server does where the command is silent.
@@ -41,7 +42,8 @@ class Launch:
 
 
 def read_launch(server: str, command: str, source: str, gpu: str) -> Launch:
-    """Read a command of "sglang", "vllm" or "trtllm", as text or the path of a file; `gpu` is what it runs on: defaults follow from it.
+    """Read a command of "sglang", "vllm" or "trtllm", as text or the path of a file; `gpu` is what it runs on: defaults
+    follow from it.
 
     Raises ConfigError with every argument that is unknown or cannot be read.
     """

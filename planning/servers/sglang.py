@@ -62,7 +62,8 @@ SERVER = Server("SGLang", _entry, known_arguments("sglang.toml", MAPPED), OTHER_
 
 
 def read(given: Given, gpu: str) -> None:
-    """Put into `given` the keys of a scenario, sentences about defaults, and the arguments whose value is not modelled."""
+    """Put into `given` the keys of a scenario, sentences about defaults, and the arguments whose value
+    is not modelled."""
     given.settings["hardware.server"] = PROFILE
     model = given.model("model-path")
     _parallel(given)
@@ -75,7 +76,8 @@ def read(given: Given, gpu: str) -> None:
 
 
 def _parallel(given: Given) -> None:
-    """Read the devices: with attention data parallelism tp-size counts them all, otherwise data parallelism makes more engines."""
+    """Read the devices: with attention data parallelism tp-size counts them all, otherwise data parallelism
+    makes more engines."""
     devices, groups = given.integer("tp-size") or 1, given.integer("attn-dp-size")
     engines = given.integer("dp-size") or 1
     if given.flag("enable-dp-attention") and groups is None:

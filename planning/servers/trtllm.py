@@ -1,4 +1,5 @@
-"""The command trtllm-serve, with the YAML file that it names, as keys of a scenario. Names and defaults are those of TensorRT-LLM 1.3."""
+"""The command trtllm-serve, with the YAML file that it names, as keys of a scenario.
+Names and defaults are those of TensorRT-LLM 1.3."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ SERVER = Server("TensorRT-LLM", _entry, known_arguments("trtllm.toml", MAPPED), 
 
 
 def read(given: Given, gpu: str) -> None:
-    """Put into `given` the keys of a scenario, sentences about defaults, and the arguments whose value is not modelled."""
+    """Put into `given` the keys of a scenario, sentences about defaults, and the arguments whose value
+    is not modelled."""
     path = given.text("config")
     if path is not None:
         _take_options(given, path)
@@ -75,7 +77,8 @@ def read(given: Given, gpu: str) -> None:
 
 
 def _take_options(given: Given, path: str) -> None:
-    """Put the keys of the YAML file into `given`: they win over the command's. Raises ConfigError for a file that is no YAML."""
+    """Put the keys of the YAML file into `given`: they win over the command's.
+    Raises ConfigError for a file that is no YAML."""
     for key, value in _read_yaml(path).items():
         name = SERVER.find(str(key))
         if name is None or name == "config":
@@ -110,7 +113,8 @@ def _read_yaml(path: str) -> Mapping[Any, Any]:
 
 
 def _parallel(given: Given) -> None:
-    """Read the devices: with attention data parallelism each has its own requests, and all of them divide the experts."""
+    """Read the devices: with attention data parallelism each has its own requests, and all of them
+    divide the experts."""
     devices = given.integer("tensor-parallel-size") or 1
     groups = devices if given.flag("enable-attention-dp") else 1
     given.settings |= {"hardware.tensor_parallel": devices // groups, "hardware.attention_data_parallel": groups}

@@ -72,7 +72,8 @@ SERVER = Server("vLLM", _entry, known_arguments("vllm.toml", MAPPED), OTHER_NAME
 
 
 def read(given: Given, gpu: str) -> None:
-    """Put into `given` the keys of a scenario, sentences about defaults, and the arguments whose value is not modelled."""
+    """Put into `given` the keys of a scenario, sentences about defaults, and the arguments whose value
+    is not modelled."""
     given.settings["hardware.server"] = PROFILE
     given.model("model")
     _parallel(given)

@@ -1,4 +1,5 @@
-"""The phases of a workload in which a table of steps must not lose: loads from light to saturated, or windows of a trace."""
+"""The phases of a workload in which a table of steps must not lose:
+loads from light to saturated, or windows of a trace."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from ..rounds import RoundModel
 
 WINDOWS = 12  # of a trace, all of one length
 LIGHT_SHARE, KNEE_SHARE = 0.1, 0.5
-"""Of the tokens per second of full batches: a load is light up to the first, and the knee is where the second is reached."""
+"""Of the tokens per second of full batches: a load is light up to the first, and the knee is where the
+second is reached."""
 RUNS_OF_CLIENTS = 3  # requests of each client in a closed loop
 SAMPLE = 1000  # requests, whose mean lengths count
 OWN_LOAD = "own load"
@@ -36,9 +38,9 @@ class Phase:
 def phases_of(scenario: Scenario, model: RoundModel, requests: int, most_steps: int) -> list[Phase]:
     """Return the phases that tables are judged in, with about `requests` requests each.
 
-    A trace: the quietest, the middle and the busiest of WINDOWS equal windows. Else closed loops of a light load, at the knee and
-    saturated (so many clients as full batches have requests), and the scenario's own load. Raises ForedraftError for a
-    trace without requests.
+    A trace: the quietest, the middle and the busiest of WINDOWS equal windows. Else closed loops of a light load, at
+    the knee and saturated (so many clients as full batches have requests), and the scenario's own load. Raises
+    ForedraftError for a trace without requests.
     """
     if scenario.workload.trace is not None:
         return _windows(scenario, requests)

@@ -31,7 +31,8 @@ Table = Mapping[str, Any]
 class TableSpace:
     """Every range has a middle number of steps, and as candidates that and up to `width` neighbours on both sides.
 
-    Width 0 is one number of steps for each range, which is all that some servers take; then the controller has nothing to choose.
+    Width 0 is one number of steps for each range, which is all that some servers take; then the controller has nothing
+    to choose.
     """
 
     bounds: tuple[int, ...]
@@ -77,7 +78,8 @@ class TableSpace:
     def starts(self, model: RoundModel, context: int, measured: Sequence[tuple[float, int]]) -> list[dict[str, Any]]:
         """Return what a search begins with; `measured` are batch sizes and their best steps, ascending.
 
-        For each range the best steps as measured and by the cost model, alone and with their neighbours. Then every fixed number of steps.
+        For each range the best steps as measured and by the cost model, alone and with their neighbours. Then every
+        fixed number of steps.
         """
         priced = [
             model.best(min(bound, model.most_rows(context, 0)), context, self.most_steps).steps for bound in self.bounds

@@ -1,8 +1,8 @@
 """The search for the table of draft steps that serves a workload fastest, and its comparison with what it replaces.
 
-The search (optuna's TPE sampler) sees some seeds, the comparison others. All that is compared runs the same requests with the same
-acceptance, seed by seed. Trials are asked for in groups and told in order, whatever the number of processes, so that the
-same question asks for the same runs, and a stopped search goes on.
+The search (optuna's TPE sampler) sees some seeds, the comparison others. All that is compared runs the same requests
+with the same acceptance, seed by seed. Trials are asked for in groups and told in order, whatever the number of
+processes, so that the same question asks for the same runs, and a stopped search goes on.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: seeds of the search, others for the comparison, trials, requests of a run, the greatest number of steps."""
+    """What is asked: seeds of the search, others for the comparison, trials, requests of a run, the greatest
+    number of steps."""
 
     search_seeds: Sequence[int]
     seeds: Sequence[int]
@@ -51,7 +52,8 @@ class Question:
 class Judged:
     """A table with its speeds on the seeds of the comparison.
 
-    `shortfall`: per phase, how much slower it is than the best fixed number of steps there (a share; below 0 it is faster).
+    `shortfall`: per phase, how much slower it is than the best fixed number of steps there (a share; below 0 it is
+    faster).
     """
 
     table: Table
@@ -64,7 +66,8 @@ class Judged:
 
 @dataclass
 class Tune:
-    """A search and what it has found. `speeds` are output tokens per second that a request sees, from its arrival to its end."""
+    """A search and what it has found. `speeds` are output tokens per second that a request sees, from its
+    arrival to its end."""
 
     scenario: Scenario
     question: Question
@@ -93,7 +96,7 @@ class Tune:
         self.space = TableSpace.of(self.model.plain.spec.config.max_running, most)
         self._fixed = [fixed_settings(steps) for steps in range(most + 1)]
 
-    # -- what it is compared with -----------------------------------------------------------------------------------------
+    # -- what it is compared with --------------------------------------------------------------------------------------
 
     def others(self) -> dict[str, Settings]:
         """Return what a tuned table is compared with, by name."""
@@ -101,7 +104,7 @@ class Tune:
         fixed = {f"{steps} step{'' if steps == 1 else 's'}": settings for steps, settings in enumerate(self._fixed)}
         return {PLAIN: {"speculation": {"algorithm": NO_SPECULATION}}, **fixed, **adaptive}
 
-    # -- the search -------------------------------------------------------------------------------------------------------
+    # -- the search ----------------------------------------------------------------------------------------------------
 
     def search(self, workers: Workers) -> Iterator[str]:
         """Search, and yield a sentence about every group of trials. The tables found are in `found`."""
@@ -143,7 +146,8 @@ class Tune:
         return study
 
     def _score(self, table: Table, best: Mapping[str, float], scored: dict[str, tuple[float, Table]]) -> float:
-        """Return the mean gain over the best fixed steps of each phase (in logarithms), less what it loses where it is behind."""
+        """Return the mean gain over the best fixed steps of each phase (in logarithms), less what it loses
+        where it is behind."""
         settings = settings_of(table)
         gains = [
             self._mean_log(settings, phase, self.question.search_seeds) - best[phase.name] for phase in self.phases
@@ -152,11 +156,11 @@ class Tune:
         scored[repr(settings)] = (score, table)
         return score
 
-    # -- the comparison ---------------------------------------------------------------------------------------------------
+    # -- the comparison ------------------------------------------------------------------------------------------------
 
     def compare(self, workers: Workers) -> Iterator[str]:
-        """Compare on seeds that the search has not seen. The first table, by score, that holds in every phase is taken, and the first
-        with one number of steps for each range; all that were tried are in `judged`."""
+        """Compare on seeds that the search has not seen. The first table, by score, that holds in every phase is taken,
+        and the first with one number of steps for each range; all that were tried are in `judged`."""
         yield from self._measure(list(self.others().values()), self.question.seeds, workers)
         able = [table for score, table in self.found if math.isfinite(score)]
         for kind in (able, [table for table in able if is_schedule(table)]):
@@ -194,7 +198,8 @@ class Tune:
         return min(self.judged, key=lambda one: max(one.shortfall.values()), default=None)
 
     def gain(self, table: Table, over: Settings, phases: Sequence[Phase]) -> Estimate | None:
-        """Return how much faster a table is than something else, seed by seed, as a share; None if one of the two cannot run.
+        """Return how much faster a table is than something else, seed by seed, as a share; None if one of the two
+        cannot run.
 
         With several phases: the mean of all, each counted alike.
         """
@@ -212,10 +217,11 @@ class Tune:
         found = estimate(logs)
         return Estimate(math.expm1(found.mean), math.exp(found.mean) * found.half_width)
 
-    # -- runs -------------------------------------------------------------------------------------------------------------
+    # -- runs ----------------------------------------------------------------------------------------------------------
 
     def _measure(self, candidates: Sequence[Settings], seeds: Sequence[int], workers: Workers) -> Iterator[str]:
-        """Make the runs of candidates in all phases that are missing. One that cannot run has speed 0, and its reason is kept."""
+        """Make the runs of candidates in all phases that are missing.
+        One that cannot run has speed 0, and its reason is kept."""
         wanted: list[tuple[str, str, int]] = []
         for settings in candidates:
             for phase in self.phases:
@@ -239,7 +245,8 @@ class Tune:
             self.rows[key] = (summary["mean_running"] or 0.0) / summary["replicas"]
 
     def _best_fixed(self, phase: Phase, seeds: Sequence[int]) -> float:
-        """Return the mean logarithm of the speed of the best fixed number of steps. Raises ForedraftError if none can run."""
+        """Return the mean logarithm of the speed of the best fixed number of steps.
+        Raises ForedraftError if none can run."""
         best = max(self._mean_log(one, phase, seeds) for one in self._fixed)
         if not math.isfinite(best):
             raise ForedraftError(f"{phase.name}: no number of steps can run: {self.refused[repr(self._fixed[1])]}")

@@ -1,6 +1,8 @@
-"""The contract of acceptance and compaction: drafts become a verify tree, the target accepts a path of it, outputs and KV follow.
+"""The contract of acceptance and compaction: drafts become a verify tree, the target accepts a path of it, outputs and
+KV follow.
 
-A round is launched and finished later. In between, others are launched, and the shape of rounds to come may change: a round keeps its own.
+A round is launched and finished later. In between, others are launched, and the shape of rounds to come may change: a
+round keeps its own.
 
     launch(batch) -> round      drafts to a tree of nd nodes per row, node 0 the root
     tree(round)                 what the target will score
@@ -30,7 +32,8 @@ MAX_NODES = 64
 class AcceptConfig:
     """What `make(config)` builds: rows of requests that end at `context_len` tokens, of a vocabulary of a few ids.
 
-    KV slots come in pages of `page_size` neighbours. `rank` is the number of one of several equal processes: no answer may depend on it.
+    KV slots come in pages of `page_size` neighbours. `rank` is the number of one of several equal processes: no answer
+    may depend on it.
     """
 
     vocab_size: int = 4
@@ -78,11 +81,14 @@ class AcceptCapabilities(Capabilities):
 
 
 class Batch(NamedTuple):
-    """One round to be launched: bs rows, of which the last may be padding (windows of zeros; their answers are ignored).
+    """One round to be launched: bs rows, of which the last may be padding (windows of zeros; their answers are
+    ignored).
 
-    `launch`: n = k + (S − 1)·k² candidates per row in the order of steps. A step has k children of each of the k best before it.
-    `parents` are numbers of candidates, −1 is the root. The best nd − 1 become nodes; a parent is kept with its child.
-    `propose`: n = nd − 1 nodes as drawn. `parents` are numbers of nodes, 0 the root, −1 no node; a node below no node is none.
+    `launch`: n = k + (S − 1)·k² candidates per row in the order of steps. A step has k children of each of the k best
+    before it. `parents` are numbers of candidates, −1 is the root. The best nd − 1 become nodes; a parent is kept with
+    its child.
+    `propose`: n = nd − 1 nodes as drawn. `parents` are numbers of nodes, 0 the root, −1 no node; a node below no node
+    is none.
     """
 
     roots: np.ndarray  # int64 [bs]; the last emitted token, which has no KV yet
@@ -98,18 +104,21 @@ class DraftModel(Protocol):
     """The suite's draft, which `draft` asks once per step."""
 
     def __call__(self, step: int, tokens: np.ndarray, sources: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the k best tokens after each beam node and their probabilities, best first: int64 and float32 [bs, n, k].
+        """Return the k best tokens after each beam node and their probabilities, best first: int64 and float32 [bs, n,
+        k].
 
-        `tokens` int [bs, n]: the beam, `sources` int [bs, n]: which node of the beam before each of them follows. In step 0 the beam is
-        the roots, n = 1; later it is the k best of the step before by cumulative probability, n = k."""
+        `tokens` int [bs, n]: the beam, `sources` int [bs, n]: which node of the beam before each of them follows. In
+        step 0 the beam is the roots, n = 1; later it is the k best of the step before by cumulative probability, n =
+        k."""
 
 
 Verdict = Sequence[Sequence[int]]
 """(accept_index [bs · width], accept_lens [bs], predict [bs · nd], bonus [bs]).
 
-`accept_index` are the flat nodes of the accepted path, the root first, −1 past its end; the width is the round's own, at least the
-length of its longest path. `accept_lens` counts the path's nodes. `predict` is the token that is emitted after each node of the path, −1
-where the target failed; off the path it may be anything. `bonus` is the last token emitted, the root of the next round.
+`accept_index` are the flat nodes of the accepted path, the root first, −1 past its end; the width is the round's own,
+at least the length of its longest path. `accept_lens` counts the path's nodes. `predict` is the token that is emitted
+after each node of the path, −1 where the target failed; off the path it may be anything. `bonus` is the last token
+emitted, the root of the next round.
 """
 
 
@@ -123,7 +132,8 @@ class Accept(Protocol):
         """Build the trees of a round. What is returned comes back with every later call about it."""
 
     def tree(self, round: object) -> Sequence[Sequence[int]]:
-        """Return (tokens, parents, positions), [bs · nd] each. A parent is a smaller node number of the row; −1 for roots and no node."""
+        """Return (tokens, parents, positions), [bs · nd] each.
+        A parent is a smaller node number of the row; −1 for roots and no node."""
 
     def verify_greedy(self, round: object, logits: np.ndarray) -> Verdict:
         """Walk while a child is the target's choice: the lowest id of the greatest logit, float64 [bs · nd, V]."""
@@ -136,8 +146,8 @@ class Accept(Protocol):
     def verify_sampling(
         self, round: object, probs: np.ndarray, accept_coins: np.ndarray, bonus_coins: np.ndarray
     ) -> Verdict:
-        """Accept and emit as the target would: probs float64 [bs · nd, V], coins float64 [bs, n] in [0, 1), n > S and >= nd: column d
-        for depth d."""
+        """Accept and emit as the target would: probs float64 [bs · nd, V], coins float64 [bs, n] in [0, 1), n > S and
+        >= nd: column d for depth d."""
 
     @needs("draft_probabilities")
     def verify_drafted(
@@ -148,20 +158,23 @@ class Accept(Protocol):
         accept_coins: np.ndarray,
         bonus_coins: np.ndarray,
     ) -> Verdict:
-        """Do the same for a chain, each node's draft drawn from draft_probs float64 [bs · nd, V] after it. They may be no distribution."""
+        """Do the same for a chain, each node's draft drawn from draft_probs float64 [bs · nd, V] after it.
+        They may be no distribution."""
 
     @needs("constraints")
     def constrain(self, round: object, table: np.ndarray, states: np.ndarray) -> None:
-        """Take a grammar before verifying: table int64 [states, V] has next states, −1 if forbidden; `states` [bs] hold after the root."""
+        """Take a grammar before verifying: table int64 [states, V] has next states, −1 if forbidden;
+        `states` [bs] hold after the root."""
 
     @needs("outputs")
     def compact(self, round: object, outputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Compact every output [bs · nd, …]: entry row · nd + j becomes that of the j-th accepted node; the rest is undefined."""
+        """Compact every output [bs · nd, …]: entry row · nd + j becomes that of the j-th accepted node;
+        the rest is undefined."""
 
     @needs("kv")
     def move(self, round: object, pools: np.ndarray) -> np.ndarray:
-        """Return pools int64 [m, slots] (a copy that may be written) as they are when the moves are done. m is even: keys of so
-        many layers, then their values. Slot 0 is a sink."""
+        """Return pools int64 [m, slots] (a copy that may be written) as they are when the moves are done. m is even:
+        keys of so many layers, then their values. Slot 0 is a sink."""
 
     @needs("plan")
     def moves(self, round: object) -> Sequence[Sequence[int]]:
@@ -171,13 +184,14 @@ class Accept(Protocol):
     def links(self, round: object) -> Sequence[Sequence[int]]:
         """Return (first children [bs · nd], next siblings [bs · nd], seen [bs · nd · nd], nodes [bs]).
 
-        Children and siblings are node numbers inside the row, −1 for none; siblings follow each other by their numbers. `seen` is 1 where
-        node i attends to node j. `nodes` says how many nodes there are.
+        Children and siblings are node numbers inside the row, −1 for none; siblings follow each other by their numbers.
+        `seen` is 1 where node i attends to node j. `nodes` says how many nodes there are.
         """
 
     @needs("beams")
     def draft(self, batch: Batch, model: DraftModel) -> object:
-        """Draft below the roots by the shape in force, and start the round of the best nodes. `batch` has no candidates."""
+        """Draft below the roots by the shape in force, and start the round of the best nodes.
+        `batch` has no candidates."""
 
     @needs("parameters")
     def distribution(
@@ -185,14 +199,17 @@ class Accept(Protocol):
     ) -> np.ndarray:
         """Return what is sampled from, float64 [n, V], for logits float64 [n, V] and parameters [n].
 
-        Temperature 0 is the lowest id of the greatest logit. Then the k greatest stay (0: all; among equals the lowest ids), then the
-        fewest greatest whose mass reaches p (1: all). Logits with NaN or +inf, or without a finite one, give NaN everywhere."""
+        Temperature 0 is the lowest id of the greatest logit. Then the k greatest stay (0: all; among equals the lowest
+        ids), then the fewest greatest whose mass reaches p (1: all). Logits with NaN or +inf, or without a finite one,
+        give NaN everywhere."""
 
     @needs("keyed_coins")
     def coins(self, seed: int, requests: np.ndarray, seq_lens: np.ndarray, width: int) -> Sequence[np.ndarray]:
-        """Return (accept, bonus) coins float64 [bs, width] in [0, 1) for requests uint64 [bs] whose roots are at seq_lens int64 [bs].
+        """Return (accept, bonus) coins float64 [bs, width] in [0, 1) for requests uint64 [bs] whose roots are at
+        seq_lens int64 [bs].
 
-        Column d is position seq_len + d. A coin is a function of seed, request, position and use, and is used by no other."""
+        Column d is position seq_len + d. A coin is a function of seed, request, position and use, and is used by no
+        other."""
 
 
 def capacity(num_steps: int, topk: int) -> int:

@@ -1,4 +1,5 @@
-"""What trees, drafts, distributions and coins must be, by the slowest way there is: one row, one node, one token after the other."""
+"""What trees, drafts, distributions and coins must be, by the slowest way there is:
+one row, one node, one token after the other."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def node_paths(tokens: Sequence[int], parents: Sequence[int]) -> list[Path | Non
 def kept_scores(
     batch: Batch, number: int, tokens: Sequence[int], parents: Sequence[int]
 ) -> tuple[list[float], list[float]] | None:
-    """Return the cumulative scores of a row's nodes, and the best that there were among its candidates, both from the best one down.
+    """Return the cumulative scores of a row's nodes, and the best that there were among its candidates, both from the
+    best one down.
 
     None where two candidates are the same text, or nodes are no candidates (ACCEPT-09 says so)."""
     scores: list[float] = []
@@ -53,7 +55,8 @@ def kept_scores(
 
 @dataclass(slots=True)
 class Drafter:
-    """A draft model for one round: what follows a path is a function of the path alone. Every path that it is asked about is kept."""
+    """A draft model for one round: what follows a path is a function of the path alone.
+    Every path that it is asked about is kept."""
 
     seed: int
     vocab_size: int
@@ -80,8 +83,8 @@ class Drafter:
     def answer(self, step: int, tokens: np.ndarray, sources: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the k tokens after each beam node and their probabilities, int64 and float32 [bs, n, k].
 
-        `tokens` int [bs, n]: the beam of this step; `sources` int [bs, n]: the node of the step before that each follows. In step 0
-        the beam is the root."""
+        `tokens` int [bs, n]: the beam of this step; `sources` int [bs, n]: the node of the step before that each
+        follows. In step 0 the beam is the root."""
         width = tokens.shape[1]
         beams: list[list[Path]] = []
         for row, before in enumerate(self.beams):
@@ -126,11 +129,12 @@ def best_nodes(
     return {path for _, path in sorted(candidates, key=lambda item: -item[0])[: num_nodes - 1]}
 
 
-# -- what a node sees, and where the walk goes on -----------------------------------------------------------------------
+# -- what a node sees, and where the walk goes on ----------------------------------------------------------------------
 
 
 def links_of(parents: Sequence[int]) -> tuple[list[int], list[int], list[list[int]]]:
-    """Return of a row's nodes: the first child, the next sibling (-1 for none), and for each node 1 where it attends to a node."""
+    """Return of a row's nodes: the first child, the next sibling (-1 for none), and for each node 1 where it
+    attends to a node."""
     nodes = range(len(parents))
     first = [next((child for child in nodes if parents[child] == node), -1) for node in nodes]
     sibling = [
@@ -151,8 +155,8 @@ def links_of(parents: Sequence[int]) -> tuple[list[int], list[int], list[list[in
 
 
 def distribution(logits: Sequence[float], temperature: float, top_k: int, top_p: float) -> list[float] | None:
-    """Return the probabilities by temperature, then the k greatest, then the fewest greatest that have mass p together. None where
-    rounding decides which these are; NaN everywhere for logits that are no answer."""
+    """Return the probabilities by temperature, then the k greatest, then the fewest greatest that have mass p together.
+    None where rounding decides which these are; NaN everywhere for logits that are no answer."""
     vocab = len(logits)
     finite = [value for value in logits if isfinite(value)]
     if any(isnan(value) or value == inf for value in logits) or not finite:
@@ -187,7 +191,8 @@ MOST_CORRELATION = 0.25
 
 @dataclass(slots=True)
 class Coins:
-    """All coins of one operation: what each key gave, whenever it was asked. A key is (seed, request, position, use)."""
+    """All coins of one operation: what each key gave, whenever it was asked.
+    A key is (seed, request, position, use)."""
 
     given: dict[tuple[int, int, int, str], list[float]] = field(default_factory=dict)
     most: tuple[np.ndarray, np.ndarray] | None = None  # accept and bonus coins of the first answer, float64 [bs, width]

@@ -1,4 +1,5 @@
-"""Drafts, targets and coins of a run: small functions of a seed, made of round numbers so that ties and zeros are frequent."""
+"""Drafts, targets and coins of a run: small functions of a seed, made of round numbers so that ties and
+zeros are frequent."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ def frozen(array: np.ndarray) -> np.ndarray:
 def candidates(
     shape: tuple[int, int, int], num_rows: int, vocab_size: int, seed: int, garbage: str = ""
 ) -> tuple[np.ndarray, ...]:
-    """Return tokens int64, cumulative scores float32 and parents int64 [bs, n] of a beam search over made-up drafts; siblings differ,
-    unless the drafts are `garbage`."""
+    """Return tokens int64, cumulative scores float32 and parents int64 [bs, n] of a beam search over made-up drafts;
+    siblings differ, unless the drafts are `garbage`."""
     steps, topk, _ = shape
     n = capacity(steps, topk)
     families = n // topk
@@ -66,7 +67,8 @@ def candidates(
 
 @lru_cache(maxsize=256)
 def proposals(num_nodes: int, num_rows: int, vocab_size: int, seed: int) -> tuple[np.ndarray, ...]:
-    """Return tokens int64, scores float32 [bs, 0] and parents int64 [bs, nd − 1] of trees: some nodes are none, siblings differ."""
+    """Return tokens int64, scores float32 [bs, 0] and parents int64 [bs, nd − 1] of trees:
+    some nodes are none, siblings differ."""
     n = num_nodes - 1
     tokens = _below(vocab_size, seed, 6, num_rows, n)
     parents = np.minimum(_below(max(n, 1), seed, 7, num_rows, n), np.arange(n))
@@ -83,7 +85,8 @@ def proposals(num_nodes: int, num_rows: int, vocab_size: int, seed: int) -> tupl
 
 @lru_cache(maxsize=64)
 def grammar(vocab_size: int, num_rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Make an automaton of three states: table int64 [3, V], −1 where a token is forbidden (never all of them); the rows' states [bs]."""
+    """Make an automaton of three states: table int64 [3, V], −1 where a token is forbidden (never all of them);
+    the rows' states [bs]."""
     table = _below(6, seed, 9, 3, vocab_size)
     table[table > 2] = -1
     for state in range(3):
@@ -95,7 +98,8 @@ def grammar(vocab_size: int, num_rows: int, seed: int) -> tuple[np.ndarray, np.n
 def _places(
     tokens: np.ndarray, parents: np.ndarray, vocab_size: int, seed: int = 0, agreement: int = 4
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return where in [bs · nd, V] the drafts stand: after the parents, at the tokens, of about `agreement` of four nodes."""
+    """Return where in [bs · nd, V] the drafts stand:
+    after the parents, at the tokens, of about `agreement` of four nodes."""
     agreed = _below(4, seed, 11, *parents.shape) < agreement
     row, node = np.nonzero(agreed & (parents >= 0) & (tokens >= 0) & (tokens < vocab_size))
     return row * tokens.shape[1] + parents[row, node], tokens[row, node]
@@ -111,8 +115,8 @@ def _with_failures(scores: np.ndarray, seed: int) -> np.ndarray:
 def logits(
     tokens: np.ndarray, parents: np.ndarray, vocab_size: int, seed: int, agreement: int, failing: bool = False
 ) -> np.ndarray:
-    """Return float64 [bs · nd, V] for trees tokens, parents int64 [bs, nd]: small integers, with ties. About `agreement`
-    of four drafts are the greatest. With `failing`, some nodes have NaN."""
+    """Return float64 [bs · nd, V] for trees tokens, parents int64 [bs, nd]: small integers, with ties. About
+    `agreement` of four drafts are the greatest. With `failing`, some nodes have NaN."""
     found = _below(8, seed, 12, tokens.size, vocab_size).astype(np.float64)
     found[_places(tokens, parents, vocab_size, seed, agreement)] = 9.0
     return frozen(_with_failures(found, seed) if failing else found)
@@ -127,7 +131,8 @@ def probabilities(
     allowed: np.ndarray | None = None,
     failing: bool = False,
 ) -> np.ndarray:
-    """Return float64 [bs · nd, V] of sixteenths or so, half of them 0; something that is `allowed` bool [bs · nd, V] has mass."""
+    """Return float64 [bs · nd, V] of sixteenths or so, half of them 0;
+    something that is `allowed` bool [bs · nd, V] has mass."""
     weights = np.maximum(_below(8, seed, 13, tokens.size, vocab_size) - 4, 0)
     weights[_places(tokens, parents, vocab_size, seed, agreement)] += 6
     possible = weights if allowed is None else weights * allowed
@@ -139,7 +144,8 @@ def probabilities(
 
 
 def draft_probabilities(tokens: np.ndarray, parents: np.ndarray, vocab_size: int, seed: int, broken: str) -> np.ndarray:
-    """Return float64 [bs · nd, V]: what the draft after each node was drawn from; it has mass on the draft. Some are `broken`."""
+    """Return float64 [bs · nd, V]: what the draft after each node was drawn from; it has mass on the draft.
+    Some are `broken`."""
     weights = _below(4, seed, 14, tokens.size, vocab_size)
     weights[_places(tokens, parents, vocab_size)] += 2
     weights[weights.sum(axis=1) == 0, 0] = 1
@@ -187,8 +193,8 @@ SECOND_TOLERANCE = 1 / GRID_ACCEPT + 2 / GRID_BONUS
 
 @lru_cache(maxsize=8)
 def grid(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return coins float64 [GRID, nd]. Depth 0: every pair of midpoints of the two grids. Depth 1: the accept coin is spread evenly over
-    each sixteenth of that of depth 0, by reversed bits (van der Corput). The rest is hashed."""
+    """Return coins float64 [GRID, nd]. Depth 0: every pair of midpoints of the two grids. Depth 1: the accept coin is
+    spread evenly over each sixteenth of that of depth 0, by reversed bits (van der Corput). The rest is hashed."""
     accept, bonus = (array.copy() for array in coins(GRID, num_nodes, 77))
     index = np.arange(GRID)
     accept[:, 0] = (index // GRID_BONUS + 0.5) / GRID_ACCEPT
@@ -200,7 +206,7 @@ def grid(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
     return frozen(accept), frozen(bonus)
 
 
-# -- rows that are alike ------------------------------------------------------------------------------------------------
+# -- rows that are alike -----------------------------------------------------------------------------------------------
 
 
 def equal_rows(config: AcceptConfig, shape: tuple[int, int, int], seed: int, num_rows: int) -> Batch:
@@ -212,8 +218,8 @@ def equal_rows(config: AcceptConfig, shape: tuple[int, int, int], seed: int, num
 
 
 def drafted_rows(config: AcceptConfig, seed: int) -> tuple[Batch, np.ndarray, np.ndarray, np.ndarray]:
-    """Make one-step chains, as many as the grid has coins for each token that the draft may draw. Returns the batch, the target's
-    and the draft's probabilities float64 [2, V] of a row's nodes, and the rows' weights."""
+    """Make one-step chains, as many as the grid has coins for each token that the draft may draw. Returns the batch,
+    the target's and the draft's probabilities float64 [2, V] of a row's nodes, and the rows' weights."""
     vocab = config.vocab_size
     no_tree = np.zeros((1, 1), np.int64), np.full((1, 1), -1, np.int64)
     target, leaf = (probabilities(*no_tree, vocab, seed + more, 0)[0] for more in (0, 1))

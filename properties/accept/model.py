@@ -1,7 +1,7 @@
 """What is true of requests, their KV and their rounds, token by token, and the moment that the checkers look at.
 
-code    one number for (owner, position, token, all tokens before it); what stands in a slot of layer 0. Layer l has code + l.
-table   row -> the slots of its positions, in pages that lie in no order
+code    one number for (owner, position, token, all tokens before it); what stands in a slot of layer 0. Layer l has
+code + l. table   row -> the slots of its positions, in pages that lie in no order
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...core.draws import Purpose, hash64
+from ..harness.trial import listed
 from .contract import MAX_NODES, AcceptCapabilities, AcceptConfig, Batch
 from .expected import Coins, Drafter
 
@@ -31,13 +32,15 @@ def after(prefix: int, token: int) -> int:
 
 
 def code_of(prefix: int, position: int) -> int:
-    """Return what stands in the slot of a token, `prefix` being the hash up to and including it; a multiple of LAYERS."""
+    """Return what stands in the slot of a token, `prefix` being the hash up to and including it;
+    a multiple of LAYERS."""
     return ((prefix ^ (position + 1) * _PLACE) * _STEP & _MASK) // LAYERS * LAYERS
 
 
 @lru_cache(maxsize=4096)
 def depths_of(parents: tuple[int, ...]) -> list[int] | None:
-    """Return how far below the root each node is, -1 for no node; None unless parents are earlier nodes, and −1 for the root."""
+    """Return how far below the root each node is, -1 for no node;
+    None unless parents are earlier nodes, and −1 for the root."""
     depths: list[int] = []
     for node, parent in enumerate(parents):
         if not -1 <= parent < node:
@@ -48,7 +51,8 @@ def depths_of(parents: tuple[int, ...]) -> list[int] | None:
 
 @dataclass(slots=True)
 class Request:
-    """A request in a row: `codes[i]` is what must stand at position i; `root` is its last token, which has no KV yet."""
+    """A request in a row: `codes[i]` is what must stand at position i;
+    `root` is its last token, which has no KV yet."""
 
     prefix: int  # hash of the tokens with KV
     root: int
@@ -61,7 +65,8 @@ class Request:
 
 @dataclass(slots=True)
 class Round:
-    """A launched round: everything as it was when it was launched. The first `len(rows)` rows are live, the others padding."""
+    """A launched round: everything as it was when it was launched.
+    The first `len(rows)` rows are live, the others padding."""
 
     shape: tuple[int, int, int]
     is_proposed: bool
@@ -116,7 +121,8 @@ class Round:
             self.states.append(found)
 
     def allowed(self) -> np.ndarray | None:
-        """Return bool [bs · nd, V]: what the grammar allows after each node, everything after a dead one; None without a grammar."""
+        """Return bool [bs · nd, V]: what the grammar allows after each node, everything after a dead one;
+        None without a grammar."""
         if self.states is None:
             return None
         states = np.array(self.states, np.int64).reshape(-1)
@@ -172,7 +178,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What many rows emitted, as (share, probability): each token in first place, each accepted child with an accepted grandchild.
+    """What many rows emitted, as (share, probability): each token in first place, each accepted child with an accepted
+    grandchild.
 
     A share may be off by the tolerance, which is known beforehand: the rows' coins lie on a grid.
     """
@@ -183,7 +190,8 @@ class Shares:
 
 
 def shares_of(answer: Answer, weights: np.ndarray, tokens: list[int], parents: list[int], probs: np.ndarray) -> Shares:
-    """Add up what the rows emit, each with its weight. `tokens` and `parents` of one row, `probs` float64 [nd, V] of its nodes."""
+    """Add up what the rows emit, each with its weight.
+    `tokens` and `parents` of one row, `probs` float64 [nd, V] of its nodes."""
     first, second = Counter(), Counter()
     impossible = None
     for (row, path, emitted), weight in zip(answer.walks, weights.tolist(), strict=True):
@@ -293,8 +301,8 @@ class AcceptModel:
             self._write(round.batch.windows[number], codes)
 
     def commit(self, m: Moment) -> list[int]:
-        """Make final what was accepted, up to the end of the context. Returns the rows whose requests end: there, or without an answer
-        that can be followed."""
+        """Make final what was accepted, up to the end of the context. Returns the rows whose requests end: there, or
+        without an answer that can be followed."""
         ended = list(m.round.rows)
         for walk in m.walks():
             row, bonus = m.round.rows[walk.number], m.answer.bonus[walk.number]
@@ -317,3 +325,17 @@ class AcceptModel:
                 layer, position = np.argwhere(wrong)[0].tolist()
                 return row, position, layer
         return None
+
+
+def verdict_in_words(m: Moment, number: int) -> str:
+    """Return what the verdict says of a row of the round, for a history."""
+    answer, round = m.answer, m.round
+    text = f"row {round.rows[number]}: accepts the flat nodes {listed(answer.lanes(number))}"
+    for walk in answer.walks:
+        if walk.number == number:
+            text = f"row {round.rows[number]}: path {listed(walk.path)} emits {listed(walk.emitted)}"
+    if answer.moves is not None:
+        window = set(round.batch.windows[number].tolist())
+        pairs = [f"{source} to {target}" for source, target in zip(*answer.moves, strict=True) if target in window]
+        text += f", moves {', '.join(pairs[:9]) or 'nothing'}"
+    return text

@@ -1,8 +1,8 @@
 """Acceptance row by row and node by node: the suite's own positive control for all that happens to a round.
 
-Chains whose drafts were drawn from a known distribution q are accepted with probability min(1, p/q); else a token is drawn from what p has
-over q (Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding", ICML 2023). Everything else never looks at
-q, as `core.tree.verify`.
+Chains whose drafts were drawn from a known distribution q are accepted with probability min(1, p/q); else a token is
+drawn from what p has over q (Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding",
+ICML 2023). Everything else never looks at q, as `core.tree.verify`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class PlainAccept:
     # -- building -------------------------------------------------------------------------------------------------
 
     def launch(self, batch: Batch) -> PlainRound:
-        """Keep the best candidates in the order of their ids; none counts as better than its parent, the lowest id wins among equals."""
+        """Keep the best candidates in the order of their ids;
+        none counts as better than its parent, the lowest id wins among equals."""
         steps, topk, nodes = self.shape
         assert batch.tokens.shape[1] == capacity(steps, topk)
         round = PlainRound(nodes, batch.windows.tolist())
@@ -142,7 +143,8 @@ class PlainAccept:
     def from_target(
         self, tokens: list[int], children: list[int], target: list[float], coin: float, bonus_coin: float
     ) -> tuple[int, int]:
-        """Return (accepted child or −1, emitted token) with one coin for all children, and one for what the target has beside them."""
+        """Return (accepted child or −1, emitted token) with one coin for all children, and one for what the target
+        has beside them."""
         residual, reached, last = target[:], 0.0, -1
         for child in children:
             mass, residual[tokens[child]] = residual[tokens[child]], 0.0
@@ -179,8 +181,8 @@ class PlainAccept:
         return found
 
     def walk(self, round: PlainRound, decide: Callable[..., tuple[int, int]]) -> tuple[list[int], ...]:
-        """Go on from the root of every row while `decide(row, node, depth, allowed, children)` gives a child; it gives the emitted token,
-        too."""
+        """Go on from the root of every row while `decide(row, node, depth, allowed, children)` gives a child; it gives
+        the emitted token, too."""
         predict = [0] * (len(round.windows) * round.nodes)
         round.paths, bonus = [], []
         for row, parents in enumerate(round.parents):
@@ -215,7 +217,8 @@ class PlainAccept:
         return found
 
     def moves(self, round: PlainRound) -> tuple[list[int], list[int]]:
-        """Return the copies from the first lane on: a node's number is at least its lane, so none overwrites what a later one reads."""
+        """Return the copies from the first lane on:
+        a node's number is at least its lane, so none overwrites what a later one reads."""
         pairs = [
             (window[node], window[lane])
             for window, path in zip(round.windows, round.paths, strict=True)

@@ -1,4 +1,5 @@
-"""The trial of acceptance: rounds are launched and finished, the KV of their nodes is written, moved and looked at again."""
+"""The trial of acceptance: rounds are launched and finished, the KV of their nodes is written, moved and
+looked at again."""
 
 from __future__ import annotations
 
@@ -14,14 +15,15 @@ from ..harness.trial import Trial, listed
 from . import inputs
 from .contract import MAX_NODES, Accept, AcceptCapabilities, AcceptConfig, Batch, capacity
 from .expected import Coins, Drafter
-from .model import AcceptModel, Answer, Moment, Round, depths_of, shares_of
+from .model import AcceptModel, Answer, Moment, Round, depths_of, shares_of, verdict_in_words
 
 ROUNDS = Handles("abc")
 SEEDS = tuple(range(24))
 DRAFTED_SHAPES = ((1, 2, 3), (2, 2, 5), (3, 2, 6), (3, 3, 9), (4, 2, 8), (2, 4, 12), (5, 1, 6), (3, 4, 30), (6, 2, 20))
 COIN_ROWS, COIN_WIDTH = 40, 30
 CHAINS = ((1, 1, 2), (0, 1, 1), (2, 1, 3), (3, 1, 4), (5, 1, 6), (8, 1, 9))
-# k = 1 with fewer nodes than steps; nd below, at and above S + 1; all that there is; the largest; one wide step; several 0 steps.
+# k = 1 with fewer nodes than steps; nd below, at and above S + 1; all that there is; the largest; one wide step;
+# several 0 steps.
 TREES = (
     *((1, 2, 3), (2, 2, 3), (2, 2, 4), (2, 2, 7), (3, 2, 6), (3, 2, 9), (3, 1, 3), (2, 3, 8), (4, 4, 10), (5, 2, 5)),
     *((0, 2, 1), (1, 2, 2), (3, 8, 33), (8, 4, 64), (1, 16, 17), (2, 16, 40)),
@@ -68,7 +70,8 @@ def _fits_vocabulary(t: AcceptTrial, shape: tuple[int, ...], seed: int) -> bool:
 
 
 class AcceptTrial(Trial):
-    """`subject` under operations. Paths are followed as far as they make sense; where they do not, the request is replaced."""
+    """`subject` under operations. Paths are followed as far as they make sense;
+    where they do not, the request is replaced."""
 
     contract = "accept"
     looks = ("tree",)
@@ -105,7 +108,7 @@ class AcceptTrial(Trial):
     def begin(self, operation: Operation | str) -> None:
         self.moment = Moment(self.config, self.capabilities, self.model, operation)
 
-    # -- what is only asked for a value: trees that it drafts itself, distributions, coins ---------------------------------
+    # -- what is only asked for a value: trees that it drafts itself, distributions, coins -----------------------------
 
     @operation(needs="beams", weight=2, when=_fits_vocabulary, shape=DRAFTED_SHAPES)
     def draft(self, shape: tuple[int, ...], seed: int) -> None:
@@ -126,7 +129,8 @@ class AcceptTrial(Trial):
 
     @operation(needs="parameters", weight=2, failing=(False, False, True))
     def filter(self, seed: int, failing: bool) -> None:
-        """Ask for the distributions that sampling parameters make of logits, some of them with ties or without an answer."""
+        """Ask for the distributions that sampling parameters make of logits, some of them with ties or
+        without an answer."""
         m, vocab, num_rows = self.moment, self.config.vocab_size, 12
         bits = hash64(seed, Purpose.SWARM, 5, np.arange(num_rows * (vocab + 4))).reshape(num_rows, -1) >> np.uint64(20)
         logits = (bits[:, 4:] % np.uint64(13)).astype(np.float64) / 4.0
@@ -145,7 +149,8 @@ class AcceptTrial(Trial):
 
     @operation(needs="keyed_coins", weight=1)
     def coins(self, seed: int) -> None:
-        """Ask for the coins of many requests, of some of them again as if rounds of other widths began a few tokens later."""
+        """Ask for the coins of many requests, of some of them again as if rounds of other widths began a
+        few tokens later."""
         m = self.moment
         m.coins = Coins()
         requests = np.arange(COIN_ROWS, dtype=np.uint64) + np.uint64(1000 * seed)
@@ -171,7 +176,8 @@ class AcceptTrial(Trial):
         when=lambda t, target, topk: topk <= t.config.vocab_size and (topk == 1 or t.capabilities.trees),
     )
     def distribution(self, target: int, topk: int) -> None:
-        """Verify many equal rows under coins that cover the unit square evenly: what is emitted must have the target's distribution."""
+        """Verify many equal rows under coins that cover the unit square evenly:
+        what is emitted must have the target's distribution."""
         shape = (2, topk, 1 + 2 * topk)
         round = self._launch_once(shape, inputs.equal_rows(self.config, shape, target, inputs.GRID))
         row = [np.array(rows[:1], np.int64) for rows in (round.tokens, round.parents)]
@@ -192,10 +198,11 @@ class AcceptTrial(Trial):
         return self._look_at(batch, handle)
 
     def _measure(self, round: Round, weights: np.ndarray, *probs: np.ndarray) -> None:
-        """Verify by the target's probabilities of a row's nodes, and by the draft's if they are given, which are those of all rows.
+        """Verify by the target's probabilities of a row's nodes, and by the draft's if they are given, which are those
+        of all rows.
 
-        Chance plays no part in the answer. The coins that lead to one token form a box, or a few. A grid of midpoints measures a box's
-        share with an error whose bound is known beforehand.
+        Chance plays no part in the answer. The coins that lead to one token form a box, or a few. A grid of midpoints
+        measures a box's share with an error whose bound is known beforehand.
 
         The shares are counted if every row is a path; what is wrong with others is found where rows have KV."""
         many = [np.tile(array, (round.num_rows, 1)) for array in probs]
@@ -223,7 +230,8 @@ class AcceptTrial(Trial):
 
     @operation(weight=20, when=_can_launch, padding=(0, 0, 0, 1, 2))
     def launch(self, round: str, rows: tuple[int, ...], drafts: int, padding: int) -> None:
-        """Launch a round of these rows, except those in flight, and of so many rows of padding. The drafts follow from `drafts`."""
+        """Launch a round of these rows, except those in flight, and of so many rows of padding.
+        The drafts follow from `drafts`."""
         self._start(round, rows, drafts, padding=padding)
 
     @operation(weight=8, hostile=True, when=_can_launch, garbage=_garbage)
@@ -411,7 +419,8 @@ class AcceptTrial(Trial):
     # -- the end --------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Finish every round in flight, in the order in which they were launched; then let the request of row 0 go on to its end."""
+        """Finish every round in flight, in the order in which they were launched;
+        then let the request of row 0 go on to its end."""
         for name in list(self.rounds):
             self.greedy(name, 1, 3)
         request, rest = self.model.requests[0], self.config.context_len
@@ -425,7 +434,7 @@ class AcceptTrial(Trial):
     def describe(self) -> str:
         m, round, answer = self.moment, self.moment.round, self.moment.answer
         if answer is not None:
-            return "-> " + ("; ".join(_verdict_in_words(m, number) for number in m.live()) or "nothing")
+            return "-> " + ("; ".join(verdict_in_words(m, number) for number in m.live()) or "nothing")
         if round is None or getattr(m.operation, "tag", "") not in ("launch", "launch-garbage", "propose"):
             return "done"
         trees = (
@@ -433,16 +442,3 @@ class AcceptTrial(Trial):
             for number, row in enumerate(round.rows)
         )
         return "-> " + ("; ".join(trees) or "an idle batch")
-
-
-def _verdict_in_words(m: Moment, number: int) -> str:
-    answer, round = m.answer, m.round
-    text = f"row {round.rows[number]}: accepts the flat nodes {listed(answer.lanes(number))}"
-    for walk in answer.walks:
-        if walk.number == number:
-            text = f"row {round.rows[number]}: path {listed(walk.path)} emits {listed(walk.emitted)}"
-    if answer.moves is not None:
-        window = set(round.batch.windows[number].tolist())
-        pairs = [f"{source} to {target}" for source, target in zip(*answer.moves, strict=True) if target in window]
-        text += f", moves {', '.join(pairs[:9]) or 'nothing'}"
-    return text

@@ -1,4 +1,5 @@
-"""The contract of a KV allocator: pages and slots, and, where declared, sharing, eviction, fences and rows of requests."""
+"""The contract of a KV allocator: pages and slots, and, where declared, sharing, eviction, fences and
+rows of requests."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from ..harness.letters import Choices
 class AllocatorConfig:
     """What `make(config)` builds. Sizes are small on purpose: a defect shows at the edges.
 
-    `num_pages` can be handed out, a padding page comes on top; `page_size` slots each (1 unless `paged`). `num_rows` rows of
-    `row_width` slots, a multiple of the page size, for those with a request table (else both 0).
+    `num_pages` can be handed out, a padding page comes on top; `page_size` slots each (1 unless `paged`). `num_rows`
+    rows of `row_width` slots, a multiple of the page size, for those with a request table (else both 0).
     """
 
     num_pages: int
@@ -61,13 +62,16 @@ class AllocatorCapabilities(Capabilities):
 
 
 class Allocator(Protocol):
-    """A KV allocator. A slot is one token's place, a page is `page_size` neighbouring slots: slot = page · page_size + offset.
+    """A KV allocator. A slot is one token's place, a page is `page_size` neighbouring slots: slot = page · page_size +
+    offset.
 
-    To refuse is to return None (where something is returned) or False, or to raise one of `REFUSALS`; nothing may have changed then.
+    To refuse is to return None (where something is returned) or False, or to raise one of `REFUSALS`; nothing may have
+    changed then.
     """
 
     def alloc(self, num_slots: int) -> Sequence[int] | None:
-        """Allocate `num_slots` slots (a multiple of the page size) in whole pages; ascending and together inside a page."""
+        """Allocate `num_slots` slots (a multiple of the page size) in whole pages;
+        ascending and together inside a page."""
 
     def free(self, slots: Sequence[int]) -> None:
         """Give back whole pages, or with `sharing` one reference of each."""
@@ -92,7 +96,8 @@ class Allocator(Protocol):
 
     @needs("eviction")
     def retire(self, slots: Sequence[int]) -> None:
-        """Do what `free` does, but a page that has lost its last holder may be kept for reuse, until its room is needed."""
+        """Do what `free` does, but a page that has lost its last holder may be kept for reuse, until
+        its room is needed."""
 
     @needs("eviction")
     def reuse(self, slots: Sequence[int]) -> None:
@@ -104,15 +109,17 @@ class Allocator(Protocol):
 
     @needs("eviction")
     def cached_pages(self) -> Sequence[int]:
-        """Return the pages that have no holder but are not free: `alloc` evicts them when the free ones do not suffice."""
+        """Return the pages that have no holder but are not free:
+        `alloc` evicts them when the free ones do not suffice."""
 
     @needs("batches")
     def alloc_extend(
         self, prefix_lens: Sequence[int], seq_lens: Sequence[int], last_slots: Sequence[int]
     ) -> Sequence[int] | None:
-        """Allocate slots for positions `prefix_lens[i] … seq_lens[i] − 1` of each request i, one request after the other. They go on in the
-        page of `last_slots[i]`, the slot of position `prefix_lens[i] − 1` (−1 if there is none), and then in new pages. All or
-        nothing. `free` gets all slots of a request, the last page's as far as they are used."""
+        """Allocate slots for positions `prefix_lens[i] … seq_lens[i] − 1` of each request i, one request after the
+        other. They go on in the page of `last_slots[i]`, the slot of position `prefix_lens[i] − 1` (−1 if there is
+        none), and then in new pages. All or nothing. `free` gets all slots of a request, the last page's as far as they
+        are used."""
 
     @needs("batches")
     def alloc_decode(self, seq_lens: Sequence[int], last_slots: Sequence[int]) -> Sequence[int] | None:

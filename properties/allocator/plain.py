@@ -1,7 +1,7 @@
 """An allocator with every capability of the contract, as plain as can be: the suite's own positive control.
 
-It keeps one dictionary of references and one list of free pages, and does everything page by page. It is what the mutants are made
-from where no allocator of ours has the capability, and a model for an adapter.
+It keeps one dictionary of references and one list of free pages, and does everything page by page. It is what the
+mutants are made from where no allocator of ours has the capability, and a model for an adapter.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ _NO_PAGES: dict[int, int] = {}
 
 
 def _amounts(config: AllocatorConfig, has: AllocatorCapabilities) -> list[int]:
-    """Return numbers of slots to ask for: mostly whole pages, few or all of them; with `misuse` sometimes parts of pages, or below 0."""
+    """Return numbers of slots to ask for: mostly whole pages, few or all of them;
+    with `misuse` sometimes parts of pages, or below 0."""
     size, pages = config.page_size, config.num_pages
     whole = [n * size for n in (1, 1, 1, 1, 1, 0, 2, 2, 2, 3, max(pages - 1, 0), pages, pages + 1)]
     if not has.misuse:
@@ -28,7 +29,8 @@ def _amounts(config: AllocatorConfig, has: AllocatorCapabilities) -> list[int]:
 
 
 def _tokens(config: AllocatorConfig, has: AllocatorCapabilities) -> list[int]:
-    """Return lengths of a row: at a page's edge, one before and one behind it; over several pages; at the row's width and past it."""
+    """Return lengths of a row: at a page's edge, one before and one behind it; over several pages;
+    at the row's width and past it."""
     edges = [n * config.page_size + d for n in range(4) for d in (-1, 0, 1)]
     return sorted({n for n in (*edges, config.row_width, config.row_width + 1) if n >= 0})
 
@@ -73,7 +75,8 @@ def _can_commit(t: AllocatorTrial, request: str, num_tokens: int) -> bool:
 
 
 class AllocatorTrial(Trial):
-    """An allocator and its model, and what both show. A state that is impossible for the subject is a Violation at once."""
+    """An allocator and its model, and what both show.
+    A state that is impossible for the subject is a Violation at once."""
 
     contract = "allocator"
     looks = ("num_free", "free_pages", "cached_pages", "num_deferred", "references", "slots_of")
@@ -262,7 +265,7 @@ class AllocatorTrial(Trial):
             if evicted < wanted:
                 raise self.misbehaviour("CAPABILITY", f"{evicted} pages were evicted", f"at least {wanted}")
 
-    # -- batches of requests whose last pages need not be full ----------------------------------------------------------
+    # -- batches of requests whose last pages need not be full ---------------------------------------------------------
 
     @operation(needs="batches", weight=5)
     def extend(self, batch: tuple[int, ...], num_tokens: int) -> bool | None:
@@ -335,7 +338,7 @@ class AllocatorTrial(Trial):
         self.carry_out(self.subject.free_after, giver.slots, self.model.launched)
         self.model.deferred.append((self.model.launched, giver, False))
 
-    # -- rows -----------------------------------------------------------------------------------------------------------
+    # -- rows ----------------------------------------------------------------------------------------------------------
 
     @operation(needs="table", weight=3, when=lambda t, request: not _has_row(t, request))
     def open(self, request: str) -> None:
@@ -388,7 +391,7 @@ class AllocatorTrial(Trial):
         else:
             self.carry_out(self.subject.close, request)
 
-    # -- the end ----------------------------------------------------------------------------------------------------------
+    # -- the end -------------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
         """Give everything back, complete all steps, flush the cache; then take the whole pool and give it back."""

@@ -3,14 +3,16 @@
     audit = audit_log("runs/a/events.jsonl")
     assert audit.ok, audit.text()
 
-Any engine that writes the schema of `core/contract/events.py` (as `observe/encoding.py` puts it into lines) can be audited. The log is
-read once, from front to back; memory does not grow with it.
+Any engine that writes the schema of `core/contract/events.py` (as `observe/encoding.py` puts it into lines) can be
+audited. The log is read once, from front to back; memory does not grow with it.
 
-Nothing is executed again, so engines that decide otherwise than ours can be audited. Only what lives is kept: requests, rows, steps in
-flight. After a contradiction the audit goes on from what the log says, so that one contradiction does not cause others.
+Nothing is executed again, so engines that decide otherwise than ours can be audited. Only what lives is kept: requests,
+rows, steps in flight. After a contradiction the audit goes on from what the log says, so that one contradiction does
+not cause others.
 
-The checkers of the engine contract (`properties/invariants/engine_*.py`) cannot be used here. They compare tokens, slots and queues, of
-which a simulation's log has only counts. And an audit must go on after a contradiction, over millions of rows.
+The checkers of the engine contract (`properties/invariants/engine_*.py`) cannot be used here. They compare tokens,
+slots and queues, of which a simulation's log has only counts. And an audit must go on after a contradiction, over
+millions of rows.
 """
 
 from __future__ import annotations
@@ -93,8 +95,8 @@ Ends = dict[str, tuple[str, int]]
 
 
 class EngineHistory:
-    """`config`: that of the engine's first record; a limit that it does not name is not checked. `candidates`: the numbers of steps
-    that the engine may choose from, None if unknown."""
+    """`config`: that of the engine's first record; a limit that it does not name is not checked. `candidates`: the
+    numbers of steps that the engine may choose from, None if unknown."""
 
     def __init__(self, config: Mapping[str, Any], candidates: frozenset[int] | None, tally: Tally) -> None:
         self.tally = tally
@@ -128,7 +130,8 @@ class EngineHistory:
         }
 
     def follow(self, kind: str, data: Mapping[str, Any]) -> bool:
-        """Check a record. Returns whether its kind is audited. Raises MalformedRecord, or Python's error for a wrong type."""
+        """Check a record. Returns whether its kind is audited.
+        Raises MalformedRecord, or Python's error for a wrong type."""
         if "ns" in data:
             ns, last_ns = data["ns"], self.requests.now_ns
             self.tally.check("SIM-02", ns >= last_ns, f"{ns} ns, after {last_ns} ns", "the clock never goes back")
@@ -147,7 +150,7 @@ class EngineHistory:
             should = "a commit, or a loss, for each step that is launched"
             self.tally.flaw("RELAY-07", f"step {launched.step} never ends", should)
 
-    # -- plans ----------------------------------------------------------------------------------------------------------
+    # -- plans ---------------------------------------------------------------------------------------------------------
 
     def _plan(self, data: Mapping[str, Any]) -> None:
         requests = self.requests
@@ -265,7 +268,7 @@ class EngineHistory:
                 was = f"{owner!r} decodes in step {planned.step}, before its prompt is computed"
                 self.tally.flaw("ENGINE-02", was, "only after the last chunk")
 
-    # -- results --------------------------------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------------------------------
 
     def _commit(self, data: Mapping[str, Any]) -> None:
         committed = self._take_committed(data["step"])
@@ -301,7 +304,8 @@ class EngineHistory:
             self.requests.finish(data.get("finished", ()), ends)
 
     def _read_lens(self, data: Mapping[str, Any], committed: StepInFlight, num_times: int) -> np.ndarray | None:
-        """Return the accept lengths [rounds, bs] of a result. Raises MalformedRecord if they are not those of this step."""
+        """Return the accept lengths [rounds, bs] of a result.
+        Raises MalformedRecord if they are not those of this step."""
         has_rounds = "rounds" in data
         if has_rounds != (committed.rows is not None):
             raise MalformedRecord("decode rounds, of a step without any" if has_rounds else "no decode rounds")
@@ -388,14 +392,15 @@ class EngineHistory:
             ends[self.rows.owner[row]] = (reason, int(self.rows.emitted[row]))
 
     def _check_tokens(self, tokens: np.ndarray, lens: np.ndarray, live: np.ndarray, step: int) -> None:
-        """Check the tokens of all runs, round after round and row after row; those of departed rows are not delivered."""
+        """Check the tokens of all runs, round after round and row after row;
+        those of departed rows are not delivered."""
         if len(tokens) != lens.sum():
             raise MalformedRecord(f"{len(tokens)} tokens, expected {lens.sum()}, the sum of lens")
         delivered = tokens[np.repeat(np.tile(live, len(lens)), lens.ravel())]
         least = int(delivered.min(initial=0))
         self.tally.check("RELAY-05", least >= 0, f"token {least} is delivered by step {step}", "a token id")
 
-    # -- failures ---------------------------------------------------------------------------------------------------------
+    # -- failures ------------------------------------------------------------------------------------------------------
 
     def _lost(self, data: Mapping[str, Any]) -> None:
         known = [launched.step for launched in self.in_flight]
@@ -417,7 +422,8 @@ class EngineHistory:
 
 
 def _runs_may_exceed_steps(algorithm: object) -> bool:
-    """Return whether a run may be longer than steps + 1: of an algorithm without a limit of depth, or an unknown one."""
+    """Return whether a run may be longer than steps + 1:
+    of an algorithm without a limit of depth, or an unknown one."""
     try:
         return get_algorithm(str(algorithm)).drafter is Drafter.LOOKUP
     except ForedraftError:

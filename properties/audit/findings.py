@@ -57,7 +57,8 @@ class Flaw(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """Counts how often each invariant was evaluated, and keeps the flaws. `line`, `replica`: of the record that is being audited."""
+    """Counts how often each invariant was evaluated, and keeps the flaws.
+    `line`, `replica`: of the record that is being audited."""
 
     evaluations: dict[str, int] = field(default_factory=lambda: dict.fromkeys(AUDITED, 0))
     flaws: list[Flaw] = field(default_factory=list)

@@ -132,7 +132,8 @@ class StepInFlight:
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """An accepted request that has not ended. `emitted`, `first_ns` and `last_ns` are those before its last admission."""
+    """An accepted request that has not ended. `emitted`, `first_ns` and `last_ns` are those before
+    its last admission."""
 
     request_id: str
     arrival: int
@@ -152,8 +153,8 @@ class LiveRequest:
 
 
 class Requests:
-    """Holds which requests live, which of them wait, and which row each has. `context_len`: the limit of prompt and output
-    together, None if the log does not say."""
+    """Holds which requests live, which of them wait, and which row each has. `context_len`: the limit of prompt and
+    output together, None if the log does not say."""
 
     def __init__(self, role: str, context_len: int | None, tally: Tally) -> None:
         self.role = role
@@ -170,7 +171,7 @@ class Requests:
         self._waiting: dict[int, list[tuple[int, str]]] = {}
         self._held_rows: set[int] = set()  # a transfer may still read or write their slots
 
-    # -- arrivals and departures ------------------------------------------------------------------------------------------
+    # -- arrivals and departures ---------------------------------------------------------------------------------------
 
     def submit(self, data: Mapping[str, Any]) -> None:
         request = self._accept(data, data.get("refusal", ""))
@@ -236,7 +237,7 @@ class Requests:
             request.row = 0
             self._queue(request)
 
-    # -- admissions -------------------------------------------------------------------------------------------------------
+    # -- admissions ----------------------------------------------------------------------------------------------------
 
     def admit(
         self, request_id: str, row: int, epoch: int, cached: int, emitted: int, max_tokens: int, received: int = 0
@@ -311,7 +312,7 @@ class Requests:
                 return
             heapq.heappop(heap)
 
-    # -- transfers --------------------------------------------------------------------------------------------------------
+    # -- transfers -----------------------------------------------------------------------------------------------------
 
     def handoff(self, data: Mapping[str, Any]) -> None:
         """Follow one move of a transfer between two engines."""
@@ -336,7 +337,8 @@ class Requests:
             self._end_transfer(data)
 
     def _end_transfer(self, data: Mapping[str, Any]) -> None:
-        """Follow KV that has arrived (`join`) or is with another engine (`end`), a failure on the way, or a move from a lost engine."""
+        """Follow KV that has arrived (`join`) or is with another engine (`end`), a failure on the way, or a move
+        from a lost engine."""
         move, detail = data["move"], data.get("detail", "")
         request = self.live.get(data["id"])
         on_its_way = (
@@ -352,7 +354,7 @@ class Requests:
         else:
             self._remove(request)
 
-    # -- ends -------------------------------------------------------------------------------------------------------------
+    # -- ends ----------------------------------------------------------------------------------------------------------
 
     def finish(self, finished: list[list[Any]], expected: dict[str, tuple[str, int]]) -> None:
         """Check the ends that a record names against those that its columns imply: id -> (reason, tokens)."""

@@ -1,7 +1,8 @@
 """The contract of an engine: a scheduler that is asked for the next step, and told the result of each.
 
-The suite is the client and the device. It submits and aborts, asks for steps, runs them on a toy language model over a shadow pool, and
-hands the answers back. The engine does no I/O here: it decides who runs, owns the KV slots, and says which tokens were delivered.
+The suite is the client and the device. It submits and aborts, asks for steps, runs them on a toy language model over a
+shadow pool, and hands the answers back. The engine does no I/O here: it decides who runs, owns the KV slots, and says
+which tokens were delivered.
 
 ```
 submit, abort ──► plan() ──► a step in plain values ──► the suite's device ──► commit(answer) ──► events
@@ -28,11 +29,13 @@ SHAPES: tuple[tuple[tuple[int, ...], int, int], ...] = (
 
 @dataclass(frozen=True)
 class ServingConfig:
-    """What `make(config)` builds. Sizes in tokens (= KV slots), pools of few pages. `model`, `accept` and `losses` are the suite's own."""
+    """What `make(config)` builds. Sizes in tokens (= KV slots), pools of few pages.
+    `model`, `accept` and `losses` are the suite's own."""
 
     num_pages: int  # without the padding page
     page_size: int
-    context_len: int  # positions that the model can see: prompt and output; what a round writes past them is in the row's reserve
+    # positions that the model can see: prompt and output; what a round writes past them is in the row's reserve
+    context_len: int
     max_running: int
     max_queue: int  # waiting requests; 0: no bound
     chunk_size: int  # prefill tokens of a step
@@ -153,7 +156,8 @@ class ServingConfig:
         )
 
     def twin(self, kind: str) -> ServingConfig | list[ServingConfig] | None:
-        """Return the other configuration of an invariant over two runs, or several, the plainest first; None if this one has none."""
+        """Return the other configuration of an invariant over two runs, or several, the plainest first;
+        None if this one has none."""
         # A twin has none of the optional features, so that their effects show against a plain run.
         bare = {"block_rounds": 1, "prefix_cache": False}
         match kind:
@@ -191,7 +195,8 @@ class ServingConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineCapabilities(Capabilities):
-    """What an engine declares. Each flag adds methods of `Engine`, values of the configuration, operations, and invariants."""
+    """What an engine declares. Each flag adds methods of `Engine`, values of the configuration,
+    operations, and invariants."""
 
     overlap: bool = False  # two steps in flight: `config.overlap` may be set
     blocks: bool = False  # steps of several rounds, and `interrupts()`
@@ -215,7 +220,8 @@ class EngineCapabilities(Capabilities):
     stop_strings: bool = False  # `Wish.stop_strings`: the engine reads the text of an output by `language.text`
     # A refused `submit` raises an error whose text has the limit that the request exceeds, as a number.
     reasons: bool = False
-    misuse: bool = False  # it refuses what no caller should do: a live name, a request that can never run, an answer twice or too early
+    # it refuses what no caller should do: a live name, a request that can never run, an answer twice or too early
+    misuse: bool = False
     # The device runs steps in order: a page that a step may still write can go to a later step.
     ordered_reuse: bool = False
 
@@ -257,9 +263,12 @@ StepView = Mapping[str, Any]
 
     step     int, 1, 2, 3, …
     enters   requests that are admitted with this step, or again
-    prefill  per chunk (request, start, tokens, tail, key): computes positions start … start + len(tokens) − 1 of the context, which is
-             the prompt and, after a retraction, what was delivered before. `tail` is the token after the chunk, -1 after the last one
-    decode   per row (request, length, root, key): `length` positions have KV as far as the engine knows; `root` is the token at
+    prefill  per chunk (request, start, tokens, tail, key): computes positions start … start + len(tokens) − 1 of the
+    context, which is
+             the prompt and, after a retraction, what was delivered before. `tail` is the token after the chunk, -1
+             after the last one
+    decode   per row (request, length, root, key): `length` positions have KV as far as the engine knows; `root` is the
+    token at
              position `length` if the engine hands it over, None if the device keeps it
     steps    int, the draft steps of its rounds
     rounds   int, how many rounds it may run; 1 if it has chunks
@@ -268,21 +277,23 @@ StepView = Mapping[str, Any]
 """
 
 Event = tuple[Any, ...]
-"""("tokens", request, tokens) for what was delivered; ("end", request, reason, tokens, marks) at the end, with all that was delivered.
+"""("tokens", request, tokens) for what was delivered; ("end", request, reason, tokens, marks) at the end, with all that
+was delivered.
 
 The reason is "stop", "length", "abort" or "error"; marks are None unless they were wanted."""
 
 
 class Engine(Protocol):
-    """A scheduler. It refuses by returning None or False, or by raising one of `REFUSALS`, and has then changed nothing."""
+    """A scheduler. It refuses by returning None or False, or by raising one of `REFUSALS`, and has then
+    changed nothing."""
 
     def submit(self, wish: Wish) -> int | None:
-        """Queue a request. Returns how many tokens it gets at most: `max_tokens`, or less where context or pool are smaller. Refuses by
-        raising an error whose text is the reason."""
+        """Queue a request. Returns how many tokens it gets at most: `max_tokens`, or less where context or pool are
+        smaller. Refuses by raising an error whose text is the reason."""
 
     def abort(self, request: str) -> Sequence[Event]:
-        """Give up a request. Its end event comes now, or with the commit of a step of several rounds that is running. An unknown
-        request has no events."""
+        """Give up a request. Its end event comes now, or with the commit of a step of several rounds that is running.
+        An unknown request has no events."""
 
     def plan(self) -> StepView | None:
         """Decide and launch the next step. Returns None if there is none, or none before a step is committed."""
@@ -306,7 +317,8 @@ class Engine(Protocol):
 
     @needs("slots")
     def slots_of(self, request: str) -> Sequence[int]:
-        """Return all allocated slots of a running request by position; slot = page · page_size + offset, page 0 is padding."""
+        """Return all allocated slots of a running request by position;
+        slot = page · page_size + offset, page 0 is padding."""
 
     @needs("slots")
     def free_pages(self) -> Sequence[int]:
@@ -326,8 +338,9 @@ class Engine(Protocol):
 
     @needs("losses")
     def lose(self, step: int) -> Sequence[Event]:
-        """Give up the oldest step in flight, which has failed, and those behind it. Their requests wait again, with what was delivered
-        before; at most one ends ("error"). Until `resume`, plan nothing and give away none of their pages."""
+        """Give up the oldest step in flight, which has failed, and those behind it. Their requests wait again, with
+        what was delivered before; at most one ends ("error"). Until `resume`, plan nothing and give away none of their
+        pages."""
 
     @needs("losses")
     def resume(self) -> None:

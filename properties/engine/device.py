@@ -1,8 +1,9 @@
-"""The device of a trial runs the steps of an engine on the toy language model, over a pool whose cells say what stands in them.
+"""The device of a trial runs the steps of an engine on the toy language model, over a pool whose cells say what stands
+in them.
 
-A cell holds the hash of the text up to its position. Before a row computes, all that it reads is compared with its own text: where a
-slot holds anything else, the row goes on with garbage, as a real one would. Rejected drafts leave garbage in their slots too, and rows
-whose request has ended go on writing until the step is over.
+A cell holds the hash of the text up to its position. Before a row computes, all that it reads is compared with its own
+text: where a slot holds anything else, the row goes on with garbage, as a real one would. Rejected drafts leave garbage
+in their slots too, and rows whose request has ended go on writing until the step is over.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A language model in plain integers: the next token is a hash of all before it.
 
-`reference/language_model.py` is a larger one, with logits, drafts and hidden states; here a token is all that is needed.
+`reference/language_model.py` is a larger one, with logits, drafts and hidden states; here a token is all that is
+needed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def next_token(prefix_hash: int, key: int, model: int) -> int:
 
 
 class Stream:
-    """A text that grows: `tokens`, and `hashes[i]` of the first i + 1 of them. Rows with equal texts share one; its tokens never change."""
+    """A text that grows: `tokens`, and `hashes[i]` of the first i + 1 of them.
+    Rows with equal texts share one; its tokens never change."""
 
     __slots__ = ("hashes", "key", "model", "tokens")
 
@@ -73,7 +75,8 @@ STOP_STRINGS: tuple[tuple[str, ...], ...] = ((), ("ab",), ("ca", "dd"), ("Z",), 
 
 
 def text(tokens: Sequence[int]) -> str:
-    """Return the text of a sequence of tokens. One token in eight is half of a letter: the next one, whatever it is, completes it."""
+    """Return the text of a sequence of tokens. One token in eight is half of a letter:
+    the next one, whatever it is, completes it."""
     letters, is_half = [], False
     for token in tokens:
         bits = (int(token) * _M1 & _MASK) >> 57
@@ -96,7 +99,8 @@ def prompt_of(stem: int, length: int, variant: int) -> list[int]:
 
 
 def num_correct(number: int, position: int, steps: int, accept: int) -> int:
-    """Return how many drafts of a round are right, 0 … steps: each with probability `accept` / 8, independent of the tokens."""
+    """Return how many drafts of a round are right, 0 … steps:
+    each with probability `accept` / 8, independent of the tokens."""
     bits = (((number * _M3) ^ (position * _M2)) * _M1 & _MASK) >> 17
     correct = 0
     while correct < steps and (bits & 7) < accept:

@@ -1,4 +1,5 @@
-"""What is true of the requests of an engine: which wait, which run, what each was delivered, which steps are in flight."""
+"""What is true of the requests of an engine: which wait, which run, what each was delivered, which
+steps are in flight."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ class Life:
         return kept, "length" if len(kept) == left else ""
 
     def first_stop(self, before: Sequence[int], run: Sequence[int]) -> int:
-        """Return where in a run the output ends: at a stop token, or one that completes a stop string; -1 if it does not end."""
+        """Return where in a run the output ends: at a stop token, or one that completes a stop string;
+        -1 if it does not end."""
         wish = self.wish
         if not wish.stop_tokens and not wish.stop_strings:
             return -1
@@ -309,7 +311,8 @@ class EngineModel:
                 life.marks += beside[: len(got)]
 
     def recount_flight(self) -> None:
-        """Replace the bounds of the next step by the lengths at which it begins, known now, also for requests that have left."""
+        """Replace the bounds of the next step by the lengths at which it begins, known now, also for
+        requests that have left."""
         if not self.flights:
             return
         flight = self.flights[0]

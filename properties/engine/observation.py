@@ -30,7 +30,8 @@ class End(NamedTuple):
 
 
 class Moment:
-    """One operation and its effects. The class holds what few operations set, and these values are never written into."""
+    """One operation and its effects. The class holds what few operations set, and these values are
+    never written into."""
 
     drained = False
     observed = False  # `after` is what the engine shows now
@@ -118,7 +119,8 @@ class Moment:
             self.model.lingering.setdefault(page, (0, life.name, why))
 
     def note_hold(self, running: Sequence[Life]) -> None:
-        """Note whether this plan had to wait for a round to be committed. `running` are the requests that ran before it."""
+        """Note whether this plan had to wait for a round to be committed.
+        `running` are the requests that ran before it."""
         new = {chunk.life for chunk in self.flight.chunks} if self.flight is not None else ()
         if not any(f.rows for f in self.before_plan) and not any(x.decoding and x not in new for x in running):
             self.model.holding = False  # no round is to come

@@ -1,7 +1,8 @@
-"""An engine as plain as can be: first come, first served, one prompt or one round of all rows per step, nothing overlaps.
+"""An engine as plain as can be: first come, first served, one prompt or one round of all rows per step, nothing
+overlaps.
 
-It shows the least that a wrapper around another scheduler has to offer: of the capabilities it has `slots` alone. Unlike ours it hands
-every round its last token instead of leaving it on the device.
+It shows the least that a wrapper around another scheduler has to offer: of the capabilities it has `slots` alone.
+Unlike ours it hands every round its last token instead of leaving it on the device.
 """
 
 from __future__ import annotations

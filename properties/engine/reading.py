@@ -1,4 +1,5 @@
-"""Reading what an engine says: a step's view becomes a `Flight`, events become tokens and ends. Another form is a misbehaviour."""
+"""Reading what an engine says: a step's view becomes a `Flight`, events become tokens and ends.
+Another form is a misbehaviour."""
 
 from __future__ import annotations
 
@@ -102,7 +103,8 @@ def read_events(trial: Trial, events: object) -> int:
 
 
 def follow_pages(t: Any, seen: Observation) -> None:
-    """Note which request of the trial `t` has which page. Pages without an owner wait for a step; note one that waits for none."""
+    """Note which request of the trial `t` has which page.
+    Pages without an owner wait for a step; note one that waits for none."""
     size, model, m = t.config.page_size, t.model, t.moment
     before = m.before
     if seen.slots == before.slots and seen.free == before.free and seen.cached == before.cached:

@@ -1,9 +1,11 @@
-"""What a failed step must lead to in an engine that declares `isolation`, worked out from failures, commits and entries alone.
+"""What a failed step must lead to in an engine that declares `isolation`, worked out from failures, commits and entries
+alone.
 
-Each failure asks less of the device. At first the engine drafts the fewest steps. Then a step has as many rows as the failed one had
-suspects, or half as many, and half of its prefill tokens if it had a prompt. At last a request fails that was alone in a step that could
-not be smaller. Suspects are the requests without a committed step since they entered, or all; they enter before all others. `GOOD_STEPS`
-commits in a row allow twice as much, and at last as much as the configuration does.
+Each failure asks less of the device. At first the engine drafts the fewest steps. Then a step has as many rows as the
+failed one had suspects, or half as many, and half of its prefill tokens if it had a prompt. At last a request fails
+that was alone in a step that could not be smaller. Suspects are the requests without a committed step since they
+entered, or all; they enter before all others. `GOOD_STEPS` commits in a row allow twice as much, and at last as much as
+the configuration does.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class Loss(NamedTuple):
 
 
 class Recovery:
-    """What steps may ask of the device: `rows` (None: as configured), `prefill` tokens, and only the `fewest` draft steps."""
+    """What steps may ask of the device: `rows` (None: as configured), `prefill` tokens, and only the
+    `fewest` draft steps."""
 
     def __init__(self, config: ServingConfig) -> None:
         self.fewest = False

@@ -25,14 +25,16 @@ def verdict(config: ServingConfig, wish: Wish, num_waiting: int) -> tuple[str, s
 def promises(config: ServingConfig, wish: Wish) -> tuple[int, int]:
     """Return how many tokens an accepted request must get at least, and may get at most.
 
-    It must get all that it asks for if that fits the context, and the pool beside a reserve: the same with speculation and without."""
+    It must get all that it asks for if that fits the context, and the pool beside a reserve: the same with speculation
+    and without."""
     prompt_len = len(wish.prompt)
     least = min(wish.max_tokens, _fitting(config) - prompt_len)
     return max(least, 1), min(wish.max_tokens, min(config.context_len, config.num_slots) - prompt_len)
 
 
 def limits_of(config: ServingConfig, wish: Wish, num_waiting: int) -> set[int]:
-    """Return the numbers of which a refusal must name one: the most waiting requests, and the most tokens of a request."""
+    """Return the numbers of which a refusal must name one:
+    the most waiting requests, and the most tokens of a request."""
     named = {config.max_queue} if config.max_queue and num_waiting >= config.max_queue else set()
     fitting = _fitting(config)
     return named if fitting > len(wish.prompt) else named.union(range(fitting, len(wish.prompt) + 1))
@@ -56,7 +58,8 @@ def room_for_all(config: ServingConfig, num_running: int) -> int:
 def extent(
     config: ServingConfig, earlier: Sequence[Flight], life: Life, steps: int, rounds: int
 ) -> tuple[bool, int, int]:
-    """Return of a row: whether its length is known, the greatest at which it may begin, and the end of what it may write.
+    """Return of a row: whether its length is known, the greatest at which it may begin, and the end of what it may
+    write.
 
     `earlier` are the steps in flight before its own, which has `rounds` rounds of `steps` draft steps.
     """

@@ -132,8 +132,8 @@ class EngineTrial(Trial):
         marks: bool = False,
         ends: int = 0,
     ) -> None:
-        """Submit a request. Equal `stem`s share all but the last token of the shorter prompt, equal `variant`s that too. `ends` is the
-        number of its stop strings."""
+        """Submit a request. Equal `stem`s share all but the last token of the shorter prompt, equal `variant`s that
+        too. `ends` is the number of its stop strings."""
         prompt = prompt_of(stem, length, variant)
         stop_tokens = (STOP,) if stops else ()
         strings = STOP_STRINGS[ends % len(STOP_STRINGS)] if self.capabilities.stop_strings else ()
@@ -163,7 +163,8 @@ class EngineTrial(Trial):
 
     @operation(weight=1, needs="misuse", probes="ENGINE-08", kind=(0, 1, 2, 3, 4))
     def submit_impossible(self, kind: int) -> None:
-        """Submit a request that can never run: 0 no prompt, 1 no output, 2 negative output, 3 beyond the context, 4 beyond the pool."""
+        """Submit a request that can never run: 0 no prompt, 1 no output, 2 negative output, 3 beyond the context, 4
+        beyond the pool."""
         prompt = prompt_of(0, (0, 2, 2, self.config.context_len, self.config.num_slots)[kind % 5], 0)
         whys = ("the prompt is empty", "no output is wanted", "the output is negative")
         whys += ("the prompt fills the context", "the prompt fills the pool")
@@ -185,7 +186,8 @@ class EngineTrial(Trial):
         self.moment.abort_events = read_events(self, self.must(self.subject.abort, request))
 
     def _interrupt(self) -> None:
-        """Note which steps run one round only since a new plan could differ: of those that have not begun. The oldest may have."""
+        """Note which steps run one round only since a new plan could differ: of those that have not begun.
+        The oldest may have."""
         if not self.capabilities.blocks or not self.model.flights:
             return
         newest = self.moment.interrupted = self.integer(self.must(self.subject.interrupts), "interrupts()")
@@ -282,8 +284,8 @@ class EngineTrial(Trial):
 
     @operation(weight=6, when=lambda t, cycles: cycles > 0, cycles=(1, 2, 3, 6), late=(False, False, True))
     def run(self, cycles: int, late: bool = False) -> None:
-        """Run some cycles of a driver: plan until there is no more, commit the oldest. A `late` one plans the next step only when nothing
-        is in flight. Each is checked like any other operation."""
+        """Run some cycles of a driver: plan until there is no more, commit the oldest. A `late` one plans the next step
+        only when nothing is in flight. Each is checked like any other operation."""
         for _ in range(cycles):
             while len(self.model.flights) < (1 if late else self.config.depth):
                 self._inner(PLAN)
@@ -332,7 +334,8 @@ class EngineTrial(Trial):
 
     @operation(needs="retraction", weight=3, when=lambda t, request, others=0: others >= 0 and _is_running(t, request))
     def retract(self, request: str, others: int = 0) -> None:
-        """Ask a running request to give its memory back, and then so many others, the one that came first before the next."""
+        """Ask a running request to give its memory back, and then so many others, the one that came first
+        before the next."""
         running = [life.name for life in self.model.running() if not life.leaving and life.name != request]
         for name in (request, *running[:others]):
             self.must(self.subject.retract, name)

@@ -1,4 +1,5 @@
-"""A case: a failure as one JSON file that can be run again, with its operations, configuration, seed and the suite's version."""
+"""A case: a failure as one JSON file that can be run again, with its operations, configuration, seed and the
+suite's version."""
 
 from __future__ import annotations
 
@@ -109,7 +110,8 @@ class Case:
     def replay(
         self, make: Callable[[Any], Any], watch: Callable[[Operation, Trial], None] | None = None
     ) -> Violation | None:
-        """Run the operations on a fresh subject: what breaks, or None. `watch` is called after each operation that held."""
+        """Run the operations on a fresh subject: what breaks, or None.
+        `watch` is called after each operation that held."""
         component = suite_of(self.contract).component(make, self.capabilities)
         if self.invariant not in MISBEHAVIOURS:
             # The one that the case is about is looked at alone first: another one may break on the way to it.
@@ -129,7 +131,8 @@ class Case:
 
 
 def load_case(path: Path) -> Case:
-    """Read a case; raises ConfigError with the file and the key for a damaged one, or one of another version of the suite."""
+    """Read a case; raises ConfigError with the file and the key for a damaged one, or one of another
+    version of the suite."""
     source = str(path)
     try:
         data = parse_json(read_text(path, MAX_BYTES))

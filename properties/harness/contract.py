@@ -1,12 +1,14 @@
 """What all contracts share: versions, how a component may refuse, what it may get wrong, how capabilities are declared.
 
-A contract is a package such as `allocator/`. There, `contract.py` says what a component must offer (a Protocol), `model.py` what must be
-true, and `trial.py` which operations there are, with which values, and how they act on both. The checkers stand in `invariants/`, a file
-per group of the catalogue; `foredraft.checks.mutants` has the planted defects that they must find.
+A contract is a package such as `allocator/`. There, `contract.py` says what a component must offer (a Protocol),
+`model.py` what must be true, and `trial.py` which operations there are, with which values, and how they act on both.
+The checkers stand in `invariants/`, a file per group of the catalogue; `foredraft.checks.mutants` has the planted
+defects that they must find.
 
-Methods are synchronous, take integers and lists, and return integers and sequences of integers (lists, tuples, NumPy arrays, or anything
-with `tolist`). What a component can do beyond the minimum is declared, never guessed: an absent capability is skipped with its reason, a
-declared one that is not there is reported. The import needs neither pytest nor hypothesis nor torch.
+Methods are synchronous, take integers and lists, and return integers and sequences of integers (lists, tuples, NumPy
+arrays, or anything with `tolist`). What a component can do beyond the minimum is declared, never guessed: an absent
+capability is skipped with its reason, a declared one that is not there is reported. The import needs neither pytest nor
+hypothesis nor torch.
 """
 
 from __future__ import annotations
@@ -20,15 +22,18 @@ from typing import Any, ClassVar, Self
 from ...core.errors import ConfigError, ForedraftError, Problem, nearest
 
 SUITE_VERSION = "2026.2"
-"""What a stored case and a report were made with. It changes whenever the meaning of an operation or an invariant does."""
+"""What a stored case and a report were made with.
+It changes whenever the meaning of an operation or an invariant does."""
 
 REFUSALS: tuple[type[Exception], ...] = (ForedraftError, ValueError, RuntimeError, MemoryError, AssertionError)
-"""How a component may say no. IndexError, KeyError, TypeError, AttributeError are accidents and are reported as such."""
+"""How a component may say no. IndexError, KeyError, TypeError, AttributeError are accidents and are
+reported as such."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Base of what a component declares: a dataclass of flags, each of which adds methods, operations that call them, and invariants."""
+    """Base of what a component declares: a dataclass of flags, each of which adds methods, operations that call
+    them, and invariants."""
 
     FOUNDATIONS: ClassVar[dict[str, tuple[str, ...]]] = {}
     """Capability -> those that it makes no sense without."""
@@ -37,7 +42,8 @@ class Capabilities:
     """Those that ask less of a component instead of more; `all` leaves them out."""
 
     VISIBLE: ClassVar[tuple[str, ...]] = ()
-    """Capabilities that change answers to operations which need no capability; a control must have exactly those of the component."""
+    """Capabilities that change answers to operations which need no capability;
+    a control must have exactly those of the component."""
 
     def covers(self, others: Capabilities) -> bool:
         """Return whether a component with these capabilities answers as one with the others should."""
@@ -55,7 +61,8 @@ class Capabilities:
 
     @classmethod
     def of(cls, names: Iterable[str] | Self, source: str = "capabilities") -> Self:
-        """Build the capabilities from a list of names. Raises ConfigError for an unknown one, and for one whose foundation is missing."""
+        """Build the capabilities from a list of names.
+        Raises ConfigError for an unknown one, and for one whose foundation is missing."""
         known = [field.name for field in fields(cls)]
         names = [*names.declared] if isinstance(names, Capabilities) else [str(name) for name in names]
         there_are = f"there are {', '.join(known)}" if known else "this contract has none"
@@ -86,7 +93,8 @@ MISBEHAVIOURS: dict[str, str] = {
 
 
 def needs(*capabilities: str) -> Callable[[Callable], Callable]:
-    """Return a decorator for a method of a Protocol: a component with any of these has it. (Elsewhere `needs` means all.)"""
+    """Return a decorator for a method of a Protocol: a component with any of these has it.
+    (Elsewhere `needs` means all.)"""
 
     def mark(method: Callable) -> Callable:
         method.needs = capabilities
@@ -106,7 +114,8 @@ def promised_by(protocol: type) -> dict[str, tuple[str, ...]]:
 
 
 class Adapter:
-    """A `make` with what is declared for it: its capabilities, and which configurations it supports (all, unless given)."""
+    """A `make` with what is declared for it: its capabilities, and which configurations it supports
+    (all, unless given)."""
 
     def __init__(self, make: Callable[[Any], Any], capabilities: Any, supports: Callable[[Any], bool] | None) -> None:
         update_wrapper(self, make, updated=())

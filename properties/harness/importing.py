@@ -1,4 +1,5 @@
-"""Find the component that a user names: by an import string, or by the name of an adapter that an installed package offers."""
+"""Find the component that a user names: by an import string, or by the name of an adapter that an
+installed package offers."""
 
 from __future__ import annotations
 
@@ -26,10 +27,11 @@ class NotInstalled(ConfigError):
 
 
 def load_make(text: str) -> Callable[[Any], Any]:
-    """Load the callable behind `module:make`, or behind a name of the entry-point group. Modules of the current directory are found, too.
+    """Load the callable behind `module:make`, or behind a name of the entry-point group. Modules of the current
+    directory are found, too.
 
-    `make.capabilities` and `make.supports` are taken from the module's CAPABILITIES and `supports` where it has none of its own. Raises
-    ConfigError with what is wrong, NotInstalled if all that is wrong is a package that is missing.
+    `make.capabilities` and `make.supports` are taken from the module's CAPABILITIES and `supports` where it has none of
+    its own. Raises ConfigError with what is wrong, NotInstalled if all that is wrong is a package that is missing.
     """
     module_name, separator, path = text.partition(":")
     if not separator:
@@ -63,7 +65,8 @@ def load_make(text: str) -> Callable[[Any], Any]:
 
 
 def _missing_package(error: Exception, module_name: str) -> str:
-    """Return the package that an import did not find, empty if it failed for another reason, such as a wrong name of the module itself."""
+    """Return the package that an import did not find, empty if it failed for another reason, such as a wrong name of
+    the module itself."""
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     package = (name or "").partition(".")[0]
     return "" if package == module_name.partition(".")[0] else package

@@ -1,6 +1,7 @@
 """Letters, from which the swarm and Hypothesis draw the operations of a contract.
 
-A letter is one kind of operation with the values that each of its arguments may have. The trial declares them once (`operation.py`).
+A letter is one kind of operation with the values that each of its arguments may have. The trial declares them once
+(`operation.py`).
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _MASK = (1 << 64) - 1
 class Choices:
     """Choose one of several values at a time, and remember which: a configuration is a function of these choices.
 
-    The choices come from random bits, or are `given` as indices, 0 where none is left. The simplest value stands first, so that
-    smaller indices give simpler configurations; a value that stands there several times is chosen more often.
+    The choices come from random bits, or are `given` as indices, 0 where none is left. The simplest value stands first,
+    so that smaller indices give simpler configurations; a value that stands there several times is chosen more often.
     """
 
     def __init__(self, bits: int | None = None, given: Sequence[int] = ()) -> None:
@@ -56,7 +57,8 @@ def simpler_choices(taken: Sequence[int]) -> list[list[int]]:
 
 
 class Letter:
-    """`kind(*arguments)`, each argument one of its values. The simplest come first; what is repeated is drawn more often.
+    """`kind(*arguments)`, each argument one of its values. The simplest come first; what is repeated is drawn more
+    often.
 
     Equal operations are one object: drawing makes no new ones for long.
     """
@@ -82,14 +84,16 @@ class Letter:
         return made
 
     def sensible(self, trial: Any) -> list[tuple[object, ...]]:
-        """Return the values that the arguments of `when` may have in the state of the trial. [()] if there is no `when`."""
+        """Return the values that the arguments of `when` may have in the state of the trial.
+        [()] if there is no `when`."""
         distinct = [tuple(dict.fromkeys(values)) for values in self.arguments[: self.kind.num_when]]
         when = self.kind.when
         return [first for first in product(*distinct) if when is None or when(trial, *first)]
 
 
 Vocabulary = Mapping[str, tuple[Letter, ...]]
-"""Group -> its letters. "" is what can be done to every component, "hostile" what no caller should do; the others are capabilities."""
+"""Group -> its letters. "" is what can be done to every component, "hostile" what no caller should do;
+the others are capabilities."""
 
 
 def vocabulary_of(declared: Sequence[Declared], config: Any, capabilities: Any) -> Vocabulary:
@@ -110,7 +114,8 @@ def vocabulary_of(declared: Sequence[Declared], config: Any, capabilities: Any) 
 
 
 def translated(operation: Operation, before: Vocabulary, after: Vocabulary) -> Operation:
-    """Return the operation that has the same meaning under another configuration, for example two pages where pages are smaller.
+    """Return the operation that has the same meaning under another configuration, for example two pages where pages are
+    smaller.
 
     Returns the operation itself if its vocabulary does not know it.
     """
@@ -125,7 +130,8 @@ def translated(operation: Operation, before: Vocabulary, after: Vocabulary) -> O
 
 
 def kept_features(vocabulary: Vocabulary, bits: int) -> tuple[str, ...]:
-    """Return which groups of operations a run has: each but "" is left out in a quarter of the runs, by two of the random bits."""
+    """Return which groups of operations a run has:
+    each but "" is left out in a quarter of the runs, by two of the random bits."""
     optional = [feature for feature in vocabulary if feature]
     assert len(optional) <= 16, "the swarm gives 32 random bits, two for each group"
     return ("", *(feature for number, feature in enumerate(optional) if (bits >> (2 * number)) & 3))

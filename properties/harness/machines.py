@@ -1,8 +1,10 @@
-"""Hypothesis over the same operations, models and invariants as the swarm's: state machines, and strategies for tests of your own.
+"""Hypothesis over the same operations, models and invariants as the swarm's: state machines, and strategies for tests
+of your own.
 
     TestMine = machine("allocator", lambda config: MyAllocator(config.num_pages)).TestCase
 
-Hypothesis looks for short histories and shrinks what it finds itself; the swarm is much faster and finds what takes long ones.
+Hypothesis looks for short histories and shrinks what it finds itself; the swarm is much faster and finds what takes
+long ones.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def configs(
 
 
 def operations(contract: str, config: Any, capabilities: Capabilities) -> st.SearchStrategy[Operation]:
-    """Return a strategy for the operations that these capabilities allow, hostile ones and those that make no sense in a state included."""
+    """Return a strategy for the operations that these capabilities allow, hostile ones and those that make no sense in
+    a state included."""
     spoken = vocabulary_of(suite_of(contract).trial.declared, config, capabilities)
     return st.one_of([_of(letter) for letters in spoken.values() for letter in letters])
 
@@ -93,10 +96,11 @@ class TrialMachine(RuleBasedStateMachine):
 def machine(
     contract: str, make: Callable[[Any], Any], capabilities: Capabilities | Iterable[str] | None = None
 ) -> type[RuleBasedStateMachine]:
-    """Make a state machine with a rule for each of the contract's operations; everything is checked after each, and drained at the end.
+    """Make a state machine with a rule for each of the contract's operations; everything is checked after each, and
+    drained at the end.
 
-    `capabilities` as in `conformance.check`. A broken invariant is a `Violation` in the machine's test. What takes two runs
-    to see is left to the swarm.
+    `capabilities` as in `conformance.check`. A broken invariant is a `Violation` in the machine's test. What takes two
+    runs to see is left to the swarm.
     """
     component = suite_of(contract).component(make, capabilities)
 

@@ -61,7 +61,8 @@ class Kill:
 
 
 def find(mutant: Mutant, budget: str | int | Budget | None = None, seed: int = 1) -> tuple[Found | None, int]:
-    """Search for the mutant's defect, within the quick budget of its contract. Returns the first failing run, and the operations so far."""
+    """Search for the mutant's defect, within the quick budget of its contract.
+    Returns the first failing run, and the operations so far."""
     component = suite_of(mutant.contract).component(mutant.make)
     swarm = Swarm(component, seed)
     found = swarm.search(component.invariants, Budget.of(component.suite.quick if budget is None else budget))

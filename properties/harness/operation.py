@@ -9,12 +9,13 @@ A trial declares its operations as methods:
         def alloc(self, holder: str, num_slots: int) -> None:
             "Let `holder` take `num_slots` more slots."
 
-`AllocatorTrial.alloc` is then a frozen data class with these fields: `AllocatorTrial.alloc("a", 2)` is an operation, to be stored, drawn
-and shrunk. On a trial, `trial.alloc("a", 2)` carries that operation out and checks everything after it.
+`AllocatorTrial.alloc` is then a frozen data class with these fields: `AllocatorTrial.alloc("a", 2)` is an operation, to
+be stored, drawn and shrunk. On a trial, `trial.alloc("a", 2)` carries that operation out and checks everything after
+it.
 
-An operation names what it acts on ("holder a", "request r1"), so that its meaning survives when others are taken out of the sequence.
-Where it makes no sense, because its holder has nothing, it is left out, and is no error. Amounts are what a caller would say:
-they may be too large, negative or odd, on purpose.
+An operation names what it acts on ("holder a", "request r1"), so that its meaning survives when others are taken out of
+the sequence. Where it makes no sense, because its holder has nothing, it is left out, and is no error. Amounts are what
+a caller would say: they may be too large, negative or odd, on purpose.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ from typing import Any, ClassVar
 from ...core.errors import ConfigError, Problem, nearest
 
 Values = Sequence[Any] | Callable[[Any, Any], Sequence[Any]]
-"""The values that an argument may have, the simplest first; what is repeated is drawn more often. Or a function of the configuration and
-the capabilities that returns them; no values at all: there is no such operation here."""
+"""The values that an argument may have, the simplest first; what is repeated is drawn more often. Or a function of the
+configuration and the capabilities that returns them; no values at all: there is no such operation here."""
 
 
 class Handles(tuple):
-    """Names of one sort of thing, such as holders or requests, the simplest first. The shrinker renames within a sort only."""
+    """Names of one sort of thing, such as holders or requests, the simplest first.
+    The shrinker renames within a sort only."""
 
     __slots__ = ()
 
@@ -107,18 +109,22 @@ def operation(
     probes: str = "",
     **values: Values,
 ) -> Callable[[Any], Any]:
-    """Declare a method of a trial as an operation. The method's parameters are the fields, its docstring that of the data class.
+    """Declare a method of a trial as an operation. The method's parameters are the fields, its docstring that of the
+    data class.
 
     weight     how often it is drawn, beside the others
-    needs      the capabilities that the component must declare; a run leaves the operations of a capability out together
-    hostile    what no caller should do; a run leaves these out together
-    when       `when(trial, …)` with the first arguments, as many as it takes: whether it makes sense in this state. If not, it is left
+    needs      the capabilities that the component must declare; a run leaves the operations of a capability out
+    together hostile    what no caller should do; a run leaves these out together
+    when       `when(trial, …)` with the first arguments, as many as it takes: whether it makes sense in this state. If
+    not, it is left
                out. A method may also return False before it has changed anything
-    probes     the id of the invariant that it does nothing but probe: for a component known to break that one, it is not drawn
-    values     for each parameter the values that it may have (see `Values`). Those of a parameter that is left out are the trial's for its
+    probes     the id of the invariant that it does nothing but probe: for a component known to break that one, it is
+    not drawn values     for each parameter the values that it may have (see `Values`). Those of a parameter that is
+    left out are the trial's for its
                name (`Trial.values`), else both of a bool, else its default
 
-    Applied once more on top, it adds another way to draw the same operation, with the same values where no others are given.
+    Applied once more on top, it adds another way to draw the same operation, with the same values where no others are
+    given.
     """
     needs = (needs,) if isinstance(needs, str) else tuple(needs)
     assert weight > 0, "an operation that is never drawn"
@@ -164,7 +170,8 @@ def encode(operation: Operation) -> dict[str, Any]:
 
 
 def decode(operations: Iterable[type[Operation]], data: object, source: str, key: str) -> Operation:
-    """Decode the operation, one of these kinds, that `encode` wrote; raises ConfigError with `source` and `key` for anything else."""
+    """Decode the operation, one of these kinds, that `encode` wrote;
+    raises ConfigError with `source` and `key` for anything else."""
     kinds = {kind.tag: kind for kind in operations}
     if not isinstance(data, dict) or not isinstance(data.get("op"), str):
         raise ConfigError.of(source, key, 'expected an object with the key "op"')
@@ -176,7 +183,8 @@ def decode(operations: Iterable[type[Operation]], data: object, source: str, key
 
 
 def decode_fields(kind: type, data: dict[str, Any], source: str, key: str) -> Any:
-    """Decode a dataclass of integers, strings, booleans and tuples of integers from a JSON object with exactly its fields."""
+    """Decode a dataclass of integers, strings, booleans and tuples of integers from a JSON object with
+    exactly its fields."""
     wanted = field_types(kind)
     problems = [Problem(f"{key}.{name}", f"unknown{nearest(name, wanted)}") for name in data if name not in wanted]
     values: dict[str, Any] = {}
@@ -219,7 +227,8 @@ def _plain(value: object) -> object:
 
 
 def simpler(operation: Operation, neighbours: Sequence[Operation]) -> Iterator[Operation]:
-    """Return operations like this one, but simpler, the simplest first: smaller numbers, shorter lists, names that are declared earlier."""
+    """Return operations like this one, but simpler, the simplest first:
+    smaller numbers, shorter lists, names that are declared earlier."""
     used = [
         (field.name, getattr(n, field.name))
         for n in neighbours

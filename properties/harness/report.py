@@ -88,8 +88,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The whole of one check. It is `ok` if exactly the announced failures occurred, every enabled check was made at least once, and no
-    invariant is disputed: one that the suite cannot judge is not proved."""
+    """The whole of one check. It is `ok` if exactly the announced failures occurred, every enabled check was made at
+    least once, and no invariant is disputed: one that the suite cannot judge is not proved."""
 
     contract: str
     subject: str

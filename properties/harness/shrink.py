@@ -1,8 +1,8 @@
 """Make a long failing run a short one that fails in the same way.
 
-First whole stretches of operations are left out (delta debugging: Zeller and Hildebrandt, "Simplifying and isolating failure-inducing
-input", IEEE TSE 28(2), 2002), then single ones. Then the arguments and the configuration are made simpler until nothing can be. Every
-attempt is a run of its own on a fresh subject, and so is the result.
+First whole stretches of operations are left out (delta debugging: Zeller and Hildebrandt, "Simplifying and isolating
+failure-inducing input", IEEE TSE 28(2), 2002), then single ones. Then the arguments and the configuration are made
+simpler until nothing can be. Every attempt is a run of its own on a fresh subject, and so is the result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ HANG_LIMIT_S = 0.1
 
 
 def control_of(component: Component, subject: str) -> tuple[str, Component] | None:
-    """Return the plainest component of ours, other than `subject`, that can do all that this one can, behind its import string."""
+    """Return the plainest component of ours, other than `subject`, that can do all that this one can, behind
+    its import string."""
     for name in component.suite.controls:
         if name == subject:
             continue
@@ -39,11 +40,13 @@ def control_of(component: Component, subject: str) -> tuple[str, Component] | No
 
 
 class Shrinker:
-    """Shrinks one failure; `operations` and `config` are the best so far, `drain` says whether draining them is part of it.
+    """Shrinks one failure; `operations` and `config` are the best so far, `drain` says whether draining them is part of
+    it.
 
-    Only a run that fails in the same way counts. Its first failure must have the id of the one that was found and, for a misbehaviour, the
-    same kind, such as the same error from the same call. And `control`, a component of ours, must go through it without a failure: what
-    it fails, too, is no fault of the component. `is_disputed` says that there was no such run.
+    Only a run that fails in the same way counts. Its first failure must have the id of the one that was found and, for
+    a misbehaviour, the same kind, such as the same error from the same call. And `control`, a component of ours, must
+    go through it without a failure: what it fails, too, is no fault of the component. `is_disputed` says that there was
+    no such run.
     """
 
     def __init__(
@@ -142,7 +145,8 @@ class Shrinker:
         return changed
 
     def _simplify_config(self) -> bool:
-        """Make the configuration simpler, the operations with it: what was two pages stays two pages where pages are smaller."""
+        """Make the configuration simpler, the operations with it:
+        what was two pages stays two pages where pages are smaller."""
         changed = False
         while any(self._takes(*attempt) for attempt in self._simpler_configs()):
             changed = True

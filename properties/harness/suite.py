@@ -1,4 +1,5 @@
-"""`Suite` is a contract as the drivers see it, `Component` a component under check: it runs a history, within a limit of time."""
+"""`Suite` is a contract as the drivers see it, `Component` a component under check:
+it runs a history, within a limit of time."""
 
 from __future__ import annotations
 
@@ -21,15 +22,18 @@ from .operation import Operation
 from .trial import Broken, Trial, Violation, frames
 
 MOSTLY, PATIENCE = 0.9, 5
-"""The share of its limit that a component must have computed to be interrupted; and after how many limits it is interrupted anyway."""
+"""The share of its limit that a component must have computed to be interrupted;
+and after how many limits it is interrupted anyway."""
 
 
 class Hanging(BaseException):
-    """Raised inside a component that has taken too long. No Exception, so that a component's own handlers let it pass."""
+    """Raised inside a component that has taken too long.
+    No Exception, so that a component's own handlers let it pass."""
 
 
 def can_interrupt() -> bool:
-    """Return whether alarms work: they need the main thread of a system that has them. Elsewhere a component that hangs is waited for."""
+    """Return whether alarms work: they need the main thread of a system that has them.
+    Elsewhere a component that hangs is waited for."""
     return hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
 
 
@@ -37,8 +41,8 @@ def can_interrupt() -> bool:
 def alarm(limit_s: float) -> Iterator[None]:
     """Raise Hanging in the body once it has taken `limit_s` seconds, and again from time to time if it goes on.
 
-    Of these seconds it must have computed for nine in ten (`MOSTLY`), else it gets `PATIENCE` times as many: other processes may have had
-    the core. What other threads of the process compute is not counted.
+    Of these seconds it must have computed for nine in ten (`MOSTLY`), else it gets `PATIENCE` times as many: other
+    processes may have had the core. What other threads of the process compute is not counted.
     """
     if not can_interrupt():
         yield
@@ -84,7 +88,8 @@ class Suite:
                 self.probes[method.probes] = (*self.probes.get(method.probes, ()), method.kind)
 
     def component(self, make: Callable[[Any], Any], capabilities: Any = None) -> Component:
-        """Return a component of this contract, with the capabilities that it declares itself if none are given. Raises ConfigError."""
+        """Return a component of this contract, with the capabilities that it declares itself if none are given.
+        Raises ConfigError."""
         declared = capabilities_of(make) if capabilities is None else capabilities
         return Component(self, make, self.capabilities.of(declared))
 
@@ -102,7 +107,8 @@ class Component:
         return self.suite.config.draw(choose, self.capabilities)
 
     def first_supported(self, bits: Callable[[int], int]) -> tuple[Any, tuple[int, ...]]:
-        """Return the first configuration drawn that is supported, and its choices; `bits` are those of each attempt. Raises ConfigError."""
+        """Return the first configuration drawn that is supported, and its choices; `bits` are those of each attempt.
+        Raises ConfigError."""
         for attempt in range(DRAWN_FOR_SUPPORT):
             choose = Choices(bits(attempt))
             config = self.configure(choose)
@@ -113,7 +119,8 @@ class Component:
         raise ConfigError.of("supports", "", what)
 
     def vocabulary(self, config: Any) -> Vocabulary:
-        """Return the letters of one configuration. Which groups and kinds there are depends on the capabilities alone."""
+        """Return the letters of one configuration.
+        Which groups and kinds there are depends on the capabilities alone."""
         return vocabulary_of(self.suite.trial.declared, config, self.capabilities)
 
     @property
@@ -150,10 +157,12 @@ class Component:
         limit_s: float | None = None,
         watch: Callable[[Operation, Trial], None] | None = None,
     ) -> Trial:
-        """Run the operations on a fresh component, drain it, and check the invariants (all, if None). Raises Violation if one breaks, or if
-        the component raises, hangs or answers nonsense; `Violation.trial` is the trial, None where two runs were compared.
+        """Run the operations on a fresh component, drain it, and check the invariants (all, if None). Raises Violation
+        if one breaks, or if the component raises, hangs or answers nonsense; `Violation.trial` is the trial, None where
+        two runs were compared.
 
-        With `twice`, twins go through the same, for the invariants that compare two runs. `watch` is called after each operation.
+        With `twice`, twins go through the same, for the invariants that compare two runs. `watch` is called after each
+        operation.
         """
         invariants = self.invariants if invariants is None else invariants
         limit_s = limit_s or self.suite.trial.limit_s or RUN_LIMIT_S
@@ -182,7 +191,8 @@ class Component:
         return first
 
     def twin_of(self, item: Invariant, config: Any) -> Any:
-        """Return the other configuration of an invariant over two runs: the first that is supported, None if there is none."""
+        """Return the other configuration of an invariant over two runs:
+        the first that is supported, None if there is none."""
         if not item.twin:
             return None
         found = self.suite.trial.twin_config(item.twin, config)
@@ -215,7 +225,8 @@ class Component:
         except NotInstalled:
             raise
         except Exception as error:
-            # Each trial looks at the answers that it expects; what it did not foresee ends here, and is no crash of the suite.
+            # Each trial looks at the answers that it expects; what it did not foresee ends here, and is no crash of the
+            # suite.
             violation, cause = Violation(at(), [Broken("TYPE", _unreadable(error))]), error
         else:
             return trial
@@ -224,7 +235,8 @@ class Component:
 
 
 def _unreadable(error: Exception) -> Finding:
-    """Describe an answer that a trial could not read: the error and where, since the answer itself is not at hand any more."""
+    """Describe an answer that a trial could not read:
+    the error and where, since the answer itself is not at hand any more."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(place.filename).parent.name}/{Path(place.filename).name}, line {place.lineno}"
     was = f"an answer could not be read: {type(error).__name__}: {error} ({where}: {place.line})"

@@ -1,7 +1,8 @@
-"""The seeded swarm: many short runs, each with a configuration of its own and some kinds of operations left out at random.
+"""The seeded swarm: many short runs, each with a configuration of its own and some kinds of operations left out at
+random.
 
-A run is a function of (seed, number of the run): what fails once fails again. Leaving kinds out matters as much as drawing them: a
-sequence with no frees at all, or with nothing but one kind, reaches states that an even mix does not.
+A run is a function of (seed, number of the run): what fails once fails again. Leaving kinds out matters as much as
+drawing them: a sequence with no frees at all, or with nothing but one kind, reaches states that an even mix does not.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ _KEPT_VOCABULARIES = 512
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long to go on: a number of operations, or seconds of wall time. Only the first gives the same runs everywhere.
+    """How long to go on: a number of operations, or seconds of wall time. Only the first gives the same runs
+    everywhere.
 
-    `is_extended`: `conformance.check` goes on past this budget, up to the contract's quick one, until every operation has happened."""
+    `is_extended`: `conformance.check` goes on past this budget, up to the contract's quick one, until every operation
+    has happened."""
 
     operations: int | None = None
     seconds: float | None = None
@@ -47,7 +50,8 @@ class Budget:
             raise ConfigError.of("budget", "", what)
         if match[2] is None:
             return cls(operations=int(amount))
-        # How much fits into a time is the machine's affair. What is rare gets the operations of the quick budget to happen in.
+        # How much fits into a time is the machine's affair. What is rare gets the operations of the quick budget to
+        # happen in.
         return cls(seconds=amount * (60 if match[2] == "m" else 1), is_extended=True)
 
     def is_spent(self, operations: int, seconds: float) -> bool:
@@ -78,7 +82,8 @@ class Found:
 
 
 class Swarm:
-    """Random runs of one subject. `search` goes on from where the last one stopped, so that it can be called again after a failure."""
+    """Random runs of one subject. `search` goes on from where the last one stopped, so that it can be called again
+    after a failure."""
 
     def __init__(self, component: Component, seed: int, left_out: Sequence[type[Operation]] = ()) -> None:
         self.component = component
@@ -140,7 +145,8 @@ class Swarm:
         return bool(self.left_out) or hasattr(self.component.make, "supports")
 
     def vacuous(self) -> tuple[str, ...]:
-        """Return what the capabilities enable and has not happened so far: invariants never evaluated, operations never carried out."""
+        """Return what the capabilities enable and has not happened so far:
+        invariants never evaluated, operations never carried out."""
         never = [f"{item.id} was never evaluated" for item in self.enabled if not self.evaluations.get(item.id)]
         return (
             *never,

@@ -1,7 +1,8 @@
-"""A trial: one component and its model in lockstep, under one sequence of operations, with everything checked after each.
+"""A trial: one component and its model in lockstep, under one sequence of operations, with everything checked after
+each.
 
-Every contract has its own subclass, which knows how to carry an operation out on both. What is the same for all is here: which
-checkers run, what is counted, how a component's answers are taken, and how a failure is reported.
+Every contract has its own subclass, which knows how to carry an operation out on both. What is the same for all is
+here: which checkers run, what is counted, how a component's answers are taken, and how a failure is reported.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _HARNESS = frozenset(str(path) for path in Path(__file__).parent.glob("*.py"))
 
 
 class Broken(NamedTuple):
-    """One broken invariant (or misbehaviour), with what the checker found; `kind` tells misbehaviours of one id apart."""
+    """One broken invariant (or misbehaviour), with what the checker found;
+    `kind` tells misbehaviours of one id apart."""
 
     id: str
     finding: Finding
@@ -64,8 +66,9 @@ class Refused(NamedTuple):
 class Trial:
     """Base of the trials of all contracts: one component under operations, beside a model of it.
 
-    A subclass declares its operations (`operation.py`), and sets `moment`, the value that the checkers look at. It says what its contract
-    is in class variables, and annotates `subject`, `config` and `capabilities`. `begin` and `end` stand around every operation.
+    A subclass declares its operations (`operation.py`), and sets `moment`, the value that the checkers look at. It says
+    what its contract is in class variables, and annotates `subject`, `config` and `capabilities`. `begin` and `end`
+    stand around every operation.
     """
 
     contract: ClassVar[str]
@@ -126,7 +129,8 @@ class Trial:
         return config
 
     def apply(self, operation: Operation) -> bool:
-        """Carry out one operation and check everything. Raises Violation; returns False if the operation was left out."""
+        """Carry out one operation and check everything.
+        Raises Violation; returns False if the operation was left out."""
         kind = type(operation)
         if kind.when is not None and not kind.when(self, *operation.arguments[: kind.num_when]):
             return False
@@ -140,7 +144,8 @@ class Trial:
         return True
 
     def count(self, kind: type[Operation]) -> None:
-        """Finish an operation that was carried out: observe its effects, count it, and run the checkers. Raises Violation."""
+        """Finish an operation that was carried out: observe its effects, count it, and run the checkers.
+        Raises Violation."""
         self.end()
         self.num_operations += 1
         self.executed[kind] = self.executed.get(kind, 0) + 1
@@ -177,7 +182,8 @@ class Trial:
             raise Violation(self.operation, broken)
 
     def drain(self) -> None:
-        """Stop all faults, give everything back, and check that everything is there. Do nothing, where nothing is held."""
+        """Stop all faults, give everything back, and check that everything is there.
+        Do nothing, where nothing is held."""
 
     def told(self) -> str:
         """Return what a report says of the last operation: how it was refused, or what the component answered."""
@@ -191,7 +197,8 @@ class Trial:
     # -- asking the component ---------------------------------------------------------------------------------------
 
     def ask(self, method: Callable[..., Any], *arguments: object) -> Any:
-        """Call the component where it may refuse: its answer, or Refused. Anything else that it raises is a violation."""
+        """Call the component where it may refuse: its answer, or Refused.
+        Anything else that it raises is a violation."""
         try:
             return self.call(method, *arguments)
         except REFUSALS as error:
@@ -203,7 +210,8 @@ class Trial:
             raise self._accident(method, error) from error
 
     def refused(self, answer: object, *no: object) -> bool:
-        """Return whether an answer is a refusal: what `ask` has caught, or one of `no` (False if not given). If so, note it."""
+        """Return whether an answer is a refusal: what `ask` has caught, or one of `no` (False if not given).
+        If so, note it."""
         if any(answer is item for item in no or (False,)):
             answer = Refused(str(answer))
         if isinstance(answer, Refused):
@@ -211,7 +219,8 @@ class Trial:
         return isinstance(answer, Refused)
 
     def carry_out(self, method: Callable[..., Any], *arguments: object) -> None:
-        """Call the component where it must not refuse. Raises Violation if it raises or returns False; `must` ignores what is returned."""
+        """Call the component where it must not refuse.
+        Raises Violation if it raises or returns False; `must` ignores what is returned."""
         if self.refused(self.ask(method, *arguments)):
             was = f"{getattr(method, '__name__', self.operation)} was refused: {self.moment.refusal}"
             raise self.misbehaviour("RAISES", was, "it is carried out")
@@ -251,7 +260,8 @@ class Trial:
         return Violation(self.operation, [Broken(id, Finding(was, should, MISBEHAVIOURS[id]), kind)])
 
     def sequence(self, answer: object, what: str, should: str = "a list", length: int | None = None) -> Sequence[Any]:
-        """Return a list or a tuple, of so many entries if a length is given; `should` is what the contract says of it."""
+        """Return a list or a tuple, of so many entries if a length is given;
+        `should` is what the contract says of it."""
         if isinstance(answer, list | tuple) and length in (None, len(answer)):
             return answer
         raise self.misbehaviour("TYPE", f"{what} is {shown(answer)}", should)
@@ -276,7 +286,8 @@ class Trial:
             raise self.misbehaviour("TYPE", f"{what} is {shown(answer)}", "an integer") from None
 
     def integers(self, answer: object, what: str, length: int | None = None) -> tuple[int, ...]:
-        """Return a flat sequence of integers as a tuple, of this length if one is given: a list, an array, anything with `tolist`."""
+        """Return a flat sequence of integers as a tuple, of this length if one is given:
+        a list, an array, anything with `tolist`."""
         if length is not None:
             found = self.integers(answer, what)
             if len(found) != length:
@@ -324,7 +335,8 @@ def frames(error: BaseException) -> str:
 
 
 def _cut(value: object, length: int) -> str:
-    """Return a value in few characters, the same in every process: of a larger array only type and shape, of an object no address."""
+    """Return a value in few characters, the same in every process:
+    of a larger array only type and shape, of an object no address."""
     if getattr(value, "size", 0) > MAX_SHOWN_ITEMS and hasattr(value, "dtype"):
         return f"{value.dtype}{list(value.shape)}"
     text = re.sub(r" at 0x[0-9a-f]+", "", " ".join(repr(value).split()))

@@ -1,4 +1,5 @@
-"""Every invariant: its id, its sentence, its checker. A file per group; each registers its checkers when it is loaded."""
+"""Every invariant: its id, its sentence, its checker.
+A file per group; each registers its checkers when it is loaded."""
 
 from . import (  # noqa: F401
     accept,

@@ -1,4 +1,5 @@
-"""ACCEPT-01 … of acceptance: what a verify tree and its verdict must be. What is moved behind it stands in `accept_moves.py`.
+"""ACCEPT-01 … of acceptance: what a verify tree and its verdict must be. What is moved behind it stands in
+`accept_moves.py`.
 
 A checker gets a `Moment` (`accept/model.py`) and looks at it alone.
 """
@@ -59,7 +60,8 @@ def as_much_is_emitted_as_is_correct(m: Moment) -> Outcome:
 
 
 def _follows_the_target(m: Moment, walk: Walk) -> Finding | None:
-    """Return whether the drafts of the path and one more are emitted; greedily, the target's choices while there is a draft of them."""
+    """Return whether the drafts of the path and one more are emitted;
+    greedily, the target's choices while there is a draft of them."""
     number, path, emitted = walk
     row, tokens = m.round.rows[number], m.round.tokens[number]
     drafts = [tokens[node] for node in path[1:]]

@@ -1,5 +1,5 @@
-"""ACCEPT-06 and ACCEPT-16: where KV and outputs stand after the accepted path was moved to the front. ACCEPT-19 … 23: which nodes a tree
-has and what they see, what is sampled from, and with which coins.
+"""ACCEPT-06 and ACCEPT-16: where KV and outputs stand after the accepted path was moved to the front. ACCEPT-19 … 23:
+which nodes a tree has and what they see, what is sampled from, and with which coins.
 
 A checker gets a `Moment` (`accept/model.py`) and looks at it alone.
 """
@@ -114,7 +114,8 @@ def _writes_in_bounds(m: Moment, home: dict[int, int]) -> Finding | None:
 
 
 def _sources_were_read_first(m: Moment) -> Finding | None:
-    """Check that every source was read before it was written: a lane that holds what was moved into its source has read too late."""
+    """Check that every source was read before it was written:
+    a lane that holds what was moved into its source has read too late."""
     before, after = m.answer.before, m.answer.after
     for number, path, _ in m.walks():
         window = m.round.batch.windows[number]

@@ -227,7 +227,8 @@ def ids_are_good(m: Moment) -> Outcome:
 
 
 def _parts_go_on(m: Moment) -> Outcome:
-    """Return whether each request of a batch goes on behind its last slot, and where its page is full in a new one of the pool."""
+    """Return whether each request of a batch goes on behind its last slot, and where its page is full in a new
+    one of the pool."""
     size, first = m.config.page_size, m.first_page
     for name, before in m.parts:
         slots = m.model.parts[name].slots

@@ -1,10 +1,10 @@
 """The catalogue: every invariant's id, its one sentence, and when it is checked.
 
-E after every operation · S at each scheduler step · T when a request ends · I idle, drained · R over a whole run · M metamorphic, two
-runs compared.
+E after every operation · S at each scheduler step · T when a request ends · I idle, drained · R over a whole run · M
+metamorphic, two runs compared.
 
-Words: `S` draft steps of a round, `k` top-k, `nd` nodes of a verify tree (root included), `p` page size, `R` the reserve of a request;
-*canary* is the shadow cell of a KV slot: (owner, position, token, hash of all tokens before it).
+Words: `S` draft steps of a round, `k` top-k, `nd` nodes of a verify tree (root included), `p` page size, `R` the
+reserve of a request; *canary* is the shadow cell of a KV slot: (owner, position, token, hash of all tokens before it).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Who owns which slots while steps are in flight: RELAY-01, 04, 06, ENGINE-06, ACCEPT-08, RADIX-09, 12, 13 of an engine."""
+"""Who owns which slots while steps are in flight:
+RELAY-01, 04, 06, ENGINE-06, ACCEPT-08, RADIX-09, 12, 13 of an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is planned, and for which requests: ENGINE-05, 09, 10, 11, 14, 16, 18, RELAY-05, 07, 08 and STEPS-07 of an engine."""
+"""What is planned, and for which requests: ENGINE-05, 09, 10, 11, 14, 16, 18, RELAY-05, 07, 08 and
+STEPS-07 of an engine."""
 
 from __future__ import annotations
 

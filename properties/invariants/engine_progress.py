@@ -1,6 +1,8 @@
-"""ENGINE-07: what fits is launched, and no request gives way in vain. Free pages and needs are counted here, not asked of the engine.
+"""ENGINE-07: what fits is launched, and no request gives way in vain. Free pages and needs are counted here, not asked
+of the engine.
 
-Every bound is generous: what an engine keeps in reserve is its own choice as long as it is no more than twice what a round needs.
+Every bound is generous: what an engine keeps in reserve is its own choice as long as it is no more than twice what a
+round needs.
 """
 
 from __future__ import annotations
@@ -63,8 +65,8 @@ def _idle(m: Moment) -> Outcome:
 
 
 def _against_reserves(m: Moment) -> Finding | None:
-    """Return a finding if what enters leaves less than a reserve to each that runs, or a step has fewer or more rounds than its own plan
-    may decide on."""
+    """Return a finding if what enters leaves less than a reserve to each that runs, or a step has fewer or more rounds
+    than its own plan may decide on."""
     config, flight, slots = m.config, m.flight, m.after.slots
     if flight is None or m.refusal is not None:
         return None
@@ -119,7 +121,8 @@ def _may_have_ended(m: Moment, life: Life) -> bool:
 
 
 def _preemption_that_is_due(m: Moment, running: Sequence[Life]) -> Finding | None:
-    """Return a finding if a request of greater priority waits, nothing comes back by itself, and what runs below it would make room."""
+    """Return a finding if a request of greater priority waits, nothing comes back by itself, and what runs below it
+    would make room."""
     config = m.config
     if m.recovery is not None and m.recovery.is_reduced:
         return None  # what is lost already need not be given up as well
@@ -182,7 +185,8 @@ def _needless_retraction(m: Moment) -> Finding | None:
 
 
 def _blocks_that_go_on(m: Moment) -> Outcome:
-    """Return a finding if a step of several rounds goes on, though a plan would now let a request in, or take one out."""
+    """Return a finding if a step of several rounds goes on, though a plan would now let a request in,
+    or take one out."""
     config, before = m.config, m.before
     blocks = [flight for flight in m.model.flights if flight.rounds > 1]
     if m.interrupted is None or not blocks or m.is_disturbed:

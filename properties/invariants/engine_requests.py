@@ -141,7 +141,8 @@ def what_can_never_run_is_refused(m: Moment) -> Outcome:
         if not reason.strip():
             was = "refused without a reason"
             return Finding(was, "an error whose text says why", "a client cannot mend its request")
-        # Which of several reasons is told is the engine's choice; where only size or queue are in the way, it is one of these.
+        # Which of several reasons is told is the engine's choice; where only size or queue are in the way, it is one of
+        # these.
         is_sound = m.operation.tag == "submit" and m.wish.prompt and m.wish.max_tokens > 0
         if is_sound and m.has_reasons and not m.limits & {int(number) for number in re.findall(r"\d+", reason)}:
             was, should = f"refused ({reason})", f"a reason with the limit, one of {_span(m.limits)}"

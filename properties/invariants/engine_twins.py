@@ -1,4 +1,5 @@
-"""Two runs of one engine: RELAY-09, ENGINE-15, 17, 19, RADIX-16, ACCEPT-15, SIM-12. They compare outputs or decisions."""
+"""Two runs of one engine: RELAY-09, ENGINE-15, 17, 19, RADIX-16, ACCEPT-15, SIM-12.
+They compare outputs or decisions."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ Twins = tuple[Any, Any]
 
 
 def _same_outputs(trials: Twins, why: str) -> Outcome:
-    """Compare the outputs of equal prompts with equal seeds; one that ended earlier must be a beginning of the others."""
+    """Compare the outputs of equal prompts with equal seeds;
+    one that ended earlier must be a beginning of the others."""
     first, second = (trial.model.outputs for trial in trials)
     found = None
     for key, outputs in first.items():

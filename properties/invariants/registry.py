@@ -1,4 +1,5 @@
-"""The registry: every invariant of the catalogue, the checker of those that have one, and which of its clauses a check has reached."""
+"""The registry: every invariant of the catalogue, the checker of those that have one, and which of its clauses a
+check has reached."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ Checker = Callable[[Any], Outcome]
 
 
 def unchanged(m: Any, why: str) -> Outcome:
-    """Return whether a component shows the same after a refused operation as before it; `before` and `after` are named tuples."""
+    """Return whether a component shows the same after a refused operation as before it;
+    `before` and `after` are named tuples."""
     if m.after == m.before:
         return True
     name = next(name for name in m.after._fields if getattr(m.after, name) != getattr(m.before, name))
@@ -39,7 +41,8 @@ def unchanged(m: Any, why: str) -> Outcome:
 
 
 def first_difference(runs: tuple[Any, Any]) -> tuple[int, Any, Any] | None:
-    """Return where the transcripts of two trials first differ, counted from 1, and both entries; None if they do not."""
+    """Return where the transcripts of two trials first differ, counted from 1, and both entries;
+    None if they do not."""
     pairs = enumerate(zip(*(trial.transcript for trial in runs), strict=False), 1)
     return next(((number, one, other) for number, (one, other) in pairs if one != other), None)
 
@@ -68,8 +71,8 @@ class Invariant:
 
     `on` are the tags of the operations that it has something to say about; () is all of them.
 
-    Almost any defect breaks a `general` one. With `twin`, it is about two runs of the same operations: `check` gets both trials,
-    and `twin_config(twin, config)` of the contract's trial says how the second one was configured.
+    Almost any defect breaks a `general` one. With `twin`, it is about two runs of the same operations: `check` gets
+    both trials, and `twin_config(twin, config)` of the contract's trial says how the second one was configured.
     """
 
     id: str
@@ -104,7 +107,8 @@ class Invariant:
         return " and ".join(WHEN[letter] for letter in self.when.split(","))
 
     def concerns(self, kind: type) -> bool:
-        """Return whether it has something to say about an operation of this kind; `str` is the kind of "make" and "drained"."""
+        """Return whether it has something to say about an operation of this kind;
+        `str` is the kind of "make" and "drained"."""
         return not self.on or kind in self.on or getattr(kind, "tag", "") in self.on
 
     def missing(self, capabilities: object) -> tuple[str, ...]:
@@ -124,7 +128,8 @@ def checks(
     general: bool = False,
     twin: str = "",
 ) -> Callable[[Checker], Checker]:
-    """Return a decorator for the one checker of invariant `id`, for components of `contract` that declare all of `needs`."""
+    """Return a decorator for the one checker of invariant `id`, for components of `contract` that
+    declare all of `needs`."""
 
     def register(check: Checker) -> Checker:
         assert _REGISTRY[id].check is None, f"{id} has a checker already"
@@ -148,12 +153,13 @@ def of_contract(contract: str) -> tuple[Invariant, ...]:
     return tuple(item for item in _REGISTRY.values() if item.contract == contract)
 
 
-# -- clauses --------------------------------------------------------------------------------------------------------------
+# -- clauses -----------------------------------------------------------------------------------------------------------
 #
-# A checker has several clauses; a clause that no run reached has proved nothing. A clause is an `if` whose body ends with
-# `return Finding(…)`. The last operand of its condition is what is judged, those before it are preconditions: in `if m.impossible and
-# m.promise is not None` the clause is reached when `m.promise is not None` is evaluated. The code of the checkers, and of the functions
-# of their module that they call, is compiled once more with a mark before that operand.
+# A checker has several clauses; a clause that no run reached has proved nothing. A clause is an `if` whose body ends
+# with `return Finding(…)`. The last operand of its condition is what is judged, those before it are preconditions: in
+# `if m.impossible and m.promise is not None` the clause is reached when `m.promise is not None` is evaluated. The code
+# of the checkers, and of the functions of their module that they call, is compiled once more with a mark before that
+# operand.
 
 _MARK = "__clause_reached__"
 

@@ -49,7 +49,8 @@ def never_a_value_of_another_generation(m: Moment) -> Outcome:
 
 
 def _is_wrong(m: Moment, of_another: bool) -> bool:
-    """Return whether a value was read that is not the last written one, and if so whether it is known to be of another request."""
+    """Return whether a value was read that is not the last written one, and if so whether it is known to be of
+    another request."""
     if m.wrong is None:
         return False
     known = m.capabilities.generations and m.wrong.writer is not None

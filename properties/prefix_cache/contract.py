@@ -1,4 +1,5 @@
-"""The contract of a prefix cache: match, insert, lock, evict, and, where declared, namespaces, an order, its nodes, a request table."""
+"""The contract of a prefix cache: match, insert, lock, evict, and, where declared, namespaces, an order, its nodes,
+a request table."""
 
 from __future__ import annotations
 
@@ -14,9 +15,10 @@ from ..harness.letters import Choices
 class PrefixCacheConfig:
     """What `make(config)` builds. Sizes are small on purpose: a defect shows at the edges.
 
-    `num_pages` pages of `page_size` slots can be in use at once; their slots are `page_size … (num_pages + 1) · page_size − 1`, page 0
-    is not used. `bigram`: the key of a position is its token and the next one, so n tokens have n − 1 keys. `policy`: what is
-    evicted first, "lru", "fifo" or "lfu". `hash_values`: how many different values the cache's hash may take, 0 if as many as it likes.
+    `num_pages` pages of `page_size` slots can be in use at once; their slots are
+    `page_size … (num_pages + 1) · page_size − 1`, page 0 is not used. `bigram`: the key of a position is its token and
+    the next one, so n tokens have n − 1 keys. `policy`: what is evicted first, "lru", "fifo" or "lfu". `hash_values`:
+    how many different values the cache's hash may take, 0 if as many as it likes.
     """
 
     num_pages: int
@@ -43,19 +45,22 @@ class PrefixCacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class PrefixCacheCapabilities(Capabilities):
-    """What a prefix cache declares. Each flag adds configurations, methods of `PrefixCache`, operations that call them, and invariants."""
+    """What a prefix cache declares. Each flag adds configurations, methods of `PrefixCache`, operations that call
+    them, and invariants."""
 
     paged: bool = False  # pages of more than one slot: only whole pages are cached
     bigrams: bool = False  # `config.bigram` is followed
     wide_ids: bool = False  # token ids of 2³¹ and more
     namespaces: bool = False  # namespaces other than "" are kept apart
     lru: bool = False  # what was matched or inserted longest ago is evicted first
-    # `config.policy` is followed: "fifo" evicts what was inserted first, "lfu" what was matched least often, then longest ago
+    # `config.policy` is followed: "fifo" evicts what was inserted first, "lfu" what was matched least often, then
+    # longest ago
     policies: bool = False
     collisions: bool = False  # the cache hashes; `config.hash_values` makes hashes collide
     peek: bool = False  # `peek(tokens, namespace)`
     inspection: bool = False  # `nodes()`
-    # `admit`, `slots_of`, `publish`, `leave`, `complete` and `free_slots`: requests that start from the cache, and a pool
+    # `admit`, `slots_of`, `publish`, `leave`, `complete` and `free_slots`: requests that start from the cache, and a
+    # pool
     table: bool = False
     # It refuses what no caller should do: to unlock what is not locked, to evict less than nothing
     misuse: bool = False
@@ -66,8 +71,8 @@ class PrefixCacheCapabilities(Capabilities):
 class PrefixCache(Protocol):
     """A cache of KV. A slot is one token's place, a page is `page_size` neighbouring slots from a multiple of it.
 
-    A handle stands for a path from the root, that of a match or an insertion; it may be any object. To refuse is to return False (or
-    None), or to raise one of `REFUSALS`; nothing may have changed then.
+    A handle stands for a path from the root, that of a match or an insertion; it may be any object. To refuse is to
+    return False (or None), or to raise one of `REFUSALS`; nothing may have changed then.
     """
 
     def match(self, tokens: Sequence[int], namespace: str) -> tuple[object, Sequence[int]]:
@@ -76,15 +81,17 @@ class PrefixCache(Protocol):
     def insert(
         self, tokens: Sequence[int], slots: Sequence[int], namespace: str
     ) -> tuple[object, Sequence[int], Sequence[int]]:
-        """Cache the whole pages of `tokens`, of which position i is computed in `slots[i]`; there are at most as many slots as keys.
+        """Cache the whole pages of `tokens`, of which position i is computed in `slots[i]`; there are at most as many
+        slots as keys.
 
-        What is cached already keeps its slots; the cache takes the caller's slots of the other whole pages, and no more. Returns a
-        handle of the path, the slots of all its positions, and the caller's copies, in other slots than the cached ones, to be freed.
+        What is cached already keeps its slots; the cache takes the caller's slots of the other whole pages, and no
+        more. Returns a handle of the path, the slots of all its positions, and the caller's copies, in other slots than
+        the cached ones, to be freed.
         """
 
     def lock(self, handle: object) -> object:
-        """Protect the handle's whole path from eviction, once more. Refuses a handle of which a page has been evicted; if all of it
-        has come back into the same slots, it may do either."""
+        """Protect the handle's whole path from eviction, once more. Refuses a handle of which a page has been evicted;
+        if all of it has come back into the same slots, it may do either."""
 
     def unlock(self, handle: object) -> object:
         """Take one `lock` of this handle back. Refuses where there is none."""
@@ -104,12 +111,13 @@ class PrefixCache(Protocol):
 
     @needs("inspection")
     def nodes(self) -> Sequence[tuple[int, int, int, Sequence[int], Sequence[int]]]:
-        """Return (id, id of the parent, locks, slots, ids of the children) of every node, the root first; its parent is −1."""
+        """Return (id, id of the parent, locks, slots, ids of the children) of every node, the root first;
+        its parent is −1."""
 
     @needs("table")
     def admit(self, request: str, tokens: Sequence[int], namespace: str) -> int:
-        """Start a request, with slots for all its keys, evicting if needed; refuse what does not fit. The cached positions, all but the
-        last token's at most, are locked; return how many."""
+        """Start a request, with slots for all its keys, evicting if needed; refuse what does not fit. The cached
+        positions, all but the last token's at most, are locked; return how many."""
 
     @needs("table")
     def slots_of(self, request: str) -> Sequence[int]:
@@ -121,8 +129,8 @@ class PrefixCache(Protocol):
 
     @needs("table")
     def leave(self, request: str, num_tokens: int) -> None:
-        """End a request: cache its first `num_tokens` positions, which are computed and verified, and free the others. If all of them
-        are cached already, the order of eviction does not change."""
+        """End a request: cache its first `num_tokens` positions, which are computed and verified, and free the others.
+        If all of them are cached already, the order of eviction does not change."""
 
     @needs("table")
     def complete(self) -> None:

@@ -1,7 +1,8 @@
-"""The reference model of a prefix cache: a tree of single pages, who has locked which path, and the moment that checkers look at.
+"""The reference model of a prefix cache: a tree of single pages, who has locked which path, and the moment that
+checkers look at.
 
-A radix tree joins pages to nodes and splits nodes; that cannot be seen from outside, so the model has no nodes. A page is found by the
-cell of its last position: a number for the namespace and all keys up to there.
+A radix tree joins pages to nodes and splits nodes; that cannot be seen from outside, so the model has no nodes. A page
+is found by the cell of its last position: a number for the namespace and all keys up to there.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ HUGE_KIND = 4
 
 
 def page_of(kind: int, page_size: int) -> tuple[int, ...]:
-    """Return the tokens of a page of this kind, ones but for one token: none is different in kind 0, the last in kind 1, the first in
-    kind 2. In kinds 3 and 4 the last is a number that becomes 1 when it is cut to 16 or 31 bits."""
+    """Return the tokens of a page of this kind, ones but for one token: none is different in kind 0, the last in kind
+    1, the first in kind 2. In kinds 3 and 4 the last is a number that becomes 1 when it is cut to 16 or 31 bits."""
     ones = (1,) * (page_size - 1)
     return ((*ones, 1), (*ones, 2), (3, *ones), (*ones, LARGE_TOKEN), (*ones, HUGE_TOKEN))[kind % NUM_KINDS]
 
 
 class Text(NamedTuple):
-    """Token ids, and a cell for each position that has a key: two cells are equal if and only if namespace and all keys up to there are."""
+    """Token ids, and a cell for each position that has a key:
+    two cells are equal if and only if namespace and all keys up to there are."""
 
     tokens: tuple[int, ...]
     namespace: str
@@ -104,7 +106,8 @@ def slots_of(pages: Sequence[int], size: int) -> tuple[int, ...]:
 
 
 class PrefixCacheModel:
-    """What is cached, who has locked what, which pages each request has, and the pool: its free pages, and what stands in each slot."""
+    """What is cached, who has locked what, which pages each request has, and the pool:
+    its free pages, and what stands in each slot."""
 
     def __init__(self, num_pages: int, page_size: int, policy: str) -> None:
         self.free = list(range(num_pages, 0, -1))
@@ -218,7 +221,8 @@ class Node(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """All that a prefix cache shows; None where it declares no such capability. Equal if and only if nothing has changed."""
+    """All that a prefix cache shows; None where it declares no such capability.
+    Equal if and only if nothing has changed."""
 
     num_evictable: int
     num_protected: int
@@ -237,7 +241,8 @@ class Matched(NamedTuple):
 
 
 class Evicted(NamedTuple):
-    """An eviction. `asked` is None where the cache decided how much; `order` are the pages that go first, as many as went."""
+    """An eviction. `asked` is None where the cache decided how much;
+    `order` are the pages that go first, as many as went."""
 
     asked: int | None
     num_evictable: int

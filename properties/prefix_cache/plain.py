@@ -1,7 +1,8 @@
-"""A prefix cache with every capability of the contract but a table, written plainly: the suite must find nothing wrong with it.
+"""A prefix cache with every capability of the contract but a table, written plainly: the suite must find nothing wrong
+with it.
 
-A dictionary of blocks, found by a hash of (the block before it, the keys in it), and compared key by key, as different blocks may
-have one hash. Mutants are made from it where our cache has no such part.
+A dictionary of blocks, found by a hash of (the block before it, the keys in it), and compared key by key, as different
+blocks may have one hash. Mutants are made from it where our cache has no such part.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class PlainPrefixCache:
         self.num_made = 0
         self.clock = 0
 
-    # -- blocks ---------------------------------------------------------------------------------------------------------
+    # -- blocks --------------------------------------------------------------------------------------------------------
 
     def blocks(self) -> list[Block]:
         return [block for bucket in self.buckets.values() for block in bucket]
@@ -88,7 +89,7 @@ class PlainPrefixCache:
     def slots(self, path: Path) -> list[int]:
         return [slot for block in path for slot in block.slots]
 
-    # -- the contract ---------------------------------------------------------------------------------------------------
+    # -- the contract --------------------------------------------------------------------------------------------------
 
     def match(self, tokens: Sequence[int], namespace: str) -> tuple[Path, list[int]]:
         path = self.find(self.keys_of(tokens), namespace)

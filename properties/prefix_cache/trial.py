@@ -1,10 +1,11 @@
 """The prefix cache's trial: each operation on the subject and on the model, then a full recount.
 
-The trial is what stands around a prefix cache in an engine: it has the pool, computes what is not cached, and keeps the request tables.
-Where the subject has a table and a pool of its own (`table`), it only watches.
+The trial is what stands around a prefix cache in an engine: it has the pool, computes what is not cached, and keeps the
+request tables. Where the subject has a table and a pool of its own (`table`), it only watches.
 
-A text is written as kinds of pages and what stands behind them: `pages` (0, 1) with `extra` 2 are a page of kind 0, one of kind 1 and
-two more tokens. A negative `extra` takes tokens off the end. So an operation keeps its meaning when the page size gets smaller.
+A text is written as kinds of pages and what stands behind them: `pages` (0, 1) with `extra` 2 are a page of kind 0, one
+of kind 1 and two more tokens. A negative `extra` takes tokens off the end. So an operation keeps its meaning when the
+page size gets smaller.
 """
 
 from __future__ import annotations
@@ -223,7 +224,8 @@ class PrefixCacheTrial(Trial):
     # A subject with a pool takes no pages but its own.
     @operation(weight=5, pages=lambda c, has: () if has.table else _texts(c, has))
     def insert(self, pages: tuple[int, ...], extra: int, namespace: str) -> bool | None:
-        """Insert a text that was computed elsewhere, all of it, whether it is cached or not; free the copies at once."""
+        """Insert a text that was computed elsewhere, all of it, whether it is cached or not;
+        free the copies at once."""
         text = self.text(pages, extra, namespace)
         num_pages = -(-len(text.cells) // self.config.page_size)
         if num_pages > len(self.model.free):
@@ -241,7 +243,8 @@ class PrefixCacheTrial(Trial):
         self._evict(num_slots)
 
     def _hand_over(self, text: Text, table: list[int], num_positions: int) -> tuple[object, Path] | None:
-        """Insert the first positions of a table on both, and free the copies: handle and path, None where the two differ.
+        """Insert the first positions of a table on both, and free the copies: handle and path, None where the two
+        differ.
 
         The table then begins with the pages that are cached.
         """
@@ -271,7 +274,8 @@ class PrefixCacheTrial(Trial):
     # -- the pool -----------------------------------------------------------------------------------------------------
 
     def take(self, num_pages: int) -> list[int] | None:
-        """Take free pages, evicting if needed. Returns None if that does not suffice, or the eviction has gone wrong."""
+        """Take free pages, evicting if needed. Returns None if that does not suffice, or the
+        eviction has gone wrong."""
         missing = num_pages - len(self.model.free)
         if missing > 0:
             evictable = len(self.model.tree) - len(self.model.locks())
@@ -307,7 +311,8 @@ class PrefixCacheTrial(Trial):
 
     @operation(weight=8, when=lambda t, request: not _is_running(t, request))
     def admit(self, request: str, pages: tuple[int, ...], extra: int, namespace: str) -> bool | None:
-        """Start a request from what is cached of its text, lock that and compute the rest; turn it away if that does not fit."""
+        """Start a request from what is cached of its text, lock that and compute the rest;
+        turn it away if that does not fit."""
         text = self.text(pages, extra, namespace)
         if not text.tokens:
             return False
@@ -333,7 +338,8 @@ class PrefixCacheTrial(Trial):
 
     @operation(weight=4, when=_can_share)
     def share(self, request: str, num_tokens: int) -> None:
-        """Hand the first `num_tokens` positions of a running request over; it goes on with the cached ones and locks them."""
+        """Hand the first `num_tokens` positions of a running request over;
+        it goes on with the cached ones and locks them."""
         running = self.model.running[request]
         num_positions = min(num_tokens, len(running.text.cells))
         if self.capabilities.table:

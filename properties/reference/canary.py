@@ -2,9 +2,9 @@
 
     cell    (owner, position, token, hash of all tokens up to and including it)
 
-Reading finds a component that hands a slot to two owners, moves the wrong slot, or lets an old one be read: the cell is not the one that
-its owner wrote. Owners are numbers that are never used twice; their tokens are a function of (owner, position), so that no
-cell of one owner equals a cell of another.
+Reading finds a component that hands a slot to two owners, moves the wrong slot, or lets an old one be read: the cell is
+not the one that its owner wrote. Owners are numbers that are never used twice; their tokens are a function of (owner,
+position), so that no cell of one owner equals a cell of another.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _CONTENTS: dict[int, list[Cell]] = {}
 
 
 def contents(owner: int, start: int, stop: int) -> list[Cell]:
-    """Return the cells of positions `start … stop − 1` of an owner. Made once: the same owner always writes the same."""
+    """Return the cells of positions `start … stop − 1` of an owner.
+    Made once: the same owner always writes the same."""
     cells = _CONTENTS.setdefault(owner, [])
     while len(cells) < stop:
         position = len(cells)

@@ -1,11 +1,13 @@
-"""The reference drafts: chains and trees from a hash draft over shadow KV, and proposals from the tokens that the KV holds.
+"""The reference drafts: chains and trees from a hash draft over shadow KV, and proposals from the tokens that the KV
+holds.
 
 Where draft KV is written (positions of the row, S steps, branch starts as in `draft_branch_layout`):
 
     unshifted   start + 0: the root, start + s: the beam node of level s          s = 1 … S − 1
     shifted     start + s − 1: the pair (hidden state before, beam node of level s)
 
-The leaves of the last level are never run. When a beam node's parent sits in another branch, that branch's KV is copied over.
+The leaves of the last level are never run. When a beam node's parent sits in another branch, that branch's KV is copied
+over.
 """
 
 from __future__ import annotations
@@ -53,12 +55,14 @@ class Drafted:
     """The verify trees of a round."""
 
     tree: VerifyTree
-    # [bs, nd, …] by relay field: what the next round starts from if that node is the last accepted (drafts from the host).
+    # [bs, nd, …] by relay field: what the next round starts from if that node is the last accepted (drafts from the
+    # host).
     next_relay: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 class ReferenceDrafter:
-    """Drafts for one algorithm; the steps of `shape` are the greatest candidate: how many heads' candidates are relayed."""
+    """Drafts for one algorithm; the steps of `shape` are the greatest candidate:
+    how many heads' candidates are relayed."""
 
     def __init__(
         self,
@@ -81,7 +85,8 @@ class ReferenceDrafter:
     # -- what a round starts from ---------------------------------------------------------------------------------
 
     def relay(self, hashes: np.ndarray, tokens: np.ndarray, runs: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Return the draft-extend pass's top-k after prefixes uint64 [n] that end in `tokens`: ids int64, probabilities float32 [n, m].
+        """Return the draft-extend pass's top-k after prefixes uint64 [n] that end in `tokens`: ids int64, probabilities
+        float32 [n, m].
 
         With one head per step m = k · S: head s answers after the first choices of the heads before it.
         """
@@ -123,7 +128,8 @@ class ReferenceDrafter:
         return self.host.first_relay(np.array([row]))
 
     def _host_tree(self, request: DraftRequest, host: HostDrafts) -> Drafted:
-        """Show the proposer the whole text that the KV holds in every round, as if the row were new: what it kept must not matter."""
+        """Show the proposer the whole text that the KV holds in every round, as if the row were new:
+        what it kept must not matter."""
         nodes = request.num_draft_tokens
         for row, prefix, root in zip(request.rows.tolist(), request.prefixes, request.roots.tolist(), strict=True):
             self._show(host, row, np.append(prefix.tokens, root))
@@ -181,7 +187,8 @@ class ReferenceDrafter:
 
 
 class _Branches:
-    """The draft KV of one round's branches: laid out, written level by level, and read back before every forward pass."""
+    """The draft KV of one round's branches: laid out, written level by level, and read back before
+    every forward pass."""
 
     def __init__(self, drafter: ReferenceDrafter, request: DraftRequest) -> None:
         self._kv = drafter.kv
@@ -207,7 +214,8 @@ class _Branches:
         self._check_tails()
 
     def write(self, level: int, beam: Beam, hashes: np.ndarray) -> None:
-        """Run the draft on the beam of `level`: their branches' KV follows them, then their own is written and all is read."""
+        """Run the draft on the beam of `level`: their branches' KV follows them, then their own is written
+        and all is read."""
         written = len(self._hashes)
         if written > self._first_level_cells():
             self._follow(beam.sources, written)

@@ -72,8 +72,8 @@ class Running:
 class ReferenceExecutor:
     """Executes the steps of one engine, whose configuration must track tokens.
 
-    `acceptance` decides how many drafts are right, if not the draft's own agreement; `fail_at` maps request ids to the output index
-    whose logits are NaN.
+    `acceptance` decides how many drafts are right, if not the draft's own agreement; `fail_at` maps request ids to the
+    output index whose logits are NaN.
     """
 
     def __init__(
@@ -208,7 +208,8 @@ class ReferenceExecutor:
         self.kv.open_row(join.row, join.epoch, namespace_salt(request.namespace), join.num_cached)
 
     def _arrive(self, arrivals: Arrivals, running: Running) -> None:
-        """Take rows whose KV another worker has computed: read every cell once, then fill their first relay cells without a pass."""
+        """Take rows whose KV another worker has computed:
+        read every cell once, then fill their first relay cells without a pass."""
         batch, last_tokens = arrivals.batch, arrivals.first_tokens
         for row, length, token in zip(batch.rows.tolist(), batch.seq_lens.tolist(), last_tokens.tolist(), strict=True):
             self.kv.kv_lens[row] = length

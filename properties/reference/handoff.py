@@ -1,11 +1,14 @@
-"""A prefill and a decode worker over reference executors, joined by a link in memory: every cell of KV is its own canary.
+"""A prefill and a decode worker over reference executors, joined by a link in memory: every cell of KV is its own
+canary.
 
-    ReferenceWorker ──► Wire ──► ReferenceWorker     messages may be lost, late, doubled, reordered, cut short or changed by the test
+    ReferenceWorker ──► Wire ──► ReferenceWorker     messages may be lost, late, doubled, reordered, cut short or
+    changed by the test
          ▲              │
          └──── Wire ◄───┘
 
-A page travels as the bytes of its shadow cells (position, token, prefix hash) of both pools. The receiver writes them under its own name.
-The first step of the request reads the whole prefix, and so finds a page that is missing, old, or of another prompt.
+A page travels as the bytes of its shadow cells (position, token, prefix hash) of both pools. The receiver writes them
+under its own name. The first step of the request reads the whole prefix, and so finds a page that is missing, old, or
+of another prompt.
 """
 
 from __future__ import annotations
@@ -189,7 +192,8 @@ Meddler = Callable[[list[Message]], list[Message]]
 
 
 class HandoffPair:
-    """One prefill and one decode worker. `meddle` may disturb what travels; time goes on by `tick_ns` with every turn."""
+    """One prefill and one decode worker. `meddle` may disturb what travels;
+    time goes on by `tick_ns` with every turn."""
 
     def __init__(
         self,
@@ -209,7 +213,8 @@ class HandoffPair:
         self.prefill_alive = self.decode_alive = True
 
     def turn(self) -> bool:
-        """Take one step of each worker, deliver one message (as bytes) in each direction; return whether more than time has changed."""
+        """Take one step of each worker, deliver one message (as bytes) in each direction;
+        return whether more than time has changed."""
         self.now_ns += self.tick_ns
         busy = False
         if self.prefill_alive:
@@ -225,8 +230,8 @@ class HandoffPair:
         return busy
 
     def run(self, max_turns: int = 2000) -> dict[str, FinishedRequest]:
-        """Run until nothing is left to do on either side, skipping idle time. Return the requests' ends, as users see them:
-        on the prefill side where that is not a transfer, else on the decode side."""
+        """Run until nothing is left to do on either side, skipping idle time. Return the requests' ends, as users see
+        them: on the prefill side where that is not a transfer, else on the decode side."""
         for _ in range(max_turns):
             if self.turn() or self.to_decode.messages or self.to_prefill.messages:
                 continue

@@ -3,10 +3,11 @@
 The target's answer is a pure function of the hash of *all* tokens before it:
 
     hash(prefix + token) = mix(hash(prefix), token)        the empty prefix has a hash of its own in every namespace
-    logits(prefix)[v]    = mix(hash(prefix), v)            and, on regular prefixes, a boost for the last token's successor
+    logits(prefix)[v]    = mix(hash(prefix), v)            and, on regular prefixes, a boost for the last token's
+    successor
 
-The draft sees the same hash. `agreement` sets how often its first choice is the target's argmax. Elsewhere the argmax is at one of the next
-ranks, so that a tree finds what a chain misses. All draws are keyed by the prefix alone.
+The draft sees the same hash. `agreement` sets how often its first choice is the target's argmax. Elsewhere the argmax
+is at one of the next ranks, so that a tree finds what a chain misses. All draws are keyed by the prefix alone.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def hash_of(hidden_states: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class HashLanguageModel:
-    """The target. `regularity` is the share of prefixes on which the next token is the last one's successor, in cycles of `period`."""
+    """The target. `regularity` is the share of prefixes on which the next token is the last one's successor, in
+    cycles of `period`."""
 
     seed: int = 0
     vocab_size: int = 32
@@ -90,7 +92,8 @@ class HashLanguageModel:
 
 @dataclass(frozen=True, slots=True)
 class HashDraft:
-    """The draft. `agreement`: probability that its first choice is the target's argmax; else it is one of the `depth` next."""
+    """The draft. `agreement`: probability that its first choice is the target's argmax;
+    else it is one of the `depth` next."""
 
     target: HashLanguageModel
     agreement: float = 0.7
@@ -150,7 +153,8 @@ def log_probabilities(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
 
 
 def plain_greedy(model: HashLanguageModel, request: Request, max_tokens: int) -> np.ndarray:
-    """Decode greedily, token by token, without engine or KV: the oracle. int64 [≤ max_tokens], up to the first stop token."""
+    """Decode greedily, token by token, without engine or KV: the oracle.
+    int64 [≤ max_tokens], up to the first stop token."""
     context = request.prompt.materialize()
     state = int(prefix_hashes(namespace_salt(request.namespace), context.tolist())[-1])
     last, output = int(context[-1]), []
@@ -170,7 +174,8 @@ USER_OUTPUTS = ("logprobs", "hidden_states", "routed_experts", "indexer_topk", "
 def node_outputs(
     hashes: np.ndarray, logits: np.ndarray, predict: np.ndarray, wanted: Iterable[str] = USER_OUTPUTS
 ) -> dict[str, np.ndarray]:
-    """Return the wanted user outputs of n nodes: `hashes` uint64 [n] of their prefixes, logits [n, V], the token int [n] after each."""
+    """Return the wanted user outputs of n nodes: `hashes` uint64 [n] of their prefixes, logits [n, V], the token
+    int [n] after each."""
     made = {
         "logprobs": lambda: log_probabilities(logits, np.maximum(predict, 0)),
         "hidden_states": lambda: hidden_of(hashes),
@@ -182,7 +187,8 @@ def node_outputs(
 
 
 def expected_outputs(model: HashLanguageModel, request: Request, tokens: np.ndarray) -> dict[str, np.ndarray]:
-    """Return what a request that emitted `tokens` int [n] must have got per token, recomputed from the final sequence alone."""
+    """Return what a request that emitted `tokens` int [n] must have got per token, recomputed from the
+    final sequence alone."""
     context = np.concatenate([request.prompt.materialize(), tokens])
     hashes = prefix_hashes(namespace_salt(request.namespace), context.tolist())
     before = slice(request.prompt.length - 1, len(context) - 1)

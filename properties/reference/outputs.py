@@ -1,4 +1,5 @@
-"""From the target's logits to tokens (greedy, or by the coins of each request), and their per-token outputs as results carry them."""
+"""From the target's logits to tokens (greedy, or by the coins of each request), and their per-token outputs as
+results carry them."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ NEXT_RELAY = "next_relay."  # and the field's name
 
 
 def as_columns(outputs: NodeOutputs, shape: tuple[int, int]) -> dict[str, np.ndarray]:
-    """Return user outputs [bs, width, …] from compacted node outputs of stride nd; where the width exceeds nd the rest is zeros."""
+    """Return user outputs [bs, width, …] from compacted node outputs of stride nd;
+    where the width exceeds nd the rest is zeros."""
     bs, width = shape
     columns = {}
     for name in outputs:

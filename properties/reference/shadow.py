@@ -3,8 +3,8 @@
     cell    (stay, position, token, hash of the tokens up to and including it)      stay = one epoch of one row
     row     [0, adopted) the prefix cache's, read only · [adopted, …) this stay's own
 
-A reader says what it expects; a cell that another stay wrote, that was never written, or that holds another prefix is a violation
-on the spot.
+A reader says what it expects; a cell that another stay wrote, that was never written, or that holds another prefix is a
+violation on the spot.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ class ShadowKV:
         self.stays[row] = NO_STAY
 
     def write_table(self, rows: np.ndarray, columns: np.ndarray, slots: np.ndarray) -> None:
-        """Follow the engine's request table. An entry of a position that is computed already may only be replaced by its equal."""
+        """Follow the engine's request table. An entry of a position that is computed already may only be
+        replaced by its equal."""
         if slots.size and (slots.min() < 1 or slots.max() >= self.target.num_slots):
             raise InvariantViolation("ALLOC-12", f"the request table gets slots {slots.min()} … {slots.max()}")
         replaced = (columns < self.kv_lens[rows]) & (columns >= self.adopted[rows])
@@ -116,7 +117,8 @@ class ShadowKV:
         self.table[rows, columns] = slots
 
     def window(self, row: int, start: int, length: int) -> np.ndarray:
-        """Return the slots int32 [length] of positions that `row` is about to write: its own, in bounds, not the cache's."""
+        """Return the slots int32 [length] of positions that `row` is about to write:
+        its own, in bounds, not the cache's."""
         if start < self.adopted[row]:
             raise InvariantViolation("ALLOC-06", f"row {row} writes position {start} of a shared prefix")
         if start + length > self.table.shape[1]:
@@ -179,7 +181,8 @@ class ShadowKV:
         return PrefixRead(tokens, hashes)
 
     def read_draft(self, row: int, prefix: PrefixRead, next_token: int) -> None:
-        """Check that the draft attends to as many positions as `prefix` has; `next_token` follows the prefix (shifted drafts hold it)."""
+        """Check that the draft attends to as many positions as `prefix` has;
+        `next_token` follows the prefix (shifted drafts hold it)."""
         length = len(prefix.tokens)
         slots = self.table[row, :length]
         pool = self.draft
@@ -207,8 +210,8 @@ def check_launch(
 ) -> None:
     """Raise InvariantViolation if a step disturbs one in flight.
 
-    `earlier` are the steps in flight, each with the rounds that it may still run. `table` is the request table as launched, `alloc_len`
-    the most slots by which one round extends a row.
+    `earlier` are the steps in flight, each with the rounds that it may still run. `table` is the request table as
+    launched, `alloc_len` the most slots by which one round extends a row.
     """
     if step.prefill is None and step.decode is None:
         raise InvariantViolation("ENGINE-11", f"step {step.step_id} has nothing to do")

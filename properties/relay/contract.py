@@ -1,4 +1,5 @@
-"""The contract of a relay: it keeps values that a step leaves, on the device, for the next step that has the same row."""
+"""The contract of a relay: it keeps values that a step leaves, on the device, for the next step that
+has the same row."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ HIDDEN = "hidden_states"
 class RelayConfig:
     """What `make(config)` builds: one cell per row of the request table.
 
-    A cell has a length and the fields field0, field1, …: `widths[i]` integers per row, 0 for a single one. An algorithm that needs hidden
-    states has a field "hidden_states" of `hidden_width` floats per row; with 0 there is none, and None always stands in its place.
+    A cell has a length and the fields field0, field1, …: `widths[i]` integers per row, 0 for a single one. An algorithm
+    that needs hidden states has a field "hidden_states" of `hidden_width` floats per row; with 0 there is none, and
+    None always stands in its place.
     """
 
     num_rows: int
@@ -47,37 +49,41 @@ class RelayConfig:
 class RelayCapabilities(Capabilities):
     """What a relay declares. Each flag adds to what is called, what is done and what is checked."""
 
-    # Row 0 is padding: any number of lanes of a batch may be row 0; what they write is lost, what they read is zeros. Rows are 1 …
-    # num_rows then, else 0 … num_rows − 1.
+    # Row 0 is padding: any number of lanes of a batch may be row 0; what they write is lost, what they read is zeros.
+    # Rows are 1 … num_rows then, else 0 … num_rows − 1.
     padding_row: bool = False
     generations: bool = False  # a cell remembers which generation wrote it, and only that one can read it
     inspection: bool = False  # `num_unread()`
-    # It refuses what no step does: to read what is not written, to write twice, rows that are not there, fields that are missing
+    # It refuses what no step does: to read what is not written, to write twice, rows that are not there, fields that
+    # are missing
     misuse: bool = False
 
     VISIBLE: ClassVar = ("padding_row",)
 
 
 class Relay(Protocol):
-    """A relay. A call names the rows of a batch and the generations of the requests that hold them; these grow, and may pass 2³¹.
+    """A relay. A call names the rows of a batch and the generations of the requests that hold them; these grow, and may
+    pass 2³¹.
 
-    A cell is empty, or holds a length, field values, or both. Only a cell with all of them can be read; reading empties it. To refuse is
-    to return False or to raise one of `REFUSALS` or an InvariantViolation; then no row of the batch has changed. A batch without rows
-    does nothing.
+    A cell is empty, or holds a length, field values, or both. Only a cell with all of them can be read; reading empties
+    it. To refuse is to return False or to raise one of `REFUSALS` or an InvariantViolation; then no row of the batch
+    has changed. A batch without rows does nothing.
     """
 
     def publish(self, rows: Sequence[int], generations: Sequence[int], lengths: Sequence[int]) -> object:
         """Write a length into each of these cells, which have none."""
 
     def stash(self, rows: Sequence[int], generations: Sequence[int], values: Mapping[str, Any]) -> object:
-        """Write every declared field of these cells, which have none: a list with one integer, or one list of `width`, per row.
+        """Write every declared field of these cells, which have none: a list with one integer, or one list of `width`,
+        per row.
 
-        `hidden_states` is always among the names, None if they are not declared. Refuse a declared field that is missing or None, and
-        a field that is not declared. Without declared fields it writes nothing.
+        `hidden_states` is always among the names, None if they are not declared. Refuse a declared field that is
+        missing or None, and a field that is not declared. Without declared fields it writes nothing.
         """
 
     def resolve(self, rows: Sequence[int], generations: Sequence[int]) -> tuple[Sequence[int], Mapping[str, Any]]:
-        """Read and empty these cells, which these generations wrote: the lengths, and every declared field as `stash` was given it.
+        """Read and empty these cells, which these generations wrote: the lengths, and every declared field as `stash`
+        was given it.
 
         What is not declared is absent or None.
         """

@@ -22,14 +22,16 @@ PADDING = Owner(0, 0)
 
 
 class Cell(NamedTuple):
-    """An unread cell: the generation that wrote it, and the stamp of each half that is written, "lengths" or "fields"."""
+    """An unread cell: the generation that wrote it, and the stamp of each half that is written,
+    "lengths" or "fields"."""
 
     generation: int
     stamps: dict[str, int]
 
 
 class Wrong(NamedTuple):
-    """A value that is not what was last written to its row. `writer` is the generation that wrote it, None if none did."""
+    """A value that is not what was last written to its row.
+    `writer` is the generation that wrote it, None if none did."""
 
     where: str
     found: object
@@ -42,8 +44,8 @@ class Wrong(NamedTuple):
 class Moment:
     """One operation, how it had to end and how it ended.
 
-    `trace` says why the cells, or the fields given, forbid it; `foreign` says why the generations or the rows do. With one of them it must
-    be refused. With neither it must not, unless `optional`.
+    `trace` says why the cells, or the fields given, forbid it; `foreign` says why the generations or the rows do. With
+    one of them it must be refused. With neither it must not, unless `optional`.
     """
 
     config: RelayConfig

@@ -1,4 +1,5 @@
-"""The relay's trial: each operation on the subject and on the model, every value compared, then a recount of the cells."""
+"""The relay's trial: each operation on the subject and on the model, every value compared, then a
+recount of the cells."""
 
 from __future__ import annotations
 
@@ -146,7 +147,8 @@ class RelayTrial(Trial):
 
     @operation(weight=2, needs="misuse", when=lambda t, call: call in CALLS, probes="RELAY-03", batch=FEW)
     def stray(self, call: str, offset: int, batch: tuple[int, ...]) -> None:
-        """Make the call `call` with the batch and a row that is not there: `offset` if it is negative, else `offset` + 1 past the last."""
+        """Make the call `call` with the batch and a row that is not there:
+        `offset` if it is negative, else `offset` + 1 past the last."""
         stray = Owner(offset if offset < 0 else self.model.rows.stop + offset, 1 << 20)
         if call == "resolve":
             self._resolve([*self._lanes(batch, self.model.may_read), stray])
@@ -160,7 +162,8 @@ class RelayTrial(Trial):
 
     @operation(weight=2, needs="misuse", when=_can_stash_oddly, how=tuple(ODDITIES))
     def stash_oddly(self, how: str, request: int) -> None:
-        """Stash for a request with a field missing, or one too many, or with the opposite of the hidden states that are declared."""
+        """Stash for a request with a field missing, or one too many, or with the opposite of the hidden states
+        that are declared."""
         self.moment.trace = ODDITIES[how]
         self._write_half("fields", [self.model.owners[request]], odd=how)
 
@@ -212,7 +215,8 @@ class RelayTrial(Trial):
         return None if self.refused(answer) else True if answer is None else answer
 
     def _write_half(self, half: str, lanes: Sequence[Owner], batch: Sequence[int] = (), odd: str = "") -> bool:
-        """Publish or stash for these lanes; the model follows if it is accepted. Return False if none is left of the batch."""
+        """Publish or stash for these lanes; the model follows if it is accepted.
+        Return False if none is left of the batch."""
         if batch and not lanes:
             return False
         m, model = self.moment, self.model
@@ -242,7 +246,8 @@ class RelayTrial(Trial):
         return True
 
     def _values(self, stamps: Sequence[int], odd: str) -> dict[str, object]:
-        """Return what `stash` is given, with one thing wrong if it is to be `odd`. Padding lanes get numbers like any other."""
+        """Return what `stash` is given, with one thing wrong if it is to be `odd`.
+        Padding lanes get numbers like any other."""
         per_lane = [self.model.values(stamp) for stamp in stamps]
         values = {HIDDEN: None, **{name: [found[name] for found in per_lane] for name in self.config.fields}}
         if odd == "hidden":
@@ -254,7 +259,8 @@ class RelayTrial(Trial):
         return values
 
     def _resolve(self, lanes: Sequence[Owner], batch: Sequence[int] = ()) -> bool:
-        """Read these lanes and compare what comes back with what was written last. Return False if none is left of the batch."""
+        """Read these lanes and compare what comes back with what was written last.
+        Return False if none is left of the batch."""
         if batch and not lanes:
             return False
         m, model = self.moment, self.model
@@ -314,7 +320,8 @@ class RelayTrial(Trial):
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Read all that is whole, release every request; then write and read the whole table once more, and empty it."""
+        """Read all that is whole, release every request;
+        then write and read the whole table once more, and empty it."""
         self.read(tuple(self.model.owners))
         for request in list(self.model.owners):
             self.release(request)

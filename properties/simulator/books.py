@@ -1,7 +1,8 @@
-"""The numbers of a report, computed once more from the ledger of its run: plain sums over requests, steps and states (SIM-13).
+"""The numbers of a report, computed once more from the ledger of its run: plain sums over requests, steps and states
+(SIM-13).
 
-What is completed, its throughput and its latencies are recounted from the requests themselves (SIM-07), whose tokens and times are those
-of the ledger (SIM-16).
+What is completed, its throughput and its latencies are recounted from the requests themselves (SIM-07), whose tokens
+and times are those of the ledger (SIM-16).
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ class Wrong(NamedTuple):
 
 
 class Books:
-    """What `summary` says of the run behind `ledger`. `busy_ns`: the least and the most work of each replica's device; None where it is not
-    known.
+    """What `summary` says of the run behind `ledger`. `busy_ns`: the least and the most work of each replica's device;
+    None where it is not known.
 
-    `is_plain`: every engine does all of a request, and no step has failed; only then all that is counted by engine can be recounted.
+    `is_plain`: every engine does all of a request, and no step has failed; only then all that is counted by engine can
+    be recounted.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""The contract of a simulator: a whole small service goes in, and out come its history, its requests and its summary."""
+"""The contract of a simulator: a whole small service goes in, and out come its history, its requests
+and its summary."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from ..harness.contract import Capabilities, needs
 from ..harness.letters import Choices
 
 MACHINES = ("dense", "sparse", "8-bit", "eager", "two devices")
-"""A dense model; one with experts; 8-bit weights and KV; without captured graphs, its drafts driven by the host; over two devices."""
+"""A dense model; one with experts; 8-bit weights and KV; without captured graphs, its drafts driven by the host;
+over two devices."""
 
 TREE_NODES = 6
 
@@ -18,14 +20,16 @@ FAULTS = (
     *("device.slow", "device.raises", "device.restarts", "link.late", "link.lost", "link.duplicated"),
     *("client.cancels", "client.token_limits", "client.stop_edge", "pool.denied", "pool.retraction"),
 )
-"""Kinds of faults that a simulator with `faults` knows. The probability is per step (device, pool), message (link) or request (client)."""
+"""Kinds of faults that a simulator with `faults` knows.
+The probability is per step (device, pool), message (link) or request (client)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatorConfig:
     """What `make(config)` builds: a simulator of engines with these pages, this many draft steps and this pipeline.
 
-    `steps` is fixed, so that the lengths of a request's verify runs follow from that request alone; 0 is plain decoding.
+    `steps` is fixed, so that the lengths of a request's verify runs follow from that request alone; 0 is plain
+    decoding.
     """
 
     page_size: int = 1
@@ -105,7 +109,8 @@ class Simulator(Protocol):
 
       events      sequence of strings: the history, one line per event, in the order in which they happened
       times_ns    sequence of integers: the simulated time of each
-      arrivals    sequence of [time in ns, prompt length, output length], as drawn; the number of a request is its place here
+      arrivals    sequence of [time in ns, prompt length, output length], as drawn; the number of a request is its place
+      here
       requests    sequence of mappings, one per request that reached a replica, also if that refused it:
                     number           its place in `arrivals`; −1 for one that a fault has added
                     reason           "completed", "refused", "aborted" or "failed"
@@ -116,19 +121,23 @@ class Simulator(Protocol):
                     retractions      how often it was retracted
                     emissions        sequence of [time in ns, tokens]: what it got, and when
       summary     mapping: completed, retractions, max_running, duration (s), total_output_tokens, output_throughput and
-                  request_throughput (per s), mean_concurrency (requests in the system), mean_running (of these, in a batch),
-                  mean_, median_, p90_, p95_ and p99_{ttft,tpot,itl,e2el}_ms of completed requests; None for what is undefined
+                  request_throughput (per s), mean_concurrency (requests in the system), mean_running (of these, in a
+                  batch), mean_, median_, p90_, p95_ and p99_{ttft,tpot,itl,e2el}_ms of completed requests; None for
+                  what is undefined
 
-    With the capability `books` the events are the lines of a log (docs/results.md, `events.jsonl`), and an answer has one key more:
+    With the capability `books` the events are the lines of a log (docs/results.md, `events.jsonl`), and an answer has
+    one key more:
 
       books       mapping: summary   every number of the report by its name, as in summary.json
                            machine   the numbers of one engine's machine, as `simulator/roofline.py` reads them
-                           runs      mapping: id of a request -> per output position the longest run of drafts that verification
+                           runs      mapping: id of a request -> per output position the longest run of drafts that
+                           verification
                                      would accept there, asked of the acceptance process alone
-                           patience  mapping: id of a request -> after how many ns its client leaves, of those whose client does
-                           link      [latency in ns, bytes per s] from the clients to each engine
-                           port      [latency in ns, bytes per s, bytes of a page, bytes beside the last page] between engines
-                           left      mapping: name -> what is left of it after the last request: loads, rows, slots, clients, gauges
+                           patience  mapping: id of a request -> after how many ns its client leaves, of those whose
+                           client does link      [latency in ns, bytes per s] from the clients to each engine
+                           port      [latency in ns, bytes per s, bytes of a page, bytes beside the last page] between
+                           engines left      mapping: name -> what is left of it after the last request: loads, rows,
+                           slots, clients, gauges
     """
 
     def run(self, service: Service) -> Mapping[str, object] | None:

@@ -1,7 +1,9 @@
-"""Reads the lines of a run's log, one after the other, into plain lists: who got which tokens and when, and what every step did.
+"""Reads the lines of a run's log, one after the other, into plain lists: who got which tokens and when, and what every
+step did.
 
-The log's format is that of `events.jsonl` (docs/results.md). Nothing is taken from the engine, the metrics or the device that wrote the
-log. A row's request, its length and its end are worked out from joins, accept lengths, stops and caps, one row at a time.
+The log's format is that of `events.jsonl` (docs/results.md). Nothing is taken from the engine, the metrics or the
+device that wrote the log. A row's request, its length and its end are worked out from joins, accept lengths, stops and
+caps, one row at a time.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class Life:
 
 @dataclass(slots=True)
 class Row:
-    """A row of a device, from a join on; it goes on as the device sees it, also when its request has left the engine."""
+    """A row of a device, from a join on; it goes on as the device sees it, also when its request has
+    left the engine."""
 
     id: str
     kv: int
@@ -55,7 +58,8 @@ class Row:
 
 @dataclass(slots=True)
 class StepDone:
-    """A step from its plan to its commit. `kv`, `emitted`: per round, as the device had them, rows that had ended included."""
+    """A step from its plan to its commit. `kv`, `emitted`:
+    per round, as the device had them, rows that had ended included."""
 
     replica: int
     number: int
@@ -77,8 +81,8 @@ class StepDone:
 class Ledger:
     """`lives` in the order of arrival, `steps` in that of commits.
 
-    `moments`: per replica ("plan", step), ("commit", step), ("lost", time in ns) where the oldest step fails, and ("reset", time in ns)
-    where an engine goes on after that.
+    `moments`: per replica ("plan", step), ("commit", step), ("lost", time in ns) where the oldest step fails, and
+    ("reset", time in ns) where an engine goes on after that.
     """
 
     def __init__(self, lines: Iterable[str]) -> None:

@@ -1,10 +1,13 @@
-"""The time of a step on a device, computed the slow way from the numbers of hardware and model: what SIM-14 compares with.
+"""The time of a step on a device, computed the slow way from the numbers of hardware and model: what SIM-14 compares
+with.
 
-Every pass is added up from the bytes that it moves and the operations that it does. `Clockwork` says when every round must end. `machine`
-is the mapping `machine` of an answer (see `contract.py`); its models are mappings of sizes, its times nanoseconds.
+Every pass is added up from the bytes that it moves and the operations that it does. `Clockwork` says when every round
+must end. `machine` is the mapping `machine` of an answer (see `contract.py`); its models are mappings of sizes, its
+times nanoseconds.
 
     decode     S − 1 draft passes · tree · verify · drafts from the host · sampling and KV move · catch-up
-    prefill    the same draft passes without graphs · one target pass over chunks and nodes · sampling twice · one draft pass over both
+    prefill    the same draft passes without graphs · one target pass over chunks and nodes · sampling twice · one draft
+    pass over both
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ ALIGNED_ABOVE, ALIGNED_TO = 512, 16
 
 
 class Decode(NamedTuple):
-    """A decode round: requests, draft steps, branches, nodes of a verify tree, KV tokens over the batch at its start."""
+    """A decode round: requests, draft steps, branches, nodes of a verify tree, KV tokens over the
+    batch at its start."""
 
     batch: int
     steps: int
@@ -58,7 +62,8 @@ class Model:
         return most * ((memory_ns / most) ** p + (compute_ns / most) ** p) ** (1 / p) if most else 0.0
 
     def product(self, rows: int, inner: int, columns: int, groups: float = 1.0, weight_bytes: int = 0) -> float:
-        """Return the time of `groups` matrix products of `rows` tokens each, with their own weights, in tiles and waves."""
+        """Return the time of `groups` matrix products of `rows` tokens each, with their own weights, in
+        tiles and waves."""
         machine = self.machine
         width = weight_bytes or self.weight_bytes
         rate = machine["flops"]["bf16" if weight_bytes or self.dtype not in machine["flops"] else self.dtype]
@@ -74,7 +79,8 @@ class Model:
     # -- the parts of a pass ------------------------------------------------------------------------------------------
 
     def body(self, tokens: int, routed: tuple[int, float]) -> float:
-        """Return the time of all layers without attention and communication, and of the embedding. `routed`: see `Roofline.routed`."""
+        """Return the time of all layers without attention and communication, and of the embedding.
+        `routed`: see `Roofline.routed`."""
         machine = self.machine
         if tokens > ALIGNED_ABOVE:
             tokens, *routed = (ceil(amount / ALIGNED_TO) * ALIGNED_TO for amount in (tokens, *routed))
@@ -93,7 +99,8 @@ class Model:
         return self.product(tokens, self.hidden, 2 * local) + self.product(tokens, local, self.hidden)
 
     def experts_read(self, routed: float) -> float:
-        """Return how many experts of a layer so many tokens reach, each with `experts_per_token` that are chosen evenly."""
+        """Return how many experts of a layer so many tokens reach, each with `experts_per_token` that
+        are chosen evenly."""
         whole, part = divmod(routed, 1)
         stays = 1 - self.experts_per_token / self.experts
         missed = stays**part
@@ -133,14 +140,16 @@ class Model:
         return self.corner(self.stream(num_bytes, "attention_bandwidth"), flops * 1e9 / rate)
 
     def attention(self, queries: int, own: int, kv: int, window: int, reads: int = 1) -> float:
-        """Decode attention over `kv` tokens of a batch and `own` ones of this round; windowed layers read `window` at most."""
+        """Decode attention over `kv` tokens of a batch and `own` ones of this round;
+        windowed layers read `window` at most."""
         one = reads * self.kv_token(queries)
         full = self.layers - self.windowed_layers
         read = self.layers * own + full * kv + self.windowed_layers * min(kv, window)
         return 2 * self.layers * self.machine["small_kernel_ns"] + one * read
 
     def prompt_attention(self, chunks: Sequence[tuple[int, int]]) -> float:
-        """Return the time of attention in prompt chunks (new tokens, tokens before them): each looks at all before it, and at itself."""
+        """Return the time of attention in prompt chunks (new tokens, tokens before them):
+        each looks at all before it, and at itself."""
         machine, pairs, tiles, read = self.machine, 0.0, 0, 0
         for new, past in chunks:
             pairs += (self.layers - self.windowed_layers) * sum(past + i + 1 for i in range(new))
@@ -191,12 +200,14 @@ class Roofline:
         return self.mixed_ns(tuple(chunks), decode or Decode(0, 0, 1, 1, 0))
 
     def routed(self, lens: Sequence[int], has_padding: bool) -> tuple[int, float]:
-        """Return how many tokens requests have, and as how many independent ones they choose experts; padding is one token more."""
+        """Return how many tokens requests have, and as how many independent ones they choose experts;
+        padding is one token more."""
         share = self.machine["expert_independence"]
         return sum(lens), sum(1 + share * (length - 1) for length in lens) + share * has_padding
 
     def padded(self, batch: int, width: int) -> tuple[int, bool]:
-        """Return the tokens of a pass with `width` per row as a captured graph runs them, and whether no graph is large enough."""
+        """Return the tokens of a pass with `width` per row as a captured graph runs them, and whether no graph
+        is large enough."""
         by_rows = self.machine["graph_unit"] == "rows"
         size = next((s for s in self.machine["graph_sizes"] or () if s >= (batch if by_rows else batch * width)), None)
         if size is None:
@@ -295,12 +306,14 @@ class Roofline:
         return max(total, drafter.dispatch(eager), machine["draft_floor_ns"])
 
     def sampling(self, rows: int) -> float:
-        """Return the time of softmax, truncation, acceptance: 18 bytes per logit in one stream, and seven small kernels."""
+        """Return the time of softmax, truncation, acceptance:
+        18 bytes per logit in one stream, and seven small kernels."""
         machine = self.machine
         return machine["ramp_ns"] + self.target.stream(18 * rows * self.target.vocab) + 7 * machine["small_kernel_ns"]
 
     def kv_move(self, d: Decode, rows: int) -> float:
-        """Return the time in which the accepted path of a tree becomes contiguous: one read and one write of its keys and values."""
+        """Return the time in which the accepted path of a tree becomes contiguous:
+        one read and one write of its keys and values."""
         if d.topk == 1 or not d.steps:
             return 0.0
         target, machine = self.target, self.machine
@@ -323,8 +336,8 @@ class Late(NamedTuple):
 
 
 class Clockwork:
-    """The replicas of one run. Per replica: `busy_ns`, the least work of its device, and `lost_ns`, what it may have done beside that in
-    steps that failed. `spread_ns`: the root of the summed squares of its rounds' times."""
+    """The replicas of one run. Per replica: `busy_ns`, the least work of its device, and `lost_ns`, what it may have
+    done beside that in steps that failed. `spread_ns`: the root of the summed squares of its rounds' times."""
 
     def __init__(self, ledger: Ledger, roofline: Roofline) -> None:
         self.busy_ns: dict[int, float] = {}

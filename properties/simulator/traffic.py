@@ -1,4 +1,5 @@
-"""What moves outside the engines: requests from clients over links and routers, KV over ports, and what remains of all of it."""
+"""What moves outside the engines: requests from clients over links and routers, KV over ports, and what
+remains of all of it."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class Traffic:
     # -- what was asked for -------------------------------------------------------------------------------------------
 
     def wrong_load(self) -> Iterator[tuple[str, str]]:
-        """Find what is wrong with the load: arrivals in order at the asked rate, lengths as asked for, no client with two requests."""
+        """Find what is wrong with the load: arrivals in order at the asked rate, lengths as asked for, no client
+        with two requests."""
         service, arrivals = self.service, self.answer.arrivals
         for before, after in pairwise(arrivals):
             if after[0] < before[0]:
@@ -114,7 +116,8 @@ class Traffic:
     # -- links and routers --------------------------------------------------------------------------------------------
 
     def wrong_delivery(self) -> Iterator[tuple[str, str]]:
-        """Find a message that does not take the latency and its bytes' time after those before it, or a route against the policy."""
+        """Find a message that does not take the latency and its bytes' time after those before it, or a route
+        against the policy."""
         if self.service.clients or not self.links_work:
             return
         latency_ns, bytes_per_s = self.answer.books["link"]
@@ -175,7 +178,8 @@ class Traffic:
     # -- ports --------------------------------------------------------------------------------------------------------
 
     def wrong_transfer(self) -> Iterator[tuple[str, str]]:
-        """Find KV that arrives before its bytes can, alone or with all that pass the same port, or a byte that does not count once."""
+        """Find KV that arrives before its bytes can, alone or with all that pass the same port, or a byte that
+        does not count once."""
         joined = [life for life in self.ledger.lives.values() if life.joined_ns >= 0 and life.emissions]
         if not self.config.has_pools or self.service.faults is not None or self.ledger.retractions:
             return
@@ -192,7 +196,8 @@ class Traffic:
             host["commit_row_ns"] + host["commit_token_ns"] + host["detokenise_token_ns"]
         )
         for life in joined:
-            # Layer by layer, the last layer of the pages that a step has filled is left after it, while the host takes its result.
+            # Layer by layer, the last layer of the pages that a step has filled is left after it, while the host takes
+            # its result.
             num_pages = life.last_chunk // self.config.page_size
             last_ns = int(num_pages * page_bytes / bytes_per_s * 1e9)
             least_ns = takes_ns[life.id] if layers == 1 else max(last_ns // layers - commit_ns, 0)

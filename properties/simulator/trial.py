@@ -21,7 +21,8 @@ MAX_LENGTH = 512
 MAX_PAGES = 1 << 20
 MAX_REPLICAS = 8
 ROOM = 2
-"""A pool of so many times the longest request, and a few rounds of drafts, holds every request: it may not be refused."""
+"""A pool of so many times the longest request, and a few rounds of drafts, holds every request:
+it may not be refused."""
 
 CROWDED_MBPS = 100
 """Links below this bandwidth take as long for a prompt as the next one takes to come."""
@@ -29,8 +30,9 @@ CROWDED_MBPS = 100
 QUEUE_REQUESTS = 1000
 QUEUE_LOAD_PERMILLE = 500
 QUEUE_TOLERANCE = 0.5
-"""Of the mean wait. At half load a sample mean over n exponential services has a standard error of 5.4 / √n of it (Daley, "The
-serial correlation coefficients of waiting times in a stationary single server queue", 1968): 17 % of a thousand."""
+"""Of the mean wait. At half load a sample mean over n exponential services has a standard error of 5.4 / √n of it
+(Daley, "The serial correlation coefficients of waiting times in a stationary single server queue", 1968): 17 % of a
+thousand."""
 
 EXPONENTIAL = tuple(max(1, round(-12 * log(1 - (share + 0.5) / 20))) for share in range(20))
 """Output lengths at the middles of twenty equal shares of an exponential distribution with mean 12."""
@@ -79,7 +81,8 @@ def _is_open(t: SimulatorTrial) -> bool:
 
 def _is_steady(t: SimulatorTrial) -> bool:
     """Return whether no slots that a step of several rounds holds are wanted before its end."""
-    # A request that leaves while such a step runs ends with its round, and not at once: a router may send the next one elsewhere.
+    # A request that leaves while such a step runs ends with its round, and not at once: a router may send the next one
+    # elsewhere.
     is_routed_by_ends = t.service.has_leavers and t.service.replicas > 1
     return _is_calm(t) and not t.config.has_pools and not is_routed_by_ends
 
@@ -183,14 +186,15 @@ class SimulatorTrial(Trial):
 
     @operation(needs="books", weight=4, policy=("least_loaded", "round_robin"), link_mbps=(10_000, 1))
     def route(self, policy: str, link_mbps: int) -> bool:
-        """Give the router this policy, and links of this bandwidth; a slow one gets long prompts close together. Then run the service."""
+        """Give the router this policy, and links of this bandwidth; a slow one gets long prompts close together.
+        Then run the service."""
         crowd = {"rate_per_ks": 10**6, "prompt_lens": (40, 64), "clients": 0} if link_mbps < CROWDED_MBPS else {}
         return self._become(policy=policy, link_mbps=link_mbps, **crowd) and self._run_once()
 
     @operation(needs="books", weight=5, clients=(0, 3, 1), cancels=(0, 700, 700), deadline_ms=(0, 0, 20, 40))
     def clients(self, clients: int, cancels: int, deadline_ms: int = 0) -> bool:
-        """Let its requests come from so many clients, or at their times; permille of them, long ones, are given up, and all that wait
-        for so long. Then run it."""
+        """Let its requests come from so many clients, or at their times; permille of them, long ones, are given up, and
+        all that wait for so long. Then run it."""
         long = {"output_lens": (30,)} if cancels or deadline_ms else {}
         return self._become(clients=clients, cancels=cancels, deadline_ms=deadline_ms, **long) and self._run_once()
 
@@ -214,14 +218,16 @@ class SimulatorTrial(Trial):
 
     @operation(needs="goodput", weight=4, ttft_ms=(0, 10, 20, 50), e2el_ms=(0, 20, 50, 100))
     def demand(self, ttft_ms: int, e2el_ms: int, is_tight: bool = False) -> bool:
-        """Demand these limits of a good request; 0: no demand. `is_tight`: of eight requests, some larger than the pool. Then run it."""
+        """Demand these limits of a good request; 0: no demand.
+        `is_tight`: of eight requests, some larger than the pool. Then run it."""
         pages = -(-64 // self.config.page_size)
         tight = {"num_requests": 8, "prompt_lens": (5, 64), "output_lens": (4,), "pages": pages} if is_tight else {}
         return self._become(slo_ttft_ms=ttft_ms, slo_e2el_ms=e2el_ms, **tight) and self._run_once()
 
     @operation(needs="faults", weight=10, when=lambda t, percent, fails=False: _may_have_faults(t), percent=(30, 10))
     def trouble(self, percent: int, fails: bool = False) -> bool:
-        """Put every kind of fault of links and clients into the service's plan, or all by which steps fail, and run it."""
+        """Put every kind of fault of links and clients into the service's plan, or all by which steps
+        fail, and run it."""
         kinds = dict.fromkeys((kind for kind in FAULTS if kind.startswith(("link", "client"))), 10 * percent)
         if fails:
             kinds = dict.fromkeys(STEP_FAULTS, 6 * percent)
@@ -338,8 +344,8 @@ class SimulatorTrial(Trial):
 
     @operation(weight=12, when=_has_room_for, pages=(1, 4, 8, 16, 64), percent=(0, 120, 150, 200, 60), together=(4, 8))
     def more_pages(self, pages: int, percent: int, together: int) -> None:
-        """Run it without faults, and again with more pages: first with its pool, or with so many per cent of what its longest request
-        needs, in batches of `together`."""
+        """Run it without faults, and again with more pages: first with its pool, or with so many per cent of what its
+        longest request needs, in batches of `together`."""
         if not percent:
             more = replace(self.service, pages=self.service.pages + pages)
             self.moment.enlarged = self._pair(self.subject.run, more)

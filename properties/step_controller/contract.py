@@ -19,15 +19,16 @@ CANDIDATES = ((1,), (1, 3), (2, 5), (0, 2), (0, 7), (1, 3, 7), (0, 1, 3), (0, 1,
 class StepsConfig:
     """What `make(config)` builds.
 
-    `table` is a JSON object. A key of digits is the lower bound of a range of batch sizes. It maps to an entry whose `candidate_steps` are
-    the draft steps to choose from (0: do not speculate). The other keys (`update_interval`, `warmup_batches`, `ema_alpha`,
-    `min_dwell_batches`, and with `average_rule` `up_hysteresis`, `down_hysteresis`, `ceiling_coeff`) hold for all ranges. `captured` are
-    the batch sizes with CUDA graphs. A batch is padded to the next captured size, if there is one. The padded size belongs to the range
-    with the largest bound not above it, or to the first range if all bounds are above it. `initial` are the steps to begin with (−1: the
-    controller's own choice).
+    `table` is a JSON object. A key of digits is the lower bound of a range of batch sizes. It maps to an entry whose
+    `candidate_steps` are the draft steps to choose from (0: do not speculate). The other keys (`update_interval`,
+    `warmup_batches`, `ema_alpha`, `min_dwell_batches`, and with `average_rule` `up_hysteresis`, `down_hysteresis`,
+    `ceiling_coeff`) hold for all ranges. `captured` are the batch sizes with CUDA graphs. A batch is padded to the next
+    captured size, if there is one. The padded size belongs to the range with the largest bound not above it, or to the
+    first range if all bounds are above it. `initial` are the steps to begin with (−1: the controller's own choice).
 
-    A round of S steps and b rows that reads k KV tokens takes `base_ns` + S · `draft_ns` + b · (S + 1) · `token_ns` + k · `kv_token_ps` /
-    1000 nanoseconds, with k = b · `kv_per_row`. A component must not look at the other fields, which describe its surroundings.
+    A round of S steps and b rows that reads k KV tokens takes `base_ns` + S · `draft_ns` + b · (S + 1) · `token_ns` + k
+    · `kv_token_ps` / 1000 nanoseconds, with k = b · `kv_per_row`. A component must not look at the other fields, which
+    describe its surroundings.
     """
 
     table: str
@@ -44,7 +45,8 @@ class StepsConfig:
 
     @classmethod
     def draw(cls, choose: Choices, has: StepsCapabilities) -> StepsConfig:
-        """Choose a table of one to three ranges; for a controller that is not adaptive, one range with one candidate."""
+        """Choose a table of one to three ranges; for a controller that is not adaptive, one range
+        with one candidate."""
         captured, fail_at = choose(CAPTURED), choose((0, 0, 1, 2) if has.adaptive else (0, 0, 1))
         if not has.adaptive:
             return cls(Table((1,), ((choose((0, 1, 3, 7)),),)).text(), captured, fail_at=fail_at)
@@ -78,14 +80,14 @@ class StepsCapabilities(Capabilities):
     counters: bool = False  # `counted()`
     # `average(batch_size)`: each range keeps a moving average, fed by rounds of its own current steps alone
     averages: bool = False
-    # It chooses by the published rule of the moving average. A range begins at `initial`, else at the middle candidate of all ranges, or
-    # at its own middle one if it does not have that. It looks again every `update_interval` results after `warmup_batches`, and probes
-    # from 0.
+    # It chooses by the published rule of the moving average. A range begins at `initial`, else at the middle candidate
+    # of all ranges, or at its own middle one if it does not have that. It looks again every `update_interval` results
+    # after `warmup_batches`, and probes from 0.
     average_rule: bool = False
     # It leaves 0 steps within a bound that follows from its table, and tries in vain more and more rarely
     probes: bool = False
-    # It switches at most once per `update_interval`, ten times in 10,000 rounds with a dwell or a known cost, and not at all once
-    # constant input has settled it
+    # It switches at most once per `update_interval`, ten times in 10,000 rounds with a dwell or a known cost, and not
+    # at all once constant input has settled it
     settles: bool = False
     sizing: bool = False  # `reserved()`
     estimates: bool = False  # `expected(steps, batch_size)`
@@ -110,43 +112,49 @@ class StepController(Protocol):
     """
 
     def steps_for(self, batch_size: int, kv_tokens: int) -> int:
-        """Return the steps for a round of `batch_size` rows that reads `kv_tokens` KV tokens. To ask again changes nothing."""
+        """Return the steps for a round of `batch_size` rows that reads `kv_tokens` KV tokens.
+        To ask again changes nothing."""
 
     def observe(self, correct_drafts: Sequence[float], batch_size: int, executed_steps: int) -> object:
-        """Take one verify result: the correct drafts (0 … executed_steps) of the rows still alive, from a round launched with
-        `batch_size` rows and `executed_steps`. It may come late, after the choice has changed. Impossible values are refused or
-        left out."""
+        """Take one verify result: the correct drafts (0 … executed_steps) of the rows still alive, from a round
+        launched with `batch_size` rows and `executed_steps`. It may come late, after the choice has changed. Impossible
+        values are refused or left out."""
 
     @needs("inspection")
     def state(self) -> object:
-        """Return all that future choices depend on, as plain data: numbers, strings, None, lists and dictionaries of them."""
+        """Return all that future choices depend on, as plain data:
+        numbers, strings, None, lists and dictionaries of them."""
 
     @needs("counters")
     def counted(self) -> Sequence[int]:
-        """Return, so far: verify results with at least one row, rows, correct drafts, proposed drafts (steps · rows)."""
+        """Return, so far: verify results with at least one row, rows, correct drafts, proposed
+        drafts (steps · rows)."""
 
     @needs("averages")
     def average(self, batch_size: int) -> float:
-        """Return the average of the range of a batch size: `(1 − ema_alpha) · average + ema_alpha · mean` per result."""
+        """Return the average of the range of a batch size:
+        `(1 − ema_alpha) · average + ema_alpha · mean` per result."""
 
     @needs("sizing")
     def reserved(self) -> int:
-        """Return the draft tokens, root included, that every reservation has room for: those of the largest candidate of any range."""
+        """Return the draft tokens, root included, that every reservation has room for:
+        those of the largest candidate of any range."""
 
     @needs("estimates")
     def expected(self, steps: int, batch_size: int) -> float:
-        """Return the tokens per row that it expects of a round of these steps, a candidate of this batch size: 1 … steps + 1."""
+        """Return the tokens per row that it expects of a round of these steps, a candidate of this batch size:
+        1 … steps + 1."""
 
     @needs("runtime")
     def attach(self, build: BuildGraph, captured: Sequence[int] | None) -> object:
-        """Build a graph for every candidate (with steps + 1 draft tokens) and exactly those captured sizes (None: no graphs)
-        whose range has it, and route by these sizes. If a build fails, the error goes on and nothing has changed; `attach` may be
-        called again."""
+        """Build a graph for every candidate (with steps + 1 draft tokens) and exactly those captured sizes (None: no
+        graphs) whose range has it, and route by these sizes. If a build fails, the error goes on and nothing has
+        changed; `attach` may be called again."""
 
     @needs("runtime")
     def graph(self, steps: int, batch_size: int) -> object:
-        """Return what `build` returned for these steps and the captured size that the batch is padded to. None if there is none so
-        large, and before graphs were built; never builds."""
+        """Return what `build` returned for these steps and the captured size that the batch is padded to. None if there
+        is none so large, and before graphs were built; never builds."""
 
     @needs("reload")
     def reload(self, text: str) -> object:

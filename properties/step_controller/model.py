@@ -1,6 +1,8 @@
-"""What a step controller's trial looks at: the operation, the result that was told, and all that is shown before and after.
+"""What a step controller's trial looks at: the operation, the result that was told, and all that is shown before and
+after.
 
-Results come from stationary processes: for every round and row, how many drafts would be accepted at most; the same in every run.
+Results come from stationary processes: for every round and row, how many drafts would be accepted at most; the same in
+every run.
 """
 
 from __future__ import annotations
@@ -101,7 +103,8 @@ class RecordingBuilder:
 
 
 class Shown(NamedTuple):
-    """All that a controller shows; None where it declares no such capability. Steps and averages are one per batch size looked at."""
+    """All that a controller shows; None where it declares no such capability.
+    Steps and averages are one per batch size looked at."""
 
     steps: tuple[int, ...]
     state: object = None
@@ -120,7 +123,8 @@ class Told(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """A stretch of rounds with immediate results, and the steps of each. Rates are tokens per second: its own, those of fixed steps."""
+    """A stretch of rounds with immediate results, and the steps of each.
+    Rates are tokens per second: its own, those of fixed steps."""
 
     process: str
     batch_size: int

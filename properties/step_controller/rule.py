@@ -1,4 +1,5 @@
-"""Tables of draft steps, good and damaged ones, and the rule of the moving average: one statement per sentence of its documentation."""
+"""Tables of draft steps, good and damaged ones, and the rule of the moving average:
+one statement per sentence of its documentation."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def read_table(text: str) -> Table:
 
 
 def reloaded(table: Table, dropped: int, update_interval: int) -> Table:
-    """Return the same ranges with another interval, and without candidate number `dropped` where there are several (−1: with all)."""
+    """Return the same ranges with another interval, and without candidate number `dropped` where there are
+    several (−1: with all)."""
     candidates = table.candidates
     if dropped >= 0:
         candidates = tuple(

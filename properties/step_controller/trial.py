@@ -1,4 +1,5 @@
-"""The step controller's trial: rounds are launched, results come back late, in part, or damaged; after each, all choices are looked at."""
+"""The step controller's trial: rounds are launched, results come back late, in part, or damaged;
+after each, all choices are looked at."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ MAX_REPEATED = 64
 PHASE_ROUNDS = 400
 GOODPUT_PHASE_ROUNDS = 16_000
 SETTLING_ROUNDS = 10_000
-"""A controller that used up its ten switches before the stretch may make the next one so many rounds later. The rest is judged."""
+"""A controller that used up its ten switches before the stretch may make the next one so many rounds later.
+The rest is judged."""
 
 GOODPUT_OFFER_ROUNDS = 20_000
 MAX_JUDGED = 2
@@ -29,7 +31,8 @@ FEWEST_ROWS = 4
 """Of a stretch whose throughput is judged: one row tells too little in so many rounds to be right to three per cent."""
 
 MIN_GAIN = 1.1
-"""How much faster than plain decoding the best steps must be, all drafts accepted, before a controller that knows the cost must draft."""
+"""How much faster than plain decoding the best steps must be, all drafts accepted, before a controller that knows the
+cost must draft."""
 
 
 def looked_at(config: StepsConfig, has: StepsCapabilities | None = None) -> tuple[int, ...]:
@@ -306,7 +309,7 @@ class StepControllerTrial(Trial):
         self._expect(batch_size)
         return None
 
-    # -- long stretches -------------------------------------------------------------------------------------------------
+    # -- long stretches ------------------------------------------------------------------------------------------------
 
     @operation(needs="adaptive", weight=1, when=_can_hold, process=PROCESSES, batch_size=_judged)
     def phase(self, process: str, batch_size: int) -> None:
@@ -326,7 +329,8 @@ class StepControllerTrial(Trial):
         self.stretches.append((self.operation, self.moment.stretch))
 
     def _stretch(self, process: str, size: int, history: Sequence[int]) -> Stretch:
-        """Return what a phase is judged by: all of it, or what comes after settling, and what fixed steps would have reached."""
+        """Return what a phase is judged by: all of it, or what comes after settling, and what fixed steps
+        would have reached."""
         begin, rounds = SETTLING_ROUNDS if self.capabilities.goodput else 0, len(history)
         judged, candidates = tuple(history[begin:]), self.candidates(size)
         times = {steps: self.time_ns(steps, size) for steps in candidates}
@@ -357,10 +361,11 @@ class StepControllerTrial(Trial):
             if steps or rounds == limit or not self._tell([0] * batch_size, batch_size, 0):
                 break
 
-    # -- graphs and tables ----------------------------------------------------------------------------------------------
+    # -- graphs and tables ---------------------------------------------------------------------------------------------
 
     def _attach(self) -> None:
-        """Let the controller build its graphs; once more if that was to fail. The last moment is still to be checked."""
+        """Let the controller build its graphs; once more if that was to fail.
+        The last moment is still to be checked."""
         captured, build, fail_at = self.config.captured, self.build, self.config.fail_at
         ranges = self.table.candidates
         reachable = frozenset(
@@ -384,8 +389,8 @@ class StepControllerTrial(Trial):
 
     @operation(needs="reload", weight=2, when=lambda t, dropped, update_interval: update_interval >= 1)
     def reload(self, dropped: int, update_interval: int) -> None:
-        """Load the table again, with another interval, and without candidate number `dropped` of every range that has more (−1: with
-        all)."""
+        """Load the table again, with another interval, and without candidate number `dropped` of every range that has
+        more (−1: with all)."""
         table = reloaded(read_table(self.config.table), dropped, update_interval)
         self.rule = None  # which ranges keep their state is the controller's own choice
         if not self.refused(self.ask(self.subject.reload, table.text())):
@@ -396,7 +401,7 @@ class StepControllerTrial(Trial):
         """Load the table, damaged."""
         self.refused(self.ask(self.subject.reload, damages(read_table(self.config.table))[how]))
 
-    # -- the end --------------------------------------------------------------------------------------------------------
+    # -- the end -------------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
         """Deliver all results. Then offer every range perfect drafts, and end with a stationary stretch."""

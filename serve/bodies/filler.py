@@ -1,7 +1,7 @@
 """The tokenizer and the text of a simulated body, which has no vocabulary.
 
-A token is up to four ASCII characters or up to three bytes of UTF-8, and its id is these bytes. So every text has tokens, about one for
-four letters of English, and the tokens give the same text back.
+A token is up to four ASCII characters or up to three bytes of UTF-8, and its id is these bytes. So every text has
+tokens, about one for four letters of English, and the tokens give the same text back.
 
     id   bits 0 … 27: four characters of seven bits, the first lowest · bits 28 … 30: how many (1 … 4)
          bits 0 … 23: three bytes, the first lowest                   · bits 28 … 30: 4 + how many (1 … 3)
@@ -59,7 +59,8 @@ class FillerTokenizer:
 
 
 class WordDecoder:
-    """Text of filler tokens as they come, for `StreamDecoder`: each has a text of its own, and nothing is looked for in it."""
+    """Text of filler tokens as they come, for `StreamDecoder`:
+    each has a text of its own, and nothing is looked for in it."""
 
     stop: str | None = None
 
@@ -71,7 +72,8 @@ class WordDecoder:
 
 
 def word_edges(bias: Sequence[tuple[int, float]] = ()) -> np.ndarray:
-    """Return float64 [words − 1], where one word ends and the next begins in [0, 1): all alike but for biases of their logits.
+    """Return float64 [words − 1], where one word ends and the next begins in [0, 1): all alike but for biases of their
+    logits.
 
     A token that is no word has probability 0, whatever its bias.
     """
@@ -82,7 +84,8 @@ def word_edges(bias: Sequence[tuple[int, float]] = ()) -> np.ndarray:
 
 
 def filler(seed: int, key: int, first: int, count: int, edges: np.ndarray) -> list[int]:
-    """Return the output tokens first … first + count − 1 of a request: words that depend on seed, key and position alone."""
+    """Return the output tokens first … first + count − 1 of a request:
+    words that depend on seed, key and position alone."""
     at = uniform(seed, Purpose.TOKEN, key, np.arange(first, first + count))
     tokens: list[int] = _WORD_TOKENS[np.searchsorted(edges, at, side="right")].tolist()
     return tokens

@@ -1,10 +1,12 @@
-"""A simulated service whose requests come from outside, one by one, while it runs; `foredraft serve --simulate` gives it real time.
+"""A simulated service whose requests come from outside, one by one, while it runs; `foredraft serve --simulate` gives
+it real time.
 
 ```
 submit / cancel at t ──► router ──► engines, devices ──► advance(t): what each request got until then
 ```
 
-Equal requests at equal times bring the events of `foredraft simulate`: the same actors decide, and nothing here reads a clock.
+Equal requests at equal times bring the events of `foredraft simulate`: the same actors decide, and nothing here reads a
+clock.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ class LiveSimulation(Simulation):
         faults: FaultPlan | None = None,
         deliver: Callable[[list[Emission]], None],
     ) -> None:
-        """Raise a ForedraftError for anything that cannot run. Engines plan single rounds: tokens are told when their round ends.
+        """Raise a ForedraftError for anything that cannot run. Engines plan single rounds: tokens are told when their
+        round ends.
 
         `deliver` gets what a round brought before the engine plans the next one. `faults` are those of the service
         (`FaultPlan.of_service`), for its clients come from outside.
@@ -120,7 +123,8 @@ class LiveSimulation(Simulation):
     def foresee(self, now_ns: int) -> list[list[Emission]]:
         """Return what requests will get after `now_ns` from rounds that are drawn; each round is told once.
 
-        Only an abort can keep it from them (an end that was foreseen stays the end), or a fault: with a plan of faults nothing is foreseen.
+        Only an abort can keep it from them (an end that was foreseen stays the end), or a fault: with a plan of faults
+        nothing is foreseen.
         """
         if self.faults is not None or self.env.peek() <= now_ns:
             return []

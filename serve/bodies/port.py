@@ -5,8 +5,8 @@ HTTP (asyncio)  ── Order, abort ─►  SchedulerThread  ── submit, abor
                 ◄── pieces ───────                   ◄── turn ─────────
 ```
 
-Only the scheduler's thread calls the methods of a body; its attributes, `check_grammar`, and `encode` and `decode` of its tokenizer, any
-thread may use.
+Only the scheduler's thread calls the methods of a body; its attributes, `check_grammar`, and `encode` and `decode` of
+its tokenizer, any thread may use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from ...core.scheduler.engine import Engine
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One output that a client asks for. `number` counts the orders of a server from 0; ids in engines follow from it."""
+    """One output that a client asks for. `number` counts the orders of a server from 0;
+    ids in engines follow from it."""
 
     number: int
     prompt: np.ndarray  # int64 [n]
@@ -69,7 +70,8 @@ class TextCodec(Protocol):
 
 
 class TextDecoder(Protocol):
-    """Text as its tokens come, as `gpu.session.text.StreamDecoder` is one: it ends before the first stop string, which `stop` is then."""
+    """Text as its tokens come, as `gpu.session.text.StreamDecoder` is one:
+    it ends before the first stop string, which `stop` is then."""
 
     stop: str | None
 
@@ -84,7 +86,8 @@ class Outlet(Protocol):
         """Take what requests got."""
 
     def prepare(self, pieces: list[Piece]) -> None:
-        """Take what requests will get at one time, that of the pieces, which `release` will tell; an abort may still keep it from them."""
+        """Take what requests will get at one time, that of the pieces, which `release` will tell;
+        an abort may still keep it from them."""
 
     def release(self, now_ns: int) -> None:
         """Take note that it is `now_ns`: what was prepared for then or before is theirs."""
@@ -117,13 +120,17 @@ class Body(Protocol):
         """Queue an order; return why it is refused, or an empty text. A refusal may also come as a piece."""
 
     def abort(self, request_id: str) -> None:
-        """Give a request up: its last piece comes with one of the next turns. An id that is not live changes nothing."""
+        """Give a request up: its last piece comes with one of the next turns.
+        An id that is not live changes nothing."""
 
     def wait_s(self) -> float | None:
-        """Return how long nothing happens by itself, in real seconds; 0: take a turn now, None: nothing until an order comes."""
+        """Return how long nothing happens by itself, in real seconds; 0: take a turn now, None:
+        nothing until an order comes."""
 
     def turn(self, outlet: Outlet) -> None:
-        """Go on by at most one round, or to the present; `outlet` gets what requests got before the next round is planned."""
+        """Go on by at most one round, or to the present;
+        `outlet` gets what requests got before the next round is planned."""
 
     def reload(self, table: str, source: str) -> None:
-        """Use another adaptive table (JSON text). Raises ConfigError, and the last one goes on, if it is invalid here."""
+        """Use another adaptive table (JSON text).
+        Raises ConfigError, and the last one goes on, if it is invalid here."""

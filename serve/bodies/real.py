@@ -17,7 +17,8 @@ from .port import Order, Outlet, Piece, TextDecoder, longest_request
 
 
 class RealBody:
-    """Decodes with `session`; `name` is the model's. Steps that fail are tried again as `core/scheduler/recovery.py` has it."""
+    """Decodes with `session`; `name` is the model's.
+    Steps that fail are tried again as `core/scheduler/recovery.py` has it."""
 
     unsupported: Mapping[str, str] = {}
     hand_over_s: float = 0.0  # a device would idle

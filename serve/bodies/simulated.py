@@ -32,9 +32,9 @@ AHEAD = 64
 class SimulatedBody:
     """Plays `scenario`; `speed` simulated seconds pass in a real one. `clock` is real time in seconds.
 
-    An output is as long as the scenario's workload has them, at most `max_tokens`; with ignore_eos it is `max_tokens` long. Sampling
-    parameters are checked and change nothing but the words (seed, logit_bias): no time depends on them. Log-probabilities are those of the
-    words without a bias.
+    An output is as long as the scenario's workload has them, at most `max_tokens`; with ignore_eos it is `max_tokens`
+    long. Sampling parameters are checked and change nothing but the words (seed, logit_bias): no time depends on them.
+    Log-probabilities are those of the words without a bias.
     """
 
     unsupported: Mapping[str, str] = dict.fromkeys(
@@ -111,7 +111,8 @@ class SimulatedBody:
             reload_table(engine, table, source, self.simulation.env.now)
 
     def finish(self) -> FaultReport | None:
-        """Return which faults were injected, and which promises broken, once no thread drives the body; None without a plan."""
+        """Return which faults were injected, and which promises broken, once no thread drives the body;
+        None without a plan."""
         faults = self.simulation.faults
         if faults is None:
             return None

@@ -11,7 +11,8 @@ from .endpoint import Completion
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """The distance of both candidates' log-probabilities on one side; `is_bound`: one is not listed, so it is at least this."""
+    """The distance of both candidates' log-probabilities on one side; `is_bound`:
+    one is not listed, so it is at least this."""
 
     value: float
     is_bound: bool = False
@@ -22,9 +23,11 @@ class Margin:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first place where two answers part: `position` in `unit`s (token or character) from 0. A candidate of None is an end.
+    """The first place where two answers part: `position` in `unit`s (token or character) from 0. A candidate of None is
+    an end.
 
-    `margins`: of the plain and the speculative side, None where a side does not tell. `ends_early`: one answer is cut off by a length.
+    `margins`: of the plain and the speculative side, None where a side does not tell. `ends_early`: one answer is cut
+    off by a length.
     """
 
     position: int
@@ -36,13 +39,15 @@ class Difference:
     ends_early: bool = False
 
     def is_tie(self, tie_margin: float) -> bool:
-        """Return whether some side tells its candidates' logits, and every one that does has both within `tie_margin`."""
+        """Return whether some side tells its candidates' logits, and every one that does has both
+        within `tie_margin`."""
         known = [margin.value for margin in self.margins if margin is not None]
         return bool(known) and not self.ends_early and max(known) <= tie_margin
 
 
 def first_difference(plain: Completion, speculative: Completion) -> Difference | None:
-    """Return the first difference of two answers, None if their texts are equal. Compares tokens where both sides show them."""
+    """Return the first difference of two answers, None if their texts are equal.
+    Compares tokens where both sides show them."""
     if plain.text == speculative.text:
         return None
     sides = (plain, speculative)
@@ -64,7 +69,8 @@ def first_difference(plain: Completion, speculative: Completion) -> Difference |
 
 
 def follows(answer: Completion, other: Completion, difference: Difference) -> bool:
-    """Return whether `answer` agrees with `other` up to and including the place of `difference`, an end there included."""
+    """Return whether `answer` agrees with `other` up to and including the place of `difference`, an
+    end there included."""
     end = difference.position + 1
     return (
         answer.text[:end] == other.text[:end]
@@ -74,7 +80,8 @@ def follows(answer: Completion, other: Completion, difference: Difference) -> bo
 
 
 def greatest_shift(plain: Completion, speculative: Completion) -> float:
-    """Return the greatest distance of the log-probabilities of a token that both sides begin with: the float noise between them."""
+    """Return the greatest distance of the log-probabilities of a token that both sides begin with:
+    the float noise between them."""
     shared = range(_num_shared(plain.tokens, speculative.tokens))
     return max(
         (abs(plain.rows[i][plain.tokens[i]] - speculative.rows[i][plain.tokens[i]]) for i in shared), default=0.0
@@ -82,7 +89,8 @@ def greatest_shift(plain: Completion, speculative: Completion) -> float:
 
 
 def num_unlikely(answer: Completion, tie_margin: float) -> int:
-    """Count tokens that are further than `tie_margin` below the most likely candidate of their own row: not chosen greedily from it."""
+    """Count tokens that are further than `tie_margin` below the most likely candidate of their own row:
+    not chosen greedily from it."""
     pairs = zip(answer.tokens, answer.rows, strict=True)
     return sum(max(row.values()) - row[token] > tie_margin for token, row in pairs)
 
@@ -100,7 +108,8 @@ def _token_at(side: Completion, character: int) -> int:
 def _margin(side: Completion, place: int, other: str | None, other_text: str) -> Margin | None:
     """Return how far this side's token is from the other side's, by this side's row.
 
-    `other` is None for an end, and "" where only the other side's text is known: then the longest candidate that it may begin with.
+    `other` is None for an end, and "" where only the other side's text is known: then the longest candidate that it may
+    begin with.
     """
     if place >= len(side.tokens):
         return None
@@ -111,5 +120,6 @@ def _margin(side: Completion, place: int, other: str | None, other_text: str) ->
         other = max((token for token in rest if other_text.startswith(token, begin)), key=len, default="")
     if other in rest:
         return Margin(abs(own - rest[other]))
-    # No token stands for the end, which is at best the most likely of the rest; any other that is not listed is below all of these.
+    # No token stands for the end, which is at best the most likely of the rest; any other that is not listed is below
+    # all of these.
     return Margin(abs(own - (max if other is None else min)(rest.values())), is_bound=True) if rest else None

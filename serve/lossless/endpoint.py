@@ -27,7 +27,8 @@ BUSY = {429, 502, 503}
 
 
 class EndpointError(ForedraftError):
-    """An endpoint did not answer a request, or its answer is no completion. `status`: of HTTP; `may_pass`: another try may help."""
+    """An endpoint did not answer a request, or its answer is no completion.
+    `status`: of HTTP; `may_pass`: another try may help."""
 
     def __init__(self, message: str, status: int | None = None, *, may_pass: bool = False) -> None:
         super().__init__(message)
@@ -47,8 +48,8 @@ def make_client(api_key: str | None, timeout_s: float) -> httpx.AsyncClient:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A greedy answer. `tokens` are its tokens' texts, () if the endpoint offers no log-probabilities; `rows[i]` has the log-probabilities
-    (natural) of the candidates for token i by their texts, the token itself among them."""
+    """A greedy answer. `tokens` are its tokens' texts, () if the endpoint offers no log-probabilities; `rows[i]` has
+    the log-probabilities (natural) of the candidates for token i by their texts, the token itself among them."""
 
     text: str
     finish: str | None
@@ -60,9 +61,9 @@ class Completion:
 class Endpoint:
     """Asks one server. `url` is its address with or without `/v1`; `concurrency` bounds the requests at once.
 
-    `asks_without`: ask for each text without log-probabilities, too, and take that one where they differ, for a server may not speculate
-    when it is asked for them (vLLM before 0.14: its issue 34497). `offers_logprobs` is known after `open`, and so is `model`, by default
-    the first one that the server lists.
+    `asks_without`: ask for each text without log-probabilities, too, and take that one where they differ, for a server
+    may not speculate when it is asked for them (vLLM before 0.14: its issue 34497). `offers_logprobs` is known after
+    `open`, and so is `model`, by default the first one that the server lists.
     """
 
     url: str
@@ -169,7 +170,8 @@ def _error_message(text: str) -> str:
 
 
 def _read_completion(value: Any, source: str) -> Completion:
-    """Read `logprobs` as OpenAI's completions have them (lists side by side), or as its chats do, which llama.cpp uses for both."""
+    """Read `logprobs` as OpenAI's completions have them (lists side by side), or as its chats do, which
+    llama.cpp uses for both."""
     try:
         choice = value["choices"][0]
         text, finish, logprobs = choice["text"], choice.get("finish_reason"), choice.get("logprobs") or {}

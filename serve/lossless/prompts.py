@@ -42,7 +42,8 @@ BUILT_IN: Sequence[str] = (
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Return the prompts of a file: its lines, or in a `.jsonl` file their texts or values of `prompt`. Leaves out empty lines.
+    """Return the prompts of a file: its lines, or in a `.jsonl` file their texts or values of `prompt`. Leaves out
+    empty lines.
 
     Raises ConfigError with the line that is no prompt.
     """

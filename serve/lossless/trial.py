@@ -1,4 +1,5 @@
-"""Compares two endpoints on many prompts, tells errors from noise by asking again, and looks for the smallest prompt that shows one."""
+"""Compares two endpoints on many prompts, tells errors from noise by asking again, and looks for the smallest
+prompt that shows one."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ MAX_SEARCH_REQUESTS = 80
 class Finding:
     """A prompt, by its number from 0, whose answers differ, and how many `times`. `verdict`: tie, noise or error.
 
-    `plain_gives_other`: when the plain endpoint gave the other token ("alone", "together"), which is noise; `alone`: how often the prompt,
-    asked alone, differed again, of TRIES_AGAIN; None if it was not asked again.
+    `plain_gives_other`: when the plain endpoint gave the other token ("alone", "together"), which is noise; `alone`:
+    how often the prompt, asked alone, differed again, of TRIES_AGAIN; None if it was not asked again.
     """
 
     number: int
@@ -47,7 +48,8 @@ class SmallestPrompt:
 
 @dataclass
 class Outcome:
-    """What was compared; the counts are of answers. `greatest_shift`: of the log-probability of a token that both sides give."""
+    """What was compared; the counts are of answers.
+    `greatest_shift`: of the log-probability of a token that both sides give."""
 
     num_compared: int = 0
     num_same: int = 0
@@ -64,7 +66,8 @@ class Outcome:
 
 @dataclass
 class Trial:
-    """One comparison. Where `plain` is `speculative` it tells how much one endpoint differs from itself, asked alone and together."""
+    """One comparison. Where `plain` is `speculative` it tells how much one endpoint differs from itself, asked
+    alone and together."""
 
     plain: Endpoint
     speculative: Endpoint
@@ -100,7 +103,8 @@ class Trial:
             self.outcome.smallest = await self._smallest(min(repeating, key=lambda one: len(one.prompt)))
 
     async def _ask(self, endpoint: Endpoint, number: int) -> Completion | None:
-        """Return the answer to a prompt, or None and note the failure. Raises EndpointError once there were too many."""
+        """Return the answer to a prompt, or None and note the failure.
+        Raises EndpointError once there were too many."""
         try:
             answer = await endpoint.complete(self.prompts[number], self.max_tokens)
         except EndpointError as error:
@@ -143,7 +147,8 @@ class Trial:
         outcome.findings = list(found.values())
 
     async def _examine(self, finding: Finding) -> None:
-        """Ask again: does the plain endpoint give the other token, alone or in a batch, and does the difference repeat?"""
+        """Ask again: does the plain endpoint give the other token, alone or in a batch, and does the
+        difference repeat?"""
         number, again = finding.number, range(TRIES_AGAIN)
         others = [i for i in range(len(self.prompts)) if i != number] or [number] * self.plain.concurrency
         batch = [(self.plain, i) for i in [number, *others[: self.plain.concurrency - 1]]]

@@ -35,7 +35,8 @@ Cancel = Callable[[str], None]
 
 
 class Patience:
-    """How long clients wait: a deadline for all, and a share that leaves at a random moment. Draws are keyed by the request."""
+    """How long clients wait: a deadline for all, and a share that leaves at a random moment.
+    Draws are keyed by the request."""
 
     def __init__(self, seed: int, deadline_s: float | None, cancel_share: float, cancel_mean_s: float) -> None:
         self.is_endless: bool = deadline_s is None and cancel_share == 0.0

@@ -1,8 +1,9 @@
 """The device: an in-order stream that plays the model. Unlike the scheduler it knows how long outputs will be.
 
-One column entry per request-table row. `left` counts the tokens until the request ends, by its own stop or by its cap. It is the only
-column that a round changes: KV length and output position are their values at the end, less `left`. Rounds are drawn first and applied
-later, because a block may be stopped at any of its round boundaries. Draws are keyed by output position, so surplus draws change nothing.
+One column entry per request-table row. `left` counts the tokens until the request ends, by its own stop or by its cap.
+It is the only column that a round changes: KV length and output position are their values at the end, less `left`.
+Rounds are drawn first and applied later, because a block may be stopped at any of its round boundaries. Draws are keyed
+by output position, so surplus draws change nothing.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ _WINDOW = 1024
 class Jitter:
     """The factors of one kind of time, lognormal with mean 1, so that means stay and tails grow.
 
-    `spread`: their standard deviation, above 0; `lane` tells kinds of one purpose apart. Factors are keyed by (seed, replica, number of the
-    step), where each decode round counts as a step. So runs with other settings see the same sequence, and a block of rounds sees what its
-    rounds would see one by one.
+    `spread`: their standard deviation, above 0; `lane` tells kinds of one purpose apart. Factors are keyed by (seed,
+    replica, number of the step), where each decode round counts as a step. So runs with other settings see the same
+    sequence, and a block of rounds sees what its rounds would see one by one.
     """
 
     def __init__(self, spread: float, seed: int, purpose: Purpose, replica: int, lane: int = 0) -> None:
@@ -158,7 +159,8 @@ class Device:
         return self._last_cache is not None
 
     def foresee(self, keys: np.ndarray) -> None:
-        """Draw the first windows of requests with these keys, uint64 [n], together: that is cheaper, and they will probably come."""
+        """Draw the first windows of requests with these keys, uint64 [n], together:
+        that is cheaper, and they will probably come."""
         if self._last_cache is not None:
             self._last_cache.prime(keys)
 
@@ -181,7 +183,8 @@ class Device:
         return PrefillResult(None, np.array(stopped) if any(stopped) else None)
 
     def step_ns(self, step: Step, drawn: DrawnRounds | None = None) -> int:
-        """Return the device time of a step with a prefill part, before it is run; `drawn` is its round, if that is drawn already."""
+        """Return the device time of a step with a prefill part, before it is run;
+        `drawn` is its round, if that is drawn already."""
         device_ns = self._cost_ns(step, drawn)
         if self.jitter is not None:
             device_ns = self.jitter.time_ns(self.num_run, device_ns)
@@ -206,7 +209,8 @@ class Device:
     # -- decode -------------------------------------------------------------------------------------------------------
 
     def draw(self, decode: DecodeStep, limit: int, timed: bool = True) -> DrawnRounds:
-        """Draw the next rounds of a batch, up to `limit` and up to the first in which a request ends; a row that has ended makes it one."""
+        """Draw the next rounds of a batch, up to `limit` and up to the first in which a request ends;
+        a row that has ended makes it one."""
         batch, batch_size = self._batch_of(decode), len(decode.rows)
         left = self._left[batch.indices]
         limit = max(1, min(limit, int(left[left.argmin()])))
@@ -237,7 +241,8 @@ class Device:
         return DrawnRounds(rounds, lens, emitted, device_ns, left)
 
     def _seen_ns(self, cost: StepCost, decode: DecodeStep, lens: np.ndarray, left: np.ndarray) -> NDArray[np.int64]:
-        """Return nanoseconds of rounds with these accept lengths [rounds, bs], from a cost that knows what each row does."""
+        """Return nanoseconds of rounds with these accept lengths [rounds, bs], from a cost that knows
+        what each row does."""
         index = self._batch_of(decode).indices
         contexts = self._kv_end[index] - left + np.cumsum(lens, axis=0, dtype=np.int64) - lens
         context = contexts.max(axis=1) if cost.padded else contexts.mean(axis=1)

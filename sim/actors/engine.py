@@ -5,8 +5,8 @@ cpu     plan k │ launch │ commit k−1 │ plan k+1 │ launch │ commit k 
 device         └───────── run k ───────────────┘└────── run k+1 ────
 ```
 
-Host time is charged per round. In a block it is charged as if the rounds were single steps: there the next round is not really planned.
-The one step that is planned while a block runs (its *tail*) is charged as the round after the block.
+Host time is charged per round. In a block it is charged as if the rounds were single steps: there the next round is not
+really planned. The one step that is planned while a block runs (its *tail*) is charged as the round after the block.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ class EngineActor:
         self.wake(outcome.replan)
 
     def wake(self, replan: bool) -> None:
-        """Plan again if the actor waits for work. With `replan`, also end the steps in flight at their next round boundary."""
+        """Plan again if the actor waits for work.
+        With `replan`, also end the steps in flight at their next round boundary."""
         if self._idle is not None:
             idle, self._idle = self._idle, None
             idle._ok, idle._value = True, None  # what `Event.succeed` does, which takes no priority
@@ -214,7 +215,8 @@ class EngineActor:
             self._spans.span(self.replica, "scheduler", "plan", self.env.now, taken_ns, {"step": step.step_id})
 
     def _is_block(self, flight: Flight) -> bool:
-        """Return whether a step will run more than one round, as far as its requests and the driver let it. Draws its rounds."""
+        """Return whether a step will run more than one round, as far as its requests and the driver let it.
+        Draws its rounds."""
         step = flight.step
         if step.max_rounds == 1 or step.step_id <= self._stop_id:
             return False
@@ -345,7 +347,8 @@ class EngineActor:
     def _run_block(
         self, flight: Flight, decode: DecodeStep, drawn: DrawnRounds
     ) -> Generator[simpy.Event, None, StepResult]:
-        """Run a block until it ends, or to the first round boundary at which the CPU, planning, would see what has arrived."""
+        """Run a block until it ends, or to the first round boundary at which the CPU, planning, would see
+        what has arrived."""
         step = flight.step
         has_tail = len(self._flights) > 1  # none in synchronous mode, nor where a step behind the block got no KV
         started_ns = self._start_ns(flight)
@@ -381,7 +384,8 @@ class EngineActor:
         return commit_ns if self.jitter is None else self.jitter.commit.times_ns(self.device.num_run, commit_ns)
 
     def _launch_costs(self, flight: Flight, drawn: DrawnRounds) -> int | np.ndarray:
-        """Return the host time to plan and launch the round after each, int64 [rounds], or one number if it is the same for all."""
+        """Return the host time to plan and launch the round after each, int64 [rounds], or one number if it is
+        the same for all."""
         if self.jitter is None:
             return flight.host_ns
         means_ns = np.full(drawn.rounds, flight.host_ns, dtype=np.int64)
@@ -391,7 +395,8 @@ class EngineActor:
     def _synchronous_times(
         start_ns: int, device_ns: np.ndarray, commit_ns: np.ndarray, launch_ns: int | np.ndarray
     ) -> BlockTimes:
-        """Return the times of rounds that run one after the other: plan, launch, run, commit; plan, launch, run, commit; …"""
+        """Return the times of rounds that run one after the other: plan, launch, run, commit;
+        plan, launch, run, commit; …"""
         next_launch_ns = start_ns + np.add.accumulate(device_ns + commit_ns + launch_ns)
         commit_end_ns = next_launch_ns - launch_ns
         return BlockTimes(commit_end_ns - commit_ns, commit_end_ns, next_launch_ns)

@@ -1,4 +1,5 @@
-"""The collaborators of an `EngineActor`: hooks, which interfere at named points, and its part in handoffs, if it has one."""
+"""The collaborators of an `EngineActor`: hooks, which interfere at named points, and its part in
+handoffs, if it has one."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ class Hooks:
         """Take a step that was launched."""
 
     def fault_of(self, step: Step | None) -> StepFault | None:
-        """Return how the oldest step in flight fails, if it does. `step` None: nothing is in flight, the worker waits."""
+        """Return how the oldest step in flight fails, if it does.
+        `step` None: nothing is in flight, the worker waits."""
         return None
 
     def after_run(self, result: StepResult) -> StepResult:

@@ -1,4 +1,5 @@
-"""Signals that end a run wait until the event in progress is over, so that engines, metrics and logs agree with each other."""
+"""Signals that end a run wait until the event in progress is over, so that engines, metrics and logs agree
+with each other."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def deferred_signals() -> Iterator[Callable[[], None]]:
-    """Hold back the first SIGINT or SIGTERM; yields a function that calls the handler of the signal that came, if one did.
+    """Hold back the first SIGINT or SIGTERM; yields a function that calls the handler of the signal that came, if one
+    did.
 
-    The second signal is handled at once. Signals without a Python handler are left alone, and all signals where the run is not in the
-    main thread.
+    The second signal is handled at once. Signals without a Python handler are left alone, and all signals where the run
+    is not in the main thread.
     """
     held: list[int] = []
     handlers: dict[int, Callable[[int, FrameType | None], object]] = {}

@@ -40,7 +40,8 @@ DECODING_TOKENS = 256  # prefix_aware: a decoding request delays a prompt as abo
 
 
 class SentBlocks:
-    """The prompt blocks that were sent to one engine lately, as a guess at its prefix cache: at most `capacity` tokens of them."""
+    """The prompt blocks that were sent to one engine lately, as a guess at its prefix cache:
+    at most `capacity` tokens of them."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -57,7 +58,8 @@ class SentBlocks:
         return matched
 
     def remember(self, prompt: Prompt) -> None:
-        """Take the blocks of a prompt; the front ones are forgotten last, as a cache evicts a prefix after what follows it."""
+        """Take the blocks of a prompt; the front ones are forgotten last, as a cache evicts a prefix after
+        what follows it."""
         for block, num_tokens in reversed(list(_blocks_of(prompt))):
             known = self._blocks.pop(block, 0)
             self._blocks[block] = max(known, num_tokens)
@@ -81,9 +83,9 @@ def _blocks_of(prompt: Prompt) -> Iterator[tuple[int, int]]:
 class Balancer:
     """Chooses one of several engines for each request, and keeps the load of each.
 
-    Policies: `round_robin`; `least_loaded` by outstanding requests; `random`; `prefix_aware`: the engine that would finish the prompt's
-    prefill first, by the prompt tokens that wait there and those of this prompt that its cache lacks (a guess from what was sent there).
-    Prompts of unknown content go to the least loaded engine then.
+    Policies: `round_robin`; `least_loaded` by outstanding requests; `random`; `prefix_aware`: the engine that would
+    finish the prompt's prefill first, by the prompt tokens that wait there and those of this prompt that its cache
+    lacks (a guess from what was sent there). Prompts of unknown content go to the least loaded engine then.
 
     outstanding:    requests per engine that have not ended
     waiting_tokens: uncached prompt tokens per engine, of the requests without a first token
@@ -129,7 +131,8 @@ class Balancer:
         return min(among, key=lambda engine: (self.outstanding[engine], engine))
 
     def _soonest(self, request: Request, among: Sequence[int]) -> int:
-        """Return the engine with the least to compute before this request's first token; of equals the one with fewer requests."""
+        """Return the engine with the least to compute before this request's first token;
+        of equals the one with fewer requests."""
         prompt = request.prompt
         if not prompt.hash_ids:
             chosen, missing = min(among, key=lambda engine: (self.outstanding[engine], engine)), prompt.length

@@ -1,7 +1,8 @@
 """The accept lengths of simulated rounds at the price of a gather: longest runs are drawn ahead, a window per row.
 
-A process is a pure function of (request, output position). So the next few hundred answers of a request can be drawn in one vectorised
-pass before they are needed, and dropped unread when it ends. A round then costs a few NumPy calls, whatever the process is.
+A process is a pure function of (request, output position). So the next few hundred answers of a request can be drawn in
+one vectorised pass before they are needed, and dropped unread when it ends. A round then costs a few NumPy calls,
+whatever the process is.
 
     row r:   [ start … start + width )  runs + 1 of request `key`            offset = position − start
              anchor[r] = hash(key) + start,  so that  hash(key) + position − anchor[r]  is the offset, or, if the row
@@ -67,10 +68,11 @@ class RunCache:
         rounds: int,
         left: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Return the accept lengths of successive rounds of the same rows, int32 [rounds, bs]. Round i + 1 starts where round i ended.
+        """Return the accept lengths of successive rounds of the same rows, int32 [rounds, bs]. Round i + 1 starts where
+        round i ended.
 
-        With `left` int64 [bs] the first round in which some row has emitted `left` tokens in all is the last: fewer rounds
-        may come back.
+        With `left` int64 [bs] the first round in which some row has emitted `left` tokens in all is the last: fewer
+        rounds may come back.
         """
         batch = len(rows)
         if steps == 0 or batch == 0:

@@ -16,6 +16,7 @@ ROOFLINE, LEFT_OUT = "roofline", "left out"
 
 
 def mean_error(of: str, column: str) -> float:
-    """Return a mean absolute error as a share. `column`: ROOFLINE, "measured", or LEFT_OUT, fitted without the point's own model."""
+    """Return a mean absolute error as a share. `column`:
+    ROOFLINE, "measured", or LEFT_OUT, fitted without the point's own model."""
     percent: float = read_json_object(str(FIGURES), read_text)["errors"][of][column]
     return percent / 100

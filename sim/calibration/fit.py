@@ -1,7 +1,7 @@
 """Fits the few parameters of a server's timing to measured points, and says what the points tell and what they do not.
 
-The prior is the server's profile. A parameter may differ from it about as much as the profiles of servers differ among themselves
-(`spreads`); how noisy the points are is estimated from them. Predictions are simulations (`prediction.py`).
+The prior is the server's profile. A parameter may differ from it about as much as the profiles of servers differ among
+themselves (`spreads`); how noisy the points are is estimated from them. Predictions are simulations (`prediction.py`).
 """
 
 from __future__ import annotations
@@ -34,13 +34,16 @@ LEAST_POINTS = 3
 TOLD = 0.5
 """A parameter is told where the points take at least this share of its prior uncertainty away."""
 DEVICE_SPREAD = 0.15
-"""How far kernel times of a roofline or a database are from those of a device (docs/cost-model.md, "Measured kernels": up to so much)."""
+"""How far kernel times of a roofline or a database are from those of a device (docs/cost-model.md, "Measured
+kernels": up to so much)."""
 CONTRADICTS = 4.0
 """A point contradicts the others if its error, by a fit without it, is so many standard deviations."""
 DECODING = ("mean_tpot_ms", "output_tokens_per_s")
-"""The results that are fitted. The time to the first token is not: it depends on when clients send, and tells which of them keep step."""
+"""The results that are fitted. The time to the first token is not:
+it depends on when clients send, and tells which of them keep step."""
 LENGTH_SPREAD = 0.2
-"""Lengths of clients that do not keep step are spread by this share of their mean, either way, where a file does not tell."""
+"""Lengths of clients that do not keep step are spread by this share of their mean, either way, where a
+file does not tell."""
 CANDIDATES = (1, 8, 64, 256)
 """Clients of the points that are considered as the next to measure."""
 SHORT = 32.0
@@ -52,7 +55,8 @@ OnProgress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A result of a point: measured, predicted by the fit, and the errors (predicted / measured − 1) with and without the point."""
+    """A result of a point: measured, predicted by the fit, and the errors (predicted / measured − 1) with and
+    without the point."""
 
     point: Point
     column: str
@@ -153,9 +157,11 @@ def _result(
 
 
 def as_its_clients_send(predictor: Predictor, base: Scenario) -> Predictor:
-    """Return the predictor for equally long requests, or for lengths with a spread, whichever meets the time to the first token better.
+    """Return the predictor for equally long requests, or for lengths with a spread, whichever meets the time to the
+    first token better.
 
-    Clients of equally long requests keep step: all prompts come at once. A file that tells mean lengths alone does not tell which it was.
+    Clients of equally long requests keep step: all prompts come at once. A file that tells mean lengths alone does not
+    tell which it was.
     """
     point = predictor.point
     told = point.input_std or point.output_std or point.input_lens or point.output_lens
@@ -169,7 +175,8 @@ def as_its_clients_send(predictor: Predictor, base: Scenario) -> Predictor:
 
 
 def spreads() -> dict[str, float]:
-    """Return the prior standard deviation of each parameter, ns: that of the profiles of servers; a share for the device."""
+    """Return the prior standard deviation of each parameter, ns: that of the profiles of servers;
+    a share for the device."""
     profiles = list(PROFILES.values())
     found = {
         "host_base_ns": np.std([host_total_ns(item.host, "base") for item in profiles]),
@@ -186,8 +193,8 @@ def spreads() -> dict[str, float]:
 def _parameters(predictors: Sequence[Predictor]) -> tuple[Parameter, ...]:
     """Return the parameters that any of the points depends on, around what the scenario's server has.
 
-    Points of one tensor parallelism cannot tell what several devices add to a pass, nor points of one kind of head what another takes:
-    that stays as it is.
+    Points of one tensor parallelism cannot tell what several devices add to a pass, nor points of one kind of head what
+    another takes: that stays as it is.
     """
     run, wide = predictors[0].assembly, spreads()
     values = {

@@ -1,16 +1,19 @@
-"""Regularised least squares for timing parameters: values with intervals, what the measurements tell, and leave-one-out errors.
+"""Regularised least squares for timing parameters: values with intervals, what the measurements tell, and leave-one-out
+errors.
 
-The model is `log measured = log predict(x) + noise`, with a normal prior on every parameter and bounds. The noise of the measurements is
+The model is `log measured = log predict(x) + noise`, with a normal prior on every parameter and bounds. The noise of
+the measurements is
 estimated together with the parameters, so that intervals need no assumed error:
 
     minimise over x    Σ (log predict(x)_i − log measured_i)² / (noise · weight_i)²  +  Σ ((x_j − prior_j) / spread_j)²
 
-Gauss-Newton steps; each solves the bounded linear problem with `scipy.optimize.lsq_linear`. `predict` may be a simulation: slopes are
-taken over a tenth of a parameter's spread, and again only where the solution has moved.
+Gauss-Newton steps; each solves the bounded linear problem with `scipy.optimize.lsq_linear`. `predict` may be a
+simulation: slopes are taken over a tenth of a parameter's spread, and again only where the solution has moved.
 
     parameters = [Parameter("gap_ns", "ns", value=500e3, spread=250e3), Parameter("draft_step_ns", "ns", 100e3, 100e3)]
     fit = fit_parameters(parameters, lambda x: kernels_ns + features @ x, rounds_ns)
-    errors = left_out_errors(fit, groups=[row.shape for row in rows])       # exact refits; linearised=True for costly predictions
+    errors = left_out_errors(fit, groups=[row.shape for row in rows])       # exact refits; linearised=True for costly
+    predictions
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from scipy.special import stdtrit
 INTERVAL = 0.9
 """Probability that an interval holds the true value."""
 USUAL_NOISE = 0.03
-"""Relative standard deviation of a benchmark's result that is assumed before its residuals are seen; counts as USUAL_NOISE_ROWS rows.
+"""Relative standard deviation of a benchmark's result that is assumed before its residuals are seen; counts as
+USUAL_NOISE_ROWS rows.
 Assumption: serving benchmarks that are repeated differ by a few percent."""
 USUAL_NOISE_ROWS = 2.0
 
@@ -43,7 +47,8 @@ Predict = Callable[[Array], Array]
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A number to fit: its prior `value` and standard deviation `spread` (finite; wide: hardly any prior), and bounds."""
+    """A number to fit: its prior `value` and standard deviation `spread` (finite; wide: hardly any
+    prior), and bounds."""
 
     name: str
     unit: str
@@ -59,7 +64,8 @@ class Fit:
 
     values, low, high:  [p]     the parameters, and the ends of their intervals (probability INTERVAL)
     errors:             [n]     predicted / measured − 1
-    slopes:             [n, p]  derivative of log predicted by each parameter, at the solution or within half a spread of it
+    slopes:             [n, p]  derivative of log predicted by each parameter, at the solution or within half a spread
+    of it
     covariance:         [p, p]  of the parameters, prior included
     noise:              relative standard deviation of the measurements, for weight 1
     """
@@ -87,7 +93,8 @@ class Fit:
         return 1.0 - np.sqrt(np.diag(self.covariance)) / self.spreads
 
     def directions(self) -> tuple[Array, Array]:
-        """Return singular values [k] of the slopes in units of spread and noise, descending, and directions [k, p] in units of spreads.
+        """Return singular values [k] of the slopes in units of spread and noise, descending, and directions [k, p] in
+        units of spreads.
 
         Along a direction with a value below 1 the prior says more than the measurements do.
         """
@@ -105,8 +112,8 @@ def fit_parameters(
 ) -> Fit:
     """Fit `parameters` so that `predict(values [p])` meets `measured`, both [n] and positive.
 
-    `weights` [n]: standard deviations of the measurements relative to each other; default 1. `start` [p]: where to begin; default: the
-    prior values.
+    `weights` [n]: standard deviations of the measurements relative to each other; default 1. `start` [p]: where to
+    begin; default: the prior values.
     """
     measured = np.asarray(measured, dtype=float)
     weights = np.ones(len(measured)) if weights is None else np.asarray(weights, dtype=float)
@@ -151,7 +158,8 @@ def fit_parameters(
 
 
 def left_out_errors(fit: Fit, groups: Sequence[Hashable], *, linearised: bool = False) -> tuple[Array, Array]:
-    """Return each measurement's error by parameters that were fitted without its group, and this error in standard deviations, both [n].
+    """Return each measurement's error by parameters that were fitted without its group, and this error in standard
+    deviations, both [n].
 
     `linearised`: take predictions near the solution from the slopes, so that nothing is predicted again.
     """
@@ -229,7 +237,8 @@ def _along(
     prior: Array,
     spread: Array,
 ) -> tuple[Array, Array, float]:
-    """Return the parameters after the step, or after a half, a quarter … of it if the whole is no better; residuals; spreads moved."""
+    """Return the parameters after the step, or after a half, a quarter … of it if the whole is no better; residuals;
+    spreads moved."""
 
     def objective(x: Array, rest: Array) -> float:
         return float(((rest / noise) ** 2).sum() + (((x - prior) / spread) ** 2).sum())

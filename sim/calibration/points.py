@@ -1,7 +1,8 @@
 """Measured points: one benchmark run each, checked before anything is fitted.
 
-Every reader of a result file returns records, mappings with the names of `COLUMNS`, which are also the columns of a CSV file. `point_of`
-makes a `Point` of a record or raises ConfigError with the file and the file's own name of every value that cannot be.
+Every reader of a result file returns records, mappings with the names of `COLUMNS`, which are also the columns of a CSV
+file. `point_of` makes a `Point` of a record or raises ConfigError with the file and the file's own name of every value
+that cannot be.
 """
 
 from __future__ import annotations
@@ -120,7 +121,8 @@ Record = Mapping[str, Any]
 
 
 def point_of(source: str, record: Record, names: Mapping[str, str] | None = None, file: str | None = None) -> Point:
-    """Return the point of a record. `names`: what the file calls its values, for messages. Raises ConfigError with all problems."""
+    """Return the point of a record. `names`: what the file calls its values, for messages.
+    Raises ConfigError with all problems."""
     problems: list[Problem] = []
     called = {column: column for column in COLUMNS} | dict(names or {})
 

@@ -1,7 +1,7 @@
 """What the simulator predicts for a measured point: a short simulation of its load.
 
-Closed loops of equally long requests run in waves, prompts delay the decoding of others, and overlap scheduling hides the host behind the
-device. So a point is simulated: no formula tells as much. Runs are cut to some waves of requests.
+Closed loops of equally long requests run in waves, prompts delay the decoding of others, and overlap scheduling hides
+the host behind the device. So a point is simulated: no formula tells as much. Runs are cut to some waves of requests.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ class Predictor:
         return self._results(summary)
 
     def _results(self, summary: Mapping[str, Any]) -> dict[str, float]:
-        """Return the results of a run by column, as if its rounds had had the point's mean accept length to the last digit."""
+        """Return the results of a run by column, as if its rounds had had the point's mean accept length
+        to the last digit."""
         slower = (summary["accept_length"] or 1.0) / self.point.accept_length if self.point.is_speculative else 1.0
         first_ms, whole_ms = summary["mean_ttft_ms"], summary["mean_e2el_ms"]
         corrected_ms = first_ms + (whole_ms - first_ms) * slower
@@ -130,7 +131,8 @@ class Predictor:
 
 
 def measured_scenario(points: Sequence[Point], base: Scenario, given: Container[str]) -> Scenario:
-    """Return `base` with the model and the GPU that the points name. `given`: the keys that the user gave; they must agree.
+    """Return `base` with the model and the GPU that the points name. `given`: the keys that the user gave; they must
+    agree.
 
     Raises ConfigError for another model or GPU, and for a model that is not in the catalogue.
     """

@@ -6,7 +6,8 @@
     aiperf     `profile_export_aiperf.json`: an object of metrics, schema 1
     CSV        a header of `points.COLUMNS`, a run per row
 
-A file is recognised by what it has. What it does not say stands behind its name: `results.json:algorithm=EAGLE3,steps=3`.
+A file is recognised by what it has. What it does not say stands behind its name:
+`results.json:algorithm=EAGLE3,steps=3`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ _SPEC_DECODE = "spec_decode_"
 
 
 def read_points(files: Sequence[str]) -> list[Point]:
-    """Return the points of all files, FILE or FILE:column=value,…. Raises ConfigError with the file and the key; then nothing is read."""
+    """Return the points of all files, FILE or FILE:column=value,….
+    Raises ConfigError with the file and the key; then nothing is read."""
     points: list[Point] = []
     for i, argument in enumerate(files):
         found = _SETTINGS.fullmatch(argument)
@@ -91,7 +93,7 @@ def _file_points(file: str, settings: Mapping[str, str]) -> Iterator[Point]:
         yield point_of(f"{file}{place}", {**record, **settings}, names, file)
 
 
-# -- CSV ------------------------------------------------------------------------------------------------------------------
+# -- CSV ---------------------------------------------------------------------------------------------------------------
 
 
 def _csv_records(file: str, text: str) -> Iterator[tuple[str, dict[str, Any], dict[str, str]]]:
@@ -118,7 +120,7 @@ def _csv_records(file: str, text: str) -> Iterator[tuple[str, dict[str, Any], di
         yield f" line {number}", record, {}
 
 
-# -- JSON -----------------------------------------------------------------------------------------------------------------
+# -- JSON --------------------------------------------------------------------------------------------------------------
 
 
 def _json_records(file: str, text: str) -> Iterator[tuple[str, dict[str, Any], dict[str, str]]]:
@@ -139,7 +141,8 @@ def _json_records(file: str, text: str) -> Iterator[tuple[str, dict[str, Any], d
 
 
 def _objects(file: str, text: str) -> Iterator[tuple[str, Any]]:
-    """Yield the object of a file, or those of its lines. What JSON has no number for, a rate without limit, becomes a text."""
+    """Yield the object of a file, or those of its lines.
+    What JSON has no number for, a rate without limit, becomes a text."""
     for found in _NO_NUMBER.finditer(text):
         if found["key"] != "request_rate":
             raise _wrong(file, found["key"], f"is {found['value']}: expected a finite number")
@@ -235,7 +238,8 @@ def _are_lengths(value: Any) -> bool:
 
 
 def _guidellm(file: str, report: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], dict[str, str]]]:
-    """Yield the records of a report. Its time per output token includes the first token; its inter-token latency is our TPOT."""
+    """Yield the records of a report. Its time per output token includes the first token;
+    its inter-token latency is our TPOT."""
     runs = report["benchmarks"]
     if not isinstance(runs, list) or not runs:
         raise _wrong(file, "benchmarks", "expected a list of benchmarks")

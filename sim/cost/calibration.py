@@ -5,8 +5,8 @@ A profile has one of two parts:
     parameters   the few numbers of the timing that were fitted to benchmark results: `foredraft calibrate --from`
     steps        the steps of our own executor, which replace all other times: `foredraft calibrate --model`
 
-Parameters hold for the server profile and the kernels around which they were fitted, and apply to whatever prices the passes.
-docs/calibration.md describes the file.
+Parameters hold for the server profile and the kernels around which they were fitted, and apply to whatever prices the
+passes. docs/calibration.md describes the file.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ class FittedParameter:
 
 @dataclass(frozen=True, slots=True)
 class FittedParameters:
-    """Numbers of the timing that were fitted around a server profile. What is not in `values` stays as the server profile has it.
+    """Numbers of the timing that were fitted around a server profile. What is not in `values` stays as the server
+    profile has it.
 
-    `kernels`: what priced the target's passes (see `RoundCost.kernels`); `error`, `left_out_error`: mean absolute relative errors of the
-    points fitted, and of points that were left out of the fit.
+    `kernels`: what priced the target's passes (see `RoundCost.kernels`); `error`, `left_out_error`: mean absolute
+    relative errors of the points fitted, and of points that were left out of the fit.
     """
 
     server: str
@@ -166,7 +167,8 @@ class Calibration:
 
 
 def load_calibration(path: str | Path) -> Calibration:
-    """Read a profile. Raises `ConfigError` with the file and every problem: unknown keys, wrong types, numbers that no time can be."""
+    """Read a profile. Raises `ConfigError` with the file and every problem:
+    unknown keys, wrong types, numbers that no time can be."""
     file = str(path)
     return _Reader(file, read_json_object(file, read_text)).calibration()
 

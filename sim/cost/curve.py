@@ -66,7 +66,8 @@ class Pass:
         )
 
     def scaled(self, factor: float, without: str) -> Pass:
-        """Return this pass with the time of its parts times `factor`, except for the part called `without` and the floor."""
+        """Return this pass with the time of its parts times `factor`, except for the part called
+        `without` and the floor."""
         parts = {
             name: line
             if name == without
@@ -134,7 +135,8 @@ class Curve:
         return total >> SHIFT
 
     def parts(self, kv_tokens: int) -> dict[str, int]:
-        """Return nanoseconds by part; they sum to the curve's value. `dispatch` is what a floor adds to the passes' own time."""
+        """Return nanoseconds by part; they sum to the curve's value.
+        `dispatch` is what a floor adds to the passes' own time."""
         fixed: dict[str, int] = {}
         for single in self._passes:
             term = single.term

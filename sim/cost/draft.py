@@ -30,8 +30,8 @@ class DraftShape:
     none). `fusion_every_pass`: EAGLE joins the embedding and the last hidden state in every pass. EAGLE-3 joins three
     of the target's hidden states in the catch-up pass alone: they exist only for tokens that the target has seen.
     `qkv_inputs`: width of the attention's input in hidden sizes (EAGLE-3: 2, the embedding beside the feature).
-    `heads`: separately trained heads, one per step (multi-layer EAGLE); else 1. `verify_share`: what proposing on the host takes, as a
-    share of the verify pass.
+    `heads`: separately trained heads, one per step (multi-layer EAGLE); else 1. `verify_share`: what proposing on the
+    host takes, as a share of the verify pass.
     """
 
     name: str
@@ -95,10 +95,11 @@ class DraftShape:
 
 
 def _head_body(target: ModelShape, name: str, vocab: int) -> ModelShape:
-    """Return one dense decoder layer as wide as the target. A sparse target's head is dense, as wide as its active experts.
+    """Return one dense decoder layer as wide as the target. A sparse target's head is dense, as wide as its active
+    experts.
 
-    Where the target's layers have no keys and values per head, the head gets grouped attention, as published heads have. It has the
-    target's number of heads, each of 128 elements, eight of them for one KV head (assumption).
+    Where the target's layers have no keys and values per head, the head gets grouped attention, as published heads
+    have. It has the target's number of heads, each of 128 elements, eight of them for one KV head (assumption).
     """
     own = next((mixer for mixer, _ in target.mixers if isinstance(mixer, Attention)), None)
     if own is None:
@@ -118,14 +119,15 @@ def _head_body(target: ModelShape, name: str, vocab: int) -> ModelShape:
 
 
 def eagle_head(target: ModelShape) -> DraftShape:
-    """Shape EAGLE's head (arXiv 2401.15077): a 2h→h layer and one decoder layer; embedding and the full LM head are the target's."""
+    """Shape EAGLE's head (arXiv 2401.15077): a 2h→h layer and one decoder layer;
+    embedding and the full LM head are the target's."""
     name = f"eagle({target.name})"
     return DraftShape(name, EAGLE, _head_body(target, name, target.vocab), fusion_inputs=2, fusion_every_pass=True)
 
 
 def eagle3_head(target: ModelShape, draft_vocab: int = 32_000) -> DraftShape:
-    """Return EAGLE-3's head (arXiv 2503.01840): a 3h→h layer over three target layers, one decoder layer whose q, k and v read 2h, and an
-    LM head of its own. `draft_vocab`: the tokens of that, at most the target's."""
+    """Return EAGLE-3's head (arXiv 2503.01840): a 3h→h layer over three target layers, one decoder layer whose q, k and
+    v read 2h, and an LM head of its own. `draft_vocab`: the tokens of that, at most the target's."""
     if not 1 <= draft_vocab <= target.vocab:
         message = f"draft_vocab must be 1 … {target.vocab} (the vocabulary of {target.name}), not {draft_vocab}"
         raise DraftMismatch(message)

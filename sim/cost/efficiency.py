@@ -13,7 +13,8 @@ Numbers are fractions of data-sheet peaks. Where no published measurement was at
 
 How near this comes to published measurements (error of the default roofline): `tests/sim/cost/test_cost_published.py`
 computes these numbers and fails outside its stated tolerances. Two parameters were chosen looking at the first three
-rows: the soft corner's exponent, and the fraction of bandwidth that attention reaches; nothing was fitted to the others.
+rows: the soft corner's exponent, and the fraction of bandwidth that attention reaches; nothing was fitted to the
+others.
 
     H100, Llama-3.1-8B bf16                                                               error
     target pass, 1 … 1024 tokens, against the vLLM fit (arXiv 2601.11580)                 -13 … +2 %
@@ -23,8 +24,8 @@ rows: the soft corner's exponent, and the fraction of bandwidth that attention r
     three EAGLE passes, driven by the host, against 2.135 ms                              0 % (the floor is this number)
     EAGLE-3, 2 … 7 steps, driven by the host (vLLM issue 20780)                           -15 … -21 %, same shape
 
-The last row's build is slower by a fifth than the one behind the fit (see the rows above it), so the error is nearly one
-factor. The best depth is found: 4 there, 5 here, within 1 % of each other.
+The last row's build is slower by a fifth than the one behind the fit (see the rows above it), so the error is nearly
+one factor. The best depth is found: 4 there, 5 here, within 1 % of each other.
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ class Efficiency:
     def gemm_ns(
         self, gpu: GPU, rows: int, inner: int, columns: int, *, dtype: str, weight_bytes: float, groups: float = 1.0
     ) -> float:
-        """Return the time of `groups` matrix products with their own weights, `rows` tokens each (activations are 16-bit).
+        """Return the time of `groups` matrix products with their own weights, `rows` tokens each (activations are
+        16-bit).
 
         `dtype` is the tensor-core format, `weight_bytes` the bytes of one weight.
         """
@@ -118,7 +120,8 @@ class Efficiency:
         return self.ramp_ns + self.soft_max(memory_ns, self.tiles_ns(gpu, rows, inner, columns, groups, dtype))
 
     def padded_queries(self, queries: int) -> int:
-        """Return the rows that decode attention computes for `queries` rows: one of the query tiles, or whole largest tiles."""
+        """Return the rows that decode attention computes for `queries` rows:
+        one of the query tiles, or whole largest tiles."""
         for tile in self.query_tiles:
             if queries <= tile:
                 return tile
@@ -127,8 +130,8 @@ class Efficiency:
     def attention_ns_per_token(
         self, gpu: GPU, *, heads: int, queries: int, query_flops: float, token_bytes: float, dtype: str
     ) -> float:
-        """Return the time per cached token of one layer's decode attention: `heads` caches, each with `queries` rows (query heads × tree
-        nodes) that do `query_flops` each on a token; `token_bytes` over all heads.
+        """Return the time per cached token of one layer's decode attention: `heads` caches, each with `queries` rows
+        (query heads × tree nodes) that do `query_flops` each on a token; `token_bytes` over all heads.
         """
         memory_s = token_bytes / (gpu.memory_bandwidth_bytes_per_s * self.attention_bandwidth)
         flops = query_flops * self.padded_queries(queries) * heads

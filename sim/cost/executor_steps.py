@@ -1,14 +1,17 @@
-"""Measured times of an executor's own steps: grids over rows, context and shape, and the cost that a simulated device takes from them.
+"""Measured times of an executor's own steps: grids over rows, context and shape, and the cost that a simulated device
+takes from them.
 
-`foredraft calibrate --model` measures them (docs/calibration.md). A round is the sum of its parts, each interpolated linearly:
+`foredraft calibrate --model` measures them (docs/calibration.md). A round is the sum of its parts, each interpolated
+linearly:
 
     draft      steps × rows × context         kv_move    steps × rows (trees)
     verify     nodes × rows × context         extend     accepted nodes × rows × context
     rest       rows: relay, launch, reading the results
 
-or, where rounds were captured, one time per shape, rows × context. A step with prompt chunks adds `prefill`, chunks × tokens × context,
-as our executor runs both one after the other, less what one step does once (`shared_ns`). Below a grid its first value counts. Beyond it,
-chunks, tokens and context go on along the last slope; rows, steps and nodes beyond those that were measured are refused.
+or, where rounds were captured, one time per shape, rows × context. A step with prompt chunks adds `prefill`, chunks ×
+tokens × context, as our executor runs both one after the other, less what one step does once (`shared_ns`). Below a
+grid its first value counts. Beyond it, chunks, tokens and context go on along the last slope; rows, steps and nodes
+beyond those that were measured are refused.
 """
 
 from __future__ import annotations
@@ -101,10 +104,11 @@ class AlgorithmSteps:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSteps:
-    """What was measured of one model on one device. `padded`: a pass is as long as its longest row's KV, else as the mean.
+    """What was measured of one model on one device. `padded`: a pass is as long as its longest row's KV, else as the
+    mean.
 
-    `target`: the shape that was measured, by the names of its config.json; `spread`: standard deviation of the logarithm of a step's time,
-    by kind of step (prefill, decode, host).
+    `target`: the shape that was measured, by the names of its config.json; `spread`: standard deviation of the
+    logarithm of a step's time, by kind of step (prefill, decode, host).
     """
 
     device: str
@@ -201,7 +205,8 @@ class _Curve:
 
 
 class StepCost:
-    """Device time of steps as they were measured: what `RoundCost` answers, and, since a simulated device knows its rows, more exactly.
+    """Device time of steps as they were measured: what `RoundCost` answers, and, since a simulated device knows its
+    rows, more exactly.
 
     `sees_rows`: `rounds_ns` takes each round's context and the most nodes that a row accepts.
     """
@@ -238,7 +243,8 @@ class StepCost:
     def rounds_ns(
         self, batch_size: int, steps: int, topk: int, nodes: int, contexts: np.ndarray, accepted: np.ndarray
     ) -> NDArray[np.int64]:
-        """Return nanoseconds of rounds, int64 [m], by context [m] (`padded` says which) and the most accepted nodes of a row [m]."""
+        """Return nanoseconds of rounds, int64 [m], by context [m] (`padded` says which) and the most accepted
+        nodes of a row [m]."""
         key = (batch_size, steps, topk, nodes)
         curve = self._curves.get(key)
         if curve is None:

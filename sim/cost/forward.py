@@ -25,7 +25,8 @@ EXPERT_INDEPENDENCE = 0.58
 
 
 class InvalidRound(ForedraftError):
-    """A decode round that cannot exist; the message says which of steps, topk and num_draft_tokens contradict each other."""
+    """A decode round that cannot exist; the message says which of steps, topk and num_draft_tokens
+    contradict each other."""
 
 
 class DecodeWork(NamedTuple):
@@ -40,11 +41,13 @@ class DecodeWork(NamedTuple):
 
 
 class ExpertRouting(NamedTuple):
-    """How the tokens of a pass choose experts: `tokens` of them, which reach as many experts as `independent` independently routed tokens.
+    """How the tokens of a pass choose experts: `tokens` of them, which reach as many experts as `independent`
+    independently routed tokens.
 
-    Requests choose experts independently. Each further token of a request counts as `independence` (0 … 1) of a token, since successive
-    tokens of one text share experts. So w tokens reach the experts of 1 + independence · (w − 1) independent ones. The padding
-    of a captured graph is copies of one token that an earlier step left there. So it reaches experts as one further token of a request
+    Requests choose experts independently. Each further token of a request counts as `independence` (0 … 1) of a token,
+    since successive tokens of one text share experts. So w tokens reach the experts of 1 + independence · (w − 1)
+    independent ones. The padding of a captured graph is copies of one token that an earlier step left there. So it
+    reaches experts as one further token of a request
     would: 3 tokens in a graph of 4 reach no more experts than 4 tokens do. What the copies compute is not counted.
     """
 
@@ -61,7 +64,8 @@ class PassTokens(NamedTuple):
 
     @classmethod
     def of_requests(cls, requests: int, tokens: int, independence: float, padded: int | None = None) -> PassTokens:
-        """Return those of so many requests that have `tokens` together. `padded`: those of their graph; None: there is none."""
+        """Return those of so many requests that have `tokens` together.
+        `padded`: those of their graph; None: there is none."""
         independent = requests + independence * (tokens - requests)
         if padded is None:
             return cls(tokens, ExpertRouting(tokens, independent), False)
@@ -94,7 +98,8 @@ def check_round(draft: DraftShape | None, batch_size: int, steps: int, topk: int
 # looked up. A matrix kernel pads to 16 rows at least, so only the small kernels' traffic is overstated, by at most 3 %.
 _EXACT_TOKENS = 512
 _TOKEN_QUANTUM = 16
-# Tokens that the chunkwise form of linear attention computes at once (Gated Delta Networks, arXiv 2412.06464, section 3.3).
+# Tokens that the chunkwise form of linear attention computes at once (Gated Delta Networks, arXiv 2412.06464, section
+# 3.3).
 _SCAN_CHUNK = 64
 
 _RATE_OF = {"mxfp8": "fp8"}  # formats that are multiplied at another's rate
@@ -111,7 +116,8 @@ class Line:
 
 class ForwardCost:
     """Costs of passes of one shape. `qkv_inputs`: the attention input's width in hidden sizes (2 for an EAGLE-3
-    layer). Tokens and rows are those of the whole engine: each attention-data parallel group takes its share of them."""
+    layer). Tokens and rows are those of the whole engine: each attention-data parallel group takes its share of
+    them."""
 
     def __init__(
         self, shape: ModelShape, gpu: GPU, efficiency: Efficiency, parallel: int | Parallelism, qkv_inputs: int = 1
@@ -174,11 +180,13 @@ class ForwardCost:
         return per_mixer + per_mlp + reduced + 3
 
     def _small_kernels(self, mixer: Mixer) -> int:
-        """Count a mixer's small kernels: norm, rotary embedding with the KV write (or convolution), and the norms of q and k."""
+        """Count a mixer's small kernels: norm, rotary embedding with the KV write (or convolution), and the
+        norms of q and k."""
         return 2 + (1 if isinstance(mixer, Attention) and mixer.qk_norm else 0)
 
     def layers_ns(self, tokens: int, routing: ExpertRouting | None = None) -> float:
-        """Return the time of all layers' matrix products and small kernels for `tokens` tokens, without attention and communication.
+        """Return the time of all layers' matrix products and small kernels for `tokens` tokens, without attention and
+        communication.
 
         `routing`: how they choose experts; default: all independently.
         """
@@ -203,7 +211,8 @@ class ForwardCost:
         return self._layers_cache[key]
 
     def _own_share(self, amount: int) -> int:
-        """Return the tokens or rows of one attention-data parallel group, out of those of the engine: the fullest group's."""
+        """Return the tokens or rows of one attention-data parallel group, out of those of the engine:
+        the fullest group's."""
         return -(-amount // self.parallel.data)
 
     @property
@@ -215,8 +224,9 @@ class ForwardCost:
         return self.shape.attention_dtype or self.shape.weight_dtype
 
     def gemm_ns(self, tokens: int, inner: int, columns: int, groups: float = 1.0, dtype: str | None = None) -> float:
-        """Return the time of matrix products with weights of the format `dtype` (default: the shape's); sizes in elements, already
-        divided among the devices. A device without a rate for the format computes in 16 bits and only saves the traffic."""
+        """Return the time of matrix products with weights of the format `dtype` (default: the shape's); sizes in
+        elements, already divided among the devices. A device without a rate for the format computes in 16 bits and only
+        saves the traffic."""
         dtype = dtype or self.shape.weight_dtype
         rate, weight_bytes = _RATE_OF.get(dtype, dtype), self.shape.format_bytes(dtype)
         rate = rate if rate in self.gpu.peak_flops else "bf16"
@@ -232,8 +242,9 @@ class ForwardCost:
         return self._products_ns(tokens, products, self._attention)
 
     def active_experts(self, independent: float, experts: Experts | None = None) -> float:
-        """Return how many experts so many tokens reach in a layer, E·(1 − (1 − k/E)ⁿ), if the router spreads them evenly and
-        independently (assumption). This is why verifying many tokens of a sparse model reads more weights than one.
+        """Return how many experts so many tokens reach in a layer, E·(1 − (1 − k/E)ⁿ), if the router spreads them
+        evenly and independently (assumption). This is why verifying many tokens of a sparse model reads more weights
+        than one.
         """
         experts = experts or self.shape.experts
         assert experts is not None, self.shape.name
@@ -241,14 +252,15 @@ class ForwardCost:
         return experts.count * (1.0 - missed)
 
     def _experts_ns(self, own: int, experts: Experts, routing: ExpertRouting) -> float:
-        """Return the time of a mixture of experts: the busiest rank's routed experts for the tokens of the whole engine, and router and
-        shared experts for the tokens of one group."""
+        """Return the time of a mixture of experts: the busiest rank's routed experts for the tokens of the whole
+        engine, and router and shared experts for the tokens of one group."""
         hidden, ranks = self.shape.hidden, self.parallel.expert
         active = self.active_experts(routing.independent, experts)
         assigned: float = routing.tokens * experts.top_k
         if ranks > 1:
             active, assigned = self._busiest(active, experts.count), self._busiest(assigned, math.inf)
-        # Many tokens reach nearly all experts: `active` is then just below their number, which must not round up to one more row.
+        # Many tokens reach nearly all experts: `active` is then just below their number, which must not round up to one
+        # more row.
         rows = math.ceil(assigned / active - 1e-6)
         products = experts.expert(hidden, self.parallel.devices // ranks)
         grouped = sum(self.gemm_ns(rows, p.inner, p.columns, active) for p in products)
@@ -258,10 +270,11 @@ class ForwardCost:
         return grouped + router + routing_ns + self._products_ns(own, experts.shared(hidden, self.tp), self._mlp)
 
     def _busiest(self, amount: float, most: float) -> float:
-        """Return how much of `amount` the busiest expert rank gets if each unit goes to a rank at random, independently of the others.
+        """Return how much of `amount` the busiest expert rank gets if each unit goes to a rank at random, independently
+        of the others.
 
-        The greatest of r nearly normal shares is the mean plus Φ⁻¹((r − 3/8) / (r + 1/4)) standard deviations (Blom 1958, Statistical
-        Estimates and Transformed Beta-Variables). `most`: what there is over all ranks.
+        The greatest of r nearly normal shares is the mean plus Φ⁻¹((r − 3/8) / (r + 1/4)) standard deviations (Blom
+        1958, Statistical Estimates and Transformed Beta-Variables). `most`: what there is over all ranks.
         """
         ranks = self.parallel.expert
         mean = amount / ranks
@@ -290,7 +303,8 @@ class ForwardCost:
         return self.efficiency.stream_ns(self.gpu, 4.0 * tokens * self.shape.hidden)
 
     def lm_head_ns(self, rows: int) -> float:
-        """Return the time of logits of `rows` tokens, gathered over the group; the LM head stays 16-bit in 8-bit models."""
+        """Return the time of logits of `rows` tokens, gathered over the group;
+        the LM head stays 16-bit in 8-bit models."""
         rows = self._own_share(rows)
         local = math.ceil(self.shape.vocab / self.tp)
         product = self.efficiency.gemm_ns(self.gpu, rows, self.shape.hidden, local, dtype="bf16", weight_bytes=2)
@@ -304,8 +318,8 @@ class ForwardCost:
         return sum(count for _, count in (*self.shape.mixers, *self.shape.mlps))
 
     def comm_ns(self, tokens: int) -> float:
-        """Return the time of collectives: an all-reduce of the activations among the devices that share a mixer or a dense MLP. Around
-        routed experts all devices take part, and gather and scatter what they would else reduce."""
+        """Return the time of collectives: an all-reduce of the activations among the devices that share a mixer or a
+        dense MLP. Around routed experts all devices take part, and gather and scatter what they would else reduce."""
         parallel = self.parallel
         if parallel.devices == 1:
             return 0.0
@@ -350,7 +364,8 @@ class ForwardCost:
         return Line(base + self.recurrence_ns(rows, queries_per_row), slope, window_slope)
 
     def recurrence_ns(self, rows: int, queries_per_row: int) -> float:
-        """Return the time of recurrent layers in a decode or verify pass: each reads the committed state and writes one per new token."""
+        """Return the time of recurrent layers in a decode or verify pass:
+        each reads the committed state and writes one per new token."""
         total = 0.0
         for mixer, count in self.shape.mixers:
             if isinstance(mixer, Recurrence):
@@ -372,7 +387,8 @@ class ForwardCost:
         )
 
     def prefill_attention_ns(self, chunks: Sequence[tuple[int, int]]) -> float:
-        """Return the time of attention of prompt chunks (new tokens, tokens before them): quadratic in new, linear in past."""
+        """Return the time of attention of prompt chunks (new tokens, tokens before them):
+        quadratic in new, linear in past."""
         if not any(new for new, _ in chunks):
             return 0.0
         efficiency, gpu, groups = self.efficiency, self.gpu, self.parallel.data
@@ -410,7 +426,8 @@ class ForwardCost:
 
 
 def _pairs(new: int, past: int, reach: int | None) -> float:
-    """Return the query-key pairs of `new` tokens after `past` when each sees at most `reach` tokens, itself included."""
+    """Return the query-key pairs of `new` tokens after `past` when each sees at most `reach` tokens,
+    itself included."""
     if reach is None:
         return new * past + new * (new + 1) / 2
     growing = min(max(reach - past, 0), new)

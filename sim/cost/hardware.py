@@ -1,7 +1,8 @@
-"""The catalogue of GPUs: peaks from data sheets, each with its source. `efficiency.py` has the fractions that kernels reach.
+"""The catalogue of GPUs: peaks from data sheets, each with its source. `efficiency.py` has the fractions that kernels
+reach.
 
-All rates are dense (no structured sparsity), per device, and per direction for links. Memory is what the driver reports, which an engine
-can use.
+All rates are dense (no structured sparsity), per device, and per direction for links. Memory is what the driver
+reports, which an engine can use.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ class Interconnect:
 class Parallelism:
     """How the devices of one engine share a model.
 
-    `tensor` devices share each layer. `data` such groups (attention-data parallelism) have requests of their own. They share the routed
-    experts: all `tensor · data` devices hold them, in `expert` ranks of whole experts. `gpus_per_node`: devices that the fast link joins.
+    `tensor` devices share each layer. `data` such groups (attention-data parallelism) have requests of their own. They
+    share the routed
+    experts: all `tensor · data` devices hold them, in `expert` ranks of whole experts. `gpus_per_node`: devices that
+    the fast link joins.
     """
 
     tensor: int = 1
@@ -126,11 +129,12 @@ class GPU:
         ]
 
     def all_reduce_ns(self, size_bytes: float, devices: int, nodes: int = 1) -> float:
-        """Return the time of an all-reduce of `size_bytes` over `devices`, in equal parts on `nodes`; of an all-gather with the
-        reduce-scatter that ends it, too.
+        """Return the time of an all-reduce of `size_bytes` over `devices`, in equal parts on `nodes`; of an all-gather
+        with the reduce-scatter that ends it, too.
 
-        Inside a node each device sends and receives 2·(g − 1)/g of the bytes, after a fixed latency. Between m nodes each of the g devices
-        of a node exchanges 1/g of the bytes with the devices in its place in the other nodes: 2·(m − 1)/m of them over its own port.
+        Inside a node each device sends and receives 2·(g − 1)/g of the bytes, after a fixed latency. Between m nodes
+        each of the g devices of a node exchanges 1/g of the bytes with the devices in its place in the other nodes:
+        2·(m − 1)/m of them over its own port.
         """
         if devices == 1:
             return 0.0
@@ -194,7 +198,8 @@ def _entry(
 
 # fmt: off
 _CATALOGUE: tuple[GPU, ...] = (
-    # name, dense TFLOP/s (16 bits, fp8, nvfp4), MiB, GB/s, SMs, link with GB/s per direction, ports between nodes, source
+    # name, dense TFLOP/s (16 bits, fp8, nvfp4), MiB, GB/s, SMs, link with GB/s per direction, ports between nodes,
+    # source
     _entry("A100-40G", (312.0,), 40_960, 1555, 108, ("NVLink 3", 300), "A100", "NVIDIA A100 Tensor Core GPU data sheet (40 GB SXM)"),
     _entry("A100", (312.0,), 81_920, 2039, 108, ("NVLink 3", 300), "A100", "NVIDIA A100 Tensor Core GPU data sheet (80 GB SXM)"),
     _entry("H100", (989.4, 1978.9), 81_559, 3350, 132, ("NVLink 4", 450), "Hopper",
@@ -249,7 +254,8 @@ def known_gpus() -> tuple[str, ...]:
 
 
 def lookup_gpu(name: str) -> GPU:
-    """Look up the GPU called `name` (case, blanks and punctuation do not matter; a leading "NVIDIA" or "AMD" is ignored).
+    """Look up the GPU called `name` (case, blanks and punctuation do not matter; a leading "NVIDIA" or "AMD" is
+    ignored).
 
     Raises `UnknownGPU` with the nearest known name.
     """

@@ -1,7 +1,7 @@
 """The scheduler's own time on the CPU: plan, launch, commit, per step and per row.
 
-Simulators that leave it out predict speculation 25-41 % too fast, as every round pays it. These are amounts of work; the driver decides
-whether a part hides behind the device (overlap mode) or delays it.
+Simulators that leave it out predict speculation 25-41 % too fast, as every round pays it. These are amounts of work;
+the driver decides whether a part hides behind the device (overlap mode) or delays it.
 """
 
 from __future__ import annotations
@@ -149,10 +149,11 @@ class UnknownPreset(ForedraftError):
 
 @dataclass(frozen=True, slots=True)
 class LaunchCost:
-    """Launch behaviour of an engine: whole passes as captured graphs, or kernel by kernel from the host. Times in nanoseconds.
+    """Launch behaviour of an engine: whole passes as captured graphs, or kernel by kernel from the host. Times in
+    nanoseconds.
 
-    A captured pass costs a short gap on the device. A pass that is dispatched kernel by kernel cannot run faster than the host launches
-    it. So kernels × time per launch is a *floor* of its time, not an addition.
+    A captured pass costs a short gap on the device. A pass that is dispatched kernel by kernel cannot run faster than
+    the host launches it. So kernels × time per launch is a *floor* of its time, not an addition.
     """
 
     name: str
@@ -164,7 +165,8 @@ class LaunchCost:
     tree_ns: float = 0.0  # fixed time per round that drafts a tree
     row_gap_ns: float = 0.0  # device idle per request of a step: sampling parameters, inputs, finished requests
     eagle3_step_ns: float = 0.0  # more per step of EAGLE-3, where the server captures the other heads alone
-    # More per collective and doubling of its devices: they wait for the slowest. A database times collectives that start together.
+    # More per collective and doubling of its devices: they wait for the slowest. A database times collectives that
+    # start together.
     collective_gap_ns: float = 0.0
 
     def step_ns(self, algorithm: str) -> float:
@@ -176,7 +178,8 @@ class LaunchCost:
         return self.graph_gap_ns + self.row_gap_ns * rows
 
     def collectives_gap_ns(self, count: int, devices: int) -> float:
-        """Return what so many collectives over `devices` take more than the database has of them: among 2ⁿ devices n pairs wait."""
+        """Return what so many collectives over `devices` take more than the database has of them:
+        among 2ⁿ devices n pairs wait."""
         return self.collective_gap_ns * count * math.log2(devices)
 
     def explain(self) -> list[tuple[str, float, str, str]]:

@@ -1,6 +1,7 @@
 """The use of a device's memory, and the number of KV slots that are left.
 
-    total = reserved + context + weights (target, draft) + activations + captured graphs + recurrent states + windows + KV pool
+    total = reserved + context + weights (target, draft) + activations + captured graphs + recurrent states + windows +
+    KV pool
 
 All terms are bytes on one device of the tensor-parallel group. Each slot of the pool holds one token's KV of the target
 and of the draft. The draft's is one layer for an EAGLE head, all layers for a STANDALONE model, nothing for look-up.
@@ -98,7 +99,8 @@ class MemoryPlan:
 
 
 def _activation_bytes(target: ModelShape, tp: int, max_tokens: int, logit_rows: int) -> int:
-    """Return the largest need: residual, input and the two halves of the MLP in 16 bits, or the logits in 16 and 32 bits."""
+    """Return the largest need: residual, input and the two halves of the MLP in 16 bits, or the logits
+    in 16 and 32 bits."""
     wide = max((part.activated for part, _ in target.mlps), default=target.hidden)
     layer = max_tokens * (4 * target.hidden + 3 * math.ceil(wide / tp)) * 2
     logits = logit_rows * target.vocab * (2 + 4)
@@ -128,7 +130,8 @@ def kv_pool_slots(
         max_prefill_tokens: The largest chunk.
         max_num_draft_tokens: The most nodes per row that a verify may have.
         reserved_fraction: The share of memory left alone; 0.10 is an engine's "memory utilisation 0.9".
-        static_fraction: Instead of it, the share of the memory beside the driver's context that weights and pool may have.
+        static_fraction: Instead of it, the share of the memory beside the driver's context that weights and pool may
+            have.
         free_fraction: Instead of both, the share of what all but the pool leave that the pool may have.
     """
     parallel = Parallelism.of(parallel)
@@ -148,7 +151,8 @@ def kv_pool_slots(
         raise InsufficientMemory(f"reserved_fraction must be in [0, 1), not {reserved_fraction}")
     verify_tokens = max_batch_size * max_num_draft_tokens
     max_tokens = max(max_prefill_tokens, verify_tokens)
-    # A round of one node goes on in the committed state; a tree keeps a state per node until it is known which one is accepted.
+    # A round of one node goes on in the committed state; a tree keeps a state per node until it is known which one is
+    # accepted.
     state_slots = recurrent_state_slots(max_batch_size, max_num_draft_tokens if max_num_draft_tokens > 1 else None)
     body, fusion_inputs = (draft.body, draft.fusion_inputs) if draft is not None else (None, 0)
     fixed = {
@@ -200,8 +204,8 @@ def _unused(gpu: GPU, fixed: Mapping[str, int], reserved: float, static: float |
 def _slot_and_windows(target: ModelShape, tp: int, draft_slot: int, free: int, kept: int) -> tuple[int, int]:
     """Return the target's bytes of a slot, and those of the layers with a window beside the slots.
 
-    Such layers keep of each request no more than the window and what a round writes, and the prompt chunk that passes through: `kept`
-    tokens. Where there would be fewer slots than that, every slot has its part of them.
+    Such layers keep of each request no more than the window and what a round writes, and the prompt chunk that passes
+    through: `kept` tokens. Where there would be fewer slots than that, every slot has its part of them.
     """
     slot, in_windows = target.token_bytes(tp, windowed=False), target.token_bytes(tp, windowed=True)
     if in_windows and (free - kept * in_windows) // (slot + draft_slot or 1) > kept:

@@ -58,9 +58,9 @@ class RoundCost:
     """Device time of steps of one engine: target, draft, GPU, and how its devices share the models.
 
     `tables`, `draft_tables`: measured times of the target's and the draft's passes, which replace the roofline's.
-    `graph_sizes`: captured sizes in increasing order, None for no graphs; `graph_unit`: what they count. `sampling`: "stochastic"
-    (softmax and lossless acceptance over the vocabulary) or "greedy" (argmax). `keep_draft_warm`: whether rounds with
-    0 steps run the catch-up. `expert_independence`: see `forward.ExpertRouting`.
+    `graph_sizes`: captured sizes in increasing order, None for no graphs; `graph_unit`: what they count. `sampling`:
+    "stochastic" (softmax and lossless acceptance over the vocabulary) or "greedy" (argmax). `keep_draft_warm`: whether
+    rounds with 0 steps run the catch-up. `expert_independence`: see `forward.ExpertRouting`.
     """
 
     sees_rows: Literal[False] = False  # a round's time follows from its shape and the KV tokens of all rows together
@@ -130,8 +130,8 @@ class RoundCost:
     ) -> int | NDArray[np.int64]:
         """Return the nanoseconds of a decode round, rounded down.
 
-        `kv_tokens`: KV tokens over the batch when the round starts; an integer array [m] for m rounds of one block gives
-        int64 [m], bit for bit what m single calls give. Raises `InvalidRound` for a contradictory round.
+        `kv_tokens`: KV tokens over the batch when the round starts; an integer array [m] for m rounds of one block
+        gives int64 [m], bit for bit what m single calls give. Raises `InvalidRound` for a contradictory round.
         """
         curve = self._curves.get((batch_size, steps, topk, num_draft_tokens))
         if curve is None:
@@ -149,14 +149,16 @@ class RoundCost:
         prefill_tokens: Sequence[tuple[int, int]],
         decode: DecodeWork | tuple[int, int, int, int, int] | None = None,
     ) -> int:
-        """Return the nanoseconds of a step with prompt chunks (new tokens, tokens before them), a decode round, or both."""
+        """Return the nanoseconds of a step with prompt chunks (new tokens, tokens before them), a
+        decode round, or both."""
         if not prefill_tokens:
             return 0 if decode is None else self.decode_ns(*decode)
         return self._step_curve(prefill_tokens, decode)(decode[4] if decode is not None else 0)
 
     @property
     def priced_by(self) -> str:
-        """What the times of passes come from: the roofline, measured kernels, or one of them for the target and one for the draft."""
+        """What the times of passes come from: the roofline, measured kernels, or one of them for the target and
+        one for the draft."""
         by = [forward.priced_by for forward in (self._target, self._draft) if forward is not None]
         return (
             by[0] if len(set(by)) == 1 else f"{by[0]} for the target, {by[1]} for the draft"
@@ -169,7 +171,8 @@ class RoundCost:
 
     @property
     def kernel_sources(self) -> dict[str, str]:
-        """What prices the passes of the target and of the draft: the database with its version and what it was asked, or the roofline."""
+        """What prices the passes of the target and of the draft:
+        the database with its version and what it was asked, or the roofline."""
         both = {"target": self._target, "draft": self._draft}
         return {name: forward.source for name, forward in both.items() if forward is not None}
 
@@ -234,7 +237,8 @@ class RoundCost:
         return Curve(passes)
 
     def is_captured(self, batch_size: int, nodes: int) -> bool:
-        """Return whether a verify pass of so many rows and tokens per row runs as a captured graph, if it comes without prefill."""
+        """Return whether a verify pass of so many rows and tokens per row runs as a captured graph, if it comes
+        without prefill."""
         return padded_tokens(batch_size, nodes, self.graph_sizes, self.graph_unit) is not None
 
     def _tokens(self, batch_size: int, width: int, has_graph: bool = True) -> PassTokens:
@@ -259,8 +263,8 @@ class RoundCost:
     def _sampling_ns(self, rows: int) -> float:
         """Return the time of sampling.
 
-        Greedy: read the 16-bit logits once. Stochastic: softmax (read 2, write 4 bytes), truncation (read and write 4), acceptance
-        (read 4): 18 bytes per logit. Then the acceptance walk and its bookkeeping, in small kernels.
+        Greedy: read the 16-bit logits once. Stochastic: softmax (read 2, write 4 bytes), truncation (read and write 4),
+        acceptance (read 4): 18 bytes per logit. Then the acceptance walk and its bookkeeping, in small kernels.
         """
         logit_bytes, kernels = (2, 3) if self.sampling == GREEDY else (18, 7)
         moved = float(rows) * self.target.vocab * logit_bytes
@@ -275,7 +279,8 @@ class RoundCost:
         return Pass(parts)
 
     def _host_pass(self, verify: Pass, steps: int) -> list[Pass]:
-        """Return the pass in which the host proposes drafts, for which the round waits; an empty list if it does not."""
+        """Return the pass in which the host proposes drafts, for which the round waits;
+        an empty list if it does not."""
         fraction = self.draft.verify_share if self.draft is not None else 0.0
         if not steps or not fraction:
             return []
@@ -287,7 +292,8 @@ class RoundCost:
         return [Pass({"draft": total}, window_cap_tokens=verify.window_cap_tokens)]
 
     def _draft_passes(self, batch_size: int, steps: int, topk: int, has_graph: bool = True) -> list[Pass]:
-        """Return the S − 1 passes after the first step's drafts, and the tree. With one head per step they run in the catch-up instead."""
+        """Return the S − 1 passes after the first step's drafts, and the tree.
+        With one head per step they run in the catch-up instead."""
         forward, draft = self._draft, self.draft
         if forward is None or draft is None or not steps:
             return []
@@ -309,7 +315,8 @@ class RoundCost:
         return passes
 
     def _catch_up(self, batch_size: int, steps: int) -> list[Pass]:
-        """Return the pass in which the draft sees the accepted tokens: S + 1 per row at most, and the graph computes them all."""
+        """Return the pass in which the draft sees the accepted tokens:
+        S + 1 per row at most, and the graph computes them all."""
         forward, draft = self._draft, self.draft
         if forward is None or draft is None or not (steps or self.keep_draft_warm):
             return []
@@ -384,7 +391,8 @@ class RoundCost:
     def _step_curve(
         self, chunks: Sequence[tuple[int, int]], decode: DecodeWork | tuple[int, int, int, int, int] | None
     ) -> Curve:
-        """Return the curve of a step with prefill and perhaps a decode round: one target and one draft pass over all tokens, no graph."""
+        """Return the curve of a step with prefill and perhaps a decode round:
+        one target and one draft pass over all tokens, no graph."""
         batch_size, steps, topk, nodes, _ = decode if decode is not None else (0, 0, 1, 1, 0)
         rider = self._rider(batch_size, steps, topk, nodes)
         new_tokens = sum(new for new, _ in chunks)

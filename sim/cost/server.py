@@ -1,9 +1,10 @@
 """Server profiles: what a planner cannot know of a serving engine, fitted to published measurements.
 
-A profile bundles how the engine schedules, the host's time per step, what the device waits for between passes, and the server whose kernels
-are priced. `benchmarks/fit_servers.py` fits the waits of every profile that names a fit, from `benchmarks/published/`, and prints
-their cross-validated errors; a test compares the numbers below with a fresh fit. The waits were measured while the
-engine overlapped host and device. So they are part of the launch, and host time that runs beside the device is not added to them.
+A profile bundles how the engine schedules, the host's time per step, what the device waits for between passes, and the
+server whose kernels are priced. `benchmarks/fit_servers.py` fits the waits of every profile that names a fit, from
+`benchmarks/published/`, and prints their cross-validated errors; a test compares the numbers below with a fresh fit.
+The waits were measured while the engine overlapped host and device. So they are part of the launch, and host time that
+runs beside the device is not added to them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class ServerProfile:
-    """The timing of one serving engine. `mixed`, `guarantee_output` and `defaults` stand where a scenario leaves them open."""
+    """The timing of one serving engine. `mixed`, `guarantee_output` and `defaults` stand where a scenario
+    leaves them open."""
 
     name: str
     host: HostCost
@@ -60,7 +62,8 @@ class ServerProfile:
         return next(each for each in reversed(self.defaults) if memory >= each.gibibytes)
 
     def priced(self, shape: ModelShape, gpu: GPU) -> ModelShape:
-        """Return the model to look up in the measured kernels: with KV of 16 bits where attention over FP8 takes as long."""
+        """Return the model to look up in the measured kernels:
+        with KV of 16 bits where attention over FP8 takes as long."""
         return replace(shape, kv_dtype="bf16") if shape.kv_dtype == "fp8" and gpu.name in self.slow_fp8_kv else shape
 
     def graph_sizes(self, gpu: GPU, devices: int, max_running: int) -> tuple[int, ...]:
@@ -69,11 +72,11 @@ class ServerProfile:
         return default_graph_sizes(max_running if largest is None else min(max_running, largest[devices >= 4]))
 
     def static_fraction(self, gpu: GPU, parallel: Parallelism, draft: str | None) -> float | None:
-        """Return the share of the memory that weights and KV have by default; None: all but what is reserved. `draft`: the algorithm of
-        a draft model or head.
+        """Return the share of the memory that weights and KV have by default; None: all but what is reserved. `draft`:
+        the algorithm of a draft model or head.
 
-        SGLang leaves room for activations by the prompt tokens of a step, for graphs by the largest batch (sgl-project/sglang,
-        python/sglang/srt/server_args.py, _handle_gpu_memory_settings).
+        SGLang leaves room for activations by the prompt tokens of a step, for graphs by the largest batch
+        (sgl-project/sglang, python/sglang/srt/server_args.py, _handle_gpu_memory_settings).
         """
         if not self.has_static_share:
             return None
@@ -97,22 +100,24 @@ _SGLANG = (
     Defaults(160, 16_384, 2048, (512, 512)),
 )
 """--chunked-prefill-size, --max-running-requests (at least 2,048, and more where the pool is large for the context) and
---cuda-graph-max-bs (sgl-project/sglang, python/sglang/srt/server_args.py). With a draft SGLang takes 48 requests at a time unless it is
-told otherwise; that is left to launch commands (planning/servers), as tables over batches need more."""
+--cuda-graph-max-bs (sgl-project/sglang, python/sglang/srt/server_args.py). With a draft SGLang takes 48 requests at a
+time unless it is told otherwise; that is left to launch commands (planning/servers), as tables over batches need
+more."""
 _VLLM = Defaults(0, 2048, 256), Defaults(70, 8192, 1024), Defaults(160, 16_384, 1024)
-"""--max-num-batched-tokens and --max-num-seqs of the HTTP server (vllm-project/vllm, vllm/engine/arg_utils.py, get_batch_defaults), where
-an A100 counts as a small device."""
+"""--max-num-batched-tokens and --max-num-seqs of the HTTP server (vllm-project/vllm, vllm/engine/arg_utils.py,
+get_batch_defaults), where an A100 counts as a small device."""
 _TRTLLM = Defaults(0, 8192, 2048, (512, 512))
 """max_num_tokens and max_batch_size (NVIDIA/TensorRT-LLM, tensorrt_llm/llmapi/llm_args.py). By default it captures
-batches of up to 128, and launch commands are read so. Here it is 512, as in the launch files of ai-dynamo/aiconfigurator, because
-`eager_kernel_ns` is fitted to steps with prompts and is too long for decoding."""
+batches of up to 128, and launch commands are read so. Here it is 512, as in the launch files of
+ai-dynamo/aiconfigurator, because `eager_kernel_ns` is fitted to steps with prompts and is too long for decoding."""
 
 
 _FIT = "benchmarks/fit_servers.py: least squares on benchmarks/published/ over measured kernels"
 
 
 def _fitted(name: str, **times_ns: float) -> LaunchCost:
-    """Return the launch of a server whose decode passes are captured. Times that were not fitted are those of FULL_GRAPH."""
+    """Return the launch of a server whose decode passes are captured.
+    Times that were not fitted are those of FULL_GRAPH."""
     return replace(FULL_GRAPH, name=name, source=_FIT, **times_ns)
 
 

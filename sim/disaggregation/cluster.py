@@ -1,4 +1,5 @@
-"""The router of engines in two roles: it chooses where a prompt is computed and where it is decoded, and tells when a request has ended."""
+"""The router of engines in two roles: it chooses where a prompt is computed and where it is decoded, and tells when a
+request has ended."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from .pools import timing_of
 #
 #     serving ──the other pool is much busier──► draining: no new requests ──empty──► serving in the other role
 #
-# Empty means that no request, no row, no transfer is left, nor the memory of one that could still be asked for (HANDOFF-10).
+# Empty means that no request, no row, no transfer is left, nor the memory of one that could still be asked for
+# (HANDOFF-10).
 
 BUSIER_BY = 0.2
 """A pool gets an engine of the other one when its devices were busier by more than this share of the time."""
@@ -146,8 +148,9 @@ class EnginePool:
 class Cluster:
     """Routes requests of a disaggregated service (see `ReplicaRouter`), and holds its endpoints.
 
-    Both engines of a request are chosen when it arrives, and again when its decode engine is lost (`Placements`). A request has ended
-    for its client at the first end that one of them reports, other than that its prompt was handed over, or that it moves.
+    Both engines of a request are chosen when it arrives, and again when its decode engine is lost (`Placements`). A
+    request has ended for its client at the first end that one of them reports, other than that its prompt was handed
+    over, or that it moves.
     """
 
     def __init__(self, env: Environment, assembly: Assembly, network: Network, on_finished: OnFinished) -> None:
@@ -181,7 +184,8 @@ class Cluster:
     def start(
         self, actors: list[EngineActor], links: Sequence[Wire], packet_hooks: PacketHooks, endpoint_hooks: EndpointHooks
     ) -> Interconnect:
-        """Make the endpoints of the actors, before the first event. `links` are those from the clients, one per actor."""
+        """Make the endpoints of the actors, before the first event.
+        `links` are those from the clients, one per actor."""
         size = draft_input_bytes(self.assembly)
         interconnect = Interconnect(self.network, self.page_format, size, self.endpoints, packet_hooks)
         around = Surroundings(
@@ -256,7 +260,8 @@ class Cluster:
         """Do nothing: `finished` has counted the end."""
 
     def finished(self, replica: int, finished: FinishedRequest) -> None:
-        """Take an engine's report of an end. The first one counts; a handover is none, nor that a lost engine's request will move."""
+        """Take an engine's report of an end. The first one counts;
+        a handover is none, nor that a lost engine's request will move."""
         request_id, reason = finished.request_id, finished.reason
         placement = self.placements.get(request_id)
         if placement is None:
@@ -289,10 +294,11 @@ class Cluster:
             return self.endpoint_of(placement.decode).name
         return next(endpoint.name for endpoint in self.endpoints if not endpoint.is_prefill)
 
-    # -- an engine that is lost -----------------------------------------------------------------------------------------
+    # -- an engine that is lost ----------------------------------------------------------------------------------------
 
     def lose(self, lost: HandoffEndpoint) -> None:
-        """Take a decode engine for dead, and have all living ones answer that they have dropped what they share with it."""
+        """Take a decode engine for dead, and have all living ones answer that they have dropped what
+        they share with it."""
         verdicts = self.placements.lose(lost.replica, f"{lost.name} was lost")
         for endpoint in self.endpoints:
             if not endpoint.is_lost:
@@ -318,7 +324,8 @@ class Cluster:
                 self._end(0, FinishedRequest(verdict.request_id, reason, shown, message=verdict.failure))
 
     def may_replace(self, lost: HandoffEndpoint) -> bool:
-        """Return whether a new engine may come in place of a lost one: none of its requests waits for a verdict any more."""
+        """Return whether a new engine may come in place of a lost one:
+        none of its requests waits for a verdict any more."""
         return not self.placements.awaits_answers(lost.replica)
 
     # -- the end ------------------------------------------------------------------------------------------------------
@@ -359,5 +366,6 @@ def page_format_of(assembly: Assembly) -> PageFormat:
 
 
 def draft_input_bytes(assembly: Assembly) -> int:
-    """Return the size of what goes with the last page: first token, top-k, hidden state, and the algorithm's relayed fields."""
+    """Return the size of what goes with the last page:
+    first token, top-k, hidden state, and the algorithm's relayed fields."""
     return sum(field.bytes_per_row for field in assembly.algorithm.relay_fields(assembly.relay_shape))

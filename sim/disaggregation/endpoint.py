@@ -5,7 +5,8 @@ prefill   submit ─► plan, launch ─► commit ─► handoff.committed ─�
 decode    interconnect ─► side.receive ─► actions, join ─► plan, launch ─► commit ─► handoff.committed
 ```
 
-The state machines are those of the real executors. No KV exists here: a page is its seal, and the network says how long its bytes take.
+The state machines are those of the real executors. No KV exists here: a page is its seal, and the network says how long
+its bytes take.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ class Surroundings(NamedTuple):
 
 
 class HandoffEndpoint:
-    """Attached to an `EngineActor`, which calls it (see `hooks.HandoffPart`). While not `is_alive` it neither sends nor receives."""
+    """Attached to an `EngineActor`, which calls it (see `hooks.HandoffPart`).
+    While not `is_alive` it neither sends nor receives."""
 
     def __init__(self, actor: EngineActor, around: Surroundings) -> None:
         self.actor = actor
@@ -190,7 +192,8 @@ class HandoffEndpoint:
             call_at(self._env, max(self.missed_at_ns, self.now_ns), self._around.cluster.lose, self)
 
     def _give_back(self) -> None:
-        """End all requests here; their router will place them anew. It learns of those that have joined what they have delivered."""
+        """End all requests here; their router will place them anew.
+        It learns of those that have joined what they have delivered."""
         for request_id in list(self.engine.requests.live):
             joined = self.engine.state_of(request_id) is not RequestState.TRANSFERRING
             moved = self.engine.transfers.end_transfer(
@@ -249,7 +252,8 @@ class HandoffEndpoint:
         self._around.hooks.on_page_written(self, action)  # there are no bytes
 
     def send_pages(self, action: SendPages) -> None:
-        """Send pages. Those of the step that was just committed left while it ran, as far as they were wanted by then."""
+        """Send pages. Those of the step that was just committed left while it ran, as far as they
+        were wanted by then."""
         request_id, num_layers = action.key.request_id, self._around.num_layers
         layers = None
         if self._within_commit and self._around.is_layerwise:

@@ -5,8 +5,8 @@ engine 0 ══out══╗                 ╔══in══ engine 2         a
 engine 1 ══out══╩═══ switch ══════╩══in══ engine 3         to itself; the next one on either waits until it has passed
 ```
 
-The switch is never the bottleneck. Short messages (offers, answers) take the latency alone: they go beside the pages, as they do where
-KV is written from memory to memory and messages go over another connection.
+The switch is never the bottleneck. Short messages (offers, answers) take the latency alone: they go beside the pages,
+as they do where KV is written from memory to memory and messages go over another connection.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ ArrivedPages = list[tuple[Page, PageSeal]]
 
 
 class Layers(NamedTuple):
-    """KV that appears layer by layer: when its first layer was there and when its last one is, and how many there are."""
+    """KV that appears layer by layer: when its first layer was there and when its last one is, and
+    how many there are."""
 
     first_ns: int
     last_ns: int
@@ -67,10 +68,11 @@ class Network:
         *arguments: *Arguments,
         layers: Layers | None = None,
     ) -> tuple[int, int]:
-        """Move `num_bytes` and call `deliver(*arguments)` when they have arrived. Returns when the first byte left, and when the last.
+        """Move `num_bytes` and call `deliver(*arguments)` when they have arrived. Returns when the first byte left, and
+        when the last.
 
-        This is asked for at the end of a step. With `layers` the bytes have been leaving during it, since its first layer was there
-        and the ports were free.
+        This is asked for at the end of a step. With `layers` the bytes have been leaving during it, since its first
+        layer was there and the ports were free.
         """
         now_ns = self.env.now
         takes_ns = self._count(num_bytes)
@@ -98,7 +100,8 @@ class Network:
 
 
 class Station(Protocol):
-    """What the network delivers to: an engine's `HandoffEndpoint`. While not `is_alive` it neither sends nor receives."""
+    """What the network delivers to: an engine's `HandoffEndpoint`.
+    While not `is_alive` it neither sends nor receives."""
 
     name: str
     replica: int
@@ -117,7 +120,8 @@ class PacketHooks:
         return True
 
     def on_pages(self, source: Station, target: Station, pages: ArrivedPages) -> tuple[ArrivedPages, int | None]:
-        """Take pages that are being sent: return what will arrive of them, and their delay after the network's time if they are late."""
+        """Take pages that are being sent: return what will arrive of them, and their delay after the network's time
+        if they are late."""
         return pages, None
 
     def on_arrival(self, source: Station, pages: ArrivedPages) -> None:
@@ -201,7 +205,8 @@ class TransferTimes:
         self._waits: array[int] = array("q")
 
     def started(self, request_id: str, now_ns: int) -> None:
-        """Note when the first byte of a request's KV leaves. A retry does not change it: its client waits since then."""
+        """Note when the first byte of a request's KV leaves.
+        A retry does not change it: its client waits since then."""
         self._started.setdefault(request_id, now_ns)
 
     def computed(self, request_id: str, now_ns: int) -> None:
@@ -209,7 +214,8 @@ class TransferTimes:
         self._computed.setdefault(request_id, now_ns)
 
     def joined(self, request_id: str, now_ns: int) -> None:
-        """Note that all of it has arrived and is verified: the request takes part in the next round of its decode engine."""
+        """Note that all of it has arrived and is verified:
+        the request takes part in the next round of its decode engine."""
         computed_ns = self._computed.get(request_id)
         if computed_ns is None:
             return  # given up by the prefill engine meanwhile

@@ -14,7 +14,8 @@ SOURCE = "<scenario>"  # problems have the full keys of a scenario
 
 
 class Pools(NamedTuple):
-    """Engines by their role at the start: those that compute prompts have the first numbers, those that decode the next."""
+    """Engines by their role at the start: those that compute prompts have the first numbers, those that
+    decode the next."""
 
     num_prefill: int = 0
     num_decode: int = 0

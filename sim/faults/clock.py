@@ -1,7 +1,8 @@
 """The host's clock, which may jump or stand still, and the time stamps that a scheduler makes of it.
 
-`raw` is what the clock shows, `stamp` what the scheduler works with: the same, but where the clock went back the stamps go on from where
-they were. Both are functions of simulated time, so that the end of an earlier round can be stamped later.
+`raw` is what the clock shows, `stamp` what the scheduler works with: the same, but where the clock went back the stamps
+go on from where they were. Both are functions of simulated time, so that the end of an earlier round can be stamped
+later.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ FAILURES = {
 
 
 class FaultInjector(Hooks):
-    """With no kind enabled it changes nothing. Set `actor` once the actor is made, and `cluster` where it belongs to one."""
+    """With no kind enabled it changes nothing. Set `actor` once the actor is made, and `cluster` where
+    it belongs to one."""
 
     actor: EngineActor
 
@@ -99,7 +100,8 @@ class FaultInjector(Hooks):
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def on_request(self, request: Request, truth: Truth) -> str | None:
-        """Ignore a second copy of a request; refuse one whose client left before it came, and any while shutting down."""
+        """Ignore a second copy of a request; refuse one whose client left before it came, and any
+        while shutting down."""
         name = message = request.request_id
         if self.cluster is not None:
             placement = self.cluster.placements.get(name)
@@ -287,7 +289,8 @@ class FaultInjector(Hooks):
         self.check("nothing_seen", refused, f"a late result of step {step.step_id} was taken")
 
     def die(self, kind: str) -> None:
-        """Let the worker die at once, or by `LOSS` the decode engine. Others are told later, and a new one comes in its place."""
+        """Let the worker die at once, or by `LOSS` the decode engine.
+        Others are told later, and a new one comes in its place."""
         endpoint, fault = self.endpoint, self.ledger.plan.of(kind)
         assert endpoint is not None and isinstance(fault, Death)
         if not endpoint.is_alive or (kind == LOSS and endpoint.is_prefill):

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 UNITS = ("step", "request", "message", "run", "packet", "transfer")
-"""Occasions. A packet is what one engine sends to another at once: a message, or pages of KV. A transfer is one request's."""
+"""Occasions. A packet is what one engine sends to another at once: a message, or pages of KV.
+A transfer is one request's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The constants of a kind. `number` keys its draws and never changes; `swarm` is the range of its probability in a swarm."""
+    """The constants of a kind. `number` keys its draws and never changes;
+    `swarm` is the range of its probability in a swarm."""
 
     number: int
     occasion: str  # one of `UNITS`

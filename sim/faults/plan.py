@@ -6,8 +6,9 @@ A plan is a TOML file of families, each with its kinds:
     probability = 0.002        # of a step
     watchdog_s = 4.0
 
-Everything has a default, and a kind that is left out never happens. Every draw is keyed by (seed, kind, subject, occasion): one kind more
-or less, or another probability, moves no other fault. A swarm is a plan that is drawn itself: each kind is dropped with probability 1/2.
+Everything has a default, and a kind that is left out never happens. Every draw is keyed by (seed, kind, subject,
+occasion): one kind more or less, or another probability, moves no other fault. A swarm is a plan that is drawn itself:
+each kind is dropped with probability 1/2.
 """
 
 from __future__ import annotations
@@ -180,7 +181,8 @@ class TransferFaults(FaultTable):
 
 
 class FaultPlan(FaultTable):
-    """The faults of a run. They begin with the run and end with its last arrival (or at `stop_s`); then all requests must end."""
+    """The faults of a run. They begin with the run and end with its last arrival (or at `stop_s`);
+    then all requests must end."""
 
     stop_s: Seconds | None = Field(default=None, description="no new fault from then on; default: the last arrival")
     recovery_s: Seconds = Field(default=600.0, description="after the last fault everything has ended within so long")
@@ -214,7 +216,8 @@ class FaultPlan(FaultTable):
         return tuple(kind for kind in KINDS if self.of(kind).is_enabled)
 
     def of_service(self) -> tuple[FaultPlan, tuple[str, ...]]:
-        """Return the plan without what clients and their load do, and who stops the service; and the enabled kinds that it leaves out."""
+        """Return the plan without what clients and their load do, and who stops the service;
+        and the enabled kinds that it leaves out."""
         outside = {"client": ClientFaults(), "load": LoadFaults(), "service": ServiceFaults()}
         return self.model_copy(update=outside), tuple(
             kind for kind in self.enabled if kind.partition(".")[0] in outside
@@ -233,7 +236,8 @@ class FaultPlan(FaultTable):
 
 
 def load_fault_plan(given: str | Path, seed: int, *, transfers: bool = False) -> FaultPlan:
-    """Read the plan in a TOML file; for the word "swarm" draw one from `seed`, with `transfers` including faults between engines.
+    """Read the plan in a TOML file; for the word "swarm" draw one from `seed`, with `transfers` including faults
+    between engines.
 
     Raises ConfigError with every problem of the file.
     """
@@ -293,7 +297,8 @@ def swarm_plan(seed: int, *, transfers: bool = False) -> FaultPlan:
 
 
 class FaultDraws:
-    """Which occasions have which fault: a pure function of (seed, kind, subject, occasion), drawn a stretch at a time."""
+    """Which occasions have which fault: a pure function of (seed, kind, subject, occasion), drawn a
+    stretch at a time."""
 
     STRETCH = 512
 
@@ -307,7 +312,8 @@ class FaultDraws:
         self._stretches: dict[tuple[str, int, int], dict[int, tuple[str, ...]]] = {}
 
     def at(self, unit: str, subject: int, occasion: int) -> tuple[str, ...]:
-        """Return the kinds that happen at this occasion, in the order of `KINDS`. `subject`: its replica, link or run."""
+        """Return the kinds that happen at this occasion, in the order of `KINDS`.
+        `subject`: its replica, link or run."""
         if not self._by_unit[unit]:
             return ()
         number = occasion // self.STRETCH

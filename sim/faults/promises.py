@@ -1,7 +1,7 @@
 """The promises that hold under every fault, checked while a service runs and at its end.
 
-A `Witness` sees every event of one engine and keeps records of its own: the tokens that each request has got, its row, its arrival.
-They share nothing with the engine's records.
+A `Witness` sees every event of one engine and keeps records of its own: the tokens that each request has got, its row,
+its arrival. They share nothing with the engine's records.
 """
 
 from __future__ import annotations
@@ -288,7 +288,8 @@ class Witness:
         self._leave(event.retracted)
 
     def _handed(self, event: HandoffMoved) -> None:
-        """Take a move of a handoff. On a decode engine a request begins behind the tokens that others have delivered."""
+        """Take a move of a handoff. On a decode engine a request begins behind the tokens that
+        others have delivered."""
         name = event.request_id
         if event.move is HandoffMove.RESERVE:
             self._live[name] = event.now_ns

@@ -169,7 +169,8 @@ class FaultyService:
 
 
 def _left_over(engine: Engine) -> str:
-    """Describe the slots that are not free although the prefix cache has given all of its own back; empty if there are none."""
+    """Describe the slots that are not free although the prefix cache has given all of its own back;
+    empty if there are none."""
     try:
         engine.store.forget()
     except InvariantViolation as violation:

@@ -1,7 +1,7 @@
 """Faults between engines: packets that are lost, damaged, doubled, late; lost acknowledgements; engines that die.
 
-The `TransferWitness` sees what is sent and what arrives, and keeps its own records: which pages arrived undamaged, how often each request
-was offered, where it joined.
+The `TransferWitness` sees what is sent and what arrives, and keeps its own records: which pages arrived undamaged, how
+often each request was offered, where it joined.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from .promises import Promises
 
 
 class UnreliableLink:
-    """Sends over `link`, with faults. `unreachable(*arguments)` is called for a message whose every attempt was lost."""
+    """Sends over `link`, with faults. `unreachable(*arguments)` is called for a message whose every
+    attempt was lost."""
 
     def __init__(self, link: Link, number: int, ledger: Ledger, unreachable: Callable[..., None]) -> None:
         self.link = link

@@ -1,11 +1,13 @@
 """Reads what servers write about every request's accepted drafts, and fits the acceptance process to it.
 
 events      `events.jsonl` of `foredraft simulate` and `generate`: every round of every request, in order
-responses   of vLLM under `--per-request-spec-decode-metrics`, JSON or JSON lines, with `metrics.speculative_decoding`, and aiperf's
-            `profile_export.jsonl` with `spec_decode_acceptance`: every round under `detailed`, a histogram per request under `summary`
+responses   of vLLM under `--per-request-spec-decode-metrics`, JSON or JSON lines, with `metrics.speculative_decoding`,
+and aiperf's
+            `profile_export.jsonl` with `spec_decode_acceptance`: every round under `detailed`, a histogram per request
+            under `summary`
 
-What servers tell of all requests together is read in `acceptance_means.py`. A file that contradicts itself, or breaks off, is one
-error with its line.
+What servers tell of all requests together is read in `acceptance_means.py`. A file that contradicts itself, or breaks
+off, is one error with its line.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ _UNREADABLE = (LookupError, TypeError, ValueError, ArithmeticError, ForedraftErr
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceLog:
-    """What files of one form tell, in one of `rounds`, `histograms` and `counts`; each of these tells less than the one before.
+    """What files of one form tell, in one of `rounds`, `histograms` and `counts`; each of these tells less than the one
+    before.
 
     form:       what was recognised
     left_out:   kinds of records that cannot be used, and how many of each there are
@@ -68,7 +71,8 @@ class AcceptanceLog:
         return len(self._counts()) - 1
 
     def fit(self, start: GaussianAcceptance) -> AcceptanceFit:
-        """Fit the process to the log, and take the rest from `start`. With few rounds or requests only the counts are fitted.
+        """Fit the process to the log, and take the rest from `start`. With few rounds or requests only the counts are
+        fitted.
 
         Positions that no round reached are left out: the fit then has fewer steps than the log.
         """
@@ -204,7 +208,8 @@ class _Engine:
 
 @dataclass(slots=True)
 class _Response:
-    """The checked metrics of one request: its histogram; the accepted and the offered drafts of each round, if the file has them."""
+    """The checked metrics of one request: its histogram;
+    the accepted and the offered drafts of each round, if the file has them."""
 
     steps: int | None
     histogram: np.ndarray
@@ -254,7 +259,8 @@ def read_responses(paths: Sequence[str]) -> AcceptanceLog:
 
 
 def _documents(path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the place and the value of each JSON document: one in each line, or one in the file, a list as its items."""
+    """Yield the place and the value of each JSON document:
+    one in each line, or one in the file, a list as its items."""
     lines = ((number, line.strip().removeprefix("data:").strip()) for number, line in enumerate(read_lines(path), 1))
     lines = ((number, line) for number, line in lines if line and line != "[DONE]")
     number, line = next(lines)

@@ -1,8 +1,9 @@
 """Reads what servers tell of the accepted drafts of all requests together.
 
-prometheus  a page of `/metrics`: `vllm:spec_decode_*` counters, by position or in sum; or `sglang:spec_accept_length`, a mean
-server log  SGLang's lines with `accept len: 2.83`, means over some rounds each; vLLM's with `SpecDecoding metrics`, by position
-means       CSV with the header `steps,accept_length`: a chain's draft steps, and its tokens per round, the bonus token included
+prometheus  a page of `/metrics`: `vllm:spec_decode_*` counters, by position or in sum; or `sglang:spec_accept_length`,
+a mean server log  SGLang's lines with `accept len: 2.83`, means over some rounds each; vLLM's with
+`SpecDecoding metrics`, by position means       CSV with the header `steps,accept_length`: a chain's draft steps, and
+its tokens per round, the bonus token included
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ _RUNNING = re.compile(r"#running-req: *(\d{1,9})\b")
 
 @dataclass(frozen=True, slots=True)
 class MeanAcceptance:
-    """Mean accept lengths by draft steps, (steps, tokens per round) each, all requests pooled; form and left_out as in `AcceptanceLog`."""
+    """Mean accept lengths by draft steps, (steps, tokens per round) each, all requests pooled;
+    form and left_out as in `AcceptanceLog`."""
 
     form: str
     means: tuple[tuple[int, float], ...]
@@ -69,9 +71,11 @@ def read_means(paths: Sequence[str]) -> MeanAcceptance:
 
 
 def read_server_logs(paths: Sequence[str], steps: int | None) -> AcceptanceLog | MeanAcceptance:
-    """Read the lines of SGLang servers that have `accept len`, each weighted by its running requests; of vLLM's, `SpecDecoding metrics`.
+    """Read the lines of SGLang servers that have `accept len`, each weighted by its running requests; of vLLM's,
+    `SpecDecoding metrics`.
 
-    SGLang's steps are those given, or what `accept rate` says: correct drafts over drafts. Errors: ConfigError with file and line.
+    SGLang's steps are those given, or what `accept rate` says: correct drafts over drafts. Errors: ConfigError with
+    file and line.
     """
     of_vllm = [
         _reached(path, number, line)

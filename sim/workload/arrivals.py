@@ -1,14 +1,15 @@
 """When requests arrive: renewal processes at a rate that may change over time.
 
-Arrivals are made in *operational time*, in which the mean gap is one unit whatever the rate, and carried to the clock by the inverse of the
-cumulative rate Λ(t) = ∫ rate (Cox and Lewis, The Statistical Analysis of Series of Events, 1966, §2.3):
+Arrivals are made in *operational time*, in which the mean gap is one unit whatever the rate, and carried to the clock
+by the inverse of the cumulative rate Λ(t) = ∫ rate (Cox and Lewis, The Statistical Analysis of Series of Events, 1966,
+§2.3):
 
     gap(i)   drawn by key (seed, arrival, i): exponential, Gamma of a given burstiness, or 1
     unit(i)  = gap(0) + … + gap(i)                      time(i) = Λ⁻¹(unit(i))
 
-Gaps are integers of 2⁻³² units, so that their sum is exact and does not depend on how the stream is cut into chunks; times are integer
-nanoseconds. Gap i is a function of its key alone; a longer stream has the shorter one as its beginning. What a scenario may ask for is
-checked there.
+Gaps are integers of 2⁻³² units, so that their sum is exact and does not depend on how the stream is cut into chunks;
+times are integer nanoseconds. Gap i is a function of its key alone; a longer stream has the shorter one as its
+beginning. What a scenario may ask for is checked there.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _MAX_TIME_NS = float(2**62)
 class RateCurve:
     """Requests per second over time: straight lines between (times_s, rates), then the last rate, or the same again.
 
-    times_s: strictly increasing, the first is 0. rates: one per time, none negative, some positive. period_s: if given, the curve repeats
-    from then on; it is the last time.
+    times_s: strictly increasing, the first is 0. rates: one per time, none negative, some positive. period_s: if given,
+    the curve repeats from then on; it is the last time.
     """
 
     times_s: tuple[float, ...]
@@ -70,7 +71,8 @@ class RateCurve:
         return cls(tuple((phase * period_s).tolist()), tuple(np.maximum(rates, 0.0).tolist()), period_s)
 
     def times_of(self, units: np.ndarray) -> np.ndarray:
-        """Return Λ⁻¹, in seconds: float64 like `units`, infinite where the curve ends at rate 0 before that many arrivals."""
+        """Return Λ⁻¹, in seconds: float64 like `units`, infinite where the curve ends at rate 0 before
+        that many arrivals."""
         cumulative, times, rates = np.array(self._cumulative), np.array(self.times_s), np.array(self.rates)
         cycles = 0.0
         if self.period_s is not None:
@@ -90,7 +92,8 @@ class RateCurve:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalProcess:
-    """Arrivals at `rate`, with gaps of a given coefficient of variation `burstiness` (standard deviation / mean), 0 or 0.05 … 20.
+    """Arrivals at `rate`, with gaps of a given coefficient of variation `burstiness` (standard deviation / mean), 0 or
+    0.05 … 20.
 
     1 is Poisson, greater values come in bursts, smaller ones more evenly, 0 like a clock (first arrival at time 0).
     """
@@ -115,7 +118,8 @@ class ArrivalProcess:
     ) -> Iterator[np.ndarray]:
         """Yield arrival times, int64 ns, ascending, in arrays of at most `chunk`.
 
-        Ends after `num_arrivals`, before the first arrival at or after `stop_s`, or when the rate stays 0; without any of these, never.
+        Ends after `num_arrivals`, before the first arrival at or after `stop_s`, or when the rate stays 0; without any
+        of these, never.
         """
         stop_ns = _MAX_TIME_NS if stop_s is None else min(stop_s * 1e9, _MAX_TIME_NS)
         first = base = 0

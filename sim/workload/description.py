@@ -1,4 +1,5 @@
-"""What a workload is like: rates over time, lengths, burstiness, and how much of its prompts a prefix cache finds again.
+"""What a workload is like: rates over time, lengths, burstiness, and how much of its prompts a prefix cache finds
+again.
 
 A trace and a synthetic workload are described by the same code, so that a fit is compared with what it was fitted to.
 """
@@ -36,7 +37,8 @@ class PrefixReuse:
 
 
 class ReuseMeter:
-    """Feeds prompts to an infinite cache and to caches of given sizes, one after the other, as if each were computed at once."""
+    """Feeds prompts to an infinite cache and to caches of given sizes, one after the other, as if each were
+    computed at once."""
 
     def __init__(self, cache_tokens: Sequence[int] = ()) -> None:
         self._nodes: dict[tuple[int, int], int] = {}  # (node before it, hash id) -> node
@@ -103,7 +105,8 @@ class _LeastRecentlyUsed:
         self._lens: OrderedDict[int, int] = OrderedDict()  # node -> tokens; the next to go first
 
     def look_up(self, path: Sequence[tuple[int, int]]) -> int:
-        """Return how many leading tokens of a prompt are there, and keep all of it. path: (node, tokens) from the prompt's start on."""
+        """Return how many leading tokens of a prompt are there, and keep all of it.
+        path: (node, tokens) from the prompt's start on."""
         lens = self._lens
         hit = 0
         for node, length in path:
@@ -153,9 +156,11 @@ class Arrivals:
         rate: Requests per second over that span; None if all come at once.
         rates, bucket_s: Requests per second in successive buckets of this width.
         peaks: By window in seconds, the greatest number of requests per second in any of them.
-        dispersion: By window in seconds, variance over mean of the requests in each; 1 is Poisson, 0 a clock, more is burstier.
+        dispersion: By window in seconds, variance over mean of the requests in each; 1 is Poisson, 0 a clock, more is
+            burstier.
         gap_cv: Standard deviation over mean of the gaps between requests; 1 is Poisson.
-        tick_s: Requests come together at times about so far apart, as they were recorded; None unless most share their time with another.
+        tick_s: Requests come together at times about so far apart, as they were recorded; None unless most share their
+            time with another.
     """
 
     span_s: float
@@ -208,9 +213,11 @@ def dispersion_of(counts: Mapping[float, np.ndarray]) -> dict[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A workload in numbers. `length_correlation`: of the ranks of prompts' and outputs' lengths (Spearman); None of equal ones.
+    """A workload in numbers. `length_correlation`: of the ranks of prompts' and outputs' lengths (Spearman); None of
+    equal ones.
 
-    `reuse` is None if the workload does not say what its prompts contain, `sessions` (how many conversations or users) if it names none.
+    `reuse` is None if the workload does not say what its prompts contain, `sessions` (how many conversations or users)
+    if it names none.
     """
 
     num_requests: int

@@ -1,4 +1,5 @@
-"""Lengths of prompts and outputs, drawn by key: the length of request i does not depend on how many others there are."""
+"""Lengths of prompts and outputs, drawn by key: the length of request i does not depend on how many
+others there are."""
 
 from __future__ import annotations
 

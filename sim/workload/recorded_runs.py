@@ -26,7 +26,8 @@ class AcceptanceTraceError(ForedraftError):
 
 
 def load_recorded_runs(path: str) -> dict[str, list[int]]:
-    """Read the runs in a file, by request id. Raises AcceptanceTraceError, or ConfigError for a file that cannot be read."""
+    """Read the runs in a file, by request id. Raises AcceptanceTraceError, or ConfigError for a file
+    that cannot be read."""
     return parse_recorded_runs(read_lines(path), path)
 
 

@@ -1,6 +1,7 @@
 """A synthetic workload that resembles a trace: the keys of a scenario, found from the trace, and how near it comes.
 
-Arrivals   a constant rate, or a curve of straight pieces where the rate changes by more than its own noise (quasi-likelihood BIC);
+Arrivals   a constant rate, or a curve of straight pieces where the rate changes by more than its own noise
+(quasi-likelihood BIC);
            gaps as bursty as make variance over mean of the arrivals in windows nearest to the trace's
 Lengths    lognormal where that is near enough, else the recorded distribution in `SHARES`
 Prefixes   groups of equal beginnings whose hit rates, in caches of several sizes, are nearest to the trace's
@@ -28,7 +29,8 @@ from .workload import Arrival
 MOST_DISTANCE = 0.05
 """Where a lognormal has no share of lengths off by more than this (Kolmogorov-Smirnov), it stands for them."""
 SHARES = np.unique(np.concatenate([np.arange(46) / 50, np.arange(90, 100) / 100, np.arange(990, 1000) / 1000, [1.0]]))
-"""Bounds of the classes of an empirical length: finer towards the tail. Each class is its mean, so that the whole mean stays."""
+"""Bounds of the classes of an empirical length: finer towards the tail.
+Each class is its mean, so that the whole mean stays."""
 CURVE_PIECES = (1, 2, 4, 8, 16, 32)
 CURVE_BUCKETS = 128
 MOST_FITTED = 50_000  # requests from which prefixes are fitted, the first ones
@@ -44,7 +46,8 @@ class Synthesis:
     Attributes:
         table: The table `workload` of a scenario.
         description: The synthetic workload, drawn once, described as the trace was.
-        distance: By "prompt" and "output" the greatest share of lengths by which the two distributions differ (Kolmogorov-Smirnov).
+        distance: By "prompt" and "output" the greatest share of lengths by which the two distributions differ
+            (Kolmogorov-Smirnov).
         losses: What the synthetic workload leaves out of the trace, in sentences.
     """
 
@@ -111,7 +114,8 @@ def _arrivals(described: Description, times_ns: np.ndarray) -> dict[str, Any]:
 
 
 def _curve(times_ns: np.ndarray, tick_s: float) -> list[float] | None:
-    """Return rates relative to their mean, between straight pieces of equal length; None if a constant rate explains as much."""
+    """Return rates relative to their mean, between straight pieces of equal length;
+    None if a constant rate explains as much."""
     span_s = (times_ns[-1] - times_ns[0]) / 1e9
     buckets = int(min(CURVE_BUCKETS, len(times_ns) // 8, span_s / tick_s if tick_s else CURVE_BUCKETS))
     pieces = [count for count in (0, *CURVE_PIECES) if 4 * count <= buckets]
@@ -227,16 +231,18 @@ def _mean_parts(length: int, prompt_lens: np.ndarray) -> tuple[float, float]:
 
 
 def expected_hit_rate(prefixes: Mapping[str, Any], prompt_lens: np.ndarray, cache_tokens: float) -> float:
-    """Return the share of prompt tokens that a cache of this size finds, of as many requests as there are lengths (int64 [n])."""
+    """Return the share of prompt tokens that a cache of this size finds, of as many requests as there are
+    lengths (int64 [n])."""
     means = _mean_parts(prefixes["length"], prompt_lens)
     return _hit_rate(prefixes["groups"], prefixes["zipf"], *means, len(prompt_lens), cache_tokens)
 
 
 def _hit_rate(groups: int, zipf: float, shared: float, own: float, count: int, cache_tokens: float) -> float:
-    """Return the share of the tokens of `count` prompts that are found; `shared` and `own` are the mean tokens of a prompt's parts.
+    """Return the share of the tokens of `count` prompts that are found; `shared` and `own` are the mean tokens of a
+    prompt's parts.
 
-    By the characteristic time of a least-recently-used cache (Che, Tung, Wang: "Hierarchical web caching systems", IEEE JSAC 20, 2002). A
-    prefix is found if it occurred among the last T requests, and T requests fill the cache.
+    By the characteristic time of a least-recently-used cache (Che, Tung, Wang: "Hierarchical web caching systems", IEEE
+    JSAC 20, 2002). A prefix is found if it occurred among the last T requests, and T requests fill the cache.
     """
     ranks = np.unique(np.geomspace(1, groups + 1, min(groups, 100) + 1).astype(np.int64))
     alike = np.diff(ranks)  # groups whose popularity is taken as that of the middle one

@@ -55,7 +55,8 @@ def parse_seconds_ns(cells: Sequence[str]) -> np.ndarray:
 
 
 def parse_milliseconds_ns(cells: Sequence[int | float]) -> np.ndarray:
-    """Convert JSON numbers of milliseconds to ns: int64 [n]; whole ones exactly. ValueError if negative or not finite."""
+    """Convert JSON numbers of milliseconds to ns: int64 [n]; whole ones exactly.
+    ValueError if negative or not finite."""
     if all(type(cell) is int for cell in cells):
         values = np.array(cells, np.int64)
         if values.min() < 0 or values.max() > _MAX_SECONDS * 1000:
@@ -77,7 +78,8 @@ def _seconds_ns(cell: str) -> int:
 
 
 def _without_offsets(cells: Sequence[str]) -> tuple[Sequence[str], int | np.ndarray]:
-    """Return the times without their UTC offsets, and the offsets in ns: one number where all are equal, the usual case."""
+    """Return the times without their UTC offsets, and the offsets in ns:
+    one number where all are equal, the usual case."""
     match = _OFFSET.search(cells[0])
     if match is None:
         if any(
@@ -396,7 +398,8 @@ def _json_counts(cells: Sequence[Any]) -> np.ndarray:
 def _parse(
     path: str, label: str, cells: Sequence[Cell], lines: list[int], parse: Callable[[Sequence[Cell]], np.ndarray]
 ) -> np.ndarray:
-    """Parse a column at once; if that fails, find the bad cell by parsing each beside the first, whose form it must share."""
+    """Parse a column at once; if that fails, find the bad cell by parsing each beside the first, whose
+    form it must share."""
     try:
         return parse(cells)
     except (ValueError, OverflowError, TypeError):

@@ -21,8 +21,8 @@ from .lengths import LengthDistribution, SharedPrefixes
 class Arrival:
     """One request.
 
-    time_ns:    arrival, integer nanoseconds from the workload's start; None in a closed loop, where the next free client
-                sends it
+    time_ns:    arrival, integer nanoseconds from the workload's start; None in a closed loop, where the next free
+                client sends it
     prompt:     its prompt
     output_len: tokens it will emit before it stops, at least 1: known to the executor that plays the model, never to
                 the scheduler

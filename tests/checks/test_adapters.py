@@ -1,4 +1,5 @@
-"""Names in place of module:make: every component that comes with the suite has one, as other packages may give theirs."""
+"""Names in place of module:make: every component that comes with the suite has one, as other packages
+may give theirs."""
 
 from importlib.metadata import EntryPoint, entry_points
 

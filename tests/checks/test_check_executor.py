@@ -122,7 +122,8 @@ def test_the_walk_reaches_everything():
 
 
 def test_the_walk_sees_what_an_executor_of_ours_keeps():
-    """A positive control on the very objects: EAGLE keeps hidden states in its relay, STANDALONE nothing of that width."""
+    """A positive control on the very objects: EAGLE keeps hidden states in its relay, STANDALONE
+    nothing of that width."""
     found = {}
     for algorithm in ("EAGLE", "STANDALONE"):
         trial = run(make_reference, TALK, replace(PLAIN, algorithm=algorithm))
@@ -330,7 +331,7 @@ def test_an_executor_that_loses_a_request_is_found_at_the_end():
     assert violation.id == "ANSWER" and "decode.ended" in violation.broken[0].finding.was
 
 
-# -- sampled tokens -----------------------------------------------------------------------------------------------------------
+# -- sampled tokens ----------------------------------------------------------------------------------------------------
 
 
 def same_coins_everywhere(executor):

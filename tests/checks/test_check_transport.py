@@ -84,7 +84,8 @@ def test_what_was_found_stays_mended(history):
 
 
 def test_a_cancel_of_a_later_attempt_ends_the_earlier_one_that_a_new_worker_has_accepted():
-    """The worker before it had accepted both attempts. This was reported as HANDOFF-04, though it is what a cancel is for."""
+    """The worker before it had accepted both attempts.
+    This was reported as HANDOFF-04, though it is what a cancel is for."""
     trial = run(CANCEL_OF_A_LATER_ATTEMPT, drain=False)
     assert trial.moment.counters[DECODE] == (1, 0, 0, 1, 0)
 
@@ -205,7 +206,8 @@ def test_ours_holds_and_every_kind_of_message_and_of_end_is_reached():
 
 
 def test_a_lease_begins_anew_while_pages_are_computed_and_read():
-    """The prefill side waits for its own link then, not for the decode side: with one attempt alone the request failed."""
+    """The prefill side waits for its own link then, not for the decode side:
+    with one attempt alone the request failed."""
     config = TransportConfig(prefill_pages=26, decode_pages=46, max_attempts=1, slow_link=True)
     trial = run([Op.serve(1, 5, 2, 0, 0)], config, drain=False)
     assert trial.moment.counters[PREFILL] == (1, 1, 0, 0, 0)

@@ -24,8 +24,8 @@ from foredraft.core.tree.outputs import NodeOutputs
 from foredraft.properties.reference import drafting, language_model, shadow
 from foredraft.properties.reference.executor import ReferenceExecutor
 
-# Prompts that begin alike and are computed in one step: both requests hold the prefix until the cache has taken one copy. Most defects
-# show in one of these; they come first.
+# Prompts that begin alike and are computed in one step: both requests hold the prefix until the cache has taken one
+# copy. Most defects show in one of these; they come first.
 ALIKE = {"prefixes": "shared", "cache": True, "chunk_size": 64, "arrivals": "at once", "pool": "tight"}
 
 

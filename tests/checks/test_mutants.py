@@ -13,7 +13,8 @@ from foredraft.properties.invariants import of_contract
 
 @pytest.fixture(autouse=True)
 def impatient(request, monkeypatch):
-    """Wait less for those that never return. The others get their time: on a busy machine an operation takes several times as long."""
+    """Wait less for those that never return. The others get their time:
+    on a busy machine an operation takes several times as long."""
     callspec = getattr(request.node, "callspec", None)
     if callspec is not None and "HANGS" in getattr(callspec.params.get("mutant"), "caught_by", ()):
         monkeypatch.setattr("foredraft.properties.harness.suite.RUN_LIMIT_S", 0.4)
@@ -21,8 +22,8 @@ def impatient(request, monkeypatch):
 
 
 SHRUNK = "relay"
-"""The contract whose mutants are all found, and shrunk, by the fast tests. Of the others these find one for every invariant; the nightly
-tests find all and shrink what they find, which takes most of the time."""
+"""The contract whose mutants are all found, and shrunk, by the fast tests. Of the others these find one for every
+invariant; the nightly tests find all and shrink what they find, which takes most of the time."""
 
 RARE = {
     *("ServesOneMore", "LeavesOutTheQueue", "SeedsWithTheSize", "SharesAStreamOfFaults"),
@@ -30,9 +31,9 @@ RARE = {
     *("ArrivesLikeAClock", "StampsTheBegin", "ReceivesManyAtOnce", "StopsNoBlock"),
     *("NeverAges", "NeedsLessAtOnce", "TakesWhatWasSent", "BelievesAnyAttempt"),
 }
-"""What only many thousands of operations show, or seconds of simulation: found at night; of the last four others break the same
-invariants. What is planted in the simulator here, SIM-06, SIM-09 and SIM-17, has a test of its own beside it: in tests/sim/,
-test_workload.py and test_simulation.py, and test_check_simulator.py."""
+"""What only many thousands of operations show, or seconds of simulation: found at night; of the last four others break
+the same invariants. What is planted in the simulator here, SIM-06, SIM-09 and SIM-17, has a test of its own beside it:
+in tests/sim/, test_workload.py and test_simulation.py, and test_check_simulator.py."""
 
 
 def of_one_worker(contract, value, *marks):

@@ -1,4 +1,5 @@
-"""The tool behind `make mutation`: every change is one, the draw is fair and goes on, and a survivor is told from an equivalent one."""
+"""The tool behind `make mutation`: every change is one, the draw is fair and goes on, and a survivor is told from
+an equivalent one."""
 
 import ast
 import json

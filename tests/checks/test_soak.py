@@ -1,6 +1,8 @@
-"""No false alarm on our own components: ten million operations over all contracts, and twenty thousand examples of Hypothesis.
+"""No false alarm on our own components: ten million operations over all contracts, and twenty thousand examples of
+Hypothesis.
 
-A small share of the examples runs with every test; the rest is `make soak`. What a failure found is in its report: seed, run, operations.
+A small share of the examples runs with every test; the rest is `make soak`. What a failure found is in its report:
+seed, run, operations.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ def run(adapter, operations):
 
 
 def test_nothing_is_admitted_any_more_after_the_last_one_is_cancelled(adapter):
-    """The bug that docs/properties.md tells. Where this test fails, transformers has mended it: the docs should say so."""
+    """The bug that docs/properties.md tells. Where this test fails, transformers has mended it:
+    the docs should say so."""
     trial = run(adapter, UNDER_PRESSURE)
     assert [life.name for life in trial.model.waiting()] == ["b"], "put back for want of memory"
     assert trial.subject.scheduler.block_new_requests

@@ -53,7 +53,8 @@ def refused(command) -> Callable[..., str]:
 
 @pytest.fixture
 def process() -> Callable[..., subprocess.Popen[str]]:
-    """`process("simulate", …)` starts another process; `env` adds to its environment, `code` runs instead of the command."""
+    """`process("simulate", …)` starts another process;
+    `env` adds to its environment, `code` runs instead of the command."""
     started: list[subprocess.Popen[str]] = []
 
     def start(

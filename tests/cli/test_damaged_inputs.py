@@ -1,4 +1,5 @@
-"""Damaged files of every kind: a command ends with one of its exit codes, never with a traceback, and bad input has a message."""
+"""Damaged files of every kind: a command ends with one of its exit codes, never with a traceback, and bad
+input has a message."""
 
 from __future__ import annotations
 

@@ -58,7 +58,8 @@ def test_plan_ranks_candidates_and_goes_on_from_its_store(command, tmp_path, mon
 
 
 class Toy:
-    """Workers in whose service every draft step up to the fourth makes requests 10 % faster, and every other one 10 % slower."""
+    """Workers in whose service every draft step up to the fourth makes requests 10 % faster, and every other
+    one 10 % slower."""
 
     count = 1
 

@@ -13,7 +13,8 @@ import pyarrow.parquet as parquet
 import pytest
 from damaged_inputs import execute
 
-# Closed loop, two replicas, impatient clients, page size, shared prefixes: whatever could depend on the order of a hash.
+# Closed loop, two replicas, impatient clients, page size, shared prefixes: whatever could depend on the order of a
+# hash.
 VARIED = """
 [hardware]
 replicas = 2
@@ -62,7 +63,7 @@ def test_another_process_writes_the_same_bytes(finished, process, tmp_path):
     assert summary["aborted"] > 0 and summary["prefix_cache_hit_rate"] > 0, "the run must meet what it is to repeat"
 
 
-# -- replay -------------------------------------------------------------------------------------------------------------
+# -- replay ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def test_replay_names_other_times_by_which_steps_were_chosen(run, command):
     assert "kernels" not in command("replay", run).err
 
 
-# -- interruption ---------------------------------------------------------------------------------------------------------
+# -- interruption ------------------------------------------------------------------------------------------------------
 
 
 OFTEN_WRITTEN = """

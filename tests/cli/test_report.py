@@ -227,7 +227,8 @@ PROBE = """<script>addEventListener("load", () => setTimeout(() => {
 @pytest.mark.slow
 @pytest.mark.parametrize("turn", [0, 1])
 def test_pages_open_without_a_network_and_without_an_error(pages, tmp_path, turn):
-    """At desktop and phone width, half of them in each turn, every figure is drawn whole, and nothing is wider than the window."""
+    """At desktop and phone width, half of them in each turn, every figure is drawn whole, and nothing is wider
+    than the window."""
     frames = []
     for number, (name, place) in enumerate(pages.items()):
         form = list(WIDTHS)[(number + turn + 1) % 2]

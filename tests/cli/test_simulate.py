@@ -159,7 +159,7 @@ def test_a_long_run_says_where_it_is_in_a_log(monkeypatch, capsys):
     ]
 
 
-# -- --explain ----------------------------------------------------------------------------------------------------------
+# -- --explain ---------------------------------------------------------------------------------------------------------
 
 
 def test_explain_names_a_source_for_every_number(command, tmp_path):
@@ -223,7 +223,7 @@ def test_toml_values_come_back(value):
     assert tomllib.loads(f"value = {toml_value(value)}")["value"] == value
 
 
-# -- examples, schema, start ----------------------------------------------------------------------------------------------
+# -- examples, schema, start -------------------------------------------------------------------------------------------
 
 
 EXAMPLES = sorted(path for folder in ("", "scenarios") for path in (ROOT / "examples" / folder).glob("*.toml"))

@@ -1,4 +1,5 @@
-"""What surrounds the command: encodings, narrow terminals, readers that stop, Ctrl-C while it starts, shell completion."""
+"""What surrounds the command: encodings, narrow terminals, readers that stop, Ctrl-C while it starts,
+shell completion."""
 
 from __future__ import annotations
 

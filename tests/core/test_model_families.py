@@ -1,7 +1,7 @@
 """Families of models: parameters as published, what a token and a request keep, and formats of the parts of a layer.
 
-The configurations are facts from the models' repositories on Hugging Face, cut to the keys that decide a shape; totals are those that the
-models' cards or reports give.
+The configurations are facts from the models' repositories on Hugging Face, cut to the keys that decide a shape; totals
+are those that the models' cards or reports give.
 """
 
 from __future__ import annotations

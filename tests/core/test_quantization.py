@@ -1,4 +1,5 @@
-"""Quantized checkpoints: the format that each published form of the configuration means, and the bytes of its weights."""
+"""Quantized checkpoints: the format that each published form of the configuration means, and the
+bytes of its weights."""
 
 from __future__ import annotations
 

@@ -1,19 +1,21 @@
 """Change the source, one small thing at a time, and see whether a test notices: `make mutation`.
 
-    python tests/mutation [--packages core sim gpu] [--judge tests|check] [--sample N] [--budget 2h] [--seed 1] [module …]
-    python tests/mutation --again
+    python tests/mutation [--packages core sim gpu] [--judge tests|check] [--sample N] [--budget 2h] [--seed 1] [module
+    …] python tests/mutation --again
 
-Changes are drawn from all modules of the packages, from each package in turn, until the sample or the budget is spent. A copy of the
-tree is changed, never the tree itself. For each change the tests of its folder run, then those elsewhere that import its module, then
-`MORE_TESTS`; what noticed a change of this folder before comes first, and the first failure ends it. With `--judge check` it is the
-components of `foredraft check` whose suites run the changed line, and only lines that some suite runs are changed: what each runs is
-measured first. Every run is a fork of a process that has imported the libraries, has a limit of its own processor time, and is over when
-it uses none for a minute: how busy the machine is makes no difference. What fails is run once without the change: if it fails there, too,
-it is named, and the change is left out.
+Changes are drawn from all modules of the packages, from each package in turn, until the sample or the budget is spent.
+A copy of the tree is changed, never the tree itself. For each change the tests of its folder run, then those elsewhere
+that import its module, then `MORE_TESTS`; what noticed a change of this folder before comes first, and the first
+failure ends it. With `--judge check` it is the components of `foredraft check` whose suites run the changed line, and
+only lines that some suite runs are changed: what each runs is measured first. Every run is a fork of a process that has
+imported the libraries, has a limit of its own processor time, and is over when it uses none for a minute: how busy the
+machine is makes no difference. What fails is run once without the change: if it fails there, too, it is named, and the
+change is left out.
 
-Every outcome is a line of the results file: a second call goes on where the first one stopped, and runs again what belongs to a module
-that is another one by now. A survivor is a change that was not noticed: either a test is missing, or it makes no difference; those stand
-in `tests/support/equivalent_changes.json`. `--again` judges the survivors by the tests of today, and the report has both shares.
+Every outcome is a line of the results file: a second call goes on where the first one stopped, and runs again what
+belongs to a module that is another one by now. A survivor is a change that was not noticed: either a test is missing,
+or it makes no difference; those stand in `tests/support/equivalent_changes.json`. `--again` judges the survivors by the
+tests of today, and the report has both shares.
 """
 
 from __future__ import annotations

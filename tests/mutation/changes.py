@@ -65,7 +65,8 @@ def _line(source: bytes, at: int) -> str:
 
 
 def _edits(tree: ast.AST) -> Iterator[tuple[ast.AST, str, str]]:
-    """Yield (node, kind, the text that replaces it), outside of annotations, doc strings, assertions and messages of errors."""
+    """Yield (node, kind, the text that replaces it), outside of annotations, doc strings, assertions and
+    messages of errors."""
     for node in _evaluated(tree):
         if isinstance(node, ast.Compare) and type(node.ops[0]) in OPPOSITE:
             other = ast.Compare(node.left, [OPPOSITE[type(node.ops[0])](), *node.ops[1:]], node.comparators)
@@ -96,7 +97,8 @@ def _edits(tree: ast.AST) -> Iterator[tuple[ast.AST, str, str]]:
 
 
 def _evaluated(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes that decide something when the module runs; a weaker assertion does not, as long as the code is right."""
+    """Yield the nodes that decide something when the module runs;
+    a weaker assertion does not, as long as the code is right."""
     if isinstance(node, ast.Assert | ast.Raise | ast.Import | ast.ImportFrom | ast.JoinedStr):
         return
     if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):

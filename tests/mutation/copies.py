@@ -41,7 +41,8 @@ WATCHED_SHARE = 0.1
 
 
 class Noticed:
-    """The part of a run of pytest that knows what failed first; examples are the same in each run, and not made smaller."""
+    """The part of a run of pytest that knows what failed first;
+    examples are the same in each run, and not made smaller."""
 
     def __init__(self) -> None:
         self.failed = ""
@@ -74,7 +75,8 @@ def run_tests(tests: Sequence[str], folder: Path) -> tuple[str, dict[str, float]
 
 
 def run_check(subjects: Sequence[str], share: float = 1.0) -> tuple[str, dict[str, float]]:
-    """Check components in this process, as `foredraft check` does, without making what fails small. Returns what failed.
+    """Check components in this process, as `foredraft check` does, without making what fails small. Returns what
+    failed.
 
     `share`: of the operations; further ones only until all invariants and operations have come up.
     """
@@ -111,7 +113,8 @@ class Copy:
     def __init__(
         self, folder: Path, judge: str = "tests", quick_s: int | None = None, only: Sequence[str] | None = None
     ) -> None:
-        """With `quick_s` only tests of the module's own folder run, for that much processor time; with `only` these tests alone."""
+        """With `quick_s` only tests of the module's own folder run, for that much processor time;
+        with `only` these tests alone."""
         self.folder, self.judge, self.quick_s, self.only = folder, judge, quick_s, only
         self.tree = folder / "tree"
         skip = shutil.ignore_patterns("__pycache__", "*.pyc")

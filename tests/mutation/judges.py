@@ -52,7 +52,8 @@ MORE_TESTS: dict[str, tuple[str, ...]] = {
 def tests_of(module: str, root: Path = ROOT) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the tests that must notice a change: those of the folder that mirrors the module's, then those elsewhere.
 
-    Of the folder's own, those named after the module come first. Elsewhere are the tests that import it, and `MORE_TESTS`.
+    Of the folder's own, those named after the module come first. Elsewhere are the tests that import it, and
+    `MORE_TESTS`.
     """
     folder, _, name = module.removesuffix(".py").rpartition("/")
     own = root / "tests" / folder
@@ -82,7 +83,8 @@ class Reach(NamedTuple):
 
 Measure = Callable[[str], Reach]
 BORING = 3000
-"""A function of which so many calls in a row ran no new line is watched no longer: to watch all of them takes ten times as long."""
+"""A function of which so many calls in a row ran no new line is watched no longer:
+to watch all of them takes ten times as long."""
 
 
 def reach_of(subjects: list[str], measure: Measure, path: Path) -> dict[str, Reach]:

@@ -1,4 +1,5 @@
-"""Log lines of engines: one for each switch, fallback and recovery, the same for every executor, and none unless asked for."""
+"""Log lines of engines: one for each switch, fallback and recovery, the same for every executor, and none
+unless asked for."""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ def make_engine(role, events):
 
 
 def recorded(tmp_path, seed, sinks=()):
-    """A lossy, cancelling, retracting run of a pair as a log; returns its path and the number of handoff moves by kind."""
+    """A lossy, cancelling, retracting run of a pair as a log;
+    returns its path and the number of handoff moves by kind."""
     path = tmp_path / "events.jsonl"
     moves = []
     with EventLog(path, {}) as log:

@@ -1,4 +1,5 @@
-"""How to install an extra: for every way in which Foredraft can have come here, a command that installs this project."""
+"""How to install an extra: for every way in which Foredraft can have come here, a command that
+installs this project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Lists what is public (docs/stability.md), a line each: `python tests/package/public_names.py --write` stores the list anew.
+"""Lists what is public (docs/stability.md), a line each: `python tests/package/public_names.py --write` stores the list
+anew.
 
 Signatures have names and defaults. Types are left out: a more precise annotation breaks no code that runs.
 """

@@ -1,4 +1,5 @@
-"""docs/commands.py, which runs README and the tutorial: what it runs of a document, what it compares, what it writes."""
+"""docs/commands.py, which runs README and the tutorial:
+what it runs of a document, what it compares, what it writes."""
 
 from __future__ import annotations
 

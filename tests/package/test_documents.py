@@ -135,7 +135,7 @@ def test_documents_link_only_to_what_exists():
     assert seen >= 5
 
 
-# -- parts that are made from the source, or must keep up with it ---------------------------------------------------------
+# -- parts that are made from the source, or must keep up with it ------------------------------------------------------
 
 
 def load_refresh():

@@ -1,4 +1,5 @@
-"""The files for those who join: they parse, agree with pyproject.toml and the Makefile, and CI runs what a contributor runs."""
+"""The files for those who join: they parse, agree with pyproject.toml and the Makefile, and CI runs what a
+contributor runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is public (docs/stability.md) is stored in public_names.txt: a name that goes or changes is noticed, and is news for users."""
+"""What is public (docs/stability.md) is stored in public_names.txt:
+a name that goes or changes is noticed, and is news for users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""README and the tutorial, run in a fresh clone and a fresh environment: every command, every Python block, every output that they show."""
+"""README and the tutorial, run in a fresh clone and a fresh environment:
+every command, every Python block, every output that they show."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What version 0.1 made, when the project was called foretoken: one sentence with the remedy, exit code 2, and nothing is changed.
+"""What version 0.1 made, when the project was called foretoken: one sentence with the remedy, exit code 2, and nothing
+is changed.
 
-The files in `version_0_1/` were written by that version: a run of two requests, a sweep of one run, a profile and a case. scenario.toml is
-cut off behind [hardware], and trials.jsonl behind its first run.
+The files in `version_0_1/` were written by that version: a run of two requests, a sweep of one run, a profile and a
+case. scenario.toml is cut off behind [hardware], and trials.jsonl behind its first run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The wheel and the sdist in empty environments: what they have, and what runs with which extra, from nothing but themselves.
+"""The wheel and the sdist in empty environments: what they have, and what runs with which extra, from nothing but
+themselves.
 
 `make release` runs this file with the variable DIST, which names the folder that keeps the two.
 """

@@ -1,4 +1,5 @@
-"""Runs on a Ray cluster of this machine: the same outcomes, whatever process dies, and a cluster that goes away keeps what has ended."""
+"""Runs on a Ray cluster of this machine: the same outcomes, whatever process dies, and a cluster that goes away
+keeps what has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Launch commands of other servers: what becomes of every argument, and that what is written for a server is read back."""
+"""Launch commands of other servers: what becomes of every argument, and that what is written for a
+server is read back."""
 
 from __future__ import annotations
 

@@ -95,7 +95,8 @@ def test_a_smooth_load_near_the_start_takes_few_runs(capacity: float, at_once: i
 
 
 def test_the_interval_covers_the_mean_of_the_seeds():
-    """Each seed has a capacity of its own, 5 % apart: 95 % of intervals of 4 seeds have the true mean; fewer than 50 of 60 is no chance."""
+    """Each seed has a capacity of its own, 5 % apart: 95 % of intervals of 4 seeds have the true mean;
+    fewer than 50 of 60 is no chance."""
     covered = 0
     for first in range(0, 240, 4):
         service = Service(lambda run: trial(100 * (run["load"] / (8 * math.exp(0.05 * noise(run["seed"])))) ** 3))
@@ -186,7 +187,8 @@ def test_usual_candidates_and_those_that_are_tried():
 
 
 def capacity_of(settings: Mapping[str, Any]) -> float:
-    """Requests/s of one engine of the toy: 2 for plain decoding, 2 more per draft step up to 3 and half of that beyond."""
+    """Requests/s of one engine of the toy: 2 for plain decoding, 2 more per draft step up to 3 and
+    half of that beyond."""
     steps = settings.get("speculation.steps", 0)
     return 2.0 + 2.0 * min(steps, 3) - 2.5 * max(steps - 3, 0)
 
@@ -228,7 +230,8 @@ def test_a_plan_ranks_by_the_greatest_load():
 
 
 def test_a_plan_on_a_whole_trace_drops_candidates_on_its_slices(tmp_path: Path):
-    """Twelve candidates: a thousand requests tell the far ones, a quarter of the trace those whose difference one run shows.
+    """Twelve candidates: a thousand requests tell the far ones, a quarter of the trace those whose difference one run
+    shows.
 
     Both are the trace's busiest, which come after an hour at half the rate; a whole trace holds 1.3 times what they do.
     """

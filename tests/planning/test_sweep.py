@@ -1,4 +1,5 @@
-"""Sweeps: each run as `simulate` makes it, kept as it ends; what stops a sweep, or one of its processes, costs no other run."""
+"""Sweeps: each run as `simulate` makes it, kept as it ends;
+what stops a sweep, or one of its processes, costs no other run."""
 
 from __future__ import annotations
 

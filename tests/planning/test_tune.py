@@ -1,4 +1,5 @@
-"""Tuning over a service whose speeds are known: what is found, what is passed over, and the files that other servers take."""
+"""Tuning over a service whose speeds are known: what is found, what is passed over, and the files that
+other servers take."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def steps_in(run: Mapping[str, Any], size: int) -> float:
 
 
 class Toy:
-    """Workers whose speed falls by 4 % with each step away from the best; seeds add noise that is the same for all settings."""
+    """Workers whose speed falls by 4 % with each step away from the best;
+    seeds add noise that is the same for all settings."""
 
     count = 3
 

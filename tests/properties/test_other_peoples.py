@@ -1,4 +1,5 @@
-"""What a user of another component needs: no blame for what ours does too, only supported configurations, frames, calls, clauses."""
+"""What a user of another component needs: no blame for what ours does too, only supported configurations,
+frames, calls, clauses."""
 
 from dataclasses import replace
 
@@ -21,7 +22,7 @@ from hypothesis import given
 ALLOCATOR, ENGINE = suite_of("allocator"), suite_of("engine")
 
 
-# -- whose fault it is --------------------------------------------------------------------------------------------------
+# -- whose fault it is -------------------------------------------------------------------------------------------------
 
 
 class RefusesLongOnes(PlainEngine):
@@ -95,7 +96,7 @@ def test_the_control_can_do_what_the_component_can():
     assert name != "foredraft.properties.engine.plain:make", "a component is not its own control"
 
 
-# -- what a report shows ------------------------------------------------------------------------------------------------
+# -- what a report shows -----------------------------------------------------------------------------------------------
 
 
 class KeepsABook(bad.ListAllocator):
@@ -131,7 +132,7 @@ def test_a_component_that_cannot_be_made_shows_where():
     assert "bad_allocators.py:" in failure.finding.was
 
 
-# -- what is drawn ------------------------------------------------------------------------------------------------------
+# -- what is drawn -----------------------------------------------------------------------------------------------------
 
 
 class OnePageSize(PlainEngine):
@@ -188,7 +189,7 @@ def test_what_cannot_be_compared_is_skipped_and_said():
     assert "never came up" in report.skipped["ACCEPT-15"]
 
 
-# -- what is left out ---------------------------------------------------------------------------------------------------
+# -- what is left out --------------------------------------------------------------------------------------------------
 
 
 def test_a_class_of_tests_says_both_as_well():
@@ -220,7 +221,7 @@ def test_a_kind_that_is_none_is_bad_input():
         check(ENGINE, PlainEngine, budget=100, without=("abrot",))
 
 
-# -- clauses ------------------------------------------------------------------------------------------------------------
+# -- clauses -----------------------------------------------------------------------------------------------------------
 
 
 def _checker(m):
@@ -264,7 +265,7 @@ def test_a_clause_that_no_run_reached_is_reported():
     assert not any("an abort is idempotent" in clause for clause in everything.unreached.get("ENGINE-13", ()))
 
 
-# -- policy is no failure -----------------------------------------------------------------------------------------------
+# -- policy is no failure ----------------------------------------------------------------------------------------------
 
 
 class LocksTheRoot(PlainPrefixCache):
@@ -279,7 +280,8 @@ def test_what_a_cache_counts_on_its_root_is_its_own_affair():
 
 
 def test_a_device_that_runs_steps_in_order_may_reuse_at_once():
-    """Pages that go back under a step in flight: RELAY-01 finds that, unless the device keeps the order; then the tokens must show it."""
+    """Pages that go back under a step in flight: RELAY-01 finds that, unless the device keeps the order;
+    then the tokens must show it."""
     make = next(mutant.make for mutant in mutants_of("engine") if mutant.name == "FreesUnderAStep")
     found = {}
     for names in (("slots", "overlap"), ("slots", "overlap", "ordered_reuse")):

@@ -73,7 +73,7 @@ def test_equal_failures_have_equal_cases():
     assert json.dumps(cases[0]) == json.dumps(cases[1])
 
 
-# -- operations as data -------------------------------------------------------------------------------------------------
+# -- operations as data ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_simpler_operations_are_simpler_and_end():
     assert ops.free_stray((3,)) in set(simpler(ops.free_stray((3, 5)), []))
 
 
-# -- files --------------------------------------------------------------------------------------------------------------
+# -- files -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_stored_cases_pass(path):
     assert violation is None, str(violation)
 
 
-# -- the model and the shadow memory --------------------------------------------------------------------------------------
+# -- the model and the shadow memory -----------------------------------------------------------------------------------
 
 
 def test_a_violation_names_itself():

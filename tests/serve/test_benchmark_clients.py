@@ -1,4 +1,5 @@
-"""Benchmark clients as they are published, unmodified, against a simulated server. Each runs if its command is on PATH (docs/serve.md)."""
+"""Benchmark clients as they are published, unmodified, against a simulated server.
+Each runs if its command is on PATH (docs/serve.md)."""
 
 from __future__ import annotations
 

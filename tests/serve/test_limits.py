@@ -1,4 +1,5 @@
-"""What a server refuses, and what it survives: keys, sizes, deadlines, clients that leave, stop reading or send rubbish."""
+"""What a server refuses, and what it survives: keys, sizes, deadlines, clients that leave, stop reading
+or send rubbish."""
 
 from __future__ import annotations
 
@@ -170,7 +171,8 @@ SWARM_SPEED = 20.0
 
 
 async def _swarm(served: Served, seed: int, num_clients: int) -> list[int]:
-    """Let clients of all kinds come within a minute of the service's time or more; return the statuses of those that behave."""
+    """Let clients of all kinds come within a minute of the service's time or more;
+    return the statuses of those that behave."""
     spread_s = max(60 / SWARM_SPEED, num_clients / 333)
     dice = random.Random(seed)
     port = int(served.url.rpartition(":")[2])

@@ -1,4 +1,5 @@
-"""`foredraft lossless` on made-up endpoints that are lossless, tied, noisy, defective or failing, and on a server of our own."""
+"""`foredraft lossless` on made-up endpoints that are lossless, tied, noisy, defective or failing, and on a
+server of our own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The published schema: what it says of unsupported parameters; and by Schemathesis: whatever it allows or not, no answer is a 500."""
+"""The published schema: what it says of unsupported parameters; and by Schemathesis:
+whatever it allows or not, no answer is a 500."""
 
 from __future__ import annotations
 

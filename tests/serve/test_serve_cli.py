@@ -27,7 +27,8 @@ SMALL = ["--set", "engine.max_running=8", "--set", "hardware.graph_sizes=[1,2,4,
 
 @contextmanager
 def serve(tmp_path: Path, *arguments: str, model: Path | None = None) -> Iterator[tuple[subprocess.Popen, str, Path]]:
-    """Start a server of `model`, or of a small simulated service; yields its process, its address and the file of its messages."""
+    """Start a server of `model`, or of a small simulated service;
+    yields its process, its address and the file of its messages."""
     log = tmp_path / "messages.txt"
     scenario = tmp_path / "scenario.toml"
     scenario.write_text("")

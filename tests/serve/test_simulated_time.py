@@ -1,4 +1,5 @@
-"""A simulated server answers at the times that `foredraft simulate` predicts: the same requests at the same times bring the same events."""
+"""A simulated server answers at the times that `foredraft simulate` predicts:
+the same requests at the same times bring the same events."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class _Clock:
 
 
 class _Outlet:
-    """Keeps the pieces that were told at their time. `num_ahead`: how many were prepared before; `begun`: requests whose first was."""
+    """Keeps the pieces that were told at their time.
+    `num_ahead`: how many were prepared before; `begun`: requests whose first was."""
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []

@@ -220,7 +220,7 @@ def test_the_router_of_prefixes_finds_what_was_computed_before():
     assert rates["prefix_aware"][1] > rates["random"][1], "what a decode engine has in its cache is not sent"
 
 
-# -- roles ----------------------------------------------------------------------------------------------------------------
+# -- roles -------------------------------------------------------------------------------------------------------------
 
 SWINGING = merged(
     SMALL,

@@ -1,4 +1,5 @@
-"""Keys without effect: refused where the command line gives them, told where a file does, silent where they say what happens anyway."""
+"""Keys without effect: refused where the command line gives them, told where a file does, silent where they say
+what happens anyway."""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ def simulate(scenario: dict):
 
 
 def test_clients_that_could_still_leave_do_not_stretch_the_run():
-    """A deadline's timer goes off after its request has ended: it is no part of the run, and no share of its throughput."""
+    """A deadline's timer goes off after its request has ended:
+    it is no part of the run, and no share of its throughput."""
     _, report, summary = simulate(SMALL)
     _, patient, same = simulate(merged(SMALL, clients={"deadline_s": 600.0}))
     assert patient.duration_ns == report.duration_ns and same["output_throughput"] == summary["output_throughput"]
@@ -60,7 +61,8 @@ SERVICES = {
     "room": {"engine": {"guarantee_output": 1.0, "kv_slots": 2600}, "hardware": {"server": "trtllm-1.x"}},
     "share": {"engine": {"guarantee_output": 0.7, "kv_slots": 2600}, "workload": {"max_tokens": 800}},
 }
-"""What a round takes longer for: a small model on a fast device is done before the host is; and requests that wait for room for outputs."""
+"""What a round takes longer for: a small model on a fast device is done before the host is;
+and requests that wait for room for outputs."""
 
 
 def not_of_steps() -> FaultPlan:
@@ -78,7 +80,8 @@ def not_of_steps() -> FaultPlan:
 @pytest.mark.parametrize("faults", [None, not_of_steps()], ids=["calm", "faults"])
 @pytest.mark.parametrize("waits_for", SERVICES)
 def test_blocks_say_what_single_rounds_say(mode, faults, waits_for):
-    """To the last digit, except for what a block reserves ahead. A fault of a step hits a whole block: such plans are left out."""
+    """To the last digit, except for what a block reserves ahead.
+    A fault of a step hits a whole block: such plans are left out."""
     summaries = []
     for block_rounds in (1, 32):
         tables = merged(merged(BUSY, engine={"mode": mode, "block_rounds": block_rounds}), **SERVICES[waits_for])
@@ -135,7 +138,8 @@ def test_an_idle_service_answers_in_the_time_of_its_steps():
 @pytest.mark.parametrize("algorithm", ["NONE", "EAGLE3"])
 @pytest.mark.parametrize("concurrency", [1, 16])
 def test_overlap_is_faster_than_synchronous_where_outputs_are_long(algorithm, concurrency):
-    """Overlap wastes one round per request, whose end is seen a round late; outputs of a few rounds do not win that back."""
+    """Overlap wastes one round per request, whose end is seen a round late;
+    outputs of a few rounds do not win that back."""
     load = {"concurrency": concurrency, "output": {"kind": "fixed", "value": 256}}
     scenario = merged(SMALL, workload=load, speculation={"algorithm": algorithm})
     durations = {
@@ -166,7 +170,8 @@ def test_the_default_queue_sheds_nothing_and_a_bounded_one_says_so():
 
 
 def test_acceptance_reaches_the_report():
-    """With an acceptance pinned at 3 tokens per round, rounds have 3 on average, chains and trees; a mean out of reach accepts all."""
+    """With an acceptance pinned at 3 tokens per round, rounds have 3 on average, chains and trees;
+    a mean out of reach accepts all."""
     pinned = merged(SMALL, acceptance={"mean_length": 3.0}, workload={"output": {"kind": "fixed", "value": 600}})
     for steps, topk, expected in ((4, 1, 3.0), (4, 3, 3.0), (1, 1, 2.0)):
         summary = simulate(merged(pinned, speculation={"policy": "fixed", "steps": steps, "topk": topk}))[2]
@@ -174,7 +179,8 @@ def test_acceptance_reaches_the_report():
 
 
 def test_a_pinned_mean_keeps_the_spread_of_requests():
-    """Tails of TPOT are those of benchmarks/published/acceptance_tails.csv: real drafts, and independent coins of the same mean."""
+    """Tails of TPOT are those of benchmarks/published/acceptance_tails.csv:
+    real drafts, and independent coins of the same mean."""
     path = Path(__file__).parents[2] / "benchmarks" / "published" / "acceptance_tails.csv"
     with path.open(newline="", encoding="utf-8") as file:
         published = {row["acceptance"]: row for row in csv.DictReader(file)}
@@ -242,7 +248,8 @@ def test_rows_that_cannot_be_replayed_are_counted(tmp_path: Path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_between_two_events(number):
-    """Once it was raised inside of what takes an event: half of the event was noted, and the summary of the run failed."""
+    """Once it was raised inside of what takes an event:
+    half of the event was noted, and the summary of the run failed."""
     before, seen = signal.signal(number, signal.default_int_handler), []
 
     def sink(event):

@@ -1,10 +1,12 @@
-"""The corpus: services whose event logs must stay what they are, byte for byte, while the code behind them is rewritten.
+"""The corpus: services whose event logs must stay what they are, byte for byte, while the code behind them is
+rewritten.
 
     python tests/support/corpus.py            compare every service with its stored digest
     python tests/support/corpus.py --write    store new digests, after a change of behaviour that is meant
 
-The services cover all algorithms, both modes, page sizes, blocks, preemption, mixed steps, prefix caches, faults, and prefill and decode
-apart (`service_under_faults.py` draws them). A digest is the SHA-256 of `events.jsonl` without its header line.
+The services cover all algorithms, both modes, page sizes, blocks, preemption, mixed steps, prefix caches, faults, and
+prefill and decode apart (`service_under_faults.py` draws them). A digest is the SHA-256 of `events.jsonl` without its
+header line.
 """
 
 from __future__ import annotations

@@ -299,7 +299,8 @@ def _stop(signal_number: int, frame: object) -> None:
 
 
 def execute(arguments: tuple[str, ...]) -> tuple[int | None, str, str]:
-    """Run the command in this process. Returns its exit code, None if it raised or hung, and what it printed to each stream."""
+    """Run the command in this process. Returns its exit code, None if it raised or hung, and what it
+    printed to each stream."""
     out, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     before, sys.argv = sys.argv, ["foredraft", *arguments]
     old_limit, old_handler = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGVTALRM, _stop)
@@ -324,7 +325,8 @@ def execute(arguments: tuple[str, ...]) -> tuple[int | None, str, str]:
 
 
 def run_damaged(directory: Path, sounds: list[Sound], seeds: range) -> Iterator[tuple[str, int | None, str]]:
-    """Run each command on a damaged input per seed. Yields (the input's name and seed, exit code or None, standard error)."""
+    """Run each command on a damaged input per seed.
+    Yields (the input's name and seed, exit code or None, standard error)."""
     for seed in seeds:
         sound = sounds[seed % len(sounds)]
         path = directory / sound.file_name
@@ -336,5 +338,6 @@ def run_damaged(directory: Path, sounds: list[Sound], seeds: range) -> Iterator[
 
 
 def unexpected(code: int | None, errors: str) -> bool:
-    """Whether a command ended otherwise than a command may: with another exit code, a traceback, or without a word on what is wrong."""
+    """Whether a command ended otherwise than a command may:
+    with another exit code, a traceback, or without a word on what is wrong."""
     return code not in EXPECTED_CODES or "Traceback" in errors or (code == 2 and not errors.strip())

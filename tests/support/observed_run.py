@@ -27,7 +27,8 @@ VARIANTS = [
 
 
 class ToyExecutor:
-    """Draws accept lengths and stops; time is one millisecond per round and 10 µs per row, tokens are random if asked for."""
+    """Draws accept lengths and stops; time is one millisecond per round and 10 µs per row, tokens are
+    random if asked for."""
 
     def __init__(
         self, seed: int, *, with_tokens: bool = False, stop_share: float = 0.01, fail_share: float = 0.0

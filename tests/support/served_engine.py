@@ -33,7 +33,8 @@ def ask(name, prompt_len=5, max_tokens=12, start=0, **fields):
 
 
 def turn(engine, executor):
-    """Plan and launch until None, then commit the oldest step. Returns the steps planned and the outcome (None: nothing in flight)."""
+    """Plan and launch until None, then commit the oldest step.
+    Returns the steps planned and the outcome (None: nothing in flight)."""
     driver = Driver(engine, executor)
     planned, outcome = driver.plan(), driver.commit()
     engine.check()

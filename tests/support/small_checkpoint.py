@@ -1,4 +1,5 @@
-"""Checkpoints small enough to make in a moment: a byte-level tokenizer with a chat template, random weights, in Hugging Face form."""
+"""Checkpoints small enough to make in a moment: a byte-level tokenizer with a chat template, random weights, in
+Hugging Face form."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Logs that were falsified: each function changes the records of a true one, and says at which place which invariant must be
-found broken."""
+"""Logs that were falsified: each function changes the records of a true one, and says at which place which invariant
+must be found broken."""
 
 import json
 from itertools import pairwise
@@ -19,7 +19,8 @@ def commit_of(records, plan):
 
 
 def changed(name, id, kind, key, number, change):
-    """Return a falsification of the record that is the `number`-th of its kind with this key: where it stands `id` is broken."""
+    """Return a falsification of the record that is the `number`-th of its kind with this key:
+    where it stands `id` is broken."""
 
     def tamper(records):
         place = places(records, kind, key)[number]

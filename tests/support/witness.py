@@ -21,7 +21,8 @@ class NotTheTruth(Exception):
 
 
 class Witness(LookupDrafting):
-    """Drafts like NGRAM. Rounds that saw a relayed value are counted over all proposers, so that a test knows that there were some."""
+    """Drafts like NGRAM. Rounds that saw a relayed value are counted over all proposers, so that a test knows that
+    there were some."""
 
     rounds_witnessed = 0
 

@@ -10,7 +10,8 @@ from foredraft.twin.arms import Arm, open_arms
 
 @pytest.fixture(autouse=True)
 def _no_collections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Serve without the collection before each run: over the objects of all other tests it takes longer than the run."""
+    """Serve without the collection before each run:
+    over the objects of all other tests it takes longer than the run."""
     nothing = SimpleNamespace(collect=lambda: None, freeze=lambda: None, unfreeze=lambda: None)
     monkeypatch.setattr("foredraft.twin.served.gc", nothing)
 

@@ -1,4 +1,5 @@
-"""Measured steps: their tables, what is between and beyond their points, a stopped measuring that goes on, profiles that do not fit."""
+"""Measured steps: their tables, what is between and beyond their points, a stopped measuring that goes on, profiles
+that do not fit."""
 
 import json
 

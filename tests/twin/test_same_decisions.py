@@ -1,4 +1,5 @@
-"""The twin's claim: with the simulated clock, the real executor is asked for the same steps at the same times as the simulated one."""
+"""The twin's claim: with the simulated clock, the real executor is asked for the same steps at the same times as
+the simulated one."""
 
 import numpy as np
 import pytest

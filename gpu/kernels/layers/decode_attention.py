@@ -35,7 +35,8 @@ def decode_keys(
     window: int,
     dtype: torch.dtype,
 ) -> PaddedKeys:
-    """Return slots and bias of what a `DecodeBatch` shows; bases and lens being the same tensor says that there are no tails.
+    """Return slots and bias of what a `DecodeBatch` shows; bases and lens being the same tensor says that there are no
+    tails.
 
     With a `window` they are those of each query's last positions alone.
     """
@@ -97,7 +98,8 @@ def decode_attention_kernel(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """Attend with programs that share, per key head, the parts of `num_rows` queries; a tile's rows are the group's query heads."""
+    """Attend with programs that share, per key head, the parts of `num_rows` queries;
+    a tile's rows are the group's query heads."""
     kv_head = tl.program_id(1)
     items = num_rows
     if ROWS > 1:
@@ -193,5 +195,6 @@ def decode_attention_triton(
 
 
 def decode_attention_bytes(lens: list[int], num_heads: int, num_kv_heads: int, d: int, itemsize: int) -> int:
-    """Return bytes that must move: each query's keys and values once (4 bytes of table per key), q in, the result out."""
+    """Return bytes that must move: each query's keys and values once (4 bytes of table per key), q
+    in, the result out."""
     return sum(lens) * (2 * num_kv_heads * d * itemsize + 4) + len(lens) * 2 * num_heads * d * itemsize

@@ -36,7 +36,8 @@ def extend_keys(
     window: int,
     dtype: torch.dtype,
 ) -> ExtendKeys:
-    """Return how the rows of `extend_attention_torch` are padded: to m = max_new_len; a single row, which starts at token 0, not at all.
+    """Return how the rows of `extend_attention_torch` are padded: to m = max_new_len; a single row, which starts at
+    token 0, not at all.
 
     With a `window` the prefixes are their ends, of which the first new token sees all.
     """
@@ -59,8 +60,8 @@ def extend_keys(
         bias = bias_of(torch.cat((sees_prefix, causal.expand(bs, -1, -1)), 2), dtype).unsqueeze(1)
     if bs == 1:
         return ExtendKeys(slots, bias, None, None)
-    # Places past a row's end hold its last token again; causality keeps them out of the row's own sums. Another row's token would not do:
-    # its weight is 0, but 0 · NaN is NaN, and a row without numbers must not take others with it.
+    # Places past a row's end hold its last token again; causality keeps them out of the row's own sums. Another row's
+    # token would not do: its weight is 0, but 0 · NaN is NaN, and a row without numbers must not take others with it.
     tokens = torch.minimum(starts[:-1].unsqueeze(1) + counting(m, device), (starts[1:] - 1).unsqueeze(1)).clamp_(min=0)
     token = counting(num_tokens, device)
     row = torch.searchsorted(starts[1:].contiguous(), token, right=True).clamp_(max=bs - 1)
@@ -101,7 +102,8 @@ def extend_attention_torch(
 
 
 def _written_out(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, softmax: Softmax) -> Tensor:
-    """Compute causal attention of q [bs, m, Hq, d] over k, v [bs, keys, Hk, d] with a softmax that torch's own does not compute."""
+    """Compute causal attention of q [bs, m, Hq, d] over k, v [bs, keys, Hk, d] with a softmax that torch's own
+    does not compute."""
     bs, m, heads, d = q.shape
     group = heads // k.shape[2]
     if bias is None:
@@ -148,7 +150,8 @@ def extend_attention_kernel(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """Attend with one program per (block of a row's new tokens, key head, row); the tile's rows are tokens times the group's query heads.
+    """Attend with one program per (block of a row's new tokens, key head, row); the tile's rows are tokens times the
+    group's query heads.
 
     Blocks past a row's end have nothing to do: the grid is the host's bound.
     """
@@ -209,7 +212,8 @@ def extend_attention_triton(
     batch: ExtendBatch,
     softmax: Softmax = PLAIN,
 ) -> Tensor:
-    """Compute `extend_attention_torch` as one launch; tokens past the last row's end give 0. Last axes contiguous, pools laid out alike."""
+    """Compute `extend_attention_torch` as one launch; tokens past the last row's end give 0.
+    Last axes contiguous, pools laid out alike."""
     k_pool, v_pool = kv
     n, heads, d = q.shape
     bs, kv_heads, max_new_len = batch.rows.shape[0], k.shape[1], batch.max_new_len

@@ -1,10 +1,12 @@
 """What the attention kernels share: the online softmax over one block of keys, and how long rows are cut into parts.
 
-The queries of a tile are the rows of one matrix: the row's new tokens times the query heads that share a key head. So every key is loaded
-once for all of them. A long row is cut into parts that run side by side. Each part leaves its own softmax and the base-2 logarithm of its
-sum, and a second kernel joins them (flash-decoding, Dao et al., 2023). All sums are float32.
+The queries of a tile are the rows of one matrix: the row's new tokens times the query heads that share a key head. So
+every key is loaded once for all of them. A long row is cut into parts that run side by side. Each part leaves its own
+softmax and the base-2 logarithm of its sum, and a second kernel joins them (flash-decoding, Dao et al., 2023). All sums
+are float32.
 
-Which parts there are follows from each row's own length, which only the device knows, so the work is a list that programs share:
+Which parts there are follows from each row's own length, which only the device knows, so the work is a list that
+programs share:
 
     lengths    700  90  0  3000        parts of 1024 keys or more, 8 at most
     parts        1   1  1     3
@@ -43,7 +45,8 @@ class DeviceTraits:
 
 @lru_cache(maxsize=16)
 def device_of(device: torch.device) -> DeviceTraits:
-    """Return the GPU behind a torch device; kernels that are interpreted on a CPU get a Hopper's sizes with few processors."""
+    """Return the GPU behind a torch device; kernels that are interpreted on a CPU get a Hopper's sizes
+    with few processors."""
     if device.type != "cuda":
         return DeviceTraits(processors=4, capability=HOPPER)
     properties = torch.cuda.get_device_properties(device)
@@ -83,15 +86,18 @@ def _block(num_rows: int, d: int, dtype: torch.dtype, max_block_m: int) -> tuple
 
 
 def reading_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int, group: int = 1) -> Tiles:
-    """Return the blocks for decode and verify with `group` query heads per key head, which are bound by reading the pool.
+    """Return the blocks for decode and verify with `group` query heads per key head, which are bound by reading the
+    pool.
 
-    The pipeline has five stages because a key's address is itself loaded, from the table. With five, two blocks of keys are on their way at
-    any time. With three or four there is one, and its latency shows.
+    The pipeline has five stages because a key's address is itself loaded, from the table. With five, two blocks of keys
+    are on their way at any time. With three or four there is one, and its latency shows.
     """
-    # Before Hopper a 64-row tile does not fit the registers; in float32, where no tensor core serves, 16 rows are what fits.
+    # Before Hopper a 64-row tile does not fit the registers; in float32, where no tensor core serves, 16 rows are what
+    # fits.
     wide = dtype.itemsize > 2
     block_m, *rest = _block(num_rows, d, dtype, max_block_m=16 if wide else 64 if capability >= HOPPER else 32)
-    # Four warps spill a tile of 32 rows, and one of 64 whose heads are wide, whose rows are divided by no power of two, or behind Hopper.
+    # Four warps spill a tile of 32 rows, and one of 64 whose heads are wide, whose rows are divided by no power of two,
+    # or behind Hopper.
     is_large = block_m == 64 and (d > 128 or group != next_power_of_2(group) or capability > HOPPER)
     num_warps = 8 if wide or block_m == 32 or is_large else 4
     return Tiles(block_m, *rest, num_warps=num_warps, num_stages=2 if wide else 5)
@@ -110,7 +116,8 @@ def computing_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int) 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How the keys of a batch's rows are cut into parts, and how many programs share these for each key head and block of queries."""
+    """How the keys of a batch's rows are cut into parts, and how many programs share these for each key head and
+    block of queries."""
 
     least: int  # keys of a part
     most: int  # parts of a row
@@ -120,11 +127,12 @@ class Cut:
     def choose(
         cls, planned_rows: int, num_rows: int, max_len: int, tiles: int, size: Tiles, row_bytes: int, processors: int
     ) -> Cut:
-        """Choose for `planned_rows` of at most `max_len` keys, each with `tiles` pairs of a key head and a block of queries.
+        """Choose for `planned_rows` of at most `max_len` keys, each with `tiles` pairs of a key head and a block of
+        queries.
 
-        A part's result takes `row_bytes` per row. It is written and read again: 8 bytes for every channel of a query, against 4 of a key in
-        16 bits. Rows that fill the device by themselves are cut where that is a 32nd of the keys' bytes, fewer rows into shorter parts. A
-        row that runs alone fills the device.
+        A part's result takes `row_bytes` per row. It is written and read again: 8 bytes for every channel of a query,
+        against 4 of a key in 16 bits. Rows that fill the device by themselves are cut where that is a 32nd of the keys'
+        bytes, fewer rows into shorter parts. A row that runs alone fills the device.
         """
         programs = max(1, PROGRAMS_PER_PROCESSOR * processors // tiles)
         keys = 64 * size.block_m * min(planned_rows, programs) // programs
@@ -156,8 +164,8 @@ def attend_keys(
 ):
     """Take one block of N keys into the running softmax: acc [M, D], peak and total [M], all float32, logits in base 2.
 
-    keys and values [N] point at the first channels; `loaded` [N] may be read, `visible` [M, N] is what each query sees of it. SOFTCAP is
-    that of logits in base 2; 0 for none.
+    keys and values [N] point at the first channels; `loaded` [N] may be read, `visible` [M, N] is what each query sees
+    of it. SOFTCAP is that of logits in base 2; 0 for none.
     """
     channel = tl.arange(0, BLOCK_D)
     mask = loaded[:, None] & (channel < HEAD_DIM)[None, :]
@@ -179,7 +187,8 @@ def attend_keys(
 
 @jit
 def part_of(keys, least, most, BLOCK_N: tl.constexpr):
-    """Return the keys of each part of a row of `keys`: whole blocks, at least `least`, and so many that `most` parts hold the row."""
+    """Return the keys of each part of a row of `keys`:
+    whole blocks, at least `least`, and so many that `most` parts hold the row."""
     return tl.maximum(least, tl.cdiv(tl.cdiv(keys, BLOCK_N), most) * BLOCK_N)
 
 
@@ -191,7 +200,8 @@ def parts_of(keys, least, most, BLOCK_N: tl.constexpr):
 
 @jit
 def ends_of(lens, num_rows, least, most, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, ROWS: tl.constexpr):
-    """Count the items up to and with those of each row, int32 [ROWS]: its parts, of which rows behind the last have none."""
+    """Count the items up to and with those of each row, int32 [ROWS]:
+    its parts, of which rows behind the last have none."""
     row = tl.arange(0, ROWS)
     keys = tl.load(lens + row, mask=row < num_rows, other=0).to(tl.int32)
     if WINDOW:
@@ -208,7 +218,8 @@ def row_and_part(ends, item):
 
 @jit
 def begin_softmax(sinks, head, live, part, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, SINKS: tl.constexpr):
-    """Return acc, peak and total of a tile before its first key. The first part begins with the heads' sinks, where there are any."""
+    """Return acc, peak and total of a tile before its first key.
+    The first part begins with the heads' sinks, where there are any."""
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     peak = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK_M,), dtype=tl.float32)
@@ -235,7 +246,8 @@ def store_tile(
     BLOCK_D: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """Store a tile's softmax to out [·, d], or (SPLIT) as one of a row's parts; index [M] counts query heads, 0: nothing was seen."""
+    """Store a tile's softmax to out [·, d], or (SPLIT) as one of a row's parts; index [M] counts query heads, 0:
+    nothing was seen."""
     channel = tl.arange(0, BLOCK_D)
     mask = live[:, None] & (channel < HEAD_DIM)[None, :]
     seen = total > 0
@@ -266,8 +278,8 @@ def join_parts_kernel(
     MOST: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Join with one program per query head, of `heads` for each of a row's `num_nodes` queries: the results of its parts, PARTS at a
-    time, weighted with their shares of the sum."""
+    """Join with one program per query head, of `heads` for each of a row's `num_nodes` queries: the results of its
+    parts, PARTS at a time, weighted with their shares of the sum."""
     index = tl.program_id(0).to(tl.int64)
     keys = tl.load(lens + index // (heads * num_nodes)).to(tl.int32)
     if WINDOW:
@@ -298,7 +310,8 @@ def softmax_constants(softmax: Softmax) -> dict[str, int | float | bool]:
 
 @dataclass(frozen=True, slots=True)
 class CutOutput:
-    """Where the parts of an attention go; with one part straight to `out` (the others are then `out` too, and unused)."""
+    """Where the parts of an attention go; with one part straight to `out` (the others are then `out`
+    too, and unused)."""
 
     out: Tensor  # [n, Hq, d], q's dtype
     partial: Tensor  # float32 [n, Hq, most, d]
@@ -314,7 +327,8 @@ class CutOutput:
         return cls(out, partial, torch.empty(partial.shape[:3], dtype=torch.float32, device=q.device), cut)
 
     def join(self, lens: Tensor, num_nodes: int, window: int, block_n: int) -> Tensor:
-        """Return the joined result, `num_nodes` queries for each of `lens`; a second launch if there may be more than one part."""
+        """Return the joined result, `num_nodes` queries for each of `lens`;
+        a second launch if there may be more than one part."""
         if self.cut.most > 1:
             n, heads, d = self.out.shape
             join_parts_kernel[(n * heads,)](

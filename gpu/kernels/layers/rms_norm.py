@@ -18,7 +18,8 @@ def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     The result has x's dtype, whatever the weight's.
 
-    PyTorch makes its own norm of eight operations on a CPU. Four do: with n channels the root is hypot(|x|, √(n · eps)) / √n.
+    PyTorch makes its own norm of eight operations on a CPU. Four do: with n channels the root is hypot(|x|, √(n · eps))
+    / √n.
     """
     if weight.dtype is not x.dtype:
         return F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
@@ -57,7 +58,8 @@ def rms_norm_kernel(
     BLOCK: tl.constexpr,
     ADD: tl.constexpr,
 ):
-    """Norm ROWS rows per program. Row i is head i % heads of token i // heads of x; residual, out and total_out are contiguous."""
+    """Norm ROWS rows per program. Row i is head i % heads of token i // heads of x;
+    residual, out and total_out are contiguous."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, BLOCK)
     inside = channel < channels
@@ -107,7 +109,8 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> t
 
 
 def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Compute `rms_norm_torch` of x [n, H] or [n, heads, d], float32 inside; the last axis must be contiguous. Not differentiable."""
+    """Compute `rms_norm_torch` of x [n, H] or [n, heads, d], float32 inside; the last axis must be contiguous.
+    Not differentiable."""
     return _launch(x, None, weight, eps)[0]
 
 

@@ -46,7 +46,8 @@ def _rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _joined(q: Tensor, k: Tensor) -> Tensor | None:
-    """Return [n, Hq + Hk, d] without a copy, where q and k lie side by side in what one projection gave; rotated at once they cost half."""
+    """Return [n, Hq + Hk, d] without a copy, where q and k lie side by side in what one projection gave;
+    rotated at once they cost half."""
     strides, heads = q.stride(), q.shape[1]
     same_tensor = q._base is not None and q._base is k._base
     if not same_tensor or strides != k.stride() or k.storage_offset() != q.storage_offset() + heads * strides[1]:
@@ -83,7 +84,8 @@ def rope_write_kernel(
     BLOCK_HALF: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """Rotate with one program per token and block of heads: query heads first, then key heads, each with its value head to copy."""
+    """Rotate with one program per token and block of heads:
+    query heads first, then key heads, each with its value head to copy."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     channel = tl.arange(0, BLOCK_HALF)

@@ -40,7 +40,8 @@ def silu_mul_kernel(gate_up, out, channels, row_stride, BLOCK: tl.constexpr, GEL
 
 
 def silu_mul_triton(gate_up: Tensor, gelu: bool = False) -> Tensor:
-    """Compute `silu_mul_torch`, or with `gelu` `gelu_mul_torch`, of [n, 2 · I], float32 inside, rounded once. The last axis is contiguous.
+    """Compute `silu_mul_torch`, or with `gelu` `gelu_mul_torch`, of [n, 2 · I], float32 inside, rounded once. The last
+    axis is contiguous.
 
     Not differentiable.
     """

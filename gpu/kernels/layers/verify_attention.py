@@ -1,4 +1,5 @@
-"""Attention of a verify batch: the nodes of each row's tree over the row's paged prefix, and over their own ancestors."""
+"""Attention of a verify batch: the nodes of each row's tree over the row's paged prefix, and over
+their own ancestors."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def verify_keys(
 ) -> PaddedKeys:
     """Return the slots of the prefixes, and the bias [bs, 1, nd · group, prefix + nd] of prefix and new tokens.
 
-    With a `window` only the last window − 1 prefix positions are read. A node at depth d sees the last window − 1 − d; the root has d = 0.
+    With a `window` only the last window − 1 prefix positions are read. A node at depth d sees the last window − 1 − d;
+    the root has d = 0.
     """
     num_nodes = ancestor_bits.shape[1]
     is_ancestor = (ancestor_bits.unsqueeze(2) >> counting(num_nodes, rows.device)).bitwise_and_(1).bool()
@@ -62,7 +64,8 @@ def verify_keys(
 def verify_attention_torch(
     q: Tensor, k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, keys: PaddedKeys, softmax: Softmax = PLAIN
 ) -> Tensor:
-    """Attend with q [bs · nd, Hq, d] over the row's prefix in the pool and its new tokens k, v [bs · nd, Hk, d] → [bs · nd, Hq, d]."""
+    """Attend with q [bs · nd, Hq, d] over the row's prefix in the pool and its new tokens k, v [bs · nd, Hk, d] →
+    [bs · nd, Hq, d]."""
     bs = keys.bias.shape[0]
     if not bs:
         return torch.zeros_like(q)
@@ -75,7 +78,8 @@ def verify_attention_torch(
 
 @jit
 def count_bits(words):
-    """Count the set bits of each of `words`, int64 → int32: pairs, fours and bytes are summed in place, the bytes by shifting."""
+    """Count the set bits of each of `words`, int64 → int32:
+    pairs, fours and bytes are summed in place, the bytes by shifting."""
     pairs = words - ((words >> 1) & 0x5555555555555555)
     fours = (pairs & 0x3333333333333333) + ((pairs >> 2) & 0x3333333333333333)
     found = (fours + (fours >> 4)) & 0x0F0F0F0F0F0F0F0F
@@ -126,10 +130,11 @@ def verify_attention_kernel(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """Attend for each row: axes 1 and 2 choose a key head and a block of nodes; along axis 0 programs share the parts of all rows. A tile
-    has a row per node and query head of the group.
+    """Attend for each row: axes 1 and 2 choose a key head and a block of nodes; along axis 0 programs share the parts
+    of all rows. A tile has a row per node and query head of the group.
 
-    The first part also sees the new tokens. A node sees node j of its row if bit j of its mask is set; without a set bit it sees nothing.
+    The first part also sees the new tokens. A node sees node j of its row if bit j of its mask is set; without a set
+    bit it sees nothing.
     """
     kv_head = tl.program_id(1)
     packed, channel, lane = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
@@ -214,7 +219,8 @@ def verify_attention_triton(
     softmax: Softmax = PLAIN,
     cut: Cut | None = None,
 ) -> Tensor:
-    """Compute `verify_attention_torch` as one launch, two where prefixes are cut. Last axes contiguous, pools laid out alike."""
+    """Compute `verify_attention_torch` as one launch, two where prefixes are cut.
+    Last axes contiguous, pools laid out alike."""
     k_pool, v_pool = kv
     _, heads, d = q.shape
     bs, num_nodes = batch.ancestor_bits.shape
@@ -270,6 +276,7 @@ def verify_attention_triton(
 def verify_attention_bytes(
     prefix_lens: list[int], num_nodes: int, num_heads: int, num_kv_heads: int, d: int, itemsize: int
 ) -> int:
-    """Return bytes that must move: each row's prefix once (4 bytes of table per key), the new k and v, q in, the result out, the bits."""
+    """Return bytes that must move: each row's prefix once (4 bytes of table per key), the new k and v, q in, the
+    result out, the bits."""
     new = len(prefix_lens) * num_nodes * (d * itemsize * (2 * num_heads + 2 * num_kv_heads) + 8)
     return sum(prefix_lens) * (2 * num_kv_heads * d * itemsize + 4) + new

@@ -43,7 +43,8 @@ def chain_links(batch_size: int, nodes: int, device: torch.device) -> ChainLinks
 
 
 def is_chain(tree: DeviceTree) -> bool:
-    """Return whether `build_chain_torch` made the tree. Any other tree may be a chain as well, and is treated like a tree."""
+    """Return whether `build_chain_torch` made the tree.
+    Any other tree may be a chain as well, and is treated like a tree."""
     return tree.parents is chain_links(*tree.tokens.shape, tree.tokens.device).parents
 
 
@@ -96,7 +97,8 @@ def monotone_scores(scores: Tensor, parents: Tensor, depths: tuple[int, ...]) ->
 
 
 def links_torch(parents: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
-    """Return first children and next siblings, int32 [bs, nd], from the parents int64 [bs, nd − 1] of nodes 1 … nd − 1."""
+    """Return first children and next siblings, int32 [bs, nd], from the parents int64 [bs, nd − 1] of
+    nodes 1 … nd − 1."""
     batch_size, device = parents.shape[0], parents.device
     children = numbers(nodes, device, torch.int32)[1:]
     # `nodes` stands for none until the end, so that the least number wins.
@@ -110,7 +112,8 @@ def links_torch(parents: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
 
 
 def ancestor_bits_torch(parents: Tensor, width: int) -> Tensor:
-    """Return ancestor bits int64 [bs, nd] from the parents int64 [bs, nd − 1] of nodes 1 … nd − 1; each pass doubles the climb."""
+    """Return ancestor bits int64 [bs, nd] from the parents int64 [bs, nd − 1] of nodes 1 … nd − 1;
+    each pass doubles the climb."""
     above = torch.nn.functional.pad(parents, (1, 0))  # the root is its own parent
     bits = node_bits(above.shape[1], above.device).expand_as(above)
     for _ in range((width - 1).bit_length()):
@@ -132,8 +135,8 @@ def _chain_kernel(roots, drafts, seq_lens, tokens, positions, nodes, max_positio
 
 @jit
 def _select_kernel(scores, parents, node_of, kept, n, nodes, DEPTH: tl.constexpr, N: tl.constexpr):
-    """Choose the best nodes − 1 of a row's n candidates, in the order of their ids. `kept` has the id of each node (−1 for the root),
-    `node_of` the node of each candidate (−1 if it has none)."""
+    """Choose the best nodes − 1 of a row's n candidates, in the order of their ids. `kept` has the id of each node (−1
+    for the root), `node_of` the node of each candidate (−1 if it has none)."""
     row = tl.program_id(0).to(tl.int64)
     candidate = tl.arange(0, N)
     inside = candidate < n

@@ -1,7 +1,7 @@
 """Coins: `core.draws.uniform` on the device, bit for bit, so that a draw does not depend on where it is made.
 
-The constants are those of `core.draws`, which never change. Signed 64-bit integers wrap like unsigned ones; only the right
-shift differs, so its copies of the sign are masked away.
+The constants are those of `core.draws`, which never change. Signed 64-bit integers wrap like unsigned ones; only the
+right shift differs, so its copies of the sign are masked away.
 """
 
 from __future__ import annotations

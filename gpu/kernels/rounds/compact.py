@@ -14,7 +14,8 @@ def compact_torch(values: Tensor, accept_index: Tensor, num_draft_tokens: int) -
 
 
 def compaction_index(accept_index: Tensor, num_draft_tokens: int) -> Tensor:
-    """Return the flat node that each place reads from, int32 [bs · nd]; places without an accepted node read themselves."""
+    """Return the flat node that each place reads from, int32 [bs · nd];
+    places without an accepted node read themselves."""
     batch_size, width = accept_index.shape
     columns = min(width, num_draft_tokens)
     own = node_numbers(batch_size, num_draft_tokens, num_draft_tokens, accept_index.device, accept_index.dtype)

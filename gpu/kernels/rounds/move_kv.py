@@ -47,7 +47,8 @@ def _move_accepted_kernel(
     LANES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Move all lanes of one row, a layer and a piece of the channels: rows share no slot but the sink, so no other row writes them."""
+    """Move all lanes of one row, a layer and a piece of the channels:
+    rows share no slot but the sink, so no other row writes them."""
     row, layer = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     word = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     lane = tl.arange(0, LANES)
@@ -81,7 +82,8 @@ def _copy_slots_kernel(
     GATHER: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Copy entry by entry from the pools to a buffer (GATHER), or from it to the pools; entry i of the buffer belongs to the i-th move."""
+    """Copy entry by entry from the pools to a buffer (GATHER), or from it to the pools;
+    entry i of the buffer belongs to the i-th move."""
     entry, layer = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     word = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     source, target = tl.load(sources + entry), tl.load(targets + entry)
@@ -121,7 +123,8 @@ def move_accepted_triton_(kv: KVTensors, node_slots: Tensor, accept_index: Tenso
 
 
 def move_slots_triton_(kv: KVTensors, sources: Tensor, targets: Tensor) -> None:
-    """Move in two launches with a buffer of the moved slots between them: moves of different programs may share slots."""
+    """Move in two launches with a buffer of the moved slots between them:
+    moves of different programs may share slots."""
     n = len(sources)
     if not n:
         return

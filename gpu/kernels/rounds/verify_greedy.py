@@ -30,7 +30,8 @@ def verify_greedy_torch(tree: DeviceTree, target_ids: Tensor) -> DeviceVerified:
 
 
 def chain_path(accepted: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
-    """Return accept_index int32 [bs, nd] and accept_lens int32 [bs] of chains; `accepted` bool [bs, nd − 1]: j + 1 may follow j."""
+    """Return accept_index int32 [bs, nd] and accept_lens int32 [bs] of chains; `accepted` bool [bs, nd − 1]:
+    j + 1 may follow j."""
     batch_size, device = accepted.shape[0], accepted.device
     order = numbers(nodes, device, torch.int32)
     if nodes == 1:
@@ -42,8 +43,8 @@ def chain_path(accepted: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
 
 
 def tree_path(tree: DeviceTree, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Return accept_index int32 [bs, width] and accept_lens int32 [bs]; `chosen` bool [bs, nd]: the node follows its parent, if that is
-    reached.
+    """Return accept_index int32 [bs, width] and accept_lens int32 [bs]; `chosen` bool [bs, nd]: the node follows its
+    parent, if that is reached.
 
     At most one child of a node is chosen, so the nodes whose ancestors are all chosen are one path, a node per depth.
     """
@@ -66,7 +67,8 @@ def last_nodes(accept_index: Tensor, accept_lens: Tensor, nodes: int) -> Tensor:
 
 @jit
 def store_path(row, node, reached, depth, accept_index, accept_lens, nodes, width, WIDTH: tl.constexpr):
-    """Write a row's path, a reached node per depth; returns the number of its last node. For use in verification kernels."""
+    """Write a row's path, a reached node per depth; returns the number of its last node.
+    For use in verification kernels."""
     path = accept_index + row * width
     tl.store(path + depth, (row * nodes + node).to(tl.int32), mask=reached)
     length = tl.sum(reached.to(tl.int32), 0)

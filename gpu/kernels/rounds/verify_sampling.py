@@ -47,7 +47,8 @@ def verify_sampling_torch(tree: DeviceTree, probs: Tensor, accept_coins: Tensor,
 def _chain_decisions(
     tree: DeviceTree, probs: Tensor, totals: Tensor, mass_counts: Tensor, coins: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return accept_index, accept_lens, the last node int64 [bs, 1], and the ids [bs, n] that leave its distribution, `vocab`: none."""
+    """Return accept_index, accept_lens, the last node int64 [bs, 1], and the ids [bs, n] that leave its
+    distribution, `vocab`: none."""
     batch_size, nodes = tree.tokens.shape
     vocab = probs.shape[1]
     drafts = tree.tokens[:, 1:]
@@ -65,7 +66,8 @@ def _chain_decisions(
 def _tree_decisions(
     tree: DeviceTree, probs: Tensor, totals: Tensor, mass_counts: Tensor, coins: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return accept_index, accept_lens, the last node int64 [bs, 1], and the ids [bs, n] that leave its distribution, `vocab`: none."""
+    """Return accept_index, accept_lens, the last node int64 [bs, 1], and the ids [bs, n] that leave its
+    distribution, `vocab`: none."""
     nodes, vocab, device = tree.num_nodes, probs.shape[1], probs.device
     tokens, parents, order = tree.tokens, tree.parents.long(), numbers(nodes, device)
     above = parents.clamp(min=0)
@@ -93,14 +95,15 @@ def _tree_decisions(
 
 
 def node_cells(above: Tensor, tokens: Tensor, nodes: int, vocab: int) -> Tensor:
-    """Return where the probability of each token after node `above` of its row stands in probs [bs · nd, V], int64 [bs, nd]."""
+    """Return where the probability of each token after node `above` of its row stands in probs [bs · nd,
+    V], int64 [bs, nd]."""
     rows = numbers(above.shape[0], above.device).unsqueeze(1) * nodes
     return (above + rows) * vocab + tokens
 
 
 def sample_torch(probs: Tensor, coins: Tensor) -> Tensor:
-    """Return the first id of probs [n, V] with mass whose cumulative mass exceeds coin · total, int64 [n]; −1 if there is no mass or a
-    NaN."""
+    """Return the first id of probs [n, V] with mass whose cumulative mass exceeds coin · total, int64 [n]; −1 if there
+    is no mass or a NaN."""
     cumulative = probs.cumsum(1, dtype=torch.float64)
     total = cumulative[:, -1]
     # coin · total can round up to total; then the last token with mass is meant, just below the end.
@@ -119,8 +122,8 @@ MIN_CHUNK = 1024
 
 @jit
 def _sum_kernel(probs, totals, counts, greatest, best, vocab, chunks, CHUNK: tl.constexpr):
-    """Sum one part of one node's distribution: its mass (NaN if an entry is negative or NaN) and how many entries have mass. Find its
-    greatest entry (NaN if there is a NaN), that with the lowest id."""
+    """Sum one part of one node's distribution: its mass (NaN if an entry is negative or NaN) and how many entries have
+    mass. Find its greatest entry (NaN if there is a NaN), that with the lowest id."""
     node, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     inside = token < vocab
@@ -138,7 +141,8 @@ def _sum_kernel(probs, totals, counts, greatest, best, vocab, chunks, CHUNK: tl.
 
 @jit
 def _residual(probs, tokens, next_token, next_sibling, first_node, last, chunk, vocab, CHUNK: tl.constexpr):
-    """Return one part of the last node's distribution without its children's tokens: token ids int32, masses float64 [CHUNK]."""
+    """Return one part of the last node's distribution without its children's tokens:
+    token ids int32, masses float64 [CHUNK]."""
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     p = tl.load(probs + (first_node + last) * vocab + token, mask=token < vocab, other=0.0).to(tl.float64)
     child = tl.load(next_token + first_node + last)
@@ -150,8 +154,9 @@ def _residual(probs, tokens, next_token, next_sibling, first_node, last, chunk, 
 
 @jit
 def _choose(probs, totals, counts, first_node, node, parent, token, coin, vocab, chunks, CHUNKS: tl.constexpr):
-    """Return what each node's parent makes of it: whether the node's token leaves the parent's residual, and whether the node is the
-    child that follows. A token counts once among siblings; a parent without a distribution is followed by no token."""
+    """Return what each node's parent makes of it: whether the node's token leaves the parent's residual, and whether
+    the node is the child that follows. A token counts once among siblings; a parent without a distribution is followed
+    by no token."""
     part = tl.arange(0, CHUNKS)
     above = first_node + parent
     known = (parent >= 0) & (token >= 0) & (token < vocab)
@@ -196,7 +201,8 @@ def _sample(
     CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Return the token of the last node's residual that its coin points at, −1 if it has no distribution; only one part of it is read.
+    """Return the token of the last node's residual that its coin points at, −1 if it has no distribution; only one part
+    of it is read.
     `taken`: the nodes whose tokens have left it."""
     part = tl.arange(0, CHUNKS)
     inside = part < chunks
@@ -228,7 +234,8 @@ def _sample(
 
 @jit
 def _likeliest(greatest, best, at, inside, vocab, chunks, CHUNKS: tl.constexpr):
-    """Return each node's greatest entry: its lowest id int64 [NODES], −1 where there is a NaN, an infinity or nothing."""
+    """Return each node's greatest entry: its lowest id int64 [NODES], −1 where there is a NaN, an
+    infinity or nothing."""
     part = tl.arange(0, CHUNKS)
     own = at[:, None] * chunks + part[None, :]
     there = inside[:, None] & (part < chunks)[None, :]
@@ -319,7 +326,8 @@ def verify_sampling_triton(
 ) -> DeviceVerified:
     """Compute `verify_sampling_torch` in two launches.
 
-    The first kernel sums every distribution in parts; the second, a program per row, reads only the part that it samples from.
+    The first kernel sums every distribution in parts; the second, a program per row, reads only the part that it
+    samples from.
     """
     batch_size, nodes = tree.tokens.shape
     n, vocab = probs.shape

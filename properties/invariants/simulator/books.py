@@ -20,7 +20,8 @@ from ..registry import Outcome as Verdict
 
 CONTRACT = "simulator"
 SURELY = 6
-"""Standard deviations that a sum of at least `MANY` device times, each with a long tail, may be off. A sum of fewer is not judged."""
+"""Standard deviations that a sum of at least `MANY` device times, each with a long tail, may be off.
+A sum of fewer is not judged."""
 MANY = 100
 
 STEP_FAULTS = ("device.raises", "device.restarts")

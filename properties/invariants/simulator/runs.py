@@ -21,7 +21,8 @@ RELATIVE = 1e-6
 """How far two computations of one number in floating point may be apart."""
 
 HISTOGRAM, FINE_HISTOGRAM = 0.01, 0.0011
-"""How far the percentiles of gaps may be off: there are too many gaps to keep each. The second one is of a report that has `books`."""
+"""How far the percentiles of gaps may be off: there are too many gaps to keep each.
+The second one is of a report that has `books`."""
 
 ROUNDING_NS = 1000.0
 PERCENTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -295,9 +296,11 @@ def the_system_holds_what_it_must(m: Moment) -> Verdict:
 
 
 def _littles_law(answer: Answer) -> Finding | None:
-    """Check Little's law: a run begins and ends empty, so the area under the number in the system is the sum of the requests' times.
+    """Check Little's law: a run begins and ends empty, so the area under the number in the system is the sum of the
+    requests' times.
 
-    Where prefill and decode are apart, a request is on both engines while the message passes that it has joined: not checked.
+    Where prefill and decode are apart, a request is on both engines while the message passes that it has joined: not
+    checked.
     """
     stayed = [r for r in answer.requests if r.reason != "refused"]
     mean, duration_s = answer.summary["mean_concurrency"], answer.duration_s
@@ -312,7 +315,8 @@ def _littles_law(answer: Answer) -> Finding | None:
 
 
 def _single_server(queue: Queueing) -> Finding | bool:
-    """Check the mean wait by Pollaczek and Khinchine: W = λ E[S²] / (2 (1 − ρ)), for the arrivals and services that there were."""
+    """Check the mean wait by Pollaczek and Khinchine:
+    W = λ E[S²] / (2 (1 − ρ)), for the arrivals and services that there were."""
     requests = sorted(queue.answer.completed, key=lambda r: r.arrival_ns)
     if len(requests) < queue.answer.service.num_requests:
         was = f"{len(requests)} of {queue.answer.service.num_requests} requests were served"
@@ -361,7 +365,8 @@ def more_pages_are_no_worse(m: Moment) -> Verdict:
 
 
 def _holds_all(answer: Answer, config: SimulatorConfig) -> bool:
-    """Return whether the pool has room for every request at its longest, with the drafts of two rounds, and a tenth to spare."""
+    """Return whether the pool has room for every request at its longest, with the drafts of two rounds, and
+    a tenth to spare."""
     margin = 2 * (config.steps + 1) + config.page_size
     needed = sum(prompt + output + margin for _, prompt, output in answer.arrivals)
     return answer.service.pages * config.page_size * 9 >= needed * 10
@@ -384,13 +389,16 @@ EXCEPTIONS: dict[str, Callable[[Answer, Answer], bool]] = {
     # On average more requests run at a time.
     "runs-more": lambda small, large: large.summary["mean_running"] > small.summary["mean_running"],
 }
-"""Name -> whether it holds for (the run with fewer pages, the run with more). Each has a case in the tests that shows it."""
+"""Name -> whether it holds for (the run with fewer pages, the run with more).
+Each has a case in the tests that shows it."""
 
 
 def excuse(small: Answer, large: Answer) -> str:
-    """Return the name of the exception by which more pages may mean more retractions; empty if none covers these two runs.
+    """Return the name of the exception by which more pages may mean more retractions; empty if none covers these two
+    runs.
 
-    A scheduler that admits a request before it knows how long its output will be starts earlier, at the risk of retractions. With a
-    little more room it has more requests in its batch, and more outputs reach the end of the pool together.
+    A scheduler that admits a request before it knows how long its output will be starts earlier, at the risk of
+    retractions. With a little more room it has more requests in its batch, and more outputs reach the end of the pool
+    together.
     """
     return next((name for name, holds in EXCEPTIONS.items() if holds(small, large)), "")

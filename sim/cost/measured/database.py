@@ -1,4 +1,5 @@
-"""The package aiconfigurator-core: which models, GPUs and servers it knows, and handles that price the passes of one model."""
+"""The package aiconfigurator-core: which models, GPUs and servers it knows, and handles that price the
+passes of one model."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ _WEIGHTS_OF_NAME = {**_WEIGHTS, "int4": _WEIGHTS["int4-g128"]}
 
 
 class NotMeasured(ForedraftError):
-    """A model, GPU or parallelism that the database of measured kernels cannot price, or the database is not installed."""
+    """A model, GPU or parallelism that the database of measured kernels cannot price, or the database
+    is not installed."""
 
 
 def package_version() -> str:
@@ -62,7 +64,7 @@ def package_version() -> str:
         raise NotMeasured(message) from None
 
 
-# -- models that the package knows by name ---------------------------------------------------------------------------------
+# -- models that the package knows by name -----------------------------------------------------------------------------
 
 
 def _config_folder() -> Path | None:
@@ -86,7 +88,8 @@ def packaged_models() -> list[str]:
 def packaged_config(name: str) -> tuple[Path, Path] | None:
     """Return a model's files `config.json` and `hf_quant_config.json`, of which the second may not exist.
 
-    `name` is that on Hugging Face, with or without the organisation, in any case. None if the package has none or is not installed.
+    `name` is that on Hugging Face, with or without the organisation, in any case. None if the package has none or is
+    not installed.
     """
     folder, key = _config_folder(), name.strip().lower()
     for known in packaged_models():
@@ -96,7 +99,7 @@ def packaged_config(name: str) -> tuple[Path, Path] | None:
     return None
 
 
-# -- what is asked ---------------------------------------------------------------------------------------------------------
+# -- what is asked -----------------------------------------------------------------------------------------------------
 
 
 def check_known(gpu: str, server: str, parallel: Parallelism) -> str:
@@ -127,9 +130,9 @@ def _distance(one: GPU, other: GPU) -> float:
 def question(shape: ModelShape, server: str, parallel: Parallelism) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the `config.json` and the options that the package is asked with. Raises NotMeasured.
 
-    If the package composes the model's family itself, it is asked with the model's own file, and with other number formats only where a
-    scenario changes them. Models of equal layers with grouped attention (drafts' heads, families of the same form) are asked as Llama or
-    Qwen3 MoE.
+    If the package composes the model's family itself, it is asked with the model's own file, and with other number
+    formats only where a scenario changes them. Models of equal layers with grouped attention (drafts' heads, families
+    of the same form) are asked as Llama or Qwen3 MoE.
     """
     options: dict[str, Any] = {
         "tp_size": parallel.tensor,
@@ -155,7 +158,8 @@ def question(shape: ModelShape, server: str, parallel: Parallelism) -> tuple[dic
 def _weights(shape: ModelShape, server: str) -> dict[str, str]:
     """Return the database's names of the formats of weights that a scenario asks for. Raises NotMeasured.
 
-    SGLang scales 8-bit activations as they come; vLLM and TensorRT-LLM scale them by constants of the checkpoint, in the kernels before.
+    SGLang scales 8-bit activations as they come; vLLM and TensorRT-LLM scale them by constants of the checkpoint, in
+    the kernels before.
     """
     if shape.attention_dtype or shape.mlp_dtype or shape.weight_dtype not in _WEIGHTS_OF_NAME:
         known = ", ".join(_WEIGHTS)
@@ -225,7 +229,8 @@ def _silent() -> Iterator[None]:
 
 
 def compiled(config: Mapping[str, Any], options: Mapping[str, Any], system: str, server: str) -> Any:
-    """Return the database's handle of a model, which it wants as a folder with a `config.json`; it can price a decode pass and a prompt.
+    """Return the database's handle of a model, which it wants as a folder with a `config.json`; it can price a decode
+    pass and a prompt.
 
     Raises NotMeasured with the database's reason.
     """
@@ -239,8 +244,9 @@ def compiled(config: Mapping[str, Any], options: Mapping[str, Any], system: str,
                 if beside.get("quant_method") == "modelopt" and "quant_algo" in beside:
                     text = json.dumps({"quantization": beside})
                     (Path(folder) / HF_QUANT_CONFIG).write_text(text, encoding="utf-8")
-                # Prompts of 8-bit checkpoints may be computed with 16-bit attention, which servers do unless told otherwise. Where the
-                # database has no such kernel for the model, whatever error says so, it takes the one that it has.
+                # Prompts of 8-bit checkpoints may be computed with 16-bit attention, which servers do unless told
+                # otherwise. Where the database has no such kernel for the model, whatever error says so, it takes the
+                # one that it has.
                 try:
                     handle = EngineHandle.compile(folder, system, server, fmha_quant_mode="bfloat16", **options)
                     _price_once(handle)

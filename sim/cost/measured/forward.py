@@ -16,8 +16,8 @@ _ALONE = 64.0  # exponent of the soft corner with which memory and compute do no
 
 
 class MeasuredForward(ForwardCost):
-    """Costs of passes of a shape from tables of measured kernels. What these lack is the roofline's: wider inputs of a draft's layer, and
-    what tokens that share experts save."""
+    """Costs of passes of a shape from tables of measured kernels. What these lack is the roofline's: wider inputs of a
+    draft's layer, and what tokens that share experts save."""
 
     def __init__(self, roofline: ForwardCost, tables: KernelTables) -> None:
         super().__init__(roofline.shape, roofline.gpu, roofline.efficiency, roofline.parallel, roofline.qkv_inputs)
@@ -25,7 +25,8 @@ class MeasuredForward(ForwardCost):
         self._roofline = roofline
         self._layers, self._comm, self._lm_head = map(_rising, (tables.layers, tables.comm, tables.lm_head))
         if tables.verify.size:  # weights of mixers are in the layers
-            # Weights that fit the cache (96 MB on an L40S) were measured faster than memory gives them. The first tokens share few experts.
+            # Weights that fit the cache (96 MB on an L40S) were measured faster than memory gives them. The first
+            # tokens share few experts.
             reading = replace(self.efficiency, compute=1.0, ramp_ns=0.0, small_kernel_ns=0.0, soft_exponent=_ALONE)
             passes, experts = ForwardCost(self.shape, self.gpu, reading, self.parallel), self.shape.experts
             apart = 1 if experts is None else max(1, experts.count // (8 * experts.top_k))
@@ -64,7 +65,8 @@ class MeasuredForward(ForwardCost):
         return rows
 
     def layers_ns(self, tokens: int, routing: ExpertRouting | None = None) -> float:
-        """See `ForwardCost.layers_ns`. The tables have independent tokens; what fewer experts save is the roofline's share."""
+        """See `ForwardCost.layers_ns`. The tables have independent tokens;
+        what fewer experts save is the roofline's share."""
         key = tokens if routing is None or not self.shape.moe_layers else (tokens, routing)
         if key not in self._layers_cache:
             own = self._own_share(tokens)
@@ -85,7 +87,8 @@ class MeasuredForward(ForwardCost):
         return _at(self._comm, TOKENS, self._own_share(tokens))
 
     def decode_attention(self, rows: int, queries_per_row: int, own_tokens: int, reads: int = 1) -> Line:
-        """See `ForwardCost.decode_attention`; two segments per number of rows, which meet at KNEE tokens of context per row."""
+        """See `ForwardCost.decode_attention`; two segments per number of rows, which meet at KNEE tokens of
+        context per row."""
         groups, rows = self.parallel.data, self._own_share(rows)
         if queries_per_row == 1 or self.tables.verify.size:
             within = min(rows, ROWS[-1])  # beyond the last rows, in proportion
@@ -128,16 +131,17 @@ class MeasuredForward(ForwardCost):
 
 
 def _rising(table: NDArray[np.float64], axis: int = 0) -> NDArray[np.float64]:
-    """Return times that do not fall along `axis`: each is the mean of the greatest up to it and the least from it on. More work takes
-    no less time. A measurement that says otherwise is noise, or another kernel that the server could choose as well."""
+    """Return times that do not fall along `axis`: each is the mean of the greatest up to it and the least from it on.
+    More work takes no less time. A measurement that says otherwise is noise, or another kernel that the server could
+    choose as well."""
     above = np.maximum.accumulate(table, axis)
     below = np.flip(np.minimum.accumulate(np.flip(table, axis), axis), axis)
     return (above + below) / 2
 
 
 def _lines(times: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Fit two segments per row of times [..., CONTEXTS] by least squares, which meet at KNEE tokens of context. Return the time without
-    context, the time at the knee, and the rise per token beyond it, each [...]."""
+    """Fit two segments per row of times [..., CONTEXTS] by least squares, which meet at KNEE tokens of context. Return
+    the time without context, the time at the knee, and the rise per token beyond it, each [...]."""
     contexts = np.array(CONTEXTS, dtype=float)
     at_knee = times[..., CONTEXTS.index(KNEE)]
     slopes = []
@@ -155,8 +159,8 @@ def _at(table: NDArray[np.float64], grid: tuple[int, ...], value: float) -> floa
 
 
 def _between(table: NDArray[np.float64], axis: int, grid: tuple[int, ...], value: float) -> NDArray[np.float64]:
-    """Return the table at `value` along `axis`, linear between the grid's points; the last segment goes on, the first value stays. A table
-    of one point there is constant.
+    """Return the table at `value` along `axis`, linear between the grid's points; the last segment goes on, the first
+    value stays. A table of one point there is constant.
     """
     if table.shape[axis] == 1:
         return _take(table, 0, axis)
@@ -169,7 +173,8 @@ def _take(table: NDArray[np.float64], index: int, axis: int) -> NDArray[np.float
 
 
 def _segment(grid: tuple[int, ...], value: float) -> tuple[int, float]:
-    """Return the segment of `grid` for `value`, by its upper end, and how far along `value` is: 1 at that end, beyond it more."""
+    """Return the segment of `grid` for `value`, by its upper end, and how far along `value` is:
+    1 at that end, beyond it more."""
     j = min(max(bisect_left(grid, value), 1), len(grid) - 1)
     low, high = grid[j - 1], grid[j]
     return j, max(0.0, (value - low) / (high - low))

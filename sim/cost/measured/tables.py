@@ -1,7 +1,8 @@
-"""Tables of the passes of one model, on one GPU under one server and parallelism: asked of the database once and kept in the user's cache.
+"""Tables of the passes of one model, on one GPU under one server and parallelism: asked of the database once and kept
+in the user's cache.
 
-A run looks times up in these plain arrays and needs the package no more. What the database refused is kept, too. An operation that it
-interpolates or estimates itself is named in `provenance`.
+A run looks times up in these plain arrays and needs the package no more. What the database refused is kept, too. An
+operation that it interpolates or estimates itself is named in `provenance`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from ..hardware import Parallelism
 from ..measured import database
 from .database import SERVERS, NotMeasured, check_known, package_version, question, refusal
 
-# Operations are checked against the same ones under other servers. Two servers take about the same for an operation in one format on
-# one GPU: in passes of 16 models on H200, B200 and L40S 98 of 100 are less than a factor of 2 apart. What takes more than SLOW times as
-# long was measured with the host's launches (vLLM's products of FP8 in blocks: 57 to 430 us however small), or without the tuning of
-# a server's start (its experts in FP8 on Hopper). There the least of the servers' times is taken, and the provenance says so.
+# Operations are checked against the same ones under other servers. Two servers take about the same for an operation in
+# one format on one GPU: in passes of 16 models on H200, B200 and L40S 98 of 100 are less than a factor of 2 apart. What
+# takes more than SLOW times as long was measured with the host's launches (vLLM's products of FP8 in blocks: 57 to 430
+# us however small), or without the tuning of a server's start (its experts in FP8 on Hopper). There the least of the
+# servers' times is taken, and the provenance says so.
 
 SLOW = 3.0
 MEASURED = ("silicon", "mixed")  # the database's words for a table, and for points between those of a table
@@ -39,7 +41,8 @@ _KERNELS = (
 )  # in names of operations: the others are small or move data between devices
 _PROBED_ROWS, _PROBED_PROMPTS = (1, 8, 32, 128, 512), (1024, 8192)
 _REDUCED_TWICE = "tp_allreduce"
-"""All-reduces that vLLM's passes with latent attention have beside those around their experts, which are already two for each layer."""
+"""All-reduces that vLLM's passes with latent attention have beside those around their experts, which are already
+two for each layer."""
 
 
 class Operation(NamedTuple):
@@ -131,15 +134,18 @@ _LIBRARIES = ("bf16", "fp16")  # formats whose kernels are those of the vendor's
 
 @dataclass(frozen=True, slots=True)
 class KernelTables:
-    """Times of the passes of one model, in float nanoseconds, on the grids above, for one attention-data parallel group.
+    """Times of the passes of one model, in float nanoseconds, on the grids above, for one attention-data parallel
+    group.
 
     layers:      [TOKENS]                       matrix products and small kernels of all layers, embedding included
     comm:        [TOKENS]                       all-reduces and what else moves between devices
     lm_head:     [TOKENS]                       logits of so many rows
     decode:      [ROWS, CONTEXTS]               attention of one new token per row
-    verify:      [ROWS, QUERIES, CONTEXTS]      attention of several new tokens per row behind a prefix; empty where the database knows none
+    verify:      [ROWS, QUERIES, CONTEXTS]      attention of several new tokens per row behind a prefix; empty where the
+    database knows none
     prefill:     [CHUNKS, PASTS]                attention of one prompt chunk behind so many tokens
-    provenance:  operation -> how the database knows it: silicon, mixed, empirical; roofline: it does not; or what was corrected
+    provenance:  operation -> how the database knows it: silicon, mixed, empirical; roofline: it does not; or what was
+    corrected
     measured_share:  share of a decode pass (16 rows, 1024 tokens of context) that comes from measurements
     """
 
@@ -165,8 +171,8 @@ def measured_tables(
 ) -> KernelTables:
     """Return the tables of a shape, from the cache folder or, the first time, from the database.
 
-    Raises NotMeasured if the package is not installed, or cannot price this shape, GPU, server or parallelism. With `wants_nearest` the
-    message names the nearest that it can, which takes a few more questions to it.
+    Raises NotMeasured if the package is not installed, or cannot price this shape, GPU, server or parallelism. With
+    `wants_nearest` the message names the nearest that it can, which takes a few more questions to it.
     """
     parallel = Parallelism.of(parallel)
     system = check_known(gpu, server, parallel)
@@ -208,8 +214,8 @@ def _operations(shape: ModelShape, system: str, server: str, parallel: Paralleli
 
 
 def _query(operations: Operations, source: str, has_verify: bool, has_head_norms: bool) -> KernelTables:
-    """Ask the database for every point of the grids; `has_verify`: whether a prompt's pass behind a prefix is like a verify
-    pass, as it is for plain attention alone."""
+    """Ask the database for every point of the grids; `has_verify`: whether a prompt's pass behind a prefix is like a
+    verify pass, as it is for plain attention alone."""
     provenance: dict[str, str] = {}
 
     def grouped(found: Pass) -> dict[str, float]:
@@ -229,7 +235,8 @@ def _query(operations: Operations, source: str, has_verify: bool, has_head_norms
 
     few = [grouped(operations.decode(tokens, 1024)) for tokens in TOKENS if tokens <= ROWS[-1]]
     many = [prefill(1, tokens, 0) for tokens in TOKENS if tokens > ROWS[-1]]
-    # A prompt needs the logits of its last token alone; those of many rows are in proportion to the largest decode batch.
+    # A prompt needs the logits of its last token alone; those of many rows are in proportion to the largest decode
+    # batch.
     lm_head = [sums["lm_head"] for sums in few]
     lm_head += [lm_head[-1] * tokens / ROWS[-1] for tokens in TOKENS if tokens > ROWS[-1]]
     by_tokens = few + many
@@ -238,8 +245,8 @@ def _query(operations: Operations, source: str, has_verify: bool, has_head_norms
     if has_verify:
         verify = np.array([[[prefill(rows, q, c)["attention"] for c in CONTEXTS] for q in QUERIES] for rows in ROWS])
         if has_head_norms:
-            # The database adds norms of heads to each layer of a prompt's pass, which a captured decode pass fuses. A single token behind a
-            # short prefix takes the same in both.
+            # The database adds norms of heads to each layer of a prompt's pass, which a captured decode pass fuses. A
+            # single token behind a short prefix takes the same in both.
             verify -= max(0.0, verify[0, 0, 0] - decode[0, 0])
         # A verify pass reads at least what a decode pass reads: the database extrapolates it for few queries.
         verify = np.maximum(verify, decode[:, None, :])
@@ -260,7 +267,7 @@ def _query(operations: Operations, source: str, has_verify: bool, has_head_norms
     )
 
 
-# -- the cache ------------------------------------------------------------------------------------------------------------
+# -- the cache ---------------------------------------------------------------------------------------------------------
 
 
 def cache_folder(of: str) -> Path:
@@ -272,8 +279,8 @@ def cache_folder(of: str) -> Path:
 
 
 def _load(path: Path, identity: str) -> KernelTables | str | None:
-    """Return the tables of a cache file, or the reason why there are none; None if there is no file, or it is damaged or of another
-    identity."""
+    """Return the tables of a cache file, or the reason why there are none; None if there is no file, or it is damaged
+    or of another identity."""
     try:
         return _read(path, identity, path.stat().st_mtime_ns)
     except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile):

@@ -1,4 +1,5 @@
-"""`foredraft calibrate --model` and `foredraft twin`: from checkpoints to a profile, to both sides of a run; what does not fit is named."""
+"""`foredraft calibrate --model` and `foredraft twin`: from checkpoints to a profile, to both sides of a run;
+what does not fit is named."""
 
 import json
 from functools import partial

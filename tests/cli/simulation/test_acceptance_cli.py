@@ -1,4 +1,5 @@
-"""`foredraft acceptance`: what a simulation was given is found again in its events, and means say what they cannot tell."""
+"""`foredraft acceptance`: what a simulation was given is found again in its events, and means say what
+they cannot tell."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def settings(text: str) -> list[str]:
 
 
 def test_a_simulation_is_found_again(command, tmp_path):
-    """Probabilities within 0.02, shares within 0.06, the length of correlation within a factor of 2: 9,000 rounds of 150 requests."""
+    """Probabilities within 0.02, shares within 0.06, the length of correlation within a factor of 2:
+    9,000 rounds of 150 requests."""
     quiet = ("--quiet", "--no-perfetto", "--out", tmp_path / "run")
     assert command("simulate", *settings(SERVICE), *quiet).code == 0
     code, out, errors = command("acceptance", tmp_path / "run", "--out", tmp_path / "acceptance.toml")
@@ -48,7 +50,8 @@ def test_a_simulation_is_found_again(command, tmp_path):
     "more", ["hardware.replicas=2", "engine.kv_slots=1200", "engine.kv_slots=1200 engine.mode=synchronous"]
 )
 def test_every_round_that_counted_is_read(command, tmp_path, more):
-    """Rounds in flight of requests that have ended, or were retracted, are not read: the histogram is that of the summary."""
+    """Rounds in flight of requests that have ended, or were retracted, are not read:
+    the histogram is that of the summary."""
     some = f"workload.num_requests=40 workload.rate=80 speculation.policy=fixed speculation.steps=3 workload.output.high=400 {more}"
     assert command("simulate", *settings(some), "--quiet", "--no-perfetto", "--out", tmp_path).code == 0
     summary = json.loads((tmp_path / "summary.json").read_text())

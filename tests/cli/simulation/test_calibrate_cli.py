@@ -1,4 +1,5 @@
-"""`foredraft calibrate`: from files of benchmarks to a profile that a scenario takes, and one message for what cannot be used."""
+"""`foredraft calibrate`: from files of benchmarks to a profile that a scenario takes, and one message for
+what cannot be used."""
 
 from __future__ import annotations
 

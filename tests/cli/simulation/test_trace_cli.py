@@ -1,4 +1,5 @@
-"""`foredraft trace`: what it prints and writes of each format, what it says that a trace does not tell, and what it refuses."""
+"""`foredraft trace`: what it prints and writes of each format, what it says that a trace does not tell, and
+what it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Acceptance processes: pure functions of (request, position) with the configured probabilities, and with published means."""
+"""Acceptance processes: pure functions of (request, position) with the configured probabilities, and with
+published means."""
 
 from dataclasses import replace
 
@@ -31,7 +32,8 @@ def acceptance_preset(name, seed=0):
 CHAT = acceptance_preset("chat")
 KEYS = np.array([3, 2**63 + 5, 17, 2**64 - 1], np.uint64)
 
-# Published: acceptance by depth in rounds of 5 steps; correlation of successive rounds; mean accept length by step count.
+# Published: acceptance by depth in rounds of 5 steps; correlation of successive rounds; mean accept length by step
+# count.
 CONDITIONAL = {
     "chat": (0.605, 0.596, 0.647, 0.695, 0.729),
     "code": (0.608, 0.641, 0.692, 0.749, 0.769),
@@ -88,8 +90,8 @@ def test_independent_coins_miss_what_correlation_explains():
 def test_requests_differ_by_the_published_factor(name):
     """Ratio of the 95th to the 5th percentile of requests' mean accept lengths, within 15 %.
 
-    For code the published range (2.3 … 4.3) lies above what the published acceptance by depth gives (mean 2.62): the two
-    stem from different sets of requests, so the ratio is what can be met.
+    For code the published range (2.3 … 4.3) lies above what the published acceptance by depth gives (mean 2.62): the
+    two stem from different sets of requests, so the ratio is what can be met.
     """
     seen = rounds_at(acceptance_preset(name), 5)
     low, high = REQUEST_RANGE[name]
@@ -200,7 +202,8 @@ class TestTree:
         assert chain.request_share == CHAT.request_share
 
     def test_a_small_tree_by_hand(self):
-        """p = ½ at both depths, ratio 1: ranks ½, ¼. Depth 1 holds ¾, its two best children ¼ and ⅛ (or the other ⅛)."""
+        """p = ½ at both depths, ratio 1: ranks ½, ¼.
+        Depth 1 holds ¾, its two best children ¼ and ⅛ (or the other ⅛)."""
         tree = GaussianAcceptance((0.5,)).for_tree(topk=2, steps=2, num_draft_tokens=5, rank_ratio=1.0)
         assert tree.survival == pytest.approx((0.75, 0.375))
 
@@ -212,7 +215,8 @@ class TestTree:
         assert ratios[0] == pytest.approx(expected_accept_length(CHAT, 3), rel=0.005)
 
     def test_the_published_tree(self):
-        """A chain of 3 with 2.25 tokens per round and a tree of 21 nodes with 2.92; three levels of 4 branches assumed."""
+        """A chain of 3 with 2.25 tokens per round and a tree of 21 nodes with 2.92;
+        three levels of 4 branches assumed."""
         assert expected_accept_length(CHAT, 3) == pytest.approx(2.25, rel=0.015)
         assert expected_accept_length(CHAT.for_tree(4, 3, 21), 3) == pytest.approx(2.92, rel=0.015)
 
@@ -248,7 +252,8 @@ class TestFit:
         assert "lag-1 correlation" in found.report()
 
     def test_means_of_a_known_process(self):
-        """From three step counts its level and its fall are found, from one its level; around the shape of the start."""
+        """From three step counts its level and its fall are found, from one its level;
+        around the shape of the start."""
         start = replace(CHAT, conditional=(0.8,))
         truth = replace(CHAT, conditional=tuple(1 / (1 + np.exp(-1.2 + 0.4 * np.log(np.arange(1, 8))))))
         means = [(steps, expected_accept_length(truth, steps)) for steps in (1, 3, 7)]

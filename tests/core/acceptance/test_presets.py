@@ -1,4 +1,5 @@
-"""Presets: each gives the mean accept lengths that were published of it, and a run takes the one of its algorithm, family and text."""
+"""Presets: each gives the mean accept lengths that were published of it, and a run takes the one of its algorithm,
+family and text."""
 
 import csv
 from collections import defaultdict
@@ -59,7 +60,8 @@ def test_every_preset_was_published():
 
 
 def test_a_draft_that_is_less_sure_than_it_should_be_spreads_its_tree():
-    """SpecBundle, HumanEval: a tree of 8 nodes (top-k 4) accepts 3.13, a chain of 8 nodes 4.91, a chain of 4 nodes 3.34."""
+    """SpecBundle, HumanEval: a tree of 8 nodes (top-k 4) accepts 3.13, a chain of 8 nodes 4.91, a chain
+    of 4 nodes 3.34."""
     process = PRESETS["eagle3-llama-code"].process()
     chain, tree = accept_length(process, 7, 1, 8), accept_length(process, 7, 4, 8)
     assert tree < accept_length(process, 3, 1, 4) < chain

@@ -1,4 +1,5 @@
-"""Certificates: no policy changes its steps earlier than `rounds_to_next_decision` says, and a block equals its rounds."""
+"""Certificates: no policy changes its steps earlier than `rounds_to_next_decision` says, and a block
+equals its rounds."""
 
 from __future__ import annotations
 

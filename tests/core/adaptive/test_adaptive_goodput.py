@@ -101,7 +101,8 @@ def test_zero_is_not_absorbing_and_probes_are_bounded():
 
 
 def test_a_probe_is_not_charged_with_the_rounds_of_other_batch_sizes():
-    """The probing batch size goes away; others run on with some steps for hundreds of rounds, and lose nothing by it."""
+    """The probing batch size goes away; others run on with some steps for hundreds of rounds, and
+    lose nothing by it."""
     controller = build_controller(
         "goodput", {"1": {"candidate_steps": [0, 7]}, "16": {"candidate_steps": [1, 3]}}, cost_table=COSTS_OF_SOME
     )
@@ -117,7 +118,8 @@ def test_a_probe_is_not_charged_with_the_rounds_of_other_batch_sizes():
 
 
 def test_no_wait_for_a_probe_is_longer_than_a_window():
-    """Where seven steps take three times as long, a probe of one row is dear; without a bound it costs tens of thousands of rounds."""
+    """Where seven steps take three times as long, a probe of one row is dear;
+    without a bound it costs tens of thousands of rounds."""
     dear = CostTable.from_function(lambda bs, steps, kv: 7_000_000 + 2_000_000 * steps, (0, 7), (1, 4))
     controller = build_controller("goodput", {"1": {"candidate_steps": [0, 7]}}, cost_table=dear)
     policy, waits = controller.policy, []
@@ -184,7 +186,8 @@ TREES = {1: 5, 2: 16, 3: 16, 5: 16, 7: 16}
 
 
 def tree_runs(first_choice: tuple[float, ...], rank_ratio: float, topk: int, nodes: dict, batch_size: int, rounds: int):
-    """For each step count int [rounds, batch_size]: how deep the accepted path of its own tree goes; a toy of independent rounds."""
+    """For each step count int [rounds, batch_size]: how deep the accepted path of its own tree goes;
+    a toy of independent rounds."""
     runs = {0: np.zeros((rounds, batch_size), np.int32)}
     quality = np.random.default_rng(4).random((rounds, batch_size))
     for steps, count in nodes.items():
@@ -207,7 +210,8 @@ def tree_runs(first_choice: tuple[float, ...], rank_ratio: float, topk: int, nod
 @pytest.mark.parametrize("nodes", [TREES, dict.fromkeys(TREES, 5)], ids=["own nodes", "5 nodes"])
 @pytest.mark.parametrize("batch_size", [4, 32])
 def test_trees_reach_what_the_best_fixed_tree_does(rank_ratio, first_choice, nodes, batch_size):
-    """STEPS-08 on trees, whatever the acceptance by rank. A deep tree of few nodes accepts less at every depth than a shallow one."""
+    """STEPS-08 on trees, whatever the acceptance by rank.
+    A deep tree of few nodes accepts less at every depth than a shallow one."""
     rounds, kv = 6000, 500 * batch_size
     runs = tree_runs(first_choice, rank_ratio, 4, nodes, batch_size, rounds)
 
@@ -234,7 +238,8 @@ def test_trees_reach_what_the_best_fixed_tree_does(rank_ratio, first_choice, nod
 
 
 def test_what_one_tree_shows_is_foretold_for_the_others():
-    """Told of trees of 7 steps alone, with acceptance by the assumed ranks, the model knows those of 1 and 3 steps exactly."""
+    """Told of trees of 7 steps alone, with acceptance by the assumed ranks, the model knows those of 1 and
+    3 steps exactly."""
     first_choice, topk = (0.7, 0.6, 0.5), 4
     lengths = AcceptLengths([*TREES.items()], topk)
     runs = tree_runs(first_choice, 0.6, topk, TREES, 64, 400)

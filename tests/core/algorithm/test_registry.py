@@ -74,7 +74,7 @@ def test_built_in_names_cannot_be_forgotten():
         unregister_algorithm("EAGLE")
 
 
-# -- what the built-in algorithms say of themselves ---------------------------------------------------------------------------
+# -- what the built-in algorithms say of themselves --------------------------------------------------------------------
 
 
 def test_one_head_per_step_relays_candidates_of_every_head_and_is_refused_more_steps_than_heads():
@@ -99,7 +99,7 @@ def test_plain_decoding_drafts_no_trees():
     assert not get_algorithm("EAGLE").problems(AlgorithmShape(3, topk=8))
 
 
-# -- interface parity ---------------------------------------------------------------------------------------------------------
+# -- interface parity --------------------------------------------------------------------------------------------------
 
 
 class GoodProposer:
@@ -122,7 +122,8 @@ class GoodLookup(LookupDrafting):
 
 
 def refusal(**changes) -> str:
-    """What the registry says of `GoodLookup` with these changes, when it is registered or, again and again, when it is asked for."""
+    """What the registry says of `GoodLookup` with these changes, when it is registered or, again and again, when
+    it is asked for."""
     with pytest.raises(ConfigError) as error:
         register_algorithm("CHANGED")(type("Changed", (GoodLookup,), changes))
         get_algorithm("CHANGED")
@@ -257,7 +258,7 @@ def test_all_problems_of_a_proposer_are_listed(forget):
         assert words in message
 
 
-# -- entry points -------------------------------------------------------------------------------------------------------------
+# -- entry points ------------------------------------------------------------------------------------------------------
 
 
 def offer(monkeypatch, *entries):

@@ -1,4 +1,5 @@
-"""The relay at its edges: padding rows, wrong rows, optional fields, and the debug mode. The relay contract covers the rest."""
+"""The relay at its edges: padding rows, wrong rows, optional fields, and the debug mode.
+The relay contract covers the rest."""
 
 from __future__ import annotations
 

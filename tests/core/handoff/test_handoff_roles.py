@@ -130,7 +130,8 @@ def test_a_prefill_worker_reserves_nothing_for_output():
 
 
 def crowded(*lengths):
-    """Return a decode side to which prompts "0", "1", … of these lengths were offered, by a prefill worker of that name each."""
+    """Return a decode side to which prompts "0", "1", … of these lengths were offered, by a prefill worker
+    of that name each."""
     side = DecodeSide(engine_of("decode", num_pages=30), PageFormat(1, 8, 8, 0, "canary"), 1)
     for n, length in enumerate(lengths):
         offer = Offer(TransferKey(str(n), 2, 1), 2, ask(str(n), length), "STANDALONE", side.page_format, 9)
@@ -174,7 +175,7 @@ def test_a_page_counts_once():
     assert [type(action) for action in side.take_actions()] == [WritePage]
 
 
-# -- tables, deadlines, counters ------------------------------------------------------------------------------------------------------
+# -- tables, deadlines, counters ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("table", [PREFILL_TRANSITIONS, DECODE_TRANSITIONS])

@@ -1,4 +1,5 @@
-"""The radix cache at its edges, and its `check` against planted defects; histories are the prefix cache contract's part."""
+"""The radix cache at its edges, and its `check` against planted defects;
+histories are the prefix cache contract's part."""
 
 import numpy as np
 import pytest

@@ -15,7 +15,7 @@ def oracle(request, cap=None):
     return plain_greedy(MODEL, request, cap or request.max_tokens).tolist()
 
 
-# -- the door -----------------------------------------------------------------------------------------------------------
+# -- the door ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_request_that_can_never_fit_is_refused_with_what_would():
@@ -95,7 +95,7 @@ def test_an_algorithm_without_a_draft_is_refused_steps():
         make(algorithm="NONE", steps=2)
 
 
-# -- aborts --------------------------------------------------------------------------------------------------------------
+# -- aborts ------------------------------------------------------------------------------------------------------------
 
 
 def test_an_abort_in_a_running_block_keeps_what_its_earlier_rounds_delivered():
@@ -119,7 +119,7 @@ def test_an_abort_in_a_running_block_keeps_what_its_earlier_rounds_delivered():
     assert finish(engine, executor)["b"].tokens.tolist() == oracle(ask("b", start=7, max_tokens=40))
 
 
-# -- who runs -------------------------------------------------------------------------------------------------------------
+# -- who runs ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_greater_priority_preempts_a_strictly_lower_one_only():
@@ -235,7 +235,7 @@ def test_the_hold_ends_when_no_request_is_left_to_decode():
     assert finish(engine, executor)["alone"].tokens.tolist() == oracle(ask("alone"))
 
 
-# -- what enters -----------------------------------------------------------------------------------------------------------
+# -- what enters -------------------------------------------------------------------------------------------------------
 
 
 def test_a_newcomer_leaves_its_reserve_to_the_prompt_that_ends_before_it():

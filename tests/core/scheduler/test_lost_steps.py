@@ -1,4 +1,5 @@
-"""Steps that fail: nothing of them is seen, what they held stays behind a fence, less is tried, and in the end one request fails."""
+"""Steps that fail: nothing of them is seen, what they held stays behind a fence, less is tried, and in the end
+one request fails."""
 
 import pytest
 from foredraft.core.adaptive import build_controller
@@ -105,7 +106,8 @@ def test_a_request_that_turns_bad_later_is_found_by_halves():
 
 
 def test_less_is_asked_of_a_device_out_of_memory_and_then_more_again():
-    """Steps of more than 8 verify tokens fail for a while: fewer steps and a smaller batch succeed, and no request fails."""
+    """Steps of more than 8 verify tokens fail for a while:
+    fewer steps and a smaller batch succeed, and no request fails."""
     controller = build_controller("ema", {"1": {"candidate_steps": [1, 3]}}, initial_steps=3)
     controller.init_states(None)
     events = []
@@ -231,7 +233,8 @@ def test_who_had_left_in_a_block_that_is_lost_has_left():
 
 
 def test_rows_above_the_limit_are_retracted_too():
-    """Prefill runs alone here, so the decoding rows are not in the step that fails; a smaller batch means them as well."""
+    """Prefill runs alone here, so the decoding rows are not in the step that fails;
+    a smaller batch means them as well."""
     engine, executor = make(max_running=6, overlap=False, mixed=False, chunk_size=64)
     for request in requests(3, max_tokens=40):
         engine.submit(request, 0)
@@ -281,7 +284,7 @@ def test_no_blocks_while_steps_are_kept_small():
     assert set(rounds[True]) == {1} and max(rounds[False]) == 8
 
 
-# -- memory that is not to be had -----------------------------------------------------------------------------------------
+# -- memory that is not to be had --------------------------------------------------------------------------------------
 
 
 def test_a_denial_leaves_a_lone_request_whole():
@@ -294,7 +297,7 @@ def test_a_denial_leaves_a_lone_request_whole():
     assert planned[0].joins, "it came back in the same plan"
 
 
-# -- the ladder -----------------------------------------------------------------------------------------------------------
+# -- the ladder --------------------------------------------------------------------------------------------------------
 
 
 def test_the_ladder():

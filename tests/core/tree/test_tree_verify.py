@@ -1,4 +1,5 @@
-"""Verification at its edges: ties, failures of the target, sampling parameters. The acceptance contract covers the rest."""
+"""Verification at its edges: ties, failures of the target, sampling parameters.
+The acceptance contract covers the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Prefill and decode in separate processes: their outputs are those of one process, on good links and bad, and after a worker's death."""
+"""Prefill and decode in separate processes: their outputs are those of one process, on good links and bad, and after
+a worker's death."""
 
 from __future__ import annotations
 
@@ -116,7 +117,7 @@ def check_drained(session):
     return reports
 
 
-# -- every algorithm ------------------------------------------------------------------------------------------------------
+# -- every algorithm ---------------------------------------------------------------------------------------------------
 
 CELLS = {
     "NONE": (None, {}),
@@ -210,7 +211,7 @@ def test_a_request_is_given_up_wherever_it_is(workers, nano_pair, ask):
         assert session.run(requests[:1])["long0"].finish == "length"
 
 
-# -- bad links ------------------------------------------------------------------------------------------------------------
+# -- bad links ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -246,7 +247,7 @@ def test_a_message_that_is_cut_short_is_sent_again_after_a_lease(workers, nano_p
         assert reports["decode0"]["malformed"] > 0
 
 
-# -- deaths ---------------------------------------------------------------------------------------------------------------
+# -- deaths ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -308,7 +309,8 @@ def test_a_lost_decode_worker_changes_nothing_of_what_users_get(nano_pair, ask, 
         ask("shaped", 12, 90, start=9, sampling=replace(warm, temperature=1.5, grammar=schema)),
         ask("stopped", 18, 90, start=2, stop_strings=("\n\n", "self"), outputs=("logprobs",)),
     ][::order]
-    # The decode workers take turns, and the first one dies when it has all of its long prompt: meanwhile the others are decoded.
+    # The decode workers take turns, and the first one dies when it has all of its long prompt: meanwhile the others are
+    # decoded.
     requests[4:4] = [ask("long", 90, 20), ask("long too", 90, 20)]
     topology = Disaggregation(1, 2)
     options = options_for(nano_pair, draft, overlap=True, page_size=4)
@@ -336,7 +338,7 @@ def test_a_lost_decode_worker_changes_nothing_of_what_users_get(nano_pair, ask, 
         assert len(output.logprobs) == len(output.tokens) * (name in ("seedless", "stopped"))
 
 
-# -- what cannot be opened ------------------------------------------------------------------------------------------------
+# -- what cannot be opened ---------------------------------------------------------------------------------------------
 
 
 def test_a_worker_that_cannot_open_a_session_says_why_and_takes_the_next_one(workers, nano_pair, plain, tmp_path, six):
@@ -348,7 +350,7 @@ def test_a_worker_that_cannot_open_a_session_says_why_and_takes_the_next_one(wor
         check_equal(session.run(six[:2]), plain(six[:2]))
 
 
-# -- a hang: the last test of these processes -----------------------------------------------------------------------------
+# -- a hang: the last test of these processes --------------------------------------------------------------------------
 
 
 def test_a_worker_that_hangs_is_ended(workers, nano_pair, plain, ask):

@@ -1,4 +1,5 @@
-"""The parts of disaggregated decoding without processes: counts and devices, pages as bytes, parcels, control messages, fault plans."""
+"""The parts of disaggregated decoding without processes:
+counts and devices, pages as bytes, parcels, control messages, fault plans."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ from foredraft.gpu.session.plan import SessionOptions
 from matrix_cells import OPS, small_head, small_model
 from serving import CONFIG, Way
 
-# -- counts and devices -----------------------------------------------------------------------------------------------------
+# -- counts and devices ------------------------------------------------------------------------------------------------
 
 
 def test_counts_are_read_in_any_order():
@@ -110,7 +111,7 @@ def test_an_algorithm_that_other_processes_do_not_know_is_refused(models, forget
         plan_disaggregated(options, Disaggregation(1, 1))
 
 
-# -- pages as bytes -----------------------------------------------------------------------------------------------------------
+# -- pages as bytes ----------------------------------------------------------------------------------------------------
 
 
 def pools_of(algorithm="EAGLE3", page_size=4, filled=True):
@@ -177,7 +178,7 @@ def test_pages_that_are_cut_off_say_how_much_of_them_is_there():
     assert pages.seals_of_arrived(None, 0)[1] == []
 
 
-# -- parcels ------------------------------------------------------------------------------------------------------------------
+# -- parcels -----------------------------------------------------------------------------------------------------------
 
 
 def test_messages_before_a_damaged_one_are_heard():
@@ -238,7 +239,7 @@ def test_faults_are_off_unless_asked_for(monkeypatch):
     assert plans_from_environment() == {"decode0": {"delay_ms": 2.5}}
 
 
-# -- control messages -----------------------------------------------------------------------------------------------------------
+# -- control messages --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """What drafts propose is what the same network drafts from the row's whole text without any KV pool.
 
-Greedy output cannot show it: the target corrects every wrong draft. Here each proposal, and each value that is relayed to it, is
-compared with `dense_drafting`; so draft KV of every accepted position, KV and hidden states that follow their branch, duplicated page
-tails, chunk ends, cached prefixes and carried hidden states must be right to the last of them.
+Greedy output cannot show it: the target corrects every wrong draft. Here each proposal, and each value that is relayed
+to it, is compared with `dense_drafting`; so draft KV of every accepted position, KV and hidden states that follow their
+branch, duplicated page tails, chunk ends, cached prefixes and carried hidden states must be right to the last of them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def looked_up(text: list[int], shape: Shape) -> VerifyTree:
 
 
 def exactly_relayed(name: str):
-    """The algorithm, relaying hidden states in float64: the comparison is then one of equals. (It is a plugin, so to say.)"""
+    """The algorithm, relaying hidden states in float64: the comparison is then one of equals.
+    (It is a plugin, so to say.)"""
     built_in = type(get_algorithm(name))
 
     class Exact(built_in):
@@ -75,7 +76,8 @@ def exactly_relayed(name: str):
 def dense_heads(
     heads: MultiLayerEagle, target: Decoder, text: list[int], begins: np.ndarray, relayed_topk: int
 ) -> Relay:
-    """Multi-layer EAGLE, head after head. `begins` bool [n]: nothing was known of the slot before, as at the start of a text."""
+    """Multi-layer EAGLE, head after head. `begins` bool [n]:
+    nothing was known of the slot before, as at the start of a text."""
     hidden = heads.prepare_hidden(captured_states(target, text[:-1], heads.aux_layers))
     tokens = torch.tensor(text[1:])
     n = len(tokens)
@@ -218,7 +220,8 @@ def compare_tree(wanted: VerifyTree, got: DeviceTree, i: int) -> None:
 
 
 def serve_watched(cell: Cell, draft_model: DraftModel | None = None) -> tuple[Watched, int]:
-    """Serve a cell, half of its requests sampled hot, so that any branch may be accepted; also says how many were retracted."""
+    """Serve a cell, half of its requests sampled hot, so that any branch may be accepted;
+    also says how many were retracted."""
     dice = Dice(cell.seed * 1_000_003 + 17)
     algorithm, controller = exactly_relayed(cell.algorithm), controller_of(cell)
     events: list = []
@@ -251,7 +254,8 @@ def test_proposals_are_those_of_dense_drafting(algorithm, topk, page_size, recor
         Cell(**common, mode="synchronous", steps=5, policy="ema", mixed=False, agreement=0.0, seed=1),
     ]
     if topk == 1:
-        # Random heads are never right twice in a row; this target is told to agree. (In a tree it may be told to agree to what is no path.)
+        # Random heads are never right twice in a row; this target is told to agree. (In a tree it may be told to agree
+        # to what is no path.)
         cells.append(Cell(**common, mode="overlap", steps=3, block_rounds=2, drafts="simulated", seed=2))
     watched = [serve_watched(cell) for cell in cells]
     counts = {

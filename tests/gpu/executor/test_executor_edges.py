@@ -1,4 +1,5 @@
-"""The real executor where it gets uncomfortable: a target that fails, blocks that are stopped, the ends of texts and of the context."""
+"""The real executor where it gets uncomfortable: a target that fails, blocks that are stopped, the ends of texts
+and of the context."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ HORIZON = 30
 
 @cache
 def short_sighted_model() -> Decoder:
-    """`small_model(0)`, but from position HORIZON on nothing is a number: in the KV pool too, as an overflow would leave it."""
+    """`small_model(0)`, but from position HORIZON on nothing is a number:
+    in the KV pool too, as an overflow would leave it."""
     model = Decoder(small_config(), OPS, "cpu", torch.float64)
     with torch.no_grad():
         for mine, theirs in zip(model.parameters(), small_model(0).parameters(), strict=True):
@@ -127,7 +129,8 @@ def accept_lens_of(run: Served) -> dict[str, list[int]]:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("name", ["chain", "EAGLE-3 tree"])
 def test_simulated_acceptance_is_that_of_the_process(name, overlap):
-    """Round after round, in blocks and in flight: the host counts lengths by itself, since it does not look at the device's."""
+    """Round after round, in blocks and in flight:
+    the host counts lengths by itself, since it does not look at the device's."""
     process = GaussianAcceptance((0.8, 0.75, 0.7, 0.7), seed=3)
     way = replace(WAYS[name], config={"overlap": overlap, "block_rounds": 3, "num_pages": 2000})
     # As many as there are rows: there are blocks while the queue is empty.

@@ -290,7 +290,8 @@ def test_a_row_that_asks_for_outputs_leaves_its_batch_on_the_graph(sampling, mon
 
 @pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE3", "MULTI_LAYER_EAGLE"])
 def test_kernels_are_planned_alike_for_every_step_count_captured_or_not(algorithm, monkeypatch):
-    """Blocks and parts follow from what a kernel is planned for: not from a round's steps, nor from the rows that it happens to have."""
+    """Blocks and parts follow from what a kernel is planned for:
+    not from a round's steps, nor from the rows that it happens to have."""
     planned: dict[str, set] = {"verify": set(), "catch-up": set()}
 
     def recording(kind):

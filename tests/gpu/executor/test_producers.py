@@ -1,6 +1,8 @@
-"""Outputs of other producers, such as a sparse indexer's choices or a recurrent state, travel like all others: to their own tokens.
+"""Outputs of other producers, such as a sparse indexer's choices or a recurrent state, travel like all others: to their
+own tokens.
 
-The payloads are synthetic: functions of (request, position, token) and of the whole text. A payload at another token is a wrong one.
+The payloads are synthetic: functions of (request, position, token) and of the whole text. A payload at another token is
+a wrong one.
 """
 
 from __future__ import annotations
@@ -151,7 +153,7 @@ def test_a_payload_stays_with_its_token(way, temperature):
             assert np.array_equal(np.stack(end.outputs[name]), wanted[name]), (request.request_id, name)
 
 
-# -- over two workers -------------------------------------------------------------------------------------------------------
+# -- over two workers --------------------------------------------------------------------------------------------------
 
 
 class Link:
@@ -218,7 +220,8 @@ def serve_apart(prefill: Side, decode: Side, requests: list[Request]) -> tuple[d
 @pytest.mark.fast("tree", "EAGLE tree, overlap")
 @pytest.mark.parametrize("way", WAYS)
 def test_payloads_go_on_at_the_worker_that_takes_the_request_over(way):
-    """The first token's payload travels with the request; the producers of the decode worker go on from the text that arrived."""
+    """The first token's payload travels with the request;
+    the producers of the decode worker go on from the text that arrived."""
     prefill, decode = (Side(*names, WAYS[way]) for names in (("prefill", "decode"), ("decode", "prefill")))
     requests = ask(temperature=3.0)
     tokens, outputs, pages = serve_apart(prefill, decode, requests)

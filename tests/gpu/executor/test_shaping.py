@@ -1,4 +1,5 @@
-"""Penalties and grammars under speculation: the text of plain decoding, whatever is drafted and however it is served."""
+"""Penalties and grammars under speculation: the text of plain decoding, whatever is drafted and
+however it is served."""
 
 from __future__ import annotations
 

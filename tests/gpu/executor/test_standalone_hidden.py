@@ -1,7 +1,7 @@
 """STANDALONE keeps no hidden states on the draft's side: no tensor of that width that torch creates outlives its round.
 
-The executor contract (ACCEPT-17) searches the executor's objects; here every tensor is watched, wherever it is kept. The target's and the
-draft's hidden sizes are such that no other size of the run is equal to them.
+The executor contract (ACCEPT-17) searches the executor's objects; here every tensor is watched, wherever it is kept.
+The target's and the draft's hidden sizes are such that no other size of the run is equal to them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def is_hidden(tensor: torch.Tensor) -> bool:
 
 
 class Created(TorchDispatchMode):
-    """Remembers, weakly, every floating tensor whose last axis has a hidden size; `kept` are those alive at a launch."""
+    """Remembers, weakly, every floating tensor whose last axis has a hidden size;
+    `kept` are those alive at a launch."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -33,15 +33,17 @@ from foredraft.gpu.kernels.rounds import (
 CAPABILITIES = (8, 9, 10)
 """Major numbers of the GPUs that cases are compiled for."""
 HEAD_LAYOUTS = ((1, 64), (8, 64), (5, 80), (7, 128), (8, 128), (1, 256), (4, 256))
-"""Query heads per key head, and channels: the corners of what models have, for compiled cases beside the usual 4 of 128."""
+"""Query heads per key head, and channels: the corners of what models have, for compiled cases beside
+the usual 4 of 128."""
 
 
 @dataclass(frozen=True, slots=True)
 class AotCase:
     """One specialisation of a kernel, at a realistic shape.
 
-    `types` lists the parameters of each type in Triton's words ("*bf16", "*i64", "i32", "fp32"), `constexprs` has the values of the
-    constant ones. Pointers are taken to be 16-byte aligned, as torch allocates them, and so are the integers in `divisible_by_16`.
+    `types` lists the parameters of each type in Triton's words ("*bf16", "*i64", "i32", "fp32"), `constexprs` has the
+    values of the constant ones. Pointers are taken to be 16-byte aligned, as torch allocates them, and so are the
+    integers in `divisible_by_16`.
     """
 
     name: str
@@ -93,7 +95,8 @@ def attention_case(
     strides: str = STRIDES,
     **constants: int,
 ) -> AotCase:
-    """Return a case of an attention kernel with `group` query heads of `d` channels per key head; `wide`: in float32, as it is compared."""
+    """Return a case of an attention kernel with `group` query heads of `d` channels per key head; `wide`:
+    in float32, as it is compared."""
     return AotCase(
         f"{name}{', float32' * wide}{kind_of(window, softcap)}",
         kernel,

@@ -1,7 +1,8 @@
 """Compile kernels for a GPU that is not there, and read from the machine code what they would cost there.
 
-`python compile_ahead.py 90` compiles one case of each kernel for that architecture, `python compile_ahead.py 90 all` every case, and
-prints one JSON object for each. It is a process of its own because interpreting and compiling cannot share one.
+`python compile_ahead.py 90` compiles one case of each kernel for that architecture, `python compile_ahead.py 90 all`
+every case, and prints one JSON object for each. It is a process of its own because interpreting and compiling cannot
+share one.
 """
 
 from __future__ import annotations

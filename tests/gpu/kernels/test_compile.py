@@ -1,4 +1,5 @@
-"""Every kernel compiles for three generations of GPUs, none of them there: no spills, little shared memory, tensor cores used."""
+"""Every kernel compiles for three generations of GPUs, none of them there:
+no spills, little shared memory, tensor cores used."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-# Least shared memory that a block may have on a GPU of the family (8.6 has less than 8.0), and what one processor has in all.
+# Least shared memory that a block may have on a GPU of the family (8.6 has less than 8.0), and what one processor has
+# in all.
 MAX_SHARED_BYTES = {80: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 ARCHITECTURES = tuple(MAX_SHARED_BYTES)  # compute capabilities, times ten
 MAX_THREADS_X_REGISTERS = 65536
@@ -28,7 +30,8 @@ HELPERS = {"words"}
 
 
 def compile_and_check(architecture: int, *which: str) -> list[dict]:
-    """Compile in another process; return what the compiler says of each kernel, which keeps the limits of the architecture."""
+    """Compile in another process; return what the compiler says of each kernel, which keeps the limits of
+    the architecture."""
     pytest.importorskip("triton")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(

@@ -1,4 +1,5 @@
-"""The forward pass's torch operations in float64; the tests of the kernels compare both with sums over one query at a time."""
+"""The forward pass's torch operations in float64;
+the tests of the kernels compare both with sums over one query at a time."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def same(a: Decoder, b: Decoder) -> None:
     torch.testing.assert_close(a(TOKENS, DenseAttention([4])).hidden, b(TOKENS, DenseAttention([4])).hidden)
 
 
-# -- what works -----------------------------------------------------------------------------------------------------------
+# -- what works --------------------------------------------------------------------------------------------------------
 
 
 def test_round_trip(target: Decoder, directory: Path):
@@ -268,7 +268,7 @@ def test_required_bytes_of_a_model_that_fits_nowhere_take_no_memory():
     assert sum(required_bytes(config, torch.bfloat16).values()) == pytest.approx(2 * 405.85e9, rel=1e-4)
 
 
-# -- what is refused ------------------------------------------------------------------------------------------------------
+# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
 def test_missing_directories_and_files(tmp_path: Path, directory: Path):

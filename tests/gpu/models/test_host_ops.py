@@ -1,4 +1,5 @@
-"""Layers on the host give what the same layers give in torch, for every pass of one row; and what is no such pass goes the long way."""
+"""Layers on the host give what the same layers give in torch, for every pass of one row;
+and what is no such pass goes the long way."""
 
 from __future__ import annotations
 

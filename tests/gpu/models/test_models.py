@@ -109,7 +109,8 @@ pytestmark = pytest.mark.xdist_group("transformers")
 
 
 def randomize(model: torch.nn.Module, seed: int) -> None:
-    """Weights large enough that every part, biases and norms included, moves the logits by much more than the tolerance."""
+    """Weights large enough that every part, biases and norms included, moves the logits by much more
+    than the tolerance."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -150,7 +151,8 @@ def test_logits_and_hidden_states_are_those_of_transformers(pair):
     for part in (slice(0, 63), slice(63, 100)):
         expected = theirs(tokens[None, part], output_hidden_states=True)
         assert (logits[part] - expected.logits[0]).abs().max() <= 1e-4
-        # hidden_states[i] enters layer i; the last one of the list is normed, so layer 3's (there are 3) is compared elsewhere.
+        # hidden_states[i] enters layer i; the last one of the list is normed, so layer 3's (there are 3) is compared
+        # elsewhere.
         entering = torch.cat([expected.hidden_states[0][0], expected.hidden_states[1][0]], -1)
         assert (out.aux[part, : 2 * 48] - entering).abs().max() <= 1e-4
         assert (out.hidden[part] - expected.hidden_states[-1][0]).abs().max() <= 1e-4

@@ -179,7 +179,7 @@ def test_yarn_folds_its_attention_factor_into_the_table():
     assert ModelConfig.from_dict(MINIMAL | {"rope_scaling": inferred}).rope.factor == 4.0
 
 
-# -- draft heads ----------------------------------------------------------------------------------------------------------
+# -- draft heads -------------------------------------------------------------------------------------------------------
 
 TARGET = ModelConfig.from_dict(MINIMAL)
 HEAD = MINIMAL | {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 40}

@@ -1,4 +1,5 @@
-"""Draft heads against their published definition, written out from the tensors of a checkpoint by their published names."""
+"""Draft heads against their published definition, written out from the tensors of a checkpoint by their
+published names."""
 
 from __future__ import annotations
 
@@ -223,7 +224,8 @@ def test_packed_heads_draft_the_same(algorithm: str, monkeypatch: pytest.MonkeyP
 
 
 def test_the_prediction_layer_of_a_model_drafts_for_it(tmp_path: Path):
-    """In MiMo's own layout; the layer is written out, biases of q, k and v included, and loaded from the checkpoint of its model."""
+    """In MiMo's own layout; the layer is written out, biases of q, k and v included, and loaded from the
+    checkpoint of its model."""
     shape = replace(MODEL, architecture=MIMO, qkv_bias=True)
     target = random_weights(shape, TorchOps(), "cpu", torch.float64, seed=1)
     save_target(target, tmp_path)

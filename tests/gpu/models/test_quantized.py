@@ -27,7 +27,8 @@ Tensors = dict[str, torch.Tensor]
 
 
 def words_of(numbers: np.ndarray, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
-    """Pack uint [a, b] along its last axis into int32, the first of each word in its lowest bits (or those named by `order`)."""
+    """Pack uint [a, b] along its last axis into int32, the first of each word in its lowest bits (or those
+    named by `order`)."""
     per_word = 32 // bits
     out = np.zeros((numbers.shape[0], numbers.shape[1] // per_word), np.uint32)
     for i in range(numbers.shape[0]):

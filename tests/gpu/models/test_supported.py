@@ -1,4 +1,5 @@
-"""The tables of docs/decode.md against the code and its tests: what is supported has a row and a comparison, and a row is supported."""
+"""The tables of docs/decode.md against the code and its tests:
+what is supported has a row and a comparison, and a row is supported."""
 
 from __future__ import annotations
 

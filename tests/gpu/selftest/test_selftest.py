@@ -71,7 +71,7 @@ def test_a_wrong_token_is_found(context):
         reference.check(requests, {"0": wrong})
 
 
-# -- the order of steps, whatever they do ---------------------------------------------------------------------------------
+# -- the order of steps, whatever they do ------------------------------------------------------------------------------
 
 
 def passes() -> Finding:
@@ -118,7 +118,8 @@ def test_the_report_holds_what_ran(tmp_path, monkeypatch, named, code, states):
 
 
 def test_a_process_that_dies_or_hangs_is_followed_by_another():
-    """The worker's steps: pass (printing), fail, fail and spoil the device, die by a signal, hang, find no number, pass."""
+    """The worker's steps: pass (printing), fail, fail and spoil the device, die by a signal, hang, find
+    no number, pass."""
     names = ("prints", "fails", "spoils", "dies", "hangs", "unreadable", "passes")
     asked = [Step("part", name, passes, limit_s=30.0 if name != "hangs" else 2.0) for name in names]
     begun: list[str] = []

@@ -1,4 +1,5 @@
-"""Sessions of every family in float64: speculation changes no text, and a draft that is the target itself is always right."""
+"""Sessions of every family in float64: speculation changes no text, and a draft that is the target itself
+is always right."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def test_text_with_speculation_is_the_plain_text(architecture: str, tmp_path):
     requests = make_requests(read_prompts(LINES, "f"), Tokenizer.load(target), RequestDefaults(), "f")
 
     def run(**options) -> tuple[list, float]:
-        # One request alone goes through NumPy where the layers can, two through torch; chunks of 4 are shorter than the windows.
+        # One request alone goes through NumPy where the layers can, two through torch; chunks of 4 are shorter than the
+        # windows.
         session = DecodeSession.open(SessionOptions(target, dtype="float64", chunk_size=4, **options))
         outputs = session.run(requests)
         alone = session.run([replace(requests[0], request_id="alone")])

@@ -1,4 +1,5 @@
-"""Outputs of a JSON schema or a Lark grammar, by llguidance over a real tokenizer: with drafts the text of plain decoding."""
+"""Outputs of a JSON schema or a Lark grammar, by llguidance over a real tokenizer:
+with drafts the text of plain decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The loop around an engine: what it tells of each request, with submits and aborts in between. The reference executor is the device."""
+"""The loop around an engine: what it tells of each request, with submits and aborts in between.
+The reference executor is the device."""
 
 import numpy as np
 import pytest

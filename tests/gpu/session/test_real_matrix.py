@@ -1,4 +1,5 @@
-"""The matrix on the real executor: every way to serve a real model gives the tokens of its plain greedy loop, in float64 on a CPU.
+"""The matrix on the real executor: every way to serve a real model gives the tokens of its plain greedy loop, in
+float64 on a CPU.
 
 More random cells: FOREDRAFT_MATRIX_CELLS=2000 pytest -m slow tests/gpu/session/test_real_matrix.py
 """

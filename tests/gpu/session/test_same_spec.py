@@ -118,7 +118,8 @@ def test_scenario_and_session_resolve_alike(models, chosen):
 
 @pytest.mark.parametrize("num_heads", [1, 2, 3])
 def test_a_simulated_row_relays_what_a_real_one_does(models, tmp_path, num_heads):
-    """Fields and sizes: a hidden state of every head but the last, and the candidates of every head, whatever the steps."""
+    """Fields and sizes: a hidden state of every head but the last, and the candidates of every head,
+    whatever the steps."""
     draft = write_head(tmp_path / "draft", "MULTI_LAYER_EAGLE", num_heads=num_heads)
     options = SessionOptions(models["target"], draft, steps=1, dtype="float32", device="cpu", kv_tokens=400)
     speculation = {"algorithm": "MULTI_LAYER_EAGLE", "policy": "fixed", "steps": 1, "heads": num_heads}

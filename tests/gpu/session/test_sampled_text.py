@@ -3,9 +3,10 @@
 What the same request (its text, its parameters, its seed) makes equal, token for token:
 
     plain decoding   everything: mode, blocks, batch mix, chunks, pages, retraction
-    speculation      everything but retraction, for one algorithm, draft and shape. A token's coins are those of its position, but whether
-                     the accept coin or the bonus coin decides depends on what was drafted there; so another algorithm, draft or
-                     shape, or a retraction, which begins a round elsewhere, is equal in distribution only
+    speculation      everything but retraction, for one algorithm, draft and shape. A token's coins are those of its
+    position, but whether
+                     the accept coin or the bonus coin decides depends on what was drafted there; so another algorithm,
+                     draft or shape, or a retraction, which begins a round elsewhere, is equal in distribution only
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def joint(sampling: SamplingParams) -> np.ndarray:
 
 
 def surprise(counts: np.ndarray, expected: np.ndarray) -> float:
-    """Pearson's χ² as a standard normal deviate (Wilson and Hilferty 1931); rare outcomes count as one. inf: an impossible one."""
+    """Pearson's χ² as a standard normal deviate (Wilson and Hilferty 1931); rare outcomes count as one.
+    inf: an impossible one."""
     counts, expected = counts.ravel(), expected.ravel() * counts.sum()
     if counts[expected == 0.0].any():
         return np.inf
@@ -75,7 +77,8 @@ def surprise(counts: np.ndarray, expected: np.ndarray) -> float:
 
 
 def surprises(way: Way, sampling: SamplingParams) -> tuple[list[float], float]:
-    """How far tokens 1 and 2, and tokens 2 and 3, are from their distribution; and the correct drafts per verified row."""
+    """How far tokens 1 and 2, and tokens 2 and 3, are from their distribution;
+    and the correct drafts per verified row."""
     way = replace(way, config={**BATCHES, **(way.config or {})})
     requests = [
         Request(f"r{i}", Prompt.of_tokens(PROMPT), 3, sampling=replace(sampling, seed=i + 1))
@@ -103,7 +106,8 @@ WAYS = {
 }
 
 
-@pytest.mark.slow  # with every test each coin is compared with the core's, and the acceptance contract has the distribution
+# with every test each coin is compared with the core's, and the acceptance contract has the distribution
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling", [pytest.param(HOT, id="hot"), pytest.param(CUT, id="cut"), pytest.param(SHAPED, id="shaped")]
 )
@@ -177,7 +181,8 @@ def test_plain_samples_are_those_of_the_cores_coins():
 
 
 def test_a_chain_is_accepted_by_the_cores_coins():
-    """Each draft d by its position's accept coin u < p(d), else the token is drawn from p without d by the bonus coin."""
+    """Each draft d by its position's accept coin u < p(d), else the token is drawn from p without d
+    by the bonus coin."""
     request = Request("r", Prompt.of_tokens(PROMPT), 40, sampling=SamplingParams(1.5, top_p=0.97, seed=123))
     drafted: dict[int, list[int]] = {}
 

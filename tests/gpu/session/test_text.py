@@ -31,7 +31,8 @@ def make_byte_fallback() -> Tokenizer:
 
 
 BYTE_FALLBACK = make_byte_fallback()
-# Where tokens meet in odd ways: characters in parts, bytes that begin none, spaces that a first token loses, tokens without text.
+# Where tokens meet in odd ways: characters in parts, bytes that begin none, spaces that a first token loses, tokens
+# without text.
 ODD_TOKENS = {
     BYTE_LEVEL: [0, 1, *BYTE_LEVEL.encode("漢😀€ a b").tolist()],
     BYTE_FALLBACK: [*range(257, BYTE_FALLBACK.vocab_size), *(1 + byte for byte in "€a".encode())],

@@ -1,4 +1,5 @@
-"""Pairs: what is saved, that it is what others can load, that runs repeat, go on where they stopped, and overwrite nothing."""
+"""Pairs: what is saved, that it is what others can load, that runs repeat, go on where they stopped, and
+overwrite nothing."""
 
 from __future__ import annotations
 

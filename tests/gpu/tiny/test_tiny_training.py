@@ -99,7 +99,8 @@ def models():
 
 
 def test_a_configuration_says_whether_the_output_layer_is_the_embedding(models):
-    """Other loaders go by it: a head that is taken for tied would draft with its embedding instead of its own output layer."""
+    """Other loaders go by it: a head that is taken for tied would draft with its embedding instead of its
+    own output layer."""
     target, heads, _ = models
     written = [model.config.to_dict() for model in (target, *heads)]
     assert [config["tie_word_embeddings"] for config in written] == [True, False, False]

@@ -35,7 +35,8 @@ Errors = dict[str, list[str]]
 
 
 def run(*arguments: str) -> str:
-    """Return what a checker of this environment prints. It asks the `python` of its path where libraries are. Exits if it cannot work."""
+    """Return what a checker of this environment prints. It asks the `python` of its path where libraries are.
+    Exits if it cannot work."""
     path = {
         "PATH": f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ.get('PATH', '')}",
         "PYTHONPATH": str(ROOT / LINKS),
@@ -79,7 +80,8 @@ def package_of(symbol: str) -> str:
 
 
 def incomplete_names(symbols: Sequence[Mapping[str, Any]]) -> Errors:
-    """Return the public names whose type is not known in all parts, by themselves: not those that only refer to such names.
+    """Return the public names whose type is not known in all parts, by themselves: not those that only refer to such
+    names.
 
     When there are none, nothing is left to refer to; names that are still incomplete then are returned.
     """
@@ -109,7 +111,8 @@ def pyright_errors(text: str) -> Errors:
 
 
 def judge(checker: str, errors: Errors, allowed: Mapping[str, int], *, may_fall: bool = False) -> list[str]:
-    """Print the numbers, and the errors of packages that have too many; return what is wrong, a line for each package."""
+    """Print the numbers, and the errors of packages that have too many;
+    return what is wrong, a line for each package."""
     wrong = []
     counts = {package: len(errors.get(package, ())) for package in sorted({*PACKAGES, *errors}, key=_order)}
     print(f"{checker}: " + ", ".join(f"{package} {count:,}" for package, count in counts.items()))

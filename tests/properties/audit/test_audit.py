@@ -57,7 +57,7 @@ def logs(tmp_path_factory):
     return log
 
 
-# -- what is true passes ------------------------------------------------------------------------------------------------
+# -- what is true passes -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.fast("synchronous", "retraction", "two engines", "many cancel", "queue", "EAGLE")
@@ -82,7 +82,8 @@ SHOWN = Prompt.of_tokens([1, 2])
 
 
 class DemandingDriver(HostileDriver):
-    """Asks for retractions, which the next plan grants; its parent retracts between plans, and a log says it only at the next one."""
+    """Asks for retractions, which the next plan grants;
+    its parent retracts between plans, and a log says it only at the next one."""
 
     def _retract(self):
         if self._live and self.engine.requests.demand_retraction(self.dice.choose(self._live)):
@@ -91,7 +92,8 @@ class DemandingDriver(HostileDriver):
 
 @pytest.mark.parametrize("number", range(0, 24, 6))
 def test_the_reference_does_not_contradict_itself(tmp_path, number):
-    """Trees, stops in the text, priorities, aborts, failing rows, with tokens. It has no clock: its times are those of no run."""
+    """Trees, stops in the text, priorities, aborts, failing rows, with tokens.
+    It has no clock: its times are those of no run."""
     cell = CELLS()[number]
     dice = Dice(number)
     with EventLog(tmp_path / "log", {}) as log:
@@ -111,11 +113,12 @@ def test_what_is_audited_is_in_the_catalogue():
     assert set(AUDITED) <= {item.id for item in all_invariants()}
 
 
-# -- what is false is caught ----------------------------------------------------------------------------------------------
+# -- what is false is caught -------------------------------------------------------------------------------------------
 
 
 def audited(tmp_path, records, **options):
-    """The audit of a log with these records; the last line says how many there are, as that of an honest writer would."""
+    """The audit of a log with these records; the last line says how many there are, as that of an
+    honest writer would."""
     if records[-1]["t"] == "end":
         records[-1]["events"] = len(records) - 2
     path = tmp_path / "tampered.jsonl"
@@ -197,7 +200,7 @@ def test_many_flaws_are_counted_and_few_are_kept(logs, tmp_path):
     assert report["findings"][0]["invariant"] == "ALLOC-01" and json.loads(json.dumps(report)) == report
 
 
-# -- what is no log is said to be none ------------------------------------------------------------------------------------
+# -- what is no log is said to be none ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -105,12 +105,13 @@ def test_falsified_losses_are_caught(troubled, tmp_path, tamper):
     assert audit.flaws[0].line == place + 1 and audit.flaws[0].id == id, audit.text()
 
 
-# -- two engines and a transfer ---------------------------------------------------------------------------------------------
+# -- two engines and a transfer ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """The log of a prefill and a decode worker over a link that loses messages, with aborts. Its executors have no clock."""
+    """The log of a prefill and a decode worker over a link that loses messages, with aborts.
+    Its executors have no clock."""
     path = tmp_path_factory.mktemp("pair") / "events.jsonl"
     with EventLog(path, {}) as log:
         workers = []

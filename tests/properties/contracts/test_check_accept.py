@@ -120,7 +120,7 @@ def test_a_promise_that_is_not_kept():
         check_accept(Chains, capabilities=("plan",), budget=100)
 
 
-# -- what runs are made of ----------------------------------------------------------------------------------------------
+# -- what runs are made of ---------------------------------------------------------------------------------------------
 
 
 def test_a_row_that_never_ends_is_found():

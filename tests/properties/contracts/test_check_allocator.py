@@ -179,7 +179,7 @@ def test_how_an_invariant_is_checked_is_said_honestly():
     assert all(item.how == "not yet checked" for item in unchecked)
 
 
-# -- one test per invariant ---------------------------------------------------------------------------------------------
+# -- one test per invariant --------------------------------------------------------------------------------------------
 
 
 class Bad(AllocatorConformance):

@@ -30,7 +30,7 @@ def test_capabilities_have_foundations():
         check_prefix_cache(PlainPrefixCache, capabilities=("table",))
 
 
-# -- what is found --------------------------------------------------------------------------------------------------------
+# -- what is found -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [radix_cache.make, plain.make])
@@ -99,7 +99,7 @@ def test_equal_failures_have_equal_cases():
     assert {op.tag for op in first.case.operations} >= {"admit", "share"}
 
 
-# -- the other drivers ------------------------------------------------------------------------------------------------------
+# -- the other drivers -------------------------------------------------------------------------------------------------
 
 
 def test_no_name_is_shortened_to_the_empty_one():

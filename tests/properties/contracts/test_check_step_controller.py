@@ -79,7 +79,7 @@ def test_an_answer_of_another_type_is_reported_as_that(method, answer, words):
     assert caught.value.id == "TYPE"
 
 
-# -- what the suite found in ours ---------------------------------------------------------------------------------------
+# -- what the suite found in ours --------------------------------------------------------------------------------------
 
 
 def start(make, config=CONFIG):
@@ -88,7 +88,8 @@ def start(make, config=CONFIG):
 
 
 def test_probes_go_on_after_many_that_failed():
-    """Every probe is two reversals; doubled for each, the dwell once ended all probing for tens of thousands of rounds."""
+    """Every probe is two reversals; doubled for each, the dwell once ended all probing for tens of
+    thousands of rounds."""
     table = Table((1,), ((0, 2),), update_interval=1, warmup_batches=1).text()
     config = StepsConfig(table, captured=(32,), token_ns=5_000)
     trial = start(make_goodput, config)
@@ -96,7 +97,7 @@ def test_probes_go_on_after_many_that_failed():
     assert trial.moment.offered.drafts
 
 
-# -- tables -------------------------------------------------------------------------------------------------------------
+# -- tables ------------------------------------------------------------------------------------------------------------
 
 
 def test_every_damaged_table_is_one_that_ours_refuses():

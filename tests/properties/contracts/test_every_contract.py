@@ -1,4 +1,5 @@
-"""What holds of every contract's suite: ours pass it, its invariants, operations as data, runs that follow from their seed alone."""
+"""What holds of every contract's suite: ours pass it, its invariants, operations as data, runs that follow from
+their seed alone."""
 
 import json
 import os

@@ -42,7 +42,7 @@ def ask(name, tokens, max_tokens=20, **fields):
     return Request(name, Prompt.of_tokens(tokens), max_tokens, **fields)
 
 
-# -- the model --------------------------------------------------------------------------------------------------------------
+# -- the model ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_prefix_hash_depends_on_every_token_and_on_the_namespace():
@@ -76,7 +76,7 @@ def test_the_draft_agrees_as_often_as_its_dial_says(agreement):
     assert (heads[0] != heads[1]).any()
 
 
-# -- simulated acceptance ----------------------------------------------------------------------------------------------------
+# -- simulated acceptance ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("algorithm", ["EAGLE", "MULTI_LAYER_EAGLE", "STANDALONE", "NGRAM"])
@@ -113,7 +113,7 @@ def test_what_it_cannot_sample_fails_alone():
     assert ended["b"].reason is FinishReason.ERROR and "penalties" in ended["b"].message
 
 
-# -- the shadow KV ------------------------------------------------------------------------------------------------------------
+# -- the shadow KV -----------------------------------------------------------------------------------------------------
 
 
 def small_kv():

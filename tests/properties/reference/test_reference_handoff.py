@@ -1,4 +1,5 @@
-"""Prefill and decode on two reference executors: the pair's tokens are those of plain greedy decoding, whatever happens on the link."""
+"""Prefill and decode on two reference executors: the pair's tokens are those of plain greedy decoding, whatever
+happens on the link."""
 
 from dataclasses import replace
 
@@ -80,7 +81,7 @@ def check_drained(handoff):
         side.check()
 
 
-# -- every algorithm, both modes ------------------------------------------------------------------------------------------------
+# -- every algorithm, both modes ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.fast("True-*")
@@ -153,7 +154,7 @@ def test_what_users_asked_to_see_is_complete_over_both_workers(algorithm):
             assert np.array_equal(np.stack(end.outputs[name]), wanted[name]), (request.request_id, name)
 
 
-# -- a bad link ---------------------------------------------------------------------------------------------------------------------
+# -- a bad link --------------------------------------------------------------------------------------------------------
 
 
 def test_a_changed_cell_is_found_before_its_request_runs(monkeypatch):

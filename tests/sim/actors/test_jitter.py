@@ -1,4 +1,5 @@
-"""Fluctuating times: factors are a function of the step's number, blocks see those of their rounds, means stay and tails grow."""
+"""Fluctuating times: factors are a function of the step's number, blocks see those of their rounds, means
+stay and tails grow."""
 
 import numpy as np
 import pytest

@@ -66,7 +66,8 @@ class TestPrefixAware:
         assert sent.match(Prompt.of_segments([(1, 1000), (2, 400)])) == 1000
 
     def test_first_tokens_come_sooner_than_by_counting_requests(self):
-        """Prompts of very different lengths: the policy that counted requests and ignored tokens was slower than least_loaded."""
+        """Prompts of very different lengths: the policy that counted requests and ignored tokens was slower
+        than least_loaded."""
         ttft = {}
         for policy in ("least_loaded", "prefix_aware"):
             result = foredraft.simulate(SERVICE, {"router.policy": policy})

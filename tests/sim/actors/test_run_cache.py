@@ -21,7 +21,8 @@ def expected(process, keys, positions, steps):
 
 @pytest.mark.parametrize("process", PROCESSES, ids=lambda process: type(process).__name__)
 def test_a_random_life_of_rows(process):
-    """Rows change owner, batches change, step counts change, single rounds and blocks alternate, some keys are primed."""
+    """Rows change owner, batches change, step counts change, single rounds and blocks alternate, some
+    keys are primed."""
     rng = np.random.default_rng(0)
     num_rows = 12
     cache = RunCache(process, num_rows, window=48)
@@ -50,7 +51,8 @@ def test_a_random_life_of_rows(process):
 @pytest.mark.parametrize("process", PROCESSES, ids=lambda process: type(process).__name__)
 @pytest.mark.parametrize("steps", [0, 1, 3, 7])
 def test_a_block_ends_with_the_first_round_in_which_a_row_is_done(process, steps):
-    """Up to an end in the first look, at its edge, in a later one, or not at all: the rounds are those of the whole block."""
+    """Up to an end in the first look, at its edge, in a later one, or not at all:
+    the rounds are those of the whole block."""
     rng = np.random.default_rng(steps)
     rows, keys = np.arange(1, 6), rng.integers(0, 2**64, 5, dtype=np.uint64)
     positions = np.array([0, 3, 250, 17, 1000])

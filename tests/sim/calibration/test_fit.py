@@ -1,4 +1,5 @@
-"""Calibration: a known timing is simulated, written as benchmarks write it, and found again; what the points cannot tell is said."""
+"""Calibration: a known timing is simulated, written as benchmarks write it, and found again;
+what the points cannot tell is said."""
 
 from __future__ import annotations
 
@@ -126,7 +127,8 @@ def test_the_profile_makes_the_simulator_meet_the_points(fit, tmp_path):
 
 @pytest.mark.parametrize("share", [0.0, LENGTH_SPREAD])
 def test_clients_that_keep_no_step_are_known_by_their_times_to_the_first_token(share):
-    """The same load with lengths of one size and with a spread: the point has means alone, and the load is taken that was measured."""
+    """The same load with lengths of one size and with a spread:
+    the point has means alone, and the load is taken that was measured."""
     std = share / 3**0.5
     point = Point("run", 1024.0, 48.0, concurrency=16, mean_tpot_ms=1.0)
     run = Predictor(replace(point, input_std=std * 1024, output_std=std * 48), BASE).predict(TRUTH)
@@ -153,7 +155,8 @@ def test_what_no_point_tells_is_said_and_a_point_that_would_is_named(tmp_path):
 
 
 def test_of_two_times_per_row_that_follow_each_other_the_sum_is_told(fit):
-    """A synchronous host delays the device by its own time per row and by the wait: no result tells which of them it was."""
+    """A synchronous host delays the device by its own time per row and by the wait:
+    no result tells which of them it was."""
     rows = [[item.name for item in fit.fit.parameters].index(name) for name in ("host_row_ns", "row_gap_ns")]
     within = fit.fit.covariance[np.ix_(rows, rows)]
     before = np.hypot(*fit.fit.spreads[rows])

@@ -1,4 +1,5 @@
-"""Regularised least squares: known truths are recovered, intervals hold them as often as they say, and what is not told is said."""
+"""Regularised least squares: known truths are recovered, intervals hold them as often as they say, and what is
+not told is said."""
 
 import numpy as np
 import pytest

@@ -111,7 +111,7 @@ def test_files_that_are_no_profile(tmp_path, text):
         load_calibration(tmp_path / "absent.json")
 
 
-# -- what parameters do ---------------------------------------------------------------------------------------------------
+# -- what parameters do ------------------------------------------------------------------------------------------------
 
 
 def cost(parameters=None, steps=3, launch=None):

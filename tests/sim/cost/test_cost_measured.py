@@ -1,4 +1,5 @@
-"""Measured kernels: tables are looked up as they are, kept, and refused with a reason; the database itself where it is installed."""
+"""Measured kernels: tables are looked up as they are, kept, and refused with a reason;
+the database itself where it is installed."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ GRID = (
 
 
 class Handle:
-    """Answers as the database's handle of a model does, with the given microseconds of each operation whatever the pass."""
+    """Answers as the database's handle of a model does, with the given microseconds of each operation
+    whatever the pass."""
 
     def __init__(self, times_us: dict[str, float]) -> None:
         self.times_us, self._engine = times_us, self
@@ -295,7 +297,8 @@ class TestDatabase:
     @pytest.mark.fast("llama-3.1-8b-H100-*", "deepseek-ai/DeepSeek-V3-H200-parallel9")
     @pytest.mark.parametrize(("model", "gpu", "parallel"), GRID)
     def test_roofline_and_measured_agree_over_a_grid(self, model, gpu, parallel, record_property):
-        """A unit or a group of operations that went astray would show. docs/cost-model.md says where they differ by more, and why."""
+        """A unit or a group of operations that went astray would show.
+        docs/cost-model.md says where they differ by more, and why."""
         settings = ["engine.kv_slots=100000", "speculation.algorithm=NONE"]
         settings += [f"model.target={model}", f"hardware.gpu={gpu}"]
         settings += [f"hardware.{key}_parallel={devices}" for key, devices in parallel.items()]
@@ -426,7 +429,8 @@ class TestServers:
             assert values == pytest.approx(stored, rel=0.01, abs=1000)
 
     def test_published_points_are_met_as_well_as_before(self, tmp_path, monkeypatch):
-        """A handful of those of docs/accuracy.md; the bounds are what they were when the page was written, and a little more."""
+        """A handful of those of docs/accuracy.md;
+        the bounds are what they were when the page was written, and a little more."""
         pytest.importorskip("aiconfigurator_core", reason="needs the extra measured")
         monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path))
         monkeypatch.syspath_prepend(str(BENCHMARKS))

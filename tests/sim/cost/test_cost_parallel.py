@@ -31,7 +31,8 @@ def test_a_collective_over_nodes_takes_longer_than_inside_one(devices, rows, siz
 
 
 def test_a_share_of_the_bytes_crosses_the_network():
-    """Two nodes of eight: each port moves an eighth of the bytes, there and back halved by two nodes; the rest stays on NVLink."""
+    """Two nodes of eight: each port moves an eighth of the bytes, there and back halved by two nodes;
+    the rest stays on NVLink."""
     size = 64 << 20
     link, network = H100.interconnect, H100.network
     inside = link.latency_ns + 2 * 7 / 8 * size / link.bandwidth_bytes_per_s * 1e9
@@ -64,7 +65,8 @@ def test_the_busiest_rank_is_what_draws_give():
 
 
 def test_groups_have_their_own_requests():
-    """Eight groups of one device: each has an eighth of the rows in its attention and KV, and all the experts see all tokens."""
+    """Eight groups of one device: each has an eighth of the rows in its attention and KV, and all the
+    experts see all tokens."""
     groups, one = forward(SPARSE, 1, 8, 8), forward(SPARSE, 1)
     assert groups.decode_attention(64, 1, 64).slope_ns == pytest.approx(one.decode_attention(8, 1, 8).slope_ns / 8)
     pool = kv_pool_slots(SPARSE, H100, Parallelism(1, 8, 8))

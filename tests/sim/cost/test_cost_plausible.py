@@ -1,4 +1,5 @@
-"""What no deployment contradicts, over models, GPUs, servers and parallelism: more work takes no less time, and a better GPU no more."""
+"""What no deployment contradicts, over models, GPUs, servers and parallelism:
+more work takes no less time, and a better GPU no more."""
 
 from __future__ import annotations
 

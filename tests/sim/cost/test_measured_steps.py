@@ -1,4 +1,5 @@
-"""Runs whose profile has measured steps (`hardware.profile`): everything that a run, its report and a plan ask of their cost."""
+"""Runs whose profile has measured steps (`hardware.profile`):
+everything that a run, its report and a plan ask of their cost."""
 
 from __future__ import annotations
 

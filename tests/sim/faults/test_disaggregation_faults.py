@@ -1,4 +1,5 @@
-"""Engines of two roles under faults between them: nothing is lost, each kind does something, and every promise can be broken."""
+"""Engines of two roles under faults between them:
+nothing is lost, each kind does something, and every promise can be broken."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ OF_TRANSFERS = [name for name, kind in KINDS.items() if kind.needs_transfers]
 
 
 def test_a_late_copy_of_a_request_that_has_ended_is_no_new_one():
-    """It came back to the engine that had been given the request anew, and the request was computed and decoded once more."""
+    """It came back to the engine that had been given the request anew, and the request was computed and
+    decoded once more."""
     assert serve_disaggregated_swarm(224).injected["link.duplicated"]
 
 
@@ -78,7 +80,8 @@ def test_each_kind_happens_and_is_borne(kind):
 
 
 def serve_and_lose(tmp_path, *losses):
-    """Serve on the decode engines 2, 3, 4; each of `losses` is one of them and when it is lost, in seconds. Check logs and books."""
+    """Serve on the decode engines 2, 3, 4; each of `losses` is one of them and when it is lost, in seconds.
+    Check logs and books."""
     chain = {"algorithm": "EAGLE3", "policy": "fixed", "steps": 3}
     scenario = scenario_from_dict({**BUSY, "speculation": chain, "disaggregation": {"prefill": 2, "decode": 3}}, "test")
     path, metrics = tmp_path / f"{len(losses)}.jsonl", RunMetrics(None)
@@ -99,7 +102,8 @@ def serve_and_lose(tmp_path, *losses):
 
 
 def test_requests_of_lost_decode_engines_have_the_rounds_that_they_would_have_had(tmp_path):
-    """One engine, and two at once: a request moves once, behind what was delivered, and every draw is keyed by its position."""
+    """One engine, and two at once: a request moves once, behind what was delivered, and every draw is keyed
+    by its position."""
     _, _, undisturbed = serve_and_lose(tmp_path)
     moved = []
     for losses in (((2, 2.0),), ((2, 2.0), (3, 2.0))):
@@ -127,7 +131,7 @@ def test_a_plan_of_zeros_is_no_plan(tmp_path, layerwise):
     assert without.count(b'"move":"join"') == 60
 
 
-# -- promises that are broken ---------------------------------------------------------------------------------------------
+# -- promises that are broken ------------------------------------------------------------------------------------------
 
 
 def believe_every_page(monkeypatch):

@@ -55,7 +55,7 @@ BUSY = {
 OF_ANY_SERVICE = [name for name, kind in KINDS.items() if not kind.needs_transfers]
 
 
-# -- the soak -------------------------------------------------------------------------------------------------------------
+# -- the soak ----------------------------------------------------------------------------------------------------------
 
 
 def test_eight_services_under_the_swarm():
@@ -71,7 +71,7 @@ def test_a_thousand_services_under_the_swarm(serve_seed, kinds, hundred):
     assert sorted(fired) == sorted(kinds) and all(fired.values()), fired
 
 
-# -- no faults, equal faults ----------------------------------------------------------------------------------------------
+# -- no faults, equal faults -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.fast("change2")
@@ -96,7 +96,7 @@ def test_a_log_of_a_run_under_faults_replays(tmp_path, make_scenario, seed):
     assert report.num_decisions > 100 and report.num_replicas > transfers
 
 
-# -- each kind ------------------------------------------------------------------------------------------------------------
+# -- each kind ---------------------------------------------------------------------------------------------------------
 
 PROBABILITY = {"step": 0.05, "request": 0.3, "message": 0.3, "run": 1.0}
 
@@ -149,7 +149,7 @@ def test_an_enabled_kind_that_never_fires_is_named():
     assert report.kept and report.never_fired == ("device.hangs",)
 
 
-# -- promises that are broken ---------------------------------------------------------------------------------------------
+# -- promises that are broken ------------------------------------------------------------------------------------------
 
 
 def forget_a_token(monkeypatch):

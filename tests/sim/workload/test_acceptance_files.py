@@ -1,4 +1,5 @@
-"""Files that tell how many drafts were accepted: each kind with a small file, and each way in which one contradicts itself."""
+"""Files that tell how many drafts were accepted: each kind with a small file, and each way in which one
+contradicts itself."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ LENGTHS = {
 
 @st.composite
 def prompts(draw) -> Prompt:
-    """Few ids, so that beginnings, and the same block behind other beginnings, occur again; the last block may be partial."""
+    """Few ids, so that beginnings, and the same block behind other beginnings, occur again;
+    the last block may be partial."""
     ids = draw(st.lists(st.integers(0, 2), min_size=1, max_size=4))
     return Prompt.of_blocks(ids, 4, 4 * len(ids) - draw(st.integers(0, 3)))
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 
 def attend_one(q: Tensor, k: Tensor, v: Tensor, softmax: Softmax, distances: list[int]) -> Tensor:
-    """One query [Hq, d] over k, v [keys, Hk, d] that stand `distances` positions before it, in float64; 0 without keys."""
+    """One query [Hq, d] over k, v [keys, Hk, d] that stand `distances` positions before it, in float64;
+    0 without keys."""
     near = [i for i, distance in enumerate(distances) if not softmax.window or distance < softmax.window]
     if not near:
         return torch.zeros_like(q, dtype=torch.float64)

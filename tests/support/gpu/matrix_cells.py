@@ -1,4 +1,5 @@
-"""Cells of the reference executor's matrix, served by the real executor on a CPU in float64 and compared with plain greedy decoding."""
+"""Cells of the reference executor's matrix, served by the real executor on a CPU in float64 and compared with plain
+greedy decoding."""
 
 from __future__ import annotations
 
@@ -67,8 +68,8 @@ def noisy_copy(seed: int, noise: float) -> Decoder:
 
 @cache
 def small_head(seed: int, algorithm: str, num_heads: int = 7) -> DraftHead:
-    """A random head of the given algorithm on `small_model(seed)`; EAGLE-3 with a draft vocabulary of its own. `num_heads`: of multi-layer
-    EAGLE."""
+    """A random head of the given algorithm on `small_model(seed)`; EAGLE-3 with a draft vocabulary of its own.
+    `num_heads`: of multi-layer EAGLE."""
     target = small_model(seed)
     draft_vocab = 20 if algorithm == EAGLE3 else VOCAB_SIZE
     config = HeadConfig(
@@ -166,12 +167,14 @@ class CellReport:
 
 
 def applicable(cell: Cell) -> Cell:
-    """The cell without what only the reference executor can do. A cover of all pairs stays one in the dimensions left."""
+    """The cell without what only the reference executor can do.
+    A cover of all pairs stays one in the dimensions left."""
     return replace(cell, drafts="model", outputs=False, faults="none" if cell.faults == "target" else cell.faults)
 
 
 def run_real_cell(cell: Cell, ops: Ops = OPS, graph_sizes: tuple[int, ...] | None = None, **options) -> CellReport:
-    """Serve one cell on the real executor, with captured rounds for `graph_sizes`; raises at the first contradiction."""
+    """Serve one cell on the real executor, with captured rounds for `graph_sizes`;
+    raises at the first contradiction."""
     dice = Dice(cell.seed * 1_000_003 + 17)
     algorithm, controller = algorithm_of(cell), controller_of(cell)
     options |= {"graph_sizes": graph_sizes}

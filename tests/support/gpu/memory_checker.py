@@ -1,16 +1,19 @@
 """Every memory access of interpreted Triton kernels, checked against the tensors that were passed to the launch.
 
-The interpreter (TRITON_INTERPRET=1) executes a kernel with NumPy and loads from raw addresses without looking at them. Four of its
-methods see all addresses and masks: `checked_memory` wraps them for the length of a `with` block and raises `MemoryFault` for
+The interpreter (TRITON_INTERPRET=1) executes a kernel with NumPy and loads from raw addresses without looking at them.
+Four of its methods see all addresses and masks: `checked_memory` wraps them for the length of a `with` block and raises
+`MemoryFault` for
 
-* `outside`: an access that is inside no tensor of the launch (a negative index, a masked-out end, a gap between a view's rows),
+* `outside`: an access that is inside no tensor of the launch (a negative index, a masked-out end, a gap between a
+  view's rows),
 * `read-only`: a store to a tensor that the test calls an input,
 * `unwritten`: a load of memory that was allocated empty and that nothing has written since,
 * `double store`: two programs, or two lanes of one store, write different things to one address,
 * `race`: a program reads what another one of the same launch writes,
 * `foreign`: a program touches a part of a pool that belongs to another row.
 
-Programs of a grid run one after the other there, so that what depends on their order passes unseen: `shuffle` runs them in another one.
+Programs of a grid run one after the other there, so that what depends on their order passes unseen: `shuffle` runs them
+in another one.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ class MemoryFault(AssertionError):
 
 @dataclass(frozen=True)
 class Ownership:
-    """Entry i of the pool's axis belongs to row owners[i]; 0 belongs to everybody. row_of(x, y, z) names the program's row."""
+    """Entry i of the pool's axis belongs to row owners[i]; 0 belongs to everybody.
+    row_of(x, y, z) names the program's row."""
 
     pool: Tensor
     owners: Sequence[int]
@@ -82,7 +86,8 @@ def bytes_of(flags: np.ndarray, tensor: Tensor) -> Tensor:
 
 
 class Checker:
-    """What `checked_memory` yields; `launches` and `accesses` count what was seen, so that a test can tell that something was."""
+    """What `checked_memory` yields; `launches` and `accesses` count what was seen, so that a test can tell
+    that something was."""
 
     def __init__(
         self,
@@ -344,7 +349,8 @@ def _wrap_accesses(checker: Checker, builder: Any, wrap: Callable[..., None]) ->
 
 
 def _checked_launch(checker: Checker, original: Any) -> Any:
-    """A launch whose tensors the checker knows, and whose fault comes out bare: the interpreter wraps what a kernel raises."""
+    """A launch whose tensors the checker knows, and whose fault comes out bare:
+    the interpreter wraps what a kernel raises."""
 
     def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
         named = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}

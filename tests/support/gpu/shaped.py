@@ -1,4 +1,5 @@
-"""Changed logits, computed plainly from a whole text: what the executor's shaping must come to at every node of a tree."""
+"""Changed logits, computed plainly from a whole text:
+what the executor's shaping must come to at every node of a tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The Triton kernels that build, verify, compact, move and relay, against their torch twins, with every memory access checked."""
+"""The Triton kernels that build, verify, compact, move and relay, against their torch twins, with every
+memory access checked."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def inputs_only_read(*inputs: torch.Tensor, **more) -> Iterator[None]:
 
 
 class CheckedOps:
-    """Calls kernels; what ends with an underscore may write to its first argument alone, slot 0 of whose pools all rows share."""
+    """Calls kernels; what ends with an underscore may write to its first argument alone, slot 0 of whose
+    pools all rows share."""
 
     def __getattr__(self, name: str) -> Any:
         def checked(*arguments: Any) -> Any:

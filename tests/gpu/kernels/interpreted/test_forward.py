@@ -1,4 +1,5 @@
-"""The forward pass's Triton kernels and their torch twins against sums over one query at a time, every memory access checked."""
+"""The forward pass's Triton kernels and their torch twins against sums over one query at a time, every
+memory access checked."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def forget_what_is_past(checker, batch: Batch, lens: list[int]) -> None:
         checker.unwrite(batch.v_pool[slot])
 
 
-# -- norms, gate, rotation ------------------------------------------------------------------------------------------------
+# -- norms, gate, rotation ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -141,14 +142,15 @@ def test_rope_write(ops: TorchOps, dtype: torch.dtype, heads: int, kv_heads: int
     assert torch.equal(v_pools[1, others], batch.v_pool[others]) and torch.equal(v_pools[0], batch.v_pool)
 
 
-# -- attention ------------------------------------------------------------------------------------------------------------
+# -- attention ---------------------------------------------------------------------------------------------------------
 
 LENS = [[1], [0], [3], [4], [5], [130], [7, 0, 64, 8]]
 BLOCK = {torch.float32: 16, torch.float16: 64}  # keys of a block
 
 
 def cut_of(dtype: torch.dtype, lens: list[int], most: int, programs: int | None = None) -> Cut:
-    """Parts of at least one block, at most `most`; by default a program for every row (uncut) or for every part that there may be."""
+    """Parts of at least one block, at most `most`;
+    by default a program for every row (uncut) or for every part that there may be."""
     return Cut(BLOCK[dtype], most, programs or len(lens) * most)
 
 
@@ -329,7 +331,8 @@ def test_an_empty_batch_launches_nothing(ops: TorchOps):
 @pytest.mark.fast("5-16")
 @pytest.mark.parametrize(("group", "most"), [(5, 16), (2, 48)])
 def test_verify_sums_in_one_order_whatever_the_number_of_nodes(group: int, most: int):
-    """A chain of one step, a root alone and the largest round of a session: what they share is equal to the last bit, padded or not."""
+    """A chain of one step, a root alone and the largest round of a session:
+    what they share is equal to the last bit, padded or not."""
     prefix_lens = [132, 65]
     batch = make_batch(3, prefix_lens, [most] * 2, heads=group, kv_heads=1, dtype=torch.float32)
     chains = ((1 << torch.arange(1, most + 1)) - 1).expand(2, most)
@@ -364,7 +367,8 @@ def trips_of_programs(checker: Checker, pool: Tensor) -> Counter[tuple[int, int,
 def test_the_parts_of_a_long_row_are_shared_and_its_neighbours_change_no_bit(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """A row of 1,152 keys among seven of 20: the busiest of 8 programs has its share of the blocks, and at most a part more."""
+    """A row of 1,152 keys among seven of 20: the busiest of 8 programs has its share of the blocks, and at
+    most a part more."""
     monkeypatch.setattr(flash, "PROGRAMS_PER_PROCESSOR", 2)  # of the interpreter's 4 processors
     lens, blocks = [20] * 5 + [1152] + [20] * 2, 72 + 7 * 2
 

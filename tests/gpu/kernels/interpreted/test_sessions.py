@@ -1,4 +1,5 @@
-"""Whole sessions whose every operation is an interpreted Triton kernel: what joins the kernels, captured rounds' relay cells among it."""
+"""Whole sessions whose every operation is an interpreted Triton kernel:
+what joins the kernels, captured rounds' relay cells among it."""
 
 from __future__ import annotations
 
