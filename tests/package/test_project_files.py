@@ -4,6 +4,7 @@ contributor runs."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -115,7 +116,9 @@ def test_make_refuses_an_older_python_with_one_sentence(tmp_path, program, what)
     if program is not None:
         python.write_text(program)
         python.chmod(0o755)
-    done = subprocess.run(["make", "setup", f"PYTHON={python}"], cwd=tmp_path, capture_output=True, text=True)
+    env = {name: value for name, value in os.environ.items() if name not in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS")}
+    line = ["make", "setup", f"PYTHON={python}"]
+    done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True)
     sentence = (
         f"Python 3.11 or newer is needed, and {python} is {what}; name another with: make PYTHON=/path/to/python3"
     )
