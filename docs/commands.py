@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,8 @@ FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 LIMIT_S = 900
+# A server in the background would keep the output open when a command after it fails.
+ENDS_WHAT_IT_STARTED = "trap 'kill $(jobs -p) 2> /dev/null || true' EXIT\n"
 TUTORIAL = Path("runs", "tutorial")  # what the tutorial's commands write; docs/pictures.py draws it
 # Python's own sockets reach this machine alone; `pip install` runs without it.
 NO_NETWORK = """
@@ -159,15 +162,19 @@ class Reader:
             (packages,) = self._environment.glob("lib/python*/site-packages")
             (packages / "no_network.py").write_text(NO_NETWORK)
             (packages / "no_network.pth").write_text("import no_network\n")
-        return subprocess.run(
-            command.program,
-            input=command.code,
-            cwd=self.clone,
-            env=self._variables(command.installs),
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-        )
+        ends = ENDS_WHAT_IT_STARTED if command.program == _BASH else ""
+        pipe, env = subprocess.PIPE, self._variables(command.installs)
+        pipes = {"stdin": pipe, "stdout": pipe, "stderr": pipe}
+        with subprocess.Popen(
+            command.program, cwd=self.clone, env=env, text=True, start_new_session=True, **pipes
+        ) as process:
+            try:
+                out, errors = process.communicate(ends + command.code, LIMIT_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                out, errors = process.communicate()
+                errors += f"stopped after {LIMIT_S} s"
+        return subprocess.CompletedProcess(command.program, process.returncode, out, errors)
 
     def _variables(self, installs: bool) -> dict[str, str]:
         """Return the environment's variables: those of this process without what belongs to its Python, its home

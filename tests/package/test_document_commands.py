@@ -79,6 +79,14 @@ def test_an_output_is_replaced_where_it_stands():
     assert documents.rewritten(text, program, "5\n") == text.replace("\n4\n", "\n5\n")
 
 
+def test_a_command_that_fails_leaves_nothing_running(tmp_path):
+    script = "python3 -c 'import time; time.sleep(20); print(\"late\")' &\nfalse\n"
+    command = documents.Command("page.md", 1, "", ("bash", "-e", "-o", "pipefail"), script, "", False, 0)
+    done = documents.Reader(tmp_path).run(command)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "exit code 1, expected 0" in command.problem(done)
+
+
 def test_every_install_line_is_run():
     for document in documents.DOCUMENTS:
         text = (ROOT / document).read_text(encoding="utf-8")

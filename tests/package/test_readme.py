@@ -31,3 +31,21 @@ def reader(tmp_path_factory):
 def test_it_runs_as_shown(command, reader):
     if problem := command.problem(reader.run(command)):
         pytest.fail(problem, pytrace=False)
+
+
+@pytest.mark.readme
+@pytest.mark.parametrize(
+    "code",
+    [
+        "python -c 'import foredraft.core.errors as module; print(module.__file__)' | grep environment/",
+        "foredraft sweep --grid speculation.steps=0,1 --set workload.num_requests=5 --seeds 1 --out beside",
+        "python -m foredraft.cli sweep --grid speculation.steps=0,1 --set workload.num_requests=5 --seeds 1 --out again",
+    ],
+    ids=["import", "command", "module"],
+)
+def test_the_installed_package_is_found_beside_a_clone_of_its_name(code, reader):
+    """The clone's folder is called foredraft, too. Workers of a sweep are processes of their own."""
+    assert reader.clone.name == "foredraft"
+    command = documents.Command("beside the clone", 0, "", ("bash", "-e"), f"cd ..\n{code}\n", None, False, 0)
+    if problem := command.problem(reader.run(command)):
+        pytest.fail(problem, pytrace=False)
