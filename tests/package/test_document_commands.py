@@ -3,7 +3,6 @@ what it runs of a document, what it compares, what it writes."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import select
@@ -12,12 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import commands as documents
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SPEC = importlib.util.spec_from_file_location("commands", ROOT / "docs" / "commands.py")
-documents = sys.modules.setdefault("commands", importlib.util.module_from_spec(SPEC))
-SPEC.loader.exec_module(documents)
 
 PAGE = """# Page
 

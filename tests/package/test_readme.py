@@ -3,20 +3,15 @@ every command, every Python block, every output that they show."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 
+import commands as documents
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SPEC = importlib.util.spec_from_file_location("commands", ROOT / "docs" / "commands.py")
-documents = sys.modules.setdefault("commands", importlib.util.module_from_spec(SPEC))
-SPEC.loader.exec_module(documents)
 COMMANDS = [
     command
     for document in documents.DOCUMENTS
-    if (ROOT / document).is_file()
     for command in documents.commands_of(document, (ROOT / document).read_text(encoding="utf-8"))
 ]
 
