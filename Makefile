@@ -30,6 +30,11 @@ $(STAMP): pyproject.toml hatch_build.py constraints.txt | $(BIN)/python
 	$(INSTALL) '.[sim,$*]'
 	@touch $@
 
+# Where the links to the modules of api/ are gone (`rm -r build`) or others than these, an install makes them again.
+ifneq ($(sort $(notdir $(wildcard api/*.py))),$(sort $(notdir $(wildcard build/editable/foredraft/*.py))))
+.PHONY: $(STAMP) .venv/.planning .venv/.gpu .venv/.measured
+endif
+
 # Capacity and a plan first, which need the simulator alone; then a small model that is trained for a minute and decodes with every kind of draft,
 # and one workload of it on this machine and in the simulator.
 demo: .venv/.planning

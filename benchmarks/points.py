@@ -3,7 +3,7 @@ that repeats it.
 
     plain.csv     serving without speculation: time to first token and time per output token at a number of clients
     rounds.csv    SGLang and vLLM with EAGLE drafts, and the same without: output tokens per second at a number of
-    clients
+                  clients
 
 In both each client sends its next request when the last has ended. Lengths are uniform from `shortest` to `longest`
 times `prompt` and `output`. Rows of InferenceX say so themselves: its random lengths are 0.8 to 1 times the named ones

@@ -6,8 +6,8 @@ the documents.
 
 What is fenced as `sh` is one bash script, `console` has commands behind `$` and what they print, `python` is a program,
 and a block `text` right behind it is what it prints. A comment before the fence says what is special:
-`<!-- varies -->`, since numbers of the output are times or depend on the processor; `<!-- exit 1 -->`, since the
-command ends with that code.
+`<!-- varies -->`, since the output has durations or rates of this machine, which then are not compared;
+`<!-- exit 1 -->`, since the command ends with that code.
 
 Every section (`##`) that installs something has a fresh environment, which the sections after it keep. Nothing but
 `pip install` reaches the network. Standard error, where the commands show progress, is not part of what a document
@@ -25,6 +25,7 @@ import sys
 import tempfile
 import venv
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,9 +36,8 @@ FENCE = re.compile(
     r"^```(?P<language>sh|console|python|text)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+DURATION = re.compile(r"\d[\d.,]*(?= (?:s|ms|per second)\b)")
 LIMIT_S = 900
-# A server in the background would keep the output open when a command after it fails.
-ENDS_WHAT_IT_STARTED = "trap 'kill $(jobs -p) 2> /dev/null || true' EXIT\n"
 TUTORIAL = Path("runs", "tutorial")  # what the tutorial's commands write; docs/pictures.py draws it
 # Python's own sockets reach this machine alone; `pip install` runs without it.
 NO_NETWORK = """
@@ -63,7 +63,7 @@ class Command:
     document: str
     line: int
     section: str  # the heading `##` above
-    program: tuple[str, ...]  # of the interpreter that reads `code`
+    program: tuple[str, ...]  # the interpreter; `code` follows
     code: str
     shown: str | None
     varies: bool
@@ -88,10 +88,10 @@ class Command:
 
 
 def form(text: str, varies: bool) -> list[str]:
-    """Return what is compared of an output: its lines, of one that varies with # for numbers and one
-    space for several."""
+    """Return what is compared of an output: its lines, of one that varies with # for durations and rates, and one
+    space for several. All other numbers are compared."""
     lines = [line.rstrip() for line in text.rstrip().splitlines()]
-    return [re.sub(r"[\s─━-]+", " ", re.sub(r"\d[\d.,]*", "#", line)).strip() for line in lines] if varies else lines
+    return [re.sub(r"\s+", " ", DURATION.sub("#", line)) for line in lines] if varies else lines
 
 
 def commands_of(document: str, text: str) -> list[Command]:
@@ -109,19 +109,20 @@ def commands_of(document: str, text: str) -> list[Command]:
             "code_expected": int(expected[1]) if expected else 0,
         }
         if language == "text":
-            if found and found[-1].program == ("python", "-") and not text[ends_at : block.start()].strip():
+            if found and found[-1].program == PYTHON and not text[ends_at : block.start()].strip():
                 found[-1] = replace(found[-1], shown=code, varies=common["varies"])
         elif language == "console":
             for at, command, shown in _typed(code):
-                found.append(Command(line=line + at, program=_BASH, code=command, shown=shown, **common))
+                found.append(Command(line=line + at, program=BASH, code=command, shown=shown, **common))
         else:
-            program = ("python", "-") if language == "python" else _BASH
+            program = PYTHON if language == "python" else BASH
             found.append(Command(line=line, program=program, code=code, shown=None, **common))
         ends_at = block.end()
     return found
 
 
-_BASH = ("bash", "-e", "-o", "pipefail")
+BASH = ("bash", "-e", "-o", "pipefail", "-c")
+PYTHON = ("python", "-c")
 
 
 def _typed(block: str) -> Iterator[tuple[int, str, str]]:
@@ -162,19 +163,8 @@ class Reader:
             (packages,) = self._environment.glob("lib/python*/site-packages")
             (packages / "no_network.py").write_text(NO_NETWORK)
             (packages / "no_network.pth").write_text("import no_network\n")
-        ends = ENDS_WHAT_IT_STARTED if command.program == _BASH else ""
-        pipe, env = subprocess.PIPE, self._variables(command.installs)
-        pipes = {"stdin": pipe, "stdout": pipe, "stderr": pipe}
-        with subprocess.Popen(
-            command.program, cwd=self.clone, env=env, text=True, start_new_session=True, **pipes
-        ) as process:
-            try:
-                out, errors = process.communicate(ends + command.code, LIMIT_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                out, errors = process.communicate()
-                errors += f"stopped after {LIMIT_S} s"
-        return subprocess.CompletedProcess(command.program, process.returncode, out, errors)
+        assert self._environment.is_dir(), f"{command.name}: a section above it installs what it needs; run that, too"
+        return run_alone((*command.program, command.code), self.clone, self._variables(command.installs))
 
     def _variables(self, installs: bool) -> dict[str, str]:
         """Return the environment's variables: those of this process without what belongs to its Python, its home
@@ -196,11 +186,43 @@ class Reader:
         return kept if installs else kept | {"NO_NETWORK": "1"}
 
 
+def run_alone(
+    words: tuple[str, ...], folder: Path, variables: dict[str, str], limit_s: float = LIMIT_S
+) -> subprocess.CompletedProcess[str]:
+    """Run a program that gets no input. When it ends or `limit_s` have passed, what it started in the background
+    ends, too: a server that a script left behind would hold its port."""
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as out,
+        tempfile.TemporaryFile("w+", encoding="utf-8") as errors,
+    ):
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=errors,
+            start_new_session=True,
+        )
+        late = ""
+        try:
+            process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            late = f"ended after {limit_s:g} s, its limit\n"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        out.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(words, process.returncode, out.read(), errors.read() + late)
+
+
 def rewritten(text: str, command: Command, output: str) -> str:
     """Return the document's text with this output beside the command."""
     assert command.shown is not None
     shown = "".join(f"{line.rstrip()}\n" for line in output.rstrip().splitlines())
-    typed = f"$ {command.code}" if command.program == _BASH else f"{command.code}```\n\n```text\n"
+    typed = f"$ {command.code}" if command.program == BASH else f"{command.code}```\n\n```text\n"
     assert text.count(typed + command.shown) == 1, f"{command.name}: shown more than once"
     return text.replace(typed + command.shown, typed + shown)
 

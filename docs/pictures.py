@@ -1,8 +1,9 @@
 """Draws the pictures of README.md and docs/tutorial.md: `python docs/pictures.py`. A test finds them stale.
 
     docs/pictures/numbers.json      what is drawn: made again here, of the tutorial only if runs/tutorial has what its
-    commands write docs/pictures/speculation.svg   throughput of a GPU against the speed that each user sees, with and
-    without drafts docs/pictures/*.svg             figures of `foredraft report`, from the tutorial's plan and tune
+                                    commands write
+    docs/pictures/speculation.svg   throughput of a GPU against the speed that each user sees, with and without drafts
+    docs/pictures/*.svg             figures of `foredraft report`, from the tutorial's plan and tune
 
 The same numbers give the same bytes. Text stays text, in the reader's own font; dark surroundings change the colours.
 """

@@ -2,18 +2,20 @@
 
     {"t":"engine","r":0,"config":{…}}
     {"t":"submit","r":0,"ns":…,"id":"a","prompt":{…},"max_tokens":64}             optional fields only where they are
-    not the default {"t":"abort","r":0,"ns":…,"id":"a"}
+                                                                                  not the default
+    {"t":"abort","r":0,"ns":…,"id":"a"}
     {"t":"plan","r":0,"ns":…,"step":7,"joins":[[id,row,epoch,cached,emitted,max_tokens]],"prefill":[[row,start,len,last]],
-     "decode":[rows] or
-     "=","S":3,"k":1,"nd":4,"rounds":8,"retracted":[id],"waiting":0,"held":512,"released":[[row,epoch]],"writes":crc}
+     "decode":[rows] or "=",
+     "S":3,"k":1,"nd":4,"rounds":8,"retracted":[id],"waiting":0,"held":512,"released":[[row,epoch]],"writes":crc}
      `step` may be null; a join of KV that was sent has a seventh value, its length; `tokens` in `finished` is their
      number
     {"t":"commit","r":0,"ns":…,"step":7,"rounds":2,"lens":"4231…","stops":[[round,column,index]],"ended":[column],"end":"request_ended",
      "stopped":[chunk],"failures":[[row,message]],"at":[first end, gap, …],"finished":[[id,reason,tokens]]}
     {"t":"lost","r":0,"ns":…,"step":7,"cause":"hung","message":"…","steps":[7,8],"retracted":[id],"finished":[[id,reason,tokens]]}
     {"t":"resume","r":0,"ns":…,"restarted":true,"retracted":[id]}
-    {"t":"handoff","r":0,"ns":…,"move":"reserve","id":"a","row":3,"prompt":{…},"max_tokens":64}  moves: see
-    `core/scheduler/transfers.py` {"t":"retract","r":0,"ns":…,"id":"a"}
+    {"t":"handoff","r":0,"ns":…,"move":"reserve","id":"a","row":3,"prompt":{…},"max_tokens":64}
+     moves: see `core/scheduler/transfers.py`
+    {"t":"retract","r":0,"ns":…,"id":"a"}
     {"t":"deny","r":0,"ns":…,"count":2}
     {"t":"reload","r":0,"ns":…,"table":"{\"1\": …}"}
 

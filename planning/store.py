@@ -2,7 +2,8 @@
 
 question.json    what is asked: the scenario, what is varied, the version
 trials.jsonl     a line per run that is done, written when it ends; a last line that a kill has cut off is dropped, and
-its run made again trials.parquet   the same as one table, once all runs have ended
+                 its run made again
+trials.parquet   the same as one table, once all runs have ended
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The scheduler's thread: it alone drives the body, and never waits for a client.
 
 ```
-asyncio ── commands: at most `max_commands` ─►  take ─► submit, abort ─► turn ─► pieces ─► deliver ──
-call_soon_threadsafe ─► asyncio
+asyncio ── commands: at most `max_commands` ─►  take ─► submit, abort ─► turn ─► pieces ─► deliver
+                                                        ── call_soon_threadsafe ─► asyncio
 ```
 
 Pieces are handed over once per round, for all requests together, before the next round is planned. Where time is

@@ -3,8 +3,8 @@ not.
 
 ```
 prefill   offer ─── lease ───► offer again, or cancel          accept, renewal, computed or read page, manifest: the
-lease begins anew decode    accept ── hold ────► cancel                          page, manifest, renewal: the hold
-begins anew
+                                                               lease begins anew
+decode    accept ── hold ────► cancel                          page, manifest, renewal: the hold begins anew
 ```
 
 A message that may have been ignored moves `heard_ns` alone; one that cannot have been ignored moves `renewed_ns` too. A

@@ -3,8 +3,8 @@
 ```
 prefill   OFFERED ──accept──► SENDING ──sent──► SENT ──ack──► COMPLETED
              ▲ └──────retry──────┴──────────────┘ │
-             └────────────────────────────────────┘        anywhere: give up ──► CANCELLING ──► FENCED ──► FAILED,
-             CANCELLED
+             └────────────────────────────────────┘        anywhere: give up ──► CANCELLING ──► FENCED
+                                                           ──► FAILED, CANCELLED
 decode    QUEUED ──reserve──► RECEIVING ──verified──► COMPLETED
 ```
 

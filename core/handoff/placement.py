@@ -9,8 +9,7 @@ The verdict:
 
     the request had joined a decode worker that lives    it goes on there
     else                                                 it begins again on living workers, behind the tokens that its
-    client has
-                                                         been shown (`Request.shown`): once; then it fails
+                                                         client has been shown (`Request.shown`): once; then it fails
 
 Draws are keyed by position, so the output is the one that the client would have had without the loss.
 """

@@ -9,7 +9,7 @@ ModelOpt), whose `quantization` object becomes a `quantization_config` by `model
     nvfp4           4 bits and an 8-bit scale for each 16 weights; nvfp4-w16 are the same weights, multiplied in 16 bits
     mxfp8           8 bits and an 8-bit scale for each 32 weights
     intB-gN         B bits, with a 16-bit scale and a B-bit zero point for each group of N weights (AWQ, GPTQ); int4 is
-    int4-g128
+                    int4-g128
 """
 
 from __future__ import annotations

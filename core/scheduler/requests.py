@@ -3,8 +3,7 @@
 ```
  waiting ──admit──► running (in_progress while its prompt has chunks left) ──end──► gone
     ▲                  │   │ ▲
-    └─────retract──────┘   │ └─join── transferring ◄─hand_over── running of a prefill engine; rows whose KV is on its
-    way
+    └─────retract──────┘   │ └─join── transferring ◄─hand_over── running of a prefill engine; rows whose KV travels
                            └─leave──► leaving                    rows that end when the running block is committed
 ```
 

@@ -5,8 +5,8 @@ ahead. So arrays are written to a ring of pinned slabs. A slab that is full reco
 written again once that has passed:
 
     slab   0          1          2          3
-           event ✓    event …    writing    free          next: 3, then 0 (whose copies have run), then 1 (waits for its
-           event)
+           event ✓    event …    writing    free          next: 3, then 0 (whose copies have run), then 1
+                                                          (waits for its event)
 """
 
 from __future__ import annotations

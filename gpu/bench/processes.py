@@ -6,7 +6,6 @@ that noise.
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -14,6 +13,7 @@ from dataclasses import replace
 from statistics import mean, median
 
 from ...core.errors import ForedraftError
+from ..spawned import spawning
 from .plan import BenchOptions, plan_bench
 from .run import ArmResult, Bench, Machine
 
@@ -22,7 +22,7 @@ OVER_PROCESSES = ("tokens_per_s", "tokens_per_s_request", "round_ms", "prefill_t
 
 def run_process(options: BenchOptions) -> tuple[Machine, list[ArmResult]]:
     """Run the whole benchmark in a fresh process. Raises ForedraftError if it fails."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+    with spawning() as context, ProcessPoolExecutor(1, context) as pool:
         try:
             found = pool.submit(_measure, options).result()
         except BrokenProcessPool as error:

@@ -1,7 +1,7 @@
 """Time real decoding: the arms of a cell, plain decoding among them, run in turns; results are medians.
 
-for each cell    engines of all arms ─► warm up ─► (plain, 1 step, 3 steps, …) × repeat ─► medians, speed-ups of the
-same turn
+for each cell    engines of all arms ─► warm up ─► (plain, 1 step, 3 steps, …) × repeat ─► medians, speed-ups
+                 of the same turn
 
 Turns matter more than repeats: a change of clock speed, or of other load on the machine, slows all arms of a turn
 alike.

@@ -3,6 +3,6 @@ to pool.
 
 parent   session ─ router ─ workers        control: JSON frames over a socket pair, one per worker
              │                  │
-prefill0 ─ engine, PrefillSide ═╪═ link ═► decode0 ─ engine, DecodeSide      torch.distributed: messages of
-`core.handoff`, page tensors
+prefill0 ─ engine, PrefillSide ═╪═ link ═► decode0 ─ engine, DecodeSide
+    torch.distributed: messages of `core.handoff`, page tensors
 """

@@ -2,7 +2,8 @@
 
 prefill   the draft's own pass over prompt chunks             → what finished prompts relay to their first round
 propose   relayed values → a verify tree                      (S − 1 draft passes; none for look-up or one head per
-step) catch_up  draft KV of every accepted position, one pass       → what this round relays to the next one
+                                                              step)
+catch_up  draft KV of every accepted position, one pass       → what this round relays to the next one
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The real executor: steps of `core.Engine` on a torch device.
 
     launch    give a GPU the step's first round at once, behind those in its stream; a CPU has no stream and begins at
-    collect collect   read the oldest step's rounds back, and run the further rounds of a block in between
+              collect
+    collect   read the oldest step's rounds back, and run the further rounds of a block in between
 
 Nothing between two launches waits for the device, except a look-up draft: it needs the tokens of the round before on
 the host.

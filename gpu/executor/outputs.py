@@ -1,7 +1,8 @@
 """Per-node outputs that a request may ask for beside its tokens. Entry of node i belongs to the token emitted after it.
 
 logprobs           float32 [n]         of the emitted token, in the target's distribution before temperature and
-cut-offs top_logprobs       float32 [n, 5]      of the five most likely tokens
+                                       cut-offs
+top_logprobs       float32 [n, 5]      of the five most likely tokens
 top_logprob_ids    int64   [n, 5]      these tokens
 hidden_states      float   [n, H]      the target's last hidden state
 routed_experts     int32   [n, L, k]   experts chosen in each of L mixture layers; [n, 0, 0] of a model without any

@@ -1,7 +1,6 @@
 """Changes of the target's logits: biases, penalties, min-p, and grammars, at every node of a verify tree.
 
-    row's text    prompt · output … root │ node ─ node        what a node's logits are changed by: the text up to the
-    node,
+    row's text    prompt · output … root │ node ─ node        what changes a node's logits: the text up to the node,
                   known on the host      └ node ─ node        as if its path had been emitted already
 
 So a node gets the distribution that plain decoding would have there, and verification stays lossless: what a grammar

@@ -1,9 +1,9 @@
 """Draft heads on the target's hidden states, in the forms in which they are published.
 
     EAGLE        fc([embedding of token j + 1; hidden state j]) → decoder layers, the first without an input norm → the
-    target's LM head EAGLE-3      fc(hidden states of three target layers) once; then [norm(embedding); norm(hidden)] →
-    one decoder layer over twice
-                 the width → norm → an LM head over the draft's own, smaller vocabulary
+                 target's LM head
+    EAGLE-3      fc(hidden states of three target layers) once; then [norm(embedding); norm(hidden)] → one decoder layer
+                 over twice the width → norm → an LM head over the draft's own, smaller vocabulary
     multi-layer  one EAGLE head per step; head s takes what head s − 1 gave at the slot before
 
 (Li et al., arXiv 2401.15077, 2406.16858, 2503.01840.) Slot j of the draft pool holds the KV of (hidden state j, token j

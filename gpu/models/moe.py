@@ -5,7 +5,8 @@ Three ways to the same sum, chosen by the number of tokens, which the host knows
 
     few tokens    the weights of the chosen experts are gathered and multiplied batched: n · k experts are copied
     some tokens   every expert multiplies every token (batched), weights of experts not chosen are 0: all E are read
-    once many tokens   tokens sorted by expert, one product per expert over its segment
+                  once
+    many tokens   tokens sorted by expert, one product per expert over its segment
 
 The gather moves each chosen expert three times (read, write, read), so it pays while 3 · n · k ≤ E. Reading all experts
 hides the redundant products as long as they take less time than the weights' transfer: on current devices up to some

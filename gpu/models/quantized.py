@@ -5,11 +5,12 @@ the name that the matrix has in an unquantized checkpoint. Reading it computes t
 rounded to the model's dtype. Activations are not quantized, whatever the checkpoint was calibrated for.
 
     fp8, compressed-tensors, modelopt   weight · scale, the scale per tensor, per row, or per block of (most often) 128
-    × 128 awq                                 (q − zero) · scale, q [in, out / 8] int32, columns in the order 0 2 4 6 1
-    3 5 7 gptq                                the same, q [in · bits / 32, out], groups of inputs in `g_idx`; zeros less
-    1 in its first form compressed-tensors, packed          (q − 2^(bits−1)) · scale, or with zero points, q [out, in ·
-    bits / 32] mxfp4                               pairs of 4-bit floats with one exponent for 32 (OCP Microscaling
-    Formats 1.0)
+                                        × 128
+    awq                                 (q − zero) · scale, q [in, out / 8] int32, columns in the order 0 2 4 6 1 3 5 7
+    gptq                                the same, q [in · bits / 32, out], groups of inputs in `g_idx`; zeros less 1 in
+                                        its first form
+    compressed-tensors, packed          (q − 2^(bits−1)) · scale, or with zero points, q [out, in · bits / 32]
+    mxfp4                               pairs of 4-bit floats with one exponent for 32 (OCP Microscaling Formats 1.0)
 """
 
 from __future__ import annotations

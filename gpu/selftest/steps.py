@@ -9,7 +9,6 @@ the remaining ones.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import sys
 import tempfile
@@ -26,6 +25,7 @@ import torch
 
 from ..ops.port import Ops
 from ..session.devices import ops_for
+from ..spawned import spawning
 
 
 @dataclass(slots=True)
@@ -193,10 +193,10 @@ class _Process:
 
     def __init__(self, serve: Serve, first: int) -> None:
         self._written = tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed with the process
-        spawned = multiprocessing.get_context("spawn")
-        self._answers, theirs = spawned.Pipe(duplex=False)
-        self._process = spawned.Process(target=_serve, args=(serve, first, theirs, self._written.name), daemon=True)
-        self._process.start()
+        with spawning() as context:
+            self._answers, theirs = context.Pipe(duplex=False)
+            self._process = context.Process(target=_serve, args=(serve, first, theirs, self._written.name), daemon=True)
+            self._process.start()
         theirs.close()
 
     def next_answer(self, limit_s: float) -> Outcome | int | None:

@@ -149,7 +149,7 @@ class StreamDecoder:
 
     ```
     tokens   [0, _anchor) shown, forgotten · [_anchor, _settled) shown, context · [_settled, …) may still change their
-    text
+             text
     ```
     """
 

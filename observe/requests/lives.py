@@ -16,8 +16,8 @@ from ...core.contract.step import Join
 # One engine computes the prompt, the other decodes. For the metrics they are one request:
 #
 #     prefill    submit ─── first token ───────── transferred
-#     decode                     reserve ─── join ─────────────── end        one slot of the open requests, from submit
-# to the last end
+#     decode                     reserve ─── join ─────────────── end
+#                one slot of the open requests, from submit to the last end
 #
 # The end that counts is the first one that is not a handover. The slot is closed when both engines are done with it:
 # until then rounds may still deliver to it. A request whose decode engine was lost keeps its slot until it is submitted

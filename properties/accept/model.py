@@ -1,7 +1,8 @@
 """What is true of requests, their KV and their rounds, token by token, and the moment that the checkers look at.
 
 code    one number for (owner, position, token, all tokens before it); what stands in a slot of layer 0. Layer l has
-code + l. table   row -> the slots of its positions, in pages that lie in no order
+        code + l.
+table   row -> the slots of its positions, in pages that lie in no order
 """
 
 from __future__ import annotations

@@ -264,12 +264,10 @@ StepView = Mapping[str, Any]
     step     int, 1, 2, 3, …
     enters   requests that are admitted with this step, or again
     prefill  per chunk (request, start, tokens, tail, key): computes positions start … start + len(tokens) − 1 of the
-    context, which is
-             the prompt and, after a retraction, what was delivered before. `tail` is the token after the chunk, -1
-             after the last one
+             context, which is the prompt and, after a retraction, what was delivered before. `tail` is the token after
+             the chunk, -1 after the last one
     decode   per row (request, length, root, key): `length` positions have KV as far as the engine knows; `root` is the
-    token at
-             position `length` if the engine hands it over, None if the device keeps it
+             token at position `length` if the engine hands it over, None if the device keeps it
     steps    int, the draft steps of its rounds
     rounds   int, how many rounds it may run; 1 if it has chunks
 

@@ -114,14 +114,14 @@ def operation(
 
     weight     how often it is drawn, beside the others
     needs      the capabilities that the component must declare; a run leaves the operations of a capability out
-    together hostile    what no caller should do; a run leaves these out together
+               together
+    hostile    what no caller should do; a run leaves these out together
     when       `when(trial, …)` with the first arguments, as many as it takes: whether it makes sense in this state. If
-    not, it is left
-               out. A method may also return False before it has changed anything
+               not, it is left out. A method may also return False before it has changed anything
     probes     the id of the invariant that it does nothing but probe: for a component known to break that one, it is
-    not drawn values     for each parameter the values that it may have (see `Values`). Those of a parameter that is
-    left out are the trial's for its
-               name (`Trial.values`), else both of a bool, else its default
+               not drawn
+    values     for each parameter the values that it may have (see `Values`). Those of a parameter that is left out are
+               the trial's for its name (`Trial.values`), else both of a bool, else its default
 
     Applied once more on top, it adds another way to draw the same operation, with the same values where no others are
     given.

@@ -1,9 +1,8 @@
 """A prefill and a decode worker over reference executors, joined by a link in memory: every cell of KV is its own
 canary.
 
-    ReferenceWorker ──► Wire ──► ReferenceWorker     messages may be lost, late, doubled, reordered, cut short or
-    changed by the test
-         ▲              │
+    ReferenceWorker ──► Wire ──► ReferenceWorker     messages may be lost, late, doubled, reordered,
+         ▲              │                            cut short or changed by the test
          └──── Wire ◄───┘
 
 A page travels as the bytes of its shadow cells (position, token, prefix hash) of both pools. The receiver writes them

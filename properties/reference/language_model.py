@@ -4,7 +4,7 @@ The target's answer is a pure function of the hash of *all* tokens before it:
 
     hash(prefix + token) = mix(hash(prefix), token)        the empty prefix has a hash of its own in every namespace
     logits(prefix)[v]    = mix(hash(prefix), v)            and, on regular prefixes, a boost for the last token's
-    successor
+                                                           successor
 
 The draft sees the same hash. `agreement` sets how often its first choice is the target's argmax. Elsewhere the argmax
 is at one of the next ranks, so that a tree finds what a chain misses. All draws are keyed by the prefix alone.

@@ -110,7 +110,7 @@ class Simulator(Protocol):
       events      sequence of strings: the history, one line per event, in the order in which they happened
       times_ns    sequence of integers: the simulated time of each
       arrivals    sequence of [time in ns, prompt length, output length], as drawn; the number of a request is its place
-      here
+                  here
       requests    sequence of mappings, one per request that reached a replica, also if that refused it:
                     number           its place in `arrivals`; −1 for one that a fault has added
                     reason           "completed", "refused", "aborted" or "failed"
@@ -131,13 +131,14 @@ class Simulator(Protocol):
       books       mapping: summary   every number of the report by its name, as in summary.json
                            machine   the numbers of one engine's machine, as `simulator/roofline.py` reads them
                            runs      mapping: id of a request -> per output position the longest run of drafts that
-                           verification
-                                     would accept there, asked of the acceptance process alone
+                                     verification would accept there, asked of the acceptance process alone
                            patience  mapping: id of a request -> after how many ns its client leaves, of those whose
-                           client does link      [latency in ns, bytes per s] from the clients to each engine
+                                     client does
+                           link      [latency in ns, bytes per s] from the clients to each engine
                            port      [latency in ns, bytes per s, bytes of a page, bytes beside the last page] between
-                           engines left      mapping: name -> what is left of it after the last request: loads, rows,
-                           slots, clients, gauges
+                                     engines
+                           left      mapping: name -> what is left of it after the last request: loads, rows, slots,
+                                     clients, gauges
     """
 
     def run(self, service: Service) -> Mapping[str, object] | None:

@@ -7,7 +7,7 @@ times nanoseconds.
 
     decode     S − 1 draft passes · tree · verify · drafts from the host · sampling and KV move · catch-up
     prefill    the same draft passes without graphs · one target pass over chunks and nodes · sampling twice · one draft
-    pass over both
+               pass over both
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ simulation: slopes are taken over a tenth of a parameter's spread, and again onl
 
     parameters = [Parameter("gap_ns", "ns", value=500e3, spread=250e3), Parameter("draft_step_ns", "ns", 100e3, 100e3)]
     fit = fit_parameters(parameters, lambda x: kernels_ns + features @ x, rounds_ns)
-    errors = left_out_errors(fit, groups=[row.shape for row in rows])       # exact refits; linearised=True for costly
-    predictions
+    errors = left_out_errors(fit, groups=[row.shape for row in rows])
+        # exact refits; linearised=True for costly predictions
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Fit:
     values, low, high:  [p]     the parameters, and the ends of their intervals (probability INTERVAL)
     errors:             [n]     predicted / measured − 1
     slopes:             [n, p]  derivative of log predicted by each parameter, at the solution or within half a spread
-    of it
+                                of it
     covariance:         [p, p]  of the parameters, prior included
     noise:              relative standard deviation of the measurements, for weight 1
     """

@@ -2,9 +2,8 @@
 
 events      `events.jsonl` of `foredraft simulate` and `generate`: every round of every request, in order
 responses   of vLLM under `--per-request-spec-decode-metrics`, JSON or JSON lines, with `metrics.speculative_decoding`,
-and aiperf's
-            `profile_export.jsonl` with `spec_decode_acceptance`: every round under `detailed`, a histogram per request
-            under `summary`
+            and aiperf's `profile_export.jsonl` with `spec_decode_acceptance`: every round under `detailed`, a histogram
+            per request under `summary`
 
 What servers tell of all requests together is read in `acceptance_means.py`. A file that contradicts itself, or breaks
 off, is one error with its line.

@@ -1,9 +1,11 @@
 """Reads what servers tell of the accepted drafts of all requests together.
 
 prometheus  a page of `/metrics`: `vllm:spec_decode_*` counters, by position or in sum; or `sglang:spec_accept_length`,
-a mean server log  SGLang's lines with `accept len: 2.83`, means over some rounds each; vLLM's with
-`SpecDecoding metrics`, by position means       CSV with the header `steps,accept_length`: a chain's draft steps, and
-its tokens per round, the bonus token included
+            a mean
+server log  SGLang's lines with `accept len: 2.83`, means over some rounds each; vLLM's with `SpecDecoding metrics`, by
+            position
+means       CSV with the header `steps,accept_length`: a chain's draft steps, and its tokens per round, the bonus token
+            included
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A synthetic workload that resembles a trace: the keys of a scenario, found from the trace, and how near it comes.
 
 Arrivals   a constant rate, or a curve of straight pieces where the rate changes by more than its own noise
-(quasi-likelihood BIC);
-           gaps as bursty as make variance over mean of the arrivals in windows nearest to the trace's
+           (quasi-likelihood BIC); gaps as bursty as make variance over mean of the arrivals in windows nearest to the
+           trace's
 Lengths    lognormal where that is near enough, else the recorded distribution in `SHARES`
 Prefixes   groups of equal beginnings whose hit rates, in caches of several sizes, are nearest to the trace's
 """

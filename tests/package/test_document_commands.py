@@ -3,18 +3,18 @@ what it runs of a document, what it compares, what it writes."""
 
 from __future__ import annotations
 
-import importlib.util
+import os
 import re
+import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import commands as documents
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SPEC = importlib.util.spec_from_file_location("commands", ROOT / "docs" / "commands.py")
-documents = sys.modules.setdefault("commands", importlib.util.module_from_spec(SPEC))
-SPEC.loader.exec_module(documents)
 
 PAGE = """# Page
 
@@ -64,12 +64,35 @@ def test_a_document_becomes_commands_with_the_outputs_that_it_shows():
         ("a   12.5 ms\n", "a 1,312 ms\n", True, True),
         ("a 12.5 ms\n", "b 12.5 ms\n", True, False),
         ("a\nb\n", "a\n", True, False),
+        ("ALLOC-10 in 0.1 s (15,726 per second)\n", "ALLOC-10 in 12 s (9 per second)\n", True, True),
+        ("ALLOC-10 in 0.1 s\n", "ALLOC-03 in 0.1 s\n", True, False),
+        ("a 12.5 %\n", "a -12.5 %\n", True, False),
     ],
 )
-def test_outputs_are_compared_by_line_and_those_that_vary_without_their_numbers(shown, printed, varies, same):
+def test_outputs_are_compared_by_line_and_those_that_vary_without_durations_and_rates(shown, printed, varies, same):
     command = documents.Command("page.md", 1, "", ("bash",), "run\n", shown, varies, 0)
     assert (command.problem(subprocess.CompletedProcess((), 0, printed, "")) == "") is same
     assert "exit code 2" in command.problem(subprocess.CompletedProcess((), 2, shown, ""))
+
+
+def run_bash(code: str, folder: Path, **limit: float) -> subprocess.CompletedProcess[str]:
+    return documents.run_alone(("bash", "-e", "-c", code), folder, dict(os.environ), **limit)
+
+
+def test_a_command_that_reads_its_input_takes_no_line_of_the_script(tmp_path):
+    done = run_bash("cat\necho out\necho error >&2\nfalse\n", tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "out\n", "error\n")
+
+
+@pytest.mark.parametrize(("last", "limit_s", "code"), [("false", 60, 1), ("wait", 1, -signal.SIGKILL)])
+def test_what_a_script_left_in_the_background_ends_with_it_or_at_its_limit(tmp_path, last, limit_s, code):
+    os.mkfifo(tmp_path / "held")  # reads to its end when no process holds it any more
+    reading = os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK)
+    done = run_bash(f"exec 3> held\nsleep 100 &\necho begun\n{last}\n", tmp_path, limit_s=limit_s)
+    assert (done.returncode, done.stdout) == (code, "begun\n")
+    assert ("its limit" in done.stderr) is (last == "wait")
+    assert select.select([reading], [], [], 30)[0] and os.read(reading, 1) == b""
+    os.close(reading)
 
 
 def test_an_output_is_replaced_where_it_stands():
@@ -77,14 +100,6 @@ def test_an_output_is_replaced_where_it_stands():
     text = documents.rewritten(PAGE, nothing, "none \n")
     assert text == PAGE.replace("$ search nothing\n", "$ search nothing\nnone\n")
     assert documents.rewritten(text, program, "5\n") == text.replace("\n4\n", "\n5\n")
-
-
-def test_a_command_that_fails_leaves_nothing_running(tmp_path):
-    script = "python3 -c 'import time; time.sleep(20); print(\"late\")' &\nfalse\n"
-    command = documents.Command("page.md", 1, "", ("bash", "-e", "-o", "pipefail"), script, "", False, 0)
-    done = documents.Reader(tmp_path).run(command)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "exit code 1, expected 0" in command.problem(done)
 
 
 def test_every_install_line_is_run():

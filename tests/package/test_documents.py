@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shlex
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pyarrow.parquet as parquet
+import refresh
 import typer
 from foredraft.cli.app import app
 from foredraft.cli.simulation.run_record import RunRecord
@@ -138,13 +138,6 @@ def test_documents_link_only_to_what_exists():
 # -- parts that are made from the source, or must keep up with it ------------------------------------------------------
 
 
-def load_refresh():
-    spec = importlib.util.spec_from_file_location("refresh", ROOT / "docs" / "refresh.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_documents_and_messages_install_from_a_clone():
     """The project is not on PyPI; messages ask observe/distribution/install_hint.py where this one came from."""
     notebooks = (ROOT / "examples").rglob("*.ipynb")
@@ -178,7 +171,6 @@ def test_documents_name_the_version_of_the_suite():
 
 
 def test_made_parts_are_fresh():
-    refresh = load_refresh()
     used = set()
     for path in documents():
         text = path.read_text(encoding="utf-8")

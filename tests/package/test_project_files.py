@@ -125,3 +125,18 @@ def test_make_refuses_an_older_python_with_one_sentence(tmp_path, program, what)
     assert done.returncode == 2 and done.stdout == ""
     assert [line for line in done.stderr.splitlines() if not line.startswith("make")] == [sentence]
     assert not (tmp_path / ".venv").exists()
+
+
+@pytest.mark.parametrize(
+    ("linked", "installs"), [(("__init__.py", "session.py"), False), (("__init__.py",), True), ((), True)]
+)
+def test_make_installs_again_where_links_are_missing(tmp_path, linked, installs):
+    made = ["pyproject.toml", "hatch_build.py", "constraints.txt", "api/__init__.py", "api/session.py"]
+    made += [".venv/bin/python", *(f"build/editable/foredraft/{name}" for name in linked)]
+    for name in [*made, ".venv/.planning", ".venv/.gpu", ".venv/.installed"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    line = ["make", "--dry-run", "setup", "PYTHON=true"]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ("pip install" in done.stdout) is installs

@@ -3,20 +3,15 @@ every command, every Python block, every output that they show."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 
+import commands as documents
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SPEC = importlib.util.spec_from_file_location("commands", ROOT / "docs" / "commands.py")
-documents = sys.modules.setdefault("commands", importlib.util.module_from_spec(SPEC))
-SPEC.loader.exec_module(documents)
 COMMANDS = [
     command
     for document in documents.DOCUMENTS
-    if (ROOT / document).is_file()
     for command in documents.commands_of(document, (ROOT / document).read_text(encoding="utf-8"))
 ]
 
@@ -46,6 +41,6 @@ def test_it_runs_as_shown(command, reader):
 def test_the_installed_package_is_found_beside_a_clone_of_its_name(code, reader):
     """The clone's folder is called foredraft, too. Workers of a sweep are processes of their own."""
     assert reader.clone.name == "foredraft"
-    command = documents.Command("beside the clone", 0, "", ("bash", "-e"), f"cd ..\n{code}\n", None, False, 0)
+    command = documents.Command("beside the clone", 0, "", documents.BASH, f"cd ..\n{code}\n", None, False, 0)
     if problem := command.problem(reader.run(command)):
         pytest.fail(problem, pytrace=False)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
+import sentences
 
 ROOT = Path(__file__).resolve().parents[2]
-SPEC = importlib.util.spec_from_file_location("sentences", ROOT / "docs" / "sentences.py")
-sentences = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(sentences)
 
 PAGE = """# A heading of four words or more
 

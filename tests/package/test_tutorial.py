@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pictures
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,15 +17,7 @@ MOST_BYTES = 60_000
 
 
 @pytest.fixture(scope="module")
-def pictures():
-    spec = importlib.util.spec_from_file_location("pictures", ROOT / "docs" / "pictures.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def numbers(pictures) -> dict:
+def numbers() -> dict:
     return json.loads(pictures.NUMBERS.read_text(encoding="utf-8"))
 
 
@@ -40,7 +32,7 @@ def test_the_trace_is_what_its_script_writes(tmp_path):
     assert made.read_bytes() == (EXAMPLE / "requests.csv").read_bytes()
 
 
-def test_the_pictures_show_their_numbers(pictures, numbers):
+def test_the_pictures_show_their_numbers(numbers):
     drawn = pictures.pictures(numbers)
     assert {path.name for path in pictures.FOLDER.glob("*.svg")} == set(drawn)
     for name, text in drawn.items():
@@ -48,7 +40,7 @@ def test_the_pictures_show_their_numbers(pictures, numbers):
         assert len(text.encode()) < MOST_BYTES
 
 
-def test_other_numbers_draw_another_picture(pictures, numbers):
+def test_other_numbers_draw_another_picture(numbers):
     changed = json.loads(json.dumps(numbers))
     changed["speculation"]["NONE"]["throughput"][3] *= 1.1
     was, is_now = pictures.pictures(numbers), pictures.pictures(changed)
@@ -56,7 +48,7 @@ def test_other_numbers_draw_another_picture(pictures, numbers):
 
 
 @pytest.mark.parametrize("users", [(1, 16), pytest.param((64, 256), marks=pytest.mark.slow)])
-def test_the_speeds_of_the_picture_are_what_is_simulated(pictures, numbers, users):
+def test_the_speeds_of_the_picture_are_what_is_simulated(numbers, users):
     for algorithm, curve in pictures.speculation_numbers(users).items():
         shown = numbers["speculation"][algorithm]
         places = [shown["users"].index(number) for number in users]
@@ -73,7 +65,7 @@ def test_the_pictures_of_the_tutorial_have_the_numbers_of_its_page(numbers, page
         assert re.search(rf"^  batch {batch} (to \d+|on) +{count:g} steps?$", page, re.MULTILINE), (batch, count)
 
 
-def test_the_page_and_the_first_page_show_every_picture(pictures, page):
+def test_the_page_and_the_first_page_show_every_picture(page):
     shown = set(re.findall(r"\]\(pictures/([\w-]+\.svg)\)", page))
     shown |= set(re.findall(r"docs/pictures/([\w-]+\.svg)", (ROOT / "README.md").read_text(encoding="utf-8")))
     assert shown == {path.name for path in pictures.FOLDER.glob("*.svg")}

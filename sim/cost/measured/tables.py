@@ -142,10 +142,10 @@ class KernelTables:
     lm_head:     [TOKENS]                       logits of so many rows
     decode:      [ROWS, CONTEXTS]               attention of one new token per row
     verify:      [ROWS, QUERIES, CONTEXTS]      attention of several new tokens per row behind a prefix; empty where the
-    database knows none
+                                                database knows none
     prefill:     [CHUNKS, PASTS]                attention of one prompt chunk behind so many tokens
     provenance:  operation -> how the database knows it: silicon, mixed, empirical; roofline: it does not; or what was
-    corrected
+                 corrected
     measured_share:  share of a decode pass (16 rows, 1024 tokens of context) that comes from measurements
     """
 

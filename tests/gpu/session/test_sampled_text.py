@@ -4,9 +4,9 @@ What the same request (its text, its parameters, its seed) makes equal, token fo
 
     plain decoding   everything: mode, blocks, batch mix, chunks, pages, retraction
     speculation      everything but retraction, for one algorithm, draft and shape. A token's coins are those of its
-    position, but whether
-                     the accept coin or the bonus coin decides depends on what was drafted there; so another algorithm,
-                     draft or shape, or a retraction, which begins a round elsewhere, is equal in distribution only
+                     position, but whether the accept coin or the bonus coin decides depends on what was drafted there;
+                     so another algorithm, draft or shape, or a retraction, which begins a round elsewhere, is equal in
+                     distribution only
 """
 
 from __future__ import annotations
