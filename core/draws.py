@@ -1,7 +1,7 @@
 """Keyed random draws: every draw is a pure function of (seed, purpose, lane, request, position).
 
-There is no generator and no state, so one more request, another batch order, a longer block of rounds or a repeated
-evaluation shifts no other draw. The key is absorbed one component after the other into 64 bits,
+There is no generator and no state. So a draw does not change with one more request, another batch order, a longer block
+of rounds or a repeated evaluation. The key is absorbed one component after the other into 64 bits,
 
     h = finalise(h XOR component · odd constant)        for lane, request, position, in this order,
 
@@ -54,7 +54,7 @@ _TURN_32: Numbers = np.array(2.0 * np.pi * 2.0**-32)
 
 
 class Purpose(IntEnum):
-    """What a draw is for; different purposes are independent. Logs depend on the numbers: they never change."""
+    """What a draw is for; different purposes are independent. The numbers never change, because logs depend on them."""
 
     ACCEPT_COIN = 1
     BONUS_COIN = 2

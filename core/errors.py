@@ -75,14 +75,14 @@ class ConfigError(ForedraftError):
 
 
 def shown(value: object) -> str:
-    """Return a wrong value as a message shows it: its `repr`, cut off where that is long."""
+    """Return a wrong value for a message: its `repr`, cut off if it is long."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
 
 
 def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
-    """Return a hint for a misspelt key: ` (did you mean 'x'?)`, or an empty string if nothing has that likeness
-    (difflib's ratio)."""
+    """Return a hint for a misspelt key: ` (did you mean 'x'?)`, or an empty string if no key is that similar (difflib's
+    ratio)."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=likeness)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -91,7 +91,7 @@ def nearest_name(word: str, known: Iterable[str]) -> str:
     """Return a hint like that of `nearest`, for models and devices: a name with another number or another word is
     another thing.
 
-    A digit that is typed once too often or too rarely is a slip: 'H10' is near 'H100'.
+    A repeated digit that is missing or typed twice counts as a typing error: 'H10' is near 'H100'.
     """
     return nearest(word, [name for name in known if _are_slips(word, name)])
 

@@ -1,6 +1,6 @@
 """JSON and TOML from outside, parsed with limits.
 
-Every text that a user gives passes through `parse_json` or `parse_toml`, so that what reads the values need not expect
+Every text that a user gives passes through `parse_json` or `parse_toml`, so that readers of the values need not expect
 absurd ones.
 """
 
@@ -203,7 +203,7 @@ class ConfigReader:
         return ConfigReader(data, self.source, self._prefix, self.problems)
 
     def problem(self, key: str, message: str) -> None:
-        """Note what is wrong at `key`, once however often it is looked up."""
+        """Note a problem at `key`, once even if the key is read several times."""
         problem = Problem(self._prefix + key, message)
         if problem not in self.problems:
             self.problems.append(problem)

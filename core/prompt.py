@@ -1,4 +1,4 @@
-"""What a prompt contains, said as briefly as it is known.
+"""A short description of a prompt's content.
 
 A recorded or synthetic workload rarely has the tokens of a prompt: it knows a length, or which blocks two prompts
 share. `Prompt` keeps that description (a few words per request) and makes token ids only when they are asked for,

@@ -1,2 +1,2 @@
-"""Many simulations that answer one question: a grid of settings, run over processes, kept so that a
-stopped sweep goes on."""
+"""Many simulations that answer one question: a grid of settings, run over processes. Results are stored, so that a
+stopped sweep can continue."""

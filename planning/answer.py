@@ -1,5 +1,5 @@
-"""The answer of a plan as plain data: kept beside its runs, printed, and drawn by `foredraft report`;
-and what limits a run."""
+"""The answer of a plan as plain data, and the limits of a run. The answer is stored beside its runs and printed, and
+`foredraft report` draws it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ REMEDIES = {
 def answer_of(
     whole: Plan, ranked: Sequence[Ranked], prices: Mapping[str, float], source: str, sentences: Sequence[str]
 ) -> dict[str, Any]:
-    """Return what a plan has found. source: of the error of comparisons. sentences: about the best, for readers."""
+    """Return the result of a plan. source: of the error of comparisons. sentences: about the best candidate, for
+    readers."""
     asked = whole.question
     first = next((item for item in ranked if item.holds and not item.dropped), None)
     return {
@@ -74,7 +75,8 @@ def _candidate(whole: Plan, item: Ranked, is_first: bool, prices: Mapping[str, f
 
 
 def limit_of(whole: Plan, item: Ranked) -> tuple[str, str]:
-    """Return sentences: what limits a candidate at its load with what would move it, and whose timing is simulated."""
+    """Return sentences about what limits a candidate at its load, what would raise this limit, and whose timing is
+    simulated."""
     run = assemble(scenario_with(base_tables(whole.scenario), item.candidate.smallest))
     limit = bottleneck(run, item.finding.summary)
     return f"{item.candidate.name} is limited by {limit}; what would move it: {REMEDIES[limit]}.", run.timing

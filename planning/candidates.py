@@ -51,8 +51,8 @@ class Candidate:
 
 
 def make_candidates(scenario: Scenario, tried: Mapping[str, Sequence[Any]], gpus: int | None) -> list[Candidate]:
-    """Return the configurations to compare: those of `tried`, keys with their values, and usual ones for what it leaves
-    open.
+    """Return the configurations to compare. `tried` has keys with their values; the keys that it leaves open get the
+    usual values.
 
     Usual are plain decoding and, of the scenario's algorithm (EAGLE3 if it has none), chains of 1, 2, 3, 5, 7 drafts, a
     small tree and `goodput`. With `gpus`, each with every tensor parallelism that divides them. Raises ConfigError for
@@ -81,8 +81,8 @@ def make_candidates(scenario: Scenario, tried: Mapping[str, Sequence[Any]], gpus
 
 
 def comparison_error(candidates: Sequence[Candidate], priced_by: str) -> tuple[float, str]:
-    """Return how far comparisons of candidates may be off, as a share, and where that is from: the error of published
-    speed-ups where they differ in speculation alone, else that of times. `priced_by`: what prices their passes."""
+    """Return the error of comparisons of candidates, as a share, and its source. If the candidates differ only in
+    speculation, it is the error of published speed-ups, else that of times. `priced_by`: what prices their passes."""
     others = [
         {key: value for key, value in one.settings.items() if not key.startswith("speculation.")} for one in candidates
     ]
@@ -97,7 +97,7 @@ def base_tables(scenario: Scenario) -> dict[str, Any]:
 
 
 def _complete(point: Mapping[str, Any], own: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
-    """Return a combination with the scenario's own keys of speculation where it leaves them open."""
+    """Return a combination, completed with the scenario's own keys of speculation."""
     if point.get(ALGORITHM, algorithm) == NO_SPECULATION:
         return {ALGORITHM: NO_SPECULATION}
     whole = {ALGORITHM: algorithm, **own, **point}

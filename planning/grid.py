@@ -76,8 +76,8 @@ def combinations(grid: Mapping[str, Sequence[Any]], algorithm: str) -> list[dict
     """Return every combination of the values of a grid; the values of the last key change first. Without keys: one,
     which is empty.
 
-    `algorithm` is that of the scenario. Without speculation its other keys mean nothing: such combinations leave them
-    out, and occur once.
+    `algorithm` is that of the scenario. Without speculation, its other keys have no meaning. Such combinations leave
+    them out and occur once.
     """
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     for point in points:

@@ -1,4 +1,4 @@
-"""Means over seeds, with the interval that the seeds leave open."""
+"""Means over seeds, with their confidence intervals."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 ones.
 
 Two rounds. In the first every candidate is searched roughly, with one seed and a quarter of the requests; those far
-behind are dropped. Of a whole trace the first round takes a thousand requests, and then, for those that are left, a
-quarter of it. In the second the others (of a whole trace the best three) are searched finely, with several seeds, from
-where the first round has ended.
+behind are dropped. With a whole trace, the first round takes a thousand requests, and then a quarter of the trace for
+the candidates that are left. In the second round the other candidates (with a whole trace the best three) are searched
+finely, with several seeds. The search begins where the first round ended.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ROUGH_ROWS = 1000  # of a trace, in the first round
 LEAST_ARRIVALS_S = 60.0  # a run at a given rate covers at least so much of it
 MOST_ENGINES = 512
 HOPELESS = 2.0
-"""A candidate that needs so many times the engines that there may be, by the first round, is not searched again."""
+"""A candidate is not searched again if, by the first round, it needs more than this many times the allowed engines."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,11 @@ class Question:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A candidate with what was found: the greatest load on `gpus` devices, or the least devices for the load asked
-    for.
+    """A candidate and its result: the greatest load on `gpus` devices, or the smallest number of devices for the given
+    load.
 
-    `dropped`: it was not searched again after the first round; `first_share`: what it held there as a share of the
-    most, per cost.
-    `equal`: it cannot be told apart from the best one; if dropped, by the first round.
+    `dropped`: it was not searched again after the first round. `first_share`: its load per cost in the first round, as
+    a share of the greatest one. `equal`: it cannot be told apart from the best one; if dropped, by the first round.
     """
 
     candidate: Candidate
@@ -145,10 +144,11 @@ class Plan:
         search: Callable[..., Search],
         factor: float,
     ) -> Iterator[tuple[str, int, Finding]]:
-        """Search candidates on more of a trace: the best one alone, two runs at once, then the others from where that
-        one suggests.
+        """Search candidates on a greater part of a trace: first the best one alone, with two runs at once, then the
+        others, each from the load that the best one suggests.
 
-        The ratio of the load found on more of a trace to that found on less of it is much the same for all candidates.
+        This works because the ratio of the loads found on a greater and on a smaller part of a trace is about the same
+        for all candidates.
         """
         best, *others = kept
         before = self.rough[best].value
@@ -188,8 +188,8 @@ class Plan:
 
     @cached_property
     def _slices(self) -> dict[int, dict[str, Any]]:
-        """The settings of runs of so many requests:
-        those that arrived in the least time, for the limits are broken there first."""
+        """The settings of runs of this many requests: those that arrived in the least time, because the limits are
+        exceeded there first."""
         slices = {}
         for count in (ROUGH_ROWS, math.ceil(FIRST_SHARE * len(self._arrivals_s))):
             slices[count] = {"workload.num_requests": count}
@@ -204,14 +204,14 @@ class Plan:
         return self._slices[math.ceil(FIRST_SHARE * len(self._arrivals_s))]
 
     def _is_hopeless(self, index: int) -> bool:
-        """Return whether a candidate is far from the load asked for, by the first round."""
+        """Return whether a candidate was far from the given load in the first round."""
         assert self.question.load is not None, "no candidate is far from the greatest load"
         most = self._most_engines(self.candidates[index])
         return self.question.load * self.candidates[index].unit >= HOPELESS * most * self.rough[index].value
 
     def _distance(self, index: int) -> tuple[float, float]:
-        """Return a key that orders hopeless candidates:
-        by the load of a device, then by what they take of the limits."""
+        """Return a key that orders hopeless candidates: by the load per device, then by the share of the limits that
+        they use."""
         found = self.rough[index]
         return -found.value / self.candidates[index].gpus_per_unit, found.excess
 
@@ -229,8 +229,7 @@ class Plan:
         return [(self.candidates[i], found.reason) for i, found in sorted(self.rough.items()) if found.reason]
 
     def needed(self, index: int) -> int:
-        """Return the devices that a candidate needs for the load asked for, by the first round;
-        0 if it holds no load."""
+        """Return the devices that a candidate needs for the given load, by the first round; 0 if it holds no load."""
         assert self.question.load is not None, "a plan for given devices asks for no load"
         candidate, rough = self.candidates[index], self.rough[index]
         return candidate.gpus_per_unit * math.ceil(self.question.load / rough.value) if rough.value else 0
@@ -288,7 +287,7 @@ class Plan:
         return MOST_ENGINES if gpus is None else max(gpus // candidate.gpus_per_engine, candidate.unit)
 
     def _rough_search(self, candidate: Candidate, ends_early: bool) -> Search:
-        """Search a candidate roughly; with `ends_early` not among loads at which it would need too many engines."""
+        """Search a candidate roughly. With `ends_early`, skip loads at which it would need too many engines."""
         asked, within = self.question, (0.0, math.inf)
         engines = candidate.unit if asked.load is not None else self._engines(candidate)
         if asked.load is not None:  # of a smallest deployment: so little is hopeless, and more is not needed
@@ -348,7 +347,7 @@ class Plan:
         return least_count(settings, REPLICAS, start, candidate.unit, asked.objectives, asked.seeds, most)
 
     def _requests(self, load: float, share: float = 1.0) -> dict[str, Any]:
-        """Return how many requests a run at this load has: so many that a queue that grows is seen."""
+        """Return how many requests a run at this load has: enough to see whether the queue grows."""
         if self.question.requests is None:
             return {}
         arrivals = math.ceil(load * LEAST_ARRIVALS_S) if self.scenario.workload.trace is None else 0

@@ -1,4 +1,4 @@
-"""Rounds as the cost model sees them: what one takes, what it is made of, and how many tokens it must give to pay."""
+"""Rounds by the cost model: the time of a round, its parts, and the number of tokens at which it breaks even."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class RoundModel:
         return low
 
     def most_rows(self, context_len: int, steps: int) -> int:
-        """Return how many requests of this context the KV pool holds, at most `engine.max_running`; 0 if not one."""
+        """Return how many requests of this context the KV pool holds, at most `engine.max_running`; 0 if none fits."""
         run = self.with_steps(steps)
         config = run.spec.config
         held = context_len + run.spec.resolve_sizes().reserve

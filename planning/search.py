@@ -24,7 +24,7 @@ Wanted = list[dict[str, Any]]
 Search = Generator[Wanted, list[Trial], "Finding"]
 
 MOST_EXCESS = 4.0
-"""Beyond this many times its limit a run tells nothing more."""
+"""The excess is clipped at this multiple of the limit, because a greater excess tells nothing more."""
 MOST_STEPS = 8  # from the first load to one on the other side of the limit
 MOST_FACTOR = 4.0
 SURE = 3.0  # standard errors from the limit at which an excess is taken for its side
@@ -38,7 +38,7 @@ class CannotRun(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a search has found.
+    """The result of a search.
 
     Attributes:
         value: The load, or the number of engines; 0 if the objectives hold at none.
@@ -62,7 +62,7 @@ class Finding:
 
 @dataclass
 class _Judge:
-    """Runs at values of one key, with as many seeds as it takes to decide whether the objectives hold."""
+    """Runs at values of one key, with enough seeds to decide whether the objectives hold."""
 
     settings: Mapping[str, Any]
     key: str
@@ -72,8 +72,8 @@ class _Judge:
     summaries: dict[tuple[float, int], Mapping[str, Any]] = field(default_factory=dict)
 
     def holds(self, value: float) -> Generator[Wanted, list[Trial], bool]:
-        """Decide whether the objectives hold at `value`:
-        once the interval of the excess is on one side of 1, or by its mean in the end."""
+        """Decide whether the objectives hold at `value`: as soon as the interval of the excess lies on one side of 1.
+        When no seeds are left, its mean decides."""
         for count in range(min(2, len(self.seeds)), len(self.seeds) + 1):
             yield from self.run([value], self.seeds[:count])
             mean = self.mean_log_excess(value, self.seeds[:count])
@@ -85,7 +85,7 @@ class _Judge:
         return mean <= 0
 
     def run(self, values: Sequence[float], seeds: Sequence[int]) -> Generator[Wanted, list[Trial], None]:
-        """Run at each of these values with each of these seeds, at the same time, what has not run yet."""
+        """Make all missing runs at these values with these seeds, at the same time."""
         missing = [(value, seed) for value in values for seed in seeds if (value, seed) not in self.summaries]
         if missing:
             trials = yield [
@@ -121,7 +121,7 @@ class _Judge:
         return math.sqrt(sum(float(of @ of) for of in of_several) / freedom) if freedom else 0.0
 
     def finding(self, value: float, at: float, interval: Estimate | None = None) -> Finding:
-        """Return the finding `value`, with what the runs at `at` have shown."""
+        """Return the finding `value`, with the results of the runs at `at`."""
         summary = self.summaries[at, self.seeds[0]]
         shares = [self.share(at, seed) for seed in self.seeds if (at, seed) in self.summaries]
         tightest = excess(self.objectives, summary)[1]
@@ -148,8 +148,8 @@ def greatest_load(
     the mean excess of the first `bracket_seeds`. Then runs where a line through these two meets the limit, until it is
     known within `tolerance`. Each seed has its own greatest load, by its excess at the greatest load that has held and
     the slope there. The finding is their mean, over as many seeds as its interval needs to be as narrow as `tolerance`.
-    The slope is that between loads whose excesses differ from the limit by more than the seeds do. Where a flat curve
-    lies at its limit these loads are far apart, and the interval is wide.
+    The slope is taken between loads whose excesses differ from the limit by more than the spread of the seeds. If the
+    curve is flat near its limit, these loads are far apart, and the interval is wide.
 
     `sized`: settings that follow from the load, such as how many requests a run has. `within`: the least and the
     greatest load that are tried; a result at either bound is precise enough for the caller. `at_once`: the loads, and
@@ -241,7 +241,7 @@ class _Curve:
         return rise / math.log(high / low)
 
     def slope_at(self, load: float) -> float | None:
-        """Return the slope from a load to the nearest other one; None where one of the two is not told."""
+        """Return the slope from a load to the nearest other one; None if one of the two excesses is unknown."""
         others = [other for other in self.excesses if other != load and self.is_told(load, other)]
         if not others:
             return None
@@ -257,7 +257,7 @@ class _Curve:
         return self.slope(min(low, holds or low), max(high, breaks or high))
 
     def nearer(self, rungs: Sequence[float], tolerance: float) -> list[float]:
-        """Return the next loads of a ladder, brought nearer where a line through two loads meets the limit before them.
+        """Return the next loads of a ladder, or nearer ones if a line through two loads meets the limit before them.
 
         No load lies between those that have run.
         """
@@ -280,7 +280,7 @@ class _Curve:
         return high / low <= 1 + tolerance or -self.excesses[low] <= math.log(1 + tolerance) * self._least_slope(low)
 
     def _least_slope(self, load: float) -> float:
-        """Return the lesser of the slopes on both sides of a load; 0 where one of them is not told."""
+        """Return the smaller of the slopes on both sides of a load; 0 if one of them is unknown."""
         order = sorted(self.excesses)
         at = order.index(load)
         if not 0 < at < len(order) - 1 or not self.is_told(*order[at - 1 : at + 2]):
@@ -340,8 +340,8 @@ def least_count(
 
 
 def run_searches(searches: Mapping[int, Search], workers: Workers) -> Iterator[tuple[int, Finding]]:
-    """Run searches at the same time, and yield each with what it has found.
-    One that cannot run is a finding with the reason."""
+    """Run searches at the same time, and yield each with its result. If a search cannot run, its result has the
+    reason."""
     waiting: dict[int, tuple[int, int]] = {}  # ticket -> search, index of the run among those it waits for
     outcomes: dict[int, list[Trial | None]] = {}
     ended: list[tuple[int, Finding]] = []

@@ -1,4 +1,4 @@
-"""Runs kept in a directory as they end, so that a sweep or a search that was stopped goes on.
+"""Stores runs in a directory as they end, so that a stopped sweep or search can continue.
 
 question.json    what is asked: the scenario, what is varied, the version
 trials.jsonl     a line per run that is done, written when it ends; a last line that a kill has cut off is dropped, and
@@ -34,8 +34,8 @@ FORM = "foredraft trials 1"
 
 
 def question(kind: str, tables: Mapping[str, Any], **asked: Any) -> dict[str, Any]:
-    """Return what makes two sweeps or searches the same:
-    kind, version, scenario, what is asked, and the contents of the files named."""
+    """Return the identity of a sweep or search: its kind, version, scenario and question, and the contents of the named
+    files."""
     whole = {"format": FORM, "kind": kind, "version": version("foredraft"), "scenario": tables, **asked}
     whole["kernels"] = [os.environ.get("FOREDRAFT_KERNELS"), _version_of("aiconfigurator-core")]
     whole["files"] = dict(sorted(_files_in(whole)))
@@ -51,7 +51,7 @@ def _version_of(package: str) -> str | None:
 
 
 def default_place(asked: Mapping[str, Any]) -> Path:
-    """Return the directory of a question that is given none: the same for the same question."""
+    """Return the default directory of a question; equal questions have the same one."""
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
     return Path("runs") / f"{asked['kind']}-{digest[:8]}"
 
@@ -96,8 +96,8 @@ class TrialStore:
         return self._trials.get(_key(settings), (None, None))[1]
 
     def add(self, settings: Mapping[str, Any], trial: Trial) -> None:
-        """Keep a run that has ended. If it is done, write it to the journal;
-        one that was refused or failed is made again the next time."""
+        """Store a run that has ended. A run that is done goes into the journal; a refused or failed run is made again
+        the next time."""
         if trial.status == "done":
             self._journal.write(json.dumps({"settings": dict(settings), **asdict(trial)}, allow_nan=False) + "\n")
             self._journal.flush()
@@ -179,7 +179,7 @@ def _column(values: list[Any]) -> Any:
 
 
 class StoredWorkers:
-    """Workers that take what a store has from there, and put into it what ends."""
+    """Workers that take stored outcomes from a store, and put new outcomes into it."""
 
     def __init__(self, workers: Workers, store: TrialStore) -> None:
         self.count: int = workers.count

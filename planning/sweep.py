@@ -12,7 +12,7 @@ from .workers import Job, Workers
 
 @dataclass
 class Sweep:
-    """What to run, and what has ended.
+    """The runs to make, and those that have ended.
 
     Attributes:
         points: Per combination the dotted keys and the values that replace those of the scenario.
@@ -40,7 +40,7 @@ class Sweep:
             yield job, trial
 
     def values(self, point: int, key: str) -> list[float]:
-        """Return the number `key` of the summaries of a combination's runs, of those that have it."""
+        """Return the number `key` from the summaries of a combination's runs; runs without it are left out."""
         trials = (self.trials.get((point, seed)) for seed in self.seeds)
         found = (trial.summary.get(key) for trial in trials if trial is not None)
         return [value for value in found if value is not None]

@@ -1,5 +1,5 @@
-"""One run of a sweep: a scenario with some settings and a seed, simulated;
-the numbers of its summary, or why there are none."""
+"""One run of a sweep: a scenario with some settings and a seed, simulated; with the numbers of its summary, or the
+reason why there are none."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class Trial:
 
 
 def reason_of(error: ForedraftError) -> str:
-    """Return what is wrong with a scenario, by its keys alone: the settings that make it are no file of the user's."""
+    """Return the problems of a scenario by their keys, without a file name, because its settings do not come from a
+    file of the user."""
     return str(error).replace(f"{SCENARIO}: ", "")
 
 

@@ -1,5 +1,5 @@
-"""Processes that simulate, of this machine or of a Ray cluster, one run after another: a run that kills its process
-costs no other.
+"""Processes of this machine or of a Ray cluster that simulate one run after another. A run that kills its process does
+not affect other runs.
 
 A scenario, the settings of a run and its outcome travel as JSON text.
 """
@@ -27,7 +27,7 @@ from ..core.parsing import parse_json
 from .trial import Trial, run_trial
 
 ATTEMPTS = 2
-"""How often a run is given to a process: a process may die of something else than this run."""
+"""How often a run is given to a process, because a process may die for a reason outside the run."""
 
 ANY_CLUSTER = "ray"
 """Stands for the Ray cluster of this machine, instead of an address."""
@@ -37,7 +37,7 @@ _OBJECT_STORE_BYTES = 100_000_000  # of a cluster started here; its objects are 
 
 
 class ClusterGone(ForedraftError):
-    """The cluster cannot be reached, now or any more."""
+    """The cluster cannot be reached, or no longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Job:
 
 
 class Workers(Protocol):
-    """What runs jobs, several at a time. Closing it stops the jobs that are running."""
+    """Runs jobs, several at a time. Closing it stops the jobs that are running."""
 
     count: int
     """How many jobs run at a time."""
@@ -112,7 +112,7 @@ class _Worker:
         waiting: queue.SimpleQueue[Job | None],
         ended: queue.SimpleQueue[tuple[Job, Trial] | BaseException],
     ) -> None:
-        """Run the jobs that wait, until there is None instead of one."""
+        """Run the waiting jobs until a None comes in place of a job."""
         try:
             while (job := waiting.get()) is not None and not self._stopped:
                 ended.put((job, self._run(job)))
@@ -167,8 +167,7 @@ class RayWorkers:
     cluster.
 
     `address`: "ray" joins the cluster of this machine, or starts one that ends with `close`; "ray://HOST:PORT" joins
-    another. Needs the extra `cluster`. Raises ClusterGone if there is no cluster, or later, when there is none any
-    more.
+    another. Needs the extra `cluster`. Raises ClusterGone if there is no cluster, or when the cluster goes away later.
     """
 
     def __init__(self, tables: Mapping[str, Any], count: int | None, address: str) -> None:
@@ -229,7 +228,7 @@ class RayWorkers:
             self._ray.init("local", include_dashboard=False, _node_ip_address="127.0.0.1", **options)
 
     def _launch(self) -> None:
-        """Keep the cluster busy: as many runs are with it as it makes at a time, and as many again that wait there."""
+        """Keep the cluster busy: it has as many runs as it makes at a time, and as many more that wait there."""
         while self._waiting and len(self._running) < 2 * self.count:
             job = self._waiting.popleft()
             with self._errors_named():
@@ -255,7 +254,7 @@ class RayWorkers:
 
     @contextmanager
     def _errors_named(self) -> Iterator[None]:
-        """Turn what Ray raises when a cluster does not answer into ClusterGone."""
+        """Raise ClusterGone in place of Ray's errors about a cluster that does not answer."""
         try:
             yield
         except (ConnectionError, TimeoutError, self._ray.exceptions.RaySystemError) as error:
@@ -300,7 +299,8 @@ def _ending(code: int) -> str:
 
 
 def serve_jobs(jobs: IO[str], outcomes: IO[str]) -> None:
-    """Read the scenario from the first line and settings from each other, and write a line with the `Trial` of each."""
+    """Read the scenario from the first line and settings from each further line, and write a line with the `Trial` of
+    each."""
     tables = parse_json(jobs.readline())
     for line in jobs:
         outcomes.write(json.dumps(asdict(run_trial(tables, parse_json(line)))) + "\n")

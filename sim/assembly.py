@@ -48,7 +48,7 @@ from .workload.recorded_runs import load_recorded_runs
 
 RESERVED = 0.10  # of a device's memory: what servers leave alone by default, those with a static share apart
 AUTO_KERNELS = ("auto", "roofline")
-"""What the variable FOREDRAFT_KERNELS may be."""
+"""The valid values of the variable FOREDRAFT_KERNELS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Assembly:
 
     @property
     def timing(self) -> str:
-        """A line for the report: whose timing is simulated, and what the times of passes come from."""
+        """A line for the report: whose timing is simulated, and where the times of passes come from."""
         hardware, rows = self.scenario.hardware, f"{self.spec.config.max_running:,}"
         timing = f"Timing of {hardware.server} (hardware.server), batches of up to {rows}; passes priced by {self.cost.priced_by}"
         if self.not_measured is not None and "roofline" in self.cost.priced_by:
@@ -122,7 +122,7 @@ class Assembly:
 def assemble(scenario: Scenario, calibration: Calibration | None = None) -> Assembly:
     """Resolve a scenario. `calibration` stands in for the file `hardware.profile`.
 
-    Raises a ForedraftError for all that cannot be run, before anything is.
+    Raises a ForedraftError for everything that cannot run, before the run begins.
     """
     check_names(scenario)
     hardware = scenario.hardware
@@ -214,7 +214,7 @@ def _kernel_tables(scenario: Scenario, shape: ModelShape | None, gpu: GPU) -> tu
     """Return the measured kernels of a model or a head, None for the roofline, and why `auto` took it.
 
     The variable FOREDRAFT_KERNELS=roofline makes `auto` the roofline, so that runs are alike on all machines. Raises
-    NotMeasured where measured kernels are demanded and missing.
+    NotMeasured if measured kernels are required and missing.
     """
     hardware = scenario.hardware
     if shape is None or hardware.kernels == "roofline":
@@ -233,7 +233,8 @@ def _kernel_tables(scenario: Scenario, shape: ModelShape | None, gpu: GPU) -> tu
 
 
 def _auto_kernels() -> str:
-    """Return what `hardware.kernels=auto` is in this environment. Raises ConfigError for a value that it cannot be."""
+    """Return the meaning of `hardware.kernels=auto` in this environment. Raises ConfigError for an invalid value of the
+    variable."""
     given = os.environ.get("FOREDRAFT_KERNELS") or "auto"
     if given not in AUTO_KERNELS:
         message = f"expected {' or '.join(AUTO_KERNELS)}, found {given!r}{nearest(given, AUTO_KERNELS)}"
@@ -253,7 +254,7 @@ def _captured_sizes(scenario: Scenario, spec: EngineSpec) -> tuple[int, ...] | N
 
 
 def _spec(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape) -> EngineSpec:
-    """Return the specification of the engines, but for what follows from memory and cost."""
+    """Return the specification of the engines, without the values that follow from memory and cost."""
     engine, hardware, speculation = scenario.engine, scenario.hardware, scenario.speculation
     server, gpu = server_profile(hardware.server), lookup_gpu(hardware.gpu)
     given = engine.model_dump(exclude={"mode", "kv_slots"})  # fields of the table that the engine does not have
@@ -292,7 +293,7 @@ def _spec(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape) -> E
 
 
 def _check(scenario: Scenario, spec: EngineSpec, acceptance: AcceptanceProcess) -> None:
-    """Raise ConfigError if acceptance or engine cannot be what the scenario asks for."""
+    """Raise ConfigError if the acceptance or the engine of the scenario is impossible."""
     if spec.topk > 1 and isinstance(acceptance, GaussianAcceptance):
         for steps, nodes in spec.draft_shape.tree_sizes():
             if steps > MAX_DEPTH and spec.policy != "fixed":

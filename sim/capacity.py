@@ -1,4 +1,4 @@
-"""How near a run was to what its deployment can serve: a saturation figure, and whether its queue only grew."""
+"""Compares a run with the capacity of its deployment: a saturation figure, and whether the queue only grew."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MOST_SHED = 0.05  # of the requests, refused by a full queue: beyond that it is 
 
 
 def saturation(assembly: Assembly, summary: Mapping[str, Any], arrivals_per_s: float | None) -> float | None:
-    """Return the requests per second offered (in a closed loop: served) over those that full batches would serve; None
-    without any.
+    """Return the offered requests per second (in a closed loop: the served ones) divided by those of full batches; None
+    if there are none.
 
     An estimate: the cost model's time of full batches with the mean lengths and the acceptance of the run. A batch is
     full at `engine.max_running` requests, or where their KV fills the pool.
@@ -39,8 +39,8 @@ def saturation(assembly: Assembly, summary: Mapping[str, Any], arrivals_per_s: f
 def _seconds_per_request(
     assembly: Assembly, prompt: float, computed: int, output: float, drafts: Sequence[int]
 ) -> tuple[float, float] | None:
-    """Return what a request takes of an engine with full batches: for its prompt, and for its output.
-    None if no batch has room."""
+    """Return the time that a request takes of an engine with full batches: for its prompt, and for its output. None if
+    no batch has room."""
     config, spec, cost, host = assembly.spec.config, assembly.spec, assembly.cost, assembly.host
     held = prompt + output / 2 + spec.resolve_sizes().reserve
     batch = min(config.max_running, int(config.num_pages * config.page_size / held))
@@ -65,8 +65,8 @@ def _seconds_per_request(
 
 
 def _accept_length(drafts: Sequence[int], steps: int) -> float:
-    """Return the mean accept length of rounds with `steps` steps, by the rounds of the run, which may
-    have had others."""
+    """Return the mean accept length of rounds with `steps` steps, estimated from the rounds of the run, which may have
+    had other steps."""
     rows = sum(drafts)
     return 1 + sum(min(correct, steps) * count for correct, count in enumerate(drafts)) / rows if rows else 1.0
 

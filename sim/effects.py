@@ -35,8 +35,8 @@ class Rule:
     """When `keys` have no effect: `reason` returns why, or None if they have one. A key that ends with a dot means the
     whole table.
 
-    `agreeing` are values that say what the run does anyway, which are no mistake. `outcome` is what the message says of
-    the key.
+    `agreeing` are values that describe what the run does anyway, so they are no mistake. `outcome` is the message's
+    text about the key.
     """
 
     keys: tuple[str, ...]

@@ -82,8 +82,7 @@ def _curve(table: Workload, rate: float) -> RateCurve:
 
 
 def contents_are_known(scenario: Scenario) -> bool:
-    """Return whether requests say what their prompts contain, so that equal beginnings can be found.
-    Raises TraceError."""
+    """Return whether the content of prompts is known, so that equal beginnings can be found. Raises TraceError."""
     table = scenario.workload
     if table.trace is None:
         return table.prefixes is not None
@@ -120,8 +119,7 @@ def asked_lengths(workload: TraceSource | SyntheticWorkload) -> dict[str, tuple[
 
 
 def length_notice(kind: str, asked: tuple[float, float], got: float, num_requests: int) -> str | None:
-    """Return a sentence if the mean of `num_requests` lengths is farther from the one asked for than
-    chance explains."""
+    """Return a sentence if the mean of `num_requests` lengths differs from the configured mean by more than chance."""
     mean, std = asked
     if abs(got - mean) <= max(LARGE_DEVIATION * mean, 4 * std / num_requests**0.5):
         return None

@@ -1,5 +1,5 @@
-"""Sentences for the user of a run: given keys without effect, and what the run decided where the
-scenario leaves it open."""
+"""Sentences for the user of a run: about given keys without effect, and about decisions that the scenario left to the
+run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ GRAPHS_SHARE = 0.1  # of the KV pool's size: graphs that take more are told
 
 
 def notices_of(run: Assembly, origins: Mapping[str, str]) -> tuple[str, ...]:
-    """Return sentences for the user: given keys without effect, and what the run decided where the
-    scenario leaves it open."""
+    """Return sentences for the user: about given keys without effect, and about decisions that the scenario left to the
+    run."""
     notices = [str(item) for item in without_effect(run, origins)]
     if run.algorithm.drafter is Drafter.MODEL and run.draft is not None and run.scenario.model.draft is None:
         notices.append(f"model.draft is not given: {run.draft.name} drafts")
@@ -56,7 +56,7 @@ def _preset_notices(run: Assembly) -> Iterator[str]:
 
 
 def _graph_notices(run: Assembly) -> Iterator[str]:
-    """Yield a sentence if the CUDA graphs take more than `GRAPHS_SHARE` of what the KV pool has."""
+    """Yield a sentence if the CUDA graphs take more than `GRAPHS_SHARE` of the KV pool's size."""
     memory, counts = run.memory, len(run.spec.adaptive.candidate_steps)
     if memory is None or memory.graphs_bytes <= GRAPHS_SHARE * memory.kv_pool_bytes:
         return

@@ -45,7 +45,7 @@ from .workload.workload import Arrival, SyntheticWorkload
 
 
 class NothingFits(ForedraftError):
-    """There is nothing to simulate: the workload has no requests, or every one of them was refused."""
+    """There is nothing to simulate, because the workload has no requests or all of them were refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +207,8 @@ class Simulation:
         )
 
     def _duration_ns(self, complete: bool) -> int:
-        """Return the time of the last request, result or page. A timer without effect does not lengthen the run, such
-        as a client's whose request has ended, or an engine's that remembers a transfer."""
+        """Return the time of the last request, result or page. Timers without effect do not lengthen the run. Examples
+        are the timer of a client whose request has ended, and an engine's timer for a remembered transfer."""
         if not complete:
             return self.env.now
         last_ns = max(self._last_request_ns, *(replica.worked_until_ns for replica in self.replicas))
@@ -302,7 +302,7 @@ class Simulation:
         return process.for_tree(topk, steps, num_draft_tokens, self.scenario.acceptance.rank_ratio)
 
     def _send(self, arrival: Arrival) -> tuple[str, simpy.Event | None]:
-        """Send a client's request to its replica; in a burst, with others like it."""
+        """Send a client's request to its replica, in a burst together with similar requests."""
         copies = 1 if self.faults is None else self.faults.clients.copies(arrival, self.env.now)
         sent = self._send_one(arrival, f"r{arrival.row}")
         for copy in range(1, copies):
@@ -353,7 +353,7 @@ class Simulation:
             ended.succeed()
 
     def _given_up(self, deliver: Callable[..., None], *arguments: object) -> None:
-        """End a request whose every delivery was lost, unless a copy has arrived. A lost cancel changes nothing."""
+        """End a request if every delivery of it was lost and no copy has arrived. A lost cancel changes nothing."""
         request, placement = arguments[0], arguments[-1]
         assert self.faults is not None
         if not isinstance(request, Request) or not self.faults.is_waiting_for(request.request_id):
@@ -368,12 +368,13 @@ class Simulation:
 
 
 def _ema_of(metrics: AdaptiveMetrics) -> Mapping[int, float]:
-    """Return the EMA of each range; nothing for an engine that has verified nothing, such as one for prompts."""
+    """Return the EMA of each range; an empty result if the engine has verified nothing, for example a prefill
+    engine."""
     return metrics.ema_accept_len if metrics.verify_calls else {}
 
 
 def _fan_out(sinks: Sequence[EventSink]) -> EventSink:
-    """Return one sink for all of `sinks`, of which there is one at least."""
+    """Return one sink for all of `sinks`, of which there is at least one."""
     if len(sinks) == 1:
         return sinks[0]
 

@@ -274,7 +274,7 @@ class Length(Table):
 
     @model_validator(mode="after")
     def _is_of_one_kind(self) -> Length:
-        """Refuse a number that the kind does not use (it would be ignored), and numbers that contradict each other."""
+        """Refuse numbers that the kind would ignore, and numbers that contradict each other."""
         of_kind = {"fixed": ("value",), "lognormal": ("mean", "sigma"), "empirical": ("values", "weights")}
         used = of_kind.get(self.kind, ())
         foreign = [
@@ -360,7 +360,7 @@ class Workload(Table):
     @model_validator(mode="before")
     @classmethod
     def _complete_lengths(cls, data: Any) -> Any:
-        """Keep the other defaults of a lognormal length that is given in part. A value or values imply their kind."""
+        """If a lognormal length is given in part, keep its other defaults. A value or values imply their kind."""
         if not isinstance(data, dict):
             return data
         return data | {key: _completed(data[key], LENGTHS[key]) for key in LENGTHS if key in data}

@@ -38,7 +38,7 @@ _TABLE_OF = {
 
 
 def is_config_file(name: str) -> bool:
-    """Return whether a model's name is the path of a config.json, or of the directory that has it."""
+    """Return whether a model's name is the path of a config.json or of its directory."""
     return name.endswith(".json") or Path(name).is_dir()
 
 
@@ -47,7 +47,7 @@ def _has_config(name: str) -> bool:
 
 
 def _lookup_model(name: str) -> ModelShape:
-    """Return a built-in model. Raises UnknownModel, which says how else a model is named."""
+    """Return a built-in model. Raises UnknownModel, whose message has the other ways to name a model."""
     try:
         return lookup_model(name)
     except UnknownModel as error:
@@ -90,8 +90,8 @@ def check_names(scenario: Scenario) -> None:
 
 
 def _with_place(error: ConfigError, problem: Problem) -> str:
-    """Return the message for a problem: with its place if the name is known, and something behind it, such as a
-    plugin, is wrong."""
+    """Return the message for a problem. It has the place if the name is known but its target, for example a plugin, is
+    wrong."""
     return problem.message if error.source.startswith("<") else f"{error.source}: {problem}"
 
 
@@ -242,7 +242,7 @@ def _validate(data: dict[str, Any], origins: Mapping[str, str], source: str = "<
 
 
 def origin_of(key: str, origins: Mapping[str, str]) -> str | None:
-    """Return where `key` was given, or else the table around it or a part of it."""
+    """Return the place where `key` was given, or else the place of its table or of one of its parts."""
     near = (place for given, place in origins.items() if key.startswith(f"{given}.") or given.startswith(f"{key}."))
     return origins.get(key) or next(near, None)
 

@@ -2,9 +2,9 @@
 
 A recording tells what happened in *rounds*: at depth d, how often the d-th draft was accepted. A process is defined by
 *positions*, and rounds are a biased sample of positions (see `process.py`). `calibrate` finds the position
-probabilities whose rounds look as recorded; `fit` finds the shares and the correlation length as well. A recording that
-tells less is fitted around a given process, which gives what the recording cannot tell. `fit_histograms` knows no order
-of rounds, `fit_counts` no requests either, `fit_means` only mean accept lengths.
+probabilities whose rounds look as recorded; `fit` finds the shares and the correlation length as well. If a recording
+tells less, the functions below take the missing values from a given process. `fit_histograms` does not need the order
+of rounds, `fit_counts` does not need requests either, and `fit_means` needs only mean accept lengths.
 
 All are method-of-moments estimates by simulation on fixed keys (McFadden, Econometrica 57, 1989): deterministic, each
 iteration one vectorised pass over the simulated rounds. Only `fit_means` takes derivatives, by differences.
@@ -27,7 +27,7 @@ _CORRELATION_LENS = (2, 4, 8, 16, 32, 64, 128)
 _MIN_ROUNDS_PER_REQUEST = 5
 MIN_REQUESTS = 8
 MIN_ROUNDS = 200
-"""A fit of shares needs so many requests, and so many rounds of all together."""
+"""A fit of shares needs at least this many requests, and this many rounds over all requests."""
 _SAMPLE_POSITIONS = 1 << 20
 _USUAL = (512, 300)  # requests and their output, where a recording does not tell lengths
 
@@ -38,7 +38,7 @@ class AcceptanceFitError(ForedraftError):
 
 @dataclass(frozen=True, slots=True)
 class RoundStatistics:
-    """Statistics of a set of rounds; of those with the greatest step count only. What a recording cannot tell is NaN.
+    """Statistics of the rounds with the greatest step count of a set. A value that the recording cannot tell is NaN.
 
     mean_accept_length: tokens per round, bonus included, all rounds pooled: weighted by tokens
     request_mean:       mean over requests of their mean accept lengths: long outputs count as much as short ones
@@ -80,7 +80,7 @@ class RoundStatistics:
 
     @classmethod
     def of_counts(cls, counts: np.ndarray) -> RoundStatistics:
-        """Compute what the numbers of rounds with 0 … steps correct drafts tell, [steps + 1]."""
+        """Compute the statistics that follow from the numbers of rounds with 0 … steps correct drafts, [steps + 1]."""
         shares = counts / counts.sum()
         mean = float(shares @ np.arange(len(counts)) + 1)
         unknown = (np.nan,) * _LAGS
@@ -92,7 +92,7 @@ class RoundStatistics:
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceFit:
-    """A fitted process, and the statistics it was fitted to.
+    """A fitted process, and the statistics that it was fitted to.
 
     histogram_distance: total variation distance between recorded and simulated correct drafts per round, 0 … 1
     """
@@ -136,8 +136,8 @@ def calibrate(
     output_lens: np.ndarray | int = 384,
     iterations: int = 8,
 ) -> GaussianAcceptance:
-    """Return `start` with the position probabilities whose rounds of len(conditional) steps accept as given, depth by
-    depth.
+    """Return `start` with other position probabilities. With them, rounds of len(conditional) steps accept as
+    `conditional` says at each depth.
 
     Each iteration multiplies the odds of a depth by the ratio of wanted and simulated odds. Deeper drafts keep the
     last value.
@@ -199,8 +199,8 @@ def fit_histograms(histograms: np.ndarray, start: GaussianAcceptance) -> Accepta
 
 
 def fit_counts(counts: np.ndarray, start: GaussianAcceptance) -> AcceptanceFit:
-    """Fit probabilities to the number of rounds with 0 … steps correct drafts, [steps + 1];
-    the rest stays that of `start`."""
+    """Fit probabilities to the number of rounds with 0 … steps correct drafts, [steps + 1]; all other values are those
+    of `start`."""
     recorded = RoundStatistics.of_counts(counts)
     process = calibrate(start, recorded.conditional, *_USUAL)
     simulated = RoundStatistics.of_rounds(simulate_rounds(process, recorded.steps, *_USUAL), recorded.steps)
@@ -253,8 +253,8 @@ def _fit_of(process: GaussianAcceptance, recorded: RoundStatistics, simulated: R
 
 
 def _sample(output_lens: np.ndarray) -> np.ndarray:
-    """Return output lengths to simulate: repeated where they are few, evenly taken and cut where they are
-    too many positions."""
+    """Return output lengths to simulate. A few lengths are repeated; of too many positions an even selection is taken
+    and cut."""
     output_lens = np.minimum(output_lens, _SAMPLE_POSITIONS // 128)
     most = min(2048, int(_SAMPLE_POSITIONS // output_lens.max()))
     if len(output_lens) > most:
@@ -268,9 +268,9 @@ def _fit_shares(
     """Fit the shares for one correlation length: move them and the probabilities together until variance and lag 1
     agree.
 
-    Without a recorded correlation the field's share stays that of `start`. Steps are damped: probabilities and shares
-    answer for each other's last move, and where the field carries most of the variance (n-gram drafting) full steps
-    circle around the solution.
+    Without a recorded correlation the field's share stays that of `start`. Steps are damped because probabilities and
+    shares depend on each other. If the field carries most of the variance (n-gram drafting), full steps circle around
+    the solution.
     """
     wanted = np.clip(np.asarray(recorded.conditional), 1e-3, 1 - 1e-3)
     wanted_variance, wanted_lag = _request_variance(lens), recorded.lag_correlation[0]

@@ -1,14 +1,15 @@
 """Acceptance processes to start from, by algorithm, model family and kind of text, each fitted to published statistics
 of real requests.
 
-Published are, for EAGLE: probabilities of *rounds* of 5 steps, the correlation of successive rounds, the spread of
-requests, and mean accept lengths at several step counts. For n-gram drafting on code: the first two. The shares were
-chosen to meet correlation and spread, the probabilities of positions by `fit.calibrate` for outputs of 300 tokens. The
-mean accept lengths at 1, 3 and 7 steps were not fitted; that they come out within 2 % is what supports the mechanism.
+For EAGLE, these were published: probabilities of *rounds* of 5 steps, the correlation of successive rounds, the spread
+of requests, and mean accept lengths at several step counts. For n-gram drafting on code, the first two were published.
+The shares were chosen to meet correlation and spread, the probabilities of positions by `fit.calibrate` for outputs of
+300 tokens. The mean accept lengths at 1, 3 and 7 steps were not fitted. They come out within 2 %, which supports the
+mechanism.
 
-Of the others only mean accept lengths were published, of chains and some of trees. `benchmarks/acceptance_presets.py`
-fits the probabilities to them, with the shares of EAGLE on the same kind of text (n-gram: on code), which is an
-assumption.
+For the other algorithms only mean accept lengths were published, of chains and of some trees.
+`benchmarks/acceptance_presets.py` fits the probabilities to them, with the shares of EAGLE on the same kind of text
+(n-gram: on code), which is an assumption.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class TraceAcceptance(AcceptanceProcess):
     starts:   int64 [n + 1], where each request's begin
     keys:     uint64 [n], `request_key` of the recorded ids, ascending
     Each request replays a recording that is drawn by (seed, its key), so any number of them can be played.
-    A request that is longer than its recording starts it again.
+    If a request is longer than its recording, the recording starts again.
     """
 
     runs: np.ndarray
@@ -77,7 +78,7 @@ class TraceAcceptance(AcceptanceProcess):
 
 
 ANY_FAMILY = "any"
-"""The family of presets that do not depend on the model: a look-up drafts from the text."""
+"""The family of presets that do not depend on the model, because a look-up drafts from the text."""
 
 UNKNOWN_FAMILY = "not stated"
 """The family of presets whose source does not name its model."""
@@ -199,14 +200,14 @@ def _presets() -> Iterator[AcceptancePreset]:
 PRESETS = {preset.name: preset for preset in _presets()}
 TEXTS = tuple(dict.fromkeys(preset.text for preset in PRESETS.values()))
 PRESET_NAMES = (*TEXTS, *PRESETS)
-"""What may be asked for: a kind of text, or one preset."""
+"""The valid names: kinds of text, and single presets."""
 
 
 def choose_preset(name: str, algorithm: str = "EAGLE", family: str = "llama", like: str = "EAGLE") -> PresetChoice:
     """Return the preset called `name`, or of that kind of text the one nearest to an algorithm and a model's family.
 
-    An algorithm without presets gets those of the algorithm `like`. Of its presets the text counts first, then the
-    family, then their order. Raises ConfigError with the nearest known name.
+    An algorithm without presets gets those of the algorithm `like`. Among the presets of an algorithm, a matching text
+    counts first, then the family, then the order of the presets. Raises ConfigError with the nearest known name.
     """
     if name in PRESETS:
         return PresetChoice(PRESETS[name])

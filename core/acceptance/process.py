@@ -1,8 +1,8 @@
-"""Acceptance processes: how many drafts would be accepted, without a model that says so.
+"""Acceptance processes say how many drafts a round would accept, without running a model.
 
 A process answers one question. *If a round of request r starts at output position x, how many drafts in a row would
 verification accept?* A round of S steps accepts min(run, S). Every answer is a pure function of (seed, request, output
-position), so another step count, batch, or block length asks other questions but changes no answer.
+position). So the answers do not depend on the step count, the batch or the block length.
 
 `GaussianAcceptance` is the general process. One latent quality decides a run:
 
@@ -15,10 +15,10 @@ position), so another step count, batch, or block length asks other questions bu
 
 a, g and e are standard normal and the shares sum to one, so the quality is standard normal again (a Gaussian copula;
 Nelsen, An Introduction to Copulas, 2006, §2.3). The configured acceptance is therefore the *exact* average over output
-positions, whatever the correlation. The average over *rounds* is lower when there is correlation, as in recordings:
-rounds leap over the stretches that go well and dwell on the others. That is why the first draft is accepted less often
-at 5 steps than at 1 in the same requests, which no independent coin can show. The process whose *rounds* have given
-probabilities is found by `fit.calibrate`.
+positions, whatever the correlation. With correlation the average over *rounds* is lower, as in recordings: rounds make
+long jumps where acceptance is high and short ones elsewhere. This explains why, in the same requests, the first draft
+is accepted less often at 5 steps than at 1. Independent draws cannot show this effect. The process whose *rounds* have
+given probabilities is found by `fit.calibrate`.
 
 The fresh part is read from a table of 4,096 normal quantiles: probabilities are exact to 1/8192.
 """
@@ -283,10 +283,10 @@ class GaussianAcceptance(AcceptanceProcess):
         probabilities: beams of `topk`, then the best `num_draft_tokens` − 1 nodes. At most one node of a depth lies on
         the target's path, so the survival at a depth is the sum of its nodes' probabilities. With a `draft_confidence`
         c nodes are chosen by the draft's own probabilities instead: c, (1 − c)/2, (1 − c)/4, …, where the log-odds of c
-        vary over contexts with standard deviation 1. A draft that is less sure of its first choice than it should be
-        spreads its nodes over ranks that are seldom right, and accepts less than a chain of as many. Shares and
-        correlation are those of the chain. The default ratio is the one at which a process whose chain of 3 gives 2.25
-        tokens per round gives 2.92 for 21 nodes in 3 levels, as reported for Qwen3-8B (arXiv 2601.11580).
+        vary over contexts with standard deviation 1. If the draft gives its first choice too low a probability, the
+        tree spreads its nodes over ranks that are seldom right. It then accepts less than a chain with as many nodes.
+        Shares and correlation are those of the chain. The default ratio is the one at which a process whose chain of 3
+        gives 2.25 tokens per round gives 2.92 for 21 nodes in 3 levels, as reported for Qwen3-8B (arXiv 2601.11580).
         """
         survival = tree_survival(self._conditional_at, topk, steps, num_draft_tokens, rank_ratio, self.draft_confidence)
         before = np.concatenate([[1.0], survival[:-1]])

@@ -2,8 +2,8 @@
 changes.
 
 A row with n correct drafts in a round of S steps shows that positions 1 … n were accepted and, if n < S, that position
-n + 1 was rejected. It says nothing about later positions. `AcceptanceEstimate` counts that for one shape,
-`AcceptLengths` learns from all of them.
+n + 1 was rejected. It says nothing about later positions. `AcceptanceEstimate` counts these results for one shape,
+`AcceptLengths` learns from all shapes.
 
 A shape is (steps, nodes of its verify tree). All shapes share p_j, the acceptance of the draft's first choice at depth
 j. The acceptance at that depth of a shape's own tree is q = 1 − (1 − p_j)^w. The exponent w is 1 for a chain, greater
@@ -154,8 +154,8 @@ class AcceptanceEstimate:
 
 
 class _Correction(NamedTuple):
-    """The correction of one shape: factor c, the variance of log c, and the deviation that the shape's own rows have
-    not settled.
+    """The correction of one shape: factor c, the variance of log c, and the standard deviation that remains because the
+    shape has too few rows of its own.
     """
 
     factor: float
@@ -219,7 +219,7 @@ class AcceptLengths:
         return self._corrections[shape].factor * self._predicted(shape, p)
 
     def unknown(self, shape: Shape) -> float:
-        """Return the standard deviation of log E that no row of the shape itself has settled yet."""
+        """Return the standard deviation of log E that remains because the shape has too few rows of its own."""
         return self._corrections[shape].unknown if shape in self._own else 0.0
 
     def doubt(self, one: Shape, other: Shape, measured: int) -> float:

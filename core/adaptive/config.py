@@ -35,9 +35,9 @@ class InvalidInitialSteps(ForedraftError):
 
 @dataclass(frozen=True, slots=True)
 class SlotConfig:
-    """The rule of one batch-size range; `candidate_steps` is sorted and without repeats.
+    """The rule of one batch-size range; `candidate_steps` is sorted and has no duplicates.
 
-    The meanings stand in the documentation and the JSON schema. EMA: of the correct drafts per request.
+    The documentation and the JSON schema explain each field. The EMA is that of correct drafts per request.
     """
 
     candidate_steps: tuple[int, ...] = field(metadata={"meaning": "draft steps to choose from; 0 is plain decoding"})
@@ -321,7 +321,7 @@ def read_tree_nodes(value: Any, place: str, problems: list[Problem]) -> TreeNode
     """Return the nodes of verify trees: from one number >= 2, or from an object of step counts (keys of digits, or
     integers).
 
-    None means the default. Appends to `problems` what cannot be read.
+    None means the default. Appends a message to `problems` for each invalid value.
     """
     if value is None:
         return None
@@ -431,6 +431,6 @@ def resolve_initial_steps(config: AdaptiveConfig, initial_steps: int | None = No
 def fixed_config(steps: int) -> AdaptiveConfig:
     """Return a table with one range and one candidate.
 
-    Raises `ConfigError` for a step count that is no integer >= 0.
+    Raises `ConfigError` unless the step count is an integer >= 0.
     """
     return _read_table({"1": {"candidate_steps": [steps]}}, "<fixed steps>")

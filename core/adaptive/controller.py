@@ -30,8 +30,8 @@ class AdaptiveMetrics:
     `accept_length` is 1 + correct drafts / verified rows and `accept_rate` accepted / proposed draft tokens; both are
     0.0 when nothing was verified or proposed. `correct_drafts_histogram[n]` counts rows with n correct drafts.
     `ema_accept_len` maps the lower bound of each range in which drafts were verified to its slot's EMA (empty for
-    policies without one). `switches` counts changes of choice, `activations` changes of the steps that are launched
-    (batch sizes differ).
+    policies without one). `switches` counts changes of a choice. `activations` counts changes of the launched steps,
+    which also change with the batch size.
     """
 
     steps: int | None
@@ -139,8 +139,8 @@ class AdaptiveController:
         return self._shape.max_num_draft_tokens
 
     def num_draft_tokens_for(self, steps: int, bs: int) -> int:
-        """Return the nodes of a round's verify tree: steps + 1 for chains, those of the range and steps for trees, 1
-        for 0 steps.
+        """Return the number of nodes of a round's verify tree: 1 for 0 steps and steps + 1 for chains; for trees the
+        range and the steps decide.
         """
         return self._shape.num_draft_tokens(steps, bs)
 

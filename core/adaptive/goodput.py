@@ -4,9 +4,9 @@ A round of S steps yields E tokens per row (learned from all shapes: `acceptance
 KV tokens) by the device's cost table. The policy picks the greatest E / t, and in a tie the lower S. All batch sizes
 share one estimate of acceptance; the choice is made for each.
 
-It begins with the choice for an average draft. Early in a stationary stretch every choice is a guess. So the policy
-takes the best choice so far, at growing intervals (`_LAST_LOOK_ROUND`). Later it leaves a choice only for a gain of
-more than one standard deviation.
+The first choice is that for an average draft. Early in a stationary stretch the results are few and every choice is
+uncertain. So the policy takes the best choice so far, at growing intervals (`_LAST_LOOK_ROUND`). Later it leaves a
+choice only for a gain of more than one standard deviation.
 
 Acceptance of positions that are not drafted cannot be measured. So there are probes: a few rounds of a deeper draft,
 where a high acceptance of these positions would pay. They become rarer after each failure and take at most about half a

@@ -1,6 +1,6 @@
 """The `ema` policy: one slot per range of batch sizes.
 
-Its rule drops, rises, has a ceiling, and tries drafts again from 0 steps.
+Its rule lowers and raises the steps, bounds them from above, and tries drafts again after 0 steps.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class AdaptiveStepSlot:
             self._wait = 1
 
     def _target_index(self) -> int:
-        """Return the candidate that the thresholds choose for the current EMA: as far down as they say, or else up."""
+        """Return the candidate that the thresholds choose for the current EMA. A fall is tried before a rise."""
         c, ema, index = self.candidate_steps, self.ema_accept_len, self._index
         while index > 0 and ema <= (c[index - 1] or 1) - 0.5 + self.config.down_hysteresis:
             index -= 1
@@ -121,7 +121,7 @@ class AdaptiveStepSlot:
         return index
 
     def _apply_ceiling(self, target: int) -> int:
-        """Pull a target that is no rise down to the largest candidate the EMA justifies."""
+        """Unless the target is a rise, lower it to the largest candidate that the EMA justifies."""
         if self.config.ceiling_coeff <= 0 or target > self._index:
             return target
         ceiling = max(1, math.ceil(self.ema_accept_len * self.config.ceiling_coeff))
@@ -249,8 +249,8 @@ class AdaptiveSpeculativeParams:
         """Continue with another table. A range whose bound and rule are unchanged keeps its state, the others begin
         anew.
 
-        Raises `ConfigError` and changes nothing if the new table has candidates that the first one had not: nothing was
-        built for them.
+        Raises `ConfigError` and changes nothing if the new table has candidates that the first table lacks, because
+        nothing was built for them.
         """
         config = load_adaptive_config(config)
         unbuilt = sorted(set(config.candidate_steps) - self._built)

@@ -58,8 +58,8 @@ class SpecAlgorithm:
     """Base of all algorithms; its defaults describe plain decoding. Instances carry no state: one may serve many
     engines.
 
-    `draft_form` is the form of the draft's checkpoint, named after the built-in algorithm that it is of ("" without
-    one). `usual_acceptance` is the acceptance preset, or the kind of text, that a simulation takes by default.
+    `draft_form` is the form of the draft's checkpoint, named after the built-in algorithm that uses it ("" if there is
+    none). `usual_acceptance` is the acceptance preset, or the kind of text, that a simulation takes by default.
     `draft_time_share` is the time of proposing on the host in a simulated round, as a share of the verify pass.
     """
 
@@ -83,8 +83,8 @@ class SpecAlgorithm:
         return capture_mode(phase, self.needs_hidden_states)
 
     def prefix_key_kind(self) -> Literal["token", "bigram"]:
-        """Return what a prefix key is made of: a bigram where draft KV looks one token ahead, and so depends on
-        the next token too."""
+        """Return the kind of prefix key: bigrams if draft KV looks one token ahead and so depends on the next token
+        too."""
         return "bigram" if self.draft_kv is DraftKV.SHIFTED else "token"
 
     def accept_width(self, steps: int, num_draft_tokens: int) -> int:
@@ -92,21 +92,22 @@ class SpecAlgorithm:
         return steps + 1
 
     def relay_fields(self, shape: AlgorithmShape) -> tuple[RelayField, ...]:
-        """Return what a step stashes for the next one, beside the length: the bonus token first, and what the draft
-        starts from.
+        """Return the fields that a step stashes for the next step, beside the length: first the bonus token, then the
+        values that the draft starts from.
 
-        Fields of its own are for algorithms with a proposer, which gives their values (`Proposer.first_relay`,
-        `Proposal.next_relay`).
+        Only algorithms with a proposer have fields of their own; the proposer gives their values
+        (`Proposer.first_relay`, `Proposal.next_relay`).
         """
         return (BONUS_TOKENS,)
 
     def make_proposer(self, shape: AlgorithmShape) -> Proposer | None:
-        """Make a fresh proposer for one executor; exactly those whose drafter is LOOKUP have one.
-        `shape` has the target's vocabulary."""
+        """Make a fresh proposer for one executor. An algorithm has a proposer exactly if its drafter is LOOKUP. `shape`
+        has the target's vocabulary."""
         return None
 
     def problems(self, shape: AlgorithmShape) -> list[Problem]:
-        """Return what in `shape` this algorithm cannot run, with the reason; an empty list if nothing."""
+        """Return the parts of `shape` that this algorithm cannot run, each with the reason; an empty list if it can run
+        all of them."""
         if shape.topk > 1 and not self.supports_trees:
             return [Problem("topk", f"{self.name} drafts no trees, so topk must be 1, got {shape.topk}")]
         return []

@@ -1,9 +1,9 @@
-"""What a prefill worker sends beside a request's KV: the first token, and what the first draft starts from.
+"""The values that a prefill worker sends beside a request's KV: the first token, and the input of the first draft.
 
     prefill side   the row's FutureMap cell  ──►  DraftPayload  ──►  Arrival of one request
     decode side    Arrivals of a step  ──►  algorithm.build_disagg_draft_input  ──►  the rows' FutureMap cells
 
-A payload of an algorithm that needs no hidden states cannot hold any.
+If an algorithm needs no hidden states, its payload cannot hold any.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Arrival:
 
 
 def arrivals_of(joins: Sequence[Join], arrivals: Sequence[Arrival]) -> Arrivals | None:
-    """Return what a step tells its executor of the received rows that join with it;
-    None where the executor has no tokens."""
+    """Return the description of received rows that join with a step, for its executor; None if the executor has no
+    tokens."""
     drafts = [arrival.draft for arrival in arrivals if arrival.draft is not None]
     if len(drafts) < len(arrivals):
         return None

@@ -115,7 +115,7 @@ def carried_hidden_size(hidden_size: int, num_heads: int) -> int:
     """Return how many values per row multi-layer EAGLE relays: one hidden state of each head but the last, from which
     the next head starts.
 
-    A single head relays nothing; the relay has room for one hidden state all the same.
+    With a single head nothing is relayed, but the relay still has room for one hidden state.
     """
     return max(num_heads - 1, 1) * hidden_size
 
@@ -140,7 +140,7 @@ class MultiLayerEagle(Eagle):
 
 
 class LookupDrafting(SpecAlgorithm):
-    """Algorithms that propose on the host, from the text so far. A subclass makes its proposer."""
+    """Algorithms that propose on the host, from the text so far. Each subclass makes a proposer of its own."""
 
     drafter = Drafter.LOOKUP
     supports_trees = True

@@ -25,8 +25,8 @@ class PluginError(ForedraftError):
 class HostDrafts:
     """Asks a proposer for its executor, and checks what it answers.
 
-    Its exceptions, and answers of another form than asked for, become a `PluginError`. Ids out of the vocabulary and
-    children that repeat a sibling are no drafts: they are rejected with all that follows them.
+    Exceptions of the proposer, and answers of a wrong form, become a `PluginError`. Ids outside the vocabulary, and
+    children that repeat a sibling, are rejected with all drafts below them.
     """
 
     def __init__(self, algorithm: SpecAlgorithm, shape: AlgorithmShape) -> None:

@@ -11,10 +11,10 @@ import numpy as np
 from .proposer import Proposal, ProposalRequest
 
 MAX_EXAMINED_PER_BRANCH = 32
-"""Occurrences that are looked at for each branch: in repetitive text thousands of them continue alike."""
+"""The number of occurrences to examine for each branch; in repetitive text thousands of them continue alike."""
 
 MAX_MATCH = 8
-"""Tokens of the longest suffix that is looked for."""
+"""The length of the longest suffix to look for, in tokens."""
 
 
 class NgramIndex:
@@ -52,8 +52,8 @@ class NgramIndex:
         one token.
 
         Their trie has at most `num_draft_tokens` − 1 nodes. Occurrences are ranked by the length of the match, then by
-        recency. They share the nodes equally; what common prefixes save extends the best ones. A continuation that
-        reaches the end of the history goes on with itself: the text is then repeating.
+        recency. They share the nodes equally. Nodes that common prefixes save extend the best continuations. If a
+        continuation reaches the end of the history, it repeats itself, because the text is repeating there.
         """
         assert num_draft_tokens >= 1 and num_branches >= 1, f"{num_draft_tokens} nodes in {num_branches} branches"
         history, budget = self.tokens, num_draft_tokens - 1

@@ -1,8 +1,8 @@
 """The check of a plugin: what its class must offer, and what its methods may answer.
 
-When a class is registered it is inspected, and nothing of it runs: every attribute and method of `SpecAlgorithm` must
-be there with its signature. When its name is first asked for, its methods are called with a small shape, as they are
-pure. By then its module has been executed, so that a method may name its own class.
+Registration inspects the class and runs none of its code: every attribute and method of `SpecAlgorithm` must be there
+with its signature. When a command first asks for the name, the check calls its methods with a small shape; the methods
+are pure. By then its module has been executed, so that a method may name its own class.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .proposer import Proposer
 
 @dataclass(frozen=True, slots=True)
 class DrafterKind:
-    """What executors build for a kind of drafter, and so what its algorithm must say of itself."""
+    """The attributes that an algorithm must declare for each kind of drafter, because executors build from them."""
 
     draft_forms: tuple[str, ...]  # of checkpoints
     draft_kv: DraftKV
@@ -89,7 +89,8 @@ def _differences(cls: type, interface: type, where: str = "") -> list[Problem]:
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:
-    """Return names in order, with what says how they may be given: `*rest`, `**options`, `name (by keyword)`."""
+    """Return the names of parameters in order, each marked with how it may be given: `*rest`, `**options`,
+    `name (by keyword)`."""
     marks: dict[inspect._ParameterKind, str] = {
         inspect.Parameter.VAR_POSITIONAL: "*{}",
         inspect.Parameter.VAR_KEYWORD: "**{}",

@@ -3,10 +3,10 @@
     open_row ─► observe (the prompt) ─► first_relay ─► observe (its first token) ─► propose ─► observe (what was
     emitted) ─► propose …
 
-A proposal must be a function of the row's text and of what was relayed. After a retraction, or on another worker, an
-executor opens the row again and shows it its whole text at once. The device knows first what was accepted. So a
-proposer gives, for every node of its tree, the values from which the next round starts if that node is the last one
-accepted. The executor relays those of the node that is.
+A proposal must depend only on the row's text and on the relayed values. After a retraction, or on another worker, an
+executor opens the row again and shows it its whole text at once. The device knows first which nodes were accepted. So a
+proposer gives values for every node of its tree. The executor relays the values of the last accepted node, and the next
+round starts from them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..tree.build import trie_of_paths
 
 @dataclass(frozen=True, slots=True)
 class ProposalRequest:
-    """What one round asks of a proposer, for bs rows."""
+    """The request of one round to a proposer, for bs rows."""
 
     rows: np.ndarray  # int64 [bs]; each has observed its text up to the root, the last emitted token
     steps: int  # draft depth that the controller chose; a tree's size is its only hard limit
@@ -59,8 +59,8 @@ class Proposer(Protocol):
         """Continue the text of `row` with `tokens` int64 [n]; how it is cut into calls must not matter."""
 
     def first_relay(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Return what the first round of `rows` int64 [n] starts from: [n, *shape_suffix] per field of its own.
-        The prompt was observed."""
+        """Return the values that the first round of `rows` int64 [n] starts from: [n, *shape_suffix] per field of its
+        own. Their prompts were observed."""
         ...
 
     def propose(self, request: ProposalRequest) -> Proposal: ...

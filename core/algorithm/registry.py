@@ -29,8 +29,8 @@ def register_algorithm(name: str) -> Callable[[ClassT], ClassT]:
     """Return a class decorator that makes an algorithm known under `name` (case-insensitive).
 
     The class must offer every attribute and method of `SpecAlgorithm` with the same signature; subclassing it is the
-    easy way. It is inspected, not called: what its methods answer is checked when the name is first asked for. Raises
-    `ConfigError` that lists all that is missing, or says that the name is taken.
+    easy way. The class is inspected and not called: its methods' answers are checked when the name is first asked for.
+    Raises `ConfigError` if the name is taken, or with a list of everything that is missing.
     """
 
     def register(cls: ClassT) -> ClassT:
@@ -95,7 +95,7 @@ def get_algorithm(name: str) -> SpecAlgorithm:
 
 
 def _instance_of(cls: type[SpecAlgorithm]) -> SpecAlgorithm:
-    """Make a plugin's algorithm. Raises ConfigError with everything that it answers and that cannot be used."""
+    """Make a plugin's algorithm. Raises ConfigError with all of its unusable answers."""
     try:
         algorithm = cls()
     except Exception as error:
@@ -123,8 +123,8 @@ def _entry_points() -> Iterable[EntryPoint]:
 
 
 def _load_entry_point(key: str) -> None:
-    """Load the entry point called `key`, if there is one.
-    A plugin that cannot be used leaves the registry as it was."""
+    """Load the entry point called `key`, if there is one. If the plugin cannot be used, the registry stays as it
+    was."""
     # One distribution may be found twice, in two places of the path; two values for one name are two plugins.
     entries = list({entry.value: entry for entry in _entry_points() if entry.name.upper() == key}.values())
     if not entries:

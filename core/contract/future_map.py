@@ -51,8 +51,8 @@ LENGTH_FIELD = RelayField("lengths", (), "int64")
 
 
 class RelayStorage(Protocol):
-    """Where the values live. `rows` are int64 host indices [n]; values are whatever arrays the executor computes
-    with."""
+    """Storage of the relayed values. `rows` are int64 host indices [n]; values are whatever arrays the executor
+    computes with."""
 
     def allocate(self, num_rows: int, relay_field: RelayField) -> Any:
         """Make a zeroed buffer [num_rows, *shape_suffix]."""
@@ -170,7 +170,8 @@ class FutureMap:
         self._epochs[rows] = epochs
 
     def resolve(self, rows: np.ndarray, epochs: np.ndarray) -> tuple[Any, dict[str, Any]]:
-        """Read and consume: lengths int64 [bs] and every field [bs, *shape_suffix]; zeros for row 0."""
+        """Read the cells and mark them as read: lengths int64 [bs] and every field [bs, *shape_suffix]; zeros for row
+        0."""
         rows, real = self._readable(rows, epochs)
         found = {name: self.storage.gather(buffer, rows) for name, buffer in self._buffers.items()}
         if self.debug_poison:

@@ -1,4 +1,4 @@
-"""What a decode worker gets with handed-over requests, and what their first round drafts from."""
+"""The values that a decode worker gets with handed-over requests, and the input of their first drafts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class HandoffBatch:
 
 @dataclass(frozen=True, slots=True)
 class DraftInput:
-    """What the first decode round of handed-over requests drafts from, for the rows that could be served."""
+    """The draft input of the first decode round of handed-over requests, for the rows that could be served."""
 
     rows: Int32Array  # int32 [n]
     bonus_tokens: Int64Array  # int64 [n]

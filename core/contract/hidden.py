@@ -1,7 +1,7 @@
 """Hidden states are optional by type: an array for algorithms that need them, `None` from end to end for the others.
 
 An algorithm says once whether it needs hidden states. Code that captures, merges, relays or transfers them asks
-`capture_mode` for its phase, so that "this batch has none" cannot turn into "this row has some".
+`capture_mode` for its phase, so that a batch without hidden states cannot get rows that have some.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from ..errors import ForedraftError, InvariantViolation
 
 
 class CaptureHiddenMode(IntEnum):
-    """How much of the target's hidden states a forward pass keeps. Ordered: a wider mode serves a narrower need."""
+    """How much of the target's hidden states a forward pass keeps. The modes are ordered: a wider mode also serves a
+    narrower need."""
 
     NULL = 0
     LAST = 1

@@ -1,4 +1,4 @@
-"""What an engine answers its driver."""
+"""The answers of an engine to its driver."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class SubmitOutcome(NamedTuple):
 
 class AbortOutcome(NamedTuple):
     """`finished` is None if no live request has that id (it may have ended just before), or if a block of rounds is
-    running. Such a request ends when the block is committed, because only then is it known what the block's earlier
-    rounds delivered."""
+    running. Such a request ends when the block is committed, because only then the engine knows what the block's
+    earlier rounds delivered."""
 
     finished: FinishedRequest | None
     replan: bool
 
 
 class CommitOutcome(NamedTuple):
-    """What a committed step brought to an end, which requests got their first token since they entered, and, on a
-    prefill worker, which prompts are computed and wait for their transfer. `kept`: tokens delivered by each round of
-    each row of its decode part."""
+    """The requests that ended with a committed step, those that got their first token since they entered, and, on a
+    prefill worker, those whose computed prompts wait for their transfer. `kept`: tokens delivered by each round of each
+    row of its decode part."""
 
     finished: tuple[FinishedRequest, ...]
     first_tokens: tuple[str, ...]
@@ -37,7 +37,7 @@ class CommitOutcome(NamedTuple):
 
 
 class LossOutcome(NamedTuple):
-    """What a failed step brought to an end (the blamed request, if there is one, and those that were leaving),
+    """The requests that ended with a failed step (the blamed request, if there is one, and those that were leaving),
     and the lost steps."""
 
     finished: tuple[FinishedRequest, ...]

@@ -1,6 +1,6 @@
 """What a client asks for, what it gets, and the rule that says when its request ends.
 
-The rule is one for every executor (to end a block of rounds) and for the engine (to finish the request). A verify round
+Every executor uses this rule to end a block of rounds, and the engine uses it to finish the request. A verify round
 emits a *run* of `accept_lens` tokens for a row. The run is cut by the first stop inside it and by what is left of
 `max_tokens`, whichever comes first; a stop on the very last allowed token is a stop.
 """
@@ -50,10 +50,10 @@ class SamplingParams:
     """How the target's distribution is turned into tokens. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p`
     0 are off.
 
-    `min_p` leaves out tokens less likely, at this temperature, than that share of the most likely one.
-    `presence_penalty` is subtracted once from the logits of tokens in the output, `frequency_penalty` as often as they
-    are in it. `repetition_penalty` divides positive logits of tokens in prompt or output, and multiplies negative ones.
-    `logit_bias` has pairs of a token and what is added to its logit, before the penalties.
+    `min_p` leaves out every token whose probability at this temperature is below that share of the greatest
+    probability. `presence_penalty` is subtracted once from the logit of each token in the output, `frequency_penalty`
+    once for each occurrence. `repetition_penalty` divides positive logits of tokens in prompt or output, and multiplies
+    negative ones. `logit_bias` has pairs of a token and the number that is added to its logit, before the penalties.
     """
 
     temperature: float = 0.0
@@ -142,12 +142,11 @@ def biases(by_token: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
 class Request:
     """What a user asks for. Immutable; the engine keeps a `RequestRecord` beside it.
 
-    `max_tokens` bounds the output; the length that the model really produces is known to the executor alone.
-    `outputs` names per-node outputs to return ("logprobs", "hidden_states", …). `namespace` separates prefix caches.
-    `shown` is the output that the client has already, from a worker that was lost. The request goes on behind it as if
-    nothing had
-    happened: its last token is the one that the next decode round starts from, as it would have been. `max_tokens` and
-    the number of tokens that is reported at the end count it; what is delivered, and the outputs, begin behind it.
+    `max_tokens` bounds the output; the length that the model really produces is known to the executor alone. `outputs`
+    names per-node outputs to return ("logprobs", "hidden_states", …). `namespace` separates prefix caches. `shown` is
+    the output that the client has already, from a worker that was lost. The request continues after it as without the
+    loss: the next decode round starts from the last token of `shown`. `max_tokens` and the number of tokens that is
+    reported at the end count it; what is delivered, and the outputs, begin behind it.
     """
 
     request_id: str
@@ -207,7 +206,7 @@ class FinishedRequest:
 
 
 class CutRuns(NamedTuple):
-    """What is kept of each row's run, as arrays [bs]."""
+    """The part of each row's run that is kept, as arrays [bs]."""
 
     kept: np.ndarray  # int64: tokens delivered, 1 … accept_lens
     ended: np.ndarray  # bool: the request is over
@@ -257,7 +256,7 @@ def first_stop_string(decoder: TextDecoder, before: np.ndarray, run: np.ndarray,
     if none does.
 
     `before` int [m] are the output tokens already delivered. A stop string may begin in them; it cannot end in them,
-    since the request would have ended there. Text is decoded from the start of the output, for a tokenizer may join
+    since the request would have ended there. Text is decoded from the start of the output, because a tokenizer may join
     tokens into one character.
     """
     for length in range(1, len(run) + 1):

@@ -1,6 +1,6 @@
-"""The contract between the engine and every executor: what a step asks for, and what its result says.
+"""The contract between the engine and every executor: steps and their results.
 
-Dataclasses of NumPy arrays, one row per request. Nothing of a step is written after its plan. (They are not frozen
+Dataclasses of NumPy arrays, one row per request. No field of a step is written after its plan. (They are not frozen
 classes: those take six times as long to make, and each step makes seven objects, its events included.)
 
 ```

@@ -2,8 +2,8 @@
 forward pass.
 
 A transfer holds its row in the engine from the reservation until the request joins. If it is given up instead, the row
-is held until no page of it can be written any more: the prefill side has confirmed that, or a fence has passed. What
-has ended is remembered for a while (`EndedTransfer`), to answer late messages.
+is held until no page of it can be written any more: the prefill side has confirmed that, or a fence has passed. The
+side remembers ended transfers for a while (`EndedTransfer`), to answer late messages.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ class DecodeSide(HandoffSide[Incoming]):
         return True
 
     def _complete(self, transfer: Incoming, now_ns: int) -> None:
-        """Let the request join if every page has arrived as it was sent. Nothing of it was used before."""
+        """Let the request join if every page has arrived as it was sent. No page was used before."""
         manifest = transfer.manifest
         if manifest is None or len(transfer.received) < len(manifest.seals):
             return
@@ -333,7 +333,7 @@ class DecodeSide(HandoffSide[Incoming]):
         return True
 
     def _abort_joined(self, name: tuple[str, str], now_ns: int) -> None:
-        """Abort a running request that the prefill side has given up: its client was told that it has ended."""
+        """Abort a running request that the prefill side has given up and reported to its client as ended."""
         if self._joined_by.get(name[1]) == name:
             self._abort_engine_request(name[1], now_ns)
             self._replan = True
@@ -384,7 +384,7 @@ class DecodeSide(HandoffSide[Incoming]):
         self._renewals.set(transfer, now_ns + max(1, transfer.offer.lease_ns // 3))
 
     def _give_up(self, transfer: Incoming, end: TransferState, why: str, now_ns: int) -> None:
-        """Cancel a transfer. Its row is released at the prefill side's answer, or after lease and fence."""
+        """Cancel a transfer. Its row is released when the prefill side answers, or after lease and fence."""
         transfer.end, transfer.message = end, why
         if transfer.state not in (TransferState.QUEUED, TransferState.RECEIVING):
             return
@@ -420,7 +420,7 @@ class DecodeSide(HandoffSide[Incoming]):
             self.engine.abort(transfer.request_id, now_ns)
 
     def _fence(self, transfer: Incoming, now_ns: int) -> None:
-        """Release the row when a fence has passed: nothing is awaited from the prefill side any more."""
+        """Release the row when a fence has passed, because the prefill side will not answer any more."""
         self._move(transfer, TransferEvent.FENCE)
         self._deadlines.set(transfer, now_ns + self.timing.fence_ns)
 

@@ -47,8 +47,8 @@ class Transport(Protocol):
         """Take a transfer that has ended on this side."""
 
     def flush(self, replan: bool) -> None:
-        """Note that all actions are carried out. With `replan` a new plan could differ:
-        stop the running block of rounds."""
+        """Note that all actions are carried out. With `replan`, stop the running block of rounds, because a new plan
+        could differ."""
 
 
 def _pages_of(messages: Iterable[tuple[Message, PageSeal | None]]) -> list[tuple[Page, PageSeal]]:

@@ -44,8 +44,8 @@ class TransferKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PageFormat:
-    """The format of a page of KV, equal on both sides.
-    `layout` names dtype, heads, layers: all that gives its bytes a meaning."""
+    """The format of a page of KV, equal on both sides. `layout` names dtype, heads and layers, which give the bytes
+    their meaning."""
 
     page_size: int  # tokens
     target_bytes: int  # of one page in the target pool, all layers
@@ -141,7 +141,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Nack:
-    """Decode: what arrived in this attempt is not what was sent."""
+    """Decode: the data that arrived in this attempt differs from the data that was sent."""
 
     key: TransferKey
     epoch: int

@@ -1,9 +1,9 @@
-"""Which workers serve a request, and how it goes on when one of them is lost. No I/O: the parent of real workers and
-the simulated cluster are its drivers.
+"""Chooses the workers that serve a request, and new ones when a worker is lost. There is no I/O; the parent of real
+workers and the simulated cluster drive it.
 
-A request is placed on a prefill and a decode worker. When a worker is lost, every living worker drops what it shares
-with it, and answers. Only then are the affected requests judged, so that no message of an old attempt can have an
-effect. Workers that die meanwhile are not waited for, and count as the same loss.
+A request is placed on a prefill and a decode worker. When a worker is lost, every living worker drops everything that
+it shares with the lost one, and answers. Only then are the affected requests judged, so that no message of an old
+attempt can have an effect. Nothing waits for workers that die meanwhile; they count as the same loss.
 
 The verdict:
 
@@ -24,7 +24,7 @@ from ..contract.request import Request
 from ..prompt import Prompt
 
 MAX_TRIES = 2
-"""How often a request is placed. After that it fails, because it may be what kills its workers."""
+"""The number of times that a request is placed. Then it fails, because it may be the cause of the losses."""
 
 
 Name = str | int
@@ -89,8 +89,8 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a loss means for a request: a new placement, or its end.
-    Without placement and `failure`, its client had aborted it."""
+    """The consequence of a loss for a request: a new placement, or its end. If both `placement` and `failure` are
+    missing, its client had aborted it."""
 
     request_id: str
     placement: Placement | None

@@ -333,7 +333,7 @@ class PrefillSide(HandoffSide[Outgoing]):
         self._send_manifest(transfer, now_ns)
 
     def _send_manifest(self, transfer: Outgoing, now_ns: int) -> None:
-        """Say what must have arrived, when everything is computed and read out."""
+        """Tell the decode side what must have arrived, once everything is computed and read out."""
         num_pages = self.page_format.num_pages(transfer.request.prefill_len)
         wanted = range(transfer.first_page, num_pages)
         if len(transfer.seals) < len(wanted):
@@ -375,7 +375,7 @@ class PrefillSide(HandoffSide[Outgoing]):
             self._give_up(transfer, end, why, now_ns)
 
     def _give_up(self, transfer: Outgoing, end: TransferState, why: str, now_ns: int) -> None:
-        """Cancel a transfer. Its row is released at the decode side's answer, or after lease and fence."""
+        """Cancel a transfer. Its row is released when the decode side answers, or after lease and fence."""
         self._forget_request(transfer)
         transfer.end, transfer.message = end, why
         self._try_move(transfer, TransferEvent.GIVE_UP)
@@ -392,14 +392,15 @@ class PrefillSide(HandoffSide[Outgoing]):
         self._fail_engine_request(transfer.request_id, why, now_ns, reason)
 
     def _forget_request(self, transfer: Outgoing) -> None:
-        """Drop what is kept for the request's first token, as its end is certain; its id may be used again."""
+        """Drop the data kept for the request's first token, because the request's end is certain and its id may be used
+        again."""
         request_id = transfer.request_id
         if self._current.get(request_id) is transfer:
             del self._current[request_id]
             self._payloads.pop(request_id, None)
 
     def _release_when_read(self, transfer: Outgoing, now_ns: int) -> None:
-        """Release the row, which the other side needs no more, as soon as no page of it is being read."""
+        """Release the row as soon as no page of it is being read, because the other side does not need it any more."""
         if transfer.num_reading:
             transfer.awaits_readers = True
             self._fence(transfer, now_ns)
@@ -407,7 +408,7 @@ class PrefillSide(HandoffSide[Outgoing]):
             self._finish(transfer, transfer.end, now_ns)
 
     def _fence(self, transfer: Outgoing, now_ns: int) -> None:
-        """Release the row when a fence has passed: nothing is awaited from the other side any more."""
+        """Release the row when a fence has passed, because the other side will not answer any more."""
         # The table refuses the event where a fence is up already; its time starts again.
         self._try_move(transfer, TransferEvent.FENCE)
         self._renewals.clear(transfer)

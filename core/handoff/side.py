@@ -1,5 +1,5 @@
-"""What both sides of a handoff share: records of transfers, counters, deadlines, and the actions and
-reports for the driver."""
+"""The common parts of both sides of a handoff: records of transfers, counters, deadlines, and the actions and reports
+for the driver."""
 
 from __future__ import annotations
 
@@ -138,7 +138,8 @@ HandoffAction = Send | SendPages | WritePage
 
 @dataclass(frozen=True, slots=True)
 class TransferOutcome:
-    """The end of a transfer on one side, which holds nothing for it any more. Its request may have ended before."""
+    """The end of a transfer on one side. This side holds no row or page for it any more. Its request may have ended
+    before."""
 
     request_id: str
     state: TransferState  # COMPLETED, FAILED or CANCELLED

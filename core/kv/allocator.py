@@ -201,7 +201,7 @@ class KVAllocator:
         return pages
 
     def _refusal(self, pages: Slots) -> InvalidFree:
-        """Say which of `pages` is wrong and why. Slow on purpose: it runs once, on the way to an error."""
+        """Say which of `pages` is wrong and why. It may be slow, because it runs once, before an error is raised."""
         seen: dict[int, None] = {}
         for page in pages.tolist():
             if page == 0:
@@ -234,7 +234,7 @@ class SlotCount(KVAllocator):
         return self._unnamed[:num_slots]
 
     def free(self, slots: Slots) -> None:
-        """Take back as many slots as `slots` has. Raises `InvalidFree` for more than are held."""
+        """Take back the number of slots in `slots`. Raises `InvalidFree` if fewer are held."""
         if slots.size > self.num_held_slots or slots.size % self.page_size:
             raise InvalidFree(f"{slots.size} slots are given back, {self.num_held_slots} are held")
         self._num_free_pages += slots.size // self.page_size

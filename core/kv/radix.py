@@ -8,7 +8,7 @@ A radix tree over pages of keys. A node holds a run of keys and the slot of each
 
 * A key is one token, or for draft heads that look one token ahead a bigram (t_j, t_j+1): the draft KV at position j
   depends on both, so n tokens have n − 1 keys. The tree finds children by the exact bytes of their first page of keys
-  and compares them key by key. So no result depends on a hash.
+  and compares them key by key. So results do not depend on a hash.
 * A slot belongs to the tree or to one request, never to both. A user of a cached prefix locks its last node, which
   protects all ancestors too. After a split the lower half keeps the identity (and the handles) of the node, and the
   upper half gets the same locks.

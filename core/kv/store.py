@@ -5,8 +5,8 @@ row   [0, shared) the cache's, locked · [shared, allocated) this row's own · [
 ```
 
 A request that leaves while a launched step may still touch its row is *fenced*: row, slots and locks stay as they are
-until that step is committed. The slots that a request's prefix gives up because the cache had them already are fenced
-too.
+until that step is committed. If the cache already had part of a request's prefix, the request's own slots for that part
+are fenced too.
 
 A row may be *held* for a transfer between workers. It stays as it is until the hold is released, even if its request
 leaves. A row may be *silent*: it is reserved for KV that is still to arrive, and the executor learns of it only when

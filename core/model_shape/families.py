@@ -152,7 +152,7 @@ def _llama4_experts(reader: ConfigReader, family: str, layers: int) -> Parts:
 
 
 def _gemma4_experts(reader: ConfigReader, family: str, layers: int) -> Parts:
-    """Read a dense MLP in every layer, and beside it, where there are some, experts."""
+    """Read a dense MLP in every layer, and the experts beside it in layers that have some."""
     width = reader.integer("intermediate_size")
     if not reader.flag("enable_moe_block"):
         return [Mlp(width)] * layers
@@ -313,7 +313,7 @@ class _Formats(TypedDict):
 
 
 def _formats(reader: ConfigReader) -> _Formats:
-    """Return the formats of weights and KV: 16-bit unless the file says more."""
+    """Return the formats of weights and KV; 16-bit by default."""
     key = "dtype" if "dtype" in reader.data else "torch_dtype"
     value = reader.get(key) or "bfloat16"
     wide = _DTYPES.get(value) if isinstance(value, str) else None

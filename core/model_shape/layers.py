@@ -1,9 +1,9 @@
-"""The parts of a decoder's layers: what each multiplies, what it caches for every token, and what state it carries for
-every request.
+"""The parts of a decoder's layers: their matrix products, the KV that they cache for every token, and the state that
+they keep for every request.
 
 A layer has a *mixer*, which moves information between tokens, and an MLP; some families have layers with one of the
-two. Sizes are in elements. `tp` divides what tensor parallelism divides: heads, channels, and the width of an MLP; it
-does not divide what every device needs whole.
+two. Sizes are in elements. Tensor parallelism `tp` divides heads, channels and the width of an MLP. It does not divide
+what every device needs whole.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """What a layer keeps of the tokens of a request, on one device, and what a new token reads of it.
+    """The cache of one layer for the tokens of a request, on one device, and the part that a new token reads.
 
     `heads` caches, each read by `queries` query heads; an entry has `width` elements, of which a query multiplies
     `key_dim` and sums up `value_dim`. `tokens_per_entry`: tokens that one entry stands for. `reach`: the most tokens

@@ -101,7 +101,7 @@ def gemma4(reader: ConfigReader, family: str, layers: int) -> Mixers:
 
 
 def kinds_of(reader: ConfigReader, layers: int, key: str = "layer_types") -> list[Any]:
-    """Return what a list says for each layer; full attention for every layer if there is none."""
+    """Return the entry of a list for each layer; if there is no list, every layer has full attention."""
     kinds = reader.get(key)
     if kinds is None:
         return ["full_attention"] * layers

@@ -1,7 +1,7 @@
-"""Formats of quantized weights: the bytes of each, and how a checkpoint says which one it has.
+"""Formats of quantized weights: the bytes of each, and how a checkpoint names its format.
 
-A checkpoint says it in `quantization_config` of its `config.json`, or beside it in `hf_quant_config.json` (NVIDIA
-ModelOpt), whose `quantization` object becomes a `quantization_config` by `modelopt_config`. Formats are named:
+A checkpoint names its format in `quantization_config` of its `config.json`, or in `hf_quant_config.json` beside that
+file (NVIDIA ModelOpt). `modelopt_config` makes a `quantization_config` from the latter. The formats have these names:
 
     bf16, fp16      16 bits
     fp8, int8       8 bits; scales per channel or block are left out (less than 0.2 %)
@@ -88,7 +88,8 @@ class WeightFormats:
 
 
 def read_weight_format(reader: ConfigReader) -> WeightFormats:
-    """Read the formats of the weights. A part is what most of its matrices are. Problems are noted in `reader`."""
+    """Read the formats of the weights. A part has the format of most of its matrices. Problems are noted in
+    `reader`."""
     key = next((key for key in CONFIG_KEYS if reader.get(key) is not None), None)
     if key is None:
         return WeightFormats()
@@ -128,7 +129,7 @@ def _mixed(config: ConfigReader) -> WeightFormats:
 
 
 def _name(value: Any) -> str:
-    """Return a value that names something; empty if it is no text, so that no table has it."""
+    """Return a name as it is; an empty string for a value that is not text, because no table has an empty name."""
     return value if isinstance(value, str) else ""
 
 
@@ -212,7 +213,8 @@ _PROBED_LAYERS = (1, 2, 3, 4)
 
 
 def _part_of(module: str) -> str | None:
-    """Return the part of a layer that a matrix belongs to by its name; None for the LM head and what is no layer's."""
+    """Return the part of a layer that a matrix belongs to by its name; None for matrices outside the layers, such as
+    the LM head."""
     if "layers." not in module:
         return None
     if "experts" in module and "shared_expert" not in module:
@@ -226,8 +228,8 @@ def _spared(kept: Any) -> set[str]:
     """Return the parts that keep 16-bit weights in most layers, given names, wildcards or `re:` patterns of unquantized
     matrices.
 
-    A pattern is held against the names behind the layer's number, as what stands before it differs between checkpoints
-    of one model.
+    A pattern is compared with the part of a name after the layer's number, because the part before it differs between
+    checkpoints of one model.
     """
     if not isinstance(kept, list | tuple):
         return set()

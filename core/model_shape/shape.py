@@ -1,4 +1,4 @@
-"""The shape of a decoder: what decides its weights, its KV cache and the cost of a forward pass."""
+"""The shape of a decoder, which decides its weights, its KV cache and the cost of a forward pass."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class UnknownModel(ForedraftError):
 
 
 def counted(parts: Iterable[T | None]) -> tuple[tuple[T, int], ...]:
-    """Return the different parts with how often each occurs, in the order of their first; None is no part."""
+    """Return each different part with its number of occurrences, in the order of first occurrence; None is no part."""
     counts: dict[T, int] = {}
     for part in parts:
         if part is not None:
@@ -32,9 +32,9 @@ def counted(parts: Iterable[T | None]) -> tuple[tuple[T, int], ...]:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What decides a transformer's weights, its KV cache and the cost of a forward pass.
+    """The shape of a transformer: it decides the weights, the KV cache and the cost of a forward pass.
 
-    `mixers` and `mlps` say how many layers have which (`layers.py`); which mixer stands with which MLP decides nothing.
+    `mixers` and `mlps` say how many layers have which (`layers.py`); which of them share a layer does not matter.
     `weight_dtype` is a format of `quantization.py`, that of routed experts and, unless `attention_dtype` (of every
     mixer) or `mlp_dtype` (of dense and shared MLPs) differ, of all layers. Embeddings and LM head stay 16-bit beside
     quantized weights. `max_context` is in tokens. `config`: the `config.json` that the shape was read from, whole.
@@ -132,8 +132,8 @@ class ModelShape:
 
     def weight_bytes_per_device(self, tensor: int, devices: int, expert_ranks: int = 1) -> int:
         """Return the bytes of weights of one of `devices` devices. Routed experts are divided among all, in
-        `expert_ranks` groups. What every device needs whole (latents, indexers, routers) is not divided, the rest is
-        divided among `tensor`."""
+        `expert_ranks` groups. Latents, indexers and routers are whole on every device; the rest is divided among
+        `tensor`."""
         if devices == 1:
             return self.weight_bytes
         hidden, total = self.hidden, self._norm_parameters * self.format_bytes()
@@ -199,8 +199,8 @@ class ModelShape:
 
     @property
     def reach(self) -> int | None:
-        """Tokens per row from which on layers of a limited reach read no more: the greatest reach;
-        None without such layers."""
+        """The greatest reach of layers with a limited reach, in tokens per row: beyond it they read no more. None
+        without such layers."""
         return max((cache.reach for cache, _ in self.caches() if cache.reach), default=None)
 
     def tensor_problem(self, tp: int) -> str | None:

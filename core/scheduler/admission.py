@@ -162,15 +162,15 @@ class Admission:
         return chunks, joins
 
     def needs(self, record: RequestRecord, num_cached: int) -> int:
-        """Return slots that a request takes: its context beyond the cached prefix, its output if that is guaranteed,
-        and one reserve.
+        """Return the slots that a request takes: its context beyond the cached prefix, its output if that is
+        guaranteed, and one reserve.
         """
         if self.guaranteed:
             return self._slots_at_end_of(record) - num_cached
         return self.slots_for_length(record.prompt_len + record.emitted_before) - num_cached
 
     def headroom(self, num_running: int) -> int:
-        """Return slots that a newcomer must leave free, so that `num_running` requests can grow."""
+        """Return the slots that a newcomer must leave free so that `num_running` requests can grow."""
         if self.guaranteed:
             holders = self.requests.running | self.requests.transferring
             missing = sum(map(self._slots_at_end_of, holders.values())) - int(self.store.allocated[list(holders)].sum())

@@ -92,8 +92,8 @@ class EngineSizes:
     row   [0, committed) · [committed, committed + reserve) may be written by launched rounds · … · row_width
     ```
 
-    Prompt and output may fill the context, with speculation as without it. Nodes of a round that lie past the last
-    position are in the row's reserve, and the finish rule drops what they predict.
+    Prompt and output may fill the context, with speculation as without it. Nodes of a round past the last position use
+    the row's reserve, and the finish rule drops their predictions.
     """
 
     max_steps: int
@@ -169,9 +169,8 @@ class EngineSizes:
         return pool - ceil_to_page(self.reserve, config.page_size) - (config.page_size - 1)
 
     def cause_of_limit(self, config: EngineConfig, prompt_len: int, asked: int, allowed: int) -> str:
-        """Say why a request is `allowed` fewer tokens than it asked for.
-
-        Returns an empty text if it gets all of them.
+        """Return the reason why a request is `allowed` fewer tokens than it asked for; an empty text if it gets all of
+        them.
         """
         if allowed >= asked:
             return ""

@@ -42,7 +42,7 @@ class OutputLog:
         self._flat = self._tokens.reshape(-1)
 
     def refusal(self, request: Request) -> str:
-        """Say why a request cannot get the output that it asks for. Returns an empty text if it can."""
+        """Return the reason why a request cannot get the output that it asks for; an empty text if it can."""
         if request.stop_strings and (self._decoder is None or not self.tracks_tokens):
             return "stop strings need a tokenizer, this engine has none"
         return ""

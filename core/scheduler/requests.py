@@ -73,7 +73,7 @@ class Requests:
         return not self.live and not self.in_flight and not self.steps_are_lost and not self.store.num_held_rows
 
     def refusal(self, request: Request) -> str:
-        """Say why a request cannot join the live ones. Returns an empty text if it can."""
+        """Return the reason why a request cannot join the live ones; an empty text if it can."""
         return "duplicate id: a live request has it" if request.request_id in self.live else ""
 
     # -- a request comes and runs -----------------------------------------------------------------------------------
@@ -383,7 +383,7 @@ class Requests:
         return [record for record in records if record is not None]
 
     def describe_in_flight(self) -> str:
-        """Describe the steps in flight, for a report that one does not come back."""
+        """Describe the steps in flight, for a report about a step without a result."""
         described = []
         for flight in self.in_flight:
             described.append(flight.describe([record.request.request_id for record in self.records_of(flight)]))

@@ -56,8 +56,8 @@ class NodeOutputs:
         return self.map(lambda array: array[source])
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> NodeOutputs:
-        """Apply `function` to every array, so that all outputs are compacted alike.
-        Executors compact on their device by it."""
+        """Apply `function` to every array, so that all outputs are compacted alike. Executors use this method to
+        compact on their device."""
         return NodeOutputs({name: None if array is None else function(array) for name, array in self.entries.items()})
 
 
@@ -93,7 +93,7 @@ def compaction_index(accept_index: np.ndarray, num_draft_tokens: int) -> np.ndar
 
 @dataclass(frozen=True, slots=True)
 class Finalized:
-    """What a decode round leaves for bs rows."""
+    """The results of a decode round for bs rows."""
 
     emitted_tokens: np.ndarray  # int32 [bs, width]; the target's tokens in order, bonus last, −1 past the end
     bonus_tokens: np.ndarray  # int32 [bs]; the root of the next tree

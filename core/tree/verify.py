@@ -22,7 +22,7 @@ from .build import VerifyTree
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What verification decides for bs rows."""
+    """The decisions of verification for bs rows."""
 
     accept_index: np.ndarray  # int32 [bs, width]; flat index of each accepted node, root first, −1 past the end
     accept_lens: np.ndarray  # int32 [bs]; accepted nodes = emitted tokens, bonus included: 1 … width
@@ -43,7 +43,7 @@ class Coins:
 def draw_coins(seed: int, requests: np.ndarray, seq_lens: np.ndarray, width: int) -> Coins:
     """Draw coins for `requests` uint64 [bs] whose roots are at `seq_lens` int [bs].
 
-    A request that brings its own seed is given a key made of that seed alone; then nothing else decides its draws.
+    If a request has its own seed, its key is made of that seed alone, so only the seed decides its draws.
     """
     positions = np.asarray(seq_lens, np.int64)[:, None] + np.arange(width)
     keys = np.asarray(requests)[:, None]
@@ -117,7 +117,7 @@ def verify_sampling(tree: VerifyTree, target_probs: np.ndarray, coins: Coins) ->
 def argmax_tokens(scores: np.ndarray) -> np.ndarray:
     """Return the lowest id of the greatest entry of logits or probabilities float [n, V] → int32 [n].
 
-    −1 marks a row that is no answer: NaN or +inf somewhere, or −inf everywhere.
+    −1 marks a failed row: NaN or +inf somewhere, or −inf everywhere.
     """
     if scores.shape[0] == 0:
         return np.zeros(0, np.int32)

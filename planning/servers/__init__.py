@@ -1,1 +1,1 @@
-"""Other serving engines: their launch commands read as scenarios, and tuned tables written as they take them."""
+"""Other serving engines: reads their launch commands as scenarios, and writes tuned tables in their formats."""

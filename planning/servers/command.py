@@ -1,7 +1,8 @@
-"""A launch command: its words, and what its arguments say.
+"""A launch command: its words, its arguments and their values.
 
 A command is read as a shell would read it, up to the first operator: line continuations, quotes, assignments and
-wrappers in front. What is not the server's is passed over; a variable, whose value is not there, is refused.
+wrappers in front. Words that do not belong to the server are skipped. A variable is refused, because its value is
+unknown.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Server:
-    """What can be said to a server.
+    """The arguments that a server accepts.
 
     Attributes:
         name: As messages call it.
@@ -83,9 +84,9 @@ def known_arguments(table: str, mapped: Mapping[str, str]) -> dict[str, Known]:
 
 @dataclass
 class Given:
-    """The arguments that a command gives, and what a scenario gets of them.
+    """The arguments of a command, and the keys of a scenario that follow from them.
 
-    Reading an argument that has another form than asked for is a problem, which `check` raises.
+    An argument of a wrong form is a problem, which `check` raises.
     """
 
     source: str
@@ -207,7 +208,7 @@ class Given:
             self.not_modelled["--kv-cache-dtype"] = f"KV in {kv} has no price here"
 
     def disaggregate(self) -> None:
-        """Give prefill and decode an engine each: a command is that of one pool."""
+        """Set one engine for prefill and one for decode, because a command starts a single pool."""
         self.settings |= {"disaggregation.prefill": 1, "disaggregation.decode": 1}
         self.assumed.append(
             "the other pool has one engine as well, of the same kind; give disaggregation.prefill and disaggregation.decode"
@@ -237,8 +238,8 @@ def command_words(given: str, source: str) -> list[str]:
 
 
 def read_arguments(server: Server, given: str, source: str) -> Given:
-    """Return the arguments of a launch command. Raises ConfigError with all that are unknown, have no value,
-    or one too many."""
+    """Return the arguments of a launch command. Raises ConfigError with all arguments that are unknown, that lack their
+    value, or that have a value but take none."""
     words = command_words(given, source)
     start = server.entry(words)
     if start is None:

@@ -24,7 +24,7 @@ METHODS = {  # algorithm -> its name in SGLang, vLLM and TensorRT-LLM
 def server_files(
     scenario: Scenario, table: Mapping[str, Any], schedule: Mapping[str, Any] | None, max_batch_size: int
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the texts of files by name, and by server's name why there is none.
+    """Return the texts of files by name and, for servers without a file, the reason by the server's name.
 
     `table` is in our own format; `schedule` one with a single number of steps for each range, for servers that take no
     other.

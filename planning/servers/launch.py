@@ -1,4 +1,5 @@
-"""A launch command of SGLang, vLLM or TensorRT-LLM as keys of a scenario, with what it says that is not simulated."""
+"""Reads a launch command of SGLang, vLLM or TensorRT-LLM as keys of a scenario, and lists its arguments that are not
+simulated."""
 
 from __future__ import annotations
 
@@ -42,8 +43,8 @@ class Launch:
 
 
 def read_launch(server: str, command: str, source: str, gpu: str) -> Launch:
-    """Read a command of "sglang", "vllm" or "trtllm", as text or the path of a file; `gpu` is what it runs on: defaults
-    follow from it.
+    """Read a command of "sglang", "vllm" or "trtllm", as text or the path of a file; defaults follow from its GPU
+    `gpu`.
 
     Raises ConfigError with every argument that is unknown or cannot be read.
     """
@@ -58,7 +59,7 @@ def read_launch(server: str, command: str, source: str, gpu: str) -> Launch:
 
 
 def _others(server: Server, given: Given) -> tuple[list[str], dict[str, str]]:
-    """Return the arguments without effect, and by argument why it is not modelled."""
+    """Return the arguments without effect, and the reason for each argument that is not modelled."""
     without_effect, reasons = [], {}
     for name, value in given.values.items():
         reason = server.known[name].reason

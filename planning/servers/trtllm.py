@@ -96,7 +96,7 @@ def _read_yaml(path: str) -> Mapping[Any, Any]:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Refuses aliases, by which a short text stands for a huge one."""
+        """Refuses aliases, because they let a short text expand to a huge one."""
 
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):

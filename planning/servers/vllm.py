@@ -191,7 +191,7 @@ def _schedule_text(table: dict[str, Any]) -> str:
 
 
 def _method_of(model: str) -> str:
-    """Return the method that vLLM takes where only the draft is named: by the words in its name."""
+    """Return the method that vLLM uses if only the draft is named; it follows from words in the draft's name."""
     name = model.lower()
     if "eagle3" in name or "eagle-3" in name:
         return "eagle3"

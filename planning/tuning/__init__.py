@@ -1,2 +1,2 @@
-"""Tables of draft steps for one workload: searched, then compared with what they replace on seeds that the
-search has not seen."""
+"""Searches tables of draft steps for one workload, and compares them with their alternatives on seeds that the search
+has not seen."""

@@ -1,4 +1,4 @@
-"""The tables that a search goes through: numbers that it may choose, and the table of steps that they stand for."""
+"""The tables of a search: the numbers that a trial chooses, and the table of steps that follows from them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Table = Mapping[str, Any]
 class TableSpace:
     """Every range has a middle number of steps, and as candidates that and up to `width` neighbours on both sides.
 
-    Width 0 is one number of steps for each range, which is all that some servers take; then the controller has nothing
-    to choose.
+    Width 0 is one number of steps for each range. Some servers take only such tables, in which the controller has
+    nothing to choose.
     """
 
     bounds: tuple[int, ...]
@@ -76,7 +76,7 @@ class TableSpace:
         }
 
     def starts(self, model: RoundModel, context: int, measured: Sequence[tuple[float, int]]) -> list[dict[str, Any]]:
-        """Return what a search begins with; `measured` are batch sizes and their best steps, ascending.
+        """Return the first trials of a search; `measured` has batch sizes and their best steps, ascending.
 
         For each range the best steps as measured and by the cost model, alone and with their neighbours. Then every
         fixed number of steps.
@@ -96,7 +96,7 @@ class TableSpace:
 
 
 def chosen_steps(scenario: Scenario) -> dict[str, Any]:
-    """Return the tables of a scenario that leaves open how many draft steps there are, which `settings_of` says.
+    """Return the tables of a scenario without a number of draft steps; `settings_of` sets it.
 
     Raises ConfigError for trees with a given number of nodes, which not every number of steps can fill.
     """

@@ -1,8 +1,8 @@
-"""The search for the table of draft steps that serves a workload fastest, and its comparison with what it replaces.
+"""Searches the table of draft steps that serves a workload fastest, and compares it with the alternatives.
 
-The search (optuna's TPE sampler) sees some seeds, the comparison others. All that is compared runs the same requests
-with the same acceptance, seed by seed. Trials are asked for in groups and told in order, whatever the number of
-processes, so that the same question asks for the same runs, and a stopped search goes on.
+The search (optuna's TPE sampler) sees some seeds, the comparison others. All alternatives run the same requests with
+the same acceptance, seed by seed. The search asks the sampler for trials in groups and reports them in order, with any
+number of processes. So the same question makes the same runs, and a stopped search can continue.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .tables import Table, TableSpace, chosen_steps, fixed_settings, is_schedule
 MOST_BEHIND = 0.01
 """A tuned table is at most this share slower than the best fixed number of steps, in every phase."""
 PENALTY = 10.0
-"""What a search loses for each share beyond half of MOST_BEHIND: ten times what the same share gains."""
+"""The penalty in the score for each share beyond half of MOST_BEHIND: ten times the gain from an equal share."""
 GROUP = 4
-"""Trials that are asked for before any is told."""
+"""The number of trials that the sampler gives before it learns a result."""
 FINALISTS = 6
 MOST_STEPS = 7
 PLAIN, DEFAULT, GOODPUT = "no speculation", "default table", "goodput"
@@ -38,8 +38,8 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: seeds of the search, others for the comparison, trials, requests of a run, the greatest
-    number of steps."""
+    """The question: seeds of the search, other seeds for the comparison, trials, requests of a run, the greatest number
+    of steps."""
 
     search_seeds: Sequence[int]
     seeds: Sequence[int]
@@ -66,8 +66,8 @@ class Judged:
 
 @dataclass
 class Tune:
-    """A search and what it has found. `speeds` are output tokens per second that a request sees, from its
-    arrival to its end."""
+    """A search and its results. `speeds` are output tokens per second that a request sees, from its arrival to its
+    end."""
 
     scenario: Scenario
     question: Question
@@ -99,7 +99,7 @@ class Tune:
     # -- what it is compared with --------------------------------------------------------------------------------------
 
     def others(self) -> dict[str, Settings]:
-        """Return what a tuned table is compared with, by name."""
+        """Return the alternatives to a tuned table, by name."""
         adaptive = {DEFAULT: settings_of(PRESETS["default"]), GOODPUT: {"speculation.policy": "goodput"}}
         fixed = {f"{steps} step{'' if steps == 1 else 's'}": settings for steps, settings in enumerate(self._fixed)}
         return {PLAIN: {"speculation": {"algorithm": NO_SPECULATION}}, **fixed, **adaptive}
@@ -146,8 +146,8 @@ class Tune:
         return study
 
     def _score(self, table: Table, best: Mapping[str, float], scored: dict[str, tuple[float, Table]]) -> float:
-        """Return the mean gain over the best fixed steps of each phase (in logarithms), less what it loses
-        where it is behind."""
+        """Return the mean gain over the best fixed steps of each phase (in logarithms), less the penalty for phases in
+        which the table is behind."""
         settings = settings_of(table)
         gains = [
             self._mean_log(settings, phase, self.question.search_seeds) - best[phase.name] for phase in self.phases
@@ -184,21 +184,21 @@ class Tune:
 
     @property
     def best(self) -> Judged | None:
-        """The table to use; None if all that were compared are behind in some phase."""
+        """The table to use; None if every compared table is behind in some phase."""
         return next((one for one in self.judged if one.holds), None)
 
     @property
     def best_schedule(self) -> Judged | None:
-        """The one to use where every range takes one number of steps."""
+        """The table to use for servers that take one number of steps per range."""
         return next((one for one in self.judged if one.holds and is_schedule(one.table)), None)
 
     @property
     def nearest(self) -> Judged | None:
-        """Of tables that do not hold, the one that is the least behind."""
+        """The table that is the least behind, if none keeps the promise."""
         return min(self.judged, key=lambda one: max(one.shortfall.values()), default=None)
 
     def gain(self, table: Table, over: Settings, phases: Sequence[Phase]) -> Estimate | None:
-        """Return how much faster a table is than something else, seed by seed, as a share; None if one of the two
+        """Return how much faster a table is than an alternative, seed by seed, as a share; None if one of the two
         cannot run.
 
         With several phases: the mean of all, each counted alike.
@@ -220,8 +220,8 @@ class Tune:
     # -- runs ----------------------------------------------------------------------------------------------------------
 
     def _measure(self, candidates: Sequence[Settings], seeds: Sequence[int], workers: Workers) -> Iterator[str]:
-        """Make the runs of candidates in all phases that are missing.
-        One that cannot run has speed 0, and its reason is kept."""
+        """Make the runs of candidates in all phases that are missing. A candidate that cannot run has speed 0, and the
+        reason is stored."""
         wanted: list[tuple[str, str, int]] = []
         for settings in candidates:
             for phase in self.phases:

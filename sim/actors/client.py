@@ -35,8 +35,8 @@ Cancel = Callable[[str], None]
 
 
 class Patience:
-    """How long clients wait: a deadline for all, and a share that leaves at a random moment.
-    Draws are keyed by the request."""
+    """The patience of clients: a deadline for all, and a share of clients that leaves at a random moment. Draws are
+    keyed by the request."""
 
     def __init__(self, seed: int, deadline_s: float | None, cancel_share: float, cancel_mean_s: float) -> None:
         self.is_endless: bool = deadline_s is None and cancel_share == 0.0
@@ -46,7 +46,7 @@ class Patience:
         self._cancel_mean_s = cancel_mean_s
 
     def of(self, row: int) -> int | None:
-        """Return after how many nanoseconds the client of request `row` leaves; None if it stays."""
+        """Return the nanoseconds after which the client of request `row` leaves; None if it stays."""
         patience_s = math.inf if self._deadline_s is None else self._deadline_s
         if self._cancel_share and uniform(self._seed, Purpose.CLIENT, row, 0) < self._cancel_share:
             coin = float(uniform(self._seed, Purpose.CLIENT, row, 1))

@@ -15,8 +15,8 @@ AFTER_ARRIVALS: EventPriority = EventPriority(2)  # SimPy's priorities: 0 urgent
 
 
 class Environment(simpy.Environment):
-    """SimPy's environment, whose clock a process may set forward itself, as often as `passes_left` says before the
-    next event is taken."""
+    """SimPy's environment with a clock that a process may set forward itself, up to `passes_left` times before the next
+    event is taken."""
 
     passes_left: int = 0
     _now: int  # SimPy's own clock: all delays are integers, so it stays one
@@ -27,8 +27,8 @@ class Environment(simpy.Environment):
         return self._now
 
     def passed(self, at_ns: int) -> bool:
-        """Set the clock to `at_ns` if nothing happens up to then, and return whether that was so.
-        Else wait for `until`."""
+        """Set the clock to `at_ns` if no event comes by then, and return True. Otherwise return False; the caller then
+        waits for `until`."""
         if not self.passes_left or (self._queue and self._queue[0][0] <= at_ns):
             return False
         self.passes_left -= 1

@@ -1,4 +1,4 @@
-"""The device: an in-order stream that plays the model. Unlike the scheduler it knows how long outputs will be.
+"""The device: an in-order stream that plays the model. Unlike the scheduler, the device knows how long outputs will be.
 
 One column entry per request-table row. `left` counts the tokens until the request ends, by its own stop or by its cap.
 It is the only column that a round changes: KV length and output position are their values at the end, less `left`.
@@ -27,11 +27,11 @@ _WINDOW = 1024
 
 
 class Jitter:
-    """The factors of one kind of time, lognormal with mean 1, so that means stay and tails grow.
+    """The random factors of one kind of time. They are lognormal with mean 1, so means stay as they are and tails grow.
 
     `spread`: their standard deviation, above 0; `lane` tells kinds of one purpose apart. Factors are keyed by (seed,
     replica, number of the step), where each decode round counts as a step. So runs with other settings see the same
-    sequence, and a block of rounds sees what its rounds would see one by one.
+    sequence, and the rounds of a block see the same factors as single rounds.
     """
 
     def __init__(self, spread: float, seed: int, purpose: Purpose, replica: int, lane: int = 0) -> None:
@@ -54,11 +54,11 @@ class Jitter:
         return self._window[offset : offset + count]
 
     def time_ns(self, step: int, time_ns: int) -> int:
-        """Return what one step takes whose mean is `time_ns`."""
+        """Return the time of one step with the mean `time_ns`."""
         return int(time_ns * self.factors(step, 1)[0])
 
     def times_ns(self, first: int, times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return what successive steps take whose means are `times_ns`: int64 [m]."""
+        """Return the times of successive steps with the means `times_ns`: int64 [m]."""
         return (times_ns * self.factors(first, len(times_ns))).astype(np.int64)
 
 
@@ -72,7 +72,8 @@ class HostJitter:
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What only the model knows of a request: how many tokens it emits before it stops, and the key of its draws."""
+    """Facts about a request that only the model knows: how many tokens it emits before it stops, and the key of its
+    draws."""
 
     output_len: int
     key: int
@@ -137,7 +138,7 @@ class Device:
         self._batch = Batch(empty, empty, 0, empty, empty)
 
     def open_rows(self, joins: tuple[Join, ...]) -> None:
-        """Give their rows to the requests of a step that is being launched."""
+        """Give rows to the requests of a step that is being launched."""
         for join in joins:
             truth = self.truths[join.request.request_id]
             until_stop = truth.output_len - join.num_emitted
@@ -155,7 +156,7 @@ class Device:
 
     @property
     def draws_ahead(self) -> bool:
-        """Whether `foresee` is useful, as something was drafted."""
+        """Whether `foresee` is useful, which it is once something was drafted."""
         return self._last_cache is not None
 
     def foresee(self, keys: np.ndarray) -> None:
@@ -209,8 +210,8 @@ class Device:
     # -- decode -------------------------------------------------------------------------------------------------------
 
     def draw(self, decode: DecodeStep, limit: int, timed: bool = True) -> DrawnRounds:
-        """Draw the next rounds of a batch, up to `limit` and up to the first in which a request ends;
-        a row that has ended makes it one."""
+        """Draw the next rounds of a batch, at most `limit`, up to the first round in which a request ends; only one
+        round if a row has ended already."""
         batch, batch_size = self._batch_of(decode), len(decode.rows)
         left = self._left[batch.indices]
         limit = max(1, min(limit, int(left[left.argmin()])))
@@ -241,8 +242,8 @@ class Device:
         return DrawnRounds(rounds, lens, emitted, device_ns, left)
 
     def _seen_ns(self, cost: StepCost, decode: DecodeStep, lens: np.ndarray, left: np.ndarray) -> NDArray[np.int64]:
-        """Return nanoseconds of rounds with these accept lengths [rounds, bs], from a cost that knows
-        what each row does."""
+        """Return the nanoseconds of rounds with these accept lengths [rounds, bs], from a cost that depends on each
+        row."""
         index = self._batch_of(decode).indices
         contexts = self._kv_end[index] - left + np.cumsum(lens, axis=0, dtype=np.int64) - lens
         context = contexts.max(axis=1) if cost.padded else contexts.mean(axis=1)

@@ -5,8 +5,8 @@ cpu     plan k │ launch │ commit k−1 │ plan k+1 │ launch │ commit k 
 device         └───────── run k ───────────────┘└────── run k+1 ────
 ```
 
-Host time is charged per round. In a block it is charged as if the rounds were single steps: there the next round is not
-really planned. The one step that is planned while a block runs (its *tail*) is charged as the round after the block.
+Host time is charged per round. In a block it is charged as if the rounds were single steps, although the next round is
+not planned there. The one step that is planned while a block runs (its *tail*) is charged as the round after the block.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NOTHING_LOST = LossOutcome((), ())
 
 
 class SpanSink(Protocol):
-    """Takes what happened when, for a timeline: a device step or a stretch of scheduler work."""
+    """Takes intervals of time for a timeline: a device step or a stretch of scheduler work."""
 
     def span(
         self, replica: int, track: str, name: str, start_ns: int, duration_ns: int, args: dict[str, int]
@@ -347,8 +347,8 @@ class EngineActor:
     def _run_block(
         self, flight: Flight, decode: DecodeStep, drawn: DrawnRounds
     ) -> Generator[simpy.Event, None, StepResult]:
-        """Run a block until it ends, or to the first round boundary at which the CPU, planning, would see
-        what has arrived."""
+        """Run a block until it ends, or to the first round boundary at which the CPU would plan and see new
+        arrivals."""
         step = flight.step
         has_tail = len(self._flights) > 1  # none in synchronous mode, nor where a step behind the block got no KV
         started_ns = self._start_ns(flight)

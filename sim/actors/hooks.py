@@ -1,5 +1,5 @@
-"""The collaborators of an `EngineActor`: hooks, which interfere at named points, and its part in
-handoffs, if it has one."""
+"""The collaborators of an `EngineActor`: hooks, which are called at named points, and its part in handoffs, if it has
+one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Hooks:
     """Hooks that change nothing; subclasses override what they need."""
 
     def stamp(self, time_ns: int) -> int:
-        """Return what the host's clock shows the scheduler at a simulated time."""
+        """Return the time on the host's clock at a simulated time, for the scheduler."""
         return time_ns
 
     def on_request(self, request: Request, truth: Truth) -> str | None:
@@ -63,7 +63,7 @@ class Hooks:
         return result
 
     def after_loss(self, step: Step, outcome: LossOutcome) -> None:
-        """Note that `step` has failed and that the engine has given up what was in flight."""
+        """Note that `step` has failed and that the engine has given up all steps in flight."""
 
     def after_resume(self, step: Step | None, restarted: bool) -> None:
         """Note that the engine plans again; `step` is the one that had failed."""
@@ -77,7 +77,7 @@ class HandoffPart(Protocol):
 
     @property
     def may_wait(self) -> bool:
-        """Whether an engine with requests may do nothing, since a message or a deadline will wake it."""
+        """Whether an engine with requests may be idle, because a message or a deadline will wake it."""
 
     def submit(self, request: Request) -> SubmitOutcome: ...
     def abort(self, request_id: str) -> AbortOutcome: ...

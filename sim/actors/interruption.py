@@ -14,11 +14,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def deferred_signals() -> Iterator[Callable[[], None]]:
-    """Hold back the first SIGINT or SIGTERM; yields a function that calls the handler of the signal that came, if one
-    did.
+    """Hold back the first SIGINT or SIGTERM. Yields a function that calls the handler of the signal, if one came.
 
-    The second signal is handled at once. Signals without a Python handler are left alone, and all signals where the run
-    is not in the main thread.
+    The second signal is handled at once. Signals without a Python handler are not held back. Outside the main thread no
+    signal is.
     """
     held: list[int] = []
     handlers: dict[int, Callable[[int, FrameType | None], object]] = {}

@@ -49,7 +49,7 @@ class SentBlocks:
         self._blocks: OrderedDict[int, int] = OrderedDict()  # hash id -> tokens; the oldest first
 
     def match(self, prompt: Prompt) -> int:
-        """Return how many tokens at the front of a prompt were sent here."""
+        """Return how many tokens at the front of a prompt were sent to this engine lately."""
         matched = 0
         for block, num_tokens in _blocks_of(prompt):
             if self._blocks.get(block, 0) < num_tokens:
@@ -58,8 +58,8 @@ class SentBlocks:
         return matched
 
     def remember(self, prompt: Prompt) -> None:
-        """Take the blocks of a prompt; the front ones are forgotten last, as a cache evicts a prefix after
-        what follows it."""
+        """Add the blocks of a prompt. The front blocks are forgotten last, because a cache evicts a prefix after its
+        continuation."""
         for block, num_tokens in reversed(list(_blocks_of(prompt))):
             known = self._blocks.pop(block, 0)
             self._blocks[block] = max(known, num_tokens)
@@ -114,7 +114,7 @@ class Balancer:
         return chosen
 
     def computed(self, engine: int, request_id: str) -> None:
-        """Take the news that a prompt has been computed: it waits no more."""
+        """Note that a prompt has been computed and no longer waits."""
         self.waiting_tokens[engine] -= self._waiting.pop(request_id, 0)
 
     def ended(self, engine: int, request_id: str) -> None:
@@ -131,8 +131,8 @@ class Balancer:
         return min(among, key=lambda engine: (self.outstanding[engine], engine))
 
     def _soonest(self, request: Request, among: Sequence[int]) -> int:
-        """Return the engine with the least to compute before this request's first token;
-        of equals the one with fewer requests."""
+        """Return the engine with the least work before this request's first token; among equals the one with fewer
+        requests."""
         prompt = request.prompt
         if not prompt.hash_ids:
             chosen, missing = min(among, key=lambda engine: (self.outstanding[engine], engine)), prompt.length
@@ -148,12 +148,12 @@ class Balancer:
         return chosen
 
     def _delay(self, engine: int) -> int:
-        """Return what an engine has to do before it begins a new prompt, in prompt tokens."""
+        """Return the work of an engine before it begins a new prompt, in prompt tokens."""
         return self.waiting_tokens[engine] + DECODING_TOKENS * self.outstanding[engine]
 
 
 class ReplicaRouter:
-    """Sends requests to replicas, and cancels after them."""
+    """Sends requests and cancels to replicas."""
 
     def __init__(
         self, policy: str, replicas: list[EngineActor], links: Sequence[Wire], seed: int, cache_tokens: int = 0

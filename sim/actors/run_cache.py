@@ -1,4 +1,5 @@
-"""The accept lengths of simulated rounds at the price of a gather: longest runs are drawn ahead, a window per row.
+"""Accept lengths of simulated rounds, each looked up with one gather: the longest runs are drawn ahead, a window per
+row.
 
 A process is a pure function of (request, output position). So the next few hundred answers of a request can be drawn in
 one vectorised pass before they are needed, and dropped unread when it ends. A round then costs a few NumPy calls,
@@ -23,7 +24,7 @@ _ROUNDS_AT_ONCE = 8
 
 
 class RunCache:
-    """Windows of longest runs for the rows of a request table. The answers are the process's own, only sooner.
+    """Windows of longest runs for the rows of a request table. The results equal those of the process.
 
     num_rows: rows 0 … `num_rows` may be asked for. window: output positions drawn at once (rounded up to the process's
     alignment); a round has fewer steps than that. Memory: 4 · window bytes per row that is in use.
@@ -111,8 +112,8 @@ class RunCache:
     def prime(self, request_keys: np.ndarray) -> None:
         """Draw the first windows of requests that will soon join, all in one pass; without shifts.
 
-        Worth it where requests are short: one window alone costs as much as eight in one pass. At most `max_primed` are
-        kept, the oldest go first; a request that was not primed, or not in time, is drawn when it joins.
+        This saves time if requests are short: one window alone costs as much as eight in one pass. At most `max_primed`
+        windows are kept, and the oldest are dropped first. A request without a window is drawn when it joins.
         """
         keys = np.asarray(request_keys, np.uint64)[-self.max_primed or len(request_keys) :]
         if len(keys) == 0:

@@ -1,4 +1,4 @@
-"""How far simulations were from published measurements: the figures of docs/accuracy.md, as data of the package.
+"""The errors of simulations against published measurements: the figures of docs/accuracy.md, as data of the package.
 
 `accuracy.json` is made from the page's summary by `docs/refresh.py`, the page by `make accuracy`.
 """

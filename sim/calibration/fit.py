@@ -1,7 +1,8 @@
-"""Fits the few parameters of a server's timing to measured points, and says what the points tell and what they do not.
+"""Fits the few parameters of a server's timing to measured points, and says which parameters the points determine.
 
-The prior is the server's profile. A parameter may differ from it about as much as the profiles of servers differ among
-themselves (`spreads`); how noisy the points are is estimated from them. Predictions are simulations (`prediction.py`).
+The prior is the server's profile. A parameter may differ from it about as much as the profiles of servers differ from
+each other (`spreads`). The noise of the points is estimated from the points. Predictions are simulations
+(`prediction.py`).
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ from .prediction import Predictor
 
 LEAST_POINTS = 3
 TOLD = 0.5
-"""A parameter is told where the points take at least this share of its prior uncertainty away."""
+"""The points tell a parameter if they take away at least this share of its prior uncertainty."""
 DEVICE_SPREAD = 0.15
-"""How far kernel times of a roofline or a database are from those of a device (docs/cost-model.md, "Measured
-kernels": up to so much)."""
+"""The error of the kernel times of a roofline or a database against a device (docs/cost-model.md, "Measured kernels":
+up to this much)."""
 CONTRADICTS = 4.0
-"""A point contradicts the others if its error, by a fit without it, is so many standard deviations."""
+"""A point contradicts the others if a fit without it misses it by more than this many standard deviations."""
 DECODING = ("mean_tpot_ms", "output_tokens_per_s")
-"""The results that are fitted. The time to the first token is not:
-it depends on when clients send, and tells which of them keep step."""
+"""The results that are fitted. The time to the first token is not fitted, because it depends on when clients send. It
+shows which clients keep step."""
 LENGTH_SPREAD = 0.2
-"""Lengths of clients that do not keep step are spread by this share of their mean, either way, where a
-file does not tell."""
+"""If a file has no spread, lengths of clients that do not keep step vary by up to this share of their mean, up and
+down."""
 CANDIDATES = (1, 8, 64, 256)
-"""Clients of the points that are considered as the next to measure."""
+"""The numbers of clients of points that the fit may suggest to measure next."""
 SHORT = 32.0
-"""Their output tokens in the simulations: the speed of decoding shows after a few."""
+"""The output tokens of such points in the simulations; a few are enough to show the speed of decoding."""
 MOST_SUGGESTED = 3
 
 OnProgress = Callable[[int], None]
@@ -77,7 +78,7 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True)
 class PointFit:
-    """A calibration, and how it came about."""
+    """A calibration, and the evidence for it."""
 
     fit: Fit
     results: tuple[Result, ...]
@@ -92,7 +93,7 @@ class PointFit:
 
     @property
     def entangled(self) -> Iterator[tuple[str, str]]:
-        """Yield pairs of parameters of which the points tell only a sum: what one gains the other loses."""
+        """Yield pairs of parameters of which the points tell only the sum."""
         names = [item.name for item in self.fit.parameters]
         deviations = np.sqrt(np.diag(self.fit.covariance))
         correlation = self.fit.covariance / np.outer(deviations, deviations)
@@ -143,7 +144,7 @@ def _named(parameters: Sequence[Parameter], x: np.ndarray) -> dict[str, float]:
 
 
 def _predict(fitted: Sequence[tuple[Predictor, str]], parameters: Sequence[Parameter], x: np.ndarray) -> np.ndarray:
-    """Return what each of these results is with the parameters `x`."""
+    """Return the value of each of these results with the parameters `x`."""
     values = _named(parameters, x)
     return np.array([predictor.predict(values)[column] for predictor, column in fitted])
 
@@ -160,8 +161,8 @@ def as_its_clients_send(predictor: Predictor, base: Scenario) -> Predictor:
     """Return the predictor for equally long requests, or for lengths with a spread, whichever meets the time to the
     first token better.
 
-    Clients of equally long requests keep step: all prompts come at once. A file that tells mean lengths alone does not
-    tell which it was.
+    Clients of equally long requests keep step: all prompts come at once. A file with only mean lengths does not say
+    which of the two it was.
     """
     point = predictor.point
     told = point.input_std or point.output_std or point.input_lens or point.output_lens
@@ -191,10 +192,10 @@ def spreads() -> dict[str, float]:
 
 
 def _parameters(predictors: Sequence[Predictor]) -> tuple[Parameter, ...]:
-    """Return the parameters that any of the points depends on, around what the scenario's server has.
+    """Return the parameters that at least one point depends on, around the values of the scenario's server.
 
-    Points of one tensor parallelism cannot tell what several devices add to a pass, nor points of one kind of head what
-    another takes: that stays as it is.
+    Points with one tensor parallelism cannot tell what further devices add to a pass, and points with one kind of head
+    cannot tell the time of another. These parameters keep their values.
     """
     run, wide = predictors[0].assembly, spreads()
     values = {
@@ -223,7 +224,7 @@ def _weights(predictors: Sequence[Predictor]) -> np.ndarray:
 
 
 IMPLAUSIBLE = 1.0
-"""A mean error beyond which points are not of this deployment, or in other units: a factor of two."""
+"""Above this mean error (a factor of two) the points must belong to another deployment or have other units."""
 
 
 def _values(parameters: Sequence[Parameter]) -> dict[str, float]:
@@ -256,7 +257,7 @@ def _calibration(
 def _too_few(
     points: Sequence[Point], base: Scenario, predictors: Sequence[Predictor], simulated: Callable[[], None]
 ) -> ConfigError:
-    """Return the error that says how many more points are needed, and which."""
+    """Return an error whose message says how many more points are needed, and which ones."""
     parameters, rows = _parameters(predictors), _weights(predictors)
     fitted = [(predictor, column) for predictor in predictors for column in predictor.measured if column in DECODING]
     predict = partial(_predict, fitted, parameters)
@@ -273,7 +274,8 @@ def _too_few(
 def _suggestions(
     fit: Fit, points: Sequence[Point], base: Scenario, simulated: Callable[[], None]
 ) -> Iterator[Suggestion]:
-    """Yield the points that would tell most of what is not told, the best first. Adds one after the other."""
+    """Yield the points to measure next, the best first: those that would tell most about the unknown parameters. Each
+    is chosen with the earlier ones added."""
     values = _named(fit.parameters, fit.values)
     candidates = [Predictor(point, base, simulated) for point in _candidates(points, base)]
     slopes = [_slopes(candidate, fit, values) for candidate in candidates]

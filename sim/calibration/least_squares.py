@@ -96,7 +96,7 @@ class Fit:
         """Return singular values [k] of the slopes in units of spread and noise, descending, and directions [k, p] in
         units of spreads.
 
-        Along a direction with a value below 1 the prior says more than the measurements do.
+        Along a direction with a value below 1 the prior determines more than the measurements do.
         """
         scaled = self.slopes * self.spreads / (self.noise * self.weights)[:, None]
         _, values, directions = np.linalg.svd(scaled, full_matrices=True)

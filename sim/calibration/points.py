@@ -36,7 +36,7 @@ COLUMNS: dict[str, str] = {
     "model": "Hugging Face name or built-in model; default: model.target",
     "gpu": "GPU; default: hardware.gpu",
 }
-"""The columns of a CSV file, and what a setting behind a file's name may say: FILE:steps=3,algorithm=EAGLE3."""
+"""The columns of a CSV file. They are also the names of settings after a file's name: FILE:steps=3,algorithm=EAGLE3."""
 TEXTS = ("algorithm", "model", "gpu")
 WHOLE = ("concurrency", "num_requests", "steps", "topk", "num_draft_tokens", "tensor_parallel")
 MEASURED = ("mean_tpot_ms", "output_tokens_per_s", "mean_ttft_ms")
@@ -54,12 +54,13 @@ LONGEST = 10**6  # tokens
 CONTRADICTION = 0.25
 """Two runs of the same setting whose results differ by more than this share contradict each other."""
 FAILED = 0.02
-"""Share of failed requests from which a run is refused: the others met another load than the file says."""
+"""A run is refused from this share of failed requests on, because its other requests had another load than the file
+says."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One benchmark run: its load, its speculation, and what was measured (None: not told)."""
+    """One benchmark run: its load, its speculation and its results (None: not given)."""
 
     source: str  # file, and the line or the benchmark in it
     input_tokens: float
@@ -121,8 +122,8 @@ Record = Mapping[str, Any]
 
 
 def point_of(source: str, record: Record, names: Mapping[str, str] | None = None, file: str | None = None) -> Point:
-    """Return the point of a record. `names`: what the file calls its values, for messages.
-    Raises ConfigError with all problems."""
+    """Return the point of a record. `names`: the file's own names of the values, for messages. Raises ConfigError with
+    all problems."""
     problems: list[Problem] = []
     called = {column: column for column in COLUMNS} | dict(names or {})
 
@@ -145,7 +146,7 @@ def point_of(source: str, record: Record, names: Mapping[str, str] | None = None
 
 
 def _values(record: Record, problem: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the values that are there, of their types."""
+    """Yield the given values, converted to their types."""
     for column, value in record.items():
         if column not in COLUMNS or value is None:
             continue
@@ -258,7 +259,7 @@ def canonical(look_up: Callable[[str], ModelShape | GPU], name: str) -> str:
 
 
 def unknown_column(name: str) -> str:
-    """Return the message for a column that there is not."""
+    """Return the message for an unknown column."""
     return f"unknown column{nearest(name, COLUMNS)}; known: {', '.join(COLUMNS)}"
 
 

@@ -1,7 +1,8 @@
-"""What the simulator predicts for a measured point: a short simulation of its load.
+"""The simulator's prediction for a measured point: a short simulation of its load.
 
 Closed loops of equally long requests run in waves, prompts delay the decoding of others, and overlap scheduling hides
-the host behind the device. So a point is simulated: no formula tells as much. Runs are cut to some waves of requests.
+the host behind the device. A formula would miss these effects, so a point is simulated. Runs are cut to some waves of
+requests.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ WAVES = 4
 """Requests per client that are simulated at most."""
 LEAST_REQUESTS = 6
 ROOM = 16
-"""Context of a simulation, in mean requests: the tails of lengths fit."""
+"""Context of a simulation, in mean requests; the tails of the lengths fit into it."""
 OPEN_REQUESTS = 200
 """Requests of an open loop that are simulated at most."""
 
@@ -78,7 +79,7 @@ class Predictor:
         return tuple(name for name in PARAMETERS if used.get(name, True))
 
     def predict(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Return the results that the simulation gives, by column. Raises CannotPredict."""
+        """Return the results of the simulation, by column. Raises CannotPredict."""
         key = tuple((name, values[name]) for name in self.parameters() if name in values)
         if key not in self._found:
             self._found[key] = self._simulate(dict(key))

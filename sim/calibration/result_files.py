@@ -1,4 +1,4 @@
-"""Reads what benchmarks of serving engines write, and makes points of it.
+"""Reads the result files of benchmarks of serving engines, and makes points of them.
 
     vLLM       `vllm bench serve --save-result`: a JSON object; `--append-result`: one per line
     SGLang     `sglang.bench_serving --output-file`: JSON lines
@@ -6,8 +6,7 @@
     aiperf     `profile_export_aiperf.json`: an object of metrics, schema 1
     CSV        a header of `points.COLUMNS`, a run per row
 
-A file is recognised by what it has. What it does not say stands behind its name:
-`results.json:algorithm=EAGLE3,steps=3`.
+A file is recognised by its content. Settings that it lacks follow its name: `results.json:algorithm=EAGLE3,steps=3`.
 """
 
 from __future__ import annotations
@@ -141,8 +140,8 @@ def _json_records(file: str, text: str) -> Iterator[tuple[str, dict[str, Any], d
 
 
 def _objects(file: str, text: str) -> Iterator[tuple[str, Any]]:
-    """Yield the object of a file, or those of its lines.
-    What JSON has no number for, a rate without limit, becomes a text."""
+    """Yield the object of a file, or those of its lines. A rate without limit, for which JSON has no number, becomes a
+    text."""
     for found in _NO_NUMBER.finditer(text):
         if found["key"] != "request_rate":
             raise _wrong(file, found["key"], f"is {found['value']}: expected a finite number")
@@ -333,7 +332,7 @@ def _aiperf(file: str, run: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
 
 
 def _count(file: str, key: str, value: Any) -> float:
-    """Return a number of requests, 0 if it is not there. Raises ConfigError for what is no finite number from 0 on."""
+    """Return a number of requests, 0 if it is not there. Raises ConfigError unless it is a finite number >= 0."""
     if value is None:
         return 0
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:

@@ -1,4 +1,4 @@
-"""Profiles: what was measured of one deployment, as `profile.json` holds it (`hardware.profile`).
+"""Profiles: the measurements of one deployment, in the form of `profile.json` (`hardware.profile`).
 
 A profile has one of two parts:
 
@@ -56,8 +56,8 @@ class FittedParameter:
 
 @dataclass(frozen=True, slots=True)
 class FittedParameters:
-    """Numbers of the timing that were fitted around a server profile. What is not in `values` stays as the server
-    profile has it.
+    """Numbers of the timing that were fitted around a server profile. Parameters that are not in `values` stay as in
+    the server profile.
 
     `kernels`: what priced the target's passes (see `RoundCost.kernels`); `error`, `left_out_error`: mean absolute
     relative errors of the points fitted, and of points that were left out of the fit.
@@ -138,7 +138,7 @@ class Calibration:
 
     @property
     def origin(self) -> str:
-        """What the run's report says of this profile."""
+        """A sentence about this profile for the run's report."""
         fitted = self.parameters
         if fitted is None:
             return f"measured times of {self.source}"
@@ -148,7 +148,8 @@ class Calibration:
         )
 
     def notices(self, model: str, tp: int) -> Iterator[str]:
-        """Yield sentences for the user where fitted parameters are used beyond what they were measured with."""
+        """Yield sentences for the user about fitted parameters that are used outside the range of their
+        measurements."""
         if self.model != model:
             yield f"hardware.profile was calibrated with {self.model}; its fit may be worse for {model}"
         if tp not in self.tp:
@@ -167,8 +168,8 @@ class Calibration:
 
 
 def load_calibration(path: str | Path) -> Calibration:
-    """Read a profile. Raises `ConfigError` with the file and every problem:
-    unknown keys, wrong types, numbers that no time can be."""
+    """Read a profile. Raises `ConfigError` with the file and every problem: unknown keys, wrong types, numbers that are
+    impossible as times."""
     file = str(path)
     return _Reader(file, read_json_object(file, read_text)).calibration()
 

@@ -29,7 +29,7 @@ DISPATCH = "dispatch"
 
 
 class TimeOverflow(ForedraftError):
-    """A pass so slow that its time leaves 64 bits: a parameter (often a calibration's unit) must be wrong."""
+    """The time of a pass exceeds 64 bits, so a parameter must be wrong (often the unit of a calibration)."""
 
 
 class _Term(NamedTuple):

@@ -28,10 +28,10 @@ class DraftShape:
 
     `fusion_inputs`: how many hidden-size vectors the fully connected layer in front of the head joins (0: there is
     none). `fusion_every_pass`: EAGLE joins the embedding and the last hidden state in every pass. EAGLE-3 joins three
-    of the target's hidden states in the catch-up pass alone: they exist only for tokens that the target has seen.
-    `qkv_inputs`: width of the attention's input in hidden sizes (EAGLE-3: 2, the embedding beside the feature).
-    `heads`: separately trained heads, one per step (multi-layer EAGLE); else 1. `verify_share`: what proposing on the
-    host takes, as a share of the verify pass.
+    of the target's hidden states, only in the catch-up pass, because they exist only for tokens that the target has
+    seen. `qkv_inputs`: width of the attention's input in hidden sizes (EAGLE-3: 2, the embedding beside the feature).
+    `heads`: separately trained heads, one per step (multi-layer EAGLE); else 1. `verify_share`: the time of proposing
+    on the host, as a share of the verify pass.
     """
 
     name: str
@@ -127,7 +127,7 @@ def eagle_head(target: ModelShape) -> DraftShape:
 
 def eagle3_head(target: ModelShape, draft_vocab: int = 32_000) -> DraftShape:
     """Return EAGLE-3's head (arXiv 2503.01840): a 3h→h layer over three target layers, one decoder layer whose q, k and
-    v read 2h, and an LM head of its own. `draft_vocab`: the tokens of that, at most the target's."""
+    v read 2h, and an LM head of its own. `draft_vocab`: the size of that head's vocabulary, at most the target's."""
     if not 1 <= draft_vocab <= target.vocab:
         message = f"draft_vocab must be 1 … {target.vocab} (the vocabulary of {target.name}), not {draft_vocab}"
         raise DraftMismatch(message)

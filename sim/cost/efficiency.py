@@ -11,10 +11,9 @@
 
 Numbers are fractions of data-sheet peaks. Where no published measurement was at hand they are marked as assumptions.
 
-How near this comes to published measurements (error of the default roofline): `tests/sim/cost/test_cost_published.py`
-computes these numbers and fails outside its stated tolerances. Two parameters were chosen looking at the first three
-rows: the soft corner's exponent, and the fraction of bandwidth that attention reaches; nothing was fitted to the
-others.
+The errors of the default roofline against published measurements: `tests/sim/cost/test_cost_published.py` computes
+these numbers and fails outside its stated tolerances. Two parameters were chosen looking at the first three rows: the
+soft corner's exponent, and the fraction of bandwidth that attention reaches; nothing was fitted to the others.
 
     H100, Llama-3.1-8B bf16                                                               error
     target pass, 1 … 1024 tokens, against the vLLM fit (arXiv 2601.11580)                 -13 … +2 %

@@ -1,5 +1,5 @@
-"""Measured times of an executor's own steps: grids over rows, context and shape, and the cost that a simulated device
-takes from them.
+"""Measured times of an executor's own steps: grids over rows, context and shape, and the cost that follows from them
+for a simulated device.
 
 `foredraft calibrate --model` measures them (docs/calibration.md). A round is the sum of its parts, each interpolated
 linearly:
@@ -10,8 +10,8 @@ linearly:
 
 or, where rounds were captured, one time per shape, rows × context. A step with prompt chunks adds `prefill`, chunks ×
 tokens × context, as our executor runs both one after the other, less what one step does once (`shared_ns`). Below a
-grid its first value counts. Beyond it, chunks, tokens and context go on along the last slope; rows, steps and nodes
-beyond those that were measured are refused.
+grid its first value is used. Beyond it, chunks, tokens and context continue along the last slope; rows, steps and nodes
+beyond the measured ones are refused.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Grid:
     ns: np.ndarray
 
     def at(self, **coordinates: float) -> Grid:
-        """Return what is left of the grid at these coordinates; without any axis left `ns` is one number.
+        """Return the rest of the grid at these coordinates; if no axis is left, `ns` is one number.
 
         Raises ConfigError outside an axis that does not go on.
         """
@@ -104,7 +104,7 @@ class AlgorithmSteps:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSteps:
-    """What was measured of one model on one device. `padded`: a pass is as long as its longest row's KV, else as the
+    """The measurements of one model on one device. `padded`: a pass is as long as its longest row's KV, else as the
     mean.
 
     `target`: the shape that was measured, by the names of its config.json; `spread`: standard deviation of the
@@ -120,7 +120,7 @@ class ExecutorSteps:
     spread: Mapping[str, float] = field(default_factory=dict)
 
     def cost(self, spec: EngineSpec, source: str) -> StepCost:
-        """Return the cost of steps of `spec`. Raises ConfigError with everything that the profile has not measured."""
+        """Return the cost of steps of `spec`. Raises ConfigError with everything that the profile lacks."""
         found = self.algorithms.get(spec.algorithm)
         if found is None:
             known = ", ".join(self.algorithms)
@@ -145,7 +145,7 @@ class ExecutorSteps:
         return cost
 
     def check_target(self, source: str, **shape: int) -> None:
-        """Raise ConfigError if another model than one of this shape was measured."""
+        """Raise ConfigError if the measured model has another shape."""
         problems = [
             Problem(f"steps.target.{name}", f"measured with {self.target[name]}, but the run's model has {value}")
             for name, value in shape.items()
@@ -205,8 +205,8 @@ class _Curve:
 
 
 class StepCost:
-    """Device time of steps as they were measured: what `RoundCost` answers, and, since a simulated device knows its
-    rows, more exactly.
+    """Device times of steps, from measurements. The methods are those of `RoundCost`; more exact ones use the rows that
+    a simulated device knows.
 
     `sees_rows`: `rounds_ns` takes each round's context and the most nodes that a row accepts.
     """
@@ -222,7 +222,7 @@ class StepCost:
         self._prefills: dict[tuple[int, int, int], int] = {}
 
     def at_pace(self, pace: float) -> StepCost:
-        """Return the cost on the same machine where everything takes `pace` times as long."""
+        """Return the cost on the same machine if everything takes `pace` times as long."""
         known = self.tables
 
         def slower(grid: Grid) -> Grid:
@@ -292,7 +292,7 @@ class StepCost:
     def decode_parts(
         self, batch_size: int, steps: int, topk: int, num_draft_tokens: int, kv_tokens: int
     ) -> dict[str, int]:
-        """Return `decode_ns` as its only part: a captured round is measured as a whole."""
+        """Return `decode_ns` as the only part, because a captured round is measured as a whole."""
         return {"round": self.decode_ns(batch_size, steps, topk, num_draft_tokens, kv_tokens)}
 
     def is_captured(self, batch_size: int, nodes: int) -> bool:

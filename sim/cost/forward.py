@@ -47,8 +47,8 @@ class ExpertRouting(NamedTuple):
     Requests choose experts independently. Each further token of a request counts as `independence` (0 … 1) of a token,
     since successive tokens of one text share experts. So w tokens reach the experts of 1 + independence · (w − 1)
     independent ones. The padding of a captured graph is copies of one token that an earlier step left there. So it
-    reaches experts as one further token of a request
-    would: 3 tokens in a graph of 4 reach no more experts than 4 tokens do. What the copies compute is not counted.
+    reaches experts as one further token of a request would: 3 tokens in a graph of 4 reach no more experts than 4
+    tokens do. The work on the copies is not counted.
     """
 
     tokens: int
@@ -64,8 +64,8 @@ class PassTokens(NamedTuple):
 
     @classmethod
     def of_requests(cls, requests: int, tokens: int, independence: float, padded: int | None = None) -> PassTokens:
-        """Return those of so many requests that have `tokens` together.
-        `padded`: those of their graph; None: there is none."""
+        """Return the tokens of a number of requests that have `tokens` together. `padded`: the tokens of their graph;
+        None: there is none."""
         independent = requests + independence * (tokens - requests)
         if padded is None:
             return cls(tokens, ExpertRouting(tokens, independent), False)
@@ -141,7 +141,8 @@ class ForwardCost:
         self._layers_cache: dict[int | tuple[int, ExpertRouting], float] = {}
 
     def explain(self) -> list[tuple[str, float | str, str, str]]:
-        """Return rows (name, value, unit, source) of what this adds to model, GPU and efficiencies."""
+        """Return rows (name, value, unit, source) of the numbers that this class adds to model, GPU and
+        efficiencies."""
         rows: list[tuple[str, float | str, str, str]] = [
             ("kernels of the target", "roofline", "", "times from the GPU's peaks and the efficiencies below")
         ]
@@ -152,17 +153,17 @@ class ForwardCost:
 
     @property
     def priced_by(self) -> str:
-        """What the times come from, for a report."""
+        """The source of the times, for a report."""
         return "the roofline"
 
     @property
     def source(self) -> str:
-        """What exactly they come from: a database with its version and what it was asked."""
+        """The exact source of the times: a database with its version and the request to it."""
         return "the roofline"
 
     @property
     def about_prices(self) -> str:
-        """What else a report says of them."""
+        """Further words about the times for a report."""
         return ""
 
     @cached_property
@@ -319,7 +320,8 @@ class ForwardCost:
 
     def comm_ns(self, tokens: int) -> float:
         """Return the time of collectives: an all-reduce of the activations among the devices that share a mixer or a
-        dense MLP. Around routed experts all devices take part, and gather and scatter what they would else reduce."""
+        dense MLP. Around routed experts all devices take part, with a gather and a scatter in place of the
+        all-reduce."""
         parallel = self.parallel
         if parallel.devices == 1:
             return 0.0

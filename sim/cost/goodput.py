@@ -12,8 +12,7 @@ from .round import RoundCost
 
 
 def cost_table(spec: EngineSpec, cost: RoundCost | StepCost, host: HostCost) -> CostTable:
-    """Return round times for the goodput policy: what the device takes, and the host beside it
-    (overlap) or after it."""
+    """Return round times for the goodput policy: the device's time, with the host beside it (overlap) or after it."""
     most, shape = spec.config.max_running, spec.draft_shape
     sizes = sorted({1, 2, 3, 4, 6, 8, 12, 16, *range(24, most, 8), most} - {n for n in range(17) if n > most})
     round_ns, kv_token_ps = [], []

@@ -225,7 +225,7 @@ _OTHERS = {
     "h20", "h800", "a10", "a30", "a40", "a800", "v100", "t4", "l20", "l40", "b100",
     "gh200", "rtx4080", "rtx5090", "a6000", "rtx6000ada", "mi250x", "mi325x", "mi355x",
 }  # fmt: skip
-"""GPUs that exist and are not in the catalogue: none of its entries stands for them."""
+"""GPUs that exist and are not in the catalogue. No entry of the catalogue may be used in their place."""
 
 
 def _key(name: str) -> str:

@@ -1,7 +1,7 @@
 """The scheduler's own time on the CPU: plan, launch, commit, per step and per row.
 
-Simulators that leave it out predict speculation 25-41 % too fast, as every round pays it. These are amounts of work;
-the driver decides whether a part hides behind the device (overlap mode) or delays it.
+Every round pays this time. Simulators without it predict speculation 25-41 % too fast. These are amounts of work; the
+driver decides whether a part hides behind the device (overlap mode) or delays it.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class HostCost:
         return self.commit_base_ns + self.commit_row_ns * batch_size + per_token * tokens
 
     def round_ns(self, batch_size: int, tokens: int) -> int:
-        """Return all three, as a synchronous engine pays them one after the other."""
+        """Return the sum of all three, because a synchronous engine pays them one after the other."""
         return self.plan_ns(batch_size) + self.launch_ns(batch_size) + self.commit_ns(batch_size, tokens)
 
     def at_pace(self, pace: float) -> HostCost:
-        """Return the cost on the same machine where everything takes `pace` times as long."""
+        """Return the cost on the same machine if everything takes `pace` times as long."""
         times = {name: round(getattr(self, name) * pace) for name in self.__slots__ if name.endswith("_ns")}
         return replace(self, **times)
 
@@ -140,7 +140,7 @@ def host_preset(name: str) -> HostCost:
 
 
 GraphUnit = Literal["rows", "tokens"]
-"""What captured sizes count: rows of a batch (SGLang, and our executor), or tokens of a pass (vLLM)."""
+"""The unit of captured sizes: rows of a batch (SGLang, and our executor), or tokens of a pass (vLLM)."""
 
 
 class UnknownPreset(ForedraftError):
@@ -178,8 +178,8 @@ class LaunchCost:
         return self.graph_gap_ns + self.row_gap_ns * rows
 
     def collectives_gap_ns(self, count: int, devices: int) -> float:
-        """Return what so many collectives over `devices` take more than the database has of them:
-        among 2ⁿ devices n pairs wait."""
+        """Return the time that `count` collectives over `devices` take beyond the database's time; among 2ⁿ devices n
+        pairs wait."""
         return self.collective_gap_ns * count * math.log2(devices)
 
     def explain(self) -> list[tuple[str, float, str, str]]:

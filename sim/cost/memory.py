@@ -38,8 +38,7 @@ _SOURCES = {
 
 
 class InsufficientMemory(ForedraftError):
-    """The model, its draft and its buffers leave no room for a KV pool; the message says how much is needed for
-    what."""
+    """The model, its draft and its buffers leave no room for a KV pool; the message says how much each part needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +189,7 @@ def kv_pool_slots(
 
 
 def _unused(gpu: GPU, fixed: Mapping[str, int], reserved: float, static: float | None, free: float | None) -> int:
-    """Return the bytes that neither the pool may have nor `fixed` takes, by whichever share is given."""
+    """Return the bytes that stay free beside the pool and `fixed`, by the given share."""
     if free is not None:
         return max(0, int((1 - free) * (gpu.memory_bytes - sum(fixed.values()))))
     if static is not None:
@@ -204,8 +203,8 @@ def _unused(gpu: GPU, fixed: Mapping[str, int], reserved: float, static: float |
 def _slot_and_windows(target: ModelShape, tp: int, draft_slot: int, free: int, kept: int) -> tuple[int, int]:
     """Return the target's bytes of a slot, and those of the layers with a window beside the slots.
 
-    Such layers keep of each request no more than the window and what a round writes, and the prompt chunk that passes
-    through: `kept` tokens. Where there would be fewer slots than that, every slot has its part of them.
+    For each request such layers keep `kept` tokens: the window, the tokens that a round writes, and the current prompt
+    chunk. If there would be fewer slots than that, every slot has its part of these layers.
     """
     slot, in_windows = target.token_bytes(tp, windowed=False), target.token_bytes(tp, windowed=True)
     if in_windows and (free - kept * in_windows) // (slot + draft_slot or 1) > kept:

@@ -157,8 +157,8 @@ class RoundCost:
 
     @property
     def priced_by(self) -> str:
-        """What the times of passes come from: the roofline, measured kernels, or one of them for the target and
-        one for the draft."""
+        """The source of the times of passes: the roofline, measured kernels, or one of them for the target and one for
+        the draft."""
         by = [forward.priced_by for forward in (self._target, self._draft) if forward is not None]
         return (
             by[0] if len(set(by)) == 1 else f"{by[0]} for the target, {by[1]} for the draft"
@@ -182,7 +182,7 @@ class RoundCost:
         return any(forward is not None and forward.shape.moe_layers for forward in (self._target, self._draft))
 
     def explain(self) -> list[tuple[str, float | str, str, str]]:
-        """Return rows (name, value, unit, source) of everything that this cost is made of."""
+        """Return rows (name, value, unit, source) of all parts of this cost."""
         rows: list[tuple[str, float | str, str, str]] = [
             *self.gpu.explain(),
             *self.target.explain(),
@@ -231,7 +231,7 @@ class RoundCost:
         return Pass(parts, self._floor_ns(self._target, tokens), window_cap_tokens=cap)
 
     def _curve_of(self, passes: Sequence[Pass]) -> Curve:
-        """Return the curve of `passes`, their kernels scaled as the profile has it; the launch is fitted by itself."""
+        """Return the curve of `passes`, with kernels scaled by the profile's factor; the launch has its own fit."""
         if self._device_scale != 1.0:
             passes = [item.scaled(self._device_scale, without=LAUNCH) for item in passes]
         return Curve(passes)

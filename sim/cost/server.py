@@ -1,7 +1,7 @@
-"""Server profiles: what a planner cannot know of a serving engine, fitted to published measurements.
+"""Server profiles: the properties of a serving engine that a planner cannot know, fitted to published measurements.
 
-A profile bundles how the engine schedules, the host's time per step, what the device waits for between passes, and the
-server whose kernels are priced. `benchmarks/fit_servers.py` fits the waits of every profile that names a fit, from
+A profile has the scheduling of the engine, the host's time per step, the device's waits between passes, and the server
+of the kernel times. `benchmarks/fit_servers.py` fits the waits of every profile that names a fit, from
 `benchmarks/published/`, and prints their cross-validated errors; a test compares the numbers below with a fresh fit.
 The waits were measured while the engine overlapped host and device. So they are part of the launch, and host time that
 runs beside the device is not added to them.
@@ -27,7 +27,7 @@ class UnknownServer(ForedraftError):
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What an engine sets by itself on a device of at least `gibibytes` of memory."""
+    """The defaults of an engine on a device of at least `gibibytes` of memory."""
 
     gibibytes: int = 0
     chunk_size: int = 8192  # prompt tokens of a step
@@ -38,8 +38,8 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class ServerProfile:
-    """The timing of one serving engine. `mixed`, `guarantee_output` and `defaults` stand where a scenario
-    leaves them open."""
+    """The timing of one serving engine. `mixed`, `guarantee_output` and `defaults` apply if the scenario does not set
+    them."""
 
     name: str
     host: HostCost

@@ -1,5 +1,5 @@
-"""The router of engines in two roles: it chooses where a prompt is computed and where it is decoded, and tells when a
-request has ended."""
+"""The router of engines in two roles: it chooses the engine that computes a prompt and the engine that decodes it, and
+reports the ends of requests."""
 
 from __future__ import annotations
 
@@ -142,15 +142,15 @@ class EnginePool:
         self._balancer.ended(self._cluster.endpoint_of(name).replica, request.request_id)
 
     def lose(self, name: Name) -> None:
-        """Do nothing: the endpoint is lost already."""
+        """Do nothing, because the endpoint is lost already."""
 
 
 class Cluster:
     """Routes requests of a disaggregated service (see `ReplicaRouter`), and holds its endpoints.
 
     Both engines of a request are chosen when it arrives, and again when its decode engine is lost (`Placements`). A
-    request has ended for its client at the first end that one of them reports, other than that its prompt was handed
-    over, or that it moves.
+    request has ended for its client when an endpoint first reports an end. A handover and a move to another engine are
+    no ends.
     """
 
     def __init__(self, env: Environment, assembly: Assembly, network: Network, on_finished: OnFinished) -> None:
@@ -257,11 +257,11 @@ class Cluster:
             self._links[endpoint.replica].send(0, endpoint.actor.cancel, request_id)
 
     def ended(self, replica: int, request_id: str) -> None:
-        """Do nothing: `finished` has counted the end."""
+        """Do nothing, because `finished` has counted the end."""
 
     def finished(self, replica: int, finished: FinishedRequest) -> None:
-        """Take an engine's report of an end. The first one counts;
-        a handover is none, nor that a lost engine's request will move."""
+        """Take an engine's report of an end. The first report counts; reports of a handover, or of a move away from a
+        lost engine, do not count."""
         request_id, reason = finished.request_id, finished.reason
         placement = self.placements.get(request_id)
         if placement is None:
@@ -297,8 +297,8 @@ class Cluster:
     # -- an engine that is lost ----------------------------------------------------------------------------------------
 
     def lose(self, lost: HandoffEndpoint) -> None:
-        """Take a decode engine for dead, and have all living ones answer that they have dropped what
-        they share with it."""
+        """Treat a decode engine as dead, and let all living engines confirm that they have dropped everything that they
+        share with it."""
         verdicts = self.placements.lose(lost.replica, f"{lost.name} was lost")
         for endpoint in self.endpoints:
             if not endpoint.is_lost:
@@ -366,6 +366,6 @@ def page_format_of(assembly: Assembly) -> PageFormat:
 
 
 def draft_input_bytes(assembly: Assembly) -> int:
-    """Return the size of what goes with the last page:
-    first token, top-k, hidden state, and the algorithm's relayed fields."""
+    """Return the size of the data that is sent with the last page: first token, top-k, hidden state, and the
+    algorithm's relayed fields."""
     return sum(field.bytes_per_row for field in assembly.algorithm.relay_fields(assembly.relay_shape))

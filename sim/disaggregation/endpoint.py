@@ -5,8 +5,8 @@ prefill   submit ─► plan, launch ─► commit ─► handoff.committed ─�
 decode    interconnect ─► side.receive ─► actions, join ─► plan, launch ─► commit ─► handoff.committed
 ```
 
-The state machines are those of the real executors. No KV exists here: a page is its seal, and the network says how long
-its bytes take.
+The state machines are those of the real executors. There is no KV here: a seal stands for a page, and the network says
+how long its bytes take.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class EndpointHooks:
 
 
 class Routes(Protocol):
-    """What an endpoint asks of its cluster."""
+    """The methods of a cluster that an endpoint uses."""
 
     placements: Placements
 
@@ -72,7 +72,7 @@ class Routes(Protocol):
 
 
 class Surroundings(NamedTuple):
-    """What the endpoints of a cluster share."""
+    """The shared objects of a cluster's endpoints."""
 
     interconnect: Interconnect
     timing: HandoffTiming
@@ -151,8 +151,8 @@ class HandoffEndpoint:
         return self.handoff.submit(request, peer, self.actor.hooks.stamp(self.now_ns))
 
     def abort(self, request_id: str) -> AbortOutcome:
-        """Give up a request here, and on the decode engine behind."""
-        # Until a request has joined, its end is the prefill engine's to tell.
+        """Give up a request on this engine and on its decode engine."""
+        # The prefill engine reports the end of a request that has not joined.
         is_told_elsewhere = not self.is_prefill and self.engine.state_of(request_id) is RequestState.TRANSFERRING
         placement = self._around.cluster.placements.abort(request_id)
         if placement is not None and placement.decode != self.replica:
@@ -192,8 +192,8 @@ class HandoffEndpoint:
             call_at(self._env, max(self.missed_at_ns, self.now_ns), self._around.cluster.lose, self)
 
     def _give_back(self) -> None:
-        """End all requests here; their router will place them anew.
-        It learns of those that have joined what they have delivered."""
+        """End all requests here; their router will place them anew. For requests that have joined, the router learns
+        which tokens they have delivered."""
         for request_id in list(self.engine.requests.live):
             joined = self.engine.state_of(request_id) is not RequestState.TRANSFERRING
             moved = self.engine.transfers.end_transfer(
@@ -238,7 +238,7 @@ class HandoffEndpoint:
         self.handoff.carry_out()
 
     def receive_pages(self, peer: str, pages: ArrivedPages) -> None:
-        """Take the pages of one action; ignored if the engine computes prompts since."""
+        """Take the pages of one action; ignored if the engine has become a prefill engine."""
         if not self.is_prefill:
             self.handoff.receive(peer, pages, self.now_ns)
 
@@ -302,7 +302,7 @@ class HandoffEndpoint:
     # -- deadlines ----------------------------------------------------------------------------------------------------
 
     def _wake_in_time(self) -> None:
-        """See that `_tick` comes when the side's next deadline is due. It may come early, then it looks again."""
+        """Schedule `_tick` for the side's next deadline. It may run early; then it is scheduled again."""
         due_ns = self.side.next_deadline_ns
         if due_ns is None:
             return

@@ -55,7 +55,7 @@ class Network:
     def say(
         self, source: int, target: int, num_bytes: int, deliver: Callable[[*Arguments], None], *arguments: *Arguments
     ) -> None:
-        """Send a short message with an attachment of `num_bytes`. It waits for no other, and no other for it."""
+        """Send a short message with an attachment of `num_bytes`. Messages do not wait for each other."""
         takes_ns = self._count(num_bytes)
         call_at(self.env, self.env.now + takes_ns + self.latency_ns, deliver, *arguments)
 
@@ -100,8 +100,8 @@ class Network:
 
 
 class Station(Protocol):
-    """What the network delivers to: an engine's `HandoffEndpoint`.
-    While not `is_alive` it neither sends nor receives."""
+    """The receiver of the network's deliveries: an engine's `HandoffEndpoint`. While not `is_alive` it neither sends
+    nor receives."""
 
     name: str
     replica: int
@@ -120,7 +120,7 @@ class PacketHooks:
         return True
 
     def on_pages(self, source: Station, target: Station, pages: ArrivedPages) -> tuple[ArrivedPages, int | None]:
-        """Take pages that are being sent: return what will arrive of them, and their delay after the network's time
+        """Take pages that are being sent: return the pages that will arrive, and their delay beyond the network's time
         if they are late."""
         return pages, None
 
@@ -205,8 +205,8 @@ class TransferTimes:
         self._waits: array[int] = array("q")
 
     def started(self, request_id: str, now_ns: int) -> None:
-        """Note when the first byte of a request's KV leaves.
-        A retry does not change it: its client waits since then."""
+        """Note when the first byte of a request's KV leaves. A retry does not change the time, because the client has
+        waited since then."""
         self._started.setdefault(request_id, now_ns)
 
     def computed(self, request_id: str, now_ns: int) -> None:

@@ -1,1 +1,1 @@
-"""Faults in a simulated service: plans of them, their injection, and the promises that must hold all the same."""
+"""Faults in a simulated service: fault plans, their injection, and the promises that must hold under them."""

@@ -1,4 +1,4 @@
-"""The host's clock, which may jump or stand still, and the time stamps that a scheduler makes of it.
+"""The host's clock, which may jump or stop, and the time stamps that a scheduler takes from it.
 
 `raw` is what the clock shows, `stamp` what the scheduler works with: the same, but where the clock went back the stamps
 go on from where they were. Both are functions of simulated time, so that the end of an earlier round can be stamped
@@ -35,7 +35,7 @@ class HostClock:
         return self.raw(time_ns) + self._holds[bisect_right(self._hold_from, time_ns) - 1]
 
     def jump(self, now_ns: int, amount_ns: int) -> None:
-        """Let the clock show `amount_ns` more, or less, from now on. A clock that stood still goes again."""
+        """Move the clock forward or back by `amount_ns` from now on. A stopped clock runs again."""
         before_ns = self.stamp(now_ns)
         self.is_true = False
         if self._freezes and self._freezes[-1][1] > now_ns:
@@ -45,7 +45,7 @@ class HostClock:
         self._hold(now_ns, before_ns)
 
     def freeze(self, now_ns: int, lasts_ns: int) -> None:
-        """Let the clock show the same for a while, then what it would have shown without."""
+        """Stop the clock for a while; then it shows the time that it would have shown without the stop."""
         self.is_true = False
         if not self._freezes or self._freezes[-1][1] <= now_ns:
             self._freezes.append((now_ns, now_ns + lasts_ns))
@@ -59,7 +59,8 @@ class HostClock:
 
 
 class StampedMoves:
-    """An event sink that puts what a handoff does on the host's clock: endpoints time it by a monotonic one."""
+    """An event sink that changes the times of handoff events to the host's clock, because endpoints use a monotonic
+    clock."""
 
     def __init__(self, sink: EventSink, clock: HostClock) -> None:
         self._sink = sink

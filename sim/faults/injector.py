@@ -1,4 +1,5 @@
-"""Injects a plan's faults into one engine, and checks what is promised of them: the hooks of an `EngineActor`."""
+"""The hooks of an `EngineActor` that inject a plan's faults into one engine and check the promises about these
+faults."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ FAILURES = {
 
 
 class FaultInjector(Hooks):
-    """With no kind enabled it changes nothing. Set `actor` once the actor is made, and `cluster` where
-    it belongs to one."""
+    """With no kind enabled it changes nothing. Set `actor` once the actor is made, and `cluster` if it belongs to
+    one."""
 
     actor: EngineActor
 
@@ -132,7 +133,7 @@ class FaultInjector(Hooks):
         self.witness.reported(finished, self.now_ns)
 
     def leave(self, request_id: str, kind: str) -> None:
-        """Cancel a request as the plan has it."""
+        """Cancel a request as the plan says."""
         where = self._where(request_id)
         self.ledger.cancelled_in[where] = self.ledger.cancelled_in.get(where, 0) + 1
         self.ledger.note(kind, self.now_ns)
@@ -244,7 +245,7 @@ class FaultInjector(Hooks):
         return StepFault(cause, message, away_ns, share)
 
     def after_run(self, result: StepResult) -> StepResult:
-        """Add the row that has failed, if one has. Rounds end on the clock that stamps everything else."""
+        """Add the failed row, if there is one. Rounds end on the clock that stamps everything else."""
         if self._nan_rows and (row := self._nan_rows.pop(result.step_id, 0)):
             result = replace(result, failures=((row, NO_NUMBERS),))
         if self.clock.is_true:
@@ -289,8 +290,8 @@ class FaultInjector(Hooks):
         self.check("nothing_seen", refused, f"a late result of step {step.step_id} was taken")
 
     def die(self, kind: str) -> None:
-        """Let the worker die at once, or by `LOSS` the decode engine.
-        Others are told later, and a new one comes in its place."""
+        """Let the worker die at once, or with `LOSS` the decode engine. The other engines learn of it later, and a new
+        worker or engine replaces the dead one."""
         endpoint, fault = self.endpoint, self.ledger.plan.of(kind)
         assert endpoint is not None and isinstance(fault, Death)
         if not endpoint.is_alive or (kind == LOSS and endpoint.is_prefill):
@@ -313,7 +314,7 @@ class FaultInjector(Hooks):
 
     @property
     def left_over(self) -> str:
-        """What remains, apart from slots, when everything should have ended; empty if nothing does."""
+        """Describe what remains, apart from slots, when everything should have ended; empty if nothing remains."""
         endpoint = self.endpoint
         if endpoint is not None and not endpoint.side.is_idle:
             return f"{endpoint.side.num_in_flight} transfers are not over"

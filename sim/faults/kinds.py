@@ -1,4 +1,4 @@
-"""Every kind of fault: its occasions, its probability in a swarm, what happens, and what is promised."""
+"""Every kind of fault: its occasions, its probability in a swarm, the fault itself, and the promise under it."""
 
 from __future__ import annotations
 

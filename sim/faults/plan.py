@@ -7,8 +7,8 @@ A plan is a TOML file of families, each with its kinds:
     watchdog_s = 4.0
 
 Everything has a default, and a kind that is left out never happens. Every draw is keyed by (seed, kind, subject,
-occasion): one kind more or less, or another probability, moves no other fault. A swarm is a plan that is drawn itself:
-each kind is dropped with probability 1/2.
+occasion): so a change of one kind or one probability does not move other faults. A swarm is a plan that is drawn
+itself: each kind is dropped with probability 1/2.
 """
 
 from __future__ import annotations
@@ -216,8 +216,8 @@ class FaultPlan(FaultTable):
         return tuple(kind for kind in KINDS if self.of(kind).is_enabled)
 
     def of_service(self) -> tuple[FaultPlan, tuple[str, ...]]:
-        """Return the plan without what clients and their load do, and who stops the service;
-        and the enabled kinds that it leaves out."""
+        """Return the plan without the faults of clients, of their load and of a service that stops, and the enabled
+        kinds that this leaves out."""
         outside = {"client": ClientFaults(), "load": LoadFaults(), "service": ServiceFaults()}
         return self.model_copy(update=outside), tuple(
             kind for kind in self.enabled if kind.partition(".")[0] in outside
@@ -297,8 +297,8 @@ def swarm_plan(seed: int, *, transfers: bool = False) -> FaultPlan:
 
 
 class FaultDraws:
-    """Which occasions have which fault: a pure function of (seed, kind, subject, occasion), drawn a
-    stretch at a time."""
+    """The faults of all occasions, as a pure function of (seed, kind, subject, occasion); they are drawn for many
+    occasions at a time."""
 
     STRETCH = 512
 

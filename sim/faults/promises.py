@@ -288,8 +288,8 @@ class Witness:
         self._leave(event.retracted)
 
     def _handed(self, event: HandoffMoved) -> None:
-        """Take a move of a handoff. On a decode engine a request begins behind the tokens that
-        others have delivered."""
+        """Take a move of a handoff. On a decode engine a request begins after the tokens that other engines have
+        delivered."""
         name = event.request_id
         if event.move is HandoffMove.RESERVE:
             self._live[name] = event.now_ns

@@ -27,7 +27,7 @@ from .transfers import TransferFaults
 
 @dataclass(frozen=True, slots=True)
 class FaultReport:
-    """What was injected, and how often; which promises were checked, how often, and which were broken."""
+    """The injected faults and the checked promises, each with its count, and the broken promises."""
 
     plan: FaultPlan
     injected: dict[str, int]  # of the enabled kinds
@@ -41,7 +41,7 @@ class FaultReport:
 
     @property
     def never_fired(self) -> tuple[str, ...]:
-        """Enabled kinds that never happened, so that nothing was shown of them."""
+        """Enabled kinds that never happened, so that their promises were not tested."""
         return tuple(kind for kind, count in self.injected.items() if not count)
 
     def checked_of(self, kind: str) -> int:

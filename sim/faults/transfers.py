@@ -27,8 +27,8 @@ from .promises import Promises
 
 
 class UnreliableLink:
-    """Sends over `link`, with faults. `unreachable(*arguments)` is called for a message whose every
-    attempt was lost."""
+    """Sends over `link`, with faults. `unreachable(*arguments)` is called for a message if all of its attempts were
+    lost."""
 
     def __init__(self, link: Link, number: int, ledger: Ledger, unreachable: Callable[..., None]) -> None:
         self.link = link
@@ -83,7 +83,7 @@ class _Attempt:
 
 
 class TransferWitness:
-    """Books about transfers, of all engines of a run."""
+    """Records of the transfers of all engines of a run."""
 
     def __init__(self, promises: Promises, max_attempts: int) -> None:
         self.promises = promises
@@ -125,7 +125,7 @@ class TransferWitness:
 
 
 class TransferFaults(PacketHooks, EndpointHooks):
-    """Injects a plan's faults into the packets between engines, and checks what is promised of transfers."""
+    """Injects a plan's faults into the packets between engines, and checks the promises about transfers."""
 
     def __init__(self, env: Environment, ledger: Ledger, promises: Promises) -> None:
         self.env = env

@@ -1,12 +1,12 @@
-"""Reads what servers write about every request's accepted drafts, and fits the acceptance process to it.
+"""Reads the logs of servers about the accepted drafts of each request, and fits the acceptance process to them.
 
 events      `events.jsonl` of `foredraft simulate` and `generate`: every round of every request, in order
 responses   of vLLM under `--per-request-spec-decode-metrics`, JSON or JSON lines, with `metrics.speculative_decoding`,
             and aiperf's `profile_export.jsonl` with `spec_decode_acceptance`: every round under `detailed`, a histogram
             per request under `summary`
 
-What servers tell of all requests together is read in `acceptance_means.py`. A file that contradicts itself, or breaks
-off, is one error with its line.
+`acceptance_means.py` reads the numbers that servers give for all requests together. A file that contradicts itself, or
+breaks off, is one error with its line.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ...observe.input_files import read_lines, read_text
 from ...observe.log import Record, read_log
 
 MAX_STEPS = 16
-"""The deepest draft that a fitted process answers for."""
+"""The depth of the deepest draft in a fitted process."""
 EVENTS = "Foredraft's events"
 DETAILED = "per-request metrics (vLLM, aiperf), every round"
 SUMMARY = "per-request metrics (vLLM, aiperf), histograms"
@@ -37,8 +37,8 @@ _UNREADABLE = (LookupError, TypeError, ValueError, ArithmeticError, ForedraftErr
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceLog:
-    """What files of one form tell, in one of `rounds`, `histograms` and `counts`; each of these tells less than the one
-    before.
+    """The content of files of one form, in one of `rounds`, `histograms` and `counts`; each of these has less
+    information than the one before.
 
     form:       what was recognised
     left_out:   kinds of records that cannot be used, and how many of each there are
@@ -132,7 +132,7 @@ def read_events(paths: Sequence[str], allow_truncated: bool = False) -> Acceptan
 
 
 class _Engine:
-    """Follows the records of one replica: which request stands in which row, and which rows a step decodes."""
+    """Follows the records of one replica: which request is in which row, and which rows a step decodes."""
 
     def __init__(self, path: str, requests: dict[tuple[str, str], int]) -> None:
         self._path, self._requests = path, requests
@@ -292,7 +292,8 @@ def _whole_document(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _metrics_of(path: str, place: str, value: Any) -> dict[str, Any] | None:
-    """Return the object with the metrics of a request, wherever its kind of file has it; None if there is none."""
+    """Return the object with the metrics of a request, from the place where this kind of file has it; None if there is
+    none."""
     if not isinstance(value, dict):
         raise wrong(path, place, f"{str(value)[:80]!r}: expected an object, the response of one request")
     found = value.get("spec_decode_acceptance")
@@ -388,7 +389,7 @@ class _Checked:
 
 
 def _log_of_rounds(form: str, path: str, rounds: np.ndarray, left_out: dict[str, int]) -> AcceptanceLog:
-    """Keep the rounds of the commonest step count above 0; of two as common, the greater."""
+    """Keep the rounds of the commonest step count above 0; if two are equally common, those of the greater one."""
     steps, numbers = np.unique(rounds[2], return_counts=True)
     drafting = steps > 0
     if not drafting.any():

@@ -1,4 +1,4 @@
-"""Reads what servers tell of the accepted drafts of all requests together.
+"""Reads the numbers of servers about the accepted drafts of all requests together.
 
 prometheus  a page of `/metrics`: `vllm:spec_decode_*` counters, by position or in sum; or `sglang:spec_accept_length`,
             a mean
@@ -76,8 +76,8 @@ def read_server_logs(paths: Sequence[str], steps: int | None) -> AcceptanceLog |
     """Read the lines of SGLang servers that have `accept len`, each weighted by its running requests; of vLLM's,
     `SpecDecoding metrics`.
 
-    SGLang's steps are those given, or what `accept rate` says: correct drafts over drafts. Errors: ConfigError with
-    file and line.
+    SGLang's steps are the given ones, or follow from its `accept rate` (correct drafts over drafts). Errors:
+    ConfigError with file and line.
     """
     of_vllm = [
         _reached(path, number, line)

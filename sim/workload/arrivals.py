@@ -8,8 +8,8 @@ by the inverse of the cumulative rate Λ(t) = ∫ rate (Cox and Lewis, The Stati
     unit(i)  = gap(0) + … + gap(i)                      time(i) = Λ⁻¹(unit(i))
 
 Gaps are integers of 2⁻³² units, so that their sum is exact and does not depend on how the stream is cut into chunks;
-times are integer nanoseconds. Gap i is a function of its key alone; a longer stream has the shorter one as its
-beginning. What a scenario may ask for is checked there.
+times are integer nanoseconds. Gap i is a function of its key alone, so a longer stream begins with the shorter one.
+What a scenario may ask for is checked there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a workload is like: rates over time, lengths, burstiness, and how much of its prompts a prefix cache finds
+"""Describes a workload: rates over time, lengths, burstiness, and the share of its prompts that a prefix cache finds
 again.
 
-A trace and a synthetic workload are described by the same code, so that a fit is compared with what it was fitted to.
+The same code describes traces and synthetic workloads, so that a fit can be compared with its trace.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ReuseMeter:
             self._found[size] += min(cache.look_up(path), most)
 
     def read(self) -> PrefixReuse | None:
-        """Return what was found; None if some prompt did not say what it contains."""
+        """Return the result; None if the content of some prompt is not known."""
         if self._unknown or not self._tokens:
             return None
         shares = {size: found / self._tokens for size, found in self._found.items()}
@@ -105,8 +105,8 @@ class _LeastRecentlyUsed:
         self._lens: OrderedDict[int, int] = OrderedDict()  # node -> tokens; the next to go first
 
     def look_up(self, path: Sequence[tuple[int, int]]) -> int:
-        """Return how many leading tokens of a prompt are there, and keep all of it.
-        path: (node, tokens) from the prompt's start on."""
+        """Return how many leading tokens of a prompt are in the cache, and store the whole prompt. path: (node, tokens)
+        from the prompt's start on."""
         lens = self._lens
         hit = 0
         for node, length in path:
@@ -283,6 +283,6 @@ def _noted(workload: Iterable[Arrival], columns: tuple[array[int], ...]) -> Iter
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """Return the mean rank of each value among all: equal ones share theirs."""
+    """Return the mean rank of each value among all values; equal values have the same rank."""
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[places]

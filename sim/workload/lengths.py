@@ -1,5 +1,4 @@
-"""Lengths of prompts and outputs, drawn by key: the length of request i does not depend on how many
-others there are."""
+"""Lengths of prompts and outputs, drawn by key: the length of request i does not depend on the number of requests."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ class LengthDistribution(ABC):
     @property
     @abstractmethod
     def moments(self) -> tuple[float, float]:
-        """Mean and standard deviation in tokens, as asked for: before any clipping."""
+        """Configured mean and standard deviation in tokens, before any clipping."""
 
 
 @dataclass(frozen=True, slots=True)

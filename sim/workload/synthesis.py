@@ -27,10 +27,10 @@ from .lengths import FixedLength, LengthDistribution, LognormalLength
 from .workload import Arrival
 
 MOST_DISTANCE = 0.05
-"""Where a lognormal has no share of lengths off by more than this (Kolmogorov-Smirnov), it stands for them."""
+"""A lognormal replaces recorded lengths if it changes no share of them by more than this (Kolmogorov-Smirnov)."""
 SHARES = np.unique(np.concatenate([np.arange(46) / 50, np.arange(90, 100) / 100, np.arange(990, 1000) / 1000, [1.0]]))
-"""Bounds of the classes of an empirical length: finer towards the tail.
-Each class is its mean, so that the whole mean stays."""
+"""Bounds of the classes of an empirical length: finer towards the tail. The mean of a class stands for it, so the
+overall mean does not change."""
 CURVE_PIECES = (1, 2, 4, 8, 16, 32)
 CURVE_BUCKETS = 128
 MOST_FITTED = 50_000  # requests from which prefixes are fitted, the first ones

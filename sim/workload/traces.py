@@ -7,9 +7,9 @@
                      Log Type                                                 (Wang et al., BurstGPT, KDD 2025)
 
 A file passes in chunks of some thousand rows: parsed column by column, never held as a whole. Times are exact integer
-nanoseconds relative to the first row. A request that failed (no output token) or asked nothing (no prompt token)
-cannot be replayed; it is skipped and counted. Everything else that is odd is a `TraceError` with file and line: a
-workload that was half read would give a wrong answer that looks right. `TraceSource.scan` reads all of it without
+nanoseconds relative to the first row. A request that failed (no output token) or asked nothing (no prompt token) cannot
+be replayed; it is skipped and counted. Every other irregularity is a `TraceError` with file and line, because a
+workload that is read in part would give a wrong answer that looks right. `TraceSource.scan` reads all of it without
 making requests, so that a broken file is refused before a run starts.
 """
 

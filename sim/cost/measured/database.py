@@ -103,7 +103,7 @@ def packaged_config(name: str) -> tuple[Path, Path] | None:
 
 
 def check_known(gpu: str, server: str, parallel: Parallelism) -> str:
-    """Return the package's name of a GPU. Raises NotMeasured with what the database has that is nearest."""
+    """Return the package's name of a GPU. Raises NotMeasured with the nearest GPU of the database."""
     if gpu not in SYSTEMS:
         near = (
             min(SYSTEMS, key=lambda other: _distance(lookup_gpu(gpu), lookup_gpu(other)))
@@ -122,13 +122,13 @@ def check_known(gpu: str, server: str, parallel: Parallelism) -> str:
 
 
 def _distance(one: GPU, other: GPU) -> float:
-    """Return how far two GPUs are apart in bandwidth and compute, as logarithms of ratios."""
+    """Return the distance of two GPUs in bandwidth and compute, as logarithms of ratios."""
     bandwidth = one.memory_bandwidth_bytes_per_s / other.memory_bandwidth_bytes_per_s
     return abs(math.log(bandwidth)) + abs(math.log(one.flops("bf16") / other.flops("bf16")))
 
 
 def question(shape: ModelShape, server: str, parallel: Parallelism) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the `config.json` and the options that the package is asked with. Raises NotMeasured.
+    """Return the `config.json` and the options to ask the package with. Raises NotMeasured.
 
     If the package composes the model's family itself, it is asked with the model's own file, and with other number
     formats only where a scenario changes them. Models of equal layers with grouped attention (drafts' heads, families
@@ -219,7 +219,7 @@ def _alike(shape: ModelShape) -> dict[str, Any]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Keep the package's log, which it writes while it is imported and used, out of ours."""
+    """Keep the package's log lines, written at import and in use, out of our log."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

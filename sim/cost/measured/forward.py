@@ -16,8 +16,8 @@ _ALONE = 64.0  # exponent of the soft corner with which memory and compute do no
 
 
 class MeasuredForward(ForwardCost):
-    """Costs of passes of a shape from tables of measured kernels. What these lack is the roofline's: wider inputs of a
-    draft's layer, and what tokens that share experts save."""
+    """Costs of passes of a shape from tables of measured kernels. The roofline prices what the tables lack: wider
+    inputs of a draft's layer, and the saving by tokens that share experts."""
 
     def __init__(self, roofline: ForwardCost, tables: KernelTables) -> None:
         super().__init__(roofline.shape, roofline.gpu, roofline.efficiency, roofline.parallel, roofline.qkv_inputs)
@@ -48,7 +48,7 @@ class MeasuredForward(ForwardCost):
 
     @property
     def about_prices(self) -> str:
-        """What stands behind them in a report: how much of them is measured."""
+        """The words after the times in a report: the share that was measured."""
         return f" ({self.tables.measured_share:.0%} of a decode pass measured, the rest estimated by the database)"
 
     @property
@@ -65,8 +65,8 @@ class MeasuredForward(ForwardCost):
         return rows
 
     def layers_ns(self, tokens: int, routing: ExpertRouting | None = None) -> float:
-        """See `ForwardCost.layers_ns`. The tables have independent tokens;
-        what fewer experts save is the roofline's share."""
+        """See `ForwardCost.layers_ns`. The tables have independent tokens; the saving by fewer experts is the
+        roofline's share."""
         key = tokens if routing is None or not self.shape.moe_layers else (tokens, routing)
         if key not in self._layers_cache:
             own = self._own_share(tokens)

@@ -1,8 +1,8 @@
 """Tables of the passes of one model, on one GPU under one server and parallelism: asked of the database once and kept
 in the user's cache.
 
-A run looks times up in these plain arrays and needs the package no more. What the database refused is kept, too. An
-operation that it interpolates or estimates itself is named in `provenance`.
+A run looks times up in these plain arrays and does not need the package any more. Refusals of the database are kept,
+too. An operation that it interpolates or estimates itself is named in `provenance`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _pass(operations: Sequence[tuple[str, float, float, str]]) -> Pass:
 class Operations:
     """Prices passes by operation, from the database's handle of a server and, by name, those of others.
 
-    `corrected`: the operations that are too slow, and what is taken for them.
+    `corrected`: the operations that are too slow, each with its replacement.
     """
 
     def __init__(self, own: Any, others: Mapping[str, Any]) -> None:
@@ -200,7 +200,7 @@ def measured_tables(
 
 
 def _operations(shape: ModelShape, system: str, server: str, parallel: Parallelism) -> Operations:
-    """Return what prices the operations of a shape. Raises NotMeasured."""
+    """Return the object that prices the operations of a shape. Raises NotMeasured."""
 
     def asked(of: str) -> Any:
         return database.compiled(*question(shape, of, parallel), system, of)
@@ -300,7 +300,7 @@ def _read(path: Path, identity: str, _written_ns: int) -> KernelTables | str | N
 
 
 def _store(path: Path, identity: str, tables: KernelTables | str) -> None:
-    """Write a cache file as a whole; a folder that cannot be written costs some seconds the next time, and no more."""
+    """Write a cache file as a whole; if the folder cannot be written, only the next run takes some seconds longer."""
     about: dict[str, Any] = {"identity": identity}
     arrays: dict[str, np.ndarray] = {}
     if isinstance(tables, str):
