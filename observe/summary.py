@@ -168,7 +168,7 @@ def _tpot_ns(measured: Measurements) -> Float64Array:
 
 
 def _goodput(measured: Measurements, seconds: float, slo: SLO | None) -> dict[str, Any]:
-    """Return the completed requests per second within every limit, and their share of all requests but those that
+    """Return the rate of completed requests that met every limit, and their share of all requests, without those that
     clients gave up."""
     if slo is None or not slo.has_limits:
         return {"request_goodput": None, "slo_attainment": None}

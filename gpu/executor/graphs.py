@@ -335,7 +335,7 @@ class RoundGraphs:
             if "out of memory" not in str(error):
                 raise
             if not self.reports and self._memory_pool is not None:
-                self._memory_pool = torch.cuda.graph_pool_handle()  # torch refuses one whose only graph is gone
+                self._memory_pool = torch.cuda.graph_pool_handle()  # torch refuses a pool without graphs
             return None
         report = CaptureReport(*key, variant[0], time.perf_counter() - begin, _reserved_bytes() - before, *variant[1:])
         self.reports.append(report)
