@@ -121,11 +121,11 @@ class Draft(ABC):
 
     @abstractmethod
     def propose(self, batch: RoundBatch, relayed: Mapping[str, Tensor]) -> DeviceTree:
-        """Return the trees that the target verifies in this round; `relayed` is what the round before handed on."""
+        """Return the trees that the target verifies in this round; `relayed` has the values from the round before."""
 
     def catch_up(self, batch: RoundBatch, accepted: Accepted, relayed: Mapping[str, Tensor]) -> Relayed:
-        """Run the draft over the accepted tokens and return what the next round begins with;
-        `relayed` is what this one began with."""
+        """Run the draft over the accepted tokens and return the start values of the next round; `relayed` has those of
+        this round."""
         return {}
 
 

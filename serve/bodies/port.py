@@ -86,8 +86,8 @@ class Outlet(Protocol):
         """Take the pieces that requests have got."""
 
     def prepare(self, pieces: list[Piece]) -> None:
-        """Take pieces that requests will get at a later time, when `release` is called with it. An abort may still come
-        before."""
+        """Take pieces for one later time. Requests get them when `release` reaches that time, unless an abort comes
+        first."""
 
     def release(self, now_ns: int) -> None:
         """Note that it is `now_ns`: requests get the pieces that were prepared for this time or earlier."""
