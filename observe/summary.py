@@ -6,7 +6,7 @@ Latencies are of completed requests (ended by stop or length), in milliseconds:
     e2el   arrival to last token           tpot   (e2el − ttft) / (output tokens − 1), of requests with at least 2
 
 Percentiles are interpolated; those of itl come from a histogram and are off by at most 0.1 %. `total_*_tokens` and the
-throughputs count completed requests, `delivered_tokens` all that was delivered. What is undefined (no requests, no SLO)
+throughputs count completed requests, `delivered_tokens` all delivered tokens. What is undefined (no requests, no SLO)
 is None, never NaN.
 """
 
@@ -273,8 +273,8 @@ def _resources(measured: Measurements, duration_ns: int, mean_gauges: list[float
 
 
 def _mean_gauges(measured: Measurements, duration_ns: int | None) -> list[float | None]:
-    """Return the gauges' means over the run; what engines still hold after its end, for peers that might ask, does not
-    count.
+    """Return the gauges' means over the run. Rows that engines still hold after its end, for late messages of peers, do
+    not count.
 
     Where a host's clock jumped, events may bear later times than the run's end: then the means are over the time that
     they show.

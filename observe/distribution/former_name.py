@@ -1,5 +1,5 @@
-"""Recognises what version 0.1 made, when this project was called foretoken: it is refused with a remedy, and never
-read.
+"""Recognises files and settings of version 0.1, when this project was called foretoken. Commands refuse them with a
+remedy and never read them.
 
 A package called foretoken that is installed today is another project. Nothing here imports it.
 """
@@ -18,7 +18,7 @@ FORETOKEN_CACHE was that of 0.1, FOREDRAFT_CACHE is today's."""
 
 
 def made_by_former(remedy: str) -> str:
-    """Return the message for a file of version 0.1, which ends with what to do instead."""
+    """Return the message for a file of version 0.1; it ends with the remedy."""
     return f"made by version 0.1, then called {FORMER_NAME}, which this version does not read: {remedy}"
 
 

@@ -1,5 +1,5 @@
-"""Reading what an engine says: a step's view becomes a `Flight`, events become tokens and ends.
-Another form is a misbehaviour."""
+"""Reads the answers of an engine: a step's view becomes a `Flight`, events become tokens and ends. Another form is a
+misbehaviour."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from .catalogue import CATALOGUE
 
 
 class Finding(NamedTuple):
-    """What a checker found wrong: what was, what should have been, why that matters."""
+    """A failed check: the found value, the expected value, and why the difference matters."""
 
     was: str
     should: str
