@@ -1,4 +1,4 @@
-"""Compares the tokens and outputs of results with what the subject's model gives plainly."""
+"""Compares the tokens and outputs of results with plain passes of the subject's model."""
 
 from __future__ import annotations
 

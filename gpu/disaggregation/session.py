@@ -255,8 +255,8 @@ class DisaggregatedSession(TextSession):
         return deltas
 
     def _take(self, request_id: str, offset: int, tokens: list[int], outputs: dict[str, list[Any]]) -> list[TextDelta]:
-        """Take tokens from `offset` of a request's output on.
-        Two workers tell of one request; its tokens go on in order."""
+        """Take tokens from `offset` of a request's output on. Two workers report one request, and its tokens must stay
+        in order."""
         said, early = self._tokens[request_id], self._early[request_id]
         early[offset] = (tokens, outputs)
         deltas = []

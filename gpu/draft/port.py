@@ -146,8 +146,8 @@ def root_only(ops: Ops, batch: RoundBatch) -> DeviceTree:
 
 
 def best_candidate(logits: Tensor) -> Tensor:
-    """Return the draft's first choice of logits [m, V], int64 [m, 1]:
-    what `top_candidates` puts first, without its probability."""
+    """Return the draft's first choice of logits [m, V], int64 [m, 1]: the first result of `top_candidates`, without its
+    probability."""
     return logits.max(dim=-1, keepdim=True).indices
 
 

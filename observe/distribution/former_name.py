@@ -13,8 +13,8 @@ from ...core.errors import ConfigError, Problem
 FORMER_NAME, NAME = "foretoken", "foredraft"
 FORMER_MODULES = tuple(f"{FORMER_NAME}.{package}." for package in ("checks", "core", "gpu", "properties", "sim"))
 VARIABLES = ("API_KEY", "CACHE", "KERNELS")
-"""The environment variables that users set, without the prefix:
-FORETOKEN_CACHE was that of 0.1, FOREDRAFT_CACHE is today's."""
+"""The environment variables that users set, without their prefix. For example, FORETOKEN_CACHE of 0.1 is
+FOREDRAFT_CACHE today."""
 
 
 def made_by_former(remedy: str) -> str:
