@@ -21,7 +21,7 @@ from foredraft.sim.calibration.least_squares import Parameter, fit_parameters, l
 from foredraft.sim.cost.calibration import LAUNCH_TIMES
 from foredraft.sim.cost.measured.tables import cache_folder
 from foredraft.sim.cost.server import PROFILES
-from foredraft.simulation import run_scenario  # at once: worker processes are forked with all that they need
+from foredraft.simulation import run_scenario  # imported before worker processes are forked, so that they have it
 from points import DEVICE, Estimate, Point, estimate, profile_with, read_csv
 
 ROOT = Path(__file__).parents[1]

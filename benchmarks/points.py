@@ -53,9 +53,9 @@ default leaves 18,600."""
 CHECKPOINT = "mxfp4"  # a format that its checkpoints are published in: nothing is set
 LENGTHS = {"gsm8k": (300, 140), "humaneval": (200, 400), "math500": (200, 700), "MT-Bench": (300, 400)}
 """Mean prompt and output of benchmarks whose lengths were not published. Assumption: usual lengths of these texts; 300
-tokens more or fewer change a round of one request by less than 1 %. The 140 of gsm8k: 100 answers by Qwen3-30B-A3B at
-373.6 tokens/s in 37.4 s, an example of docs/benchmarks/SpecBundle.md in sgl-project/sgl-cookbook, which launches this
-model with tensor parallelism 4 (rounds.csv has that)."""
+tokens more or fewer change a round of one request by less than 1 %. The output length of gsm8k, 140, follows from 100
+answers by Qwen3-30B-A3B at 373.6 tokens/s in 37.4 s, an example in docs/benchmarks/SpecBundle.md in
+sgl-project/sgl-cookbook, which launches this model with tensor parallelism 4 (rounds.csv has that)."""
 
 
 class Measured(NamedTuple):

@@ -385,7 +385,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--cells", type=int, default=1000, help="how many random cells; default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="equal seeds give equal cells; default: %(default)s")
-    parser.add_argument("--algorithm", help="random cells of this one alone, which may be a plugin's")
+    parser.add_argument("--algorithm", help="draw random cells of this algorithm only (built in or from a plugin)")
     parser.add_argument("--pairwise", action="store_true", help="run the pairwise cover instead of random cells")
     parser.add_argument("--blocks", action="store_true", help="compare blocks of rounds with single rounds instead")
     parser.add_argument("--cell", help="run one cell, as a failure prints it")

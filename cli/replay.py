@@ -79,8 +79,8 @@ class _EngineFactory:
 
 
 def _check_kernels(recorded: Any, assembly: Assembly, source: str) -> None:
-    """Raise ConfigError if engines choose steps by the times of passes, and these came from elsewhere when the
-    log was written."""
+    """Raise ConfigError if engines choose steps by the times of passes and the log was written with times from another
+    source."""
     from ..core.errors import ConfigError, Problem
 
     here = assembly.cost.kernel_sources

@@ -330,8 +330,8 @@ def _encode_times(times: np.ndarray) -> str:
 
 
 def decode_request(record: Mapping[str, Any]) -> Request:
-    """Return the request of a `submit` record. MalformedRecord says what does not fit;
-    InvalidRequest comes from the request itself."""
+    """Return the request of a `submit` record. MalformedRecord names the wrong part; InvalidRequest comes from the
+    request itself."""
     try:
         sampling = GREEDY
         if "sampling" in record:

@@ -113,7 +113,8 @@ class EngineLines:
             self.round_ran(self._is_captured(batch_size, nodes), batch_size)
 
     def _tell_limits(self, level: int) -> None:
-        """Tell what a step may ask of the device, if that has changed: less after a failure, more after good steps."""
+        """Write a line about the limits of a step, if they have changed: they fall after a failure and rise after good
+        steps."""
         if self.engine is None:
             return
         limits = self.engine.recovery.limits
@@ -189,7 +190,7 @@ def write_forwarded(line: Mapping[str, Any], engine: str) -> None:
 
 
 class _StandardError(logging.StreamHandler[TextIO]):
-    """Writes to what standard error is at the time."""
+    """Writes to the current standard error."""
 
     def __init__(self, form: str) -> None:
         super().__init__(sys.stderr)

@@ -264,8 +264,8 @@ class RunMetrics:
         self._begin_notes()
 
     def _flush_gauges(self) -> None:
-        """Integrate the gauges up to where the system was last seen with requests;
-        what follows may be after the run's end."""
+        """Integrate the gauges up to the last time at which the system had requests; later times may be after the run's
+        end."""
         samples = np.frombuffer(self._samples, dtype=np.int64).reshape(-1, 1 + len(GAUGES))
         if not samples.size:
             return

@@ -1,7 +1,7 @@
 """A run as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing: one process per replica, one track per kind of
 work.
 
-The file is in the Trace Event Format (JSON), written as the run goes. Drivers hand in what took time, by `span`; the
+The file is in the Trace Event Format (JSON), written as the run goes. Drivers report intervals of time by `span`; the
 engine's events give the counters. Times are nanoseconds here and microseconds with three decimals in the file, so
 nothing is rounded.
 """

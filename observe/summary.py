@@ -6,7 +6,7 @@ Latencies are of completed requests (ended by stop or length), in milliseconds:
     e2el   arrival to last token           tpot   (e2el − ttft) / (output tokens − 1), of requests with at least 2
 
 Percentiles are interpolated; those of itl come from a histogram and are off by at most 0.1 %. `total_*_tokens` and the
-throughputs count completed requests, `delivered_tokens` all that was delivered. What is undefined (no requests, no SLO)
+throughputs count completed requests, `delivered_tokens` all delivered tokens. What is undefined (no requests, no SLO)
 is None, never NaN.
 """
 
@@ -168,7 +168,7 @@ def _tpot_ns(measured: Measurements) -> Float64Array:
 
 
 def _goodput(measured: Measurements, seconds: float, slo: SLO | None) -> dict[str, Any]:
-    """Return the completed requests per second within every limit, and their share of all requests but those that
+    """Return the rate of completed requests that met every limit, and their share of all requests, without those that
     clients gave up."""
     if slo is None or not slo.has_limits:
         return {"request_goodput": None, "slo_attainment": None}
@@ -273,8 +273,8 @@ def _resources(measured: Measurements, duration_ns: int, mean_gauges: list[float
 
 
 def _mean_gauges(measured: Measurements, duration_ns: int | None) -> list[float | None]:
-    """Return the gauges' means over the run; what engines still hold after its end, for peers that might ask, does not
-    count.
+    """Return the gauges' means over the run. Rows that engines still hold after its end, for late messages of peers, do
+    not count.
 
     Where a host's clock jumped, events may bear later times than the run's end: then the means are over the time that
     they show.

@@ -1,4 +1,4 @@
-"""The summary of a run for the terminal: tables and a small timeline, 80 columns wide, or what a narrower terminal has.
+"""The summary of a run for the terminal: tables and a small timeline, at most 80 columns wide.
 
 Below 80 columns tables stand under each other and the percentiles of latencies are rows, so that no number is cut off.
 """
@@ -25,7 +25,7 @@ LATENCIES = {
     "itl": ("ITL", "between emissions"),
     "e2el": ("E2EL", "end to end"),
 }
-"""The latencies by their names in `summary.json`: the name in a report, and what is measured."""
+"""The latencies by their names in `summary.json`: the name in a report, and the measured interval."""
 _STATISTICS = ("mean", "median", "p90", "p95", "p99")
 _BARS = "▁▂▃▄▅▆▇█"
 _NOTHING = "–"
@@ -34,7 +34,7 @@ Row = tuple[str, str]
 
 
 def report_tables(summary: Mapping[str, Any], title: str | None = None, *, width: int = WIDTH) -> list[RenderableType]:
-    """Return what to print, in order. `summary` as `RunMetrics.summary` returns it; keys `timeline_*` (from
+    """Return the parts to print, in order. `summary` as `RunMetrics.summary` returns it; keys `timeline_*` (from
     `RunMetrics.timeline`) add a timeline, and without `title` a `name` and a `seed` make one; `notices` are sentences
     below the tables. `width` is that of the terminal, in columns.
     """

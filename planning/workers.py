@@ -268,7 +268,8 @@ class RayWorkers:
 
 
 def run_job_text(tables: str, settings: str, asked_version: str) -> str:
-    """Simulate on a node of a cluster: JSON texts of the scenario and of the settings in, that of the `Trial` out."""
+    """Simulate on a node of a cluster. Takes the scenario and the settings as JSON texts, and returns the `Trial` as
+    one."""
     if version("foredraft") != asked_version:
         raise ForedraftError(f"a node has foredraft {version('foredraft')}, this machine {asked_version}")
     return json.dumps(asdict(run_trial(parse_json(tables), parse_json(settings))))

@@ -1,7 +1,7 @@
 """Answers over HTTP: a reply as one JSON object, or as server-sent events while it comes.
 
-Whatever ends an answer (its end, a client that leaves or takes nothing, an error, the deadline), its reply is closed,
-and what of it was left is given up.
+When an answer ends for any reason (its end, a client that leaves or does not read, an error, the deadline), its reply
+is closed and its remaining requests are aborted.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Answer(Response):
         return b"".join(events)
 
     def _abort_at_end(self, choice: Choice) -> None:
-        """Give up a choice that a stop string has ended: the body goes on until it is told."""
+        """Abort a choice that a stop string has ended, because the body would otherwise continue it."""
         if choice.finish is not None:
             self._frontend.abort((choice,))
 

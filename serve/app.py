@@ -43,8 +43,8 @@ def make_app(
 ) -> FastAPI:
     """Return the application, which begins to serve with its lifespan.
 
-    `model`: the name that clients see, by default the body's. `metrics_as`: whose names the metrics have. Raises
-    ConfigError.
+    `model`: the name that clients see, by default the body's. `metrics_as`: the server whose metric names are used.
+    Raises ConfigError.
     """
     model = model or frontend.body.name
     api = _Api(frontend, model)

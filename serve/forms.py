@@ -1,4 +1,4 @@
-"""The words of the endpoints: what a completion and a chat look like, whole and as a stream."""
+"""The JSON of the endpoints: completions and chats, whole and as a stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from .frontend import Choice, Delta, Reply
 
 
 class CompletionForm:
-    """`/v1/completions`. `echoes`: what each choice repeats in front; `num_logprobs` None: none are shown.
+    """`/v1/completions`. `echoes`: the text that each choice repeats at its start; `num_logprobs` None: no
+    log-probabilities are shown.
 
     `usage`: "" (nowhere), "last" (in an event of its own) or "each" (in every event, too).
     """

@@ -1,4 +1,4 @@
-"""The asyncio side of the body: replies that clients wait for, and the pieces that the scheduler's thread brings them.
+"""The asyncio side of the body: the replies that clients wait for, and their pieces from the scheduler's thread.
 
 `open` admits a request or raises. The handler of the request takes pieces from its `Reply` until it is over, and gives
 it up by `abort`. No call here waits for the scheduler or for a client.
@@ -40,7 +40,7 @@ class Delta:
 
 
 class Choice:
-    """One output of a reply: its text as far as it is certain, and what has come since."""
+    """One output of a reply: the part of its text that is final, and the pieces that have come since the last call."""
 
     def __init__(self, index: int, order: Order, decoder: TextDecoder) -> None:
         self.index = index
@@ -56,7 +56,8 @@ class Choice:
         self._pieces.append(piece)
 
     def take(self) -> Delta | None:
-        """Return what has come since the last call, in one; None if nothing has, or the choice is over."""
+        """Return everything that has come since the last call, as one piece; None if nothing has come or the choice is
+        over."""
         pieces, self._pieces = self._pieces, []
         if not pieces or self.finish is not None or self.error:
             return None
@@ -82,14 +83,14 @@ class Writer(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether the client has taken what was written."""
+        """Whether the client has read all written bytes."""
 
     def prepare(self) -> bool:
-        """Make the bytes of what has come. Returns False if the reply is over or has failed:
-        then the task sends the rest."""
+        """Make the bytes of the pieces that have come. Returns False if the reply is over or has failed: then the task
+        sends the rest."""
 
     def flush(self) -> None:
-        """Write what was prepared; wake the reply if it is over."""
+        """Write the prepared bytes; wake the reply if it is over."""
 
 
 class Reply:
@@ -121,12 +122,13 @@ class Reply:
         self.tell()
 
     def prepare(self) -> bool:
-        """Let the writer make the bytes of what has come. Returns False if it cannot, or if the reply is over."""
+        """Let the writer make the bytes of the pieces that have come. Returns False if it cannot, or if the reply is
+        over."""
         writer = self.ready_writer
         return writer is not None and writer.prepare()
 
     def tell(self) -> None:
-        """Let the writer write what has come. If it cannot, or the reply is over, wake `take`, which fetches it."""
+        """Let the writer write these bytes. If it cannot, or the reply is over, wake `take`, which fetches it."""
         self._has_news = True
         if not self.prepare():
             self.wake()
@@ -141,7 +143,8 @@ class Reply:
 
     @property
     def ready_writer(self) -> Writer | None:
-        """The writer, if it may write: the sending task waits, and the client has taken all that was written before."""
+        """The writer, or None if it may not write now. It may write while the sending task waits, once the client has
+        read all earlier bytes."""
         writer = self.writer
         may_write = self._is_awaited and self._failure is None and writer is not None and writer.is_ready
         return writer if may_write else None
@@ -182,8 +185,8 @@ class Reply:
         return []
 
     def news(self) -> list[tuple[Choice, Delta]]:
-        """Return what has come since the last look.
-        Raises ApiError as `take` does; what has come with the failure is then dropped."""
+        """Return the pieces that have come since the last call. Raises ApiError as `take` does; pieces that came with
+        the failure are then dropped."""
         self._has_news = False
         deltas = []
         for choice in self.choices:
@@ -245,7 +248,7 @@ class Frontend:
         self.scheduler.start()
 
     async def stop(self) -> None:
-        """Give up what is left, let the body end it, and stop the scheduler."""
+        """Abort the remaining replies, let the body end them, and stop the scheduler."""
         self.is_draining = True
         self.give_up()
         begin = time.monotonic()
@@ -257,7 +260,7 @@ class Frontend:
             self._act(held)
 
     def give_up(self) -> None:
-        """Abort every reply; each ends with what it has."""
+        """Abort every reply; each ends with the tokens that it has."""
         for reply in list(self._replies.values()):
             self.abort(reply.choices)
 
@@ -291,7 +294,7 @@ class Frontend:
                 self.scheduler.abort(choice.order.request_id)
 
     def close(self, reply: Reply) -> None:
-        """Forget a reply that no client waits for any more, and give up what of it is left."""
+        """Forget a reply that no client waits for any more, and abort its remaining requests."""
         self.abort(reply.choices)
         self._replies.pop(reply.id, None)
         reply.writer = None
@@ -310,7 +313,7 @@ class Frontend:
         self._sent_at = []
 
     def stamp(self, delta: Delta) -> bytes:
-        """Return what stands before the event of a delta."""
+        """Return the bytes that come before the event of a delta."""
         return b": %d\n" % (self._unix_ns + delta.at_ns / self._ns_per_s * 1e9) if self._stamps else b""
 
     def find(self, reply_id: str) -> Reply | None:
@@ -320,20 +323,20 @@ class Frontend:
     # -- from the scheduler's thread ----------------------------------------------------------------------------------
 
     def deliver(self, pieces: list[Piece]) -> None:
-        """Send what requests got."""
+        """Send the pieces that requests have got."""
         if pieces:
             self._hand_over([partial(self._dispatch, piece) for piece in pieces])
             self.metrics.deliver(pieces)
 
     def prepare(self, pieces: list[Piece]) -> None:
-        """Make the bytes of what requests will get, and hold them until `release`."""
+        """Make the bytes of pieces that requests will get, and hold them until `release`."""
         held: list[Action] = []
         self._held.append((pieces[0].at_ns, held))
         self._loop.call_soon_threadsafe(self._prepare, pieces, held)
         self.metrics.deliver(pieces)
 
     def release(self, now_ns: int) -> None:
-        """Send what was prepared for `now_ns` or before."""
+        """Send the bytes that were prepared for `now_ns` or earlier."""
         due = [held for at_ns, held in self._held if at_ns <= now_ns]
         if due:
             self._held = [(at_ns, held) for at_ns, held in self._held if at_ns > now_ns]

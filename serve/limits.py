@@ -16,7 +16,7 @@ class Limits:
     max_prompt_tokens: int | None = None  # default: what the body takes
     max_choices: int = 16  # outputs of one request: n times prompts
     deadline_s: float = 600.0  # for the body of a request, and then again for its outputs
-    stall_s: float = 30.0  # a client that neither sends its body nor takes its stream for so long is gone
+    stall_s: float = 30.0  # after this time without sending or reading, a client counts as gone
     retry_after_s: int = 1  # what 429 advises
     max_connections: int = 4096
 

@@ -1,9 +1,9 @@
 """The metrics of a server, for Prometheus, read when `/metrics` is asked for. Each number is counted on one thread:
 arrivals, refusals and delays in the event loop, all else on the scheduler's thread.
 
-The engines' own counters and gauges are read when they are asked for; beside them this counts what engines do not:
-latencies, ends, and what drafts brought. Times are those of the body, so that of a simulated deployment its own,
-whatever the speed.
+The engines' own counters and gauges are read at each request. This module counts what engines do not count: latencies,
+ends, and accepted drafts. Times are those of the body; for a simulated deployment they are simulated times, at any
+speed.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class ServerMetrics:
         self._open: dict[str, _Times] = {}
 
     def sink(self, engine: int) -> EventSink:
-        """Return a sink that counts what drafts bring, retractions and failed steps."""
+        """Return a sink that counts accepted drafts, retractions and failed steps."""
 
         def take(event: Event) -> None:
             if isinstance(event, Planned | StepsLost | Resumed):
@@ -144,7 +144,7 @@ class ServerMetrics:
         self.totals["prompt_tokens"] += len(order.prompt)
 
     def deliver(self, pieces: Sequence[Piece]) -> None:
-        """Note what a turn brought."""
+        """Count the results of a turn."""
         for piece in pieces:
             times = self._open[piece.request_id]
             if piece.tokens:

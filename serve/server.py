@@ -1,4 +1,4 @@
-"""The process: uvicorn around the application, and what signals do.
+"""The process: uvicorn around the application, and the handling of signals.
 
 SIGTERM and SIGINT   drain: no new requests, those that are served end; a second one gives them up
 SIGHUP               the adaptive table is read again; one that is invalid changes nothing
@@ -39,7 +39,7 @@ a round's events."""
 MOST_HEAD_BYTES = 1 << 16
 """Of a request's line and headers together."""
 FLUSH_S = 2.0
-"""After what is left was given up: how long its last words have to reach the clients."""
+"""How long the last bytes of aborted replies have to reach the clients."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -96,7 +96,7 @@ class BoundedHeads(HttpProtocol):
         super().connection_lost(error)
 
     def _watch_head(self, size: int) -> None:
-        """Note that so many bytes came; they are of a head unless a request is being answered by now."""
+        """Note that bytes came. They belong to a head unless a request is being answered."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._head_has_come()
             return
@@ -116,7 +116,7 @@ class BoundedHeads(HttpProtocol):
 class Server(uvicorn.Server):
     """Serves `app` on what `bind` has taken until a signal ends it; `address` is where, once it has begun.
 
-    `drain_s`: after that long, what is left after a first signal is given up. `table`: the file of the adaptive
+    `drain_s`: seconds after the first signal until the remaining replies are aborted. `table`: the file of the adaptive
     configuration, if any.
     """
 
@@ -191,7 +191,7 @@ class Server(uvicorn.Server):
         await self._frontend.stop()  # also where uvicorn was forced and left the lifespan out
 
     def _give_up(self) -> None:
-        """End replies with what they have, and connections that have sent half of a request."""
+        """End replies with the tokens that they have, and close connections that have sent half of a request."""
         self._frontend.give_up()
         for connection in list(self.server_state.connections):
             if isinstance(connection, BoundedHeads) and connection.cycle is not None and connection.cycle.more_body:

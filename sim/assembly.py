@@ -282,7 +282,7 @@ def _spec(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape) -> E
 
     spec = resolve(given["max_running"])
     if engine.max_running is None and spec.config.mixed and spec.config.max_step_tokens is not None:
-        most = (spec.config.max_step_tokens - 1) // spec.max_num_draft_tokens  # beside which a prompt still has room
+        most = (spec.config.max_step_tokens - 1) // spec.max_num_draft_tokens  # leaves room for a prompt
         if 0 < most < spec.config.max_running:
             spec = resolve(most)
     heads = speculation.heads or max(spec.max_steps, 1)

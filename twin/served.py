@@ -74,7 +74,8 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class StepLap:
-    """One committed step: what it was, and nanoseconds of each move. `run`: from asking for its result to having it."""
+    """One committed step, its result, and the nanoseconds of each move. `run_ns`: from the request for the result to
+    its arrival."""
 
     step: Step
     result: StepResult

@@ -1,4 +1,4 @@
-"""Compares the tokens and outputs of results with what the subject's model gives plainly."""
+"""Compares the tokens and outputs of results with plain passes of the subject's model."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Wrong(Exception):
 
 
 class Served(Protocol):
-    """What it must know of a row."""
+    """The facts about a row that the judge needs."""
 
     request_id: str
     sampling: SamplingParams
-    num_prompt: int  # tokens of its text that are the prompt
+    num_prompt: int  # length of the prompt, at the front of `text`
     text: list[int]
 
 

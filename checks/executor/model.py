@@ -1,5 +1,5 @@
-"""What an executor's results must be: the requests in its rows, as the steps describe them, and what a checker looks
-at.
+"""The expected results of an executor: the requests in its rows, as the steps describe them, and the values that a
+checker looks at.
 
 Plain Python, one row and one round after the other. A result that does not follow from its step raises `Wrong`.
 """

@@ -1,5 +1,5 @@
-"""The contract of a block manager: it looks up what is cached of a text, allocates the rest, and takes everything back
-at the end.
+"""The contract of a block manager: it looks up the cached prefix of a text, allocates the rest, and takes everything
+back at the end.
 
 That is the shape of vLLM's `KVCacheManager` (get_computed_blocks with allocate_slots, free). Nothing is locked or
 evicted from outside, and blocks of equal text may be kept twice. A block may be cached as soon as it is allocated: its

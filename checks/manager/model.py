@@ -1,4 +1,4 @@
-"""What is true of the requests of a block manager, and what one operation did to them."""
+"""The expected state of a block manager's requests, and the effects of one operation."""
 
 from __future__ import annotations
 

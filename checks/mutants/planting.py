@@ -1,4 +1,4 @@
-"""Planted defects as text: what is wrong, where, and how the source reads there instead.
+"""Planted defects as text: the defect, its place, and the changed source.
 
     FreesForEverybody (ALLOC-03, ALLOC-05): The first of several holders to leave frees the page.
         PlainAllocator.drop

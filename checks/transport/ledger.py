@@ -76,7 +76,7 @@ class Ledger:
             entry.is_answered = True
 
     def lose_peer(self, side: str, generation: int | None = None) -> None:
-        """Note that a side was told of the other worker's end, or of one with a newer `generation`."""
+        """Note that a side has learned of the other worker's end, or of a worker with a newer `generation`."""
         for entry in (self.outgoing if side == PREFILL else self.incoming).values():
             if generation is None or entry.generation < generation:
                 entry.is_lost = True

@@ -1,5 +1,5 @@
-"""The transport's model: where each request is, which pages may still be read or written, what they must hold;
-one moment of the trial."""
+"""The transport's model: the place of each request, the pages that may still be read or written and their expected
+content, and one moment of the trial."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class TransportModel:
         return now_ns >= hold.since_ns + patience + config.fence_ns
 
     def lose_peer(self, side: str, now_ns: int, generation: int | None = None) -> None:
-        """Note that a side was told of the other worker's end, or of one with a newer `generation`."""
+        """Note that a side has learned of the other worker's end, or of a worker with a newer `generation`."""
         for hold in self.holds[side].values():
             if hold.lost_ns is None and (generation is None or hold.generation < generation):
                 hold.lost_ns = now_ns

@@ -82,7 +82,7 @@ class Record:
         run.times.setdefault(event, self._num_events)
 
     def lose_peer(self, side: str, now_ns: int, generation: int | None = None) -> None:
-        """Note that a side was told of the other worker's end, or of one with a newer `generation`."""
+        """Note that a side has learned of the other worker's end, or of a worker with a newer `generation`."""
         self.model.lose_peer(side, now_ns, generation)
         self.ledger.lose_peer(side, generation)
         if side == DECODE:

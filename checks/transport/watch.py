@@ -81,8 +81,8 @@ class TransportWatch(Trial):
     def _submit(
         self, request: int, family: int, num_tokens: int, num_shown: int = 0, num_output: int = 0
     ) -> Run | None:
-        """Give a request to the prefill worker; None if it refuses.
-        With `num_shown` its output goes on behind so many tokens."""
+        """Give a request to the prefill worker; returns None if the worker refuses it. With `num_shown`, the output
+        continues after that many tokens."""
         tokens, serial = tokens_of(family, num_tokens), self._num_runs
         self._num_runs += 1
         draft = draft_of(tokens, serial, self.config.hidden)

@@ -110,7 +110,7 @@ class Reloaded:
 
 
 class HandoffMove(Enum):
-    """What an engine did for a transfer between workers; see `core/scheduler/transfers.py`."""
+    """The moves of an engine for a transfer between workers; see `core/scheduler/transfers.py`."""
 
     HOLD = "hold"
     RELEASE = "release"

@@ -171,8 +171,8 @@ class PrefillResult:
 
 @dataclass(slots=True)
 class DecodeResult:
-    """What `rounds` rounds did, as columns [rounds, bs];
-    the values of rows that had ended or left before are not read."""
+    """The results of `rounds` rounds, as columns [rounds, bs]; values of rows that had ended or left before are not
+    read."""
 
     rounds: int
     accept_lens: Int32Array  # int32 [rounds, bs]: accepted nodes with the bonus token, 1 … width

@@ -182,7 +182,7 @@ Message = Offer | Accept | Reject | Page | Manifest | Ack | Nack | Renew | Cance
 #
 # The header is JSON: it names the message and describes each piece of the body (shape, dtype, size, CRC-32). A damaged
 # piece, a frame of the wrong length, and a header that is no message raise `MalformedMessage`. The bytes of a `Page`
-# are not checked here, as the decode side verifies them. Integers have any size.
+# are not checked here, because the decode side verifies them. Integers have any size.
 
 MAGIC = b"FTKH"
 VERSION = 2

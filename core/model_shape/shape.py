@@ -216,8 +216,8 @@ class ModelShape:
     # -- other forms --------------------------------------------------------------------------------------------------
 
     def with_dtypes(self, weight_dtype: str | None = None, kv_dtype: str | None = None) -> ModelShape:
-        """Return the same shape in other number formats, those of `quantization.py` for weights.
-        Raises `UnknownModel` for others."""
+        """Return the same shape in other number formats; weights take those of `quantization.py`. Raises `UnknownModel`
+        for an unknown format."""
         if weight_dtype is not None and bits_per_weight(weight_dtype) is None:
             known = ", ".join((*WEIGHT_BITS, "int4-g128"))
             raise UnknownModel(f"{self.name}: data type {weight_dtype!r} is none of {known} (bits and group size)")

@@ -1,4 +1,4 @@
-"""From arrays of the host to the device: what a step sends goes through pinned memory, several arrays in one copy.
+"""Copies arrays from the host to the device: the arrays of a step go through pinned memory, several in one copy.
 
 A copy from pageable memory may hold the host up until the stream has come to it, and in overlap mode the host must run
 ahead. So arrays are written to a ring of pinned slabs. A slab that is full records an event in the stream, and is

@@ -3,7 +3,7 @@
 submit │ prefill of all rows │ round │ round │ … │ round in which the first row ends │ give up, drain
                              └───────── timed: the batch is full throughout ─────────┘
 
-More prompts than a batch are served batch by batch, and what was timed is added up.
+If there are more prompts than rows in a batch, they are served batch by batch, and the times are added up.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Mark:
 
 
 class _Rounds:
-    """An event sink that notes when prefills and rounds ended, and what they delivered."""
+    """An event sink that notes the ends of prefills and rounds, and the tokens that they delivered."""
 
     def __init__(self) -> None:
         self.clear()

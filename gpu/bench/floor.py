@@ -7,8 +7,8 @@ Of a layer with a window only the KV inside it is read, although the pool keeps 
 That bandwidth is measured, as bytes read plus bytes written per second of a big copy. A datasheet's figure is never
 reached: every share of it would look smaller than the kernels can help.
 
-Activations, logits and what is written are left out: they are small beside these, and kernels could keep them on the
-chip.
+Activations, logits and all writes are left out, because they are small beside these reads, and kernels could keep them
+on the chip.
 """
 
 from __future__ import annotations

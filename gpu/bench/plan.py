@@ -123,7 +123,7 @@ class BenchPlan:
 
     @property
     def spec(self) -> EngineSpec:
-        """The engine that drafts most, whose mode all engines have."""
+        """The engine with the most drafts; all engines have its mode."""
         return self.cells[0].arms[-1].spec
 
     def num_prompts(self, batch_size: int) -> int:
@@ -136,7 +136,7 @@ class BenchPlan:
 
     @property
     def memory(self) -> str:
-        """A sentence that says what memory the run needs."""
+        """A sentence about the memory that the run needs."""
         largest = max(self.cells, key=lambda cell: cell.kv_bytes)
         where = f"batch {largest.batch_size}, context {largest.context_len}, {len(largest.arms)} engines side by side"
         return f"needs {in_units(self.weight_bytes)} for weights, {in_units(self.kv_bytes)} for KV ({where})"
@@ -148,7 +148,7 @@ def in_units(num_bytes: float) -> str:
 
 
 def plan_bench(options: BenchOptions, weights_are_there: bool = False) -> BenchPlan:
-    """Resolve `options`. Raises ConfigError with all that is wrong with the arguments, NotEnoughMemory, other
+    """Resolve `options`. Raises ConfigError with all problems of the arguments, NotEnoughMemory, and other
     ForedraftErrors.
 
     `weights_are_there`: of the free memory nothing is needed for them.

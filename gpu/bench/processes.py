@@ -33,7 +33,7 @@ def run_process(options: BenchOptions) -> tuple[Machine, list[ArmResult]]:
 
 
 def _measure(options: BenchOptions) -> tuple[Machine, list[ArmResult]] | str:
-    """Return what is measured, or why nothing is."""
+    """Return the measurements, or the reason why there are none."""
     try:
         bench = Bench(plan_bench(options))
         return bench.machine, [result for cell in bench.cells() for result in cell]

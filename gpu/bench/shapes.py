@@ -87,7 +87,7 @@ def _head(target: ModelConfig, algorithm: str, max_steps: int) -> HeadConfig:
 
 
 def _plain_layers(target: ModelConfig) -> ModelConfig:
-    """Return the sizes with the layers of a Llama: what drafts are made of whatever the target is."""
+    """Return the sizes with the layers of a Llama, which drafts have for every target."""
     sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
     kept = (*sizes, "rms_norm_eps", "rope", "max_position_embeddings", "tied_embeddings", "dtype")
     return ModelConfig(LLAMA, **{name: getattr(target, name) for name in kept})

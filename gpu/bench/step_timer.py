@@ -131,7 +131,7 @@ class StepTimer:
         return DecodeStep(numbers, epochs, lengths, lengths, steps, self._topk, nodes, 1)
 
     def _begin_rows(self, num_rows: int) -> None:
-        """Occupy every row, and keep what a prompt leaves in the relay as the start of all rounds."""
+        """Occupy every row, and keep the relay values after a prompt as the start of all rounds."""
         rows = np.arange(1, num_rows + 1, dtype=np.int32)
         self._run(self._prefill_part(rows, np.full(num_rows, 2, np.int64), 0), context=0)
         epochs = np.array([self._open[row] for row in rows.tolist()])
@@ -206,7 +206,8 @@ class StepTimer:
         """Return operations with which every row accepts as many nodes as this timer says, and the KV move is timed by
         itself.
 
-        Captured rounds have been captured without them: they are as wide as they can be, whatever is accepted.
+        Graphs were captured without these operations, and captured rounds have the same width for any number of
+        accepted nodes.
         """
         verify, move, made = ops.verify_greedy, ops.move_accepted_, {}
 

@@ -151,7 +151,7 @@ def _messages_in(content: bytes) -> tuple[Message, ...]:
 
 
 def connect(host: str, port: int, rank: int, world_size: int, backend: str) -> None:
-    """Join the process group whose store the parent holds."""
+    """Join the process group through the parent's store."""
     from datetime import timedelta
 
     # A receive waits until a peer sends something. The parent watches which workers are alive.
@@ -225,7 +225,7 @@ def plans_from_environment() -> dict[str, dict[str, Any]]:
 
 
 class LinkFaults:
-    """Applies a plan; all links of a worker share one, so that numbers count all that it sends."""
+    """Applies a fault plan. All links of a worker share one, so that its numbers count all parcels of the worker."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -238,7 +238,7 @@ class LinkFaults:
             self._num_sent = self._num_with_pages = 0
 
     def disturb(self, parcel: Parcel) -> Iterator[tuple[Parcel, float]]:
-        """Yield what is sent instead of `parcel`, with the share of its messages' bytes that is sent."""
+        """Yield the parcels to send instead of `parcel`, each with the share of its messages' bytes that is sent."""
         with self._lock:
             plan = self._plan
             self._num_sent += 1

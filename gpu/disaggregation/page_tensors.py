@@ -25,7 +25,7 @@ _MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class PageTensors:
-    """The pools of one executor, page-wise. `format` is what both sides of a transfer must agree on."""
+    """The pools of one executor, page-wise. `format` must be equal on both sides of a transfer."""
 
     def __init__(self, executor: TorchExecutor, page_size: int) -> None:
         self._pools = [pool for pool in (executor.pool, executor.draft_pool) if pool is not None]

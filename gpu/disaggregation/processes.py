@@ -55,7 +55,7 @@ class Disaggregation:
 
     @classmethod
     def parse(cls, text: str) -> Disaggregation:
-        """Parse "prefill=1,decode=2". Raises ConfigError with what is wrong."""
+        """Parse "prefill=1,decode=2". Raises ConfigError with all problems."""
         counts: dict[str, int] = {}
         problems = []
         for part in text.split(","):
@@ -234,8 +234,8 @@ class Workers:
     def hear(self, wait_s: float) -> list[tuple[WorkerProcess, dict[str, Any] | None]]:
         """Wait up to `wait_s` for messages and return them, those of prefill workers first; None: the worker is dead.
 
-        Prefill workers tell the parent before they let a decode worker go on. They are read after the decode workers:
-        so what caused a message has been read with it, and stands before it.
+        Prefill workers tell the parent before they let a decode worker go on. They are read after the decode workers,
+        so the cause of a message is read in the same call and comes before the message.
         """
         effects = [said for worker in self._ready(wait_s, EngineRole.DECODE) for said in self._listen(worker)]
         heard = [said for worker in self._ready(0.0, EngineRole.PREFILL) for said in self._listen(worker)]

@@ -56,7 +56,7 @@ class PolledDriver(Driver):
 
 
 class News:
-    """What the parent has not been told yet, in order of its kind: who joined, tokens, ends."""
+    """News that the parent does not have yet, in this order: joined requests, tokens, ends."""
 
     def __init__(self, send: Callable[[Mapping[str, Any]], None], session: int) -> None:
         self._send = send
@@ -203,8 +203,8 @@ class Serving:
         return None if due is None else max(0.0, (due - now_ns()) / 1e9)
 
     def describe(self) -> dict[str, Any]:
-        """Describe what is held, and what was done.
-        Slots that only the prefix cache has are free: they can be given up at any time."""
+        """Describe the held rows and slots, and the work so far. Slots that only the prefix cache has are free: they
+        can be given up at any time."""
         store, counts = self.engine.store, self.side.counts
         self.side.check()
         self.engine.check()

@@ -127,7 +127,8 @@ class DisaggregatedSession(TextSession):
     # -- numbers ------------------------------------------------------------------------------------------------------
 
     def reports(self) -> dict[str, dict[str, Any]]:
-        """Return what each living worker holds and has done. Requests go on meanwhile, and their deltas are kept."""
+        """Return the held rows and slots of each living worker, and its work so far. Requests go on meanwhile, and
+        their deltas are kept."""
         self._reports = {}
         for worker in self.workers.living():
             worker.say({"do": "report"})
@@ -206,7 +207,7 @@ class DisaggregatedSession(TextSession):
             self.abort(request_id)
 
     def _hear(self, wait_s: float) -> list[TextDelta]:
-        """Return what the workers say within `wait_s`, as far as it concerns requests."""
+        """Return the messages about requests that workers send within `wait_s`."""
         deltas: list[TextDelta] = []
         for worker, said in self.workers.hear(wait_s):
             if said is None:
@@ -254,8 +255,8 @@ class DisaggregatedSession(TextSession):
         return deltas
 
     def _take(self, request_id: str, offset: int, tokens: list[int], outputs: dict[str, list[Any]]) -> list[TextDelta]:
-        """Take tokens from `offset` of a request's output on.
-        Two workers tell of one request; its tokens go on in order."""
+        """Take tokens from `offset` of a request's output on. Two workers report one request, and its tokens must stay
+        in order."""
         said, early = self._tokens[request_id], self._early[request_id]
         early[offset] = (tokens, outputs)
         deltas = []

@@ -3,7 +3,7 @@
     control socket ─► reader thread ─┐
     links          ─► their threads ─┴─► inbox ─► the main thread: one message, or one step, at a time
 
-The parent decides when it ends: a closed control socket ends it at once, whatever it is doing.
+The parent decides when the worker ends: a closed control socket ends it at once, at any point of its work.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ class SessionOrder:
 def open_serving(
     order: SessionOrder, links: Mapping[str, PeerLink], news: News
 ) -> tuple[Serving, EventLog | None, EngineSpec]:
-    """Load what is ordered; return the specification with what was measured meanwhile. Raises ForedraftErrors."""
+    """Load the ordered models; return the specification with the values that were measured meanwhile. Raises
+    ForedraftErrors."""
     options = order.options
     plan = SessionPlan(
         options=options,
@@ -142,7 +143,7 @@ def spec_for(role: EngineRole, spec: EngineSpec) -> EngineSpec:
 
 
 class Worker:
-    """Does what the parent says, one session after the other."""
+    """Carries out the parent's orders, one session after the other."""
 
     def __init__(self, control: ControlSocket) -> None:
         self._control = control
@@ -187,7 +188,7 @@ class Worker:
         os._exit(0)
 
     def _take_in(self, wait_s: float | None) -> None:
-        """Take all that has come; wait for the first of it."""
+        """Take all messages that have come; wait for the first one."""
         try:
             self._take(self._inbox.get(timeout=wait_s) if wait_s != 0.0 else self._inbox.get_nowait())
             while True:

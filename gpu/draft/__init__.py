@@ -1,1 +1,1 @@
-"""How each kind of drafter proposes its tokens, and what it keeps from one round to the next."""
+"""Each kind of drafter: how it proposes tokens, and the state that it keeps from one round to the next."""

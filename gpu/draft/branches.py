@@ -123,7 +123,7 @@ def next_level(beam: DeviceBeam, tokens: Tensor, probabilities: Tensor) -> tuple
 
 
 def _clean(probabilities: Tensor) -> Tensor:
-    """Count what is no number as 0, so that garbage ranks last."""
+    """Replace NaN by 0, so that invalid scores rank last."""
     return torch.nan_to_num(probabilities.float(), nan=0.0, posinf=1.0, neginf=0.0).clamp(0.0, 1.0)
 
 
@@ -142,8 +142,8 @@ def tree_of(ops: Ops, batch: RoundBatch, levels: list[DeviceCandidates]) -> Devi
 
 
 class BranchDraft(Draft):
-    """Drafts chains and trees step by step. Each round relays `relayed_topk` candidates, whatever steps
-    the next one takes."""
+    """Drafts chains and trees step by step. Each round relays `relayed_topk` candidates, for any number of steps of the
+    next round."""
 
     def __init__(self, ops: Ops, network: DraftNetwork, pool: KVPool, relayed_topk: int, page_size: int) -> None:
         self.aux_layers = network.aux_layers

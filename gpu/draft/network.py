@@ -14,7 +14,7 @@ from .port import best_candidate, top_candidates
 
 
 class DraftNetwork(ABC):
-    """A network that drafts: what it takes from the target, one pass, and tokens from a pass."""
+    """A network that drafts: its input from the target, one pass, and the tokens from a pass."""
 
     shifted = False
     aux_layers: tuple[int, ...] = ()
@@ -24,7 +24,7 @@ class DraftNetwork(ABC):
         self._model = model
 
     def prepare(self, captured: Tensor) -> Tensor:
-        """Map the target's hidden states [n, C] to what the network takes beside a token, [n, H]."""
+        """Map the target's hidden states [n, C] to the network's second input beside a token, [n, H]."""
         raise AssertionError("a language model drafts from tokens alone")
 
     @abstractmethod

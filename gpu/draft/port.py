@@ -122,11 +122,11 @@ class Draft(ABC):
 
     @abstractmethod
     def propose(self, batch: RoundBatch, relayed: Mapping[str, Tensor]) -> DeviceTree:
-        """Return the trees that the target verifies in this round; `relayed` is what the round before handed on."""
+        """Return the trees that the target verifies in this round; `relayed` has the values from the round before."""
 
     def catch_up(self, batch: RoundBatch, accepted: Accepted, relayed: Mapping[str, Tensor]) -> Relayed:
-        """Run the draft over the accepted tokens and return what the next round begins with;
-        `relayed` is what this one began with."""
+        """Run the draft over the accepted tokens and return the start values of the next round; `relayed` has those of
+        this round."""
         return {}
 
 
@@ -147,8 +147,8 @@ def root_only(ops: Ops, batch: RoundBatch) -> DeviceTree:
 
 
 def best_candidate(logits: Tensor) -> Tensor:
-    """Return the draft's first choice of logits [m, V], int64 [m, 1]:
-    what `top_candidates` puts first, without its probability."""
+    """Return the draft's first choice of logits [m, V], int64 [m, 1]: the first result of `top_candidates`, without its
+    probability."""
     return logits.max(dim=-1, keepdim=True).indices
 
 

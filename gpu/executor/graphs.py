@@ -8,7 +8,8 @@ runs, since all share one memory pool; they are copied in the stream before that
 inside, by row: a round is one copy to the device, one launch, and the copies of its results.
 Without a GPU a "graph" runs its function anew over the same memory, so that all but the capture is the same code.
 
-A round whose logits are changed on the host is two graphs: up to the logits of all nodes, and from the changed ones on.
+If the host changes the logits of a round, the round is two graphs: the first ends with the logits of all nodes, the
+second begins with the changed logits.
 """
 
 from __future__ import annotations
@@ -87,9 +88,8 @@ class CapturedRound:
         proposed: Mapping[str, np.ndarray] | None = None,
         is_shaped: bool = False,
     ) -> None:
-        """Allocate what the graph reads and writes. `proposed`: padding trees, if they come from the host
-        (`Draft.propose_on_host`).
-        `is_shaped`: the host changes the logits.
+        """Allocate the tensors that the graph reads and writes. `proposed`: padding trees, if they come from the host
+        (`Draft.propose_on_host`). `is_shaped`: the host changes the logits.
         """
         self.size = size = len(padding.row_numbers)
         device = padding.table.device
@@ -196,7 +196,7 @@ def _capture_shaped(
     finish: Callable[[Passed, Tensor], RoundResult],
     capture: Callable[[Callable[[], T]], Callable[[], T]],
 ) -> Callable[[ShapeLogits], RoundResult]:
-    """Capture both halves of a round; what is between them stays where it is."""
+    """Capture both halves of a round; tensors between them stay in place."""
     passes = capture(begin)
     passed = passes()  # the second half is warmed up with numbers, not with memory that nothing has written
     logits = passed.logits.clone()
@@ -303,7 +303,8 @@ class RoundGraphs:
         return self._captured[key, variant]
 
     def capture_all(self, on_line: Callable[[str], None]) -> None:
-        """Capture what batches without user outputs and changed logits need, and name each to `on_line` before."""
+        """Capture the graphs for batches without user outputs and without changed logits. `on_line` gets the name of
+        each one first."""
         for key in self._keys:
             for kind in RoundKind:
                 on_line(f"capturing: batch {key.batch_size}, {key.steps} steps, {kind}")
@@ -335,7 +336,7 @@ class RoundGraphs:
             if "out of memory" not in str(error):
                 raise
             if not self.reports and self._memory_pool is not None:
-                self._memory_pool = torch.cuda.graph_pool_handle()  # torch refuses one whose only graph is gone
+                self._memory_pool = torch.cuda.graph_pool_handle()  # torch refuses a pool without graphs
             return None
         report = CaptureReport(*key, variant[0], time.perf_counter() - begin, _reserved_bytes() - before, *variant[1:])
         self.reports.append(report)

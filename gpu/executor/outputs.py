@@ -25,7 +25,7 @@ NUM_TOP_LOGPROBS = 5
 DRAFT_HIDDEN = "draft_hidden_states"
 """The entry that the draft's catch-up reads; never shown to users."""
 NEXT_RELAY = "next_relay."
-"""Entries with this prefix are what the next round starts from behind each node; never shown to users."""
+"""Entries with this prefix are the start values of the next round after each node. Users never see them."""
 
 
 class NodeProducer(Protocol):
@@ -73,6 +73,6 @@ def node_outputs(
 
 
 def at_places(forward: DecoderOutput, places: Tensor) -> DecoderOutput:
-    """Return what users may ask of a forward pass, at int64 [m] of its tokens."""
+    """Return the outputs of a forward pass that users may ask for, at int64 [m] of its tokens."""
     experts = forward.routed_experts
     return DecoderOutput(forward.hidden[places], None, None if experts is None else experts[places])

@@ -271,8 +271,8 @@ class DecodeRound:
     def _keep_produced(
         self, batch: RoundBatch, outputs: dict[str, Tensor], verified: DeviceVerified, wanted: frozenset[str]
     ) -> None:
-        """Hand the values of each row's last accepted node back to their producers;
-        drop what no request has asked to see."""
+        """Give the values of each row's last accepted node back to their producers; drop outputs that no request has
+        asked for."""
         for name, producer in self._producers.items():
             producer.keep(batch, at_column(outputs[name], verified.accept_lens.long() - 1))
             if name not in wanted:
@@ -294,8 +294,7 @@ def capture_for(draft: Draft, wanted: frozenset[str]) -> Capture:
 
 
 def draft_hidden(draft: Draft, forward: DecoderOutput) -> Tensor | None:
-    """Return what the target's pass captured for the draft;
-    None from end to end for drafts that need no hidden states."""
+    """Return the hidden states that the target's pass captured for the draft; None if the draft needs none."""
     if not draft.wants_hidden:
         return None
     return forward.aux if draft.aux_layers else forward.hidden

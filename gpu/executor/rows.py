@@ -107,8 +107,8 @@ class Rows:
     def settle(
         self, rows: np.ndarray, runs: np.ndarray, accept_lens: np.ndarray, failed: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Record what rows have emitted, runs int64 [n, width], and end rows. Return each row's first stop int32 [n],
-        −1 if none, and which rows have ended now, bool [n].
+        """Record the tokens that rows have emitted, runs int64 [n, width], and end rows. Return each row's first stop
+        int32 [n], −1 if none, and which rows have ended now, bool [n].
 
         Rows that had ended before have neither. One rule with the engine's: `core.contract.request.cut_runs`.
         """

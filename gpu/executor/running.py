@@ -15,7 +15,7 @@ from ...core.contract.step import PrefillResult, RoundRecord, Step, StepResult
 
 @dataclass(slots=True)
 class PendingRound:
-    """A round in the stream: what the host will read when it has passed."""
+    """A round in the stream: the values that the host will read when the round has passed."""
 
     accept_lens: Tensor
     failed: Tensor

@@ -51,7 +51,7 @@ def target_probs(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tens
 
 
 def _filter(logits: Tensor, probs: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
-    """Return `probs`, not normalised, with 0 for what top-k and top-p leave out."""
+    """Return `probs`, not normalised, with 0 for tokens that top-k and top-p leave out."""
     vocab = logits.shape[1]
     order = torch.sort(logits, dim=1, descending=True, stable=True).indices
     ranks = numbers(vocab, logits.device)
@@ -169,7 +169,7 @@ class Shaping:
         return bool(self._rows) and any(row in self._rows for row in rows.tolist())
 
     def observe(self, row: int, tokens: np.ndarray) -> None:
-        """Tell a row the next tokens of its text: of the prompt, and then what was emitted."""
+        """Add the next tokens to the text of a row: tokens of the prompt, and then emitted tokens."""
         if (shaped := self._rows.get(row)) is not None:
             shaped.observe(tokens)
 

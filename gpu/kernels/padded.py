@@ -34,9 +34,9 @@ class PaddedKeys:
 class LastValue:
     """Keeps the value made last, and returns it again while its inputs are the same, unchanged tensors.
 
-    The layers of a forward pass ask with the same arguments, and what is made of these does not depend on the layer. A
-    change of a tensor's content is noticed by its version counter, which every in-place operation of torch raises.
-    Tensors made in inference mode have none: nothing is kept for them.
+    The layers of a forward pass call with the same arguments, and the result does not depend on the layer. A change of
+    a tensor's content is noticed by its version counter, which every in-place operation of torch raises. Tensors made
+    in inference mode have none: nothing is kept for them.
     """
 
     __slots__ = ("_options", "_tensors", "_value", "_versions")
@@ -48,7 +48,7 @@ class LastValue:
         self._value: Any = None
 
     def of(self, make: Callable[..., Any], tensors: tuple[Tensor, ...], options: tuple[Any, ...]) -> Any:
-        """Return make(*tensors, *options), or what it gave last time."""
+        """Return make(*tensors, *options), or its result from the last call."""
         try:
             versions = tuple(map(VERSION, tensors))
         except RuntimeError:  # an inference tensor

@@ -182,7 +182,7 @@ def _load_head(directory: Path, algorithm: str, target: Decoder) -> DraftHead:
 
 
 def _load_prediction_layer(directory: Path, config: HeadConfig, target: Decoder) -> PredictionLayer:
-    """Load what a model's checkpoint has beside the model."""
+    """Load the parts of a model's checkpoint beside the model."""
     head = PredictionLayer(config, target)
     stored = {
         name: tensor for name, tensor in list_tensors(directory).items() if unprefixed(name).startswith(PREDICTION)

@@ -275,7 +275,7 @@ def _architecture(reader: ConfigReader) -> str | None:
 
 
 def medusa_message(data: Mapping[str, Any]) -> str | None:
-    """Return what to tell of a configuration of Medusa heads; None for any other."""
+    """Return the message about a configuration of Medusa heads; None for any other configuration."""
     names = data.get("architectures")
     name = names[0] if isinstance(names, list) and names else data.get("model_type")
     if not (isinstance(name, str) and "medusa" in name.lower()) and "medusa_num_heads" not in data:

@@ -1,4 +1,4 @@
-"""All families as one decoder: what differs between them is in the configuration."""
+"""One decoder for all families; their differences are in the configuration."""
 
 from __future__ import annotations
 

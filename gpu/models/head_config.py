@@ -59,7 +59,8 @@ class HeadConfig:
     def from_dict(
         cls, data: Mapping[str, Any], algorithm: str, target: ModelConfig, source: str = "config.json"
     ) -> HeadConfig:
-        """Read a parsed config.json. Raises ConfigError with all problems, or with all that does not fit the target."""
+        """Read a parsed config.json. Raises ConfigError with all problems, or with everything that does not fit the
+        target."""
         reader = ConfigReader(data, source)
         if algorithm == EAGLE and data.get("architectures") in ([name] for name in PREDICTION_LAYERS):
             return _prediction_layer(reader, target)

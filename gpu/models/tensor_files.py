@@ -35,7 +35,7 @@ _DTYPE_NAMES = {
 
 
 class CheckpointError(ConfigError):
-    """A checkpoint's files do not hold what its configuration promises; all problems at once."""
+    """A checkpoint's files do not match its configuration; the message has all problems."""
 
 
 class NotTensors(Exception):

@@ -1,10 +1,10 @@
 """The operations of a CPU: torch's, and the layers of a small dense model for a few tokens of one row on NumPy's
 arrays.
 
-At batch 1 a pass over a small model costs what its calls cost: some forty small operations in every layer. NumPy's take
-a third to a half of the time of torch's, and so do its products of a few rows with a small matrix. The same weights,
-the same pools, the same formulas as `models.layer.run_layers`, which stays the reference and does everything else:
-prompts, batches, experts, narrow dtypes.
+At batch 1 the time of a pass over a small model is the overhead of its calls: some forty small operations in every
+layer. NumPy's take a third to a half of the time of torch's, and so do its products of a few rows with a small matrix.
+The same weights, the same pools, the same formulas as `models.layer.run_layers`, which stays the reference and does
+everything else: prompts, batches, experts, narrow dtypes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class HostKeys:
     length: int
 
     def hidden_by(self, window: int, group: int, dtype: str) -> np.ndarray | None:
-        """Return what a window adds to the scores [n · group, keys], 0 or −inf; None where it hides nothing."""
+        """Return the bias that a window adds to the scores [n · group, keys], 0 or −inf; None if the window hides
+        nothing."""
         n = 1 if self.sees is None else len(self.sees)
         if not window or self.length + n <= window:
             return None

@@ -1,5 +1,5 @@
-"""The device operations in plain torch: what a CPU uses for batches and prompts, and what the Triton kernels
-are tested against."""
+"""The device operations in plain torch. A CPU uses them for batches and prompts, and the tests compare the Triton
+kernels with them."""
 
 from __future__ import annotations
 

@@ -1,2 +1,2 @@
-"""One command for a machine that has never run this:
-is it right here, in the order of what would fail first, and how fast is it?"""
+"""One command for a new machine. It tests correctness, in the order in which problems usually appear, and measures
+speed."""

@@ -1,4 +1,4 @@
-"""All steps of a self-test, in the order of what would fail first."""
+"""All steps of a self-test, in the order in which problems usually appear."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ def forward_steps(context: Context) -> Iterator[Step]:
 
 
 def worst_of(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
-    """Return the greatest error in units of what is allowed.
-    Raises AssertionError if it is more than 1, or if anything is no number."""
+    """Return the greatest error in units of the allowed error. Raises AssertionError if it is more than 1, or if
+    anything is no number."""
     worst = 0.0
     for ours, right in zip(found, expected, strict=True):
         limit = TOLERANCE[ours.dtype]

@@ -1,4 +1,5 @@
-"""The machine itself: what is there, and whether the libraries' own parts work before any of ours is tried."""
+"""The machine itself: its devices and versions, and whether the libraries work. These checks run before any check of
+our own code."""
 
 from __future__ import annotations
 

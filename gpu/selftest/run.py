@@ -138,8 +138,8 @@ def seconds_of(budget: str) -> float:
 def selftest(device: str, directory: Path, budget: str, on_line: OnLine) -> Report:
     """Run the test on `device` ("auto", "cpu", "cuda") and return its report, which is in `directory` then.
 
-    On Ctrl-C the report of what ran is `interrupted`. Raises ConfigError for arguments, ForedraftError if nothing can
-    be written.
+    On Ctrl-C the report has the steps that ran and is marked `interrupted`. Raises ConfigError for arguments,
+    ForedraftError if nothing can be written.
     """
     from ..session.plan import resolve_device
     from .catalogue import catalogue
@@ -190,7 +190,7 @@ def exit_code(report: Report) -> int:
 
 
 def closing_lines(report: Report) -> list[str]:
-    """Return what is printed at the end: failures, the summary, where the report is."""
+    """Return the text to print at the end: failures, the summary, and the place of the report."""
     failed = [
         f"{o.state}: {o.part}: {o.name}: {o.text}" for o in report.outcomes if o.state in ("failed", "not finished")
     ]

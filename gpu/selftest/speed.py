@@ -28,7 +28,7 @@ STEP_LIMIT_S = 300.0
 
 
 def speed_steps(context: Context) -> Iterator[Step]:
-    """Yield the tables, then what a round launches."""
+    """Yield the tables, then the launches of a round."""
     yield Step("speed", "plain and chains", partial(table, context, CHAINS), limit_s=STEP_LIMIT_S)
     yield Step("speed", "trees", partial(table, context, TREES), limit_s=STEP_LIMIT_S)
     run = partial(launches, context)

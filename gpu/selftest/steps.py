@@ -53,7 +53,7 @@ class Context:
 
     @property
     def ops(self) -> Ops:
-        """The device's operations: what is tested."""
+        """The device's operations, which are tested."""
         return self.once("ops", lambda: ops_for(self.device))
 
 
@@ -85,7 +85,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing to be shown. `run` returns what it found, and raises if it is wrong."""
+    """One thing to be shown. `run` returns its results, and raises an error if they are wrong."""
 
     part: str
     name: str

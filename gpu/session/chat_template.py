@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from ...core.errors import ConfigError, InvalidRequest
 
 Message = Mapping[str, Any]
-"""One turn: "role", "content", and whatever else the template of the model reads."""
+"""One turn: "role", "content", and further keys that the template of the model reads."""
 
 
 class ChatTemplate:

@@ -15,7 +15,7 @@ _LEFT_OUT = ["*/*", "consolidated*"]  # the same weights in other layouts
 
 
 def local_checkpoint(given: str | PathLike[str], key: str = "model") -> Path:
-    """Return the directory of a checkpoint: `given` itself, or what the hub's cache has under the name
+    """Return the directory of a checkpoint: `given` itself, or the entry of the hub's cache for the name
     `organisation/model`.
 
     What the cache lacks is downloaded, unless HF_HUB_OFFLINE is set. A path that is neither comes back as it is, to be

@@ -1,4 +1,4 @@
-"""The decode loop: a driver whose turns return what each request got."""
+"""The decode loop: a driver whose turns return the pieces that each request got."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Delta:
 
 
 class Deliveries:
-    """An event sink that sorts what steps delivered by request."""
+    """An event sink that sorts the deliveries of steps by request."""
 
     def __init__(self) -> None:
         self._request_of_row: dict[int, Request] = {}
@@ -136,8 +136,8 @@ class DecodeLoop:
         engine.resume(clock_ns(), restarted=True)
 
     def turn(self) -> list[Delta]:
-        """Take a driver's turn; returns what requests got.
-        Raises InvariantViolation if requests live, but no step is planned."""
+        """Take a driver's turn; returns the pieces that requests got. Raises InvariantViolation if requests live, but
+        no step is planned."""
         outcome = self.driver.turn()
         finished, self._ended_between_turns = self._ended_between_turns, []
         if outcome is not None:

@@ -1,4 +1,4 @@
-"""The memory of a session before a weight is read: weights, KV pools, and what passes need for a while."""
+"""Plans the memory of a session before a weight is read: weights, KV pools, and the temporary memory of passes."""
 
 from __future__ import annotations
 

@@ -225,9 +225,9 @@ def algorithm_name(options: SessionOptions) -> str:
 
 
 def with_look_up(options: SessionOptions) -> SessionOptions:
-    """Return `options` with look-up drafts (NGRAM) where neither draft nor algorithm is named, on a CPU: what it
-    proposes costs next to nothing and changes no token. On a GPU rounds with drafts from the host wait for each other.
-    `steps` 0 stays plain decoding."""
+    """Return `options` with look-up drafts (NGRAM) if neither draft nor algorithm is named, on a CPU. Its proposals
+    cost almost nothing and change no token. On a GPU rounds with drafts from the host wait for each other. `steps` 0
+    stays plain decoding."""
     is_decided = options.draft is not None or options.algorithm.lower() != AUTO or options.steps == 0 or options.overlap
     device = resolve_device(AUTO) if options.device == AUTO else options.device
     if is_decided or device != "cpu":

@@ -1,4 +1,4 @@
-"""Prompts as JSONL: one object per line, with what the request asks for beside its prompt.
+"""Prompts as JSONL: one object per line, with the settings of the request beside its prompt.
 
     {"prompt": "def fib(n):", "max_tokens": 64}
     {"messages": [{"role": "user", "content": "Hello"}], "id": "greeting", "temperature": 0.7, "seed": 3, "stop":
@@ -52,7 +52,7 @@ class RequestDefaults:
     grammar: Grammar | None = None
 
     def problems(self) -> list[Problem]:
-        """Return what is wrong with the values, by their names."""
+        """Return the problems of the values, by their names."""
         values = {"stop": list(self.stop)} if self.stop else {}
         for name in ("max_tokens", *SAMPLING):
             values[name] = getattr(self, name)

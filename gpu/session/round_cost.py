@@ -1,4 +1,4 @@
-"""Measure what a decode round costs on this device with these models: the table that the goodput policy decides with.
+"""Measures the times of decode rounds on this device with these models, for the table of the goodput policy.
 
 For each candidate number of steps, a few rounds of requests run at several batch sizes, with short and with long
 contexts; the median counts. The table is measured once, when a session opens, and is part of the log's header, so that
@@ -79,7 +79,7 @@ def cost_table(
 
 
 def batch_sizes(spec: EngineSpec) -> tuple[int, ...]:
-    """Return 1, 2, 4, … up to what may run at once and what the pool holds."""
+    """Return 1, 2, 4, … up to the greatest batch that may run and that the pool holds."""
     config = spec.config
     room = config.num_pages * config.page_size // _request_slots(spec, SHORT_PROMPT)
     return doubling(max(1, min(config.max_running, room)))

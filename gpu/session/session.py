@@ -123,8 +123,8 @@ class DecodeSession(TextSession):
 def load_engine(
     plan: SessionPlan, tokenizer: Tokenizer, make_sinks: Callable[[EngineSpec], Sequence[EventSink]]
 ) -> tuple[Engine, TorchExecutor, SessionPlan]:
-    """Load the models of `plan` and make their engine and executor;
-    the plan comes back with what was measured on the way."""
+    """Load the models of `plan` and make their engine and executor. Also return the plan with the values that were
+    measured meanwhile."""
     from ..executor.build import build_executor
     from .devices import ops_for, set_threads
 

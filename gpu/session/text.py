@@ -73,7 +73,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: str | Path) -> Tokenizer:
-        """Return the tokenizer in `directory`. ConfigError with the file and what is wrong with it."""
+        """Return the tokenizer in `directory`. ConfigError with the file and its problem."""
         import tokenizers
 
         folder = Path(directory)
@@ -142,7 +142,7 @@ class TokenDecoder(TextDecoder, Protocol):
 
 
 class StreamDecoder:
-    """Text as its tokens come: what was shown stays true, and all of it together is `decode` of all tokens.
+    """Text from tokens as they come. Shown text never changes, and all of it together equals `decode` of all tokens.
 
     Held back are bytes of an unfinished character and, with `stop_strings`, text that may be the beginning of one. The
     text ends before the first stop string (`stop` is which).

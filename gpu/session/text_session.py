@@ -1,4 +1,4 @@
-"""What sessions have in common: requests go in, text comes out, and what was served is counted and timed."""
+"""The common part of sessions: requests go in, text comes out, and the served requests are counted and timed."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class SessionStats:
         return self.output_tokens / self.seconds if self.seconds > 0 else None
 
     def shares(self) -> dict[str, float]:
-        """Share of the time by phase, and `other`: what none of them had. On a GPU the host works beside the device."""
+        """Share of the time by phase; `other` is the rest. On a GPU the host works beside the device."""
         if self.seconds <= 0:
             return {}
         shares = {name: seconds / self.seconds for name, seconds in self.phase_seconds.items()}
@@ -111,11 +111,11 @@ class TextSession(ABC):
 
     @abstractmethod
     def _begin(self, request: Request) -> str:
-        """Give the request to what serves it; return why it was refused, or an empty text."""
+        """Submit the request; return the reason if it was refused, or an empty text."""
 
     @abstractmethod
     def _serve(self) -> list[TextDelta]:
-        """Take a turn, or wait a moment for one, and return what requests got."""
+        """Take a turn, or wait a moment for one, and return the pieces that requests got."""
 
     @property
     @abstractmethod
@@ -129,7 +129,7 @@ class TextSession(ABC):
     def stream(
         self, requests: Iterable[Request], interrupted: Callable[[], bool] = lambda: False
     ) -> Generator[TextDelta, None, None]:
-        """Serve `requests`; yield what each of them gets as it comes, and at last why it ended.
+        """Serve `requests`; yield the pieces of each as they come, and at last the reason why it ended.
 
         Once `interrupted`, asked between turns, returns True, all requests end with what they have; likewise if the
         consumer stops.
@@ -202,7 +202,7 @@ class TextSession(ABC):
         return receiving.decoder.finish()
 
     def _stats(self, **of_engines: Any) -> SessionStats:
-        """Return what was counted here with what engines count."""
+        """Return the counts of this session together with those of its engines."""
         return SessionStats(
             seconds=self._seconds,
             requests=self._requests,
@@ -214,7 +214,7 @@ class TextSession(ABC):
 
 
 def numbers_of(engine: Engine) -> dict[str, Any]:
-    """Return what an engine counts, by its names in `SessionStats`."""
+    """Return the counts of an engine, by their names in `SessionStats`."""
     metrics = engine.controller.metrics()
     return {
         "rounds": metrics.verify_calls,

@@ -173,8 +173,8 @@ def measure_drafts(
     prompt_len: int,
     seconds: float = math.inf,
 ) -> tuple[dict[str, DraftQuality], int]:
-    """Measure drafts, each with its lengths of chains, by name, and return how many texts were used: the first ones, as
-    many as fit.
+    """Measure drafts by name, each with its chain lengths. Also return the number of texts used: the first ones, as
+    many as fit into the time.
 
     `texts` int64 [n, t] are prompts of `prompt_len` tokens with the target's greedy continuations.
     """

@@ -179,7 +179,7 @@ class _Workshop:
             _write_training(directory, trained)
 
     def _own_texts(self, target: Decoder) -> Tensor:
-        """Return what the target itself writes, half of it greedily, in an order that mixes both; int64 [n, window].
+        """Return texts by the target itself, half of them greedy, in a mixed order; int64 [n, window].
 
         Within a budget the texts may be shorter; each window then holds several of them, one behind another.
         """
@@ -259,8 +259,7 @@ class _Workshop:
         return trained
 
     def _summary(self, target: Decoder, held_out: Tensor) -> dict[str, Any]:
-        """Return what pair.json says: what the pair is made of, and how good it is on files that
-        were not trained on."""
+        """Return the content of pair.json: the parts of the pair, and its quality on files that were not trained on."""
         size, budget = self.size, self.budget
         windows = spread_prompts(held_out, size.num_measured, size.window)
         losses = self._held_out_losses(target, windows)

@@ -148,7 +148,7 @@ LOCK = ".lock"
 
 @dataclass(frozen=True, slots=True)
 class PairOptions:
-    """All that decides what the pair is. The device does not: it changes no more than the last bits."""
+    """All settings of a pair. The device does not: it changes no more than the last bits."""
 
     size: TinySize
     seed: int = 0

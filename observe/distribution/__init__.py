@@ -1,1 +1,1 @@
-"""The project as something that is installed: how to install more of it, and what its first version was called."""
+"""The installed distribution: how to install its extras, and the former name of the project."""

@@ -1,5 +1,5 @@
-"""Recognises what version 0.1 made, when this project was called foretoken: it is refused with a remedy, and never
-read.
+"""Recognises files and settings of version 0.1, when this project was called foretoken. Commands refuse them with a
+remedy and never read them.
 
 A package called foretoken that is installed today is another project. Nothing here imports it.
 """
@@ -13,12 +13,12 @@ from ...core.errors import ConfigError, Problem
 FORMER_NAME, NAME = "foretoken", "foredraft"
 FORMER_MODULES = tuple(f"{FORMER_NAME}.{package}." for package in ("checks", "core", "gpu", "properties", "sim"))
 VARIABLES = ("API_KEY", "CACHE", "KERNELS")
-"""The environment variables that users set, without the prefix:
-FORETOKEN_CACHE was that of 0.1, FOREDRAFT_CACHE is today's."""
+"""The environment variables that users set, without their prefix. For example, FORETOKEN_CACHE of 0.1 is
+FOREDRAFT_CACHE today."""
 
 
 def made_by_former(remedy: str) -> str:
-    """Return the message for a file of version 0.1, which ends with what to do instead."""
+    """Return the message for a file of version 0.1; it ends with the remedy."""
     return f"made by version 0.1, then called {FORMER_NAME}, which this version does not read: {remedy}"
 
 

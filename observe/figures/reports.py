@@ -1,5 +1,5 @@
-"""The report of a run, a sweep, a plan, a tune or a twin:
-what its page says, from the files that the command has written."""
+"""The report of a run, a sweep, a plan, a tune or a twin: the content of its page, from the files that the command has
+written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STATISTICS = ("mean", "median", "p90", "p95", "p99")
 
 
 def page_of(path: Path) -> Page:
-    """Return the report of what is at `path`. Raises ConfigError if that is nothing that a command has
+    """Return the report of the directory or file at `path`. Raises ConfigError if that is nothing that a command has
     written, or unreadable."""
     if path.is_dir():
         if (path / "question.json").exists():
@@ -54,7 +54,7 @@ def deployment(scenario: Mapping[str, Any]) -> str:
 
 
 def _drawn(page: Page, name: str, caption: str, draw: Callable[..., go.Figure], *arguments: object) -> None:
-    """Add the figure that `draw` makes of `arguments`; what it cannot be drawn from is noted instead."""
+    """Add the figure that `draw` makes of `arguments`; if it cannot be drawn, add a note with the reason."""
     try:
         page.pictures.append(Picture(name, draw(*arguments), caption))
     except ForedraftError as error:

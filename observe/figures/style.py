@@ -1,4 +1,4 @@
-"""How figures look: one template for light and one for dark surroundings, and what all figures have."""
+"""The look of figures: one template for light and one for dark surroundings, and the common parts of all figures."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def figure(title: str, x: str, y: str, note: str = "", height: int = HEIGHT) -> 
 
 
 def wrapped(name: str, width: int = LEGEND_WIDTH) -> str:
-    """Return a name in lines of at most `width` characters; what is longer than four of them ends with an ellipsis."""
+    """Return a name in at most four lines of at most `width` characters; a longer name ends with an ellipsis."""
     return "<br>".join(textwrap.wrap(name, width, max_lines=MOST_NAME_LINES, placeholder=" …")) or name
 
 
@@ -100,5 +100,5 @@ def read_object(path: Any) -> Mapping[str, Any]:
 
 
 def missing(path: Any, problem: str) -> ConfigError:
-    """Return the error of a file that lacks what a figure needs."""
+    """Return the error for a file that lacks data for a figure."""
     return ConfigError.of(str(path), "", problem)

@@ -49,7 +49,7 @@ class Point:
 
 
 class Trials:
-    """A directory of runs that `sweep`, `plan` or `tune` keeps: what is asked, and the runs that have ended.
+    """A directory of runs that `sweep`, `plan` or `tune` keeps: the question, and the runs that have ended.
 
     Raises ConfigError for a directory that holds none, and for files that cannot be read.
     """
@@ -234,8 +234,8 @@ def answer_of(trials: Trials) -> Mapping[str, Any]:
 
 
 def frontier(trials: Trials | str | PathLike[str]) -> go.Figure:
-    """Draw what each candidate of a plan holds: the greatest load, or the GPUs that a load needs,
-    with 95 % intervals."""
+    """Draw the result of each candidate of a plan with 95 % intervals: the greatest load, or the GPUs that a load
+    needs."""
     trials = as_trials(trials)
     answer = answer_of(trials)
     found = [one for one in answer["candidates"] if one["status"] != "hopeless"]

@@ -1,4 +1,4 @@
-"""Figures of the twin: what the simulator predicted against what the real executor measured."""
+"""Figures of the twin: predictions of the simulator against measurements of the real executor."""
 
 from __future__ import annotations
 

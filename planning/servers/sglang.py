@@ -39,7 +39,7 @@ OTHER_NAMES = {
     "expert-parallel-size": "ep-size",
     "ep": "ep-size",
     "speculative-draft-model": "speculative-draft-model-path",
-    "cuda-graph-max-bs": "cuda-graph-max-bs-decode",  # before there were sizes of prompts
+    "cuda-graph-max-bs": "cuda-graph-max-bs-decode",  # the name before prefill had its own sizes
     "cuda-graph-bs": "cuda-graph-bs-decode",
 }
 ALGORITHMS = {"EAGLE": "EAGLE", "NEXTN": "EAGLE", "EAGLE3": "EAGLE3", "STANDALONE": "STANDALONE", "NGRAM": "NGRAM"}

@@ -1,1 +1,1 @@
-"""The contract of tree acceptance: verify trees, what a target accepts of them, and what is moved behind it."""
+"""The contract of tree acceptance: verify trees, the nodes that a target accepts, and the moves that follow."""

@@ -121,7 +121,7 @@ class AllocatorTrial(Trial):
         self.transcript.append(m.answer if m.refusal is None else "refused")
 
     def _observe(self) -> None:
-        """Ask the subject for all that it shows, and recount the model."""
+        """Ask the subject for everything that it shows, and recount the model."""
         subject, has, model, m = self.subject, self.capabilities, self.model, self.moment
         must, integers = self.must, self.integers
         free = cached = deferred = references = rows = None
@@ -149,7 +149,8 @@ class AllocatorTrial(Trial):
                 break
 
     def _follow_the_cache(self, cached: tuple[int, ...]) -> None:
-        """Take over what the subject has evicted, as it may. It may not cache other pages than the retired ones."""
+        """Take over the pages that the subject has evicted, which it may do. It may not cache other pages than the
+        retired ones."""
         model, m = self.model, self.moment
         m.not_cacheable = tuple(page for page in cached if page not in model.cached)
         if len(cached) != len(model.cached):
@@ -175,7 +176,7 @@ class AllocatorTrial(Trial):
         return None
 
     def _expect(self, num_slots: int, *, possible: bool) -> None:
-        """Note whether a request for so many slots must be granted or refused."""
+        """Note whether a request for this number of slots must be granted or refused."""
         m = self.moment
         available = m.before.num_free + len(self.model.cached) * self.config.page_size
         grantable = possible and num_slots <= available and num_slots % self.config.page_size == 0
@@ -321,7 +322,7 @@ class AllocatorTrial(Trial):
     @operation(needs="deferred_close", weight=2)
     @operation(needs="deferred_free", weight=2, when=lambda t: t.model.num_in_flight < MAX_IN_FLIGHT)
     def launch(self) -> None:
-        """Begin a step, which may touch all that is held."""
+        """Begin a step, which may touch every held page."""
         self.model.launched += 1
 
     @operation(needs="deferred_close", weight=2)

@@ -1,4 +1,4 @@
-"""The contract of an engine: a scheduler that is asked for the next step, and told the result of each.
+"""The contract of an engine: a scheduler that plans the next step on request, and takes the result of each step.
 
 The suite is the client and the device. It submits and aborts, asks for steps, runs them on a toy language model over a
 shadow pool, and hands the answers back. The engine does no I/O here: it decides who runs, owns the KV slots, and says
@@ -95,7 +95,7 @@ class ServingConfig:
 
     @cached_property
     def reserve(self) -> int:
-        """R: what a request may reserve past its committed length for a single round."""
+        """R: the number of slots that a request may reserve past its committed length for a single round."""
         return self.round_slots * self.depth
 
     @classmethod
@@ -271,7 +271,7 @@ StepView = Mapping[str, Any]
     steps    int, the draft steps of its rounds
     rounds   int, how many rounds it may run; 1 if it has chunks
 
-`key` is what the device draws from (`Wish.seed`). Either list may be empty, not both.
+`key` is the key of the device's random draws (`Wish.seed`). Either list may be empty, not both.
 """
 
 Event = tuple[Any, ...]
@@ -311,7 +311,7 @@ class Engine(Protocol):
 
     @needs("adaptive")
     def set_steps(self, steps: int) -> None:
-        """Draft so many steps, one of the candidates, from the next plan on."""
+        """Draft this number of steps, one of the candidates, from the next plan on."""
 
     @needs("slots")
     def slots_of(self, request: str) -> Sequence[int]:
@@ -336,8 +336,8 @@ class Engine(Protocol):
 
     @needs("losses")
     def lose(self, step: int) -> Sequence[Event]:
-        """Give up the oldest step in flight, which has failed, and those behind it. Their requests wait again, with
-        what was delivered before; at most one ends ("error"). Until `resume`, plan nothing and give away none of their
+        """Give up the oldest step in flight, which has failed, and those behind it. Their requests wait again, with the
+        tokens delivered before; at most one ends ("error"). Until `resume`, plan nothing and give away none of their
         pages."""
 
     @needs("losses")

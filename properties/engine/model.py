@@ -1,5 +1,5 @@
-"""What is true of the requests of an engine: which wait, which run, what each was delivered, which
-steps are in flight."""
+"""The state of an engine's requests: those that wait, those that run, the tokens delivered to each, and the steps in
+flight."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Life:
 
     @property
     def context_of_now(self) -> list[int]:
-        """Its prompt and what it was delivered."""
+        """Its prompt and the delivered tokens."""
         return [*self.wish.prompt, *self.delivered]
 
     @property

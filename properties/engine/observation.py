@@ -1,4 +1,5 @@
-"""What an engine's trial sees around one operation: the answers, and all that the engine shows before and after."""
+"""The observations of an engine's trial around one operation: the answers, and everything that the engine shows before
+and after."""
 
 from __future__ import annotations
 
@@ -138,7 +139,7 @@ class Moment:
                     self.overtaken.append(front)
 
     def decision(self) -> tuple:
-        """Return what a plan decided, without the tokens, and how many slots each request then held."""
+        """Return the decisions of a plan, without the tokens, and the number of slots that each request held then."""
         held = () if self.after.slots is None else [(name, len(slots)) for name, slots in self.after.slots.items()]
         flight = self.flight
         if flight is None:

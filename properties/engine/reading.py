@@ -1,5 +1,5 @@
-"""Reading what an engine says: a step's view becomes a `Flight`, events become tokens and ends.
-Another form is a misbehaviour."""
+"""Reads the answers of an engine: a step's view becomes a `Flight`, events become tokens and ends. Another form is a
+misbehaviour."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _chunk(trial: Trial, m: Moment, item: object, enters: tuple[str, ...]) -> Ch
     tokens = trial.integers(tokens, "the tokens of a chunk")
     if life.state is WAITING or name in enters:
         if life.state is not WAITING:
-            m.retract(life)  # it has never been seen waiting
+            m.retract(life)  # no step has shown it as waiting
         m.admitted.append((life, start))
         m.model.admit(life, start, key)
     is_last = start + len(tokens) >= len(life.context)

@@ -86,7 +86,7 @@ class EngineTrial(Trial):
             self._observe()
 
     def _observe(self) -> None:
-        """Ask the engine for all that it shows, and recount the pages."""
+        """Ask the engine for everything that it shows, and recount the pages."""
         subject, must, integers, m = self.subject, self.must, self.integers, self.moment
         slots = free = cached = None
         waiting = names(self, must(subject.waiting), "waiting()")

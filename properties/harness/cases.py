@@ -38,7 +38,8 @@ _KEYS = {
 
 
 class Story(NamedTuple):
-    """What a case does: what breaks (None if nothing does), the operations with their answers, and where it ends."""
+    """The course of a case: the broken invariant (None if none breaks), the operations with their answers, and the last
+    operation."""
 
     violation: Violation | None
     history: tuple[str, ...]
@@ -83,7 +84,7 @@ class Case:
         path.write_text("\n".join(["{", *lines, "}"]) + "\n", encoding="utf-8")
 
     def tell(self, make: Callable[[Any], Any]) -> Story:
-        """Run the case again and write down what happens."""
+        """Run the case again and record its course."""
         history: list[str] = []
         calls: list[tuple[str, ...]] = []
 
@@ -110,8 +111,8 @@ class Case:
     def replay(
         self, make: Callable[[Any], Any], watch: Callable[[Operation, Trial], None] | None = None
     ) -> Violation | None:
-        """Run the operations on a fresh subject: what breaks, or None.
-        `watch` is called after each operation that held."""
+        """Run the operations on a fresh subject. Returns the failure, or None. `watch` is called after each operation
+        that held."""
         component = suite_of(self.contract).component(make, self.capabilities)
         if self.invariant not in MISBEHAVIOURS:
             # The one that the case is about is looked at alone first: another one may break on the way to it.

@@ -1,8 +1,9 @@
-"""What all contracts share: versions, how a component may refuse, what it may get wrong, how capabilities are declared.
+"""The common part of all contracts: versions, refusals of a component, its possible failures, and the declaration of
+capabilities.
 
-A contract is a package such as `allocator/`. There, `contract.py` says what a component must offer (a Protocol),
-`model.py` what must be true, and `trial.py` which operations there are, with which values, and how they act on both.
-The checkers stand in `invariants/`, a file per group of the catalogue; `foredraft.checks.mutants` has the planted
+A contract is a package such as `allocator/`. In that folder, `contract.py` has the methods that a component must offer
+(a Protocol), `model.py` has what must be true, and `trial.py` has the operations, their values, and their effect on
+both. The checkers stand in `invariants/`, a file per group of the catalogue; `foredraft.checks.mutants` has the planted
 defects that they must find.
 
 Methods are synchronous, take integers and lists, and return integers and sequences of integers (lists, tuples, NumPy
@@ -32,8 +33,8 @@ reported as such."""
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Base of what a component declares: a dataclass of flags, each of which adds methods, operations that call
-    them, and invariants."""
+    """Base of the declarations of components: a dataclass of flags. Each flag adds methods, operations that call them,
+    and invariants."""
 
     FOUNDATIONS: ClassVar[dict[str, tuple[str, ...]]] = {}
     """Capability -> those that it makes no sense without."""
@@ -61,8 +62,8 @@ class Capabilities:
 
     @classmethod
     def of(cls, names: Iterable[str] | Self, source: str = "capabilities") -> Self:
-        """Build the capabilities from a list of names.
-        Raises ConfigError for an unknown one, and for one whose foundation is missing."""
+        """Build the capabilities from a list of names. Raises ConfigError for an unknown capability, and for one that
+        needs another capability that is missing."""
         known = [field.name for field in fields(cls)]
         names = [*names.declared] if isinstance(names, Capabilities) else [str(name) for name in names]
         there_are = f"there are {', '.join(known)}" if known else "this contract has none"
@@ -114,8 +115,7 @@ def promised_by(protocol: type) -> dict[str, tuple[str, ...]]:
 
 
 class Adapter:
-    """A `make` with what is declared for it: its capabilities, and which configurations it supports
-    (all, unless given)."""
+    """A `make` with its declarations: the capabilities, and the configurations that it supports (all by default)."""
 
     def __init__(self, make: Callable[[Any], Any], capabilities: Any, supports: Callable[[Any], bool] | None) -> None:
         update_wrapper(self, make, updated=())

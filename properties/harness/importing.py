@@ -31,7 +31,7 @@ def load_make(text: str) -> Callable[[Any], Any]:
     directory are found, too.
 
     `make.capabilities` and `make.supports` are taken from the module's CAPABILITIES and `supports` where it has none of
-    its own. Raises ConfigError with what is wrong, NotInstalled if all that is wrong is a package that is missing.
+    its own. Raises ConfigError with the problem, or NotInstalled if the only problem is a missing package.
     """
     module_name, separator, path = text.partition(":")
     if not separator:

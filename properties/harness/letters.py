@@ -57,7 +57,7 @@ def simpler_choices(taken: Sequence[int]) -> list[list[int]]:
 
 
 class Letter:
-    """`kind(*arguments)`, each argument one of its values. The simplest come first; what is repeated is drawn more
+    """`kind(*arguments)`, each argument one of its values. The simplest come first; repeated values are drawn more
     often.
 
     Equal operations are one object: drawing makes no new ones for long.
@@ -92,8 +92,8 @@ class Letter:
 
 
 Vocabulary = Mapping[str, tuple[Letter, ...]]
-"""Group -> its letters. "" is what can be done to every component, "hostile" what no caller should do;
-the others are capabilities."""
+"""Group -> its letters. "" has operations for every component, "hostile" those that no caller should use; the other
+groups are capabilities."""
 
 
 def vocabulary_of(declared: Sequence[Declared], config: Any, capabilities: Any) -> Vocabulary:

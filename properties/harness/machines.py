@@ -3,8 +3,8 @@ of your own.
 
     TestMine = machine("allocator", lambda config: MyAllocator(config.num_pages)).TestCase
 
-Hypothesis looks for short histories and shrinks what it finds itself; the swarm is much faster and finds what takes
-long ones.
+Hypothesis looks for short histories and shrinks its own failures. The swarm is much faster and finds failures that need
+long histories.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ MAX_SHRUNK = 20
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A component with one defect. `caught_by`: at least one of these must be among what is broken when it is found."""
+    """A component with one defect. `caught_by`: at least one of these invariants must be broken when the defect is
+    found."""
 
     name: str
     defect: str
@@ -70,7 +71,7 @@ def find(mutant: Mutant, budget: str | int | Budget | None = None, seed: int = 1
 
 
 def kill(mutant: Mutant, budget: str | int | Budget | None = None, seed: int = 1) -> Kill:
-    """Search for the mutant's defect as `find` does, and shrink what is found."""
+    """Search for the mutant's defect as `find` does, and shrink the failure."""
     found, num_operations = find(mutant, budget, seed)
     if found is None:
         return Kill(mutant, (), num_operations, None)

@@ -1,4 +1,4 @@
-"""Operations as data: what a driver does to a component. Frozen, tagged, JSON both ways.
+"""Operations as data: the actions of a driver on a component. Frozen, tagged, JSON both ways.
 
 A trial declares its operations as methods:
 
@@ -13,9 +13,9 @@ A trial declares its operations as methods:
 be stored, drawn and shrunk. On a trial, `trial.alloc("a", 2)` carries that operation out and checks everything after
 it.
 
-An operation names what it acts on ("holder a", "request r1"), so that its meaning survives when others are taken out of
-the sequence. Where it makes no sense, because its holder has nothing, it is left out, and is no error. Amounts are what
-a caller would say: they may be too large, negative or odd, on purpose.
+An operation names its object ("holder a", "request r1"), so that its meaning stays when other operations are removed
+from the sequence. Where it makes no sense, because its holder has nothing, it is left out, and is no error. Amounts are
+arguments of a caller: they may be too large, negative or odd, on purpose.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 from ...core.errors import ConfigError, Problem, nearest
 
 Values = Sequence[Any] | Callable[[Any, Any], Sequence[Any]]
-"""The values that an argument may have, the simplest first; what is repeated is drawn more often. Or a function of the
+"""The values that an argument may have, the simplest first; repeated values are drawn more often. Or a function of the
 configuration and the capabilities that returns them; no values at all: there is no such operation here."""
 
 

@@ -45,8 +45,8 @@ class Shrinker:
 
     Only a run that fails in the same way counts. Its first failure must have the id of the one that was found and, for
     a misbehaviour, the same kind, such as the same error from the same call. And `control`, a component of ours, must
-    go through it without a failure: what it fails, too, is no fault of the component. `is_disputed` says that there was
-    no such run.
+    pass it: if `control` fails too, the failure is no fault of the component. `is_disputed` says that there was no such
+    run.
     """
 
     def __init__(
@@ -145,8 +145,8 @@ class Shrinker:
         return changed
 
     def _simplify_config(self) -> bool:
-        """Make the configuration simpler, the operations with it:
-        what was two pages stays two pages where pages are smaller."""
+        """Make the configuration simpler, and the operations with it: two pages stay two pages if pages become
+        smaller."""
         changed = False
         while any(self._takes(*attempt) for attempt in self._simpler_configs()):
             changed = True

@@ -95,7 +95,7 @@ class Suite:
 
 
 class Component:
-    """A component under check: what makes it, and its capabilities. `invariants` are those that these enable."""
+    """A component under check: its `make` and its capabilities. `invariants` are those that these enable."""
 
     def __init__(self, suite: Suite, make: Callable[[Any], Any], capabilities: Any) -> None:
         self.suite, self.make, self.capabilities = suite, make, capabilities
@@ -130,7 +130,7 @@ class Component:
         return tuple(dict.fromkeys(letter.kind for letters in spoken.values() for letter in letters))
 
     def warm_up(self, config: Any) -> None:
-        """Make one, and forget it: what loads libraries does so now, and not within the limit of a run."""
+        """Make one component and drop it, so that libraries are loaded now and not within the time limit of a run."""
         with suppress(Exception, Hanging), alarm(WARM_UP_LIMIT_S):
             self.make(config)
 

@@ -1,7 +1,7 @@
 """The seeded swarm: many short runs, each with a configuration of its own and some kinds of operations left out at
 random.
 
-A run is a function of (seed, number of the run): what fails once fails again. Leaving kinds out matters as much as
+A run is a function of (seed, number of the run), so a failure can be repeated. Leaving kinds out matters as much as
 drawing them: a sequence with no frees at all, or with nothing but one kind, reaches states that an even mix does not.
 """
 
@@ -145,8 +145,8 @@ class Swarm:
         return bool(self.left_out) or hasattr(self.component.make, "supports")
 
     def vacuous(self) -> tuple[str, ...]:
-        """Return what the capabilities enable and has not happened so far:
-        invariants never evaluated, operations never carried out."""
+        """Return what is enabled but has not happened so far: invariants never evaluated, operations never carried
+        out."""
         never = [f"{item.id} was never evaluated" for item in self.enabled if not self.evaluations.get(item.id)]
         return (
             *never,

@@ -1,8 +1,8 @@
 """A trial: one component and its model in lockstep, under one sequence of operations, with everything checked after
 each.
 
-Every contract has its own subclass, which knows how to carry an operation out on both. What is the same for all is
-here: which checkers run, what is counted, how a component's answers are taken, and how a failure is reported.
+Every contract has its own subclass, which knows how to carry an operation out on both. This module has the common part:
+the checkers to run, the counts, the reading of a component's answers, and the report of a failure.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _HARNESS = frozenset(str(path) for path in Path(__file__).parent.glob("*.py"))
 
 
 class Broken(NamedTuple):
-    """One broken invariant (or misbehaviour), with what the checker found;
-    `kind` tells misbehaviours of one id apart."""
+    """One broken invariant (or misbehaviour), with the checker's finding; `kind` tells misbehaviours of one id
+    apart."""
 
     id: str
     finding: Finding
@@ -40,7 +40,7 @@ class Broken(NamedTuple):
 
 
 class Violation(Exception):
-    """A trial has failed: at which operation, and what is broken; the first is what it is known by."""
+    """A trial has failed: the operation, and the broken invariants. The first one names the failure."""
 
     def __init__(self, operation: Operation | str, broken: Sequence[Broken]) -> None:
         super().__init__(operation, broken)
@@ -66,9 +66,9 @@ class Refused(NamedTuple):
 class Trial:
     """Base of the trials of all contracts: one component under operations, beside a model of it.
 
-    A subclass declares its operations (`operation.py`), and sets `moment`, the value that the checkers look at. It says
-    what its contract is in class variables, and annotates `subject`, `config` and `capabilities`. `begin` and `end`
-    stand around every operation.
+    A subclass declares its operations (`operation.py`), and sets `moment`, the value that the checkers look at. A
+    subclass describes its contract in class variables, and annotates `subject`, `config` and `capabilities`. `begin`
+    and `end` stand around every operation.
     """
 
     contract: ClassVar[str]
@@ -155,7 +155,7 @@ class Trial:
         """Make the moment ready for the next operation."""
 
     def end(self) -> None:
-        """Observe what the operation has changed."""
+        """Observe the changes by the operation."""
 
     def check(self) -> None:
         """Run every checker that the last operation concerns on the moment."""
@@ -186,12 +186,12 @@ class Trial:
         Do nothing, where nothing is held."""
 
     def told(self) -> str:
-        """Return what a report says of the last operation: how it was refused, or what the component answered."""
+        """Return the text of a report about the last operation: its refusal, or the component's answer."""
         refusal = getattr(self.moment, "refusal", None)
         return self.describe() if refusal is None else f"refused ({refusal})"
 
     def describe(self) -> str:
-        """Return what the component answered to the last operation, which it did not refuse."""
+        """Return the component's answer to the last operation, which it did not refuse."""
         raise NotImplementedError
 
     # -- asking the component ---------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class Trial:
             raise self._accident(method, error) from error
 
     def call(self, method: Callable[..., Any], *arguments: object) -> Any:
-        """Call the component, and write the call and its answer down where a history is told."""
+        """Call the component, and record the call and its answer if the history is reported."""
         if self.calls is None or (name := getattr(method, "__name__", "?")) in self.looks:
             return method(*arguments)
         self.calls.append(f"{name}({', '.join(_cut(value, MAX_ARGUMENT) for value in arguments)})")
@@ -255,7 +255,7 @@ class Trial:
         return self.misbehaviour("RAISES", f"{kind}: {error}{where}", should, kind)
 
     def misbehaviour(self, id: str, was: str, should: str, kind: str = "") -> Violation:
-        """Return what to raise when the component does something that no invariant is about."""
+        """Return the exception for a misbehaviour that belongs to no invariant."""
         self.failed = True
         return Violation(self.operation, [Broken(id, Finding(was, should, MISBEHAVIOURS[id]), kind)])
 

@@ -1,5 +1,5 @@
-"""ENGINE-07: what fits is launched, and no request gives way in vain. Free pages and needs are counted here, not asked
-of the engine.
+"""ENGINE-07: requests that fit are launched, and no request gives way in vain. Free pages and needs are counted here,
+not asked of the engine.
 
 Every bound is generous: what an engine keeps in reserve is its own choice as long as it is no more than twice what a
 round needs.

@@ -1,4 +1,4 @@
-"""The registry: every invariant of the catalogue, the checker of those that have one, and which of its clauses a
+"""The registry: every invariant of the catalogue, its checker if it has one, and the clauses of the checker that a
 check has reached."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .catalogue import CATALOGUE
 
 
 class Finding(NamedTuple):
-    """What a checker found wrong: what was, what should have been, why that matters."""
+    """A failed check: the found value, the expected value, and why the difference matters."""
 
     was: str
     should: str

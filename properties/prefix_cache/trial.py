@@ -121,7 +121,7 @@ class PrefixCacheTrial(Trial):
         self.moment = Moment(self.config, self.capabilities, self.model, operation, m.after, m.after, m.locks)
 
     def end(self) -> None:
-        """Ask the subject for all that it shows, and recount the model."""
+        """Ask the subject for everything that it shows, and recount the model."""
         subject, has, m = self.subject, self.capabilities, self.moment
         num_evictable = self.integer(self.must(subject.num_evictable), "num_evictable()")
         num_protected = self.integer(self.must(subject.num_protected), "num_protected()")

@@ -1,1 +1,1 @@
-"""The contract of a relay: what one step leaves on the device for the next one, cell by cell."""
+"""The contract of a relay: values that one step leaves on the device for the next step, cell by cell."""

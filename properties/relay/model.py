@@ -1,4 +1,5 @@
-"""What is true of a relay: who has which row, what every cell holds, and the moment that the checkers look at."""
+"""The expected state of a relay: the owner of each row, the content of each cell, and the moment that the checkers look
+at."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The contract of a simulator: it is given a service, and answers with what happened in it."""
+"""The contract of a simulator: it takes a service, and returns the events of its run."""

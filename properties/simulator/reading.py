@@ -1,4 +1,4 @@
-"""Reading what a simulator answers: what is missing or of another type is reported before anything is checked."""
+"""Reads the answer of a simulator. Missing values and wrong types are reported before anything is checked."""
 
 from __future__ import annotations
 

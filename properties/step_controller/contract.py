@@ -1,4 +1,4 @@
-"""The contract of a step controller: it chooses the draft steps of a batch, and learns from what was accepted."""
+"""The contract of a step controller: it chooses the draft steps of a batch, and learns from accepted drafts."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ class StepControllerTrial(Trial):
         return True
 
     def _tell_alone(self, correct: list[float], batch_size: int, executed: int) -> None:
-        """Tell a single result, whose effect is looked at by itself."""
+        """Pass a single result to the controller, and check its effect alone."""
         here = self._range_of(batch_size)
         in_range = tuple(self._range_of(size) == here for size in self.batch_sizes)
         self.moment.told = Told(executed, self._steps_for(batch_size), tuple(correct), in_range)
@@ -282,7 +282,7 @@ class StepControllerTrial(Trial):
         weight=8, hostile=True, when=lambda t, batch_size, steps: batch_size >= 1 and 0 <= steps <= t.table.union[-1]
     )
     def observe(self, batch_size: int, steps: int, runs: tuple[int, ...]) -> bool | None:
-        """Tell a result of a round with these steps, whatever the current ones are."""
+        """Pass a result of a round with these steps, which may differ from the current ones."""
         if not _are_rows(self, batch_size, runs):
             return False
         return self._tell_alone([min(run, steps) for run in runs], batch_size, steps)
@@ -298,7 +298,7 @@ class StepControllerTrial(Trial):
 
     @operation(needs="adaptive", weight=12, when=_are_rows, batch_size=_small, rounds=(5, 1, 20, 50))
     def repeat(self, batch_size: int, runs: tuple[int, ...], rounds: int) -> bool | None:
-        """Run so many rounds of one kind, each result at once."""
+        """Run a number of rounds of one kind, and pass each result at once."""
         if not 0 < rounds <= MAX_REPEATED:
             return False
         for _ in range(rounds):

@@ -92,7 +92,8 @@ def filler(seed: int, key: int, first: int, count: int, edges: np.ndarray) -> li
 
 
 def word_outputs(count: int) -> dict[str, list[Any]]:
-    """Return what executors tell of log-probabilities, for `count` tokens: without a bias all words have the same."""
+    """Return the log-probability outputs of an executor for `count` tokens. Without a bias all words have the same
+    one."""
     logprob = -math.log(len(WORDS))
     top = _WORD_TOKENS[:NUM_TOP]
     return {

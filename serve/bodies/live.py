@@ -64,10 +64,10 @@ class LiveSimulation(Simulation):
         faults: FaultPlan | None = None,
         deliver: Callable[[list[Emission]], None],
     ) -> None:
-        """Raise a ForedraftError for anything that cannot run. Engines plan single rounds: tokens are told when their
-        round ends.
+        """Raise a ForedraftError for anything that cannot run. Engines plan single rounds, so that tokens are delivered
+        when their round ends.
 
-        `deliver` gets what a round brought before the engine plans the next one. `faults` are those of the service
+        `deliver` gets the tokens of a round before the engine plans the next round. `faults` are those of the service
         (`FaultPlan.of_service`), for its clients come from outside.
         """
         scenario = live_scenario(scenario)
@@ -112,7 +112,7 @@ class LiveSimulation(Simulation):
         call_at(self.env, max(at_ns, self.env.now), self.router.cancel, request_id)
 
     def advance(self, until_ns: int) -> None:
-        """Let happen what does up to and at `until_ns`, or until requests got something."""
+        """Run the simulation up to and including `until_ns`, or until requests have got tokens."""
         before = self._num_told
         while not self._ends and self._num_told == before and self.env.peek() <= until_ns:
             self.env.step()
@@ -121,7 +121,8 @@ class LiveSimulation(Simulation):
             self._tell(ends)
 
     def foresee(self, now_ns: int) -> list[list[Emission]]:
-        """Return what requests will get after `now_ns` from rounds that are drawn; each round is told once.
+        """Return the pieces that requests will get after `now_ns` from rounds that are drawn already; each round is
+        returned once.
 
         Only an abort can keep it from them (an end that was foreseen stays the end), or a fault: with a plan of faults
         nothing is foreseen.
@@ -155,7 +156,8 @@ class LiveSimulation(Simulation):
             yield from (self.workload.make(row, 1)[0].output_len for row in itertools.count())
 
     def _emission_sink(self, number: int) -> EventSink:
-        """Return a sink that tells what committed steps of engine `number` deliver, without what was foreseen."""
+        """Return a sink that reports the deliveries of committed steps of engine `number`, without those that were
+        announced before."""
         request_of_row: dict[int, str] = {}
 
         def take(event: Event) -> None:
@@ -217,7 +219,7 @@ def _first_tokens(engine: Engine, result: StepResult, at_ns: int) -> list[Emissi
 
 
 def _expected(engine: Engine, rows: np.ndarray, result: DecodeResult, at_ns: int) -> list[Emission]:
-    """Return what a commit of `result` will deliver to the requests that are still in `rows`, int [bs]."""
+    """Return the pieces that a commit of `result` will deliver to the requests that are still in `rows`, int [bs]."""
     rounds = engine.rounds
     stops = None if result.stop_index is None else result.stop_index[-1]
     runs = cut_runs(result.accept_lens[-1], stops, rounds.end_len[rows] - rounds.kv_len[rows])

@@ -80,17 +80,17 @@ class TextDecoder(Protocol):
 
 
 class Outlet(Protocol):
-    """Takes what a body has for its requests, on the thread that drives the body."""
+    """Takes the pieces of a body for its requests, on the thread that drives the body."""
 
     def deliver(self, pieces: list[Piece]) -> None:
-        """Take what requests got."""
+        """Take the pieces that requests have got."""
 
     def prepare(self, pieces: list[Piece]) -> None:
-        """Take what requests will get at one time, that of the pieces, which `release` will tell;
-        an abort may still keep it from them."""
+        """Take pieces for one later time. Requests get them when `release` reaches that time, unless an abort comes
+        first."""
 
     def release(self, now_ns: int) -> None:
-        """Take note that it is `now_ns`: what was prepared for then or before is theirs."""
+        """Note that it is `now_ns`: requests get the pieces that were prepared for this time or earlier."""
 
 
 class Body(Protocol):
@@ -114,7 +114,7 @@ class Body(Protocol):
         """Raise ForedraftError if outputs cannot be made to follow `grammar`."""
 
     def make_decoder(self, order: Order) -> TextDecoder:
-        """Return what makes the text of an order's tokens."""
+        """Return the object that makes text from the tokens of an order."""
 
     def submit(self, order: Order) -> str:
         """Queue an order; return why it is refused, or an empty text. A refusal may also come as a piece."""
@@ -128,8 +128,8 @@ class Body(Protocol):
         nothing until an order comes."""
 
     def turn(self, outlet: Outlet) -> None:
-        """Go on by at most one round, or to the present;
-        `outlet` gets what requests got before the next round is planned."""
+        """Advance by at most one round, or to the present; `outlet` gets the pieces before the next round is
+        planned."""
 
     def reload(self, table: str, source: str) -> None:
         """Use another adaptive table (JSON text).

@@ -23,7 +23,7 @@ from .live import Emission, LiveSimulation
 from .port import Order, Outlet, Piece, TextDecoder, longest_request
 
 BLOCK_SIZE = 16
-"""Tokens of the blocks by which the policy prefix_aware compares prompts."""
+"""The number of tokens in a block; the policy prefix_aware compares prompts block by block."""
 
 AHEAD = 64
 """Tokens of filler text that are made at once."""
@@ -158,7 +158,7 @@ class _Writing:
         return tokens
 
     def outputs(self, tokens: list[int]) -> Mapping[str, list[Any]]:
-        """Return what the request asks for beside its tokens, one entry for each."""
+        """Return the outputs that the request asks for beside its tokens, with one entry for each token."""
         if not self._outputs:
             return {}
         found = word_outputs(len(tokens))

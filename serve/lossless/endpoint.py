@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import httpx
 
 NUM_LOGPROBS = 5
-"""Most likely tokens that are asked for at each position: the most that OpenAI's own interface gives."""
+"""The number of most likely tokens to request at each position: the maximum of OpenAI's interface."""
 MAX_ANSWER_BYTES = 64 << 20
 LEAST_LOGPROB = -9999.0
 """What vLLM writes for minus infinity."""
@@ -61,9 +61,9 @@ class Completion:
 class Endpoint:
     """Asks one server. `url` is its address with or without `/v1`; `concurrency` bounds the requests at once.
 
-    `asks_without`: ask for each text without log-probabilities, too, and take that one where they differ, for a server
-    may not speculate when it is asked for them (vLLM before 0.14: its issue 34497). `offers_logprobs` is known after
-    `open`, and so is `model`, by default the first one that the server lists.
+    `asks_without`: ask for each text without log-probabilities, too, and use that text if the two differ. A server may
+    not speculate in requests with log-probabilities (vLLM before 0.14: its issue 34497). `offers_logprobs` is known
+    after `open`, and so is `model`, by default the first one that the server lists.
     """
 
     url: str
@@ -160,7 +160,7 @@ class Endpoint:
 
 
 def _error_message(text: str) -> str:
-    """Return what a server says in OpenAI's form of an error, or the beginning of its answer."""
+    """Return the message of an error in OpenAI's form, or else the beginning of the server's answer."""
     try:
         value = parse_json(text)
         found = value.get("error", value)

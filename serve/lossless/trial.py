@@ -84,7 +84,8 @@ class Trial:
         return both if self.plain is not self.speculative else {"endpoint": self.plain}
 
     async def run(self) -> None:
-        """Ask, compare, and examine what differs. Raises EndpointError if an endpoint does not answer, or stops to."""
+        """Ask both servers, compare the answers, and examine the differences. Raises EndpointError if an endpoint does
+        not answer, or stops to."""
         for endpoint in self.endpoints.values():
             self.progress(f"asking {endpoint.url}")
             await endpoint.open()

@@ -174,7 +174,7 @@ class Copy:
         """Check one component as it is, and note what it runs. Raises RuntimeError if the check fails."""
         said, seconds = self._fork(lambda: lines_run_by(subject, self.tree.resolve()), None)
         if not isinstance(said, dict):
-            raise RuntimeError(f"the check of {subject} does not end well: {said}")
+            raise RuntimeError(f"the check of {subject} failed: {said}")
         return Reach(seconds, said)
 
     def _promising(self, folder: str, subjects: Sequence[str]) -> list[str]:

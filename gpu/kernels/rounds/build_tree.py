@@ -191,7 +191,7 @@ def _link_kernel(
     DEPTH: tl.constexpr,
     NODES: tl.constexpr,
 ):
-    """Compute all that a row's nodes are, from the candidates that were kept."""
+    """Compute all properties of a row's nodes from the kept candidates."""
     row = tl.program_id(0).to(tl.int64)
     node = tl.arange(0, NODES)
     inside = node < nodes

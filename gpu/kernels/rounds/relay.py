@@ -1,5 +1,5 @@
-"""Relay cells: what one step leaves on the device for the next one (`core.contract.future_map`).
-Row 0 is padding and stays zero."""
+"""Relay cells: values that one step leaves on the device for the next step (`core.contract.future_map`). Row 0 is
+padding and stays zero."""
 
 from __future__ import annotations
 

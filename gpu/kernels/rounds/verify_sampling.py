@@ -1,4 +1,4 @@
-"""Lossless tree sampling: what is emitted has the target's distribution, whatever was drafted (`core.tree.verify`).
+"""Lossless tree sampling: with any drafts, emitted tokens have the target's distribution (`core.tree.verify`).
 
 Every node decides by itself which of its children follows it, because the coin of its depth is known; the accepted path
 is then the chain of these decisions from the root. Only the last node's distribution is read as a whole.

@@ -35,7 +35,7 @@ class Reading(NamedTuple):
     clockwork: Clockwork
     traffic: Traffic
     has_pools: bool
-    kinds: frozenset[str]  # of faults that may happen
+    kinds: frozenset[str]  # the kinds of faults that may happen
 
 
 _newest: list[tuple[Answer, Reading]] = []

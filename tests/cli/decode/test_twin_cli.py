@@ -1,5 +1,5 @@
-"""`foredraft calibrate --model` and `foredraft twin`: from checkpoints to a profile, to both sides of a run;
-what does not fit is named."""
+"""`foredraft calibrate --model` and `foredraft twin`: from checkpoints to a profile, and to both sides of a run.
+Messages name the parts that do not fit."""
 
 import json
 from functools import partial

@@ -1,4 +1,4 @@
-"""A4, A7 and A9: graphs by key, late feedback, counters, reload."""
+"""The step controller: graphs by key, late feedback, counters, reload (requirements A4, A7 and A9)."""
 
 from __future__ import annotations
 

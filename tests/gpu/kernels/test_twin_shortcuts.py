@@ -1,4 +1,4 @@
-"""Where the torch twins save calls on a CPU, they give what the long way gives."""
+"""The shortcuts of the torch twins on a CPU give the same results as the full computation."""
 
 import pytest
 import torch

@@ -62,8 +62,8 @@ def joint(sampling: SamplingParams) -> np.ndarray:
 
 
 def surprise(counts: np.ndarray, expected: np.ndarray) -> float:
-    """Pearson's χ² as a standard normal deviate (Wilson and Hilferty 1931); rare outcomes count as one.
-    inf: an impossible one."""
+    """Pearson's χ² as a standard normal deviate (Wilson and Hilferty 1931); rare outcomes are counted together. Returns
+    inf if an impossible outcome occurred."""
     counts, expected = counts.ravel(), expected.ravel() * counts.sum()
     if counts[expected == 0.0].any():
         return np.inf

@@ -137,8 +137,8 @@ def test_a_pass_beyond_the_captured_tokens_is_launched_by_the_host():
         assert cost.is_captured(last, steps + 1) and not cost.is_captured(last + 1, steps + 1)
         assert "dispatch" not in inside and outside["dispatch"] > 0
         assert sum(outside.values()) - sum(inside.values()) > outside["dispatch"] > 0.2 * floor_ns
-    # Plain rounds of as many rows are captured, and padded to tokens: 10 rows of 4 are 40 tokens, by rows they are 16
-    # rows.
+    # Plain rounds are captured up to 64 rows. Sizes in tokens pad 10 rows of 4 tokens to 40 tokens; sizes in rows pad
+    # them to 16 rows.
     assert cost.is_captured(64, 1) and not cost.is_captured(65, 1)
     by_rows = RoundCost(tiny, H100, draft=eagle3_head(tiny))
     assert by_rows.is_captured(129, 4)

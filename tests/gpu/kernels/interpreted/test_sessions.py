@@ -1,5 +1,5 @@
-"""Whole sessions whose every operation is an interpreted Triton kernel:
-what joins the kernels, captured rounds' relay cells among it."""
+"""Whole sessions with only interpreted Triton kernels. They test how the kernels work together, including the relay
+cells of captured rounds."""
 
 from __future__ import annotations
 
