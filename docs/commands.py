@@ -9,7 +9,8 @@ and a block `text` right behind it is what it prints. A comment before the fence
 `<!-- varies -->`, since the output has durations or rates of this machine, which then are not compared;
 `<!-- exit 1 -->`, since the command ends with that code.
 
-Every section (`##`) that installs something has a fresh environment, which the sections after it keep. Nothing but
+Every section (`##`) that installs something has a fresh environment, which the sections after it keep. It has the
+versions of constraints.txt, so that the outputs do not change with every release of a library. Nothing but
 `pip install` reaches the network. Standard error, where the commands show progress, is not part of what a document
 shows.
 """
@@ -167,8 +168,8 @@ class Reader:
         return run_alone((*command.program, command.code), self.clone, self._variables(command.installs))
 
     def _variables(self, installs: bool) -> dict[str, str]:
-        """Return the environment's variables: those of this process without what belongs to its Python, its home
-        and its settings."""
+        """Return the environment's variables: those of this process without what belongs to its Python and its
+        settings. Only an install has its home, where pip may have its own settings, such as where it finds packages."""
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -177,13 +178,11 @@ class Reader:
         }
         paths = [path for path in kept["PATH"].split(os.pathsep) if path != str(Path(sys.executable).parent)]
         kept["PATH"] = os.pathsep.join([str(self._environment / "bin"), *paths])
-        settings = Path("~/.config/pip/pip.conf").expanduser()  # of this machine, such as where it finds packages
-        if settings.is_file():
-            kept["PIP_CONFIG_FILE"] = str(settings)
-        kept["PIP_CACHE_DIR"] = str(Path("~/.cache/pip").expanduser())
-        kept["PIP_CONSTRAINT"] = str(self.clone / "constraints.txt")
-        kept |= {"HOME": str(self._home), "COLUMNS": "80", "NO_COLOR": "1"}
-        return kept if installs else kept | {"NO_NETWORK": "1"}
+        kept |= {"COLUMNS": "80", "NO_COLOR": "1"}
+        if installs:
+            return kept | {"PIP_CONSTRAINT": str(self.clone / "constraints.txt")}
+        own = {name: value for name, value in kept.items() if not name.startswith(("XDG_", "HF_", "TRITON_"))}
+        return own | {"HOME": str(self._home), "NO_NETWORK": "1"}
 
 
 def run_alone(

@@ -1,7 +1,7 @@
 """Says how to install an extra of Foredraft, from the record that pip keeps of where the installed Foredraft came from.
 
 The record is `direct_url.json` among the metadata of the distribution (PEP 610). It is missing for a distribution from
-an index.
+an index or a folder of wheels.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def install_command(extra: str) -> str:
         record = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
     except metadata.PackageNotFoundError:
         return _in_a_clone(extra)
-    if record is None:
-        return _pip_install(f"{DISTRIBUTION}[{extra}]")
+    if record is None:  # from a list of packages: PyPI has none of ours, and the name may be another's there
+        return _in_a_clone(extra)
     try:
         return _from_origin(extra, parse_json(record))
     except (

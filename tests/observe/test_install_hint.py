@@ -42,7 +42,7 @@ def hint_of(monkeypatch):
 @pytest.mark.parametrize(
     ("record", "hint"),
     [
-        (None, "pip install 'foredraft[sim]'"),
+        (None, IN_A_CLONE),
         ({"url": REPOSITORY, "vcs_info": VCS}, f"pip install 'foredraft[sim] @ git+{REPOSITORY}'"),
         (
             {"url": REPOSITORY, "vcs_info": VCS | {"requested_revision": "v0.2.0"}, "subdirectory": "part"},

@@ -75,6 +75,22 @@ def test_outputs_are_compared_by_line_and_those_that_vary_without_durations_and_
     assert "exit code 2" in command.problem(subprocess.CompletedProcess((), 2, shown, ""))
 
 
+def test_only_an_install_has_the_home_of_this_machine(tmp_path, monkeypatch):
+    home, mine = tmp_path / "of the user", tmp_path / "of the user" / "cache"
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("PIP_INDEX_URL", "https://example.org/simple")
+    for name in ("PYTHONPATH", "FOREDRAFT_KERNELS", "VIRTUAL_ENV", "XDG_CACHE_HOME", "HF_HOME"):
+        monkeypatch.setenv(name, str(mine))
+    reader = documents.Reader(tmp_path)
+    installs, runs = reader._variables(installs=True), reader._variables(installs=False)
+    assert installs["HOME"] == str(home) and installs["PIP_INDEX_URL"] == "https://example.org/simple"
+    assert installs["PIP_CONSTRAINT"] == str(reader.clone / "constraints.txt") and "NO_NETWORK" not in installs
+    assert runs["HOME"] == str(tmp_path / "home") and runs["NO_NETWORK"] == "1"
+    assert not [name for name, value in runs.items() if value == str(mine)]
+    assert "PYTHONPATH" not in installs and "VIRTUAL_ENV" not in installs
+    assert str(Path(sys.executable).parent) not in runs["PATH"].split(os.pathsep)
+
+
 def run_bash(code: str, folder: Path, **limit: float) -> subprocess.CompletedProcess[str]:
     return documents.run_alone(("bash", "-e", "-c", code), folder, dict(os.environ), **limit)
 
