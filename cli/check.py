@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing import Pool
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -131,7 +131,10 @@ Chosen = tuple[str, str]
 def _side_by_side(run: Callable[[Chosen], Any], chosen: list[Chosen]) -> Iterator[Any]:
     """Yield what `run` returns of each, in their order.
     There are as many processes as cores; a component is one core's work."""
-    with Pool(min(os.cpu_count() or 1, len(chosen)), signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+    # The processes have what this one has imported: components may be known to it alone.
+    with get_context("fork").Pool(
+        min(os.cpu_count() or 1, len(chosen)), signal.signal, (signal.SIGINT, signal.SIG_IGN)
+    ) as pool:
         yield from pool.imap(run, chosen)
 
 

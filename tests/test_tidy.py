@@ -396,6 +396,13 @@ def pyproject() -> dict:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
+def test_every_list_of_the_packages_names_all():
+    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert set(PACKAGES) == folders == set(pyproject()["tool"]["pyright"]["include"])
+    checked = re.search(r"^PACKAGES = (\(.*?\))", (ROOT / "tests/package/type_checks/check_types.py").read_text(), re.M)
+    assert checked and set(ast.literal_eval(checked[1])) == folders
+
+
 def test_nothing_at_the_root_is_named_like_the_package():
     """It would be imported instead of what is installed, wherever the working directory is on Python's path."""
     assert not [path.name for path in ROOT.iterdir() if path.stem.lower() == pyproject()["project"]["name"]]
