@@ -234,6 +234,10 @@ def _nothing_holds(whole: Plan, nearest: Ranked) -> str:
     if least is not None:
         there = f"the {_devices(gpus)}" if gpus else "the engines that are tried"
         return f"Nothing holds on {there}. {whole.candidates[least].name} needs the least: about {_devices(needed[least])}."
+    devices = f" on {_devices(gpus)}" if gpus else ""
+    if refused := found.summary.get("refused"):
+        count = f"{refused:,} of {found.summary['submitted']:,} requests"
+        return f"Nothing holds{devices}: {count} are refused at any load. `foredraft simulate` says for which reason."
     at = found.summary.get("request_throughput")
     if found.excess == float("inf"):
         within = "it is an overloaded run"
@@ -241,7 +245,6 @@ def _nothing_holds(whole: Plan, nearest: Ranked) -> str:
         tightest = _tightest(found)
         value = found.excess * tightest.limit_ms
         within = f"{tightest.name} is {value:.3g} ms, {found.excess:.3g} times the limit of {tightest.limit_ms:g} ms"
-    devices = f" on {_devices(gpus)}" if gpus else ""
     return f"Nothing holds{devices}. Nearest is {nearest.candidate.name}: at {at:.3g} requests/s {within}."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -97,6 +98,7 @@ class RunRecord:
         if self.directory is None:
             self._metrics = RunMetrics()
             return self._metrics
+        _refuse_files_of_others(self.directory)
         empty_run_directory(self.directory, FILES)
         metrics = self._metrics = RunMetrics(self.directory)
         if self._wants_events:
@@ -227,3 +229,30 @@ def _table(report: FaultReport) -> Table:
     if not report.injected:
         table.add_row("none enabled", "", "", "")
     return table
+
+
+def _refuse_files_of_others(directory: Path) -> None:
+    """Raise ConfigError if a file of the directory that a run would replace is none of an earlier run."""
+    from ...core.errors import ConfigError
+    from ...observe.distribution.former_name import FORMER_NAME, is_former_version, made_by_former
+
+    there = [name for name in FILES if (directory / name).is_file()]
+    summary, log = directory / SUMMARY, directory / EVENTS
+    version = _version_of(summary) if SUMMARY in there else ""
+    first = log.open(encoding="utf-8", errors="replace").readline(1000) if EVENTS in there else ""
+    if is_former_version(version) or f'"{FORMER_NAME}"' in first:
+        raise ConfigError.of(str(directory), "", made_by_former("name another directory for the new run"))
+    if version is None or there == [SCENARIO]:
+        found = SCENARIO if version is not None else SUMMARY
+        message = "is not of an earlier run and would be replaced: name another directory"
+        raise ConfigError.of(str(directory / found), "", message)
+
+
+def _version_of(summary: Path) -> str | None:
+    """Return the version that made a summary, None if it is no summary of a run."""
+    try:
+        found = json.loads(summary.read_bytes())
+    except (OSError, ValueError):
+        return None
+    version = found.get("version") if isinstance(found, dict) else None
+    return version if isinstance(version, str) else None

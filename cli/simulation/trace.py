@@ -66,6 +66,7 @@ def trace(
     lengths, shared prefixes. The report shows how close each of them is to the
     trace. --check shows how much the difference changes a simulation's results.
     """
+    from ...core.errors import ConfigError
     from ...observe.input_files import read_lines
     from ...observe.output_files import JsonRecord, write_text
     from ...planning.grid import parse_values
@@ -77,6 +78,8 @@ def trace(
 
     record = JsonRecord(json_file)
     sizes = parse_values("--cache-tokens", cache_tokens, int, 1) if cache_tokens is not None else []
+    if out is not None and out.exists() and file.exists() and out.samefile(file):
+        raise ConfigError.of("--out", "", f"{out} is the trace itself, which would be replaced: name another file")
     next(read_lines(file), None)  # refused now, if it cannot be read
     resolved, origins = load_scenario(scenario, [*(settings or ()), *given_by_options(file, None)])
     slots = None

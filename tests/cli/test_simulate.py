@@ -266,3 +266,27 @@ def test_a_run_loads_only_what_it_needs(process):
     running = process(code=code)
     out, err = running.communicate(timeout=60)
     assert running.returncode == 0 and out.endswith("light\n"), err
+
+
+def test_a_run_replaces_no_file_of_others(command, refused, tmp_path):
+    run, arguments = tmp_path / "run", ("simulate", "--set", "workload.num_requests=5", "--quiet")
+    run.mkdir()
+    (run / "scenario.toml").write_text("# mine\n[workload]\nnum_requests = 5\n")
+    assert "scenario.toml: is not of an earlier run" in refused(*arguments, "--out", run)
+    (run / "summary.json").write_text('{"mine": 1}')
+    assert "summary.json: is not of an earlier run" in refused(*arguments, "--out", run)
+    assert {path.name: path.read_text() for path in run.iterdir()} == {
+        "scenario.toml": "# mine\n[workload]\nnum_requests = 5\n",
+        "summary.json": '{"mine": 1}',
+    }
+    (run / "summary.json").write_text('{"version": "0.1.0"}')
+    assert "made by version 0.1" in refused(*arguments, "--out", run)
+    again = tmp_path / "again"
+    assert [command(*arguments, "--out", again).code for _ in range(2)] == [0, 0]
+
+
+def test_a_trace_is_not_replaced_by_its_description(refused, tmp_path):
+    trace = tmp_path / "requests.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.0,10,5\n")
+    assert "is the trace itself" in refused("trace", trace, "--out", trace)
+    assert trace.read_text().startswith("TIMESTAMP")
