@@ -36,12 +36,21 @@ def test_every_name_is_there_and_no_other():
 def test_simulate_is_the_command(tmp_path, monkeypatch, capsys):
     file = tmp_path / "scenario.toml"
     file.write_text("seed = 3\n[workload]\nnum_requests = 30\nrate = 5.0\n[slo]\nttft_ms = 100.0\n")
-    command = ["foredraft", "simulate", str(file), "--set", "workload.rate=20.0", "--out", str(tmp_path), "--quiet"]
+    command = [
+        "foredraft",
+        "simulate",
+        str(file),
+        "--set",
+        "workload.rate=20.0",
+        "--out",
+        str(tmp_path / "run"),
+        "--quiet",
+    ]
     monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit, match="0"):
         main()
     result = foredraft.simulate(file, {"workload.rate": 20.0})
-    assert json.loads(json.dumps(result.summary)) == json.loads((tmp_path / "summary.json").read_text())
+    assert json.loads(json.dumps(result.summary)) == json.loads((tmp_path / "run" / "summary.json").read_text())
     assert "\n".join(line.rstrip() for line in str(result).splitlines()[2:]) in "\n".join(
         line.rstrip() for line in capsys.readouterr().out.splitlines()
     )
