@@ -180,7 +180,7 @@ KeepsALargePool (SIM-10, SIM-11): Of a pool above a limit all but a small part i
             service = replace(service, pages=64 // self.config.page_size)
         return good(self, service, workload)
 
-RetractsInALargePool (SIM-10): In a large pool a request is retracted at every other step, needed or not.
+RetractsInALargePool (SIM-10, SIM-17): In a large pool a request is retracted at every other step, needed or not.
     CheckedSimulator.plan:
         is_calm = not any(share for _, share in service.faults or ())
         if is_calm and service.pages * self.config.page_size > max(128, *service.prompt_lens):
