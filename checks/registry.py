@@ -47,6 +47,7 @@ OURS: dict[str, dict[str, int]] = {
     },
     "engine": {
         "foredraft.checks.adapters.core_engine:make": 45_000,
+        "foredraft.checks.adapters.core_engine:make_by_other_rules": 20_000,
         "foredraft.properties.engine.plain:make": 8_000,
     },
     "executor": {

@@ -80,6 +80,11 @@ def shown(value: object) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
 
 
+def count_of(number: int, noun: str) -> str:
+    """Return a number with its noun for a message: "1 row", "1,585 rows"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
     """Return a hint for a misspelt key: ` (did you mean 'x'?)`, or an empty string if no key is that similar (difflib's
     ratio)."""

@@ -36,6 +36,7 @@ _GOLDEN = _U64(0x9E3779B97F4A7C15)
 _MIX_1 = _U64(0xBF58476D1CE4E5B9)
 _MIX_2 = _U64(0x94D049BB133111EB)
 _LANE_SALT = _U64(0x632BE59BD9B4E019)
+_OUTPUT_SALT = _U64(0x3C79AC492BA7B653)
 _FOLD = _U64(0xD6E8FEB86659FD93)
 
 
@@ -135,6 +136,23 @@ class Prompt:
         mixed >>= _U64(33)
         return mixed.view(np.int64)
 
+    def continued(self, length: int) -> Prompt:
+        """Describe the first `length` tokens, at least as many as these, of this content and the output after it.
+
+        Each request with the same content has the same output. Blocks and segments are continued by the ids that
+        `following` gives. Raises ValueError unless the content is known by ids.
+        """
+        if self.hash_ids is None:
+            raise ValueError("the content is not known by ids")
+        ids = list(self.hash_ids)
+        if self.segment_lens is not None:
+            more = length - self.length
+            pairs = list(zip(ids, self.segment_lens, strict=True))
+            return Prompt.of_segments([*pairs, (following(ids[-1]), more)] if more else pairs)
+        while len(ids) * self.block_size < length:
+            ids.append(following(ids[-1]))
+        return Prompt.of_blocks(ids, self.block_size, length)
+
     def to_json(self) -> dict[str, Any]:
         """Return a small JSON object that `from_json` reads back to an equal prompt."""
         if self.tokens is not None:
@@ -193,6 +211,12 @@ class Prompt:
 
     def _description(self) -> tuple[Any, ...]:
         return (self.length, self.hash_ids, self.block_size, self.segment_lens)
+
+
+def following(hash_id: int) -> int:
+    """Return the hash id of what the model emits after a block or segment."""
+    mixed = _mix(np.array([hash_id], dtype=np.uint64) ^ _OUTPUT_SALT)
+    return int(mixed[0] >> _U64(1))
 
 
 NO_TOKENS = Prompt.of_length(0)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -67,11 +68,14 @@ class CoreEngine:
         self.policy = ToldPolicy(config.candidates)
         nodes = config.tree_nodes or None
         controller = AdaptiveController(self.policy, topk=config.topk, num_draft_tokens=nodes)
-        self.engine = self.build(_engine_config(config), ALGORITHMS[config.algorithm], controller)
+        self.engine = self.build(self.configured(config), ALGORITHMS[config.algorithm], controller)
         self.steps: dict[int, InFlight] = {}  # and the one committed last
         self.requests: dict[int, str] = {}  # row -> request
         self.stop_tokens: dict[str, tuple[int, ...]] = {}
         self.newest_interrupted = 0
+
+    def configured(self, config: ServingConfig) -> EngineConfig:
+        return _engine_config(config)
 
     def build(self, config: EngineConfig, algorithm: SpecAlgorithm, controller: AdaptiveController) -> Engine:
         return Engine(config, algorithm, controller, text_decoder=Decoder())
@@ -282,4 +286,24 @@ def _engine_config(config: ServingConfig) -> EngineConfig:
     )
 
 
+FALLING: dict[str, float] = {"guarantee_output": 0.7, "guarantee_floor": 0.14, "guarantee_rounds": 8}
+RULES: tuple[dict[str, Any], ...] = (
+    {**FALLING, "retract_first": "fewest_outputs", "pause_until": "launch", "retry_after": "departure"},
+    {**FALLING, "retract_first": "lowest_then_fewest", "guarantee_limit": 4},
+    {"retract_first": "fewest_outputs", "pause_until": "launch"},
+    {"guarantee_output": 0.3, "retry_after": "departure"},
+)
+"""Rules for little memory by `ServingConfig.rules`. The first are those of SGLang, with a share that falls faster."""
+
+
+class CoreEngineByOtherRules(CoreEngine):
+    """Our engine with rules of other servers."""
+
+    capabilities: EngineCapabilities = replace(EngineCapabilities.all(), own_victims=True, to_tail=True, estimates=True)
+
+    def configured(self, config: ServingConfig) -> EngineConfig:
+        return replace(_engine_config(config), retracted_to="tail", **RULES[config.rules])
+
+
 make = CoreEngine
+make_by_other_rules = CoreEngineByOtherRules

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...core.kv.radix import RadixCache, RadixNode
+from ...core.kv.radix import RadixCache
+from ...core.kv.radix_node import RadixNode
 from ...properties.prefix_cache.contract import PrefixCacheCapabilities, PrefixCacheConfig
 
 

@@ -34,7 +34,7 @@ from ...sim.workload.workload import Arrival
 
 def machine_of(assembly: Assembly) -> dict[str, Any]:
     """Return the mapping `machine` of an answer, for one replica."""
-    gpu, cost, draft = assembly.gpu, assembly.cost, assembly.draft
+    gpu, cost, draft = assembly.deployment.gpu, assembly.cost, assembly.draft
     efficiency, launch, link = cost.efficiency, cost.launch, gpu.interconnect
     names = ("bandwidth", "compute", "attention_bandwidth", "attention_compute", "ramp_ns", "small_kernel_ns")
     return {

@@ -20,7 +20,8 @@ from ...core.contract.request import Request
 from ...core.contract.step import Step, StepResult
 from ...core.errors import ForedraftError
 from ...core.scheduler.engine import Engine
-from ...observe.encoding import LineEncoder, decode_result
+from ...observe.decoding import decode_result
+from ...observe.encoding import LineEncoder
 
 
 class RecordedCore:

@@ -75,7 +75,7 @@ class ReferenceAdapter(WrappedExecutor):
 
     def after(self, text: Sequence[int], first: int) -> After:
         hashes = np.array([self._hash(tuple(text[:end])) for end in range(first + 1, len(text) + 1)], np.uint64)
-        logits = self.executor.model.logits(hashes, np.array(text[first:]))
+        logits = self.draft.target.logits(hashes, np.array(text[first:]))
         return After(logits, {HIDDEN_STATES: hidden_of(hashes)})
 
     def drafted(self, text: Sequence[int], steps: int, topk: int, num_draft_tokens: int, noise: int) -> Drafts:
@@ -99,7 +99,7 @@ class ReferenceAdapter(WrappedExecutor):
         return found
 
     def weights(self) -> tuple[object, ...]:
-        return (self.executor.model,)
+        return (self.draft.target,)
 
 
 make = ReferenceAdapter

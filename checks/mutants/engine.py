@@ -12,13 +12,13 @@ from ...core.kv.store import KVStore
 from ...core.scheduler.admission import Admission
 from ...core.scheduler.engine import Engine
 from ...core.scheduler.output import OutputLog
-from ...core.scheduler.recovery import Recovery, StepLimits
 from ...core.scheduler.requests import Requests
 from ...core.scheduler.rounds import DecodeRounds
-from ...core.scheduler.waiting import WaitingQueue, giving_way
+from ...core.scheduler.waiting import WaitingQueue
 from ...properties.engine.language import STOP, stream_of
 from ...properties.engine.plain import PlainEngine
-from ..adapters.core_engine import CoreEngine, _end
+from ..adapters.core_engine import CoreEngine
+from .engine_waiting import MUTANTS as WAITING
 from .planting import defects, lookup
 
 REQUESTS = """
@@ -84,6 +84,23 @@ CountsDepartedRows (ACCEPT-12): Every row of a verify result is counted, those o
 
 ForgetsWhoLeft (ACCEPT-12): Rounds of a block that a request had before its client left are counted as delivered, not as verified.
     DecodeRounds.teach_controller = good(self, step, result, live, live)
+
+StopsInsideBlocks (ACCEPT-10, ENGINE-03): Rows with stop strings are put into blocks, though a block's rounds are not searched for them.
+    Engine._max_rounds
+        - or self.rounds.num_with_stop_strings > 0
+
+ReadsSinceTheLastEntry (ACCEPT-10, ENGINE-03): A stop string that begins before a retraction and ends behind it is not found.
+    OutputLog.stop_string_cuts
+        - record.prompt_len : kv_before + 1]
+        + record.prompt_len + record.emitted_before : kv_before + 1]
+    OutputLog.first_token
+        - record.prompt_len : record.prefill_len]
+        + record.prefill_len : record.prefill_len]
+
+ReadsEachRoundAlone (ACCEPT-10, ENGINE-03): A stop string is found if all of it stands in one round.
+    OutputLog.stop_string_cuts
+        - record.prompt_len : kv_before + 1]
+        + record.prompt_len : record.prompt_len]
 """
 
 PLANS = """
@@ -218,7 +235,7 @@ KeepsItsCopies (ACCEPT-03, RELAY-01): Pages that the prefix cache had already ar
         self.table.slots[row] = before
 
 CachesTheLastToken (RADIX-09): The whole text of an ended request is cached, its last token too, which was never computed.
-    KVStore._release
+    KVStore._release_slots
         - departure.num_valid)
         + min(len(tokens), allocated))
 
@@ -260,65 +277,7 @@ GivesPagesBackwards (RELAY-06): The slots of a page are handed out from the last
     KVAllocator._pages_of = good(self, np.sort(slots.reshape(-1, self.page_size), axis=1).ravel())
 """
 
-WAITING = """
-TakesARoundOffTheContext (ACCEPT-11): The nodes of a round are taken off the context that prompt and output may fill.
-    Admission.max_tokens = min(good(self, request), max(self.config.context_len - self.sizes.alloc_len - request.prompt.length, 1))
-
-RefusesWithAWord (ENGINE-08): The reason of a refusal is left out.
-    Admission.refusal = good(self, request) and "refused"
-
-FillsTheQueueByOneMore (ENGINE-08): The bound of the queue is compared with < where <= is meant.
-    Admission.refusal
-        - len(self.requests.waiting) >=
-        + len(self.requests.waiting) >
-
-PushesOutTheAged (ENGINE-07): A request that runs at last, after it was overtaken too often, gives way to a greater priority.
-    Admission._lower_than = giving_way(head, self.requests.running.values(), 1 << 30)
-
-TakesAVictimMore (ENGINE-07): A preemption takes one request more than it needs.
-    Admission.preempt
-        - for victim in victims:
-        + for victim in [*victims, *self._lower_than(head)[len(victims) : len(victims) + 1]]:
-
-PushesOutUnderAFence (ENGINE-07): A preemption does not wait for the slots of an earlier victim, which are fenced, and takes a second one.
-    Admission.preempt
-        - if self.store.has_fenced or requests.leaving:
-        + if requests.leaving:
-
-LosesWhatABlockHadDelivered (ACCEPT-12, ENGINE-18, ENGINE-04): A request that is aborted while a block runs gets nothing of its rounds.
-    DecodeRounds.count
-        - if leaving:
-        + if False:
-
-ForgetsThatPagesAreWhole (ENGINE-07): A block reserves by the slots that are free, though its rows take them in whole pages.
-    DecodeRounds.reserve
-        - unaligned = batch_size * (self.config.page_size - 1)
-        + unaligned = 0
-
-NeverGivesWay (ENGINE-07): No request of smaller priority gives way.
-    Admission.preempt = None
-
-LetsBlocksGoOn (ENGINE-07): A newcomer waits until the block that runs has come to its end.
-    CoreEngine.submit
-        - self._interrupt(outcome.replan)
-
-StopsInsideBlocks (ACCEPT-10, ENGINE-03): Rows with stop strings are put into blocks, though a block's rounds are not searched for them.
-    Engine._max_rounds
-        - or self.rounds.num_with_stop_strings > 0
-
-ReadsSinceTheLastEntry (ACCEPT-10, ENGINE-03): A stop string that begins before a retraction and ends behind it is not found.
-    OutputLog.stop_string_cuts
-        - record.prompt_len : kv_before + 1]
-        + record.prompt_len + record.emitted_before : kv_before + 1]
-    OutputLog.first_token
-        - record.prompt_len : record.prefill_len]
-        + record.prefill_len : record.prefill_len]
-
-ReadsEachRoundAlone (ACCEPT-10, ENGINE-03): A stop string is found if all of it stands in one round.
-    OutputLog.stop_string_cuts
-        - record.prompt_len : kv_before + 1]
-        + record.prompt_len : record.prompt_len]
-
+TWINS = """
 KnowsTheFuture (ENGINE-15): A block has two rounds while there is a request whose text ends within four tokens, as the device's own model
 says.
     CoreEngine.__init__:
@@ -361,62 +320,7 @@ ReservesForNoDraft (ACCEPT-15): Without drafts one prompt token less is computed
         engine.admission.spared = int(engine.algorithm.is_speculative and engine.controller.max_steps == 0)
     Admission.next_chunks = good(self, max(budget - self.spared, 1), num_decoding, may_admit)
 """
-"""Who waits, and for what; and what only two runs show."""
-
-FAILURES = """
-TriesTheGuiltyLast (ENGINE-16): After a failed step those go first that have run before.
-    Recovery.lose_steps
-        - record.has_committed_nothing
-        + not record.has_committed_nothing
-
-ForgetsEarlierSuspects (ENGINE-16): A second failure replaces the suspects of the first.
-    WaitingQueue.try_first = good(self, records) or setattr(self, "_first", list(records))
-
-LetsOneMoreIn (ENGINE-05): After a failed step one row more runs than may.
-    Admission.has_row
-        - < row_limit
-        + <= row_limit
-
-NeverFails (ENGINE-02): A request that fails every step is tried for ever.
-    StepLimits.count_failure = good(self, num_rows, num_suspects, has_prefill, can_draft_less) and False
-
-DraftsLessForEver (STEPS-07): Good steps do not bring drafts back.
-    StepLimits.count_success = (self.fewer_steps, good(self), setattr(self, "fewer_steps", True))[1]
-
-ForgetsToLookAgain (ENGINE-07): A request that found no row is not tried again when there may be more of them.
-    Recovery._apply_limits = self.controller.draft_fewest(self.limits.fewer_steps)
-"""
-"""After a step that has failed."""
-
-RESERVES = """
-ReservesForOne (ENGINE-07): A request enters beside a reserve for one other, however many run.
-    Admission.headroom = good(self, min(num_running, 1))
-
-EntersAtOnce (ENGINE-07): What was retracted enters again before a round is committed.
-    Requests.is_admission_paused = False
-
-AddsUpPages (ENGINE-07): Context and reserve are rounded to pages one by one, so that a request which fits waits.
-    Admission.needs
-        - self.slots_for_length(record.prompt_len + record.emitted_before) - num_cached
-        + ceil_to_page(record.prompt_len + record.emitted_before, self.config.page_size) + self.slots_for_length(0) - num_cached
-
-StopsBlocksForEver (ENGINE-07): A row with stop strings that has left is counted on, so that nothing runs in blocks any more.
-    DecodeRounds.remove = self._has_stop_strings.__setitem__(row, False) or good(self, row)
-
-KeepsWhatOverlapNeeds (ACCEPT-08): What a block leaves is that of a plan that has seen its last round, in overlap mode too.
-    DecodeRounds.release_unused
-        - if self.config.overlap and in_later_step is not True:
-        + if False:
-
-LetsTheAbortedRun (ENGINE-07): A block goes on for its rounds when one of its requests is aborted.
-    CoreEngine.abort = [_end(f) for f in [self.engine.abort(request, 0).finished] if f is not None]
-
-TakesNoRow (ENGINE-07): No request gives way where only a row is missing.
-    Admission.preempt
-        - if missing <= 0 and self.store.table.num_free_rows:
-        + if missing <= 0:
-"""
-"""What is left for those that run."""
+"""What only two runs show."""
 
 PLAIN = """
 HandsOverAPlaceholder (RELAY-05): The input of the first round after a prompt is the placeholder of a token that has not been delivered.
@@ -438,12 +342,12 @@ GoesByTheProcess (ENGINE-19): Free pages are taken from either end, in turns ove
 
 _PLACES = [
     *(CoreEngine, Engine, Admission, DecodeRounds, KVAllocator, KVStore, OutputLog, Requests, WaitingQueue),
-    *(PlainEngine, FinishReason, Recovery, StepLimits, giving_way, replace, stream_of),
+    *(PlainEngine, FinishReason, replace, stream_of),
 ]
 MUTANTS = (
     *defects("engine", CoreEngine, _PLACES, REQUESTS + PLANS + SLOTS, np=np),
     *defects("engine", PlainEngine, _PLACES, PLAIN),
-    *defects("engine", CoreEngine, _PLACES, WAITING, STOP=STOP),
-    *defects("engine", CoreEngine, _PLACES, FAILURES + RESERVES, _end=_end),
+    *defects("engine", CoreEngine, _PLACES, TWINS, STOP=STOP),
+    *WAITING,
 )
 __getattr__ = lookup(MUTANTS)

@@ -15,6 +15,7 @@ from ...core.contract.step import PADDING_ROW
 from ...properties.reference import ReferenceExecutor
 from ...properties.reference.drafting import ReferenceDrafter
 from ...properties.reference.language_model import HIDDEN_SIZE, hidden_of
+from ...properties.reference.passes import ReferencePasses
 from ..executor.reference_subject import ReferenceAdapter
 from .planting import defects, lookup
 
@@ -31,10 +32,11 @@ RelaysHiddenStatesAlways (ACCEPT-17): The relay has a hidden state for every alg
         fields = [field for field in self.future_map.fields if field.name != "hidden_states"]
         fields.append(RelayField("hidden_states", (HIDDEN_SIZE,), "float32"))
         self.future_map = FutureMap(engine.config.max_running, fields, debug_poison=True)
-    ReferenceExecutor._relay:
+        self.passes.future_map = self.future_map
+    ReferencePasses._relay:
         if hidden is None:
             own = {**own, "hidden_states": np.zeros((len(rows), HIDDEN_SIZE), np.float32)}
-        good(self, rows, epochs, last_hashes, tokens, hidden, own)
+        good(self, states, rows, last_hashes, tokens, hidden, own)
 
 AllocatesForTheWidestAlgorithm (ACCEPT-17): The draft's input buffers are allocated once, for any algorithm.
     ReferenceExecutor.__init__:
@@ -42,7 +44,7 @@ AllocatesForTheWidestAlgorithm (ACCEPT-17): The draft's input buffers are alloca
         self.draft_inputs = {"hidden": np.zeros((engine.config.max_running + 1, HIDDEN_SIZE), np.float32)}
 
 CapturesInVerify (ACCEPT-17): The verify pass keeps its hidden states until the next one, for every algorithm.
-    ReferenceExecutor._verify:
+    ReferencePasses._verify:
         self.captured = hidden_of(hashes.ravel())
         return good(self, states, request, drafted, hashes, windows)
 
@@ -159,7 +161,10 @@ MixesTheArrivalsUp (ANSWER): The first tokens of requests that arrive together a
         return answer and replace(answer, bonus_tokens=answer.bonus_tokens[::-1])
 """
 
-_PLACES = [ReferenceExecutor, ReferenceAdapter, ReferenceDrafter, FutureMap, RelayField, replace, hidden_of]
+_PLACES = [
+    *(ReferenceExecutor, ReferencePasses, ReferenceAdapter, ReferenceDrafter),
+    *(FutureMap, RelayField, replace, hidden_of),
+]
 _CONSTANTS = {"np": np, "HIDDEN_SIZE": HIDDEN_SIZE, "PADDING_ROW": PADDING_ROW}
 MUTANTS = (*defects("executor", ReferenceAdapter, _PLACES, REFERENCE, **_CONSTANTS), *SIMULATED, *REAL)
 __getattr__ = lookup(MUTANTS)

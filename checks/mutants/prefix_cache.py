@@ -19,8 +19,8 @@ MatchesPartsOfPages (RADIX-01): What follows the last whole page is matched toke
         - return
         + length -= self.page_size > 1 and length > self.page_size
         + return
-        - _joined(path)
-        + _joined(path)[:length]
+        - joined_slots(path)
+        + joined_slots(path)[:length]
 
 CutsTokensTo31Bits (RADIX-01): Token ids are kept in 31 bits.
     RadixCache._keys_of = good(self, [token & 0x7FFFFFFF for token in tokens])
@@ -81,7 +81,7 @@ SplitsOneWay (RADIX-07): Of a locked node that is split, the lower half still na
 EvictsTheLocked (RADIX-04): What waits for its eviction is not looked at again when it is locked.
     RadixCache.evict:
         freed = good(self, num_slots)
-        leaf = next((node for node in self._nodes() if node.locks == 1 and not node.children), None)
+        leaf = next((node for node in nodes_below(self._root) if node.locks == 1 and not node.children), None)
         if freed.size >= num_slots or leaf is None:
             return freed
         del leaf.parent.children[leaf.child_key]
@@ -96,12 +96,12 @@ LeavesTheEvictedInTheTree (RADIX-07, RADIX-15): The slots of an evicted leaf are
 
 EvictsWholeLeavesThatFit (RADIX-14): A leaf that is larger than what is still needed is left alone.
     RadixCache.evict:
-        smallest = min((n.slots.size for n in self._nodes() if not n.children and not n.locks), default=0)
+        smallest = min((n.slots.size for n in nodes_below(self._root) if not n.children and not n.locks), default=0)
         return good(self, num_slots if num_slots >= smallest else 0)
 
 ReportsTheWholeLeaf (RADIX-07, RADIX-14): Of a leaf that is evicted in part, all slots are handed on.
     RadixCache.evict:
-        before = {slot: node.slots for node in self._nodes() for slot in node.slots.tolist()}
+        before = {slot: node.slots for node in nodes_below(self._root) for slot in node.slots.tolist()}
         freed = good(self, num_slots)
         return before[int(freed[-1])] if freed.size else freed
 

@@ -14,6 +14,7 @@ from ...core.draws import request_key
 from ...sim.actors.router import Link
 from ...sim.cost.forward import ForwardCost
 from ...sim.cost.round import RoundCost
+from ...sim.workload.workload import Arrival
 from ..adapters.simulator import CheckedSimulator
 from .planting import lookup, subclasses
 
@@ -310,14 +311,14 @@ class ExpertsOfOneToken(ForwardCost):
         return super().active_experts(1, *rest)
 
 
-class Forgetful(defaultdict):
+class Forgetful(defaultdict[str, int]):
     """Keeps nothing."""
 
     def __setitem__(self, key, value):
         pass
 
 
-class Redrawn(list):
+class Redrawn(list[Arrival]):
     """Requests with the distributions that they were asked for with."""
 
 

@@ -16,7 +16,7 @@ REAL = """
 KeepsTheVerifyPass (ACCEPT-17): The verify pass's hidden states live until the next one: a closure holds them.
     CheckedExecutor.__init__:
         good(self, config)
-        decode_round = self.executor._round
+        decode_round = self.executor._rounds.round
         forward = decode_round._verify_forward
 
         def keeping(*arguments):
@@ -105,7 +105,7 @@ DraftsFromTheSameSlot (ANSWER): Every head of a multi-layer draft says what foll
 HidesTheRoot (ANSWER): Nodes of the second level and below do not see the root of their tree.
     CheckedExecutor.__init__:
         good(self, config)
-        decode_round = self.executor._round
+        decode_round = self.executor._rounds.round
         forward = decode_round._verify_forward
 
         def without_root(batch, tree, *rest):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...core.handoff import DecodeSide, PageSeal, PrefillSide, TransferState
+from ...core.handoff.ended import EndedTransfers
 from ...core.handoff.life import TransferCounts
 from ...core.handoff.messages import Ack, CancelAck, Nack, TransferKey
 from ...core.handoff.side import Send
@@ -174,7 +175,7 @@ JoinsAgain (HANDOFF-04, ANSWER, RAISES): A retry for a request that has joined, 
         name = (peer, offer.key.request_id)
         trace = self._ended.get(name)
         if trace is not None and trace.joined and offer.key > trace.key:
-            del self._ended[name]
+            self._ended.forget(name)
         return good(self, peer, offer, now_ns)
 
 DecodesWhatIsCalledBack (HANDOFF-08): A cancel comes too late for a request that has joined: it is decoded to its end, and its client was
@@ -187,8 +188,7 @@ ForgetsCancels (HANDOFF-04): A cancel that overtakes its offer is answered and f
         known = self._ended.get(name)
         understood = good(self, peer, message, now_ns)
         if known is None:
-            self._ended.pop(name, None)
-            self._forgotten_at.clear(name)
+            self._ended.forget(name)
         return understood
 
 AnswersWhatItKnows (HANDOFF-03): A cancel for a transfer that is over has no answer; the prefill side keeps its pages until a lease and a
@@ -236,8 +236,7 @@ LeavesNoReserve (HANDOFF-03): A request gets all pages that are left, and those 
 ForgetsWithTheDevice (HANDOFF-04, HANDOFF-08, ANSWER, RAISES): With its device the decode worker forgets which requests have joined.
     DecodeSide.worker_lost:
         good(self, epoch, now_ns)
-        self._ended.clear()
-        self._joined_by.clear()
+        self._ended = EndedTransfers(self.timing)
 """
 
 WORKERS = """
@@ -309,7 +308,7 @@ ForgetsWhatWasShown (HANDOFF-05): A request that goes on behind its lost worker 
 
 _PLACES = [
     *(PrefillSide, DecodeSide, TransferCounts, Admission, Transfers, OutputLog, HandoffTransport, CountingWorker),
-    *(replace, PageSeal, TransferState, Ack, CancelAck, Nack, Send, TransferKey),
+    *(replace, EndedTransfers, PageSeal, TransferState, Ack, CancelAck, Nack, Send, TransferKey),
 ]
 MUTANTS = (
     *defects("transport", HandoffTransport, _PLACES, PREFILL_SIDE),

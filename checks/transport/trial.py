@@ -36,7 +36,7 @@ def _can_start(t: TransportTrial, request: int) -> bool:
 
 
 def _is_reading(t: TransportTrial) -> bool:
-    return t.config.slow_link and _is_alive(t, PREFILL) and bool(t._being_read)
+    return t.config.slow_link and _is_alive(t, PREFILL) and t.pools.is_read
 
 
 def _is_coming(t: TransportTrial, side: str) -> bool:
@@ -205,12 +205,10 @@ class TransportTrial(TransportWatch):
     def _gone(self, side: str) -> None:
         """End a worker's requests and pages. What it sent is still under way."""
         self.record.forget(side)
-        if side == PREFILL:
-            self._being_read.clear()
         self.model.bereaved = [run for run in self.model.bereaved if not run.is_over]
         if side == DECODE:
             self.model.bereaved += [run for run in self.model.live(PREFILL) if run not in self.model.bereaved]
-        self.pools[side].clear()
+        self.pools.lose(side)
 
     @operation(weight=1, hostile=True, when=lambda t, side: side in SIDES)
     def restart(self, side: str) -> None:
@@ -228,9 +226,7 @@ class TransportTrial(TransportWatch):
         """Replace a worker's device; its host goes on as another incarnation."""
         self.model.lose_kv(side)
         self.ledger.lose_kv(side)
-        if side == PREFILL:
-            self._being_read.clear()
-        self.pools[side].clear()
+        self.pools.lose(side)
         self.must(self.subject.lose_kv, side, self.now_ns)
 
     @operation(weight=2, needs="roles", when=_is_alive, probes="HANDOFF-10")
@@ -302,7 +298,7 @@ class TransportTrial(TransportWatch):
             in_flight = m.counters[side].in_flight
             total = self.config.prefill_pages if side == PREFILL else self.config.decode_pages
             cached = self.integers(self.must(self.subject.cached, side), f"cached({side})")
-            kept = total - len(self._free(side)) - len(cached)
+            kept = total - len(self.pools.free(side)) - len(cached)
             if in_flight:
                 m.leaked = f"{in_flight} transfers are in flight on the {side} side, for ever"
             elif kept:

@@ -1,5 +1,5 @@
-"""What the transport's trial observes: the owners of pages, the messages, the requests that joined, and what is
-wrong with them."""
+"""What the transport's trial observes: the messages, the requests that joined or ended, and what is wrong with them.
+`pools.py` has the pages."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .contract import (
     Counters,
     Ended,
     Message,
-    PageContent,
     Transport,
     TransportCapabilities,
     TransportConfig,
     Wish,
 )
-from .model import GARBAGE, AttemptSeen, Hold, Joined, Moment, Run, content_of, draft_of, first_token_of, tokens_of
+from .model import AttemptSeen, Joined, Moment, Run, draft_of, first_token_of, tokens_of
+from .pools import Pools
 from .record import Fault, Parcel, Record
 
 MAX_UNDER_WAY = 60
@@ -36,7 +36,7 @@ BEFORE_DECODING = (
 
 
 class TransportWatch(Trial):
-    """Hold the subject, its model, both pools and the link. `TransportTrial` adds the operations."""
+    """Hold the subject, its model and the link. `TransportTrial` adds the operations."""
 
     subject: Transport
     config: TransportConfig
@@ -44,27 +44,19 @@ class TransportWatch(Trial):
     moment: Moment
 
     def prepare(self) -> None:
-        self.record = Record(self.config, self._pages)
+        self.pools = Pools(self)
+        self.record = Record(self.config, self.pools.of)
         self.model, self.ledger = self.record.model, self.record.ledger
         self.now_ns = 1
-        self.pools: dict[str, dict[int, PageContent]] = {PREFILL: {}, DECODE: {}}
         self.under_way: dict[str, list[Parcel]] = {PREFILL: [], DECODE: []}  # side where they will arrive -> parcels
         self.past: dict[str, deque[Parcel]] = {side: deque(maxlen=MAX_PAST) for side in SIDES}
         self._num_parcels = 0
         self._num_runs = 0
         self._is_ticking = self._is_slow = False
-        self._being_read: dict[int, PageContent] = {}
         self._arrived: dict[tuple[str, int], int] = {}  # (side, parcel) that has arrived and had an effect -> when
-        self.must(self.subject.connect, self._read, self._write)
+        self.must(self.subject.connect, self.pools.read, self.pools.write)
         self.moment = Moment(self.config, self.capabilities)
         self._observe()
-
-    def _read(self, page: int) -> PageContent:
-        self._being_read.pop(page, None)
-        return self.pools[PREFILL].get(page, GARBAGE)
-
-    def _write(self, page: int, content: PageContent) -> None:
-        self.pools[DECODE][page] = content
 
     # -- around every operation ---------------------------------------------------------------------------------------
 
@@ -106,7 +98,7 @@ class TransportWatch(Trial):
             run.is_asked_back = False
         for request, index, page in self.must(self.subject.compute, self.now_ns):
             run = model.runs[request]
-            self.pools[PREFILL][page] = content_of(run.tokens, index, self.config)
+            self.pools.compute(PREFILL, run, index, page)
             run.pages[index] = page
             self.record.computed(run, index, self.now_ns)
             if index == run.num_pages - 1:
@@ -120,7 +112,7 @@ class TransportWatch(Trial):
             if run is None:
                 m.role = f"the decode worker computes the prompt of request {request}, which never arrived there"
                 continue
-            self.pools[DECODE][page] = content_of(run.tokens, index, self.config)
+            self.pools.compute(DECODE, run, index, page)
         self._note_joined()  # before other news of these requests arrive
         self._note_ends()
 
@@ -184,8 +176,8 @@ class TransportWatch(Trial):
 
     def _visible(self, side: str) -> tuple[object, ...]:
         counters = self.integers(self.must(self.subject.counters, side), f"counters({side})")
-        held = tuple(self._pages(side, request) for request in self.model.runs)
-        return counters, tuple(self._free(side)), held
+        held = tuple(self.pools.of(side, request) for request in self.model.runs)
+        return counters, tuple(self.pools.free(side)), held
 
     def _pass(self, ns: int) -> None:
         self.now_ns += ns
@@ -274,14 +266,11 @@ class TransportWatch(Trial):
     def _sent(self, side: str, message: Message) -> None:
         self.record.sent(side, message, self.now_ns, self._is_ticking)
         if self.record.has_reserved and self.capabilities.reserves:
-            self._check_reserves(message)
+            self.pools.check_reserves(self.moment, self.model, message)
         parcels = self.under_way[OTHER_SIDE[side]]
         if len(parcels) < MAX_UNDER_WAY:
             self._num_parcels += 1
             parcels.append(Parcel(self._num_parcels, message))
-
-    def _pages(self, side: str, request: int) -> tuple[int, ...]:
-        return self.integers(self.must(self.subject.pages, side, request), f"pages({side}, {request})")
 
     def _observe(self) -> None:
         m = self.moment
@@ -291,18 +280,15 @@ class TransportWatch(Trial):
         for side in self._living():
             c = Counters(*self.integers(self.must(self.subject.counters, side), f"counters({side})"))
             m.counters[side] = c
-            reading = self._check_readers() if side == PREFILL else {}
+            reading = self.pools.check_readers(m) if side == PREFILL else {}
             m.miscounted = m.miscounted or self.ledger.miscounted(side, c)
             if side == PREFILL and not reading:
                 m.leaked = m.leaked or self.ledger.kept(c)
-            free = self._free(side)
-            self._check_holds(side, free)
-            for page in free:
-                if page in reading:
-                    m.freed = f"page {page} is free, and the link has still to read it"
-                self.pools[side][page] = GARBAGE
+            free = self.pools.free(side)
+            self.pools.check_holds(m, self.model, side, free, self.now_ns)
+            self.pools.clear_free(m, side, free, reading)
             if side == DECODE and self.capabilities.ahead:
-                self._check_steps_in_flight(free)
+                self.pools.check_steps_in_flight(m, self.model, free)
         m.acknowledged, self.record.acknowledged = m.acknowledged or self.record.acknowledged, ""
         m.late, self.ledger.problem = m.late or self.ledger.problem, ""
 
@@ -310,85 +296,6 @@ class TransportWatch(Trial):
         for side in self._living():
             for ended in self.must(self.subject.ended, side):
                 self._note_ended(side, Ended(*ended))
-
-    def _check_readers(self) -> dict[int, PageContent]:
-        """Check that pages stay as they are from when they are to be sent until they are read.
-        Returns their contents."""
-        pages = self.integers(self.must(self.subject.reading), "reading()")
-        for page in pages:
-            now = self.pools[PREFILL].get(page, GARBAGE)
-            if self._being_read.setdefault(page, now) != now:
-                self.moment.freed = f"page {page} was written again, and the link has still to read it"
-        self._being_read = {page: self._being_read[page] for page in pages}
-        return self._being_read
-
-    def _check_steps_in_flight(self, free: dict[int, None]) -> None:
-        """Check that no page that a step of the decode worker may still write is free or another request's."""
-        written = self.must(self.subject.written)
-        held = {request: self._pages(DECODE, request) for request in self.model.runs} if written else {}
-        for owner, page in written:
-            others = [request for request, pages in held.items() if request != owner and page in pages]
-            if page in free or others:
-                whose = f"belongs to request {others[0]}" if others else "is free"
-                self.moment.freed = f"page {page} {whose}, and a step in flight may write it for request {owner}"
-
-    def _check_reserves(self, accept: Message) -> None:
-        """Check that a request that gets pages leaves each that is decoded its reserve, free or in the cache alone."""
-        size, used, num_decoding = self.config.page_size, set(), 0
-        for request in self.model.runs:
-            used.update(pages := self._pages(DECODE, request))
-            run = self.model.decoding.get(request)
-            num_decoding += bool(pages) and run is not None and run.goes_on
-        room = len({**self._free(DECODE), **self._cached()}.keys() - used) * size
-        needed = num_decoding * -(-self.config.reserve // size) * size
-        if room < needed:
-            self.moment.late = (
-                f"request {accept.request} gets pages, which leaves {room} slots to {num_decoding} that need {needed}"
-            )
-
-    def _free(self, side: str) -> dict[int, None]:
-        return dict.fromkeys(self.integers(self.must(self.subject.free, side), f"free({side})"))
-
-    def _check_holds(self, side: str, free: dict[int, None]) -> None:
-        """Check that no page that may still be read or written is free, has other content, or is cached
-        before it is verified."""
-        m, model = self.moment, self.model
-        cached = None
-        for request, hold in list(model.holds[side].items()):
-            if model.may_go(side, hold, self.now_ns):
-                is_lost = hold.lost_ns is not None and self.now_ns >= hold.lost_ns + self.config.fence_ns
-                if is_lost or hold.is_called_back:
-                    self._check_over(side, request, hold)
-                if self._pages(side, request)[: len(hold.pages)] != tuple(hold.pages.values()) or hold.run.is_over:
-                    del model.holds[side][request]
-                continue
-            m.num_holds += 1
-            for index, page in hold.pages.items():
-                if page in free:
-                    m.freed = f"page {page} of request {request} is free on the {side} side"
-                elif side == PREFILL and self.pools[side].get(page) != content_of(hold.run.tokens, index, self.config):
-                    m.freed = f"page {page} of request {request} holds something else on the {side} side"
-            if side == DECODE:
-                cached = cached if cached is not None else self._cached()
-                self._check_unverified(request, hold, cached)
-
-    def _check_over(self, side: str, request: int, hold: Hold) -> None:
-        """Check that a request is over: a fence after its other worker was lost, or when that one has given it up."""
-        if hold.pages and not hold.run.is_decoding and self._pages(side, request) == tuple(hold.pages.values()):
-            self.moment.leaked = (
-                f"request {request} has its pages on the {side} side, and the other side has none of it"
-            )
-
-    def _cached(self) -> dict[int, None]:
-        return dict.fromkeys(self.integers(self.must(self.subject.cached, DECODE), "cached(decode)"))
-
-    def _check_unverified(self, request: int, hold: Hold, cached: dict[int, None]) -> None:
-        first = max((a.first_page for a in self.model.attempts.values() if a.run is hold.run), default=0)
-        for index, page in hold.pages.items():
-            if index >= first:
-                self.moment.num_unverified += 1
-                if page in cached:
-                    self.moment.cached = f"page {page}, reserved for request {request}, is in the prefix cache"
 
     def _note_joined(self) -> None:
         m, model = self.moment, self.model
@@ -410,11 +317,8 @@ class TransportWatch(Trial):
         m.joined = (*m.joined, *joined)
 
     def _wrong(self, run: Run, first_token: int, draft: tuple[int, ...]) -> str:
-        pages = run.target_pages
-        for index in range(run.num_pages):
-            found = self.pools[DECODE].get(pages[index]) if index < len(pages) else None
-            if found != content_of(run.tokens, index, self.config):
-                return f"page {index} holds {found}"
+        if page := self.pools.wrong_page(run):
+            return page
         if first_token != first_token_of(run.tokens):
             return f"its first token is {first_token}, and was {first_token_of(run.tokens)}"
         if draft != draft_of(run.tokens, run.serial, self.config.hidden):

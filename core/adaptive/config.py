@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeGuard
 
 from ..errors import ConfigError, ForedraftError, Problem, nearest
-from ..parsing import ParseError, parse_json
+from .table_text import json_kind, key_path, parse_table, repeated_keys
 
 ReadFile = Callable[[str], str]
 """Returns the text of a file by its path, or raises ConfigError; core opens no files itself."""
@@ -112,27 +112,6 @@ DEFAULT_PRESETS = {"ema": "default", "goodput": "zero-to-seven"}
 """Policy -> its default preset. A policy that knows the cost of a round needs no ranges."""
 
 
-class _Pairs(dict[str, Any]):
-    """A JSON object that remembers which of its keys were written twice.
-
-    A plain dict would silently keep the last one.
-    """
-
-    repeated: tuple[str, ...] = ()
-
-
-def _object_of_pairs(pairs: list[tuple[str, Any]]) -> _Pairs:
-    result = _Pairs(pairs)
-    seen: set[str] = set()
-    repeated: list[str] = []
-    for key, _ in pairs:
-        if key in seen and key not in repeated:
-            repeated.append(key)
-        seen.add(key)
-    result.repeated = tuple(repeated)
-    return result
-
-
 def load_adaptive_config(
     given: str | Mapping[str, Any] | AdaptiveConfig, source: str | None = None, read_file: ReadFile | None = None
 ) -> AdaptiveConfig:
@@ -164,20 +143,12 @@ def load_adaptive_config(
     return _read_table(parse_table(text, source or given), source or given)
 
 
-def parse_table(text: str, source: str) -> Any:
-    """Return the value of a JSON text; its objects remember keys that are written twice. Raises ConfigError."""
-    try:
-        return parse_json(text, _object_of_pairs)
-    except ParseError as error:
-        raise ConfigError.of(source, "", f"is not JSON: {error}") from None
-
-
 def _read_table(table: Any, source: str) -> AdaptiveConfig:
     problems: list[Problem] = []
     if not isinstance(table, Mapping):
-        message = f"is {_kind(table)}; expected a JSON object of batch-size keys"
+        message = f"is {json_kind(table)}; expected a JSON object of batch-size keys"
         raise ConfigError.of(source, "", message)
-    problems += [Problem(key, "is written twice; expected each key once") for key in getattr(table, "repeated", ())]
+    problems += [Problem(key, "is written twice; expected each key once") for key in repeated_keys(table)]
     bound_keys = [key for key in table if isinstance(key, str) and _BATCH_SIZE_KEY.fullmatch(key)]
     notices: list[str] = []
     if not bound_keys:
@@ -254,12 +225,11 @@ def _read_entry(entry: Any, defaults: Mapping[str, Any], key: str, problems: lis
     """Return the slot of one entry over the table's defaults, or None with the reasons appended to `problems`."""
     before = len(problems)
     if not isinstance(entry, Mapping):
-        problems.append(Problem(key, f"is {_kind(entry)}; expected an object with candidate_steps"))
+        problems.append(Problem(key, f"is {json_kind(entry)}; expected an object with candidate_steps"))
         return None
     if key:
         problems += [
-            Problem(f"{key}.{name}", "is written twice; expected each key once")
-            for name in getattr(entry, "repeated", ())
+            Problem(f"{key}.{name}", "is written twice; expected each key once") for name in repeated_keys(entry)
         ]
     _check_known(entry, key, _ENTRY_KEYS, problems)
     steps = _read_steps(entry, key, problems)
@@ -275,25 +245,25 @@ def _read_entry(entry: Any, defaults: Mapping[str, Any], key: str, problems: lis
         message = (
             f"is {up}, below down_hysteresis {down}; expected up_hysteresis >= down_hysteresis (it would oscillate)"
         )
-        problems.append(Problem(_join(key, "up_hysteresis"), message))
+        problems.append(Problem(key_path(key, "up_hysteresis"), message))
     return SlotConfig(steps, **knobs) if len(problems) == before else None
 
 
 def _read_steps(entry: Mapping[str, Any], key: str, problems: list[Problem]) -> tuple[int, ...]:
-    place = _join(key, "candidate_steps")
+    place = key_path(key, "candidate_steps")
     if "candidate_steps" not in entry:
         problems.append(Problem(place, f"is missing; {_EXPECTED_STEPS}"))
         return ()
     steps = entry["candidate_steps"]
     if not isinstance(steps, list | tuple):
-        problems.append(Problem(place, f"is {_kind(steps)}; {_EXPECTED_STEPS}"))
+        problems.append(Problem(place, f"is {json_kind(steps)}; {_EXPECTED_STEPS}"))
         return ()
     if not steps:
         problems.append(Problem(place, f"is empty; {_EXPECTED_STEPS}"))
     before = len(problems)
     for index, step in enumerate(steps):
         if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= MAX_STEPS:
-            what = f"is {step!r}" if isinstance(step, int | float) else f"is {_kind(step)}"
+            what = f"is {step!r}" if isinstance(step, int | float) else f"is {json_kind(step)}"
             problems.append(Problem(f"{place}[{index}]", f"{what}; expected an integer from 0 to {MAX_STEPS}"))
     return tuple(sorted(set(steps))) if len(problems) == before else ()
 
@@ -306,14 +276,14 @@ def _read_knobs(entry: Mapping[str, Any], key: str, problems: list[Problem]) -> 
             continue
         value = entry[name]
         if name == "num_draft_tokens":
-            knobs[name] = read_tree_nodes(value, _join(key, name), problems)
+            knobs[name] = read_tree_nodes(value, key_path(key, name), problems)
             continue
         expected = _refusal(name, value)
         if expected is None:
             knobs[name] = value if name in _INTEGER_MINIMUM else float(value)
         else:
-            what = f"is {value!r}" if isinstance(value, int | float) else f"is {_kind(value)}"
-            problems.append(Problem(_join(key, name), f"{what}; expected {expected}"))
+            what = f"is {value!r}" if isinstance(value, int | float) else f"is {json_kind(value)}"
+            problems.append(Problem(key_path(key, name), f"{what}; expected {expected}"))
     return knobs
 
 
@@ -332,7 +302,7 @@ def read_tree_nodes(value: Any, place: str, problems: list[Problem]) -> TreeNode
         return None
     if not isinstance(value, Mapping) or not value:
         expected = 'expected an integer >= 2, or an object of step counts, for example {"1": 5, "3": 16}'
-        what = f"is {value!r}" if isinstance(value, float) else f"is {_kind(value)}"
+        what = f"is {value!r}" if isinstance(value, float) else f"is {json_kind(value)}"
         problems.append(Problem(place, f"{what}; {expected}"))
         return None
     pairs: list[tuple[int, int]] = []
@@ -343,7 +313,7 @@ def read_tree_nodes(value: Any, place: str, problems: list[Problem]) -> TreeNode
                 Problem(f"{place}.{str(key)[:20]}", f"is no step count; expected one from 1 to {MAX_STEPS}")
             )
         elif not _is_integer(nodes) or nodes < 2:
-            what = f"is {nodes!r}" if isinstance(nodes, int | float) else f"is {_kind(nodes)}"
+            what = f"is {nodes!r}" if isinstance(nodes, int | float) else f"is {json_kind(nodes)}"
             problems.append(Problem(f"{place}.{key}", f"{what}; expected an integer >= 2"))
         elif int(key) in dict(pairs):
             problems.append(Problem(f"{place}.{key}", "means a step count that is already there; expected each once"))
@@ -358,7 +328,9 @@ def _of_no_candidate(nodes: TreeNodes | None, candidates: tuple[int, ...], key: 
     """
     given = [steps for steps, _ in nodes] if isinstance(nodes, tuple) else []
     message = f"is for no candidate; expected some of {[steps for steps in candidates if steps]}"
-    return [Problem(f"{_join(key, 'num_draft_tokens')}.{steps}", message) for steps in given if steps not in candidates]
+    return [
+        Problem(f"{key_path(key, 'num_draft_tokens')}.{steps}", message) for steps in given if steps not in candidates
+    ]
 
 
 def nodes_for(steps: int, *given: TreeNodes | None) -> int | None:
@@ -399,19 +371,7 @@ def _check_known(table: Mapping[str, Any], key: str, known: tuple[str, ...], pro
         elif name not in known and not str(name).startswith("_"):
             options = ", ".join(known) + ("" if key else ", or a batch size in digits")
             message = f"is not a known key{nearest(str(name), known)}; expected one of {options}"
-            problems.append(Problem(_join(key, str(name)), message))
-
-
-def _join(key: str, name: str) -> str:
-    return f"{key}.{name}" if key else name
-
-
-def _kind(value: Any) -> str:
-    """Return the JSON name of a value's type, for messages."""
-    if value is None:
-        return "null"
-    names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list"}
-    return names.get(type(value), "an object" if isinstance(value, Mapping) else f"a {type(value).__name__}")
+            problems.append(Problem(key_path(key, str(name)), message))
 
 
 def resolve_initial_steps(config: AdaptiveConfig, initial_steps: int | None = None) -> int:

@@ -19,17 +19,17 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from .acceptance_estimate import ROWS_PER_INDEPENDENT_ROW, AcceptLengths, Shape
+from .acceptance_estimate import ROWS_PER_INDEPENDENT_ROW, AcceptLengths
 from .config import AdaptiveConfig, load_adaptive_config, resolve_initial_steps
 from .cost_table import CostTable
 from .draft_shape import DraftTreeShape
+from .expected_rates import MIN_GAIN, ChoiceCell, ExpectedRates
 from .policy import NEVER, RangeRouter, SwitchGate
+from .probes import PROBE_ACCEPTANCE, Probes
 
 MIN_DWELL_ROUNDS = 64
-MIN_GAIN = 0.005  # relative gain below which steps are not changed
 
 # First looks, and how sure a choice must be. Deviations are standard deviations of the gain.
 _LAST_LOOK_ROUND = 320
@@ -41,51 +41,8 @@ _BENEFIT_DEVIATIONS = 0.5  # added to the acceptance of positions beyond the ste
 _BENEFIT_ROWS = 4.0  # a position without measurements counts as having this many independent rows
 _MAX_SPACING_ROUNDS = 64  # most rounds between two folds of the estimate, once settled
 
-# When a probe begins, how long it lasts, and when the next one may be.
-_PROBE_GAIN = 0.02  # relative gain that the deeper draft must promise
-_PROBE_ACCEPTANCE = 0.95  # assumed at positions that were not tried lately
-_PROBE_ROWS = 64  # a probe ends after so many rows or rounds ...
-_PROBE_ROUNDS = 64
-_MAX_PROBE_ROUNDS = 192  # ... or later, while it is neither clearly better nor clearly worse ...
-_MAX_PROBE_LOSS_ROUNDS = 32.0  # ... but at once when it has lost so many rounds of the steps before it
-_PROBE_TIMEOUT_ROUNDS = 512  # a probe also ends if no rounds of its batch size come for so long
-_PROBE_DEVIATIONS = 0.5  # the gain that justifies keeping the probe's steps
-_PROBE_SWITCHES = 4  # switches of a probe: there, back, and two for a correction
-_PROBE_INTERVAL_ROUNDS = 512  # rounds to the next probe; each failure multiplies them, up to the cap
-_PROBE_INTERVAL_GROWTH = 4
-_PROBE_INTERVAL_CAP_ROUNDS = 4096
-_PROBE_COST = 0.005  # share of the time that probes may lose
-_LONGEST_PROBE_WAIT_ROUNDS = 10_000
 _RESTART_ROUNDS = 1000  # least distance of two changes of acceptance that reset the count of switches
 _MAX_CACHED_BATCH_SIZES = 1 << 14
-
-
-@dataclass(slots=True)
-class _Cell:
-    """The choice for the batch sizes that run at one size: a captured graph size, or a size of the grid without graphs.
-
-    `decided` is the fold whose estimates the choice was last made with.
-    """
-
-    batch_size: int
-    candidates: tuple[int, ...]
-    shapes: dict[int, Shape]
-    steps: int
-    gate: SwitchGate
-    decided: int = -1
-    switches: int = 0
-
-
-@dataclass(slots=True)
-class _Probe:
-    """A probe under way: the cell tries `steps` to learn about the positions beyond `incumbent`."""
-
-    cell: _Cell
-    incumbent: int
-    steps: int
-    start: int
-    rounds: int = 0
-    rows: int = 0
 
 
 class GoodputPolicy:
@@ -118,31 +75,28 @@ class GoodputPolicy:
         self.estimate: AcceptLengths = AcceptLengths(
             self._shape.tree_sizes(), self._shape.topk, self._shape.depth_limited
         )
-        self._cells: dict[tuple[int, int], _Cell] = {}
-        self._cell_of: dict[int, _Cell] = {}
+        self._cells: dict[tuple[int, int], ChoiceCell] = {}
+        self._cell_of: dict[int, ChoiceCell] = {}
         self._round = 0
         self._folds = 0
         self._fold_round = 0
         self._spacing = self._countdown = max(1, self._warmup, self._update_interval)
-        self._kv_per_row = 0.0
+        self._rates = ExpectedRates(self.estimate, cost_table)
+        self.probes: Probes = Probes(self._rates)
         self._kv_fold = -1
-        self._probe: _Probe | None = None
         self._stretch_start = 0
         self._first_look = self._next_look = max(1, self._warmup, self._update_interval)
         self._is_look = False
-        self._next_probe = 0
         self._next_restart = 0
-        self._probe_interval = _PROBE_INTERVAL_ROUNDS
         self._switches_at_fold = 0
         self.switches: int = 0
-        self.num_probes: int = 0  # begun so far; each failed one is two switches
 
     def set_cuda_graph_bs(self, sizes: Sequence[int] | None) -> None:
         self._router = RangeRouter(self.config, sizes)
         self._shape.set_router(self._router)
         self._cells.clear()
         self._cell_of.clear()
-        self._probe = None
+        self.probes.current = None
 
     # --- every round ---
 
@@ -150,7 +104,7 @@ class GoodputPolicy:
         if self._kv_fold != self._folds:
             # Only the first round after a fold tells the context length: rounds inside a block are not seen singly.
             self._kv_fold = self._folds
-            self._kv_per_row = float(kv_tokens / max(batch_size, 1))
+            self._rates.kv_per_row = float(kv_tokens / max(batch_size, 1))
         cell = self._cell_of.get(batch_size) or self._find_cell(batch_size)
         if cell.decided != self._folds:
             cell.decided = self._folds
@@ -161,7 +115,7 @@ class GoodputPolicy:
     def observe(self, counts: Sequence[int], total: float, rows: int, batch_size: int, executed_steps: int) -> None:
         if executed_steps:
             self.estimate.add((executed_steps, self._shape.num_draft_tokens(executed_steps, batch_size)), counts)
-            probe = self._probe
+            probe = self.probes.current
             # Rounds of other batch sizes do not belong to the probe, so its cost does not include them.
             if probe is not None and executed_steps > probe.incumbent and self._cell_of.get(batch_size) is probe.cell:
                 probe.rounds += 1
@@ -181,8 +135,7 @@ class GoodputPolicy:
         self._fold_round = self._round
         self._folds += 1
         if changed:
-            self._probe_interval = _PROBE_INTERVAL_ROUNDS
-            self._next_probe = min(self._next_probe, self._round)
+            self.probes.hasten(self._round)
             if self._round >= self._next_restart:
                 # Another process has begun, with ten switches and first looks of its own.
                 self._next_restart = self._round + _RESTART_ROUNDS
@@ -194,15 +147,17 @@ class GoodputPolicy:
         self._is_look = is_looking and self._next_look <= elapsed
         if self._is_look:
             self._next_look = _LOOK_SPACING * elapsed
-        is_unsettled = changed or is_looking or self._probe is not None or self.switches != self._switches_at_fold
+        is_unsettled = (
+            changed or is_looking or self.probes.current is not None or self.switches != self._switches_at_fold
+        )
         self._switches_at_fold = self.switches
-        if self._probe is None and self._round >= self._next_probe:
+        if self.probes.are_due(self._round):
             is_unsettled = True
         self._spacing = self._update_interval if is_unsettled else min(self._spacing * 2, _MAX_SPACING_ROUNDS)
         self._spacing = max(self._spacing - self._spacing % self._update_interval, self._update_interval)
         self._countdown = self._spacing
 
-    def _find_cell(self, batch_size: int) -> _Cell:
+    def _find_cell(self, batch_size: int) -> ChoiceCell:
         index = self._router.range_index(batch_size)
         size = self._router.padded(batch_size)
         if not self._router.sizes or size > self._router.sizes[-1]:
@@ -215,11 +170,11 @@ class GoodputPolicy:
             if self._folds or steps not in candidates:
                 rates = {
                     count: self.estimate.expected(shape) / time
-                    for count, shape, time in zip(candidates, shapes, self._times(candidates, size), strict=True)
+                    for count, shape, time in zip(candidates, shapes, self._rates.times(candidates, size), strict=True)
                     if count or self._folds or len(candidates) == 1  # with 0 steps no acceptance would be measured
                 }
                 steps = max(rates, key=rates.__getitem__)
-            cell = _Cell(
+            cell = ChoiceCell(
                 size, candidates, dict(zip(candidates, shapes, strict=True)), steps, SwitchGate(MIN_DWELL_ROUNDS)
             )
             self._cells[index, size] = cell
@@ -229,55 +184,52 @@ class GoodputPolicy:
 
     # --- deciding ---
 
-    def _times(self, candidates: Sequence[int], size: int) -> list[int]:
-        kv_tokens = int(self._kv_per_row * size)
-        return [self.cost_table.round_time_ns(steps, size, kv_tokens) for steps in candidates]
-
-    def _decide(self, cell: _Cell) -> None:
+    def _decide(self, cell: ChoiceCell) -> None:
         now = self._fold_round
-        times = self._times(cell.candidates, cell.batch_size)
-        probe = self._probe
+        times = self._rates.times(cell.candidates, cell.batch_size)
+        probe = self.probes.current
         if probe is not None:
             if probe.cell is cell:
-                if self._has_shown_enough(probe, times) or self._timed_out(probe):
-                    self._end_probe(probe, times)
+                if self.probes.has_shown_enough(probe, times) or probe.timed_out(now):
+                    self._switch(cell, self.probes.end(probe, times, now))
                 return
-            if self._timed_out(probe):
-                self._end_probe(probe, self._times(probe.cell.candidates, probe.cell.batch_size))
+            if probe.timed_out(now):
+                of_probe = self._rates.times(probe.cell.candidates, probe.cell.batch_size)
+                self._switch(probe.cell, self.probes.end(probe, of_probe, now))
         if self._is_look:
             self._look(cell, times)
         if self._next_look <= _LAST_LOOK_ROUND or self._is_look:
             return
         best, certain = self._better(cell, cell.steps, times)
-        if best > cell.steps and self._is_unproven(cell, best, times):
+        if best > cell.steps and self.probes.is_unproven(cell, best, times):
             # No measurement favours it, so try it as a probe, whose return need not wait for the dwell.
-            if (
-                self._probe is None
-                and now >= self._next_probe
-                and cell.gate.earliest(now, switches=_PROBE_SWITCHES) <= now
-            ):
+            if self.probes.may_begin(cell, now):
                 self._begin_probe(cell, best)
         elif best != cell.steps:
             if cell.gate.earliest(now, certain=certain) <= now:
                 self._switch(cell, best)
-        elif now >= self._next_probe and self._probe is None:
-            deeper = self._worth_probing(cell, times)
-            if deeper is not None and cell.gate.earliest(now, switches=_PROBE_SWITCHES) <= now:
+        elif self.probes.are_due(now):
+            deeper = self.probes.worth_trying(cell, times, now)
+            if deeper is not None and self.probes.may_begin(cell, now):
                 self._begin_probe(cell, deeper)
             else:
-                self._next_probe = now + _MAX_SPACING_ROUNDS
+                self.probes.next_round = now + _MAX_SPACING_ROUNDS
 
-    def _look(self, cell: _Cell, times: Sequence[int]) -> None:
+    def _begin_probe(self, cell: ChoiceCell, steps: int) -> None:
+        self.probes.begin(cell, steps, self._fold_round)
+        self._switch(cell, steps)
+
+    def _look(self, cell: ChoiceCell, times: Sequence[int]) -> None:
         """Take the best choice so far. At the beginning every choice is a guess, and another guess costs nothing."""
-        rates = self._rates(cell, times)
+        rates = self._rates.of(cell, times)
         best = max(rates, key=rates.__getitem__)
         least = MIN_GAIN
         if best == 0:  # there acceptance is not measured, so a mistake would last
-            least += self._doubt(cell, best, cell.steps, cell.steps)
+            least += self._rates.doubt(cell, best, cell.steps, cell.steps)
         if rates[best] / rates[cell.steps] - 1 > least and not cell.gate.is_crowded(self._fold_round, _SWITCHES_KEPT):
             self._switch(cell, best)
 
-    def _better(self, cell: _Cell, current: int, times: Sequence[int]) -> tuple[int, bool]:
+    def _better(self, cell: ChoiceCell, current: int, times: Sequence[int]) -> tuple[int, bool]:
         """Return the best candidate if it beats `current` by more than one standard deviation, else `current`; and
         whether that is certain.
 
@@ -285,22 +237,15 @@ class GoodputPolicy:
         measure them.
         """
         p = self._optimistic(current, _BENEFIT_DEVIATIONS)
-        rates = self._rates(cell, times, p)
+        rates = self._rates.of(cell, times, p)
         best = max(rates, key=rates.__getitem__)
         if best == current:
             return current, False
         gain = rates[best] / rates[current] - 1
-        doubt = self._doubt(cell, best, current, current)
+        doubt = self._rates.doubt(cell, best, current, current)
         if gain <= MIN_GAIN + _DEVIATIONS * doubt:
             return current, False
         return best, best < current and gain > MIN_GAIN + _CERTAIN_DEVIATIONS * doubt
-
-    def _is_unproven(self, cell: _Cell, deeper: int, times: Sequence[int]) -> bool:
-        """Return whether no measurement favours a deeper candidate: its positions are untried, or it is no better so
-        far.
-        """
-        rates = self._rates(cell, times)
-        return self.estimate.trials(cell.steps + 1) < _PROBE_ROWS / 2 or rates[deeper] <= rates[cell.steps]
 
     def _optimistic(self, first: int, deviations: float) -> list[float]:
         """Return the acceptance by position, from `first` on with `deviations` standard deviations added."""
@@ -308,21 +253,10 @@ class GoodputPolicy:
         for j in range(first, len(p)):
             independent_rows = self.estimate.trials(j + 1) / ROWS_PER_INDEPENDENT_ROW + _BENEFIT_ROWS
             benefit = deviations * math.sqrt(p[j] * (1 - p[j]) / independent_rows)
-            p[j] = max(p[j], min(p[j] + benefit, _PROBE_ACCEPTANCE))
+            p[j] = max(p[j], min(p[j] + benefit, PROBE_ACCEPTANCE))
         return p
 
-    def _rates(self, cell: _Cell, times: Sequence[int], p: Sequence[float] | None = None) -> dict[int, float]:
-        """Return expected tokens per row and ns of every candidate, ascending.
-
-        `p` replaces the learned acceptance of the positions.
-        """
-        expected = self.estimate.expected
-        return {s: expected(cell.shapes[s], p) / time for s, time in zip(cell.candidates, times, strict=True)}
-
-    def _doubt(self, cell: _Cell, one: int, other: int, measured: int) -> float:
-        return self.estimate.doubt(cell.shapes[one], cell.shapes[other], measured)
-
-    def _switch(self, cell: _Cell, steps: int) -> None:
+    def _switch(self, cell: ChoiceCell, steps: int) -> None:
         if steps == cell.steps:
             return
         cell.gate.record(self._fold_round, cell.steps, steps)
@@ -330,97 +264,18 @@ class GoodputPolicy:
         cell.switches += 1
         self.switches += 1
 
-    # --- probing ---
-
-    def _has_shown_enough(self, probe: _Probe, times: Sequence[int]) -> bool:
-        """Return True once there are rows enough and, within bounds, the probe's steps are clearly better or worse.
-
-        Steps that are not clearly worse cost little. But much more expensive steps may lose much time before the result
-        is certain, so the loss has its own bound.
-        """
-        if self._lost_rounds(probe, times) > _MAX_PROBE_LOSS_ROUNDS:
-            return True
-        if probe.rows < _PROBE_ROWS and probe.rounds < _PROBE_ROUNDS:
-            return False
-        if probe.rounds >= _MAX_PROBE_ROUNDS:
-            return True
-        gain, doubt = self._probe_gain(probe, times)
-        return abs(gain) > doubt
-
-    def _probe_gain(self, probe: _Probe, times: Sequence[int]) -> tuple[float, float]:
-        """Return the relative gain of the probe's steps over the incumbent's, and its standard deviation."""
-        rates = self._rates(probe.cell, times)
-        doubt = self._doubt(probe.cell, probe.steps, probe.incumbent, probe.steps)
-        return rates[probe.steps] / rates[probe.incumbent] - 1, doubt
-
-    def _timed_out(self, probe: _Probe) -> bool:
-        return self._fold_round - probe.start >= _PROBE_TIMEOUT_ROUNDS
-
-    def _begin_probe(self, cell: _Cell, steps: int) -> None:
-        self._probe = _Probe(cell, cell.steps, steps, self._fold_round)
-        self.num_probes += 1
-        self._switch(cell, steps)
-
-    def _worth_probing(self, cell: _Cell, times: Sequence[int]) -> int | None:
-        """Return a deeper candidate that would pay if the positions not tried lately were accepted at 0.95, or None.
-
-        It is the shallowest candidate with half of the greatest such gain, because it costs least.
-        """
-        deeper = [s for s in cell.candidates if s > cell.steps]
-        if not deeper:
-            return None
-        now = self._fold_round
-        optimistic = list(self.estimate.probabilities)
-        for j in range(cell.steps, len(optimistic)):
-            tried = self.estimate.last_tried(j + 1)
-            age = now - tried if tried >= 0 else NEVER
-            if age >= self._probe_interval // 2:
-                optimistic[j] = max(optimistic[j], _PROBE_ACCEPTANCE)
-        rates = self._rates(cell, times, optimistic)
-        gains = {s: rates[s] * math.exp(self.estimate.unknown(cell.shapes[s])) / rates[cell.steps] - 1 for s in deeper}
-        enough = max(_PROBE_GAIN, max(gains.values()) / 2)
-        return next((s for s in deeper if gains[s] >= enough), None)
-
-    def _end_probe(self, probe: _Probe, times: Sequence[int]) -> None:
-        """Choose between the incumbent and the probe's steps, and set the time of the next possible probe."""
-        cell = probe.cell
-        self._probe = None
-        rates = {s: rate for s, rate in self._rates(cell, times).items() if s <= probe.steps}
-        chosen, incumbent = max(rates, key=rates.__getitem__), probe.incumbent
-        doubt = self._doubt(cell, chosen, incumbent, probe.steps)
-        if rates[chosen] / rates[incumbent] - 1 <= MIN_GAIN + _PROBE_DEVIATIONS * doubt:
-            chosen = incumbent
-        self._switch(cell, chosen)
-        has_failed = chosen <= incumbent
-        interval = self._probe_interval if has_failed else _PROBE_INTERVAL_ROUNDS
-        longer = min(interval * _PROBE_INTERVAL_GROWTH, _PROBE_INTERVAL_CAP_ROUNDS)
-        self._probe_interval = longer if has_failed else interval
-        lost_rounds = self._lost_rounds(probe, times, doubtful=True)
-        wait = min(max(interval, math.ceil(lost_rounds / _PROBE_COST)), _LONGEST_PROBE_WAIT_ROUNDS)
-        self._next_probe = self._fold_round + wait
-
-    def _lost_rounds(self, probe: _Probe, times: Sequence[int], doubtful: bool = False) -> float:
-        """Return the time that a probe has lost, in rounds of the incumbent.
-
-        With `doubtful` the uncertainty counts against the probe.
-        """
-        gain, doubt = self._probe_gain(probe, times)
-        index = probe.cell.candidates.index
-        length = times[index(probe.steps)] / times[index(probe.incumbent)]
-        return max(0.0, doubtful * doubt - gain) * length * probe.rounds
-
     def snapshot(self) -> dict[str, object]:
-        probe = self._probe
+        probe = self.probes.current
         return {
             "policy": self.name,
             "round": self._round,
             "folds": self._folds,
             "countdown": self._countdown,
-            "kv_per_row": self._kv_per_row,
+            "kv_per_row": self._rates.kv_per_row,
             "estimate": self.estimate.snapshot(),
-            "next_probe": self._next_probe,
+            "next_probe": self.probes.next_round,
             "next_look": self._stretch_start + self._next_look,
-            "probe_interval": self._probe_interval,
+            "probe_interval": self.probes.interval_rounds,
             "probe": None if probe is None else [probe.cell.batch_size, probe.incumbent, probe.steps, probe.start],
             "cells": {
                 f"{index}:{size}": {"steps": cell.steps, "switches": cell.switches, "gate": cell.gate.snapshot()}

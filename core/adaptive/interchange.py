@@ -19,7 +19,8 @@ from dataclasses import asdict, fields
 from typing import Any, TypeGuard
 
 from ..errors import ConfigError, Problem
-from .config import MAX_BATCH_SIZE_BOUND, MAX_STEPS, AdaptiveConfig, SlotConfig, load_adaptive_config, parse_table
+from .config import MAX_BATCH_SIZE_BOUND, MAX_STEPS, AdaptiveConfig, SlotConfig, load_adaptive_config
+from .table_text import parse_table
 
 SGLANG_RANGES_SINCE = (0, 5, 13)
 SGLANG_ZERO_STEPS_SINCE = (0, 5, 14)

@@ -46,6 +46,12 @@ class DraftPayload:
         hidden = values.get(HIDDEN)
         return cls(rows, None if hidden is None else np.asarray(hidden)[0], algorithm.needs_hidden_states)
 
+    def check(self, algorithm: SpecAlgorithm, where: str) -> None:
+        """Raise InvariantViolation (ACCEPT-17) if the hidden state is not as `algorithm` relays it. `where` names it
+        in the message. A missing hidden state that the algorithm needs is no violation: that request alone fails."""
+        if self.hidden_states is not None or not algorithm.needs_hidden_states:
+            check_hidden(self.hidden_states, algorithm.capture_hidden_mode(ForwardPhase.DRAFT), where)
+
     def problem(self, algorithm: SpecAlgorithm, shape: AlgorithmShape) -> str:
         """Say what is wrong with the payload for this algorithm; empty if nothing.
         The algorithm itself reports a missing hidden state."""

@@ -146,7 +146,9 @@ class Request:
     names per-node outputs to return ("logprobs", "hidden_states", …). `namespace` separates prefix caches. `shown` is
     the output that the client has already, from a worker that was lost. The request continues after it as without the
     loss: the next decode round starts from the last token of `shown`. `max_tokens` and the number of tokens that is
-    reported at the end count it; what is delivered, and the outputs, begin behind it.
+    reported at the end count it; what is delivered, and the outputs, begin behind it. `fixed_length`: the client wants
+    all `max_tokens` tokens, and no token ends the output before (`ignore_eos` of other servers). `arrived_ns` is for
+    metrics alone.
     """
 
     request_id: str
@@ -159,6 +161,8 @@ class Request:
     stop_strings: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     shown: Prompt = NO_TOKENS  # only its length is known where the executor has no tokens
+    fixed_length: bool = False
+    arrived_ns: int | None = None  # when it reached the server, by the clock of the events; None: when it is submitted
 
     def __post_init__(self) -> None:
         if self.prompt.length < 1:
@@ -188,6 +192,14 @@ class Request:
         tokens = self.prompt.materialize()
         shown = self.shown.materialize()
         return tokens if tokens is None or shown is None or not len(shown) else np.concatenate([tokens, shown])
+
+    def continued(self, length: int) -> np.ndarray | None:
+        """Return the first `length` tokens of prompt and output, int64 [length], by the description of the prompt.
+
+        A prompt that is known by its tokens does not say what follows: then the prompt alone.
+        """
+        prompt = self.prompt if self.prompt.hash_ids is None else self.prompt.continued(length)
+        return prompt.materialize()
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@ forward pass.
 
 A transfer holds its row in the engine from the reservation until the request joins. If it is given up instead, the row
 is held until no page of it can be written any more: the prefill side has confirmed that, or a fence has passed. The
-side remembers ended transfers for a while (`EndedTransfer`), to answer late messages.
+side remembers ended transfers for a while (`EndedTransfers`), to answer late messages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from ..algorithm.arrival import DraftPayload
 from ..contract.outcomes import AbortOutcome, CommitOutcome
 from ..contract.request import FinishReason
 from ..scheduler.engine import Engine
-from .life import DECODE_TRANSITIONS, ENDED, ENDING_EVENTS, TransferEvent, TransferState
+from .ended import EndedTransfers, TransferName
+from .life import TransferEvent, TransferState
 from .messages import (
     Accept,
     Ack,
@@ -33,7 +34,8 @@ from .messages import (
     Reject,
     Renew,
 )
-from .side import Deadlines, EndedTransfer, HandoffSide, HandoffTiming, Incoming, WritePage
+from .side import HandoffSide, HandoffTiming, WritePage
+from .transfer import Incoming
 
 
 class DecodeSide(HandoffSide[Incoming]):
@@ -61,12 +63,10 @@ class DecodeSide(HandoffSide[Incoming]):
         self.epoch: int = epoch
         sizes, topk = engine.sizes, engine.controller.topk
         self._shape = shape or AlgorithmShape(sizes.max_steps, topk, page_format.hidden_size)
-        self._transfers: dict[tuple[str, str], Incoming] = {}  # by (peer, request)
+        self._transfers: dict[TransferName, Incoming] = {}
         self._queue: deque[Incoming] = deque()
         self._generations: dict[str, int] = {}  # the newest known, by peer
-        self._ended: dict[tuple[str, str], EndedTransfer] = {}
-        self._forgotten_at: Deadlines[tuple[str, str]] = Deadlines()
-        self._joined_by: dict[str, tuple[str, str]] = {}  # request -> the ended transfer that brought it
+        self._ended = EndedTransfers(self.timing)
 
     # -- what a driver may ask ----------------------------------------------------------------------------------------
 
@@ -76,7 +76,7 @@ class DecodeSide(HandoffSide[Incoming]):
         return not self._transfers
 
     def _next_times_ns(self) -> tuple[int | None, ...]:
-        return *super()._next_times_ns(), self._forgotten_at.next_ns
+        return *super()._next_times_ns(), self._ended.next_ns
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -105,7 +105,10 @@ class DecodeSide(HandoffSide[Incoming]):
         else:
             transfer = self._transfers.get((peer, message.key.request_id))
             if transfer is None or transfer.key != message.key:
-                understood = self._late(peer, message)
+                understood = False
+                answer = self._ended.answer((peer, message.key.request_id), message, self.epoch)
+                if answer is not None:
+                    self._say(peer, answer)
             elif isinstance(message, Manifest):
                 understood = self._manifest(transfer, message, now_ns)
             elif isinstance(message, Renew):
@@ -163,10 +166,7 @@ class DecodeSide(HandoffSide[Incoming]):
             else:
                 self._fail_request(transfer, "nothing arrived in time", now_ns)
                 self._give_up(transfer, TransferState.FAILED, transfer.message, now_ns)
-        while (name := self._forgotten_at.pop_due(now_ns)) is not None:
-            del self._ended[name]
-            if self._joined_by.get(name[1]) == name:
-                del self._joined_by[name[1]]
+        self._ended.forget_due(now_ns)
         self._reserve_waiting(now_ns)
 
     # -- messages -----------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class DecodeSide(HandoffSide[Incoming]):
                 return False
             if ended.joined and offer.first_attempt <= ended.key.attempt:
                 # The ack was lost; the request has joined already.
-                self._remember(name, EndedTransfer(key, True), now_ns)
+                self._ended.add(name, key, True, now_ns)
                 self._say(peer, Ack(key, self.epoch))
                 return True
         if name in self._transfers:
@@ -225,10 +225,8 @@ class DecodeSide(HandoffSide[Incoming]):
             self._fail_request(transfer, "another request of this id was offered", now_ns)
             self._give_up(transfer, TransferState.FAILED, transfer.message, now_ns)
             return False
-        self._move(transfer, TransferEvent.RETRY)
         self.counts.retries += 1
-        transfer.offer = offer
-        transfer.received, transfer.manifest, transfer.is_refused = {}, None, False
+        transfer.begin_attempt(offer)
         if transfer.state is TransferState.RECEIVING:
             self._deadlines.set(transfer, now_ns + self.timing.hold_ns)
             self._say(transfer.peer, Accept(offer.key, self.epoch, transfer.first_page, self.timing.hold_ns))
@@ -242,14 +240,10 @@ class DecodeSide(HandoffSide[Incoming]):
             return False
         if page.index in transfer.received:
             return False
-        if not transfer.first_page <= page.index < transfer.num_pages:
-            return self._refuse(transfer, f"page {page.index} is none of this prompt")
-        if not found.fits(self.page_format) or found != page.seal:
-            return self._refuse(transfer, f"page {page.index}: arrived as {found}, sent as {page.seal}")
+        if problem := transfer.problem_of_page(page, found, self.page_format):
+            return self._refuse(transfer, problem)
         transfer.received[page.index] = found
-        assert transfer.slots is not None, "a receiving transfer has its slots"
-        page_size = self.page_format.page_size
-        slots = transfer.slots[page.index * page_size : (page.index + 1) * page_size]
+        slots = transfer.slots_of(page.index, self.page_format.page_size)
         self._actions.append(WritePage(page, transfer.row, transfer.row_epoch, slots))
         return True
 
@@ -258,11 +252,8 @@ class DecodeSide(HandoffSide[Incoming]):
             return False
         if transfer.manifest is not None:
             return False
-        if (manifest.first_page, len(manifest.seals)) != (
-            transfer.first_page,
-            transfer.num_pages - transfer.first_page,
-        ):
-            return self._refuse(transfer, f"a manifest of {len(manifest.seals)} pages")
+        if problem := transfer.problem_of_manifest(manifest):
+            return self._refuse(transfer, problem)
         transfer.manifest = manifest
         self._deadlines.set(transfer, now_ns + self.timing.hold_ns)
         self._complete(transfer, now_ns)
@@ -271,12 +262,11 @@ class DecodeSide(HandoffSide[Incoming]):
     def _complete(self, transfer: Incoming, now_ns: int) -> None:
         """Let the request join if every page has arrived as it was sent. No page was used before."""
         manifest = transfer.manifest
-        if manifest is None or len(transfer.received) < len(manifest.seals):
+        if manifest is None or not transfer.has_all(manifest):
             return
-        for index, seal in enumerate(manifest.seals, manifest.first_page):
-            if transfer.received[index] != seal:
-                self._refuse(transfer, f"page {index} is not the one of the manifest")
-                return
+        if problem := transfer.problem_of_pages(manifest):
+            self._refuse(transfer, problem)
+            return
         arrival = manifest.arrival
         if arrival.draft is not None and (problem := arrival.draft.problem(self.engine.algorithm, self._shape)):
             self._fail_request(transfer, problem, now_ns)
@@ -287,7 +277,7 @@ class DecodeSide(HandoffSide[Incoming]):
         if outcome.finished is not None:
             self._give_up(transfer, TransferState.FAILED, outcome.finished.message, now_ns)
             return
-        self._joined_by[transfer.request_id] = (transfer.peer, transfer.request_id)
+        self._ended.note_join((transfer.peer, transfer.request_id))
         self._say(transfer.peer, Ack(transfer.key, self.epoch))
         self._finish(transfer, TransferState.COMPLETED, now_ns)
 
@@ -319,7 +309,7 @@ class DecodeSide(HandoffSide[Incoming]):
                 self._end_request(transfer, end, f"given up by the prefill worker: {message.reason}", now_ns)
             self._finish(transfer, transfer.end, now_ns)
             # An offer of a later attempt that it ends may still arrive.
-            self._remember(name, EndedTransfer(key, False), now_ns)
+            self._ended.add(name, key, False, now_ns)
             return True
         ended = self._ended.get(name)
         is_old = ended is not None and (ended.key.generation, ended.key.attempt) > (key.generation, key.attempt)
@@ -329,12 +319,12 @@ class DecodeSide(HandoffSide[Incoming]):
         if ended is not None and was_joined and message.first_attempt <= ended.key.attempt:
             self._abort_joined(name, now_ns)
         # The cancel may have overtaken its offer.
-        self._remember(name, EndedTransfer(key, False), now_ns)
+        self._ended.add(name, key, False, now_ns)
         return True
 
-    def _abort_joined(self, name: tuple[str, str], now_ns: int) -> None:
+    def _abort_joined(self, name: TransferName, now_ns: int) -> None:
         """Abort a running request that the prefill side has given up and reported to its client as ended."""
-        if self._joined_by.get(name[1]) == name:
+        if self._ended.has_brought(name):
             self._abort_engine_request(name[1], now_ns)
             self._replan = True
 
@@ -343,13 +333,6 @@ class DecodeSide(HandoffSide[Incoming]):
             return False
         self._finish(transfer, transfer.end, now_ns)
         return True
-
-    def _late(self, peer: str, message: Message) -> bool:
-        """Take a message about an ended transfer or an earlier attempt; acknowledge a joined manifest again."""
-        ended = self._ended.get((peer, message.key.request_id))
-        if isinstance(message, Manifest) and ended is not None and ended.joined and ended.key == message.key:
-            self._say(peer, Ack(message.key, self.epoch))
-        return False
 
     # -- moves --------------------------------------------------------------------------------------------------------
 
@@ -367,14 +350,11 @@ class DecodeSide(HandoffSide[Incoming]):
                 self._replan = self._replan or outcome.replan
                 return
             self._queue.popleft()
-            self._move(transfer, TransferEvent.RESERVE)
             self._renewals.clear(transfer)
-            transfer.row, transfer.row_epoch = outcome.row, outcome.epoch
-            transfer.first_page = outcome.num_cached // self.page_format.page_size
-            transfer.num_pages = self.page_format.num_pages(transfer.offer.request.prefill_len)
-            transfer.slots = self.engine.store.table.gather(
-                outcome.row, 0, transfer.num_pages * self.page_format.page_size
-            )
+            page_size = self.page_format.page_size
+            num_pages = self.page_format.num_pages(transfer.offer.request.prefill_len)
+            slots = self.engine.store.table.gather(outcome.row, 0, num_pages * page_size)
+            transfer.reserve(outcome.row, outcome.epoch, outcome.num_cached // page_size, num_pages, slots)
             self._deadlines.set(transfer, now_ns + self.timing.hold_ns)
             accept = Accept(transfer.key, self.epoch, transfer.first_page, self.timing.hold_ns)
             self._say(transfer.peer, accept)
@@ -392,7 +372,7 @@ class DecodeSide(HandoffSide[Incoming]):
         if transfer.state is TransferState.QUEUED:
             self._finish(transfer, end, now_ns)
             return
-        self._move(transfer, TransferEvent.GIVE_UP)
+        transfer.move(TransferEvent.GIVE_UP)
         self._deadlines.set(transfer, now_ns + self.timing.lease_ns)
 
     def _lose(self, transfer: Incoming, why: str, now_ns: int) -> None:
@@ -421,27 +401,15 @@ class DecodeSide(HandoffSide[Incoming]):
 
     def _fence(self, transfer: Incoming, now_ns: int) -> None:
         """Release the row when a fence has passed, because the prefill side will not answer any more."""
-        self._move(transfer, TransferEvent.FENCE)
+        transfer.move(TransferEvent.FENCE)
         self._deadlines.set(transfer, now_ns + self.timing.fence_ns)
 
     def _finish(self, transfer: Incoming, end: TransferState, now_ns: int) -> None:
         """End a transfer, release its row if it has one, and remember how it ended."""
-        transfer.state = DECODE_TRANSITIONS[transfer.state][ENDING_EVENTS[end]]
-        assert transfer.state in ENDED
+        transfer.finish(end)
         name = (transfer.peer, transfer.request_id)
         del self._transfers[name]
         if transfer in self._queue:
             self._queue.remove(transfer)
         self._close(transfer, end, now_ns)
-        self._remember(name, EndedTransfer(transfer.key, end is TransferState.COMPLETED), now_ns)
-
-    def _remember(self, name: tuple[str, str], ended: EndedTransfer, now_ns: int) -> None:
-        """Remember an ended transfer for as long as the other side may still send messages about it."""
-        self._ended[name] = ended
-        timing = self.timing
-        self._forgotten_at.set(
-            name, now_ns + timing.max_attempts * (timing.lease_ns + timing.hold_ns) + timing.fence_ns
-        )
-
-    def _move(self, transfer: Incoming, event: TransferEvent) -> None:
-        transfer.state = DECODE_TRANSITIONS[transfer.state][event]
+        self._ended.add(name, transfer.key, end is TransferState.COMPLETED, now_ns)

@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 from ..algorithm.arrival import DraftPayload
-from ..contract.hidden import ForwardPhase, check_hidden
 from ..contract.outcomes import AbortOutcome, CommitOutcome, SubmitOutcome
 from ..contract.request import FinishReason, Request
 from ..scheduler.engine import Engine
 from ..scheduler.transfers import PromptProgress
-from .life import ENDED, ENDING_EVENTS, PREFILL_TRANSITIONS, TransferEvent, TransferState
+from .ended import AcknowledgedAttempts
+from .life import TransferEvent, TransferState
 from .messages import (
     Accept,
     Ack,
@@ -34,11 +34,8 @@ from .messages import (
     Renew,
     TransferKey,
 )
-from .side import HandoffSide, HandoffTiming, Outgoing, SendPages
-
-MAX_REMEMBERED = 1 << 12
-"""Acknowledged attempts that are remembered: a late `Accept` of one must not be answered with a `Cancel` that the
-decode side acts on."""
+from .side import HandoffSide, HandoffTiming, SendPages
+from .transfer import Outgoing
 
 
 class PrefillSide(HandoffSide[Outgoing]):
@@ -65,7 +62,7 @@ class PrefillSide(HandoffSide[Outgoing]):
         self._readers: dict[TransferKey, Outgoing] = {}  # by every attempt whose pages may still be read
         self._current: dict[str, Outgoing] = {}  # request -> its transfer, while neither has ended
         self._payloads: dict[str, DraftPayload | None] = {}  # of computed prompts
-        self._acknowledged_keys: dict[TransferKey, None] = {}  # the newest; a repeated Accept of one is no error
+        self._acknowledged_attempts: AcknowledgedAttempts = AcknowledgedAttempts()
 
     @property
     def is_idle(self) -> bool:
@@ -102,11 +99,7 @@ class PrefillSide(HandoffSide[Outgoing]):
         for request_id in outcome.computed:
             payload = None if payloads is None else payloads[request_id]
             if payload is not None:
-                where = f"the handoff of {request_id!r}"
-                if payload.hidden_states is not None or not self.engine.algorithm.needs_hidden_states:
-                    check_hidden(
-                        payload.hidden_states, self.engine.algorithm.capture_hidden_mode(ForwardPhase.DRAFT), where
-                    )
+                payload.check(self.engine.algorithm, f"the handoff of {request_id!r}")
             self._payloads[request_id] = payload
         for progress in progresses:
             current = self._current.get(progress.request.request_id)
@@ -151,23 +144,15 @@ class PrefillSide(HandoffSide[Outgoing]):
         transfer = self._transfers.get(message.key)
         if transfer is None or transfer.peer != peer:
             self.counts.ignored += 1
-            if isinstance(message, Cancel):
-                self._say(peer, CancelAck(message.key))
-            elif isinstance(message, Accept) and transfer is None and not self._still_concerns(message.key):
-                # The decode side holds slots for a transfer that has ended here.
-                self._say(peer, Cancel(message.key, message.key.attempt, False, "no such transfer"))
+            current = self._current.get(message.key.request_id)
+            is_earlier = current is not None and current.is_earlier_attempt(message.key)
+            answer = self._acknowledged_attempts.answer(message, is_expected=transfer is not None or is_earlier)
+            if answer is not None:
+                self._say(peer, answer)
             return
         handler = _HANDLERS.get(type(message))
         if handler is None or not handler(self, transfer, message, now_ns):
             self.counts.ignored += 1
-
-    def _still_concerns(self, key: TransferKey) -> bool:
-        """Return whether slots for this attempt are of use:
-        it was acknowledged, or a later attempt of its transfer is open."""
-        transfer = self._current.get(key.request_id)
-        if transfer is None or key.generation != transfer.key.generation:
-            return key in self._acknowledged_keys
-        return key in self._acknowledged_keys or transfer.first_attempt <= key.attempt < transfer.key.attempt
 
     def pages_sent(self, key: TransferKey, seals: Mapping[int, PageSeal], now_ns: int) -> None:
         """Note that pages are read out, so that their slots may be written again. `seals`: by the page's index."""
@@ -220,12 +205,9 @@ class PrefillSide(HandoffSide[Outgoing]):
                 self._retry(transfer, "no answer in time", now_ns)
 
     def _accepted(self, transfer: Outgoing, message: Accept, now_ns: int) -> bool:
-        if not self._try_move(transfer, TransferEvent.ACCEPT):
+        if not transfer.try_move(TransferEvent.ACCEPT):
             return False
-        num_pages = self.page_format.num_pages(transfer.request.prefill_len)
-        transfer.peer_epoch = message.epoch
-        transfer.first_page = transfer.next_page = min(max(message.first_page, 0), num_pages)
-        transfer.renewal_ns = max(1, message.hold_ns // 3)
+        transfer.accept(message, self.page_format.num_pages(transfer.request.prefill_len))
         self._renewals.set(transfer, now_ns + transfer.renewal_ns)
         self._deadlines.set(transfer, now_ns + self.timing.lease_ns)
         progress = self.engine.transfers.progress_of(transfer.request_id)
@@ -255,9 +237,7 @@ class PrefillSide(HandoffSide[Outgoing]):
             return False
         self._forget_request(transfer)
         transfer.end = TransferState.COMPLETED
-        self._acknowledged_keys[transfer.key] = None
-        if len(self._acknowledged_keys) > MAX_REMEMBERED:
-            del self._acknowledged_keys[next(iter(self._acknowledged_keys))]
+        self._acknowledged_attempts.add(transfer.key)
         finished = self.engine.transfers.end_transfer(transfer.request_id, now_ns)
         if finished is not None:
             self._finished.append(finished)
@@ -320,12 +300,10 @@ class PrefillSide(HandoffSide[Outgoing]):
         if progress.is_complete:
             ready = self.page_format.num_pages(progress.num_computed)
         assert transfer.peer_epoch is not None, "pages follow an Accept"
-        if ready > transfer.next_page:
-            indices = tuple(range(transfer.next_page, ready))
-            slots = self.engine.store.table.gather(transfer.row, transfer.next_page * page_size, ready * page_size)
-            transfer.next_page = ready
+        indices = transfer.begin_reading(ready)
+        if indices:
+            slots = self.engine.store.table.gather(transfer.row, indices[0] * page_size, ready * page_size)
             self._deadlines.set(transfer, now_ns + self.timing.lease_ns)
-            transfer.num_reading += len(indices)
             self._readers[transfer.key] = transfer
             self._actions.append(
                 SendPages(transfer.peer, transfer.key, transfer.peer_epoch, indices, slots.reshape(-1, page_size))
@@ -334,18 +312,14 @@ class PrefillSide(HandoffSide[Outgoing]):
 
     def _send_manifest(self, transfer: Outgoing, now_ns: int) -> None:
         """Tell the decode side what must have arrived, once everything is computed and read out."""
-        num_pages = self.page_format.num_pages(transfer.request.prefill_len)
-        wanted = range(transfer.first_page, num_pages)
-        if len(transfer.seals) < len(wanted):
-            return
-        if not self._is_computed(transfer) or any(index not in transfer.seals for index in wanted):
+        seals = transfer.seals_to_send(self.page_format.num_pages(transfer.request.prefill_len))
+        if seals is None or not self._is_computed(transfer):
             return
         assert transfer.peer_epoch is not None, "a manifest follows an Accept"
         request_id = transfer.request_id
         arrival = replace(self.engine.transfers.first_token_of(request_id), draft=self._payloads[request_id])
-        seals = tuple(transfer.seals[index] for index in wanted)
         self._say(transfer.peer, Manifest(transfer.key, transfer.peer_epoch, transfer.first_page, seals, arrival))
-        self._try_move(transfer, TransferEvent.SENT)
+        transfer.try_move(TransferEvent.SENT)
         self._renewals.clear(transfer)
         self._deadlines.set(transfer, now_ns + self.timing.lease_ns)
 
@@ -355,14 +329,9 @@ class PrefillSide(HandoffSide[Outgoing]):
             self._fail_request(transfer, why, now_ns)
             self._give_up(transfer, TransferState.FAILED, transfer.message, now_ns)
             return
-        self._try_move(transfer, TransferEvent.RETRY)
         del self._transfers[transfer.key]
-        transfer.key = self._new_key(transfer.request_id)
+        transfer.begin_attempt(self._new_key(transfer.request_id))
         self._transfers[transfer.key] = transfer
-        transfer.attempts += 1
-        transfer.peer_epoch = None
-        transfer.first_page = transfer.next_page = 0
-        transfer.seals = {}
         self._renewals.clear(transfer)
         self.counts.retries += 1
         self._send_offer(transfer, now_ns)
@@ -378,7 +347,7 @@ class PrefillSide(HandoffSide[Outgoing]):
         """Cancel a transfer. Its row is released when the decode side answers, or after lease and fence."""
         self._forget_request(transfer)
         transfer.end, transfer.message = end, why
-        self._try_move(transfer, TransferEvent.GIVE_UP)
+        transfer.try_move(TransferEvent.GIVE_UP)
         self._renewals.clear(transfer)
         self._say(transfer.peer, Cancel(transfer.key, transfer.first_attempt, end is TransferState.FAILED, why))
         self._deadlines.set(transfer, now_ns + self.timing.lease_ns)
@@ -410,26 +379,18 @@ class PrefillSide(HandoffSide[Outgoing]):
     def _fence(self, transfer: Outgoing, now_ns: int) -> None:
         """Release the row when a fence has passed, because the other side will not answer any more."""
         # The table refuses the event where a fence is up already; its time starts again.
-        self._try_move(transfer, TransferEvent.FENCE)
+        transfer.try_move(TransferEvent.FENCE)
         self._renewals.clear(transfer)
         self._deadlines.set(transfer, now_ns + self.timing.fence_ns)
 
     def _finish(self, transfer: Outgoing, end: TransferState, now_ns: int) -> None:
         """End a transfer and release its row: no page of it is touched any more."""
-        transfer.state = PREFILL_TRANSITIONS[transfer.state][ENDING_EVENTS[end]]
-        assert transfer.state in ENDED
+        transfer.finish(end)
         self._forget_request(transfer)
         del self._transfers[transfer.key]
         for key in [key for key, reader in self._readers.items() if reader is transfer]:
             del self._readers[key]
         self._close(transfer, end, now_ns)
-
-    def _try_move(self, transfer: Outgoing, event: TransferEvent) -> bool:
-        following = PREFILL_TRANSITIONS[transfer.state].get(event)
-        if following is None:
-            return False
-        transfer.state = following
-        return True
 
     def _is_computed(self, transfer: Outgoing) -> bool:
         return transfer.request_id in self._payloads and self._current.get(transfer.request_id) is transfer

@@ -1,20 +1,20 @@
-"""The common parts of both sides of a handoff: records of transfers, counters, deadlines, and the actions and reports
-for the driver."""
+"""The common parts of both sides of a handoff: counters, deadlines, and the actions and reports for the driver."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from ..contract.request import FinishedRequest, FinishReason, Request
+from ..contract.request import FinishedRequest, FinishReason
 from ..errors import ConfigError, Problem
 from ..scheduler.engine import Engine
 from .life import TransferCounts, TransferState
-from .messages import Manifest, Message, Offer, Page, PageFormat, PageSeal, TransferKey
+from .messages import Message, Page, PageFormat, TransferKey
+from .transfer import Incoming, Outgoing
 
 SECOND_NS = 1_000_000_000
 
@@ -144,67 +144,6 @@ class TransferOutcome:
     request_id: str
     state: TransferState  # COMPLETED, FAILED or CANCELLED
     message: str = ""
-
-
-@dataclass(slots=True, eq=False)
-class Outgoing:
-    """A transfer on the prefill side, over all its attempts."""
-
-    request: Request
-    peer: str
-    row: int
-    key: TransferKey  # of the current attempt
-    first_attempt: int
-    state: TransferState = TransferState.OFFERED
-    attempts: int = 1
-    peer_epoch: int | None = None  # of the decode worker that accepted
-    first_page: int = 0
-    next_page: int = 0  # pages before it are sent, or being sent, in this attempt
-    seals: dict[int, PageSeal] = field(default_factory=dict)
-    num_reading: int = 0  # pages that the driver is reading out, in this attempt and in earlier ones
-    awaits_readers: bool = False  # only these keep the fence up
-    renewal_ns: int = 0  # once accepted: how often to tell the decode side that the prompt is still being computed
-    end: TransferState = TransferState.FAILED  # the end that giving up leads to
-    message: str = ""
-
-    @property
-    def request_id(self) -> str:
-        return self.request.request_id
-
-
-@dataclass(slots=True, eq=False)
-class Incoming:
-    """A transfer on the decode side, over all its attempts."""
-
-    offer: Offer  # of the newest attempt
-    peer: str
-    state: TransferState = TransferState.QUEUED
-    row: int = 0
-    row_epoch: int = 0
-    first_page: int = 0
-    num_pages: int = 0  # of the whole prompt
-    slots: np.ndarray | None = None  # int32 [num_pages · page_size], once they are reserved
-    received: dict[int, PageSeal] = field(default_factory=dict)  # verified pages of the newest attempt
-    manifest: Manifest | None = None
-    is_refused: bool = False  # the newest attempt was answered with a Nack; the rest of it is ignored
-    end: TransferState = TransferState.FAILED
-    message: str = ""
-
-    @property
-    def key(self) -> TransferKey:
-        return self.offer.key
-
-    @property
-    def request_id(self) -> str:
-        return self.offer.request.request_id
-
-
-@dataclass(frozen=True, slots=True)
-class EndedTransfer:
-    """What the decode side remembers of an ended transfer. `joined`: its request may be running here."""
-
-    key: TransferKey
-    joined: bool
 
 
 TransferT = TypeVar("TransferT", Outgoing, Incoming)

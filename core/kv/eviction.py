@@ -20,12 +20,14 @@ class Evictable(Protocol):
 
     `last_access`  when a match or an insertion last passed through the node
     `created`      when it was inserted
+    `released`     when its last lock was taken back, or when it was inserted
     `num_hits`     matches that passed through it
     `serial`       unique, ascending in the order of creation
     """
 
     last_access: int
     created: int
+    released: int
     num_hits: int
     serial: int
     locks: int
@@ -43,6 +45,7 @@ EVICTION_POLICIES: dict[str, Callable[[Evictable], Priority]] = {
     "lru": lambda node: (node.last_access,),
     "fifo": lambda node: (node.created,),
     "lfu": lambda node: (node.num_hits, node.last_access),
+    "release": lambda node: (node.released,),
 }
 
 

@@ -20,7 +20,7 @@ at `canonical`, free `duplicates`; `lock` the new node, then `unlock` the old on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,12 +29,10 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError, ForedraftError, InvariantViolation, Problem
 from .eviction import EvictionQueue, unknown_policy
+from .radix_check import check_locks, check_tree, check_waiting
+from .radix_node import ChildKey, Keys, RadixNode, Slots, joined_slots, nodes_below
 
-Keys = NDArray[np.int64]
-Slots = NDArray[np.int32]
 Tokens = NDArray[np.integer[Any]] | Sequence[int]
-ChildKey = bytes | tuple[str, bytes]
-"""The first page of a node's keys; below the root with the namespace before it."""
 
 MAX_TOKENS_IN_VOCABULARY = 2**32
 """A bigram is two token ids in one int64 key."""
@@ -46,45 +44,6 @@ class InvalidTokens(ForedraftError):
 
 class StaleNode(ForedraftError):
     """A node was locked that has been evicted since it was matched. The cache is unchanged; match again."""
-
-
-class RadixNode:
-    """A run of keys on the way from the root; callers hold it as a handle and pass it to `lock` and `unlock`.
-
-    Its fields belong to the cache. `eviction.Evictable` says what they mean to an eviction policy.
-    """
-
-    __slots__ = (
-        "alive",
-        "child_key",
-        "children",
-        "created",
-        "in_heap",
-        "keys",
-        "last_access",
-        "locks",
-        "num_hits",
-        "parent",
-        "serial",
-        "slots",
-    )
-
-    def __init__(self, keys: Keys, slots: Slots, parent: RadixNode | None, child_key: ChildKey, serial: int) -> None:
-        self.keys: Keys = keys
-        self.slots: Slots = slots
-        self.parent: RadixNode | None = parent
-        self.child_key: ChildKey = child_key
-        self.serial: int = serial
-        self.children: dict[ChildKey, RadixNode] = {}
-        self.locks: int = 0
-        self.last_access: int = 0
-        self.created: int = 0
-        self.num_hits: int = 0
-        self.in_heap: bool = False
-        self.alive: bool = True
-
-    def __repr__(self) -> str:
-        return f"RadixNode(serial={self.serial}, slots={self.slots.size}, locks={self.locks}, alive={self.alive})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +125,7 @@ class RadixCache:
         if count:
             self.queries += len(tokens)
             self.hits += length
-        return PrefixMatch(path[-1] if path else self._root, _joined(path), length)
+        return PrefixMatch(path[-1] if path else self._root, joined_slots(path), length)
 
     def peek(self, tokens: Tokens, namespace: str = "", max_length: int | None = None) -> int:
         """Return the length that `match` would find; changes nothing, the order of eviction included."""
@@ -187,7 +146,7 @@ class RadixCache:
         aligned = slots.size // self.page_size * self.page_size
         path, length = self._enter(keys, namespace, aligned)
         node = path[-1] if path else self._root
-        cached = _joined(path)
+        cached = joined_slots(path)
         differs = (cached != slots[:length]).reshape(-1, self.page_size)
         if (differs.any(axis=1) != differs.all(axis=1)).any():
             raise InvariantViolation("RADIX-10", "a page of the caller shares a part of its slots with a cached page")
@@ -209,14 +168,20 @@ class RadixCache:
             above.locks += 1
             above = above.parent
 
-    def unlock(self, node: RadixNode) -> None:
-        """Take back one `lock` of this node. Raises `InvariantViolation` (RADIX-02) if there is none."""
+    def unlock(self, node: RadixNode, *, was_used: bool = True) -> None:
+        """Take back one `lock` of this node. Raises `InvariantViolation` (RADIX-02) if there is none.
+
+        Without `was_used` the lock leaves no trace in the order of eviction.
+        """
         if node.locks <= 0:
             raise InvariantViolation("RADIX-02", f"{node!r} is unlocked more often than locked")
+        self._clock += 1
         above: RadixNode | None = node
         while above is not None:
             above.locks -= 1
             if above.locks == 0:
+                if was_used:
+                    above.released = self._clock
                 self._num_evictable += above.slots.size
                 self._num_protected -= above.slots.size
             above = above.parent
@@ -247,79 +212,26 @@ class RadixCache:
 
     def cached_slots(self) -> Slots:
         """Return the slots of the whole tree, int32 [evictable + protected]. Walks the tree: for checks."""
-        nodes = [self._root]
-        for node in nodes:
-            if node.children:
-                nodes.extend(node.children.values())
-        return _joined(nodes)
+        return joined_slots(list(nodes_below(self._root)))
 
     def check(self, locked: Iterable[RadixNode] | None = None) -> None:
         """Recount everything from scratch; raise `InvariantViolation` with the id of what is broken.
 
         `locked`, if given, names the node of every lock that is held, as often as it is held (RADIX-06).
         """
-        if not self._root.alive or self._root.parent is not None or self._root.slots.size:
-            raise InvariantViolation("RADIX-02", "the root is gone, or no longer the root")
-        num_evictable = num_protected = 0
-        for node in self._nodes():
-            self._check_node(node)
-            if node.locks:
-                num_protected += node.slots.size
-            else:
-                num_evictable += node.slots.size
-        if (num_evictable, num_protected) != (self._num_evictable, self._num_protected):
+        found = check_tree(self._root, self.page_size)
+        if found != (self._num_evictable, self._num_protected):
             raise InvariantViolation(
                 "RADIX-05",
-                f"{num_evictable} evictable + {num_protected} protected slots in the tree, "
+                f"{found[0]} evictable + {found[1]} protected slots in the tree, "
                 f"counted as {self._num_evictable} + {self._num_protected}",
             )
         slots = self.cached_slots()
         if np.unique(slots).size != slots.size:
             raise InvariantViolation("ALLOC-06", "a slot stands in the tree twice")
-        self._check_queue()
+        check_waiting(self._root, self._queue.check())
         if locked is not None:
-            self._check_locks(locked)
-
-    def _check_node(self, node: RadixNode) -> None:
-        parent, page = node.parent, self.page_size
-        if parent is None:
-            raise InvariantViolation("RADIX-07", f"{node!r} has no parent")
-        if node.locks < 0 or parent.locks < node.locks:
-            raise InvariantViolation("RADIX-02", f"{node!r} below {parent!r}")
-        if not node.alive or parent.children.get(node.child_key) is not node:
-            raise InvariantViolation("RADIX-07", f"{node!r} and {parent!r} are not linked both ways")
-        if node.keys.size != node.slots.size or node.keys.size == 0 or node.keys.size % page:
-            raise InvariantViolation("RADIX-07", f"{node!r} has {node.keys.size} keys, in pages of {page}")
-        if not self._is_filed_rightly(node):
-            raise InvariantViolation("RADIX-07", f"{node!r} is filed under another first page than its own")
-        by_page = node.slots.reshape(-1, page)
-        if (by_page[:, 0] % page).any() or (by_page - by_page[:, :1] != np.arange(page)).any() or by_page.min() < page:
-            raise InvariantViolation("ALLOC-12", f"the slots of {node!r} are no whole pages, or the dummy page")
-
-    def _is_filed_rightly(self, node: RadixNode) -> bool:
-        key, first_page = node.child_key, node.keys[: self.page_size].tobytes()
-        if node.parent is self._root:
-            return isinstance(key, tuple) and key[1] == first_page
-        return key == first_page
-
-    def _check_queue(self) -> None:
-        waiting = self._queue.check()
-        for node in self._nodes():
-            if not node.locks and not node.children and node.serial not in waiting:
-                raise InvariantViolation("RADIX-08", f"{node!r} is an unlocked leaf that would never be evicted")
-
-    def _check_locks(self, locked: Iterable[RadixNode]) -> None:
-        expected: dict[int, int] = {}
-        for handle in locked:
-            node: RadixNode | None = handle
-            if not handle.alive:
-                raise InvariantViolation("RADIX-04", f"{handle!r} was evicted under a lock")
-            while node is not None:
-                expected[node.serial] = expected.get(node.serial, 0) + 1
-                node = node.parent
-        for node in (self._root, *self._nodes()):
-            if node.locks != expected.get(node.serial, 0):
-                raise InvariantViolation("RADIX-06", f"{node!r} has {expected.get(node.serial, 0)} live holders")
+            check_locks(self._root, locked)
 
     def _keys_of(self, tokens: Tokens) -> Keys:
         ids = np.asarray(tokens)
@@ -382,6 +294,7 @@ class RadixCache:
         upper.locks = lower.locks
         upper.last_access = lower.last_access
         upper.created = lower.created
+        upper.released = lower.released
         upper.num_hits = lower.num_hits
         parent.children[upper.child_key] = upper
         lower.keys = lower.keys[num_upper:].copy()
@@ -394,7 +307,7 @@ class RadixCache:
     def _add_leaf(self, parent: RadixNode, keys: Keys, slots: Slots, namespace: str) -> RadixNode:
         first_page = keys[: self.page_size].tobytes()
         leaf = self._new_node(keys, slots, parent, (namespace, first_page) if parent is self._root else first_page)
-        leaf.last_access = leaf.created = self._clock
+        leaf.last_access = leaf.created = leaf.released = self._clock
         parent.children[leaf.child_key] = leaf
         self._num_evictable += slots.size
         self._queue.offer(leaf)
@@ -414,16 +327,3 @@ class RadixCache:
         self._num_evictable -= leaf.slots.size
         if parent is not self._root:
             self._queue.offer(parent)
-
-    def _nodes(self) -> Iterator[RadixNode]:
-        """Yield every node but the root, parents first, in order of insertion."""
-        waiting = list(reversed(self._root.children.values()))
-        while waiting:
-            node = waiting.pop()
-            yield node
-            if node.children:
-                waiting.extend(reversed(node.children.values()))
-
-
-def _joined(nodes: list[RadixNode]) -> Slots:
-    return np.concatenate([node.slots for node in nodes]) if nodes else np.empty(0, dtype=np.int32)

@@ -25,7 +25,8 @@ from ..contract.arrays import Int64Array
 from ..contract.step import NO_WRITES, TableWrites, WrittenRanges
 from ..errors import InvariantViolation
 from .allocator import KVAllocator, SlotCount
-from .radix import PrefixMatch, RadixCache, RadixNode
+from .radix import PrefixMatch, RadixCache
+from .radix_node import RadixNode
 from .request_table import RequestTable, SlotlessTable
 
 
@@ -42,8 +43,11 @@ class Departure(NamedTuple):
 class KVStore:
     """Allocator, request table and prefix cache behind one set of moves, so that no slot is ever between two owners.
 
-    `revision` increases with every event after which a request that did not fit might fit. With `named=False` the store
-    only counts slots. The engine decides the same, and faster; a prefix cache or transfers are then impossible.
+    `revision` increases when a row is released or everything may have changed, `cache_revision` when the cache takes
+    slots over or gives duplicates back: after each of them a request that did not fit might fit. With `named=False` the
+    store only counts slots. The engine decides the same, and faster; a prefix cache or transfers are then impossible.
+    With `at_once` the slots of a row that leaves are free again at once, also while a step in flight may touch them.
+    The row itself stays fenced.
     """
 
     def __init__(
@@ -54,16 +58,19 @@ class KVStore:
         page_size: int,
         cache: RadixCache | None,
         named: bool = True,
+        at_once: bool = False,
     ) -> None:
         assert row_width % page_size == 0, f"a row of {row_width} slots is no multiple of the page size {page_size}"
         assert named or cache is None, "a prefix cache needs to know which slots it has"
         self.allocator: KVAllocator | SlotCount = (KVAllocator if named else SlotCount)(num_pages, page_size)
         self.table: RequestTable | SlotlessTable = (RequestTable if named else SlotlessTable)(num_rows, row_width)
         self.cache = cache
+        self.at_once = at_once
         self.page_size = page_size
         self.row_width = row_width
         self.allocated: Int64Array = np.zeros(num_rows + 1, dtype=np.int64)
         self.revision: int = 0
+        self.cache_revision: int = 0
         self.num_denied: int = 0  # attempts to allocate that were denied since the caller last set this to 0
         self._denials = 0
         self._ones = np.ones(num_rows + 1, dtype=np.int64)
@@ -84,8 +91,8 @@ class KVStore:
 
     @property
     def has_fenced(self) -> bool:
-        """Whether some row or slot comes back when steps in flight are committed."""
-        return bool(self._departures or self._fenced_slots)
+        """Whether some slots come back when steps in flight are committed."""
+        return bool(self._fenced_slots or (self._departures and not self.at_once))
 
     @property
     def num_held_rows(self) -> int:
@@ -185,6 +192,12 @@ class KVStore:
         self.allocated[rows] = after
         return True
 
+    def grow_some(self, rows: np.ndarray, targets: np.ndarray) -> None:
+        """Extend the rows as `grow` does, one after the other, until one does not fit."""
+        for row, target in zip(rows.tolist(), targets.tolist(), strict=True):
+            if not self.grow_row(row, target):
+                return
+
     def grow_row(self, row: int, target: int) -> bool:
         """Extend a single row as `grow` does."""
         before = int(self.allocated[row])
@@ -247,12 +260,14 @@ class KVStore:
         row.
 
         Slots that the cache had already under other ids are replaced in the table, and freed once step `fence` is
-        committed.
+        committed. With `at_once` the row keeps its own slots until it leaves.
         """
         assert self.cache is not None
         num_keys = _num_keys(self.cache, tokens, num_valid)
         old_shared = self._shared[row]
         if num_keys // self.page_size * self.page_size <= old_shared:
+            return
+        if self.at_once and self.cache.peek(tokens, namespace, num_keys) > old_shared:
             return
         insertion = self.cache.insert(tokens, self.table.gather(row, 0, num_keys), namespace)
         self.cache.lock(insertion.node)
@@ -264,7 +279,7 @@ class KVStore:
         if len(insertion.duplicates):
             self._write(row, old_shared, insertion.canonical[old_shared:])
             self._fenced_slots.append((fence, insertion.duplicates))
-        self.revision += 1
+        self.cache_revision += 1
 
     def close_row(self, departure: Departure, last_committed: int) -> None:
         """Release a row now, or once the departure's fence is committed and no transfer holds it."""
@@ -272,6 +287,9 @@ class KVStore:
             self._held[departure.row] = departure
         elif departure.fence <= last_committed:
             self._release(departure)
+        elif self.at_once:
+            self._release_slots(departure)
+            self._departures.append(departure._replace(tokens=None))
         else:
             self._departures.append(departure)
 
@@ -279,7 +297,7 @@ class KVStore:
         """Release all rows that waited for step `committed`, in the order in which they left."""
         while self._fenced_slots and self._fenced_slots[0][0] <= committed:
             self.allocator.free(self._fenced_slots.popleft()[1])
-            self.revision += 1
+            self.cache_revision += 1
         if self._departures:
             due = [departure for departure in self._departures if departure.fence <= committed]
             self._departures = deque(departure for departure in self._departures if departure.fence > committed)
@@ -287,6 +305,13 @@ class KVStore:
                 self._release(departure)
 
     def _release(self, departure: Departure) -> None:
+        row = departure.row
+        self._release_slots(departure)
+        if not self._silent[row]:
+            self._released.append((row, int(self.table.epochs[row])))
+        self.table.release(row)
+
+    def _release_slots(self, departure: Departure) -> None:
         row, tokens = departure.row, departure.tokens
         allocated, own_from = int(self.allocated[row]), self._shared[row]
         own = self.table.gather(row, own_from, allocated)
@@ -300,11 +325,8 @@ class KVStore:
             self.cache.unlock(locked)
             self._locked[row] = None
         self.allocator.free(own)
-        if not self._silent[row]:
-            self._released.append((row, int(self.table.epochs[row])))
         self.allocated[row] = 0
         self._shared[row] = 0
-        self.table.release(row)
         self.revision += 1
 
     def slots_gained_without(self, rows: Iterable[int]) -> int:

@@ -3,12 +3,19 @@
 At most one prompt is in progress between steps. It gets the whole chunk budget until it is done; then the next request
 in the queue gets the budget. A request enters when its whole context and one reserve R fit, together with the next
 reservations of the running requests. With `EngineConfig.guarantee_output` its own whole output must fit as well, and
-that share of the remaining output of the running requests. With a share of 1, memory pressure retracts no request.
+that share of the remaining output of the running requests. With a share of 1 that does not fall, memory pressure
+retracts no request. A share that falls is an estimate of what requests will emit; then requests that enter in the same
+step count in full.
+
+A refused request is not tried again before an event that may have made room (`Policies.retry_after`). That the share
+falls is no such event, so blocks of rounds may run while a request waits.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,11 +25,20 @@ from ..kv.radix import PrefixMatch
 from ..kv.request_table import ceil_to_page
 from ..kv.store import KVStore
 from .config import EngineConfig, EngineRole, EngineSizes
+from .flights import Chunk, StepInFlight
 from .life import RequestRecord
+from .policies import GuaranteedShare
 from .recovery import StepLimits
 from .requests import Requests
-from .rounds import Chunk
+from .rounds import CountedRounds
 from .waiting import giving_way
+
+
+class Refusal(NamedTuple):
+    """Who does not fit, and how often room was made before: until the number grows, the answer stays the same."""
+
+    head: RequestRecord | None  # None: every request
+    revision: int
 
 
 class Admission:
@@ -35,15 +51,16 @@ class Admission:
         self.requests = requests
         self.limits: StepLimits = StepLimits(config.chunk_size, config.max_running)
         self.take_role(config.role)
+        self.share: GuaranteedShare = GuaranteedShare(config.guarantee_output, config)
         self._watermark = int(config.watermark * store.allocator.num_total_slots)
-        self._blocked: tuple[RequestRecord, int] | None = None  # (head, store.revision) of the last refusal
+        self._refused: Refusal | None = None
 
     def take_role(self, role: EngineRole) -> None:
         """Take this role from now on."""
         self.role = role
         # Free slots that a request needs in addition to its context; 0 for an engine that does not decode.
         self.reserve: int = 0 if role is EngineRole.PREFILL else self.sizes.reserve
-        self.guaranteed: float = 0.0 if role is EngineRole.PREFILL else self.config.guarantee_output
+        self.guarantees: bool = role is not EngineRole.PREFILL and self.config.guarantee_output > 0
 
     # -- at submission ------------------------------------------------------------------------------------------------
 
@@ -71,7 +88,7 @@ class Admission:
 
         The method does not look at memory, because a running block holds more of it than its single rounds would.
         """
-        if self.requests.waiting.head is not record:
+        if self.requests.waiting.head is not record or self.head_cannot_enter:
             return False
         return bool(self.store.table.num_free_rows) or self.store.has_fenced or self.config.preempt
 
@@ -103,6 +120,17 @@ class Admission:
         has_chunks_in_flight = any(flight.chunks for flight in self.requests.in_flight)
         return self.store.has_fenced or has_chunks_in_flight or not self.head_cannot_enter
 
+    def pass_rounds(self, flight: StepInFlight, counted: CountedRounds, rounds: int) -> None:
+        """Take note of the committed rounds of a step: they end a pause, and the guaranteed share falls.
+
+        The share falls by single rounds also where these ran in a block. It does not fall in a step with a prompt.
+        """
+        has_live = counted.live is None or bool(counted.live.any())  # None: all rows are live
+        if has_live and self.config.pause_until == "commit":
+            self.requests.resume_admission()
+        if flight.is_decode_only:
+            self.share.count(rounds)
+
     def preempt(self) -> None:
         """Retract requests of lower priority, the least entitled first, if that lets the head of the queue in."""
         requests, head = self.requests, self.requests.waiting.head
@@ -112,7 +140,7 @@ class Admission:
             return
         if self.store.has_fenced or requests.leaving:
             return  # the slots of an earlier victim will be released soon
-        missing = self.needs(head, 0) - self.store.available_slots
+        missing = self.needs(head, 0, self.limits.prefill_budget) - self.store.available_slots
         if missing <= 0 and self.store.table.num_free_rows:
             return
         victims = []
@@ -133,8 +161,20 @@ class Admission:
         """Whether no request waits, or the head did not fit and no later event could have made room for it."""
         head = self.requests.waiting.head
         return head is None or (
-            self._blocked is not None and self._blocked[0] is head and self._blocked[1] == self.store.revision
+            self._refused is not None
+            and self._refused.head in (None, head)
+            and self._refused == self._refusal_of(self._refused.head)
         )
+
+    def _refusal_of(self, head: RequestRecord | None) -> Refusal:
+        """Return the refusal of `head` now; None: of every request, until a running one has left."""
+        store = self.store
+        return Refusal(head, store.revision if head is None else store.revision + store.cache_revision)
+
+    def _refuse(self, head: RequestRecord) -> None:
+        # With `preempt` a head of greater priority may make room for itself.
+        waits_for_departure = self.config.retry_after == "departure" and not self.config.preempt
+        self._refused = self._refusal_of(None if waits_for_departure and self.requests.running else head)
 
     def next_chunks(self, budget: int, num_decoding: int, may_admit: bool) -> tuple[list[Chunk], list[Join]]:
         """Allocate the slots of up to `budget` tokens of prefill, and admit the requests that enter with them.
@@ -144,43 +184,95 @@ class Admission:
         chunks: list[Chunk] = []
         joins: list[Join] = []
         if self.requests.in_progress is not None:
-            chunk = self._chunk_of(self.requests.in_progress, budget)
+            continued = self.requests.in_progress
+            chunk = self._chunk_of(continued, budget, 0)
             if chunk is None:
+                if self.config.short_chunk == "retracted" and budget > 0:
+                    self.requests.retract(continued)
                 return chunks, joins
             chunks.append(chunk)
             budget -= chunk.length
+        may_pad = self.config.lone_token == "round" and not chunks
         while may_admit and budget > 0 and self.requests.in_progress is None and not self.head_cannot_enter:
             # Each chunk so far ends its prompt, so its request decodes, too, from the next step on.
-            record = self._admit(num_decoding + len(chunks))
+            record = self._admit(budget, num_decoding, chunks, may_pad)
             if record is None:
                 break
-            chunk = self._chunk_of(record, budget)
+            padding = self._padding(record, record.num_cached, num_decoding) if may_pad else 0
+            chunk = self._chunk_of(record, budget, padding)
             assert chunk is not None, "what was found to fit does not"
             joins.append(self._join(record))
             chunks.append(chunk)
-            budget -= chunk.length
+            budget -= chunk.length + padding
         return chunks, joins
 
-    def needs(self, record: RequestRecord, num_cached: int) -> int:
+    def needs(self, record: RequestRecord, num_cached: int, budget: int, padding: int = 0) -> int:
         """Return the slots that a request takes: its context beyond the cached prefix, its output if that is
-        guaranteed, and one reserve.
+        guaranteed, and one reserve; or only those of its context or first chunk, of at most `budget` tokens
+        (`Policies.admit_with`).
         """
-        if self.guaranteed:
-            return self._slots_at_end_of(record) - num_cached
-        return self.slots_for_length(record.prompt_len + record.emitted_before) - num_cached
+        length = record.prompt_len + record.emitted_before
+        if self.guarantees:
+            length += self._counted(record.max_tokens - record.emitted_before)
+        elif self.config.admit_with != "reserve":
+            first = min(num_cached + budget, length) + padding + self.sizes.lookahead
+            least = first if self.config.admit_with == "chunk" else max(first, length)
+            return ceil_to_page(least, self.config.page_size) - num_cached
+        return self.slots_for_length(length) - num_cached
 
-    def headroom(self, num_running: int) -> int:
-        """Return the slots that a newcomer must leave free so that `num_running` requests can grow."""
-        if self.guaranteed:
-            holders = self.requests.running | self.requests.transferring
-            missing = sum(map(self._slots_at_end_of, holders.values())) - int(self.store.allocated[list(holders)].sum())
-            return math.ceil(self.guaranteed * missing)
+    def headroom(self, num_running: int, entering: Collection[RequestRecord] = ()) -> int:
+        """Return the slots that a newcomer must leave free so that `num_running` requests can grow.
+
+        `entering`: those of them that enter in the same step.
+        """
+        if self.guarantees:
+            in_full = in_part = 0
+            held_ahead = self._held_ahead()
+            for row, record in (self.requests.running | self.requests.transferring).items():
+                held = int(self.store.allocated[row]) - held_ahead.get(row, 0)
+                missing = self.slots_for_length(record.prompt_len + record.max_tokens) - held
+                is_fixed = self.config.guarantee_fixed and record.request.fixed_length
+                if is_fixed or (self.share.falls and record in entering):
+                    in_full += self._counted(missing)
+                else:
+                    in_part += self._counted(missing)
+            return in_full + math.ceil(self.share.now(self._rounds_in_flight) * in_part)
         if not num_running:
             return 0
+        if self.config.admit_with != "reserve":
+            return self._watermark
         return self._watermark + self.slots_for_length(0) * num_running
 
-    def _slots_at_end_of(self, record: RequestRecord) -> int:
-        return self.slots_for_length(record.prompt_len + record.max_tokens)
+    def _counted(self, remaining: int) -> int:
+        """Return how much of a request's remaining output, in slots, the guarantee counts."""
+        limit = self.config.guarantee_limit
+        return remaining if limit is None else min(remaining, limit)
+
+    @property
+    def _rounds_in_flight(self) -> int:
+        # A running block counts as one round: a plan that admits a request comes after its first.
+        return sum(flight.is_decode_only for flight in self.requests.in_flight)
+
+    def _held_ahead(self) -> dict[int, int]:
+        """Return by row what a running block holds for rounds after its first one.
+
+        A plan during a block takes these slots as free. The block has left enough of them for what a plan takes.
+        """
+        for flight in self.requests.in_flight:
+            if flight.planned is not None and flight.planned.decode.max_rounds > 1:
+                held = self.requests.rounds.held_ahead(flight.planned)
+                return dict(zip(flight.planned.index.tolist(), held.tolist(), strict=True))
+        return {}
+
+    def retract_for_memory(self) -> None:
+        """Retract a running request, because no round of all fits."""
+        requests, num_outputs = self.requests, self.requests.output.num_delivered
+        running = requests.running
+        if len(running) == 1 and self.store.num_denied:
+            requests.retract(next(iter(running.values())))  # a single request fits, but for an injected denial
+            return
+        requests.retract(self.config.victim(running.values(), num_outputs))
+        self.share.estimate(running.values(), num_outputs, self._rounds_in_flight)
 
     def slots_for_length(self, length: int) -> int:
         """Return the slots of `length` tokens and one reserve, page aligned."""
@@ -195,40 +287,57 @@ class Admission:
         has_precedence = not len(requests.waiting) and requests.in_progress is None
         if not has_precedence or requests.steps_are_lost or requests.is_admission_paused or not self.has_row:
             return False
-        length = request.prompt.length + self.max_tokens(request) if self.guaranteed else request.prefill_len
+        length = request.prefill_len
+        if self.guarantees:
+            length += self._counted(request.prompt.length + self.max_tokens(request) - length)
         return self.slots_for_length(length) + self.headroom(len(requests.rounds.rows)) <= self.store.available_slots
 
-    def _admit(self, num_running: int) -> RequestRecord | None:
-        """Admit the head of the queue, or note that it is blocked."""
+    def _padding(self, record: RequestRecord, num_cached: int, num_decoding: int) -> int:
+        """Return the tokens of a round besides the one that this newcomer computes (`Policies.lone_token`)."""
+        is_lone = record.prompt_len + record.emitted_before - num_cached == 1
+        return self.sizes.max_draft_tokens - 1 if is_lone and (num_decoding or num_cached) else 0
+
+    def _admit(self, budget: int, num_decoding: int, chunks: list[Chunk], may_pad: bool) -> RequestRecord | None:
+        """Admit the head of the queue, or note that it is refused. `chunks`: those of this step so far."""
         record, cache = self.requests.waiting.head, self.store.cache
         assert record is not None, "there is a request to admit"
+        if self.requests.late.is_expected(record):
+            return None  # not refused: its context is not known yet
         if not self.has_row:
-            self._blocked = (record, self.store.revision)
+            self._refuse(record)
             return None
         prefix = self._prefix_of(record)
-        headroom = self.headroom(num_running)
+        num_cached = prefix.length if prefix else 0
+        padding = self._padding(record, num_cached, num_decoding) if may_pad else 0
+        if padding >= budget:
+            return None  # not refused: the next step may have room for a round
+        headroom = self.headroom(num_decoding + len(chunks), [chunk.record for chunk in chunks]) - sum(
+            self._held_ahead().values()
+        )
         available = self.store.available_slots
         if cache is not None and prefix is not None and prefix.length:
             # The cache cannot evict the prefix once it is locked.
             cache.lock(prefix.node)
             available = self.store.available_slots
-        fits = self.needs(record, prefix.length if prefix else 0) + headroom <= available
+        fits = self.needs(record, num_cached, budget, padding) + headroom <= available
         denied = fits and self.store.take_denial()
         if fits and not denied:
             self._enter(prefix)
         if cache is not None and prefix is not None and prefix.length:
-            cache.unlock(prefix.node)
+            cache.unlock(prefix.node, was_used=False)
         if denied:
-            return None  # not blocked: the next attempt may succeed although nothing has changed
+            return None  # not refused: the next attempt may succeed although nothing has changed
         if not fits:
-            self._blocked = (record, self.store.revision)
+            self._refuse(record)
             return None
         return record
 
     @property
     def has_row(self) -> bool:
-        table = self.store.table
+        table, requests = self.store.table, self.requests
         if not table.num_free_rows:
+            return False
+        if self.store.at_once and requests.num_with_row + len(requests.transferring) >= self.config.max_running:
             return False
         row_limit = self.limits.row_limit
         return row_limit is None or table.num_rows - table.num_free_rows < row_limit
@@ -245,20 +354,23 @@ class Admission:
         return self.store.match(known, record.request.namespace)
 
     def _enter(self, prefix: PrefixMatch | None) -> RequestRecord:
-        self._blocked = None
+        self._refused = None
         record = self.requests.admit(prefix)
         if prefix is not None:
             self.store.count_hit(record.prefill_len, prefix.length)
         return record
 
-    def _chunk_of(self, record: RequestRecord, budget: int) -> Chunk | None:
+    def _chunk_of(self, record: RequestRecord, budget: int, padding: int) -> Chunk | None:
         """Return the next chunk of the prompt in progress; None if there are no slots for it now."""
         start = record.prefill_launched
         length = min(budget, record.prefill_len - start)
-        target = ceil_to_page(start + length, self.config.page_size)
+        target = ceil_to_page(start + length + padding + self.sizes.lookahead, self.config.page_size)
         if length < 1 or not self.store.grow_row(record.row, target):
             return None
-        return self.requests.cut_chunk(record, length)
+        chunk = self.requests.cut_chunk(record, length, padding)
+        if self.config.cached_at == "launch":
+            self.requests.share_prefix(record, record.prefill_launched)
+        return chunk
 
     def _join(self, record: RequestRecord) -> Join:
         cached = record.known_context()[: record.num_cached] if self.config.track_tokens else None

@@ -10,6 +10,7 @@ from ..adaptive import AdaptiveController
 from ..algorithm.algorithm import DraftKV, SpecAlgorithm
 from ..errors import ConfigError, Problem
 from ..kv.request_table import ceil_to_page, get_alloc_len_per_decode, request_table_width, reserve_per_decode
+from .policies import OUR_POLICIES, Policies
 
 
 class EngineRole(StrEnum):
@@ -21,8 +22,11 @@ class EngineRole(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """The settings of an engine. Sizes are in tokens (= KV slots) unless they say otherwise."""
+class EngineConfig(Policies):
+    """The settings of an engine. Sizes are in tokens (= KV slots) unless they say otherwise.
+
+    The fields of `Policies` are the rules in which servers differ.
+    """
 
     num_pages: int  # KV pages, the padding page not counted
     context_len: int  # positions that the model can see
@@ -48,6 +52,16 @@ class EngineConfig:
         # A configuration that was read from a file has the role's name; `problems` reports an unknown one.
         if not isinstance(self.role, EngineRole) and self.role in list(EngineRole):
             object.__setattr__(self, "role", EngineRole(self.role))
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the request table. Rows that have left stay fenced where their slots are released at once."""
+        return 2 * self.max_running if self.at_once else self.max_running
+
+    @property
+    def at_once(self) -> bool:
+        """Whether the slots of a row that leaves are free at once."""
+        return self.released_at == "departure"
 
     @property
     def mode(self) -> str:
@@ -76,11 +90,13 @@ class EngineConfig:
             problems.append(Problem("watermark", f"must be in [0, 1), got {self.watermark}"))
         if not (0.0 <= self.guarantee_output <= 1.0):
             problems.append(Problem("guarantee_output", f"must be in [0, 1], got {self.guarantee_output}"))
-        return problems
+        return problems + self.policy_problems()
 
     def to_json(self) -> dict[str, Any]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return values | {"role": str(self.role)}
+        """Return all settings, without the policies that are the default ones."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)} | {"role": str(self.role)}
+        usual = OUR_POLICIES.policy_values()
+        return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +115,9 @@ class EngineSizes:
     max_steps: int
     max_draft_tokens: int  # nodes of the largest verify tree
     alloc_len: int  # L: slots past the committed length that one decode round may write
-    reserve: int  # R: 2L in overlap mode, L in synchronous mode
+    reserve: int  # R: 2L in overlap mode, L in synchronous mode; and the lookahead
     row_width: int  # slots of a request-table row
+    lookahead: int = 0  # slots for drafts behind the launched tokens, where rows have no more than launched rounds need
 
     @classmethod
     def resolve(cls, config: EngineConfig, algorithm: SpecAlgorithm, controller: AdaptiveController) -> EngineSizes:
@@ -119,7 +136,8 @@ class EngineSizes:
         alloc_len = get_alloc_len_per_decode(
             max_steps, topk, max_nd if speculates else None, config.page_size, has_draft_kv
         )
-        reserve = reserve_per_decode(alloc_len, config.overlap)
+        lookahead = max_steps if config.row_slots == "launched" and speculates and has_draft_kv else 0
+        reserve = reserve_per_decode(alloc_len, config.overlap) + lookahead
         smallest = ceil_to_page(2 + reserve, config.page_size)
         if config.num_pages * config.page_size < smallest:
             problems.append(
@@ -140,7 +158,7 @@ class EngineSizes:
         if problems:
             raise ConfigError("engine", problems)
         row_width = request_table_width(config.context_len, reserve, config.page_size)
-        return cls(max_steps, max_nd, alloc_len, reserve, row_width)
+        return cls(max_steps, max_nd, alloc_len, reserve, row_width, lookahead)
 
     def max_tokens(
         self,

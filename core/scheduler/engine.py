@@ -41,13 +41,13 @@ from ..kv.radix import RadixCache
 from ..kv.store import KVStore
 from .admission import Admission, prefill_step
 from .config import EngineConfig, EngineRole, EngineSizes
+from .flights import Chunk, PlannedRounds, StepInFlight
 from .life import RequestState
 from .output import OutputLog
 from .recovery import Recovery
 from .requests import Requests
-from .rounds import Chunk, DecodeRounds, PlannedRounds, StepInFlight
+from .rounds import DecodeRounds
 from .transfers import Transfers
-from .waiting import least_entitled
 
 
 class Engine:
@@ -71,10 +71,10 @@ class Engine:
         form = (config.page_size, algorithm.prefix_key_kind(), config.eviction_policy)
         cache = RadixCache(*form) if config.prefix_cache and named_slots else None
         pool = (config.num_pages, config.page_size)
-        self.store: KVStore = KVStore(config.max_running, self.sizes.row_width, *pool, cache, named_slots)
+        self.store: KVStore = KVStore(config.num_rows, self.sizes.row_width, *pool, cache, named_slots, config.at_once)
         self.rounds: DecodeRounds = DecodeRounds(config, self.sizes, self.controller, self.store)
         self.output: OutputLog = OutputLog(config, self.sizes, self.rounds.kv_len, text_decoder)
-        self.requests: Requests = Requests(self.store, self.rounds, self.output, config.ageing_bound)
+        self.requests: Requests = Requests(config, self.store, self.rounds, self.output)
         self.admission: Admission = Admission(config, self.sizes, self.store, self.requests)
         self.recovery: Recovery = Recovery(self.admission.limits, self.requests, self.controller, self.emit)
         self.transfers: Transfers = Transfers(config, algorithm, self.requests, self.admission, self.output, self.emit)
@@ -87,6 +87,8 @@ class Engine:
     def submit(self, request: Request, now_ns: int) -> SubmitOutcome:
         """Queue a request, or refuse it. `replan` in the outcome: a plan could admit it, so a block should stop."""
         refusal = self.requests.refusal(request) or self.admission.refusal(request) or self.output.refusal(request)
+        if self.is_idle:
+            self.admission.share.reset()
         record = None if refusal else self.requests.queue(request, self.admission.max_tokens(request))
         self.emit(Submitted(now_ns, request, refusal))
         return SubmitOutcome(refusal, replan=record is not None and self.admission.could_enter_before_commit(record))
@@ -132,7 +134,7 @@ class Engine:
 
     def _decide(self) -> tuple[list[Chunk], list[Join], PlannedRounds | None]:
         """Choose chunks and rounds of the next step, and joins of newcomers. Without `mixed` chunks go first, alone."""
-        self.requests.apply_retractions()
+        self.requests.begin_plan()
         if self.config.preempt:
             self.admission.preempt()  # before anything is reserved for a row that gives way
         if not self.config.mixed:
@@ -146,19 +148,17 @@ class Engine:
         return chunks, joins, planned
 
     def _plan_rounds(self) -> PlannedRounds | None:
-        """Reserve the next decode round or block. While not even one round fits, retract the least entitled request."""
+        """Reserve the next decode round or block. While not even one round fits, retract a request."""
         running = self.requests.running
         while len(self.rounds.rows):
-            planned = self.rounds.reserve(self.requests.rounds_in_flight, self._max_rounds())
+            planned = self.rounds.reserve(self.requests.in_flight.num_rounds, self._max_rounds())
             if planned is not None:
                 return planned
             if self.store.has_fenced or self.requests.leaving:
                 return None  # the next commit releases slots
             if len(running) == 1 and self.store.num_held_rows:
                 return None  # transfers hold the other slots; these come back, or their requests join
-            # A single request fits the pool, so `least_entitled` raises for it, except after an injected denial.
-            alone = len(running) == 1 and self.store.num_denied > 0
-            self.requests.retract(next(iter(running.values())) if alone else least_entitled(running.values()))
+            self.admission.retract_for_memory()
         return None
 
     def _max_rounds(self) -> int:
@@ -198,12 +198,13 @@ class Engine:
         """Apply the result of the oldest step in flight. Raises InvariantViolation RELAY-07 for another step's."""
         flight, finished = self.requests.begin_commit(result)  # finished: those that the executor reports as failed
         first_tokens, computed, kept = list[str](), list[str](), None
-        if result.prefill is not None:
-            first_tokens, computed, ends = self._commit_prefill(flight, result.prefill)
-            finished += ends
-        if result.decode is not None:
-            kept, ends = self._commit_rounds(flight, result.decode)
-            finished += ends
+        for is_prefill in (False, True) if self.store.at_once else (True, False):  # at once: in order of admission
+            if is_prefill and result.prefill is not None:
+                first_tokens, computed, ends = self._commit_prefill(flight, result.prefill)
+                finished += ends
+            elif not is_prefill and result.decode is not None:
+                kept, ends = self._commit_rounds(flight, result.decode)
+                finished += ends
         self.store.pass_fence(result.step_id)
         self.recovery.count_commit()
         outcome = CommitOutcome(tuple(finished), tuple(first_tokens), tuple(computed), kept)
@@ -220,7 +221,7 @@ class Engine:
         for i, chunk in flight.live_chunks():
             record = chunk.record
             record.prefill_committed = chunk.start + chunk.length
-            self.requests.share_prefix(record)
+            self.requests.share_prefix(record, record.prefill_committed)
             if not chunk.is_last:
                 continue
             if not record.has_first_token:  # True: another worker delivered it before it was lost
@@ -233,7 +234,7 @@ class Engine:
                 finished.append(self.requests.finish(record, finish_reason(stopped)))
             elif self.role is EngineRole.PREFILL:
                 computed.append(record.request.request_id)
-        return first_tokens, computed, finished
+        return first_tokens, computed, finished + self.requests.deliver_late_first(flight, result, first_tokens)
 
     def _commit_rounds(self, flight: StepInFlight, result: DecodeResult) -> tuple[np.ndarray, list[FinishedRequest]]:
         """Count rounds, inform the controller, deliver tokens. Returns tokens by round and row, ended requests."""
@@ -243,9 +244,8 @@ class Engine:
         counted = self.rounds.count(planned, result, flight.num_departed, requests.leaving)
         self.rounds.teach_controller(planned.decode, result, counted.live, counted.live_before)
         if planned.decode.max_rounds > 1:  # a single round keeps its slots: they are R of the next one
-            self.rounds.release_unused(planned, result, counted.kv_before_last, requests.in_later_step(rows))
-        if counted.live is None or counted.live.any():  # None: all rows are live
-            requests.resume_admission()
+            self.rounds.release_unused(planned, result, counted.kv_before_last, requests.in_flight.decode_again(rows))
+        self.admission.pass_rounds(flight, counted, result.rounds)
         if self.rounds.num_with_stop_strings:
             cuts = self.output.stop_string_cuts(rows, counted, result, requests.in_row)
             counted = self.rounds.cut(planned, counted, cuts)
@@ -254,7 +254,7 @@ class Engine:
             requests.finish(requests.running[int(rows[i])], finish_reason(bool(counted.stopped[i])))
             for i in counted.ended.tolist()
         ]
-        return counted.kept, finished + requests.end_leaving()
+        return counted.kept, finished + requests.deliver_late(flight, result, counted.kept) + requests.end_leaving()
 
     def lose_steps(self, failure: StepFailure, now_ns: int) -> LossOutcome:
         """Queue the requests of all lost steps again; a request that fails alone ends. No plan comes until `resume`."""

@@ -75,7 +75,7 @@ class RequestEvent(_Key):
 S, E = RequestState, RequestEvent
 TRANSITIONS: dict[RequestState, dict[RequestEvent, RequestState]] = {
     S.NEW: {E.QUEUE: S.WAITING, E.RESERVE: S.TRANSFERRING},
-    S.WAITING: {E.ADMIT: S.PREFILL, E.ABORT: S.ABORTED, E.FAIL: S.FAILED, E.MOVE: S.TRANSFERRED},
+    S.WAITING: {E.ADMIT: S.PREFILL, E.FINISH: S.FINISHED, E.ABORT: S.ABORTED, E.FAIL: S.FAILED, E.MOVE: S.TRANSFERRED},
     S.PREFILL: {
         E.PREFILLED: S.DECODE,
         E.HAND_OVER: S.TRANSFERRING,
@@ -146,7 +146,7 @@ class JointRule(NamedTuple):
 R = Response
 JOINT_RULES: dict[Demand, dict[RequestState, JointRule]] = {
     Demand.FINISH: {
-        S.WAITING: JointRule(None, None),
+        S.WAITING: JointRule(R.END, R.END),  # its last token came late (`Policies.late_tokens`)
         S.PREFILL: JointRule(None, None),
         S.DECODE: JointRule(R.END, R.END),  # the step before the block ended it: the block's results are dropped
         S.LEAVING: JointRule(None, None),
@@ -181,7 +181,8 @@ class RequestRecord:
     """
 
     request: Request
-    arrival_number: int  # order of submission; first come, first served within a priority
+    # order of submission; first come, first served within a priority. `retracted_to = "tail"` gives it a new number.
+    arrival_number: int
     max_tokens: int  # the request's own, capped by context and pool
     state: RequestState = RequestState.NEW
     row: int = 0  # request-table row; 0 while it has none

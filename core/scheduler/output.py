@@ -37,7 +37,7 @@ class OutputLog:
         self.tracks_tokens: bool = config.track_tokens
         self._kv_len = kv_len
         self._decoder = text_decoder
-        shape = (config.max_running + 1, sizes.row_width + 1) if config.track_tokens else (0, 0)
+        shape = (config.num_rows + 1, sizes.row_width + 1) if config.track_tokens else (0, 0)
         self._tokens = np.zeros(shape, dtype=np.int32)
         self._flat = self._tokens.reshape(-1)
 
@@ -139,20 +139,20 @@ class OutputLog:
         return count, source[record.prompt_len : record.prompt_len + count].astype(np.int64)
 
     def context_of(self, record: RequestRecord) -> np.ndarray | None:
-        """Return the tokens int64 of a request with a row, as far as they are known: prompt and, if tracked, output."""
-        if not self.tracks_tokens:
-            return record.context
+        """Return the tokens int64 of a request with a row, prompt and output; None if they are not known.
+
+        Without an executor's tokens the output is that of `Prompt.continued`.
+        """
         length = record.prompt_len + self.num_delivered(record)
+        if not self.tracks_tokens:
+            return None if record.context is None else record.request.continued(length)
         return self._tokens[record.row, :length].astype(np.int64)
 
     def close(self, record: RequestRecord) -> None:
         """Store the context with which a request would enter again in its record, before it leaves its row."""
         if not _is_prefilled(record):
             return  # its context has not changed since it entered
-        if self.tracks_tokens:
-            record.context = self.context_of(record)
-        else:
-            record.context = None  # the output's tokens are unknown
+        record.context = self.context_of(record)
         record.emitted_before, record.has_first_token = self.num_delivered(record), False
 
 

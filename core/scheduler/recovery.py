@@ -23,10 +23,10 @@ from ..contract.events import EventSink, Resumed, StepsLost
 from ..contract.outcomes import LossOutcome
 from ..contract.request import FinishReason
 from ..contract.step import StepFailure
+from .flights import StepInFlight
 from .life import RequestRecord
+from .policies import entitlement, least_entitled
 from .requests import Requests
-from .rounds import StepInFlight
-from .waiting import entitlement, least_entitled
 
 GOOD_STEPS = 8
 """Commits in a row before the limits are raised once."""
@@ -130,7 +130,7 @@ class Recovery:
         requests.pass_lost_steps()
         if restarted:
             for record in list(requests.running.values()):
-                requests.retract(record)
+                requests.retract(record, keeps_place=True)
             requests.store.forget()
         self._emit(Resumed(now_ns, restarted, requests.take_retracted()))
 
@@ -155,5 +155,5 @@ class Recovery:
         """Retract the least entitled requests beyond the limit; the suspects are admitted before all others."""
         requests = self.requests
         while len(requests.running) > row_limit:
-            requests.retract(least_entitled(requests.running.values()))
+            requests.retract(least_entitled(requests.running.values()), keeps_place=True)
         requests.waiting.try_first(sorted(suspects, key=entitlement, reverse=True))

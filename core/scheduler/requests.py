@@ -14,30 +14,31 @@ a row (the row's fence).
 
 from __future__ import annotations
 
-from collections import deque
-
 import numpy as np
 
-from ..contract.request import FinishedRequest, FinishReason, Request
-from ..contract.step import StepResult
+from ..contract.request import FinishedRequest, FinishReason, Request, finish_reason
+from ..contract.step import DecodeResult, PrefillResult, StepResult
 from ..errors import InvariantViolation
 from ..kv.radix import PrefixMatch
 from ..kv.store import Departure, KVStore
+from .config import EngineConfig
+from .flights import Chunk, StepInFlight, StepsInFlight
+from .late import LateTokens
 from .life import ENDINGS, JOINT_RULES, Demand, RequestEvent, RequestRecord, RequestState, Response
 from .output import OutputLog
-from .rounds import Chunk, DecodeRounds, StepInFlight
+from .rounds import DecodeRounds
 from .waiting import WaitingQueue
 
 
 class Requests:
     """All live requests of an engine by their places, and the steps in flight."""
 
-    def __init__(self, store: KVStore, rounds: DecodeRounds, output: OutputLog, ageing_bound: int) -> None:
+    def __init__(self, config: EngineConfig, store: KVStore, rounds: DecodeRounds, output: OutputLog) -> None:
         self.store = store
         self.rounds = rounds
         self.output = output
         self.live: dict[str, RequestRecord] = {}
-        self.waiting: WaitingQueue = WaitingQueue(ageing_bound)
+        self.waiting: WaitingQueue = WaitingQueue(config.ageing_bound)
         self.in_progress: RequestRecord | None = None  # the one request whose prompt still has chunks to launch
         self.running: dict[int, RequestRecord] = {}  # by row, in the order in which they took it
         self.leaving: dict[int, RequestRecord] = {}
@@ -50,11 +51,15 @@ class Requests:
         }
         self.retraction_demands: dict[str, RequestRecord] = {}
         self.retracted: list[str] = []  # ids since the last event that reported them
-        self.in_flight: deque[StepInFlight] = deque()  # oldest first
+        self.in_flight: StepsInFlight = rounds.in_flight
         self.last_step_id: int = 0
         self.last_committed: int = 0
         self.steps_are_lost: bool = False  # until `pass_lost_steps`; meanwhile the device may still run them
         self._num_arrived = 0
+        self._goes_to_tail = config.retracted_to == "tail"
+        self._caches_retracted = config.cache_retracted
+        self.late: LateTokens = LateTokens(config.late_tokens == "delivered")
+        self._pause = config.pause_until
         self._retracted_lately = False  # see `is_admission_paused`
 
     @property
@@ -94,9 +99,11 @@ class Requests:
         self.in_progress = record
         return record
 
-    def cut_chunk(self, record: RequestRecord, length: int) -> Chunk:
+    def cut_chunk(self, record: RequestRecord, length: int, padding: int) -> Chunk:
         """Put the next `length` tokens of the prompt in progress into the next step."""
-        chunk = Chunk(record, record.prefill_launched, length)
+        chunk = Chunk(record, record.prefill_launched, length, padding)
+        if padding:
+            self.rounds.padded.add(record.row)
         record.prefill_launched += length
         if chunk.is_last:
             self.in_progress = None
@@ -126,24 +133,25 @@ class Requests:
         record.prefill_launched = record.prefill_committed = record.prefill_len
         self._join_rounds(record)
 
-    def share_prefix(self, record: RequestRecord) -> None:
-        """Put the computed part of a prompt into the prefix cache."""
+    def share_prefix(self, record: RequestRecord, length: int) -> None:
+        """Put the first `length` tokens of a prompt into the prefix cache."""
         if self.store.cache is not None and record.context is not None:
-            self.store.share_prefix(
-                record.row, record.context, record.prefill_committed, record.request.namespace, self.last_step_id
-            )
+            self.store.share_prefix(record.row, record.context, length, record.request.namespace, self.last_step_id)
 
     def in_row(self, row: int) -> RequestRecord:
         """Return the request that runs in a row or is leaving it."""
         return self.running.get(row) or self.leaving[row]
 
     def _new(self, request: Request, max_tokens: int) -> RequestRecord:
-        record = RequestRecord(request, self._num_arrived, max_tokens)
+        record = RequestRecord(request, self._next_number(), max_tokens)
         record.emitted_before = request.prefill_len - request.prompt.length
         record.has_first_token = request.shown.length > 0
         self.live[request.request_id] = record
-        self._num_arrived += 1
         return record
+
+    def _next_number(self) -> int:
+        self._num_arrived += 1
+        return self._num_arrived - 1
 
     def _take_row(self, record: RequestRecord, row: int, prefill_len: int) -> None:
         record.row, record.epoch, record.prefill_len = row, int(self.store.table.epochs[row]), prefill_len
@@ -168,11 +176,17 @@ class Requests:
 
     # -- a request is retracted or ends -----------------------------------------------------------------------------
 
-    def retract(self, record: RequestRecord) -> None:
-        """Release all that a request holds and queue it again. Admission pauses."""
-        self._close_row(record, self.output.context_of(record))
+    def retract(self, record: RequestRecord, keeps_place: bool = False) -> None:
+        """Release all that a request holds and queue it again. Admission pauses.
+
+        `keeps_place`: it waits at its place by arrival, whatever `Policies.retracted_to` says.
+        """
+        self.late.expect(record, self.in_flight)
+        self._close_row(record, self.output.context_of(record) if self._caches_retracted else None)
         self._advance(record, RequestEvent.RETRACT)
         record.row = record.epoch = 0
+        if self._goes_to_tail and not keeps_place:
+            record.arrival_number = self._next_number()
         self.waiting.push(record)
         self._retracted_lately = True
         self.retracted.append(record.request.request_id)
@@ -201,6 +215,17 @@ class Requests:
         finished = self._apply_rules(record, Demand.FINISH)
         assert finished is not None, "no rule lets a request wait that has its last token"
         return finished
+
+    def deliver_late_first(self, flight: StepInFlight, result: PrefillResult, ids: list[str]) -> list[FinishedRequest]:
+        """Deliver first tokens to waiting requests, whose ids are added to `ids`. Returns the requests that end."""
+        runs = self.late.first_tokens(flight, result)
+        ids += [run.record.request.request_id for run in runs]
+        return [self.finish(run.record, finish_reason(run.stopped)) for run in runs if run.has_ended]
+
+    def deliver_late(self, flight: StepInFlight, result: DecodeResult, kept: np.ndarray) -> list[FinishedRequest]:
+        """Deliver tokens of rounds to waiting requests, and count them in `kept`. Returns the requests that end."""
+        runs = self.late.runs(flight, result, kept)
+        return [self.finish(run.record, finish_reason(run.stopped)) for run in runs if run.has_ended]
 
     def _cause_of_limit(self, record: RequestRecord) -> str:
         asked = record.request.max_tokens
@@ -273,14 +298,24 @@ class Requests:
 
     @property
     def is_admission_paused(self) -> bool:
-        """Whether admission waits, after a retraction, for the next decode round of a live row to be committed.
+        """Whether admission waits, after a retraction, for the next decode round of a live row to be committed, or only
+        to be launched (`Policies.pause_until`).
 
         It does not wait if no round can come. Without the pause two requests could retract each other in turns and
         neither would advance.
         """
         return self._retracted_lately and (
-            len(self.rounds.rows) > 0 or any(flight.planned is not None for flight in self.in_flight)
+            self._pause == "plan"
+            or len(self.rounds.rows) > 0
+            or any(flight.planned is not None for flight in self.in_flight)
         )
+
+    def begin_plan(self) -> None:
+        """End a pause that lasts no longer than a plan, let rows rest that surely end, retract where it was asked."""
+        if self._pause == "plan":
+            self._retracted_lately = False
+        self.rounds.rest()
+        self.apply_retractions()
 
     def resume_admission(self) -> None:
         self._retracted_lately = False
@@ -293,18 +328,11 @@ class Requests:
 
     # -- steps in flight --------------------------------------------------------------------------------------------
 
-    @property
-    def rounds_in_flight(self) -> int:
-        """The number of decode rounds that the steps in flight may run."""
-        rounds = 0
-        for flight in self.in_flight:
-            if flight.planned is not None:
-                rounds += flight.planned.decode.max_rounds
-        return rounds
-
     def launch(self, flight: StepInFlight) -> None:
         self.in_flight.append(flight)
         self.last_step_id = flight.step.step_id
+        if self._pause == "launch" and flight.planned is not None:
+            self.resume_admission()
 
     def oldest_step(self, step_id: int, what: str) -> StepInFlight:
         """Return the oldest step in flight.
@@ -333,6 +361,8 @@ class Requests:
                 end = self.give_up(self.running[row], FinishReason.ERROR, message)
                 finished += [end] if end is not None else []
         self.in_flight.popleft()
+        if self.rounds.padded and flight.step.prefill is not None:
+            self.rounds.padded.difference_update(flight.step.prefill.rows.tolist())
         return flight, finished
 
     def lose_in_flight(self, blamed: RequestRecord | None, message: str) -> list[FinishedRequest]:
@@ -349,8 +379,9 @@ class Requests:
                     assert failed is not None, "no block runs: the steps are lost"
                     finished.append(failed)
                 else:
-                    self.retract(record)
+                    self.retract(record, keeps_place=True)
         self.in_flight.clear()
+        self.late.clear()
         return finished
 
     def pass_lost_steps(self) -> None:
@@ -363,16 +394,6 @@ class Requests:
         self.steps_are_lost = False
         self.last_committed = self.last_step_id
         self.store.pass_fence(self.last_step_id)
-
-    def in_later_step(self, rows: np.ndarray) -> np.ndarray | bool:
-        """Return which of `rows` the steps in flight will decode again, as one bool if the answer is the same for all
-        rows.
-        """
-        for flight in self.in_flight:
-            if flight.planned is not None:
-                later = flight.planned.decode.rows
-                return True if later is rows else np.isin(rows, later)
-        return False
 
     def records_of(self, flight: StepInFlight) -> list[RequestRecord]:
         """Return the running requests that still have the rows with which the step was planned, in the order of its

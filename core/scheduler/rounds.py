@@ -8,8 +8,7 @@ One column entry per request-table row. For a decoding request
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -17,21 +16,12 @@ import numpy as np
 from ..adaptive import AdaptiveController
 from ..contract.arrays import BoolArray, Int64Array
 from ..contract.request import cut_runs
-from ..contract.step import DecodeResult, DecodeStep, Step
+from ..contract.step import DecodeResult, DecodeStep
 from ..errors import InvariantViolation
 from ..kv.request_table import ceil_to_page, reserve_per_block
 from ..kv.store import KVStore
 from .config import EngineConfig, EngineSizes
-from .life import RequestRecord
-
-
-@dataclass(slots=True)
-class PlannedRounds:
-    """The decode part of a planned step, with the values that its commit needs."""
-
-    decode: DecodeStep
-    index: np.ndarray  # intp [bs]: its rows; NumPy indexes by intp several times faster than by int32
-    allocated: np.ndarray  # int64 [bs]: slots of each row before this reservation
+from .flights import PlannedRounds, StepsInFlight
 
 
 class CountedRounds(NamedTuple):
@@ -56,11 +46,14 @@ class DecodeRounds:
         self.sizes = sizes
         self.controller = controller
         self.store = store
-        self.kv_len: Int64Array = np.zeros(config.max_running + 1, dtype=np.int64)
-        self.end_len: Int64Array = np.zeros(config.max_running + 1, dtype=np.int64)
-        self.live: BoolArray = np.zeros(config.max_running + 1, dtype=bool)
+        self.kv_len: Int64Array = np.zeros(config.num_rows + 1, dtype=np.int64)
+        self.end_len: Int64Array = np.zeros(config.num_rows + 1, dtype=np.int64)
+        self.live: BoolArray = np.zeros(config.num_rows + 1, dtype=bool)
         self.num_departed: int = 0  # rows removed so far; it has grown since a plan if a row of the plan was removed
+        self.in_flight: StepsInFlight = StepsInFlight()
+        self.padded: set[int] = set()  # rows whose last chunk is in flight and takes as much as a round
         self._members: list[int] = []
+        self._resting: set[int] = set()  # rows that surely end with a step in flight: they take part in no later plan
         self._rows = np.empty(0, dtype=np.int32)
         self._index = np.empty(0, dtype=np.intp)
         # A dot product sums small arrays faster than a reduction.
@@ -68,7 +61,8 @@ class DecodeRounds:
         self._epochs = np.empty(0, dtype=np.int64)
         self._stale = False
         self.num_with_stop_strings: int = 0  # rows whose end only the host can see; they cannot run in blocks
-        self._has_stop_strings = np.zeros(config.max_running + 1, dtype=bool)
+        self._has_stop_strings = np.zeros(config.num_rows + 1, dtype=bool)
+        self._takes_what_is_launched = config.overlap and config.row_slots == "launched"
         self._block_slack = self._slots_of_a_plan() if config.overlap else 0
 
     # -- membership ---------------------------------------------------------------------------------------------------
@@ -86,10 +80,24 @@ class DecodeRounds:
     def remove(self, row: int) -> None:
         """Remove a row whose request has left it. Results of steps in flight for this row are dropped."""
         self.live[row] = False
-        self._members.remove(row)
+        if row in self._resting:
+            self._resting.remove(row)
+        else:
+            self._members.remove(row)
         self._stale = True
         self.num_departed += 1
         self.num_with_stop_strings -= int(self._has_stop_strings[row])
+
+    def rest(self) -> None:
+        """Let rows rest that surely end with the steps in flight, if the rule is so (`Policies.sure_ends`)."""
+        if self.config.sure_ends == "run":
+            return
+        index = self.rows.astype(np.intp)
+        ends = self.kv_len[index] + self.in_flight.decode_again(self.rows) >= self.end_len[index]
+        for row in index[ends].tolist():
+            self._members.remove(row)
+            self._resting.add(row)
+            self._stale = True
 
     @property
     def rows(self) -> np.ndarray:
@@ -127,8 +135,13 @@ class DecodeRounds:
             by_width = (self.sizes.row_width - int(kv_len[kv_len.argmax()])) // alloc_len
             max_rounds = min(max_rounds, by_memory - rounds_in_flight, by_width - rounds_in_flight)
         max_rounds = max(max_rounds, 1)
-        reserve = max(self.sizes.reserve, reserve_per_block(alloc_len, max_rounds, rounds_in_flight))
+        block = reserve_per_block(alloc_len, max_rounds, rounds_in_flight) + self.sizes.lookahead
+        reserve = max(self.sizes.reserve, block)
         targets = kv_len + reserve
+        if self._takes_what_is_launched and max_rounds == 1:
+            targets -= np.where(self.in_flight.decode_again(rows), 0, alloc_len)
+            if self.padded:
+                targets += np.where(np.isin(rows, list(self.padded)), alloc_len - 1, 0)
         if self.config.page_size > 1:
             targets = ceil_to_page(targets, self.config.page_size)
         if reserve > self.sizes.reserve and int(kv_len[kv_len.argmax()]) + reserve > self.sizes.row_width:
@@ -136,6 +149,8 @@ class DecodeRounds:
             # the engine knows the end.
             targets = np.minimum(targets, self.sizes.row_width)
         if not self.store.grow(index, targets):
+            if self.config.row_slots == "launched":
+                self.store.grow_some(index, targets)
             return None
         num_draft_tokens = self.controller.num_draft_tokens_for(steps, batch_size)
         max_seq_lens = kv_len + rounds_in_flight * alloc_len if rounds_in_flight else kv_len
@@ -222,6 +237,16 @@ class DecodeRounds:
             self.kv_len[planned.index[i]] = counted.kv_before[i] + length
         return counted._replace(ended=np.union1d(counted.ended, list(cuts))) if cuts else counted
 
+    def held_ahead(self, planned: PlannedRounds) -> Int64Array:
+        """Return the slots, int64 [bs], that the rows of a running block hold beyond what its first round, planned
+        alone, would hold.
+        """
+        single = planned.decode.seq_lens + self.sizes.reserve
+        if self.config.page_size > 1:
+            single = ceil_to_page(single, self.config.page_size)
+        held: Int64Array = self.store.allocated[planned.index] - np.maximum(single, planned.allocated)
+        return np.maximum(held, 0)
+
     def release_unused(
         self,
         planned: PlannedRounds,
@@ -274,60 +299,3 @@ class DecodeRounds:
         if short.any():
             message = f"row {rows[short.argmax()]} has fewer slots than launched rounds may write"
             raise InvariantViolation("RELAY-06", message)
-
-
-class Chunk(NamedTuple):
-    """Positions [start, start + length) of one request's context."""
-
-    record: RequestRecord
-    start: int
-    length: int
-
-    @property
-    def is_last(self) -> bool:
-        return self.start + self.length == self.record.prefill_len
-
-
-@dataclass(slots=True)
-class StepInFlight:
-    """A planned step that is not committed yet."""
-
-    step: Step
-    chunks: list[Chunk]
-    planned: PlannedRounds | None  # of its decode part
-    num_departed: int  # DecodeRounds.num_departed when it was planned
-
-    def live_chunks(self) -> Iterator[tuple[int, Chunk]]:
-        """Yield the chunks whose requests still have the row, with their indices.
-
-        Results of the other chunks are dropped.
-        """
-        prefill = self.step.prefill
-        if prefill is None:
-            return
-        places = zip(prefill.rows.tolist(), prefill.epochs.tolist(), strict=True)
-        for i, (chunk, place) in enumerate(zip(self.chunks, places, strict=True)):
-            if (chunk.record.row, chunk.record.epoch) == place and not chunk.record.is_terminal:
-                yield i, chunk
-
-    def row_epochs(self) -> Iterable[tuple[int, int]]:
-        """Return each row of the step once, with the epoch that it had at the plan."""
-        parts = [part for part in (self.step.prefill, self.step.decode) if part is not None]
-        return dict.fromkeys(
-            pair for part in parts for pair in zip(part.rows.tolist(), part.epochs.tolist(), strict=True)
-        )
-
-    def touches(self, row: int) -> bool:
-        """Return whether the step may read or write the KV of `row`."""
-        prefill, decode = self.step.prefill, self.step.decode
-        return (prefill is not None and row in prefill.rows) or (decode is not None and row in decode.rows)
-
-    def describe(self, request_ids: list[str]) -> str:
-        """Describe the step and the requests that still take part in it."""
-        parts, decode = [], self.step.decode
-        if self.step.prefill is not None:
-            parts.append(f"{int(self.step.prefill.lens.sum())} prefill tokens")
-        if decode is not None:
-            parts.append(f"{len(decode.rows)} rows × {decode.num_draft_tokens} tokens × {decode.max_rounds} rounds")
-        shown = ", ".join(request_ids[:4]) + (f" and {len(request_ids) - 4} more" if len(request_ids) > 4 else "")
-        return f"step {self.step.step_id} ({', '.join(parts)}; requests {shown or 'gone'})"

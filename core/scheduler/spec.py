@@ -33,6 +33,7 @@ from ..errors import ConfigError, ForedraftError, Problem, nearest
 from ..tree.build import MAX_TREE_NODES, tree_capacity
 from .config import EngineConfig, EngineRole, EngineSizes
 from .engine import Engine
+from .policies import OUR_POLICIES
 
 Mode = Literal["overlap", "synchronous"]
 MODES: tuple[Mode, ...] = ("overlap", "synchronous")
@@ -207,7 +208,9 @@ class EngineSpec:
     def from_json(cls, value: Any, source: str) -> EngineSpec:
         """Read the object that `to_json` wrote. Raises ConfigError with `source` and every key that does not fit."""
         _check_keys(value, cls, "engine", source)
-        _check_keys(value["config"], EngineConfig, "engine.config", source)
+        config = value["config"]
+        config = {**OUR_POLICIES.policy_values(), **config} if isinstance(config, Mapping) else config
+        _check_keys(config, EngineConfig, "engine.config", source)
         table, sizes = value["cost_table"], value["graph_sizes"]
         problems: list[Problem] = []
         nodes = read_tree_nodes(value["num_draft_tokens"], "engine.num_draft_tokens", problems)
@@ -217,7 +220,7 @@ class EngineSpec:
             spec = cls(
                 **{
                     **value,
-                    "config": EngineConfig(**value["config"]),
+                    "config": EngineConfig(**config),
                     "adaptive": load_adaptive_config(value["adaptive"], source),
                     "num_draft_tokens": nodes,
                     "cost_table": None if table is None else CostTable.from_json(table, source),

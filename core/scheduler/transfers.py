@@ -200,7 +200,7 @@ class Transfers:
         if record.context is None:
             return
         own = self.store.table.gather(row, 0, length)
-        self.requests.share_prefix(record)
+        self.requests.share_prefix(record, record.prefill_committed)
         self.store.pass_fence(self.requests.last_committed)  # if no step is in flight, no commit frees the duplicates
         # Where a slot changed, the cache already had the position, and its slot replaced the received one.
         foreign = np.flatnonzero(own != self.store.table.gather(row, 0, length))

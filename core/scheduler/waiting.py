@@ -14,10 +14,10 @@ turns without end.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
-from ..errors import InvariantViolation
 from .life import RequestRecord
+from .policies import entitlement
 
 
 class WaitingQueue:
@@ -89,18 +89,6 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[RequestRecord]:
         for priority in self._priorities:
             yield from self._classes[priority]
-
-
-def entitlement(record: RequestRecord) -> tuple[int, int]:
-    """Return a key: the greater it is, the more entitled a request is to its row."""
-    return record.request.priority, -record.arrival_number
-
-
-def least_entitled(running: Collection[RequestRecord]) -> RequestRecord:
-    """Return the request that memory pressure retracts. Raises ENGINE-08 for a single one: it must fit."""
-    if len(running) < 2:
-        raise InvariantViolation("ENGINE-08", "a request alone does not fit the pool that it was admitted to")
-    return min(running, key=entitlement)
 
 
 def giving_way(head: RequestRecord, running: Iterable[RequestRecord], ageing_bound: int) -> list[RequestRecord]:

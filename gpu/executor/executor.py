@@ -13,8 +13,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -25,30 +24,22 @@ from ...core.algorithm.algorithm import AlgorithmShape
 from ...core.algorithm.arrival import fill_cells
 from ...core.contract.future_map import FutureMap
 from ...core.contract.hidden import ForwardPhase, check_hidden
-from ...core.contract.step import Arrivals, DecodeStep, Join, PrefillResult, PrefillStep, Step, StepResult
+from ...core.contract.step import Arrivals, Join, PrefillResult, PrefillStep, Step, StepResult
 from ...core.errors import InvariantViolation, nearest
 from ...core.scheduler.engine import Engine
 from ...core.scheduler.spec import default_graph_sizes
 from ..batch.pools import Chunks, KVPool
 from ..batch.uploads import on_device, upload
-from ..draft.port import Draft, RoundBatch, RoundLimits
+from ..draft.port import Draft, RoundLimits
 from ..models.decoder import Decoder
 from ..ops.port import Ops
-from .graphs import RelayCells, RoundGraphs, RoundKind
+from .graphs import RelayCells, RoundGraphs
 from .outputs import USER_OUTPUTS, NodeProducer, at_places, node_outputs
-from .relay import TorchStorage
-from .round import (
-    DecodeRound,
-    EventPhaseClock,
-    PhaseClock,
-    RoundResult,
-    ShapeLogits,
-    capture_for,
-    draft_hidden,
-    first_tokens,
-)
-from .rows import ForcedRuns, HostSampling, Rows
-from .running import PendingRound, RunningStep, arrived, result_of, to_host
+from .relay import TorchStorage, publish_cells
+from .round import DecodeRound, EventPhaseClock, PhaseClock, capture_for, draft_hidden, first_tokens
+from .round_runner import RoundRunner
+from .rows import ForcedRuns, Rows
+from .running import RunningStep, arrived, result_of, to_host
 from .shaping import MakeMatcher, Shaping
 
 
@@ -97,11 +88,9 @@ class TorchExecutor:
         self.relayed = relayed
         self.counters = ExecutorCounters()
         self.clock = EventPhaseClock() if device.type == "cuda" else PhaseClock()
-        self._ops, self._debug = ops, debug
+        self._ops = ops
         self._eager = device.type == "cuda" if eager is None else eager
         self._forced = ForcedRuns(acceptance, config.max_running)
-        self._alloc_len = sizes.alloc_len
-        self._padded_sizes = default_graph_sizes(config.max_running) if graph_sizes is None else sorted(graph_sizes)
         self._shaping = Shaping(make_matcher)
         self._rows = Rows(config.max_running, sizes.row_width, device, seed)
         most = sizes.max_draft_tokens
@@ -118,15 +107,29 @@ class TorchExecutor:
         self.future_map = FutureMap(config.max_running, fields, self.relay_storage, debug_poison=debug)
         self._producers = dict(producers or {})
         self._outputs = (*USER_OUTPUTS, *self._producers)
-        self._round = DecodeRound(ops, target, pool, draft, self._producers)
+        decode_round = DecodeRound(ops, target, pool, draft, self._producers)
         self.graphs = RoundGraphs(
-            self._round,
+            decode_round,
             RelayCells(ops, self.future_map.buffers),
             self._limits,
             self.algorithm.accept_width,
             frozenset(self._outputs),
             forced=acceptance is not None,
             seed=seed,
+        )
+        self._rounds = RoundRunner(
+            decode_round,
+            self.graphs,
+            self.future_map,
+            self._rows,
+            self._forced,
+            self._shaping,
+            self._limits,
+            self.algorithm,
+            alloc_len=sizes.alloc_len,
+            padded_sizes=default_graph_sizes(config.max_running) if graph_sizes is None else sorted(graph_sizes),
+            device=device,
+            debug=debug,
         )
         self._queue: deque[RunningStep] = deque()
         self._last_step_id = 0
@@ -169,7 +172,7 @@ class TorchExecutor:
                 if running.is_over:
                     break
                 if running.pending is None:
-                    running.pending = self._enqueue_round(running)
+                    running.pending = self._rounds.enqueue(running.step.decode, running.decoded.rounds, self.clock)
                 self._read_round(running)
         return running.is_over
 
@@ -202,7 +205,7 @@ class TorchExecutor:
                 if not running.started:
                     self._start(running)
                     if running.step.decode is not None:
-                        running.pending = self._enqueue_round(running)
+                        running.pending = self._rounds.enqueue(running.step.decode, running.decoded.rounds, self.clock)
                 # The next round's drafts, penalties or grammar may depend on this round's tokens.
                 waits = self.draft.on_host or self._is_shaped(running.step)
                 if running.limit > 1 or (waits and not running.is_over):
@@ -290,7 +293,7 @@ class TorchExecutor:
             relay = self.draft.prefill(chunks, captured, sampled.clamp(min=0))
             if len(last):
                 rows, epochs = part.rows[last], part.epochs[last]
-                self._publish(rows, epochs, lengths, {"bonus_tokens": sampled.clamp(min=0), **relay})
+                publish_cells(self.future_map, rows, epochs, lengths, {"bonus_tokens": sampled.clamp(min=0), **relay})
                 self._forced.begin(rows, part.starts[last] + part.lens[last])
         self.counters.prefilled += chunks.num_tokens
         # A prompt has no accept lengths; its tokens stand in for them and are not read as such.
@@ -324,55 +327,6 @@ class TorchExecutor:
         if running.step.decode is None:
             running.round_ends_ns.append(time.perf_counter_ns())
 
-    # -- rounds ---------------------------------------------------------------------------------------------------
-
-    def _enqueue_round(self, running: RunningStep) -> PendingRound:
-        part, nodes = running.step.decode, running.step.decode.num_draft_tokens
-        width = min(self.algorithm.accept_width(part.steps, nodes), nodes)
-        forced = self._forced.draw(part.rows, self._rows.requests_of(part.rows), width)
-        sampling = self._rows.sampling(part.rows)
-        wanted = self._rows.wanted(part.rows)
-        shape_logits = None
-        if forced is None and self._shaping.covers(part.rows):
-            shape_logits = partial(self._shaping.at_nodes, part.rows)
-        variant = RoundKind.of(sampling), bool(wanted), shape_logits is not None
-        captured = self.graphs.find(part.steps, nodes, len(part.rows), *variant)
-        if self.graphs.on_round is not None and self.graphs.are_on:
-            self.graphs.on_round(captured is not None, len(part.rows))
-        if captured is not None:
-            self.future_map.pass_through(part.rows, part.epochs)
-            if self._debug:
-                self._check_lengths(part, running.decoded.rounds, self.future_map.buffers["lengths"][part.rows])
-            with self.clock.phase("graph"):
-                trees = self.draft.propose_on_host(part.rows, part.steps, part.topk, nodes, captured.size)
-                result = captured.run(part.rows, sampling, forced, wanted, trees, shape_logits)
-        else:
-            result = self._run_uncaptured(running, sampling, forced, wanted, shape_logits)
-        with self.clock.phase("relay"):
-            three = (result.accept_lens, result.failed, result.emitted)
-            return to_host(*three, result.outputs, result.packed, len(part.rows))
-
-    def _run_uncaptured(
-        self,
-        running: RunningStep,
-        sampling: HostSampling | None,
-        forced: np.ndarray | None,
-        wanted: frozenset[str],
-        shape_logits: ShapeLogits | None,
-    ) -> RoundResult:
-        part, capture_mode = running.step.decode, self.algorithm.capture_hidden_mode(ForwardPhase.DRAFT)
-        with self.clock.phase("relay"):
-            lengths, relayed = self.future_map.resolve(part.rows, part.epochs)
-            check_hidden(relayed.get("hidden_states"), capture_mode, "relay")
-            batch = self._batch(part, running.decoded.rounds, lengths, relayed["bonus_tokens"])
-            inputs, runs = self._rows.on_device(sampling), None if forced is None else upload(self.device, forced)
-        longest = None if self.device.type == "cpu" else self.algorithm.accept_width(part.steps, part.num_draft_tokens)
-        result = self._round.run(batch, relayed, inputs, wanted, runs, longest, self.clock.phase, shape_logits)
-        with self.clock.phase("relay"):
-            check_hidden(result.relay.get("hidden_states"), capture_mode, "stash")
-            self._publish(part.rows, part.epochs, result.lengths, result.relay)
-        return result
-
     def _observe(self, row: int, tokens: np.ndarray) -> None:
         """Pass the next tokens of a row to the parts on the host: look-up drafts, penalties, grammars."""
         if self.draft.on_host:
@@ -381,29 +335,6 @@ class TorchExecutor:
 
     def _is_shaped(self, step: Step) -> bool:
         return any(part is not None and self._shaping.covers(part.rows) for part in (step.prefill, step.decode))
-
-    def _batch(self, part: DecodeStep, rounds_done: int, lengths: Tensor, roots: Tensor) -> RoundBatch:
-        rows = upload(self.device, part.rows.astype(np.int64))
-        batch = self._limits.batch(part.rows, rows, lengths, roots, part.steps, part.num_draft_tokens)
-        padded_rows = next((size for size in self._padded_sizes if size >= len(part.rows)), len(part.rows))
-        # On a GPU as in a captured round: its kernels split the KV for the greatest length that can occur.
-        max_len = batch.max_len
-        if self.device.type == "cpu":
-            max_len = int(lengths.max())
-            if self._debug:
-                self._check_lengths(part, rounds_done, lengths)
-        return replace(batch, max_len=max_len, padded_rows=padded_rows)
-
-    def _check_lengths(self, part: DecodeStep, rounds_done: int, on_device: Tensor) -> None:
-        lengths = on_device.cpu().numpy()
-        most = part.max_seq_lens + rounds_done * self._alloc_len
-        if (lengths < part.seq_lens + rounds_done).any() or (lengths > most).any():
-            message = f"lengths {lengths.tolist()} are outside {part.seq_lens.tolist()} … {most.tolist()}"
-            raise InvariantViolation("RELAY-06", message)
-
-    def _publish(self, rows: np.ndarray, epochs: np.ndarray, lengths: Tensor, relay: dict[str, Tensor]) -> None:
-        self.future_map.publish(rows, epochs, lengths)
-        self.future_map.stash(rows, epochs, relay)
 
     # -- reading back ---------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.contract.future_map import RelayField
+from ...core.contract.future_map import FutureMap, RelayField
 from ..batch.uploads import upload
 from ..ops.port import Ops
 
@@ -62,3 +62,11 @@ class TorchStorage:
             self._device_rows = upload(self._device, rows)
             self._host_rows = rows
         return self._device_rows
+
+
+def publish_cells(
+    future_map: FutureMap, rows: np.ndarray, epochs: np.ndarray, lengths: Tensor, values: dict[str, Tensor]
+) -> None:
+    """Relay what the next round of these rows starts from: their lengths [n], and per field its values [n, …]."""
+    future_map.publish(rows, epochs, lengths)
+    future_map.stash(rows, epochs, values)

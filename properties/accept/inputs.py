@@ -231,3 +231,19 @@ def drafted_rows(config: AcceptConfig, seed: int) -> tuple[Batch, np.ndarray, np
     batch = equal_rows(config, (1, 1, 2), seed, rows)._replace(tokens=np.repeat(drawn, GRID)[:, None])
     weights = np.repeat(draft[drawn], GRID) / GRID
     return batch, np.stack([target, leaf]), np.stack([draft, draft]), weights
+
+
+def sampled_logits(vocab_size: int, num_rows: int, seed: int, failing: bool) -> tuple[np.ndarray, ...]:
+    """Return logits float64 [num_rows, vocab_size], many of them equal, and temperature, top-k and top-p of each row.
+    With `failing`, some rows have values that are no numbers or no logits at all."""
+    bits = hash64(seed, Purpose.SWARM, 5, np.arange(num_rows * (vocab_size + 4))).reshape(num_rows, -1) >> np.uint64(20)
+    logits = (bits[:, 4:] % np.uint64(13)).astype(np.float64) / 4.0
+    if failing:
+        logits[bits[:, 4:] % np.uint64(29) == 0] = -np.inf
+        logits[seed % num_rows, seed % vocab_size] = np.nan
+        logits[(seed + 1) % num_rows] = -np.inf
+        logits[(seed + 2) % num_rows, seed % vocab_size] = np.inf
+    temperature = np.array([0.0, 0.5, 1.0, 1.0, 2.0])[(bits[:, 0] % np.uint64(5)).astype(int)]
+    top_k = np.array([0, 0, 1, 2, 3, vocab_size, vocab_size + 1])[(bits[:, 1] % np.uint64(7)).astype(int)]
+    top_p = np.array([1.0, 1.0, 0.95, 0.7, 0.5, 0.3, 0.01])[(bits[:, 2] % np.uint64(7)).astype(int)]
+    return logits, temperature, top_k, top_p

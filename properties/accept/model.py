@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...core.draws import Purpose, hash64
-from ..harness.trial import listed
+from ..harness.text import listed
 from .contract import MAX_NODES, AcceptCapabilities, AcceptConfig, Batch
 from .expected import Coins, Drafter
 

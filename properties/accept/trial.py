@@ -3,19 +3,20 @@ looked at again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from ...core.draws import Purpose, hash64
 from ..harness.operation import Handles, Operation, operation
-from ..harness.trial import Trial, listed
+from ..harness.text import listed
+from ..harness.trial import Trial
 from . import inputs
 from .contract import MAX_NODES, Accept, AcceptCapabilities, AcceptConfig, Batch, capacity
 from .expected import Coins, Drafter
-from .model import AcceptModel, Answer, Moment, Round, depths_of, shares_of, verdict_in_words
+from .model import AcceptModel, Answer, Moment, Round, shares_of, verdict_in_words
+from .reading import read_cells, read_compacted, read_flat, read_links, read_moves, read_round, read_table
 
 ROUNDS = Handles("abc")
 SEEDS = tuple(range(24))
@@ -123,7 +124,7 @@ class AcceptTrial(Trial):
         self.must(self.subject.configure, *shape)
         handle = self.must(self.subject.draft, batch, m.drafter.answer)
         self.must(self.subject.configure, *self.shape)
-        m.round = self._look_at(batch, handle)
+        m.round = read_round(self, self.shape, batch, handle)
 
     # -- what is sampled from, and with what --------------------------------------------------------------------------
 
@@ -132,20 +133,11 @@ class AcceptTrial(Trial):
         """Ask for the distributions that sampling parameters make of logits, some of them with ties or
         without an answer."""
         m, vocab, num_rows = self.moment, self.config.vocab_size, 12
-        bits = hash64(seed, Purpose.SWARM, 5, np.arange(num_rows * (vocab + 4))).reshape(num_rows, -1) >> np.uint64(20)
-        logits = (bits[:, 4:] % np.uint64(13)).astype(np.float64) / 4.0
-        if failing:
-            logits[bits[:, 4:] % np.uint64(29) == 0] = -np.inf
-            logits[seed % num_rows, seed % vocab] = np.nan
-            logits[(seed + 1) % num_rows] = -np.inf
-            logits[(seed + 2) % num_rows, seed % vocab] = np.inf
-        temperature = np.array([0.0, 0.5, 1.0, 1.0, 2.0])[(bits[:, 0] % np.uint64(5)).astype(int)]
-        top_k = np.array([0, 0, 1, 2, 3, vocab, vocab + 1])[(bits[:, 1] % np.uint64(7)).astype(int)]
-        top_p = np.array([1.0, 1.0, 0.95, 0.7, 0.5, 0.3, 0.01])[(bits[:, 2] % np.uint64(7)).astype(int)]
+        logits, temperature, top_k, top_p = inputs.sampled_logits(vocab, num_rows, seed, failing)
         m.parameters = list(zip(temperature.tolist(), top_k.tolist(), top_p.tolist(), strict=True))
         given = map(inputs.frozen, (logits.copy(), temperature, top_k, top_p))
         answer = self.must(self.subject.distribution, *given)
-        m.filtered = logits, self._table(answer, "distribution()", logits.shape)
+        m.filtered = logits, read_table(self, answer, "distribution()", logits.shape)
 
     @operation(needs="keyed_coins", weight=1)
     def coins(self, seed: int) -> None:
@@ -165,7 +157,7 @@ class AcceptTrial(Trial):
             rows, begins = requests[who].copy(), starts[who] + later
             answer = self.must(self.subject.coins, first, inputs.frozen(rows), inputs.frozen(begins), width)
             parts = self.sequence(answer, "coins()", "accept and bonus coins", 2)
-            m.coins.note(first, rows, begins, [self._table(part, "coins()", (len(rows), width)) for part in parts])
+            m.coins.note(first, rows, begins, [read_table(self, part, "coins()", (len(rows), width)) for part in parts])
         self.transcript.append(sorted(m.coins.given.items())[:50])
 
     # -- the distribution of what is emitted --------------------------------------------------------------------------
@@ -195,7 +187,7 @@ class AcceptTrial(Trial):
         self.must(self.subject.configure, *shape)
         handle = self.must(self.subject.launch, batch)
         self.must(self.subject.configure, *self.shape)
-        return self._look_at(batch, handle)
+        return read_round(self, self.shape, batch, handle)
 
     def _measure(self, round: Round, weights: np.ndarray, *probs: np.ndarray) -> None:
         """Verify by the target's probabilities of a row's nodes, and by the draft's if they are given, which are those
@@ -208,7 +200,7 @@ class AcceptTrial(Trial):
         many = [np.tile(array, (round.num_rows, 1)) for array in probs]
         coins = [np.tile(coin, (round.num_rows // inputs.GRID, 1)) for coin in inputs.grid(round.num_coins)]
         method = self.subject.verify_sampling if len(probs) == 1 else self.subject.verify_drafted
-        verdict = self._flat(self.must(method, round.handle, *many, *coins), "the verdict", 4)
+        verdict = read_flat(self, self.must(method, round.handle, *many, *coins), "the verdict", 4)
         answer = Answer(*verdict).read(round)
         if answer.is_formed and len(answer.walks) == round.num_rows:
             self.moment.shares = shares_of(answer, weights, round.tokens[0], round.parents[0], probs[0])
@@ -269,15 +261,12 @@ class AcceptTrial(Trial):
         held = map(inputs.frozen, (roots, seq_lens))
         batch = Batch(*held, self.config.context_len - 1, inputs.frozen(windows), *drafts)
         handle = self.must(self.subject.propose if is_proposed else self.subject.launch, batch)
-        round = self._look_at(batch, handle, rows, garbage, is_proposed)
+        drawn = (nodes - 1, 1, nodes) if is_proposed else self.shape
+        round = read_round(self, drawn, batch, handle, rows, garbage, is_proposed)
         self.rounds[name] = self.moment.round = round
         self.transcript.append((round.tokens, round.parents, round.positions))
         if self.capabilities.links:
-            parts = self._flat(self.must(self.subject.links, handle), "links()", 4)
-            sizes = [num_rows * nodes, num_rows * nodes, num_rows * nodes * nodes, num_rows]
-            if [len(part) for part in parts] != sizes:
-                raise self.misbehaviour("TYPE", f"links() has {[len(part) for part in parts]} entries", f"{sizes}")
-            self.moment.links = tuple(parts)
+            self.moment.links = read_links(self, self.must(self.subject.links, handle), num_rows, nodes)
 
     @operation(needs="constraints", weight=8, when=_has_no_grammar, grammar=SEEDS[:8])
     def constrain(self, round: str, grammar: int) -> None:
@@ -348,7 +337,7 @@ class AcceptTrial(Trial):
     def _finish(self, round: Round, verdict: object) -> None:
         """Take the verdict, carry out what follows from it, and commit what was accepted."""
         m, has = self.moment, self.capabilities
-        parts = self._flat(verdict, "the verdict", 4)
+        parts = read_flat(self, verdict, "the verdict", 4)
         self.transcript.append(tuple(parts))
         answer = m.answer = Answer(*parts).read(round)
         self.model.write_nodes(round)
@@ -364,57 +353,16 @@ class AcceptTrial(Trial):
     def _compact(self, round: Round, answer: Answer) -> None:
         answer.given = inputs.outputs(round.num_rows * round.nodes)
         got = self.must(self.subject.compact, round.handle, dict(answer.given))
-        if not hasattr(got, "keys") or set(got.keys()) != set(answer.given):
-            raise self.misbehaviour("TYPE", f"compact() gave {type(got).__name__}", f"{', '.join(answer.given)}")
-        answer.compacted = {name: np.asarray(got[name]) for name in answer.given}
+        answer.compacted = read_compacted(self, got, answer.given)
 
     def _move(self, round: Round, answer: Answer) -> None:
         before = answer.before = self.model.pools.copy()
-        after = np.asarray(self.must(self.subject.move, round.handle, self.model.pools.copy()))
-        if after.shape != before.shape or after.dtype.kind not in "iu":
-            was = f"move() gave {after.dtype} {list(after.shape)}"
-            raise self.misbehaviour("TYPE", was, f"integers {list(before.shape)}")
-        answer.after = after.astype(np.int64)
+        after = self.must(self.subject.move, round.handle, self.model.pools.copy())
+        answer.after = read_cells(self, after, before.shape)
         self.model.pools = answer.after.copy()
         if self.capabilities.plan:
-            sources, targets = self._flat(self.must(self.subject.moves, round.handle), "moves()", 2)
-            if len(sources) != len(targets):
-                raise self.misbehaviour("TYPE", f"{len(sources)} sources for {len(targets)} targets", "one for each")
-            answer.moves = sources, targets
+            answer.moves = read_moves(self, self.must(self.subject.moves, round.handle))
             self.transcript.append(answer.moves)
-
-    # -- reading answers ------------------------------------------------------------------------------------------
-
-    def _look_at(
-        self, batch: Batch, handle: object, rows: tuple[int, ...] = (), garbage: str = "", is_proposed: bool = False
-    ) -> Round:
-        """Return the round as the component shows it. Raises Violation unless there is a tree per row."""
-        num_rows, nodes = batch.windows.shape
-        flat = self._flat(self.must(self.subject.tree, handle), "tree()", 3, num_rows * nodes)
-        tokens, parents, positions = (
-            [list(part[at : at + nodes]) for at in range(0, num_rows * nodes, nodes)] for part in flat
-        )
-        depths = [depths_of(tuple(links)) for links in parents]
-        if None in depths:
-            row = depths.index(None)
-            message = "-1 for the root and for no node, else the number of an earlier node"
-            raise self.misbehaviour("TYPE", f"the parents of row {row} are {parents[row]}", message)
-        shape = (nodes - 1, 1, nodes) if is_proposed else self.shape
-        return Round(shape, is_proposed, rows, garbage, batch, handle, nodes, tokens, parents, positions, depths)
-
-    def _flat(self, answer: Any, what: str, count: int, length: int | None = None) -> list[tuple[int, ...]]:
-        """Return an answer of `count` flat sequences of integers, each of the given length, or of any."""
-        answer = list(answer) if isinstance(answer, Iterable) else answer
-        parts = enumerate(self.sequence(answer, what, f"{count} sequences of integers", count))
-        return [self.integers(part, f"part {number} of {what}", length) for number, part in parts]
-
-    def _table(self, answer: object, what: str, shape: Sequence[int]) -> np.ndarray:
-        """Return an answer of numbers of this shape."""
-        found = np.asarray(answer)
-        if found.shape != tuple(shape) or found.dtype.kind != "f":
-            was = f"{what} gave {found.dtype} {list(found.shape)}"
-            raise self.misbehaviour("TYPE", was, f"numbers {list(shape)}")
-        return found.astype(np.float64)
 
     # -- the end --------------------------------------------------------------------------------------------------
 

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from ..harness.operation import Handles, Operation, operation
-from ..harness.trial import Trial, listed
+from ..harness.text import listed
+from ..harness.trial import Trial
 from ..reference.canary import ShadowMemory, contents
 from .contract import Allocator, AllocatorCapabilities, AllocatorConfig
-from .model import AllocatorModel, Holder, Moment, Observation
+from .model import AllocatorModel, Moment
+from .reading import observe
 
 HOLDERS = Handles("abcd")
 REQUESTS = Handles(("r1", "r2", "r3"))
 BATCHES = ((1,), (2,), (1, 2), (3, 1), (2, 3, 1))
 MAX_IN_FLIGHT = 3
-_NO_PAGES: dict[int, int] = {}
 
 
 def _amounts(config: AllocatorConfig, has: AllocatorCapabilities) -> list[int]:
@@ -102,7 +103,7 @@ class AllocatorTrial(Trial):
         first = 1 if self.capabilities.padding_page else 0
         self._all_pages = range(first, first + self.config.num_pages)
         self.moment = Moment(self.config, self.capabilities, self.model, frozenset(self._all_pages))
-        self._observe()
+        observe(self, self.model, self.memory, self._all_pages)
 
     # -- around every operation ---------------------------------------------------------------------------------------
 
@@ -116,64 +117,9 @@ class AllocatorTrial(Trial):
         m.before, m.held_before, m.waiting_before = m.after, m.held, m.waiting
 
     def end(self) -> None:
-        self._observe()
+        observe(self, self.model, self.memory, self._all_pages)
         m = self.moment
         self.transcript.append(m.answer if m.refusal is None else "refused")
-
-    def _observe(self) -> None:
-        """Ask the subject for everything that it shows, and recount the model."""
-        subject, has, model, m = self.subject, self.capabilities, self.model, self.moment
-        must, integers = self.must, self.integers
-        free = cached = deferred = references = rows = None
-        num_free = self.integer(must(subject.num_free), "num_free()")
-        if has.inspection:
-            free = integers(must(subject.free_pages), "free_pages()")
-        if has.eviction:
-            cached = integers(must(subject.cached_pages), "cached_pages()")
-            self._follow_the_cache(cached)
-        if has.deferred_free or has.deferred_close:
-            deferred = self.integer(must(subject.num_deferred), "num_deferred()")
-        if has.sharing:
-            references = integers([must(subject.references, page) for page in self._all_pages], "references()")
-        if has.table:
-            rows = tuple([(name, self._row(name, row)) for name, row in model.rows.items()])
-        m.after = Observation(num_free, free, cached, deferred, references, rows)
-        m.held = model.held()
-        m.waiting = model.waiting() if model.deferred else _NO_PAGES
-        m.stale = None
-        read = self.memory.read
-        for holder in model.everybody():
-            cells = holder.cells
-            if cells and read(holder.slots[: len(cells)]) != cells:
-                m.stale = self._first_stale()
-                break
-
-    def _follow_the_cache(self, cached: tuple[int, ...]) -> None:
-        """Take over the pages that the subject has evicted, which it may do. It may not cache other pages than the
-        retired ones."""
-        model, m = self.model, self.moment
-        m.not_cacheable = tuple(page for page in cached if page not in model.cached)
-        if len(cached) != len(model.cached):
-            kept = frozenset(cached)
-            model.cached = {page: cells for page, cells in model.cached.items() if page in kept}
-
-    def _row(self, name: str, row: Holder) -> tuple[int, ...]:
-        slots = self.integers(self.must(self.subject.slots_of, name), f"slots_of({name!r})")
-        row.slots = list(slots)
-        row.pages = self.model.pages_of(slots)
-        return slots
-
-    def _first_stale(self) -> tuple | None:
-        places = ("holder", self.model.holders), ("request", self.model.rows), ("batch request", self.model.parts)
-        for kind, group in places:
-            for name, holder in group.items():
-                count = len(holder.cells)
-                if len(holder.slots) < count:
-                    return f"{kind} {name}", None, "no slot", holder.cells[len(holder.slots)]
-                wrong = self.memory.first_wrong(holder.slots[:count], holder.cells)
-                if wrong is not None:
-                    return f"{kind} {name}", *wrong
-        return None
 
     def _expect(self, num_slots: int, *, possible: bool) -> None:
         """Note whether a request for this number of slots must be granted or refused."""
@@ -419,7 +365,7 @@ class AllocatorTrial(Trial):
         self.operation = "drained"
         self.begin(self.operation)
         self.moment.drained = True
-        self._observe()
+        observe(self, self.model, self.memory, self._all_pages)
         self.check()
         self.moment.drained = False
 

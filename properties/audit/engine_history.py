@@ -1,14 +1,7 @@
-"""The audit of a log: one engine's history, as its log tells it; each record is checked against those before it.
+"""One engine's history, as its log tells it: each record is checked against those before it.
 
-    audit = audit_log("runs/a/events.jsonl")
-    assert audit.ok, audit.text()
-
-Any engine that writes the schema of `core/contract/events.py` (as `observe/encoding.py` puts it into lines) can be
-audited. The log is read once, from front to back; memory does not grow with it.
-
-Nothing is executed again, so engines that decide otherwise than ours can be audited. Only what lives is kept: requests,
-rows, steps in flight. After a contradiction the audit goes on from what the log says, so that one contradiction does
-not cause others.
+Only what lives is kept: requests, rows, steps in flight. After a contradiction the history goes on from what the log
+says, so that one contradiction does not cause others.
 
 The checkers of the engine contract (`properties/invariants/engine_*.py`) cannot be used here. They compare tokens,
 slots and queues, of which a simulation's log has only counts. And an audit must go on after a contradiction, over
@@ -17,9 +10,8 @@ millions of rows.
 
 from __future__ import annotations
 
-import os
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,68 +19,9 @@ import numpy as np
 from ...core.algorithm.algorithm import Drafter
 from ...core.algorithm.registry import get_algorithm
 from ...core.errors import ForedraftError
-from ...observe.encoding import MalformedRecord, decode_lens
-from ...observe.log import LogError, read_log
-from .findings import Audit, Tally
+from ...observe.decoding import MalformedRecord, decode_lens
+from .findings import Tally
 from .requests import Requests, StepInFlight
-
-
-def audit_log(
-    path: str | os.PathLike[str], *, candidates: Iterable[int] | None = None, allow_truncated: bool = False
-) -> Audit:
-    """Audit the log at `path`. `candidates`: the numbers of steps that the engines may choose from, if known.
-
-    Raises LogError, with file and line, for a damaged log, and for one that breaks off unless `allow_truncated`.
-    """
-    tally = Tally()
-    steps = None if candidates is None else frozenset(candidates)
-    engines: dict[int, EngineHistory] = {}
-    not_audited: dict[str, int] = {}
-    complete = False
-    num_records = 0
-    for record in read_log(path, allow_truncated=allow_truncated):
-        num_records += 1
-        kind, data = record.kind, record.data
-        tally.line = record.line
-        if kind == "header":
-            continue
-        if kind == "end":
-            complete = data["complete"]
-            if data.get("events", num_records - 2) != num_records - 2:
-                message = f"{num_records - 2} events, by the last line {data['events']}: lines are lost"
-                raise LogError(path, record.line, message)
-            break
-        tally.replica = replica = data["r"]
-        if kind == "engine":
-            if replica in engines:
-                raise LogError(path, record.line, f"replica {replica} starts twice")
-            engines[replica] = EngineHistory(data["config"], steps, tally)
-            continue
-        if replica not in engines:
-            raise LogError(path, record.line, f"replica {replica} has no 'engine' record before this one")
-        try:
-            if not engines[replica].follow(kind, data):
-                not_audited[kind] = not_audited.get(kind, 0) + 1
-        except ForedraftError as error:
-            raise LogError(path, record.line, str(error)) from error
-        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-            raise LogError(path, record.line, f"a {kind!r} record that cannot be read: {error!r}") from error
-    if complete:
-        for tally.replica, engine in engines.items():
-            engine.end()
-    return Audit(
-        path=os.fspath(path),
-        complete=complete,
-        num_records=num_records,
-        num_replicas=len(engines),
-        num_requests=sum(engine.requests.num_submitted for engine in engines.values()),
-        num_tokens=sum(engine.rows.num_tokens for engine in engines.values()),
-        evaluations=tally.evaluations,
-        not_audited=not_audited,
-        flaws=tuple(tally.flaws),
-        num_flaws=tally.num_flaws,
-    )
-
 
 Ends = dict[str, tuple[str, int]]
 """Request id -> (reason, tokens) of the ends that a step's result implies."""
@@ -100,7 +33,9 @@ class EngineHistory:
 
     def __init__(self, config: Mapping[str, Any], candidates: frozenset[int] | None, tally: Tally) -> None:
         self.tally = tally
-        self.requests = Requests(config.get("role", "both"), config.get("context_len"), tally)
+        to_tail = config.get("retracted_to") == "tail"
+        delivers_late = config.get("late_tokens") == "delivered"
+        self.requests = Requests(config.get("role", "both"), config.get("context_len"), tally, to_tail, delivers_late)
         self.rows = self.requests.rows
         self.candidates = candidates
         overlap = config.get("overlap")
@@ -154,7 +89,7 @@ class EngineHistory:
 
     def _plan(self, data: Mapping[str, Any]) -> None:
         requests = self.requests
-        requests.retract(data.get("retracted", ()))
+        requests.retract(data.get("retracted", ()), in_flight=self.in_flight)
         if data["step"] is not None:
             self._launch(data)
         waiting, held = data["waiting"], data["held"]
@@ -300,6 +235,7 @@ class EngineHistory:
         self._deliver_first(data, committed, last_end, ends)
         if lens is not None:
             self._deliver_rounds(data, committed, lens, first_end, last_end, ends)
+        self.requests.settle_late()
         if "finished" in data or ends:
             self.requests.finish(data.get("finished", ()), ends)
 
@@ -409,16 +345,17 @@ class EngineHistory:
         was = f"steps {lost} are lost, in flight are {known}"
         self.tally.check("RELAY-07", is_whole, was, "all that are in flight")
         self.in_flight.clear()
+        self.requests.settle_late()
         self._awaits_resume = True
         self.requests.finish(data.get("finished", ()), {})
-        self.requests.retract(data.get("retracted", ()))
+        self.requests.retract(data.get("retracted", ()), keeps_place=True)
         self.requests.out_of_order.update(data.get("retracted", ()))
 
     def _resume(self, data: Mapping[str, Any]) -> None:
         was = "resumed with steps in flight"
         self.tally.check("RELAY-01", not self.in_flight, was, "they are lost, or committed")
         self._awaits_resume = False
-        self.requests.retract(data.get("retracted", ()))
+        self.requests.retract(data.get("retracted", ()), keeps_place=True)
 
 
 def _runs_may_exceed_steps(algorithm: object) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...observe.encoding import MalformedRecord
+from ...observe.decoding import MalformedRecord
 from .findings import Tally
 
 MAX_ROW = 1 << 20
@@ -150,14 +150,22 @@ class LiveRequest:
     computed: int = 0
     transferring: bool = False  # its KV is on its way to another engine, or from one
     arrived: bool = False  # its KV has come from another engine
+    cap: int = 0  # that of its last row, if tokens came to it while it waits
 
 
 class Requests:
     """Holds which requests live, which of them wait, and which row each has. `context_len`: the limit of prompt and
-    output together, None if the log does not say."""
+    output together, None if the log does not say. `to_tail`: a retracted request waits behind the others.
+    `delivers_late`: tokens that a step in flight computes for a retracted request are delivered."""
 
-    def __init__(self, role: str, context_len: int | None, tally: Tally) -> None:
+    def __init__(
+        self, role: str, context_len: int | None, tally: Tally, to_tail: bool = False, delivers_late: bool = False
+    ) -> None:
         self.role = role
+        self._to_tail = to_tail
+        self._delivers_late = delivers_late
+        self._late: dict[int, LiveRequest] = {}  # row -> the retracted request to which tokens are still to come
+        self._places = 0  # given out in the queue
         self.context_len = context_len
         self.tally = tally
         self.live: dict[str, LiveRequest] = {}
@@ -198,9 +206,13 @@ class Requests:
 
     def _add(self, request_id: str, priority: int, prompt_len: int, max_tokens: int, ns: int) -> LiveRequest:
         self.num_submitted += 1
-        request = LiveRequest(request_id, self.num_submitted, priority, prompt_len, max_tokens, ns)
+        request = LiveRequest(request_id, self._next_place(), priority, prompt_len, max_tokens, ns)
         self.live[request_id] = request
         return request
+
+    def _next_place(self) -> int:
+        self._places += 1
+        return self._places
 
     def _queue(self, request: LiveRequest) -> None:
         self.num_waiting += 1
@@ -222,7 +234,10 @@ class Requests:
                 self.aborted_rows[request.row] = request.request_id
             self._remove(request)
 
-    def retract(self, request_ids: Iterable[str]) -> None:
+    def retract(
+        self, request_ids: Iterable[str], keeps_place: bool = False, in_flight: Iterable[StepInFlight] = ()
+    ) -> None:
+        """Let running requests wait again. `keeps_place`: a failed step has taken them along."""
         for request_id in request_ids:
             request = self.live.get(request_id)
             if request is None or not request.row:
@@ -230,12 +245,28 @@ class Requests:
                 self.tally.flaw("ENGINE-02", f"{request_id!r} is retracted, and {state}", "only a running request is")
                 continue
             self.tally.holds("ENGINE-02")
-            row = request.row
-            request.emitted = int(self.rows.emitted[row])
-            request.first_ns, request.last_ns = int(self.rows.first_ns[row]), int(self.rows.last_ns[row])
-            self.rows.close(row)
+            row, epoch = request.row, int(self.rows.epoch[request.row])
+            if self._delivers_late and any(step.touches(row, epoch) for step in in_flight):
+                self._late[row] = request
+            else:
+                self._leave(row, request)
             request.row = 0
+            if self._to_tail and not keeps_place:
+                request.arrival = self._next_place()
             self._queue(request)
+
+    def _leave(self, row: int, request: LiveRequest) -> None:
+        """Close a row; the request keeps what was delivered."""
+        rows = self.rows
+        request.emitted, request.cap = int(rows.emitted[row]), int(rows.cap[row])
+        request.first_ns, request.last_ns = int(rows.first_ns[row]), int(rows.last_ns[row])
+        rows.close(row)
+
+    def settle_late(self) -> None:
+        """Close the rows of retracted requests: no step in flight computes tokens for them any more."""
+        for row, request in self._late.items():
+            self._leave(row, request)
+        self._late.clear()
 
     # -- admissions ----------------------------------------------------------------------------------------------------
 
@@ -383,7 +414,7 @@ class Requests:
         was = f"{request_id!r} ends with {num_output} tokens, the steps have delivered {emitted}"
         check("ACCEPT-12", num_output == emitted, was, "what is counted is what was delivered")
         if reason in ("stop", "length"):
-            cap = int(self.rows.cap[row])
+            cap = int(self.rows.cap[row]) if row else request.cap
             if expected is None or expected[0] != reason:
                 implied = f"come to its {expected[0]}" if expected else "come neither to a stop nor to its length"
                 was = f"{request_id!r} ends with {reason!r} after {num_output} tokens of {cap}, and has {implied}"

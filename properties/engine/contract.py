@@ -53,6 +53,9 @@ class ServingConfig:
     accept: int = 4  # of 8: how often a draft token is right
     model: int = 0  # which toy language model
     losses: bool = False  # steps may fail as a whole; an engine works with reduced limits long after one has
+    rules: int = (
+        0  # 0 … 3: which of its rules for little memory, if the engine declares rules of its own and has several
+    )
 
     @cached_property
     def depth(self) -> int:
@@ -130,6 +133,7 @@ class ServingConfig:
             accept=choose((0, 4, 6, 8)),
             model=choose((0, 1, 2)),
             losses=has.losses and choose((False, False, False, True)),
+            rules=choose((0, 1, 2, 3)) if has.own_rules else 0,
         )
         limit = choose((6, 10, 16, 30))
         smallest = config.whole_pages(limit + config.reserve) + page_size
@@ -224,6 +228,10 @@ class EngineCapabilities(Capabilities):
     misuse: bool = False
     # The device runs steps in order: a page that a step may still write can go to a later step.
     ordered_reuse: bool = False
+    own_victims: bool = False  # memory pressure retracts by a rule of its own, not the lowest priority that came last
+    to_tail: bool = False  # a request that is retracted waits behind the others of its priority
+    # How much a newcomer leaves free, when a refused one is tried again, and how long none enters after a retraction.
+    estimates: bool = False
 
     FOUNDATIONS: ClassVar = {
         "prefix_cache": ("slots",),
@@ -231,7 +239,11 @@ class EngineCapabilities(Capabilities):
         "isolation": ("losses",),
         "reserves": ("slots",),
     }
-    RELAXES: ClassVar = ("ordered_reuse",)
+    RELAXES: ClassVar = ("ordered_reuse", "own_victims", "to_tail", "estimates")
+
+    @property
+    def own_rules(self) -> bool:
+        return self.own_victims or self.to_tail or self.estimates
 
 
 class Wish(NamedTuple):

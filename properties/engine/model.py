@@ -48,6 +48,7 @@ class Life:
     has_committed: bool = False  # a step since it has entered
     retractions: int = 0
     overtaken: int = 0
+    place: int = 0  # in the order of the queue: its number, or a later one if it was retracted to the tail
 
     @property
     def name(self) -> str:
@@ -195,7 +196,7 @@ class EngineModel:
         self.ended: dict[str, Life] = {}  # by name: the last one that ended
         self.flights: list[Flight] = []
         self.lost: list[Flight] = []  # steps that failed, and may still be writing
-        self.num_accepted = self.num_attempts = self.num_ended = 0
+        self.num_accepted = self.num_attempts = self.num_ended = self._places = 0
         self.launched = self.committed = 0  # numbers of steps
         self.steps = config.max_steps
         self.last_answer: Answer | None = None
@@ -219,7 +220,11 @@ class EngineModel:
         """Take a request into the queue."""
         self.num_accepted += 1
         truth = stream_of(wish.prompt, wish.seed, self.config.model)
-        self.lives[wish.request] = Life(wish, self.num_attempts, promise, truth)
+        self.lives[wish.request] = Life(wish, self.num_attempts, promise, truth, place=self._next_place())
+
+    def _next_place(self) -> int:
+        self._places += 1
+        return self._places
 
     def admit(self, life: Life, start: int, key: int) -> None:
         """Let a request enter with its first chunk."""
@@ -230,9 +235,11 @@ class EngineModel:
         life.has_committed = False
         life.row = Row(stream_of(life.context, key, self.config.model), start)
 
-    def retract(self, life: Life) -> None:
+    def retract(self, life: Life, to_tail: bool) -> None:
         """Let a running request wait again."""
         life.depart(WAITING)
+        if to_tail:
+            life.place = self._next_place()
         life.retractions += 1
         self.holding = True
         if life.name not in self.asked_back:

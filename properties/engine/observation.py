@@ -76,6 +76,7 @@ class Moment:
     # pages
     leaked: tuple[int, str, str] | None = None  # (page, whose it was, why it left) of one that should be free
     keeps_reserves = False  # the engine declares `reserves`
+    own_victims = to_tail = estimates = False  # likewise
     reuse_is_ordered = False  # a page that a step in flight may write can go to a step that is launched later
     is_still = False  # all pages have the owners that they had, and the same steps are in flight
 
@@ -105,7 +106,8 @@ class Moment:
         """Note that a request that ran waits again."""
         self.retracted.append(life)
         self._note_pages(life, "retracted")
-        self.model.retract(life)
+        # What a failed step takes along keeps its place.
+        self.model.retract(life, self.to_tail and self.operation.tag not in ("lose", "resume"))
 
     def end(self, life: Life, end: End) -> None:
         self.ends.append(end)
@@ -130,11 +132,11 @@ class Moment:
     def count_overtaken(self) -> None:
         """Count, for the first of each class, the later requests that have entered before it."""
         self.overtaken = []
-        waiting = sorted((*self.was_waiting, *self.retracted), key=lambda life: life.number)
+        waiting = sorted((*self.was_waiting, *self.retracted), key=lambda life: life.place)
         for entered, _ in self.admitted:
             waiting = [life for life in waiting if life is not entered]
             for front in {life.wish.priority: life for life in reversed(waiting)}.values():
-                if front.number < entered.number:
+                if front.place < entered.place:
                     front.overtaken += 1
                     self.overtaken.append(front)
 

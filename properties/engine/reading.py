@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..harness.trial import Trial, shown
+from ..harness.text import shown
+from ..harness.trial import Trial
 from .contract import REASONS
 from .model import WAITING, Chunk, Flight, Life, RoundRow
 from .observation import End, Moment, Observation

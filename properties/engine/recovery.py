@@ -99,4 +99,4 @@ class Recovery:
 
 def _place(life: Life) -> tuple[int, int]:
     """Return a key by which the most entitled come first."""
-    return -life.wish.priority, life.number
+    return -life.wish.priority, life.place

@@ -80,6 +80,8 @@ class EngineTrial(Trial):
             self.moment.is_disturbed = True
         self.moment.reuse_is_ordered = self.capabilities.ordered_reuse
         self.moment.keeps_reserves = self.capabilities.reserves
+        self.moment.own_victims, self.moment.to_tail = self.capabilities.own_victims, self.capabilities.to_tail
+        self.moment.estimates = self.capabilities.estimates
 
     def end(self) -> None:
         if not self.moment.observed:

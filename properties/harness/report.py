@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ...core.errors import count_of
 from ..invariants import Finding, invariant
 from .cases import Case
 from .contract import SUITE_VERSION
@@ -121,10 +122,11 @@ class Report:
     def text(self, replay: Mapping[str, str] | None = None) -> str:
         """Format the report for people. `replay`: invariant -> the command that runs its case again."""
         rate = self.num_operations / self.seconds if self.seconds else 0.0
+        operations = count_of(self.num_operations, "operation")
         lines = [
             f"{self.contract}: {self.subject} (seed {self.seed}, suite {SUITE_VERSION})",
             f"capabilities: {', '.join(self.capabilities) or 'none'}",
-            f"{self.num_operations:,} operations in {self.num_runs:,} runs, {self.seconds:.1f} s ({rate:,.0f} per second)",
+            f"{operations} in {count_of(self.num_runs, 'run')}, {self.seconds:.1f} s ({rate:,.0f} per second)",
         ]
         for failure in self.shown:
             lines += ["", failure.text((replay or {}).get(failure.id, ""))]
@@ -138,7 +140,7 @@ class Report:
         lines += [f"vacuous: {what}" for what in self.vacuous]
         broken = [id for failure in self.shown for id in (failure.id, *failure.also)]
         held = [id for id, count in self.evaluations.items() if count and id not in (*broken, *self.unexercised)]
-        label = f"not broken in {self.num_operations:,} operations" if self.failures else "held"
+        label = f"not broken in {operations}" if self.failures else "held"
         lines.append(f"{label}: {', '.join(held) or 'none'}")
         if self.unexercised:
             lines.append(f"not exercised: {', '.join(self.unexercised)} (nothing that they are about has happened)")

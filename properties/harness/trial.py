@@ -8,7 +8,6 @@ the checkers to run, the counts, the reading of a component's answers, and the r
 from __future__ import annotations
 
 import operator
-import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,10 +17,10 @@ from ...core.errors import InvariantViolation
 from ..invariants.registry import Checker, Finding, Invariant, invariant
 from .contract import MISBEHAVIOURS, REFUSALS, Capabilities, promised_by
 from .operation import Declared, Operation, Values
+from .text import shortened, shown
 
 SHOWN_FRAMES = 3
 MAX_ARGUMENT, MAX_ANSWER = 40, 60  # characters that a history shows of them
-MAX_SHOWN_ITEMS = 6
 _INTEGERS = frozenset({int})
 _HARNESS = frozenset(str(path) for path in Path(__file__).parent.glob("*.py"))
 
@@ -236,13 +235,13 @@ class Trial:
         """Call the component, and record the call and its answer if the history is reported."""
         if self.calls is None or (name := getattr(method, "__name__", "?")) in self.looks:
             return method(*arguments)
-        self.calls.append(f"{name}({', '.join(_cut(value, MAX_ARGUMENT) for value in arguments)})")
+        self.calls.append(f"{name}({', '.join(shortened(value, MAX_ARGUMENT) for value in arguments)})")
         try:
             answer = method(*arguments)
         except Exception as error:
             self.calls[-1] += f" raised {type(error).__name__}"
             raise
-        self.calls[-1] += f" -> {_cut(answer, MAX_ANSWER)}"
+        self.calls[-1] += f" -> {shortened(answer, MAX_ANSWER)}"
         return answer
 
     def _accident(self, method: Callable[..., Any], error: Exception) -> Violation:
@@ -332,22 +331,3 @@ def frames(error: BaseException) -> str:
         f"\n         {Path(place.filename).name}:{place.lineno} in {place.name}: {place.line}"
         for place in [place for place in through if place.filename not in _HARNESS][-SHOWN_FRAMES:]
     )
-
-
-def _cut(value: object, length: int) -> str:
-    """Return a value in few characters, the same in every process:
-    of a larger array only type and shape, of an object no address."""
-    if getattr(value, "size", 0) > MAX_SHOWN_ITEMS and hasattr(value, "dtype"):
-        return f"{value.dtype}{list(value.shape)}"
-    text = re.sub(r" at 0x[0-9a-f]+", "", " ".join(repr(value).split()))
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def shown(value: object) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) < 80 else text[:77] + '…'}"
-
-
-def listed(numbers: Sequence[int], most: int = 12) -> str:
-    text = ", ".join(map(str, numbers[:most]))
-    return f"[{text}]" if len(numbers) <= most else f"[{text}, … {len(numbers)} in all]"

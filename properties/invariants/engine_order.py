@@ -64,16 +64,17 @@ def only_the_lower_gives_way(m: Moment) -> Outcome:
                 continue
             its = life.wish.priority
             is_equal = its == priority and name in m.before.running and not life.leaving and not m.is_disturbed
-            if is_equal and life.number > victim.number and life.overtaken < m.config.ageing:
+            if is_equal and not m.own_victims and life.place > victim.place and life.overtaken < m.config.ageing:
                 should, why = f"{name} gives way, which came later", "the oldest would never come to its end"
                 return Finding(f"{was} {name} stays", should, why)
             if name in entered and m.first:
                 continue  # it may be what a step has failed with
             if name in entered:
-                if not m.is_disturbed and its <= priority:
+                # A victim at the tail is one of those that wait, and what enters may be an equal before it.
+                if not m.is_disturbed and (its < priority if m.to_tail else its <= priority):
                     should, why = "a strictly greater priority", "equals would push each other out for ever"
                     return Finding(f"{was} {name} ({its}) enters", should, why)
-            elif life.overtaken < m.config.ageing and its < priority:
+            elif not m.own_victims and life.overtaken < m.config.ageing and its < priority:
                 should, why = "the lowest priority gives way", "a request is never pushed out for a smaller one"
                 return Finding(f"{was} {name} ({its}) stays", should, why)
     return found
@@ -146,7 +147,7 @@ def equals_enter_in_order(m: Moment) -> Outcome:
         mine = entered.wish.priority
         for life in waiting:
             theirs = life.wish.priority
-            if theirs == mine and life.number < entered.number:
+            if theirs == mine and life.place < entered.place:
                 was = f"{entered.name} enters before {life.name}, which came earlier, both of priority {mine}"
                 return Finding(was, "first come, first served", "equals are served in the order of their arrival")
             if entered.overtaken < m.config.ageing and theirs > mine:

@@ -40,7 +40,7 @@ def _idle(m: Moment) -> Outcome:
             if not life.leaving and free >= room and (not life.decoding or not _may_have_ended(m, life)):
                 was = f"nothing is launched, with {life.name} running and {free} slots free"
                 return Finding(was, f"a step; {room} slots are enough for all that run", "the device idles")
-    if not m.was_waiting or m.admitted:
+    if not m.was_waiting or m.admitted or (m.estimates and running):
         return True
     if any(not life.decoding or life.leaving for life in running):
         return True  # a prompt in progress goes first
@@ -73,10 +73,10 @@ def _against_reserves(m: Moment) -> Finding | None:
     size, cached = config.page_size, set(m.after.cached or ())
     free = len(m.after.free) * size
     decoding = [life for life in m.model.running() if life.decoding and not life.leaving]
-    if m.admitted and m.was_holding:
+    if m.admitted and m.was_holding and not m.estimates:
         was = f"{m.admitted[0][0].name} enters before a round is committed since a retraction"
         return Finding(was, "nothing enters until then", "two requests could retract each other in turns")
-    if m.admitted:
+    if m.admitted and not m.estimates:
         life, used = m.admitted[-1][0], {slot // size for own in slots.values() for slot in own[::size]}
         needed = max(config.whole_pages(len(life.context) + config.reserve) - len(slots[life.name]), 0)
         others = {*flight.lives(), *decoding} - {life, *(chunk.life for chunk in flight.chunks if not chunk.is_last)}
@@ -87,7 +87,8 @@ def _against_reserves(m: Moment) -> Finding | None:
             should = f"{needed}: the rest of its own and a reserve for {len(others)} others"
             return Finding(was, should, "it is retracted again, and all that it has computed is lost")
     waiting, others = m.model.waiting(), m.before_plan
-    if flight.rounds > 1 and waiting and len(m.after.running) < m.max_running and not m.is_disturbed:
+    is_choice = m.estimates or m.is_disturbed
+    if flight.rounds > 1 and waiting and len(m.after.running) < m.max_running and not is_choice:
         needed = max(len(life.context_of_now) for life in waiting) + room_for_all(config, len(decoding) + 1)
         if free >= needed + config.num_slots // 64:
             was = (
@@ -128,7 +129,7 @@ def _preemption_that_is_due(m: Moment, running: Sequence[Life]) -> Finding | Non
         return None  # what is lost already need not be given up as well
     if not config.preempt or m.model.lingering or any(life.aborted for life in m.was_waiting):
         return None
-    head = max(m.was_waiting, key=lambda life: (life.wish.priority, -life.number))
+    head = max(m.was_waiting, key=lambda life: (life.wish.priority, -life.place))
     if any(life.overtaken >= config.ageing for life in m.was_waiting):
         return None  # an aged request of smaller priority may go first
     lower = [life for life in running if life.wish.priority < head.wish.priority and life.overtaken < config.ageing]
@@ -151,7 +152,9 @@ def _needless_retraction(m: Moment) -> Finding | None:
     victims = [life for life in m.retracted if life.name not in m.asked_back]
     if not victims or m.is_disturbed or m.refusal is not None:
         return None
-    last = max(victims, key=lambda life: (life.wish.priority, -life.number))
+    if len(victims) > 1 and m.own_victims:
+        return None  # it is not known which of them was the last
+    last = max(victims, key=lambda life: (life.wish.priority, -life.place))
     others = [life for life in victims if life is not last]
     size, slots = config.page_size, m.before.slots
     all_present = all(part.is_present or part.life in victims for flight in m.before_plan for part in flight.parts)
@@ -177,7 +180,8 @@ def _needless_retraction(m: Moment) -> Finding | None:
     for head in m.was_waiting if config.preempt else ():
         most = config.whole_pages(len(head.context_of_now) + config.reserve) + size
         is_aged = last.overtaken - m.overtaken.count(last) >= config.ageing  # it gives way to no priority
-        if head.wish.priority > last.wish.priority and not is_aged and (most > room or not has_row):
+        lacks_room = m.estimates or most > room or not has_row
+        if head.wish.priority > last.wish.priority and not is_aged and lacks_room:
             return None
     was = f"{last.name} is retracted, with {room} slots free or on their way back"
     should = f"it stays: a round of all rows needs {needed} more, and no waiting request more than there are"
@@ -213,7 +217,7 @@ def _blocks_that_go_on(m: Moment) -> Outcome:
         return None
     waiting = [life for life in m.model.waiting() if life.name != m.operation.request or tag == "submit"]
     num_running = len(before.running) - (tag == "abort")
-    if m.model.holding or not waiting or num_running >= config.max_running:
+    if m.model.holding or not waiting or num_running >= config.max_running or (m.estimates and num_running):
         return None
     needed = max(len(life.context_of_now) for life in waiting) + room_for_all(config, 2 * num_running + 1)
     needed += config.num_slots // 64

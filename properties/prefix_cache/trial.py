@@ -14,7 +14,8 @@ from itertools import product
 from typing import ClassVar
 
 from ..harness.operation import Handles, Operation, operation
-from ..harness.trial import Trial, listed
+from ..harness.text import listed
+from ..harness.trial import Trial
 from .contract import PrefixCache, PrefixCacheCapabilities, PrefixCacheConfig
 from .model import (
     HUGE_KIND,
@@ -22,8 +23,6 @@ from .model import (
     Inserted,
     Matched,
     Moment,
-    Node,
-    Observation,
     Path,
     PrefixCacheModel,
     Remembered,
@@ -31,6 +30,7 @@ from .model import (
     Text,
     text_of,
 )
+from .reading import observe, read_inserted, read_match, read_nodes, read_slots
 
 NAMES = Handles(("m", "n", "o"))
 REQUESTS = Handles(("r1", "r2", "r3"))
@@ -121,36 +121,10 @@ class PrefixCacheTrial(Trial):
         self.moment = Moment(self.config, self.capabilities, self.model, operation, m.after, m.after, m.locks)
 
     def end(self) -> None:
-        """Ask the subject for everything that it shows, and recount the model."""
-        subject, has, m = self.subject, self.capabilities, self.moment
-        num_evictable = self.integer(self.must(subject.num_evictable), "num_evictable()")
-        num_protected = self.integer(self.must(subject.num_protected), "num_protected()")
-        nodes = self.nodes() if has.inspection else None
-        free = self.integers(self.must(subject.free_slots), "free_slots()") if has.table else None
-        m.after = Observation(num_evictable, num_protected, nodes, free)
-        m.locks = self.model.locks()
-        for name, request in self.model.running.items():
-            m.tables[name] = slots = self._table(name, request)
-            cells = request.text.cells
-            found = tuple(map(self.model.memory.get, slots[: len(cells)]))
-            if found != cells and m.wrong is None:
-                at = next((i for i, cell in enumerate(found) if cell != cells[i]), len(found))
-                m.wrong = (name, at, slots[at] if at < len(slots) else None)
+        m = self.moment
+        observe(self, self.model)
         answers = [match.slots or match.length for match in m.matches]
         self.transcript.append(answers if m.refusal is None else "refused")
-
-    def nodes(self) -> tuple[Node, ...]:
-        found = []
-        for row in self.must(self.subject.nodes):
-            *numbers, slots, children = self.sequence(row, "a node", "(id, parent, locks, slots, children)", 5)
-            numbers = self.integers(numbers, "id, parent and locks of a node")
-            found.append(Node(*numbers, self.integers(slots, "its slots"), self.integers(children, "its children")))
-        return tuple(found)
-
-    def _table(self, name: str, request: Running) -> tuple[int, ...]:
-        if not self.capabilities.table:
-            return self.moment.slots_of(request.table)
-        return self.integers(self.must(self.subject.slots_of, name), f"slots_of({name!r})")
 
     def text(self, pages: tuple[int, ...], extra: int, namespace: str) -> Text:
         return text_of(pages, extra, namespace, self.config.page_size, self.config.bigram)
@@ -180,8 +154,8 @@ class PrefixCacheTrial(Trial):
     def _look_up(self, text: Text) -> tuple[object, Path] | None:
         """Match a text on both: the subject's handle and the model's path, None where the two differ."""
         answer = self.must(self.subject.match, list(text.tokens), text.namespace)
-        handle, slots = self.sequence(answer, "match()", "a handle and the slots", 2)
-        path = self._matched(text, self.integers(slots, "the slots of match()"))
+        handle, slots = read_match(self, answer)
+        path = self._matched(text, slots)
         if self.moment.matches[-1].slots != self.moment.slots_of([cached.page for cached in path]):
             return None
         return handle, path
@@ -251,9 +225,7 @@ class PrefixCacheTrial(Trial):
         m = self.moment
         slots = list(m.slots_of(table)[:num_positions])
         answer = self.must(self.subject.insert, list(text.tokens), slots, text.namespace)
-        parts = self.sequence(answer, "insert()", "a handle, the slots of the path, the caller's copies", 3)
-        canonical = self.integers(parts[1], "the slots of insert()")
-        duplicates = self.integers(parts[2], "the copies of insert()")
+        handle, canonical, duplicates = read_inserted(self, answer)
         own = list(table)
         path = self._cache(text, table, num_positions)
         copies = [page for page, cached in zip(own, table, strict=True) if page != cached]
@@ -261,7 +233,7 @@ class PrefixCacheTrial(Trial):
         if (canonical, duplicates) != m.inserted[2:]:
             return None
         self.model.give_back(copies)
-        return parts[0], path
+        return handle, path
 
     def _cache(self, text: Text, table: list[int], num_positions: int) -> Path:
         """Cache the first positions of a table in the model, and let it begin with the pages of that path."""
@@ -399,11 +371,11 @@ class PrefixCacheTrial(Trial):
             self.model.use(self.model.path_of(text, len(text.tokens) - 1), hit=True)
             return
         length = self.integer(answer, "admit()")
-        slots = self.integers(self.must(self.subject.slots_of, request), f"slots_of({request!r})")
+        slots = read_slots(self, request)
         path = m.locked = self._matched(text, slots[:length], len(text.tokens) - 1)
         self.model.running[request] = Running(text, None, path, [slot // size for slot in slots[::size]])
         # The subject has made room as it saw fit: it has evicted what is no longer in its tree.
-        shown = {slot // size for node in self.nodes() for slot in node.slots}
+        shown = {slot // size for node in read_nodes(self) for slot in node.slots}
         gone = [page for page in m.cached_pages() if page not in shown]
         if gone:
             self.note_eviction(None, m.slots_of(gone), gone)

@@ -1,4 +1,5 @@
 """The reference executor: the oracle of what a device must do with a step, in NumPy, with every read and write checked.
+This file has the order of steps and rounds, the rows, and the ends of requests; `passes.py` computes.
 
 Launching records a step, collecting runs it: results come in order, and a stop that arrives in between counts.
 
@@ -20,42 +21,20 @@ from ...core.acceptance.process import AcceptanceProcess
 from ...core.algorithm.algorithm import AlgorithmShape
 from ...core.algorithm.arrival import fill_cells
 from ...core.contract.future_map import FutureMap
-from ...core.contract.hidden import ForwardPhase, check_hidden
-from ...core.contract.request import Request, first_stop_token
-from ...core.contract.step import Arrivals, DecodeStep, Join, PrefillResult, PrefillStep, RoundRecord, Step, StepResult
+from ...core.contract.request import first_stop_token
+from ...core.contract.step import Arrivals, Join, PrefillResult, PrefillStep, RoundRecord, Step, StepResult
 from ...core.draws import request_key
 from ...core.errors import InvariantViolation
 from ...core.scheduler.engine import Engine
-from ...core.tree.build import VerifyTree
-from ...core.tree.outputs import Finalized, NodeOutputs, finalize
-from .drafting import Drafted, DraftRequest, ReferenceDrafter
-from .language_model import (
-    HIDDEN_SIZE,
-    HashDraft,
-    HashLanguageModel,
-    extend_hash,
-    hash_of,
-    hidden_of,
-    namespace_salt,
-    node_outputs,
-)
-from .outputs import DRAFT_HIDDEN, NEXT_RELAY, as_columns, by_name, sample, verify
-from .shadow import PrefixRead, ShadowKV, check_launch
+from ...core.tree.outputs import Finalized
+from .drafting import ReferenceDrafter
+from .language_model import HIDDEN_SIZE, HashDraft, namespace_salt
+from .outputs import as_columns, by_name
+from .passes import ReferencePasses, RowState
+from .shadow import ShadowKV, check_launch
 
 ROUND_NS = 1000
 """What a round is said to take: the reference has no clock, but its results are stamped."""
-
-
-@dataclass(slots=True)
-class RowState:
-    """What the device side knows of a request in a row."""
-
-    epoch: int
-    request: Request
-    key: int  # of the request's draws
-    remaining: int  # tokens that it may still emit
-    ended: bool = False
-    message: str = ""  # why it failed, empty if it did not
 
 
 @dataclass(slots=True)
@@ -87,22 +66,19 @@ class ReferenceExecutor:
         config, sizes, algorithm = engine.config, engine.sizes, engine.algorithm
         assert config.track_tokens, "the reference executor needs EngineConfig.track_tokens"
         self.algorithm = algorithm
-        self.model: HashLanguageModel = draft.target
         self.page_size = config.page_size
         self.alloc_len = sizes.alloc_len
-        self.acceptance = acceptance
-        self.fail_at = dict(fail_at or {})
         num_rows, num_slots = config.max_running, (config.num_pages + 1) * config.page_size
         self.kv = ShadowKV(num_rows, sizes.row_width, num_slots, algorithm.draft_kv.value)
         shape = AlgorithmShape(
             sizes.max_steps, engine.controller.topk, HIDDEN_SIZE, target_vocab_size=draft.target.vocab_size
         )
         self.future_map = FutureMap(num_rows, algorithm.relay_fields(shape), debug_poison=True)
-        self.max_position = config.context_len - 1
-        self.drafter = ReferenceDrafter(algorithm, draft, self.kv, config.page_size, shape, self.max_position)
+        drafter = ReferenceDrafter(algorithm, draft, self.kv, config.page_size, shape, config.context_len - 1)
+        self.passes = ReferencePasses(drafter, self.future_map, sizes.alloc_len, acceptance, fail_at or {})
         self.num_rounds = 0
         self.num_drafted = 0  # draft nodes verified
-        self.num_correct_drafts = 0
+        self.num_correct_drafts: int = 0
         self._rows: list[RowState | None] = [None] * (num_rows + 1)
         self._queue: deque[Step] = deque()
         self._running: Running | None = None
@@ -245,44 +221,21 @@ class ReferenceExecutor:
             offset += length
             prefix = self.kv.compute(row, start, chunk)
             if not part.is_last[i]:
-                self._draft_prefill(row, start, prefix, int(part.tail_tokens[i]))
+                self.passes.draft_prompt(row, start, prefix, int(part.tail_tokens[i]))
                 continue
-            token, outputs[i] = self._first_token(state, prefix)
+            token, outputs[i] = self.passes.first_token(state, prefix)
             if token < 0:
                 self._fail(state, row, running)
                 token = 0
             if part.tail_tokens[i] >= 0:
                 token = int(part.tail_tokens[i])
-            self._draft_prefill(row, start, prefix, token)
+            self.passes.draft_prompt(row, start, prefix, token)
             tokens[i] = token
             stopped[i] = first_stop_token(np.array([token]), state.request.stop_tokens) >= 0
             state.remaining -= 1
             state.ended = state.ended or bool(stopped[i]) or state.remaining == 0
-            hidden = self._draft_hidden(prefix.hashes[-1:])
-            one = slice(i, i + 1)
-            own = self.drafter.first_relay(row, prefix)
-            self._relay(part.rows[one], part.epochs[one], prefix.hashes[-1:], np.array([token]), hidden, own)
+            self.passes.relay_first(state, row, prefix, token)
         return PrefillResult(tokens, stopped if stopped.any() else None, by_name(outputs))
-
-    def _draft_prefill(self, row: int, start: int, prefix: PrefixRead, next_token: int) -> None:
-        """Run the draft's own pass over the chunk; `next_token` is the one after it: the prompt's, or the sample."""
-        if self.kv.draft is None:
-            return
-        head = PrefixRead(prefix.tokens[:start], prefix.hashes[:start])
-        self.kv.read_draft(row, head, int(prefix.tokens[start]))
-        self.kv.write_draft(row, start, prefix.tokens[start:], prefix.hashes[start:], next_token)
-
-    def _first_token(self, state: RowState, prefix: PrefixRead) -> tuple[int, dict[str, np.ndarray]]:
-        logits = self.model.logits(prefix.hashes[-1:], prefix.tokens[-1:])
-        if self.fail_at.get(state.request.request_id) == len(prefix.tokens) - state.request.prompt.length:
-            logits[:] = np.nan
-        token = sample([state.request.sampling], [state.key], np.array([len(prefix.tokens) - 1]), logits)
-        return int(token[0]), node_outputs(prefix.hashes[-1:], logits, token, state.request.outputs)
-
-    def _draft_hidden(self, hashes: np.ndarray) -> np.ndarray | None:
-        hidden = hidden_of(hashes) if self.algorithm.needs_hidden_states else None
-        check_hidden(hidden, self.algorithm.capture_hidden_mode(ForwardPhase.PREFILL), "capture")
-        return hidden
 
     @staticmethod
     def _fail(state: RowState, row: int, running: Running, message: str = "the target gave no distribution") -> None:
@@ -297,155 +250,13 @@ class ReferenceExecutor:
         part = running.step.decode
         states = [self._state(row, epoch) for row, epoch in zip(part.rows.tolist(), part.epochs.tolist(), strict=True)]
         was_over = np.array([state.ended for state in states])
-        lengths, relayed = self.future_map.resolve(part.rows, part.epochs)
-        self._check_lengths(part, running.decoded.rounds, lengths)
-        request = self._draft_request(part, lengths, relayed)
-        drafted = self.drafter.tree(request)
-        tree = drafted.tree
-        self._check_tree(part, tree)
-        windows = np.stack(
-            [
-                self.kv.window(r, n, tree.num_draft_tokens)
-                for r, n in zip(part.rows.tolist(), lengths.tolist(), strict=True)
-            ]
-        )
-        hashes = self.kv.write_tree(request.rows, request.lengths, request.root_hashes, tree, windows)
-        final, accept_lens, failed = self._verify(states, request, drafted, hashes, windows)
-        self._catch_up(request, final, accept_lens, tree.num_draft_tokens)
-        for i in np.flatnonzero(failed & ~was_over).tolist():
+        final, verified = self.passes.decode_round(part, states, running.decoded.rounds)
+        for i in np.flatnonzero(verified.target_failed & ~was_over).tolist():
             self._fail(states[i], int(part.rows[i]), running)
-        self._settle(running, states, was_over, final, accept_lens)
+        self._settle(running, states, was_over, final, verified.accept_lens)
         self.num_rounds += 1
-        self.num_drafted += len(states) * (tree.num_draft_tokens - 1)
-        self.num_correct_drafts += int((accept_lens - 1).sum())
-
-    def _check_lengths(self, part: DecodeStep, rounds_done: int, lengths: np.ndarray) -> None:
-        most = part.max_seq_lens + rounds_done * self.alloc_len
-        if (lengths < part.seq_lens + rounds_done).any() or (lengths > most).any():
-            message = f"lengths {lengths.tolist()} are outside {part.seq_lens.tolist()} … {most.tolist()}"
-            raise InvariantViolation("RELAY-06", message)
-        if (lengths != self.kv.kv_lens[part.rows]).any():
-            raise InvariantViolation("RELAY-02", "a relayed length is not the length of the row's KV")
-
-    def _draft_request(self, part: DecodeStep, lengths: np.ndarray, relayed: dict[str, np.ndarray]) -> DraftRequest:
-        roots = relayed["bonus_tokens"]
-        prefixes = [self.kv.read_target(r, n) for r, n in zip(part.rows.tolist(), lengths.tolist(), strict=True)]
-        last = np.array([prefix.hashes[-1] for prefix in prefixes], dtype=np.uint64)
-        hidden = relayed.get("hidden_states")
-        check_hidden(hidden, self.algorithm.capture_hidden_mode(ForwardPhase.DRAFT), "relay")
-        if hidden is not None and (hash_of(hidden) != last).any():
-            raise InvariantViolation("RELAY-02", "a relayed hidden state is not that of the row's last position")
-        if self.kv.draft is not None:
-            for row, prefix, root in zip(part.rows.tolist(), prefixes, roots.tolist(), strict=True):
-                self.kv.read_draft(row, prefix, root)
-        return DraftRequest(
-            part.rows,
-            lengths,
-            prefixes,
-            roots,
-            extend_hash(last, roots),
-            relayed,
-            self._simulated_runs(part.rows, lengths),
-            part.steps,
-            part.topk,
-            part.num_draft_tokens,
-        )
-
-    def _simulated_runs(self, rows: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
-        """Return how many drafts the acceptance process lets through in the round that begins at these KV lengths."""
-        if self.acceptance is None:
-            return None
-        requests = [self._rows[row].request for row in rows.tolist()]
-        keys = np.array([request_key(request.request_id) for request in requests], dtype=np.uint64)
-        prompts = np.array([request.prompt.length for request in requests])
-        return self.acceptance.longest_run(keys, lengths - prompts).astype(np.int64)
-
-    def _check_tree(self, part: DecodeStep, tree: VerifyTree) -> None:
-        width = self.algorithm.accept_width(part.steps, part.num_draft_tokens)
-        if tree.num_draft_tokens != part.num_draft_tokens or tree.width != width:
-            raise InvariantViolation(
-                "ACCEPT-02",
-                f"a tree of {tree.num_draft_tokens} nodes, {tree.width} deep, where {part.num_draft_tokens} and {width} were planned",
-            )
-        if tree.positions.size and tree.positions.max() > self.max_position:
-            raise InvariantViolation("STEPS-01", f"position {tree.positions.max()} is past the context")
-
-    def _verify(
-        self, states: list[RowState], request: DraftRequest, drafted: Drafted, hashes: np.ndarray, windows: np.ndarray
-    ) -> tuple[Finalized, np.ndarray, np.ndarray]:
-        """Run target forward, acceptance and compaction: what stands in the windows afterwards is the accepted path."""
-        tree = drafted.tree
-        logits = self.model.logits(hashes.ravel(), tree.tokens)
-        depths = self.kv.target.positions[windows] - request.lengths[:, None]
-        self._inject_failures(states, request, depths, logits)
-        params, keys = [state.request.sampling for state in states], [state.key for state in states]
-        verified = verify(params, keys, request.lengths, tree, logits)
-        wanted = {name for state in states for name in state.request.outputs}
-        outputs = node_outputs(hashes.ravel(), logits, verified.predict, wanted)
-        outputs[DRAFT_HIDDEN] = self._draft_hidden(hashes.ravel())
-        outputs |= {
-            NEXT_RELAY + name: values.reshape(-1, *values.shape[2:]) for name, values in drafted.next_relay.items()
-        }
-        final = finalize(verified, windows, NodeOutputs(outputs))
-        final.moves.check(self.kv.target.num_slots, windows)
-        self.kv.target.move(final.moves)
-        self.kv.kv_lens[request.rows] = request.lengths + verified.accept_lens
-        return final, verified.accept_lens, verified.target_failed
-
-    def _inject_failures(
-        self, states: list[RowState], request: DraftRequest, depths: np.ndarray, logits: np.ndarray
-    ) -> None:
-        for i, state in enumerate(states):
-            index = self.fail_at.get(state.request.request_id)
-            if index is not None:
-                emits = request.lengths[i] + 1 + depths[i] - state.request.prompt.length
-                logits.reshape(*depths.shape, -1)[i, emits == index] = np.nan
-
-    def _catch_up(self, request: DraftRequest, final: Finalized, accept_lens: np.ndarray, nodes: int) -> None:
-        """Run the draft-extend pass: draft KV of every accepted position, then what the next round starts from."""
-        last_hashes = np.empty(len(accept_lens), dtype=np.uint64)
-        for i, row in enumerate(request.rows.tolist()):
-            length, count = int(request.lengths[i]), int(accept_lens[i])
-            prefix = self.kv.read_target(row, length + count)
-            last_hashes[i] = prefix.hashes[-1]
-            if self.kv.draft is not None:
-                bonus = int(final.bonus_tokens[i])
-                self.kv.write_draft(row, length, prefix.tokens[length:], prefix.hashes[length:], bonus)
-                self.kv.read_draft(row, prefix, bonus)
-        last_nodes = np.arange(len(accept_lens)) * nodes + accept_lens - 1
-        hidden = final.outputs[DRAFT_HIDDEN]
-        if hidden is not None:
-            hidden = hidden[last_nodes]
-        own = {
-            name.removeprefix(NEXT_RELAY): final.outputs[name][last_nodes]
-            for name in final.outputs
-            if name.startswith(NEXT_RELAY)
-        }
-        epochs = self.kv.stays[request.rows] & 0xFFFFFFFF
-        self._relay(request.rows, epochs, last_hashes, final.bonus_tokens.astype(np.int64), hidden, own)
-
-    def _relay(
-        self,
-        rows: np.ndarray,
-        epochs: np.ndarray,
-        last_hashes: np.ndarray,
-        tokens: np.ndarray,
-        hidden: np.ndarray | None,
-        own: dict[str, np.ndarray],
-    ) -> None:
-        """Publish the lengths and stash what the next round drafts from; `own` are the fields of a proposer."""
-        lengths = self.kv.kv_lens[rows]
-        self.future_map.publish(rows, epochs, lengths)
-        values: dict[str, np.ndarray | None] = {"bonus_tokens": tokens, **own}
-        names = [f.name for f in self.future_map.fields]
-        if "topk_ids" in names:
-            runs = self._simulated_runs(rows, lengths)
-            ids, probabilities = self.drafter.relay(extend_hash(last_hashes, tokens), tokens, runs)
-            values |= {"topk_ids": ids, "topk_probabilities": probabilities}
-        if hidden is not None:
-            values["hidden_states"] = hidden
-        check_hidden(values.get("hidden_states"), self.algorithm.capture_hidden_mode(ForwardPhase.DRAFT), "stash")
-        self.future_map.stash(rows, epochs, values)
+        self.num_drafted += len(states) * (part.num_draft_tokens - 1)
+        self.num_correct_drafts += int(verified.num_correct_drafts.sum())
 
     def _settle(
         self, running: Running, states: list[RowState], was_over: np.ndarray, final: Finalized, accept_lens: np.ndarray

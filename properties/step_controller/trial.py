@@ -3,7 +3,6 @@ after each, all choices are looked at."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -12,6 +11,7 @@ from ..harness.operation import Operation, operation
 from ..harness.trial import Refused, Trial
 from .contract import StepController, StepsCapabilities, StepsConfig
 from .model import GARBAGE, PROCESSES, Moment, Offered, RecordingBuilder, Shown, Stretch, Told, correct_drafts
+from .reading import read_average, read_counted, read_state
 from .rule import DAMAGES, AverageRule, Table, Undecided, damages, read_table, reloaded
 
 RUNS = ((0,), (1,), (2,), (7,), (8, 0), (0, 1, 2), (3, 5), (1, 0, 0, 0))
@@ -162,9 +162,9 @@ class StepControllerTrial(Trial):
         has = self.capabilities
         return Shown(
             tuple(map(self._steps_for, self.batch_sizes)),
-            self._frozen(self.must(self.subject.state), "state()") if has.inspection else None,
-            tuple(map(self._average, self.batch_sizes)) if has.averages else None,
-            self._counted() if has.counters else None,
+            read_state(self, self.must(self.subject.state), "state()") if has.inspection else None,
+            tuple(read_average(self, size) for size in self.batch_sizes) if has.averages else None,
+            read_counted(self) if has.counters else None,
             self._each_round(self._graph) if has.runtime else None,
         )
 
@@ -181,35 +181,6 @@ class StepControllerTrial(Trial):
         """Return the graph that a round must find: the one that was built for the captured size it is padded to."""
         size = min((size for size in self.captured if size >= batch_size), default=0)
         return self.graphs.get((steps, steps + 1, size))
-
-    def _average(self, batch_size: int) -> float:
-        answer = self.must(self.subject.average, batch_size)
-        if isinstance(answer, bool) or not isinstance(answer, int | float):
-            raise self.misbehaviour("TYPE", f"average({batch_size}) is {answer!r}", "a number")
-        if not math.isfinite(answer):
-            self.moment.unfinite = f"average({batch_size}) is {answer}"
-        return float(answer)
-
-    def _counted(self) -> tuple[int, ...]:
-        answer = self.must(self.subject.counted)
-        numbers = self.sequence(answer, "counted()", "four numbers", 4)
-        # A sum of correct drafts may be a float that is whole.
-        whole = [int(n) if isinstance(n, float) and n.is_integer() else n for n in numbers]
-        return self.integers(whole, "counted()")
-
-    def _frozen(self, value: object, place: str) -> object:
-        """Return the state as a value that nothing can change; note the first number that is not finite."""
-        if isinstance(value, dict):
-            return tuple((str(key), self._frozen(item, f"{place}[{key!r}]")) for key, item in value.items())
-        if isinstance(value, list | tuple):
-            return tuple(self._frozen(item, f"{place}[{at}]") for at, item in enumerate(value))
-        if isinstance(value, float) and not math.isfinite(value):
-            self.moment.unfinite = self.moment.unfinite or f"{place} is {value}"
-            return str(value)
-        if value is None or isinstance(value, int | float | str):
-            return value
-        data = "numbers, strings, None, lists and dictionaries of them"
-        raise self.misbehaviour("TYPE", f"{place} is {value!r}", data)
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 

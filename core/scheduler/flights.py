@@ -1,0 +1,111 @@
+"""Steps in flight: launched, and not committed yet."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ..contract.step import DecodeStep, Step
+from .life import RequestRecord
+
+
+class Chunk(NamedTuple):
+    """Positions [start, start + length) of one request's context. `padding`: tokens and slots that it takes besides."""
+
+    record: RequestRecord
+    start: int
+    length: int
+    padding: int = 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.start + self.length == self.record.prefill_len
+
+
+@dataclass(slots=True)
+class PlannedRounds:
+    """The decode part of a planned step, with the values that its commit needs."""
+
+    decode: DecodeStep
+    index: np.ndarray  # intp [bs]: its rows; NumPy indexes by intp several times faster than by int32
+    allocated: np.ndarray  # int64 [bs]: slots of each row before this reservation
+
+
+@dataclass(slots=True)
+class StepInFlight:
+    """A planned step that is not committed yet."""
+
+    step: Step
+    chunks: list[Chunk]
+    planned: PlannedRounds | None  # of its decode part
+    num_departed: int  # DecodeRounds.num_departed when it was planned
+
+    @property
+    def is_decode_only(self) -> bool:
+        return self.step.prefill is None
+
+    def emits_for(self, row: int) -> bool:
+        """Return whether the step computes output tokens for `row`."""
+        prefill, decode = self.step.prefill, self.step.decode
+        ends_prompt = prefill is not None and bool(prefill.is_last[prefill.rows == row].any())
+        return ends_prompt or (decode is not None and row in decode.rows)
+
+    def live_chunks(self) -> Iterator[tuple[int, Chunk]]:
+        """Yield the chunks whose requests still have the row, with their indices.
+
+        Results of the other chunks are dropped.
+        """
+        prefill = self.step.prefill
+        if prefill is None:
+            return
+        places = zip(prefill.rows.tolist(), prefill.epochs.tolist(), strict=True)
+        for i, (chunk, place) in enumerate(zip(self.chunks, places, strict=True)):
+            if (chunk.record.row, chunk.record.epoch) == place and not chunk.record.is_terminal:
+                yield i, chunk
+
+    def row_epochs(self) -> Iterable[tuple[int, int]]:
+        """Return each row of the step once, with the epoch that it had at the plan."""
+        parts = [part for part in (self.step.prefill, self.step.decode) if part is not None]
+        return dict.fromkeys(
+            pair for part in parts for pair in zip(part.rows.tolist(), part.epochs.tolist(), strict=True)
+        )
+
+    def touches(self, row: int) -> bool:
+        """Return whether the step may read or write the KV of `row`."""
+        prefill, decode = self.step.prefill, self.step.decode
+        return (prefill is not None and row in prefill.rows) or (decode is not None and row in decode.rows)
+
+    def describe(self, request_ids: list[str]) -> str:
+        """Describe the step and the requests that still take part in it."""
+        parts, decode = [], self.step.decode
+        if self.step.prefill is not None:
+            parts.append(f"{int(self.step.prefill.lens.sum())} prefill tokens")
+        if decode is not None:
+            parts.append(f"{len(decode.rows)} rows × {decode.num_draft_tokens} tokens × {decode.max_rounds} rounds")
+        shown = ", ".join(request_ids[:4]) + (f" and {len(request_ids) - 4} more" if len(request_ids) > 4 else "")
+        return f"step {self.step.step_id} ({', '.join(parts)}; requests {shown or 'gone'})"
+
+
+class StepsInFlight(deque[StepInFlight]):
+    """The steps in flight, oldest first."""
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of decode rounds that they may run."""
+        rounds = 0
+        for flight in self:
+            if flight.planned is not None:
+                rounds += flight.planned.decode.max_rounds
+        return rounds
+
+    def decode_again(self, rows: np.ndarray) -> np.ndarray | bool:
+        """Return which of `rows` they decode, as one bool if the answer is the same for all rows."""
+        for flight in self:
+            if flight.planned is not None:
+                later = flight.planned.decode.rows
+                return True if later is rows else np.isin(rows, later)
+        return False

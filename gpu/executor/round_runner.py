@@ -1,0 +1,130 @@
+"""The next round of a launched step: from a captured graph if there is one for its shape, otherwise operation by
+operation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.algorithm.algorithm import SpecAlgorithm
+from ...core.contract.future_map import FutureMap
+from ...core.contract.hidden import ForwardPhase, check_hidden
+from ...core.contract.step import DecodeStep
+from ...core.errors import InvariantViolation
+from ..batch.uploads import upload
+from ..draft.port import RoundBatch, RoundLimits
+from .graphs import RoundGraphs, RoundKind
+from .relay import publish_cells
+from .round import DecodeRound, PhaseClock, RoundResult, ShapeLogits
+from .rows import ForcedRuns, HostSampling, Rows
+from .running import PendingRound, to_host
+from .shaping import Shaping
+
+
+class RoundRunner:
+    """Runs rounds of one executor, whose parts these are. `padded_sizes` are the batch sizes, ascending, by which
+    kernels choose their blocks; `alloc_len` is the most KV slots that a round may write per row."""
+
+    def __init__(
+        self,
+        round: DecodeRound,
+        graphs: RoundGraphs,
+        future_map: FutureMap,
+        rows: Rows,
+        forced: ForcedRuns,
+        shaping: Shaping,
+        limits: RoundLimits,
+        algorithm: SpecAlgorithm,
+        *,
+        alloc_len: int,
+        padded_sizes: Sequence[int],
+        device: torch.device,
+        debug: bool,
+    ) -> None:
+        self.round = round
+        self.graphs = graphs
+        self.future_map = future_map
+        self._rows = rows
+        self._forced = forced
+        self._shaping = shaping
+        self._limits = limits
+        self.algorithm = algorithm
+        self._alloc_len = alloc_len
+        self._padded_sizes = padded_sizes
+        self.device = device
+        self._debug = debug
+
+    def enqueue(self, part: DecodeStep, rounds_done: int, clock: PhaseClock) -> PendingRound:
+        """Put the next round of a decode step into the stream, after `rounds_done` rounds of it, and begin to copy its
+        results to the host. `clock` takes the time of each phase."""
+        nodes = part.num_draft_tokens
+        width = min(self.algorithm.accept_width(part.steps, nodes), nodes)
+        forced = self._forced.draw(part.rows, self._rows.requests_of(part.rows), width)
+        sampling = self._rows.sampling(part.rows)
+        wanted = self._rows.wanted(part.rows)
+        shape_logits = None
+        if forced is None and self._shaping.covers(part.rows):
+            shape_logits = partial(self._shaping.at_nodes, part.rows)
+        variant = RoundKind.of(sampling), bool(wanted), shape_logits is not None
+        captured = self.graphs.find(part.steps, nodes, len(part.rows), *variant)
+        if self.graphs.on_round is not None and self.graphs.are_on:
+            self.graphs.on_round(captured is not None, len(part.rows))
+        if captured is not None:
+            self.future_map.pass_through(part.rows, part.epochs)
+            if self._debug:
+                self._check_lengths(part, rounds_done, self.future_map.buffers["lengths"][part.rows])
+            with clock.phase("graph"):
+                trees = self.round.draft.propose_on_host(part.rows, part.steps, part.topk, nodes, captured.size)
+                result = captured.run(part.rows, sampling, forced, wanted, trees, shape_logits)
+        else:
+            result = self._run_uncaptured(part, rounds_done, clock, sampling, forced, wanted, shape_logits)
+        with clock.phase("relay"):
+            three = (result.accept_lens, result.failed, result.emitted)
+            return to_host(*three, result.outputs, result.packed, len(part.rows))
+
+    def _run_uncaptured(
+        self,
+        part: DecodeStep,
+        rounds_done: int,
+        clock: PhaseClock,
+        sampling: HostSampling | None,
+        forced: np.ndarray | None,
+        wanted: frozenset[str],
+        shape_logits: ShapeLogits | None,
+    ) -> RoundResult:
+        capture_mode = self.algorithm.capture_hidden_mode(ForwardPhase.DRAFT)
+        with clock.phase("relay"):
+            lengths, relayed = self.future_map.resolve(part.rows, part.epochs)
+            check_hidden(relayed.get("hidden_states"), capture_mode, "relay")
+            batch = self._batch(part, rounds_done, lengths, relayed["bonus_tokens"])
+            inputs, runs = self._rows.on_device(sampling), None if forced is None else upload(self.device, forced)
+        longest = None if self.device.type == "cpu" else self.algorithm.accept_width(part.steps, part.num_draft_tokens)
+        result = self.round.run(batch, relayed, inputs, wanted, runs, longest, clock.phase, shape_logits)
+        with clock.phase("relay"):
+            check_hidden(result.relay.get("hidden_states"), capture_mode, "stash")
+            publish_cells(self.future_map, part.rows, part.epochs, result.lengths, result.relay)
+        return result
+
+    def _batch(self, part: DecodeStep, rounds_done: int, lengths: Tensor, roots: Tensor) -> RoundBatch:
+        rows = upload(self.device, part.rows.astype(np.int64))
+        batch = self._limits.batch(part.rows, rows, lengths, roots, part.steps, part.num_draft_tokens)
+        padded_rows = next((size for size in self._padded_sizes if size >= len(part.rows)), len(part.rows))
+        # On a GPU as in a captured round: its kernels split the KV for the greatest length that can occur.
+        max_len = batch.max_len
+        if self.device.type == "cpu":
+            max_len = int(lengths.max())
+            if self._debug:
+                self._check_lengths(part, rounds_done, lengths)
+        return replace(batch, max_len=max_len, padded_rows=padded_rows)
+
+    def _check_lengths(self, part: DecodeStep, rounds_done: int, on_device: Tensor) -> None:
+        lengths = on_device.cpu().numpy()
+        most = part.max_seq_lens + rounds_done * self._alloc_len
+        if (lengths < part.seq_lens + rounds_done).any() or (lengths > most).any():
+            message = f"lengths {lengths.tolist()} are outside {part.seq_lens.tolist()} … {most.tolist()}"
+            raise InvariantViolation("RELAY-06", message)

@@ -1,0 +1,70 @@
+"""Reads everything that an allocator shows, and recounts its model: both are in the moment then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..harness.trial import Trial
+from ..reference.canary import ShadowMemory
+from .model import AllocatorModel, Holder, Moment, Observation
+
+_NO_PAGES: dict[int, int] = {}
+
+
+def observe(trial: Trial, model: AllocatorModel, memory: ShadowMemory, pages: Iterable[int]) -> None:
+    """Ask the subject for everything that it shows, and recount the model. `pages`: all of the pool."""
+    subject, has = trial.subject, trial.capabilities
+    m: Moment = trial.moment
+    must, integers = trial.must, trial.integers
+    free = cached = deferred = references = rows = None
+    num_free = trial.integer(must(subject.num_free), "num_free()")
+    if has.inspection:
+        free = integers(must(subject.free_pages), "free_pages()")
+    if has.eviction:
+        cached = integers(must(subject.cached_pages), "cached_pages()")
+        _follow_the_cache(model, m, cached)
+    if has.deferred_free or has.deferred_close:
+        deferred = trial.integer(must(subject.num_deferred), "num_deferred()")
+    if has.sharing:
+        references = integers([must(subject.references, page) for page in pages], "references()")
+    if has.table:
+        rows = tuple([(name, _row(trial, model, name, row)) for name, row in model.rows.items()])
+    m.after = Observation(num_free, free, cached, deferred, references, rows)
+    m.held = model.held()
+    m.waiting = model.waiting() if model.deferred else _NO_PAGES
+    m.stale = None
+    for holder in model.everybody():
+        cells = holder.cells
+        if cells and memory.read(holder.slots[: len(cells)]) != cells:
+            m.stale = _first_stale(model, memory)
+            break
+
+
+def _follow_the_cache(model: AllocatorModel, moment: Moment, cached: tuple[int, ...]) -> None:
+    """Take over the pages that the subject has evicted, which it may do. It may not cache other pages than the retired
+    ones."""
+    moment.not_cacheable = tuple(page for page in cached if page not in model.cached)
+    if len(cached) != len(model.cached):
+        kept = frozenset(cached)
+        model.cached = {page: cells for page, cells in model.cached.items() if page in kept}
+
+
+def _row(trial: Trial, model: AllocatorModel, name: str, row: Holder) -> tuple[int, ...]:
+    slots = trial.integers(trial.must(trial.subject.slots_of, name), f"slots_of({name!r})")
+    row.slots = list(slots)
+    row.pages = model.pages_of(slots)
+    return slots
+
+
+def _first_stale(model: AllocatorModel, memory: ShadowMemory) -> tuple | None:
+    """Return the first holder whose cells are not what it wrote: its name, page, what is found and what it wrote."""
+    places = ("holder", model.holders), ("request", model.rows), ("batch request", model.parts)
+    for kind, group in places:
+        for name, holder in group.items():
+            count = len(holder.cells)
+            if len(holder.slots) < count:
+                return f"{kind} {name}", None, "no slot", holder.cells[len(holder.slots)]
+            wrong = memory.first_wrong(holder.slots[:count], holder.cells)
+            if wrong is not None:
+                return f"{kind} {name}", *wrong
+    return None

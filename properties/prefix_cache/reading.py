@@ -1,0 +1,54 @@
+"""Reads what a prefix cache answers and shows. Another form is a misbehaviour."""
+
+from __future__ import annotations
+
+from ..harness.trial import Trial
+from .model import Moment, Node, Observation, PrefixCacheModel
+
+
+def observe(trial: Trial, model: PrefixCacheModel) -> None:
+    """Ask the subject for everything that it shows, recount the model, and note the first slot of a table that does not
+    hold what its request computed."""
+    subject, has = trial.subject, trial.capabilities
+    m: Moment = trial.moment
+    num_evictable = trial.integer(trial.must(subject.num_evictable), "num_evictable()")
+    num_protected = trial.integer(trial.must(subject.num_protected), "num_protected()")
+    nodes = read_nodes(trial) if has.inspection else None
+    free = trial.integers(trial.must(subject.free_slots), "free_slots()") if has.table else None
+    m.after = Observation(num_evictable, num_protected, nodes, free)
+    m.locks = model.locks()
+    for name, request in model.running.items():
+        m.tables[name] = slots = read_slots(trial, name) if has.table else m.slots_of(request.table)
+        cells = request.text.cells
+        found = tuple(map(model.memory.get, slots[: len(cells)]))
+        if found != cells and m.wrong is None:
+            at = next((i for i, cell in enumerate(found) if cell != cells[i]), len(found))
+            m.wrong = (name, at, slots[at] if at < len(slots) else None)
+
+
+def read_nodes(trial: Trial) -> tuple[Node, ...]:
+    """Ask for the nodes of the subject's tree."""
+    found = []
+    for row in trial.must(trial.subject.nodes):
+        *numbers, slots, children = trial.sequence(row, "a node", "(id, parent, locks, slots, children)", 5)
+        numbers = trial.integers(numbers, "id, parent and locks of a node")
+        found.append(Node(*numbers, trial.integers(slots, "its slots"), trial.integers(children, "its children")))
+    return tuple(found)
+
+
+def read_slots(trial: Trial, request: str) -> tuple[int, ...]:
+    """Ask for the slots of a request's table, where the subject keeps it."""
+    return trial.integers(trial.must(trial.subject.slots_of, request), f"slots_of({request!r})")
+
+
+def read_match(trial: Trial, answer: object) -> tuple[object, tuple[int, ...]]:
+    """Return a match: its handle, and the slots that were found."""
+    handle, slots = trial.sequence(answer, "match()", "a handle and the slots", 2)
+    return handle, trial.integers(slots, "the slots of match()")
+
+
+def read_inserted(trial: Trial, answer: object) -> tuple[object, tuple[int, ...], tuple[int, ...]]:
+    """Return an insertion: its handle, the slots of the path, and those of the caller's copies."""
+    parts = trial.sequence(answer, "insert()", "a handle, the slots of the path, the caller's copies", 3)
+    canonical = trial.integers(parts[1], "the slots of insert()")
+    return parts[0], canonical, trial.integers(parts[2], "the copies of insert()")

@@ -1,0 +1,40 @@
+"""Reads what a step controller shows of itself. Another form is a misbehaviour; the moment notes numbers that are not
+finite."""
+
+from __future__ import annotations
+
+import math
+
+from ..harness.trial import Trial
+
+
+def read_average(trial: Trial, batch_size: int) -> float:
+    """Ask for the average of accepted drafts that batches of this size go by."""
+    answer = trial.must(trial.subject.average, batch_size)
+    if isinstance(answer, bool) or not isinstance(answer, int | float):
+        raise trial.misbehaviour("TYPE", f"average({batch_size}) is {answer!r}", "a number")
+    if not math.isfinite(answer):
+        trial.moment.unfinite = f"average({batch_size}) is {answer}"
+    return float(answer)
+
+
+def read_counted(trial: Trial) -> tuple[int, ...]:
+    """Ask for the four counters. A sum of correct drafts may be a float that is whole."""
+    numbers = trial.sequence(trial.must(trial.subject.counted), "counted()", "four numbers", 4)
+    whole = [int(n) if isinstance(n, float) and n.is_integer() else n for n in numbers]
+    return trial.integers(whole, "counted()")
+
+
+def read_state(trial: Trial, value: object, place: str) -> object:
+    """Return the state as a value that nothing can change; note the first number that is not finite."""
+    if isinstance(value, dict):
+        return tuple((str(key), read_state(trial, item, f"{place}[{key!r}]")) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(read_state(trial, item, f"{place}[{at}]") for at, item in enumerate(value))
+    if isinstance(value, float) and not math.isfinite(value):
+        trial.moment.unfinite = trial.moment.unfinite or f"{place} is {value}"
+        return str(value)
+    if value is None or isinstance(value, int | float | str):
+        return value
+    data = "numbers, strings, None, lists and dictionaries of them"
+    raise trial.misbehaviour("TYPE", f"{place} is {value!r}", data)
