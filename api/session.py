@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
 from typing import Any, overload
@@ -13,6 +14,7 @@ from foredraft.gpu.session.plan import SessionOptions
 from foredraft.gpu.session.prompts import PromptEntry, RequestDefaults, make_requests
 from foredraft.gpu.session.session import DecodeSession
 from foredraft.gpu.session.text_session import Output, SessionStats
+from foredraft.observe.distribution.former_name import check_variables
 
 ARGUMENTS = "<arguments>"
 
@@ -40,6 +42,7 @@ class Session:
     """
 
     def __init__(self, model: str | PathLike[str], draft: str | PathLike[str] | None = None, **options: Any) -> None:
+        check_variables(os.environ)
         draft = None if draft is None else local_checkpoint(draft, "draft")
         self._session = DecodeSession.open(SessionOptions(model=local_checkpoint(model), draft=draft, **options))
         self._num_prompts = 0

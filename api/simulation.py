@@ -16,6 +16,7 @@ from foredraft.observe.distribution.former_name import check_variables
 from foredraft.observe.metrics import RunMetrics
 from foredraft.observe.summary import SLO
 from foredraft.sim.capacity import is_overloaded, saturation
+from foredraft.sim.confidence import intervals, rests_on
 from foredraft.sim.effects import given_keys
 from foredraft.sim.load import length_notice
 from foredraft.sim.run import RunReport, Simulation
@@ -120,6 +121,9 @@ def summarize_run(scenario: Scenario, report: RunReport, metrics: RunMetrics) ->
     for bound in dict.fromkeys(bound for slots in report.ema_accept_len for bound in slots):
         summary[f"ema_accept_len_from_{bound}"] = [slots.get(bound) for slots in report.ema_accept_len]
     summary |= _asked(report, summary)
+    if report.complete:
+        summary |= intervals(report.assembly, summary)
+    summary["intervals_rest_on"] = rests_on(report.assembly)
     timeline = metrics.timeline()
     summary |= _load(report, summary, timeline)
     if report.disaggregation is not None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TextIO
 
 from ..core.contract.events import EngineStarted, Event, Planned, Resumed, StepsLost
-from ..core.errors import ConfigError, Problem, nearest
+from ..core.errors import ConfigError, Problem, count_of, nearest
 from ..core.scheduler.engine import Engine
 
 IsCaptured = Callable[[int, int], bool]
@@ -73,7 +73,7 @@ class EngineLines:
                 self._planned(decode.steps, len(decode.rows), decode.num_draft_tokens)
         elif isinstance(event, StepsLost):
             waiting, ended = len(event.retracted), len(event.finished)
-            lost, again = _counted(len(event.step_ids), "step"), _counted(waiting, "request")
+            lost, again = count_of(len(event.step_ids), "step"), count_of(waiting, "request")
             words = f"{event.failure}; {lost} lost, {again} back in the queue, {ended} failed"
             facts = {
                 "step": event.failure.step_id,
@@ -94,19 +94,19 @@ class EngineLines:
         words = "rounds run as CUDA graphs again" if has_graph else "rounds run without a CUDA graph"
         level = logging.INFO if has_graph else logging.WARNING
         self._write(
-            level, "graph", f"{words} at {_counted(batch_size, 'request')}", graph=has_graph, batch_size=batch_size
+            level, "graph", f"{words} at {count_of(batch_size, 'request')}", graph=has_graph, batch_size=batch_size
         )
 
     def graph_captured(self, graph: _Capture) -> None:
         """Take a CUDA graph that was captured because a round needed it."""
-        shape = f"{graph.steps} draft steps, {_counted(graph.batch_size, 'request')}, {graph.kind}"
+        shape = f"{graph.steps} draft steps, {count_of(graph.batch_size, 'request')}, {graph.kind}"
         words = f"captured a CUDA graph in {graph.seconds:.2f} s: {shape}{', with outputs' * graph.with_outputs}"
         facts = {"steps": graph.steps, "batch_size": graph.batch_size, "kind": str(graph.kind)}
         self._write(logging.INFO, "capture", words, **facts, seconds=round(graph.seconds, 6))
 
     def _planned(self, steps: int, batch_size: int, nodes: int) -> None:
         if self._steps is not None and steps != self._steps:
-            words = f"{self._steps} -> {steps} draft steps at {_counted(batch_size, 'request')}"
+            words = f"{self._steps} -> {steps} draft steps at {count_of(batch_size, 'request')}"
             self._write(logging.INFO, "steps", words, before=self._steps, after=steps, batch_size=batch_size)
         self._steps = steps
         if self._is_captured is not None:
@@ -127,7 +127,7 @@ class EngineLines:
             rows = (
                 "any number of requests"
                 if limits.row_limit is None
-                else f"at most {_counted(limits.row_limit, 'request')}"
+                else f"at most {count_of(limits.row_limit, 'request')}"
             )
             fewest = "the fewest draft steps, " if limits.fewer_steps else ""
             words = f"plans smaller steps: {fewest}{rows}, {limits.prefill_budget} prefill tokens"
@@ -137,10 +137,6 @@ class EngineLines:
     def _write(self, level: int, event: str, words: str, **facts: Any) -> None:
         fields = {"engine": self.name, "time_s": round(self._now_ns / 1e9, 6), "event": event, **facts, "words": words}
         _log(level, fields)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _log(level: int, fields: Mapping[str, Any]) -> None:

@@ -22,7 +22,8 @@ from ..core.errors import ForedraftError, InvariantViolation
 from ..core.scheduler.config import EngineRole
 from ..core.scheduler.driver import reload_table
 from ..core.scheduler.engine import Engine
-from .encoding import LineEncoder, decision, decode_failure, decode_request, decode_result
+from .decoding import decision, decode_failure, decode_request, decode_result
+from .encoding import LineEncoder
 from .log import LogError, Record, read_log
 
 EngineFactory = Callable[[Mapping[str, Any], int, EventSink], Engine]

@@ -14,6 +14,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ..core.errors import count_of
+
 WIDTH = 80
 SPARK_WIDTH = 44
 _BESIDE_SPARKS = WIDTH - SPARK_WIDTH
@@ -50,9 +52,22 @@ def report_tables(summary: Mapping[str, Any], title: str | None = None, *, width
     timeline = {key.removeprefix("timeline_"): summary[key] for key in summary if key.startswith("timeline_")}
     if timeline.get("running"):
         tables.append(_timeline(timeline, summary["duration"], width))
+    if "intervals_rest_on" in summary:
+        tables.append(Text(_intervals(summary)))
     if summary.get("notices"):
         tables.append(Text("\n".join(f"Note: {notice}." for notice in summary["notices"])))
     return [tables[0], *(Padding(table, (1, 0, 0, 0)) for table in tables[1:])]
+
+
+def _intervals(summary: Mapping[str, Any]) -> str:
+    words = {"mean_ttft_ms": "mean TTFT {} ms", "mean_tpot_ms": "TPOT {} ms", "output_throughput": "{} output tokens/s"}
+    parts = []
+    for name, text in words.items():
+        if (ends := summary.get(f"{name}_interval")) is not None:
+            parts.append(text.format(" to ".join(map(format_number, ends))))
+    if not parts:
+        return f"No intervals of these times: {summary['intervals_rest_on']}."
+    return f"80 % intervals: {', '.join(parts)}; they rest on {summary['intervals_rest_on']}."
 
 
 def format_number(value: Any, unit: str = "") -> str:
@@ -165,10 +180,7 @@ def _speculation(summary: Mapping[str, Any]) -> list[Row]:
         mean = sum(known) / len(known) if known else None
         rows.append((f"EMA from batch size {bound}", format_number(mean)))
     shares = [(int(key.removeprefix(prefix)), value) for key, value in summary.items() if key.startswith(prefix)]
-    rows.extend(
-        (f"rounds at {steps} {'step' if steps == 1 else 'steps'}", format_share(share))
-        for steps, share in sorted(shares)
-    )
+    rows.extend((f"rounds at {count_of(steps, 'step')}", format_share(share)) for steps, share in sorted(shares))
     return rows
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from ..core.algorithm.algorithm import Drafter
-from ..core.errors import ConfigError, Problem
+from ..core.errors import ConfigError, Problem, count_of
 from .assembly import Assembly
 from .cost.draft import EAGLE3
 from .cost.executor_steps import StepCost
@@ -110,7 +110,7 @@ def _rounds_are_too_short(run: Assembly) -> str | None:
     longest = run.algorithm.accept_width(steps, run.spec.max_num_draft_tokens)
     if asked is None or asked <= longest:
         return None
-    return f"{steps} draft {'step gives' if steps == 1 else 'steps give'} at most {longest} tokens a round, the bonus token included"
+    return f"a round of {count_of(steps, 'draft step')} gives at most {count_of(longest, 'token')}, the bonus token included"
 
 
 def _ranks_are_unused(run: Assembly) -> str | None:
@@ -281,18 +281,38 @@ RULES: tuple[Rule, ...] = (
         ("hardware.gpus_per_node",),
         _when(
             lambda run: (
-                run.scenario.hardware.devices <= min(run.gpu.per_node, run.scenario.hardware.gpus_per_node or 1024)
+                run.deployment.parallel.devices
+                <= min(run.deployment.gpu.per_node, run.deployment.parallel.gpus_per_node)
             ),
             "a replica's devices are on one node",
         ),
     ),
     Rule(
         ("hardware.graph_sizes", "hardware.graph_unit"),
-        _when(lambda run: not run.scenario.hardware.cuda_graphs, "hardware.cuda_graphs is false"),
+        _when(lambda run: run.deployment.graphs is None, "hardware.cuda_graphs is false"),
     ),
     Rule(("engine.mode",), mode_fell_back),
     Rule(("engine.prefix_cache",), _content_is_unknown),
     Rule(("engine.eviction_policy",), _eviction_is_unused),
+    Rule(
+        _keys("engine", "guarantee_floor", "guarantee_rounds", "guarantee_limit", "guarantee_fixed"),
+        _when(
+            lambda run: not run.spec.config.guarantee_output, "no output is guaranteed (engine.guarantee_output is 0)"
+        ),
+    ),
+    Rule(
+        ("engine.guarantee_rounds",),
+        _when(
+            lambda run: run.spec.config.guarantee_floor == 1, "the share does not fall (engine.guarantee_floor is 1)"
+        ),
+    ),
+    Rule(
+        ("engine.guarantee_fixed",),
+        _when(
+            lambda run: run.scenario.workload.max_tokens != "output",
+            "no request has a fixed length (workload.max_tokens is not output)",
+        ),
+    ),
     Rule(("engine.preempt", "engine.ageing_bound"), _priorities_are_equal, {"engine.preempt": False}),
     # -- workload and clients ------------------------------------------------------------------------------------------
     Rule(

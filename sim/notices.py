@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from ..core.acceptance.presets import ANY_FAMILY, PRESETS, UNKNOWN_FAMILY, TraceAcceptance
 from ..core.algorithm.algorithm import Drafter
+from ..core.errors import count_of
 from .assembly import Assembly
 from .cost.hardware import MIB
 from .effects import drafts_nothing, mode_fell_back, without_effect
@@ -28,8 +29,9 @@ def notices_of(run: Assembly, origins: Mapping[str, str]) -> tuple[str, ...]:
         notices.append(
             f"acceptance.recorded: {run.scenario.acceptance.recorded} has one request, so every simulated request repeats its runs"
         )
-    if run.calibration is not None:
-        notices += run.calibration.notices(run.target.name, run.scenario.hardware.tensor_parallel)
+    calibration, tensor = run.deployment.calibration, run.deployment.parallel.tensor
+    if calibration is not None:
+        notices += calibration.notices(run.target.name, tensor)
     return (*notices, *run.spec.notices)
 
 
@@ -62,6 +64,6 @@ def _graph_notices(run: Assembly) -> Iterator[str]:
         return
     fewer = "fewer candidates (speculation.adaptive), " if counts > 1 else ""
     yield (
-        f"CUDA graphs of {counts} step {'count' if counts == 1 else 'counts'} take {memory.graphs_bytes / MIB:,.0f} MiB, the KV pool has "
+        f"CUDA graphs of {count_of(counts, 'step count')} take {memory.graphs_bytes / MIB:,.0f} MiB, the KV pool has "
         f"{memory.kv_pool_bytes / MIB:,.0f} MiB; {fewer}a smaller engine.max_running or fewer hardware.graph_sizes leave more KV"
     )

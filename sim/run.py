@@ -15,7 +15,7 @@ from ..core.adaptive.controller import AdaptiveMetrics
 from ..core.contract.events import Event, EventSink
 from ..core.contract.request import FinishedRequest, FinishReason, Request
 from ..core.draws import Purpose, request_key
-from ..core.errors import ForedraftError
+from ..core.errors import ForedraftError, count_of
 from ..core.handoff.placement import Placement
 from ..core.scheduler.config import EngineRole
 from ..observe.engine_lines import engine_lines
@@ -142,6 +142,8 @@ class Simulation:
             None if asked == "output" or (asked is None and config.guarantee_output) else asked or config.context_len
         )
         pools = self.assembly.pools
+        # Without a guarantee no decision depends on it.
+        self._has_fixed_lengths = asked == "output" and config.guarantee_output > 0
         self._named_slots = (
             named_slots
             or faults is not None
@@ -183,11 +185,15 @@ class Simulation:
             self.faults.broken_by(error)
             complete = False
         if complete and not self._num_submitted:
-            skipped = f"; {self.num_skipped_rows} rows have no prompt or no output" if self.num_skipped_rows else ""
+            skipped = (
+                f"; {count_of(self.num_skipped_rows, 'row')} without prompt or output" if self.num_skipped_rows else ""
+            )
             raise NothingFits(f"the workload has no requests: nothing arrives between its start and its end{skipped}")
         if complete and self.faults is None and sum(self.refusals.values()) == self._num_submitted:
             reason, count = max(self.refusals.items(), key=lambda item: item[1])
-            raise NothingFits(f"none of the {self._num_submitted} requests can be served; {count} of them: {reason}")
+            raise NothingFits(
+                f"none of {count_of(self._num_submitted, 'request')} can be served; {count} of them: {reason}"
+            )
         return RunReport(
             complete=complete,
             duration_ns=self._duration_ns(complete),
@@ -269,12 +275,21 @@ class Simulation:
         if lines is not None:
             lines.engine = engine
         device_spread, host_spread = self.scenario.hardware.device_jitter, self.scenario.hardware.host_jitter
-        seed, max_running = self.scenario.seed, assembly.spec.config.max_running
+        seed, num_rows = self.scenario.seed, assembly.spec.config.num_rows
         jitter = Jitter(device_spread, seed, Purpose.DEVICE_TIME, replica) if device_spread else None
-        device = Device(assembly.cost, max_running, assembly.acceptance, self._tree_process, jitter)
+        device = Device(assembly.cost, num_rows, assembly.acceptance, self._tree_process, jitter)
         host_jitter = HostJitter(host_spread, seed, replica) if host_spread else None
         actor = EngineActor(
-            self.env, replica, engine, device, assembly.host, self._on_finished, spans, hooks, host_jitter
+            self.env,
+            replica,
+            engine,
+            device,
+            assembly.host,
+            self._on_finished,
+            spans,
+            hooks,
+            host_jitter,
+            assembly.deployment.front_end,
         )
         if injector is not None:
             injector.actor = actor
@@ -310,7 +325,13 @@ class Simulation:
         return sent
 
     def _send_one(self, arrival: Arrival, request_id: str) -> tuple[str, simpy.Event | None]:
-        request = Request(request_id, arrival.prompt, self._max_tokens or arrival.output_len, arrival.priority)
+        request = Request(
+            request_id,
+            arrival.prompt,
+            self._max_tokens or arrival.output_len,
+            arrival.priority,
+            fixed_length=self._has_fixed_lengths,
+        )
         shift = self._day.shift(self.env.now) if self._day is not None else 0.0
         truth = Truth(arrival.output_len, request_key(request_id), shift)
         self._num_submitted += 1

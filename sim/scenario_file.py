@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from ..core.acceptance.presets import choose_preset
 from ..core.algorithm.registry import get_algorithm
-from ..core.errors import ConfigError, ForedraftError, Problem, nearest, nearest_name, shown
+from ..core.errors import ConfigError, ForedraftError, Problem, nearest, shown
 from ..core.kv.eviction import unknown_policy
 from ..core.model_shape import ModelShape, UnknownModel, built_in_config, lookup_model
 from ..core.parsing import ParseError, parse_toml
@@ -51,14 +52,13 @@ def _lookup_model(name: str) -> ModelShape:
     try:
         return lookup_model(name)
     except UnknownModel as error:
-        others = packaged_models()
-        near = nearest_name(name.rpartition("/")[2], [other.rpartition("/")[2] for other in others])
-        more = (
-            f"; the extra `measured` knows {len(others)} more by name{near}"
-            if others
-            else "; the extra `measured` knows more by name"
-        )
-        raise UnknownModel(f"{error}{more}") from None
+        others = {other.rpartition("/")[2].lower(): other for other in packaged_models()}
+        near = get_close_matches(name.rpartition("/")[2].lower(), others, n=3)
+        nearest_ones = f" (the nearest: {', '.join(others[one] for one in near)})" if near else ""
+        known = f"knows {len(others)} by name{nearest_ones}" if others else "knows more by name"
+        raise UnknownModel(
+            f"{error}; the extra `measured` {known}; `foredraft schema --models` prints all names"
+        ) from None
 
 
 def check_names(scenario: Scenario) -> None:
@@ -82,7 +82,7 @@ def check_names(scenario: Scenario) -> None:
             problems += [Problem(key, _with_place(error, problem)) for problem in error.problems]
         except ForedraftError as error:
             problems.append(Problem(key, str(error)))
-    unknown = unknown_policy(scenario.engine.eviction_policy)
+    unknown = None if scenario.engine.eviction_policy is None else unknown_policy(scenario.engine.eviction_policy)
     if unknown is not None:
         problems.append(Problem("engine.eviction_policy", unknown.message))
     if problems:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from ...core.errors import ForedraftError
+from ...core.errors import ForedraftError, count_of
 from ..summary import SHORT_NAMES
 from ..tables import LATENCIES, format_number, format_share
 from . import run as of_run
@@ -113,9 +113,9 @@ def _run_answer(run: Run) -> Iterator[str]:
         yield "The run was interrupted, or requests were left over: the numbers cover a part of it."
     first, then = (format_number(summary[f"p99_{key}_ms"], "ms") for key in ("ttft", "tpot"))
     yield (
-        f"{summary['completed']:,} of {summary['submitted']:,} requests completed in {format_number(summary['duration'])} simulated "
-        f"seconds: {format_number(summary['output_throughput'])} output tokens/s. 99 % of them had the first token within {first}, "
-        f"and 99 % then waited at most {then} per token."
+        f"{summary['completed']:,} of {count_of(summary['submitted'], 'request')} completed in "
+        f"{format_number(summary['duration'])} simulated seconds: {format_number(summary['output_throughput'])} output "
+        f"tokens/s. 99 % of them had the first token within {first}, and 99 % then waited at most {then} per token."
     )
     if summary.get("slo_attainment") is not None:
         limits = ", ".join(f"{LATENCIES[key][0]} {limit:g} ms" for key, limit in run.limits_ms.items())
@@ -163,7 +163,10 @@ def _trials_page(trials: Trials) -> Page:
     timings = dict.fromkeys(one.get("timing") for point in trials.points for one in point.summaries)
     for timing in filter(None, timings):
         page.source("timing", timing)
-    page.source("runs", f"{trials.num_runs:,} simulated runs of {len(trials.points):,} combinations, in trials.jsonl")
+    page.source(
+        "runs",
+        f"{count_of(trials.num_runs, 'simulated run')} of {count_of(len(trials.points), 'combination')}, in trials.jsonl",
+    )
     mode, package = (*(trials.question.get("kernels") or ()), None, None)[:2]
     database = f"database aiconfigurator-core {package}" if package else "no database of measured kernels was installed"
     page.source("kernels", database)
@@ -190,9 +193,11 @@ def _add_sweep(page: Page, trials: Trials) -> None:
     wanted = len(asked) * len(trials.question.get("seeds") or [0]) if isinstance(asked, list) else trials.num_runs
     page.answer += [*_best_points(trials)]
     if trials.num_runs < wanted:
-        page.notices.append(f"{wanted - trials.num_runs} of {wanted} runs have not ended, or cannot run.")
+        page.notices.append(
+            f"{trials.num_runs:,} of {count_of(wanted, 'run')} ended; the others are still to come, or cannot run."
+        )
     page.tiles += [
-        ("combinations", f"{len(trials.points):,}", f"{trials.num_runs:,} runs"),
+        ("combinations", f"{len(trials.points):,}", count_of(trials.num_runs, "run")),
         ("varied", str(len(varied)), ", ".join(key.rpartition(".")[2] for key in varied) or "nothing"),
     ]
     for latency in ("p99_tpot_ms", "p99_ttft_ms"):
@@ -219,7 +224,8 @@ def _best_points(trials: Trials) -> Iterator[str]:
             unit = "ms" if key.endswith("_ms") else ""
             yield f"{what}: {_label(trials, point)} ({format_number(mean, unit)})."
     if len(balanced) < len(trials.points):
-        yield f"{len(trials.points) - len(balanced)} of {len(trials.points)} combinations are overloaded and do not count."
+        count = count_of(len(trials.points), "combination")
+        yield f"Overloaded, so not counted: {len(trials.points) - len(balanced)} of {count}."
 
 
 def _label(trials: Trials, point: Point) -> str:
@@ -235,7 +241,7 @@ def _points_table(trials: Trials, varied: Sequence[str]) -> Table:
         cells = (str(point.settings.get(key, "–")) for key in varied)
         rows.append([*cells, *means, str(len(point.summaries)), "overloaded" if point.is_overloaded else ""])
     more = len(trials.points) - len(rows)
-    caption = "Means over the seeds." + (f" {more} combinations more are in trials.parquet." if more else "")
+    caption = "Means over the seeds." + (f" trials.parquet has {count_of(more, 'combination')} more." if more else "")
     return Table("Combinations", columns, rows, caption)
 
 
@@ -248,7 +254,7 @@ def _add_plan(page: Page, trials: Trials) -> None:
         page.tiles += [
             ("best candidate", best["name"], f"of {len(answer['candidates'])}"),
             ("load", f"{best['load']:.3g}", f"{answer['load_unit']}, {width}" if best["half_width"] else width),
-            ("GPUs", str(best["gpus"]), f"{format_number(best['tokens_per_s'])} tokens/s"),
+            ("GPUs", str(best["gpus"]), f"{format_number(best['tokens_per_s'])} output tokens/s"),
             ("tightest limit", of_trials.limit_title(best["tightest"]), f"{best['taken']:.0%} of it is taken"),
         ]
         if best["per_million"] is not None:
@@ -265,7 +271,10 @@ def _add_plan(page: Page, trials: Trials) -> None:
         taken = "–" if one["taken"] is None else f"{one['taken']:.0%}"
         tokens, tightest = format_number(one["tokens_per_s"]), of_trials.limit_title(one["tightest"] or "–")
         rows.append([one["name"], one["status"], *load, str(one["gpus"] or "–"), tokens, tightest, taken])
-    caption = "± is half of the 95 % interval over seeds; taken: of the limit, at the load found."
+    caption = (
+        "± is half of the 95 % interval over seeds; tokens/s are the output tokens of all GPUs of a row; "
+        "taken: of the limit, at the load found."
+    )
     page.tables.append(Table("All candidates", columns, rows, caption))
     if answer["refused"]:
         reasons = [[one["name"], one["reason"]] for one in answer["refused"]]

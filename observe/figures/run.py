@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from ...core.errors import count_of
 from ..distribution.former_name import is_former_version, made_by_former
 from ..input_files import read_text, read_toml
 from ..summary import CURVE_SHARES
@@ -130,7 +131,7 @@ def latencies(run: Run | str | PathLike[str]) -> go.Figure:
     run = as_run(run)
     shares = np.array(CURVE_SHARES)
     requests = int(run.summary["completed"])
-    note = f"each curve: {len(shares)} exact percentiles of all {requests:,} requests,<br>straight lines between; ITL within 0.1 %"
+    note = f"each curve: {len(shares)} exact percentiles of {count_of(requests, 'request')},<br>straight lines between; ITL within 0.1 %"
     made = figure("Latency distributions", "milliseconds", "percentile", note, 420)
     deepest = 1.0
     for (name, (short, meaning)), colour in zip(LATENCIES.items(), COLOURS, strict=False):
@@ -207,9 +208,9 @@ def steps_by_batch(run: Run | str | PathLike[str]) -> go.Figure:
     for place, steps in enumerate(used):
         rounds = totals[:, steps]
         made.add_bar(
-            x=names, y=_short(rounds / totals.sum(axis=1)), customdata=rounds.tolist(), name=f"{steps} steps" if steps != 1 else "1 step",
+            x=names, y=_short(rounds / totals.sum(axis=1)), customdata=rounds.tolist(), name=count_of(steps, "step"),
             marker={"color": RAMP[place * (len(RAMP) - 1) // max(len(used) - 1, 1)] if len(used) > 1 else COLOURS[0]},
-            hovertemplate=f"batch %{{x}}, {steps} steps: %{{y:.1%}} of its rounds (%{{customdata:,}})<extra></extra>", showlegend=True,
+            hovertemplate=f"batch %{{x}}, steps {steps}: %{{y:.1%}} of its rounds (%{{customdata:,}})<extra></extra>", showlegend=True,
         )  # fmt: skip
     made.update_layout(barmode="stack", bargap=0.15)
     made.update_yaxes(tickformat=".0%", range=[0, 1])

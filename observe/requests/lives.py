@@ -253,7 +253,8 @@ class RequestLives:
         name = request.request_id
         slot = self._handed.goes_on(name, state.number, bool(event.refusal))
         if slot is None:
-            slot = self.open.open(name, state.number, event.now_ns, request.prompt.length, request.max_tokens)
+            arrived_ns = event.now_ns if request.arrived_ns is None else request.arrived_ns
+            slot = self.open.open(name, state.number, arrived_ns, request.prompt.length, request.max_tokens)
             self._totals["submitted"] += 1
         if event.refusal:
             self._close(state, slot, REFUSED, event.now_ns, 0)

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import simpy
@@ -24,10 +24,12 @@ from ...core.contract.request import FinishedRequest, FinishReason, Request
 from ...core.contract.step import DecodeStep, Step, StepFailure, StepResult
 from ...core.errors import InvariantViolation
 from ...core.scheduler.engine import Engine
-from ..cost.host import HostCost
+from ..cost.host import NO_DELAY, FrontEnd, HostCost
+from .block_times import overlap_times, synchronous_times
 from .clock import AFTER_ARRIVALS, Environment, until
 from .device import Device, DrawnRounds, HostJitter, Truth
 from .hooks import NO_HOOKS, HandoffPart, Hooks, StepFault
+from .intake import Intake
 
 NOTHING_LOST = LossOutcome((), ())
 
@@ -50,14 +52,6 @@ class Flight:
     drawn: DrawnRounds | None = None
 
 
-class BlockTimes(NamedTuple):
-    """When the rounds of a block end: on the device, at the host, and when the round after each is launched."""
-
-    device_end_ns: np.ndarray  # int64 [rounds]
-    commit_end_ns: np.ndarray  # int64 [rounds]
-    next_launch_ns: np.ndarray  # int64 [rounds]
-
-
 class EngineActor:
     """One replica. Messages arrive by `receive` and `cancel`; ends of requests are reported to `on_finished`."""
 
@@ -72,6 +66,7 @@ class EngineActor:
         spans: SpanSink | None = None,
         hooks: Hooks = NO_HOOKS,
         jitter: HostJitter | None = None,
+        front_end: FrontEnd = NO_DELAY,
     ) -> None:
         self.env = env
         self.replica = replica
@@ -80,6 +75,7 @@ class EngineActor:
         self.host = host
         self.hooks = hooks
         self.jitter = jitter
+        self.intake: Intake = Intake(env, front_end, self._look_soon)
         self.handoff: HandoffPart | None = None  # set where prefill and decode are apart
         self.rounds: int = 0
         self.worked_until_ns: int = 0  # when the newest result, or its loss, was taken
@@ -100,7 +96,12 @@ class EngineActor:
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def receive(self, request: Request, truth: Truth) -> None:
-        """Take a request that arrives now."""
+        """Take a request that arrives at the server now."""
+        if self.intake.front_end.delays:
+            request = replace(request, arrived_ns=self.hooks.stamp(self.env.now))
+        self.intake.pass_on(request.prompt.length, self._submit, request, truth)
+
+    def _submit(self, request: Request, truth: Truth) -> None:
         refusal = self.hooks.on_request(request, truth)
         if refusal is None:
             return
@@ -121,7 +122,10 @@ class EngineActor:
         self._on_finished(self.replica, FinishedRequest(request.request_id, FinishReason.ERROR, 0, message=reason))
 
     def cancel(self, request_id: str) -> None:
-        """Take a client's cancel."""
+        """Take a client's cancel, which arrives at the server now."""
+        self.intake.pass_on(0, self._cancel, request_id)
+
+    def _cancel(self, request_id: str) -> None:
         if self.hooks.on_cancel(request_id):
             self.abort(request_id)
 
@@ -148,6 +152,14 @@ class EngineActor:
                 self._in_block = False
                 self.process.interrupt()
 
+    def _look_soon(self) -> None:
+        """Look at the queue now if nothing runs; else let a running block end where the scheduler looks again."""
+        if self._idle is not None:
+            self.intake.release()
+        elif self._in_block:
+            self._in_block = False
+            self.process.interrupt()
+
     def stop_launched_steps(self) -> None:
         """End the steps in flight after one round each; not the tail of a block, which goes on."""
         if self._flights[-1].launched_ns is not None:
@@ -164,6 +176,7 @@ class EngineActor:
     def _run(self) -> Generator[simpy.Event, None, None]:
         env, engine, stamp = self.env, self.engine, self.hooks.stamp
         while True:
+            self.intake.look()
             step = engine.plan(stamp(env.now))
             if step is not None:
                 self.hooks.before_launch(step)
@@ -181,6 +194,9 @@ class EngineActor:
             yield from self._commit_oldest()
 
     def _wait_for_work(self) -> Generator[simpy.Event, None, None]:
+        if self.intake.is_waiting:
+            self.intake.release()
+            return
         fault = self.hooks.fault_of(None)
         if fault is not None:
             if self.handoff is not None:
@@ -202,6 +218,7 @@ class EngineActor:
         )
         host_ns = self.host.plan_ns(batch_size) + self.host.launch_ns(batch_size)
         self.device.open_rows(step.joins)
+        self.intake.launched(step)
         if self._flights and self._is_block(self._flights[0]):
             self._flights.append(Flight(step, None, host_ns))
             self._tail_planned_ns = self.env.now
@@ -353,18 +370,25 @@ class EngineActor:
         has_tail = len(self._flights) > 1  # none in synchronous mode, nor where a step behind the block got no KV
         started_ns = self._start_ns(flight)
         commit_ns, launch_ns = self._commit_costs(decode, drawn), self._launch_costs(flight, drawn)
-        times_of = self._overlap_times if has_tail else self._synchronous_times
-        times = times_of(started_ns, drawn.device_ns, commit_ns, launch_ns)
-        rounds, asked = drawn.rounds, False
-        if not self.env.passed(int(times.commit_end_ns[-1])):
-            self._in_block = True
-            try:
-                yield until(self.env, int(times.commit_end_ns[-1]))
-            except simpy.Interrupt:
-                rounds = int(times.commit_end_ns.searchsorted(self.env.now)) + 1
-                asked = rounds < drawn.rounds
-                yield until(self.env, int(times.commit_end_ns[rounds - 1]))
+        if has_tail:
+            times = overlap_times(started_ns, self._tail_planned_ns, drawn.device_ns, commit_ns, launch_ns)
+        else:
+            times = synchronous_times(started_ns, drawn.device_ns, commit_ns, launch_ns)
+        rounds = min(drawn.rounds, self.intake.rounds_before_look(1)) if self.intake.is_waiting else drawn.rounds
+        if not self.env.passed(int(times.commit_end_ns[rounds - 1])):
+            self._in_block, has_ended = True, False
+            while not has_ended:
+                try:
+                    yield until(self.env, int(times.commit_end_ns[rounds - 1]))
+                    has_ended = True
+                except simpy.Interrupt:
+                    running = int(times.commit_end_ns.searchsorted(self.env.now)) + 1
+                    is_asked = step.step_id <= self._stop_id
+                    rounds = min(rounds, running if is_asked else self.intake.rounds_before_look(running))
+                    self._in_block = rounds > running
             self._in_block = False
+        asked = rounds < drawn.rounds
+        self.intake.count_rounds(rounds - 1)
         self._device_free_ns = int(times.device_end_ns[rounds - 1])
         self._cpu_free_ns = self.env.now
         if has_tail:
@@ -390,45 +414,6 @@ class EngineActor:
             return flight.host_ns
         means_ns = np.full(drawn.rounds, flight.host_ns, dtype=np.int64)
         return self.jitter.launch.times_ns(self.device.num_run + 1, means_ns)
-
-    @staticmethod
-    def _synchronous_times(
-        start_ns: int, device_ns: np.ndarray, commit_ns: np.ndarray, launch_ns: int | np.ndarray
-    ) -> BlockTimes:
-        """Return the times of rounds that run one after the other: plan, launch, run, commit;
-        plan, launch, run, commit; …"""
-        next_launch_ns = start_ns + np.add.accumulate(device_ns + commit_ns + launch_ns)
-        commit_end_ns = next_launch_ns - launch_ns
-        return BlockTimes(commit_end_ns - commit_ns, commit_end_ns, next_launch_ns)
-
-    def _overlap_times(
-        self, start_ns: int, device_ns: np.ndarray, commit_ns: np.ndarray, host_ns: int | np.ndarray
-    ) -> BlockTimes:
-        """Return the times of rounds of which j + 1 is planned and launched while j runs, and before j is committed."""
-        first_end_ns = start_ns + int(device_ns[0])
-        second_launch_ns = self._tail_planned_ns + (host_ns if isinstance(host_ns, int) else int(host_ns[0]))
-        if second_launch_ns <= first_end_ns and not np.count_nonzero((device_ns - host_ns)[1:] < commit_ns[:-1]):
-            # The device is never kept waiting.
-            device_end_ns = first_end_ns + np.add.accumulate(device_ns) - device_ns[0]
-            commit_end_ns = device_end_ns + commit_ns
-            next_launch_ns = np.empty_like(commit_end_ns)
-            next_launch_ns[0] = self._tail_planned_ns
-            next_launch_ns[1:] = commit_end_ns[:-1]
-            next_launch_ns += host_ns
-            return BlockTimes(device_end_ns, commit_end_ns, next_launch_ns)
-        ends, commits, launches = [], [], []
-        end_ns, launch_ns = first_end_ns, second_launch_ns  # of round j, and of round j + 1
-        next_runs = [*device_ns[1:].tolist(), 0]  # round j + 1 on the device
-        next_hosts = (
-            [host_ns] * len(device_ns) if isinstance(host_ns, int) else [*host_ns[1:].tolist(), 0]
-        )  # planning j + 2
-        for run_ns, cost_ns, plan_ns in zip(next_runs, commit_ns.tolist(), next_hosts, strict=True):
-            ends.append(end_ns)
-            launches.append(launch_ns)
-            commits.append(max(launch_ns, end_ns) + cost_ns)
-            end_ns = max(end_ns, launch_ns) + run_ns
-            launch_ns = commits[-1] + plan_ns
-        return BlockTimes(np.array(ends), np.array(commits), np.array(launches))
 
     def _span_device(self, spans: SpanSink, step: Step, start_ns: int, duration_ns: int, rounds: int) -> None:
         args: dict[str, int] = {"step": step.step_id}

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, count_of
 from ..cost.calibration import (
     DEVICE,
     LAUNCH_TIMES,
@@ -25,7 +25,7 @@ from ..cost.calibration import (
     host_total_ns,
 )
 from ..cost.draft import EAGLE3
-from ..cost.server import PROFILES, server_profile
+from ..cost.server import PROFILES
 from ..scenario import Scenario
 from .least_squares import Fit, Parameter, covariance_with, fit_parameters, left_out_errors
 from .points import Point
@@ -248,10 +248,10 @@ def _calibration(
         message = f"simulated {worst.error:+.0%} of what was measured, whatever the parameters: is it in the unit of its name?"
         raise ConfigError.of(worst.point.source, worst.column, message)
     fitted = FittedParameters(
-        server_profile(base.hardware.server).name, predictors[0].cost.kernels, values, len(predictors), error, left_out
+        run.deployment.server.name, predictors[0].cost.kernels, values, len(predictors), error, left_out
     )
     tp = tuple(sorted({predictor.cost.tp for predictor in predictors}))
-    return Calibration(name, source, run.gpu.name, run.target.name, tp, fitted)
+    return Calibration(name, source, run.deployment.gpu.name, run.target.name, tp, fitted)
 
 
 def _too_few(
@@ -265,7 +265,7 @@ def _too_few(
     wanted = [item.title for item in _suggestions(at_prior, points, base, simulated)]
     missing = LEAST_POINTS - len(points)
     message = (
-        f"{len(points)} {'point' if len(points) == 1 else 'points'} for {len(parameters)} parameters: at least {missing} more needed; "
+        f"{count_of(len(points), 'point')} for {count_of(len(parameters), 'parameter')}: at least {missing} more needed; "
         f"most would be told by: {'; '.join(wanted)}"
     )
     return ConfigError.of("--from", "", message)

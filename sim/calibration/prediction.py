@@ -22,7 +22,6 @@ from ..cost.calibration import PARAMETERS, Calibration, FittedParameter, FittedP
 from ..cost.draft import EAGLE3
 from ..cost.hardware import lookup_gpu
 from ..cost.round import RoundCost
-from ..cost.server import server_profile
 from ..run import Simulation
 from ..scenario import Scenario
 from ..scenario_file import is_config_file, scenario_with
@@ -87,7 +86,7 @@ class Predictor:
         return self._found[key]
 
     def _simulate(self, values: Mapping[str, float]) -> dict[str, float]:
-        calibration = self._calibration(values) if values else None
+        calibration = self._calibration(values)
         with self._named_errors(), closing(RunMetrics()) as metrics:
             simulation = Simulation(
                 self.scenario,
@@ -118,10 +117,10 @@ class Predictor:
 
     def _calibration(self, values: Mapping[str, float]) -> Calibration:
         """Return a profile of bare values for the point's own scenario."""
-        run, hardware = self.assembly, self.scenario.hardware
+        run = self.assembly
         items = {name: FittedParameter(value, value, value, 0.0) for name, value in values.items()}
-        fitted = FittedParameters(server_profile(hardware.server).name, self.cost.kernels, items, 0, 0.0, 0.0)
-        return Calibration("fit", "fit", run.gpu.name, run.target.name, (self.cost.tp,), fitted)
+        fitted = FittedParameters(run.deployment.server.name, self.cost.kernels, items, 0, 0.0, 0.0)
+        return Calibration("fit", "fit", run.deployment.gpu.name, run.target.name, (self.cost.tp,), fitted)
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:
@@ -168,7 +167,13 @@ def point_scenario(point: Point, base: Scenario) -> Scenario:
     workload |= {"output": _length(point, "output"), "concurrency": point.concurrency}
     if point.rate_per_s is not None:
         workload["rate"] = point.rate_per_s
-    settings: dict[str, Any] = {"workload": workload, "hardware.profile": None, "slo": {}, "acceptance": {}}
+    settings: dict[str, Any] = {
+        "workload": workload,
+        "hardware.profile": None,
+        "hardware.correction": "none",
+        "slo": {},
+        "acceptance": {},
+    }
     settings["speculation"] = {"algorithm": "NONE"}
     if point.is_speculative:
         shape = {key: getattr(point, key) for key in ("algorithm", "steps", "topk", "num_draft_tokens")}

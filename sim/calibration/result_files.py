@@ -268,7 +268,7 @@ def _guidellm(file: str, report: Mapping[str, Any]) -> Iterator[tuple[str, dict[
         if not completed:
             raise _wrong(file, f"{place}.metrics.request_totals.successful", "no request was completed")
         if failed > FAILED * (completed + failed):
-            message = f"{failed} requests failed, {completed} did not"
+            message = f"{failed} of {failed + completed} requests failed"
             raise _wrong(file, f"{place}.metrics.request_totals.errored", message)
         names = {"concurrency": f"{place}.config.strategy.streams", "rate_per_s": f"{place}.config.strategy.rate"}
         for column, metric in (
@@ -316,7 +316,9 @@ def _aiperf(file: str, run: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
         raise _wrong(file, "request_count.avg", "no request was completed")
     failed = _count(file, "error_request_count.avg", _inside(run, "error_request_count", "avg"))
     if failed > FAILED * (record["num_requests"] + failed):
-        raise _wrong(file, "error_request_count.avg", f"{failed:g} requests failed, {record['num_requests']:g} did not")
+        raise _wrong(
+            file, "error_request_count.avg", f"{failed:g} of {failed + record['num_requests']:g} requests failed"
+        )
     load = _inside(run, "input_config", "loadgen") or {}
     phases = _inside(run, "input_config", "phases")
     if isinstance(phases, list):

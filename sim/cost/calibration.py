@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import ConfigError, Problem, nearest
+from ...core.errors import ConfigError, Problem, count_of, nearest
 from ...core.parsing import read_json_object
 from ...observe.distribution.former_name import is_former_form, made_by_former
 from ...observe.input_files import read_text
@@ -143,8 +143,8 @@ class Calibration:
         if fitted is None:
             return f"measured times of {self.source}"
         return (
-            f"calibrated from {fitted.points} points ({self.source}), which it meets within {fitted.error:.1%} on average, points left out "
-            f"within {fitted.left_out_error:.1%}"
+            f"calibrated from {count_of(fitted.points, 'point')} ({self.source}), which it meets within {fitted.error:.1%} "
+            f"on average, points left out within {fitted.left_out_error:.1%}"
         )
 
     def notices(self, model: str, tp: int) -> Iterator[str]:

@@ -65,6 +65,10 @@ class Pass:
             repeat * _fixed(self.floor_ns), repeat * base, repeat * slope, repeat * window_slope, self.window_cap_tokens
         )
 
+    def times(self, factor: float) -> Pass:
+        """Return this pass with its whole time times `factor`, the floor included."""
+        return replace(self.scaled(factor, without=""), floor_ns=factor * self.floor_ns)
+
     def scaled(self, factor: float, without: str) -> Pass:
         """Return this pass with the time of its parts times `factor`, except for the part called
         `without` and the floor."""

@@ -22,6 +22,8 @@ from .hardware import GPU, Parallelism, UnsupportedParallelism
 
 EXPERT_INDEPENDENCE = 0.58
 """Fitted by benchmarks/fit_expert_independence.py to published counts of distinct experts; see `ExpertRouting`."""
+UNEVEN_INDEPENDENCE = 0.80
+"""The same where some experts are more popular than others, as the database of measured kernels routes its tokens."""
 
 
 class InvalidRound(ForedraftError):
@@ -49,10 +51,14 @@ class ExpertRouting(NamedTuple):
     independent ones. The padding of a captured graph is copies of one token that an earlier step left there. So it
     reaches experts as one further token of a request would: 3 tokens in a graph of 4 reach no more experts than 4
     tokens do. The work on the copies is not counted.
+
+    `uneven`: how many tokens reach as many where some experts are more popular than others, None if that is the same.
+    Part of what tokens of a request share is what all tokens share then, so a further one counts as more of a token.
     """
 
     tokens: int
     independent: float
+    uneven: float | None = None
 
 
 class PassTokens(NamedTuple):
@@ -66,10 +72,10 @@ class PassTokens(NamedTuple):
     def of_requests(cls, requests: int, tokens: int, independence: float, padded: int | None = None) -> PassTokens:
         """Return the tokens of a number of requests that have `tokens` together. `padded`: the tokens of their graph;
         None: there is none."""
-        independent = requests + independence * (tokens - requests)
-        if padded is None:
-            return cls(tokens, ExpertRouting(tokens, independent), False)
-        return cls(padded, ExpertRouting(tokens, independent + independence * (padded > tokens)), True)
+        copies = int(padded is not None and padded > tokens)
+        uneven = independence ** (math.log(UNEVEN_INDEPENDENCE) / math.log(EXPERT_INDEPENDENCE))
+        counted = (requests + share * (tokens - requests) + share * copies for share in (independence, uneven))
+        return cls(tokens if padded is None else padded, ExpertRouting(tokens, *counted), padded is not None)
 
 
 def check_round(draft: DraftShape | None, batch_size: int, steps: int, topk: int, num_draft_tokens: int) -> None:
@@ -194,7 +200,9 @@ class ForwardCost:
         if tokens > _EXACT_TOKENS:
             tokens = -(-tokens // _TOKEN_QUANTUM) * _TOKEN_QUANTUM
             if routing is not None:
-                routing = ExpertRouting(*(math.ceil(amount / _TOKEN_QUANTUM) * _TOKEN_QUANTUM for amount in routing))
+                routing = ExpertRouting(
+                    *(math.ceil(amount / _TOKEN_QUANTUM) * _TOKEN_QUANTUM for amount in routing[:2])
+                )
         key = tokens if routing is None or not self.shape.moe_layers else (tokens, routing)
         if key not in self._layers_cache:
             own, total = self._own_share(tokens), 0.0
@@ -397,7 +405,7 @@ class ForwardCost:
         flops = memory_bytes = 0.0
         tiles, read_tokens = 0, sum(new + past for new, past in chunks)
         for cache, count in self.caches:
-            pairs = sum(_pairs(new, past, cache.reach) for new, past in chunks)
+            pairs = sum(query_key_pairs(new, past, cache.reach) for new, past in chunks)
             dims = cache.prompt_dims or cache.key_dim + cache.value_dim
             flops += 2.0 * cache.heads * cache.queries * dims * count * pairs / cache.tokens_per_entry
             memory_bytes += count * cache.token_bytes(DTYPE_BYTES[self.shape.kv_dtype]) * read_tokens
@@ -427,7 +435,7 @@ class ForwardCost:
         return total
 
 
-def _pairs(new: int, past: int, reach: int | None) -> float:
+def query_key_pairs(new: int, past: int, reach: int | None) -> float:
     """Return the query-key pairs of `new` tokens after `past` when each sees at most `reach` tokens,
     itself included."""
     if reach is None:

@@ -1,4 +1,4 @@
-"""The scheduler's own time on the CPU: plan, launch, commit, per step and per row.
+"""A server's time on the CPU: to plan, launch and commit, per step and per row, and that of its front end.
 
 Every round pays this time. Simulators without it predict speculation 25-41 % too fast. These are amounts of work; the
 driver decides whether a part hides behind the device (overlap mode) or delays it.
@@ -121,7 +121,7 @@ FOREDRAFT = HostCost(
     sampling_base_ns=10_000,
     sampling_row_ns=50,
     detokenise_token_ns=2_000,
-    source="plan and commit: as benchmarks/test_engine_round.py measures them (docs/benchmarks.md); "
+    source="plan and commit: as benchmarks/timing/test_engine_round.py measures them (docs/benchmarks.md); "
     "assumption: launch, a few graph launches and one copy each way",
 )
 
@@ -137,6 +137,37 @@ def host_preset(name: str) -> HostCost:
         known = ", ".join(HOST_PRESETS)
         raise UnknownHostPreset(f"unknown host preset {name!r}{nearest_name(key, HOST_PRESETS)}; known: {known}")
     return HOST_PRESETS[key]
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEnd:
+    """Nanoseconds that the front end takes per request and per prompt token, one request after the other.
+
+    `poll_steps`: decode steps between two looks of the scheduler at its queue (SGLang's --scheduler-recv-interval).
+    """
+
+    request_ns: int = 0
+    token_ns: int = 0
+    poll_steps: int = 1
+
+    @property
+    def delays(self) -> bool:
+        """Whether a request may reach the scheduler later than the server."""
+        return bool(self.request_ns or self.token_ns or self.poll_steps > 1)
+
+    def explain(self) -> list[tuple[str, float, str, str]]:
+        """Return rows (name, value, unit, source) for `--explain`; none if nothing is delayed."""
+        if not self.delays:
+            return []
+        return [
+            ("front end: per request", self.request_ns / 1e3, "us", "front_end.request_us"),
+            ("front end: per prompt token", self.token_ns / 1e3, "us", "front_end.prompt_token_us"),
+            ("front end: scheduler looks every", self.poll_steps, "decode steps", "front_end.poll_steps"),
+        ]
+
+
+NO_DELAY = FrontEnd()
+"""A front end that takes no time, and a scheduler that looks at its queue before every plan."""
 
 
 GraphUnit = Literal["rows", "tokens"]

@@ -34,6 +34,7 @@ from .forward import EXPERT_INDEPENDENCE, DecodeWork, ForwardCost, InvalidRound,
 from .hardware import GPU, Parallelism
 from .host import FULL_GRAPH, GraphUnit, LaunchCost, padded_tokens
 from .measured import KernelTables, MeasuredForward
+from .published.evidence import Evidence
 
 GREEDY = "greedy"
 STOCHASTIC = "stochastic"
@@ -60,7 +61,8 @@ class RoundCost:
     `tables`, `draft_tables`: measured times of the target's and the draft's passes, which replace the roofline's.
     `graph_sizes`: captured sizes in increasing order, None for no graphs; `graph_unit`: what they count. `sampling`:
     "stochastic" (softmax and lossless acceptance over the vocabulary) or "greedy" (argmax). `keep_draft_warm`: whether
-    rounds with 0 steps run the catch-up. `expert_independence`: see `forward.ExpertRouting`.
+    rounds with 0 steps run the catch-up. `expert_independence`: see `forward.ExpertRouting`. `published`: the published
+    points whose factor every pass has.
     """
 
     sees_rows: Literal[False] = False  # a round's time follows from its shape and the KV tokens of all rows together
@@ -82,6 +84,7 @@ class RoundCost:
         sampling: str = STOCHASTIC,
         keep_draft_warm: bool = False,
         expert_independence: float = EXPERT_INDEPENDENCE,
+        published: Evidence | None = None,
     ) -> None:
         if sampling not in (GREEDY, STOCHASTIC):
             raise InvalidRound(f"sampling must be {GREEDY!r} or {STOCHASTIC!r}, not {sampling!r}")
@@ -104,6 +107,7 @@ class RoundCost:
         self.sampling = sampling
         self.keep_draft_warm = keep_draft_warm
         self.expert_independence = expert_independence
+        self.published = published
         roofline = ForwardCost(target, gpu, self.efficiency, self.parallel)
         self._target = roofline if tables is None else MeasuredForward(roofline, tables)
         self._draft: ForwardCost | None = None
@@ -193,6 +197,8 @@ class RoundCost:
                 "of a request's further tokens in their choice of experts; the default is fitted to published counts"
             )
             rows.append(("experts: independence", self.expert_independence, "", source))
+        if self.published is not None:
+            rows.append(("passes: published / simulated", self.published.factor, "", self.published.about))
         for part in (self.draft, self.efficiency, self.launch, self.calibration):
             if part is not None:
                 rows += part.explain()
@@ -231,9 +237,12 @@ class RoundCost:
         return Pass(parts, self._floor_ns(self._target, tokens), window_cap_tokens=cap)
 
     def _curve_of(self, passes: Sequence[Pass]) -> Curve:
-        """Return the curve of `passes`, with kernels scaled by the profile's factor; the launch has its own fit."""
+        """Return the curve of `passes`, with kernels scaled by the profile's factor; the launch has its own fit.
+        Published points give a factor on all of it."""
         if self._device_scale != 1.0:
             passes = [item.scaled(self._device_scale, without=LAUNCH) for item in passes]
+        if self.published is not None:
+            passes = [item.times(self.published.factor) for item in passes]
         return Curve(passes)
 
     def is_captured(self, batch_size: int, nodes: int) -> bool:

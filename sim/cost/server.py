@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...core.errors import ForedraftError, nearest_name
 from ...core.model_shape import ModelShape
+from ...core.scheduler.policies import OUR_POLICIES, Policies
 from ...core.scheduler.spec import default_graph_sizes
 from ...observe.distribution.former_name import FORMER_NAME, renamed
 from .draft import STANDALONE
 from .hardware import GIB, GPU, MIB, Parallelism
-from .host import FOREDRAFT, FULL_GRAPH, SGLANG_OVERLAP, VLLM_0_10, GraphUnit, HostCost, LaunchCost
+from .host import FOREDRAFT, FULL_GRAPH, NO_DELAY, SGLANG_OVERLAP, VLLM_0_10, FrontEnd, GraphUnit, HostCost, LaunchCost
 
 
 class UnknownServer(ForedraftError):
@@ -38,8 +40,8 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class ServerProfile:
-    """The timing of one serving engine. `mixed`, `guarantee_output` and `defaults` apply if the scenario does not set
-    them."""
+    """The timing of one serving engine. `mixed`, `guarantee_output`, `policies` and `defaults` apply if the scenario
+    does not set them."""
 
     name: str
     host: HostCost
@@ -49,10 +51,18 @@ class ServerProfile:
     graph_unit: GraphUnit = "rows"
     mixed: bool = True
     guarantee_output: float = 0.0
+    guarantee_with_groups: float | None = None  # with data-parallel attention; None: as without
+    policies: Policies = OUR_POLICIES
+    watermark: float = 0.01
+    eviction_policy: str = "lru"
+    has_one_budget: bool = False  # chunks and verified tokens of a step share `chunk_size`
     defaults: tuple[Defaults, ...] = (Defaults(),)  # by the memory of a device
+    running_with_draft: int | None = None  # requests in a batch if there is a draft; None: as without one
     counted_small: tuple[str, ...] = ()  # devices that have the first of `defaults`
     has_static_share: bool = False  # weights and KV have a share of the memory (SGLang's mem-fraction-static)
+    graphs_in_reserve: bool = False  # captured graphs take of the reserve, since the pool is planned before them
     free_fraction: float | None = None  # the share of what the weights leave that KV has by default
+    front_end: FrontEnd = NO_DELAY
     fp8_kv: bool = False  # FP8 checkpoints made for it keep their KV in FP8
     slow_fp8_kv: tuple[str, ...] = ()  # devices on which its attention over FP8 takes as long as over 16 bits
 
@@ -60,6 +70,23 @@ class ServerProfile:
         """Return the defaults of this engine on a device."""
         memory = 0 if gpu.name in self.counted_small else gpu.memory_bytes / GIB
         return next(each for each in reversed(self.defaults) if memory >= each.gibibytes)
+
+    def scheduling(self, gpu: GPU, groups: int, has_draft: bool) -> dict[str, Any]:
+        """Return the settings of the scheduler by key. `groups`: of devices with data-parallel attention."""
+        found = self.on(gpu)
+        most = self.running_with_draft if has_draft and self.running_with_draft else found.max_running
+        share = self.guarantee_output
+        if groups > 1 and self.guarantee_with_groups is not None:
+            share = self.guarantee_with_groups
+        return self.policies.policy_values() | {
+            "chunk_size": found.chunk_size,
+            "max_running": min(most, found.max_running),
+            "max_step_tokens": found.chunk_size if self.has_one_budget else None,
+            "mixed": self.mixed,
+            "guarantee_output": share,
+            "watermark": self.watermark,
+            "eviction_policy": self.eviction_policy,
+        }
 
     def priced(self, shape: ModelShape, gpu: GPU) -> ModelShape:
         """Return the model to look up in the measured kernels:
@@ -100,9 +127,34 @@ _SGLANG = (
     Defaults(160, 16_384, 2048, (512, 512)),
 )
 """--chunked-prefill-size, --max-running-requests (at least 2,048, and more where the pool is large for the context) and
---cuda-graph-max-bs (sgl-project/sglang, python/sglang/srt/server_args.py). With a draft SGLang takes 48 requests at a
-time unless it is told otherwise; that is left to launch commands (planning/servers), as tables over batches need
-more."""
+--cuda-graph-max-bs (sgl-project/sglang, python/sglang/srt/server_args.py)."""
+SGLANG_POLICIES = Policies(
+    guarantee_floor=0.14,
+    guarantee_rounds=600,
+    guarantee_limit=4096,
+    guarantee_fixed=True,
+    retract_first="fewest_outputs",
+    retracted_to="tail",
+    cache_retracted=False,
+    pause_until="launch",
+    retry_after="departure",
+)
+"""The rules of SGLang 0.5.23. The share: managers/scheduler_components/new_token_ratio_tracker.py, with the values of
+environ.py, and managers/schedule_policy.py (PrefillAdder). Retraction: managers/schedule_batch.py (retract_decode).
+Retry: managers/scheduler.py (batch_is_full). docs/servers.md describes them."""
+VLLM_POLICIES = Policies(
+    pause_until="plan",
+    admit_with="context",
+    row_slots="launched",
+    released_at="departure",
+    late_tokens="delivered",
+    sure_ends="rest",
+    short_chunk="retracted",
+    cached_at="launch",
+    lone_token="round",
+)
+"""The rules of vLLM 0.33 (vllm/v1/core/sched/scheduler.py, async_scheduler.py, vllm/v1/core/kv_cache_manager.py), which
+benchmarks/schedulers compares with ours step by step. docs/servers.md describes them."""
 _VLLM = Defaults(0, 2048, 256), Defaults(70, 8192, 1024), Defaults(160, 16_384, 1024)
 """--max-num-batched-tokens and --max-num-seqs of the HTTP server (vllm-project/vllm, vllm/engine/arg_utils.py,
 get_batch_defaults), where an A100 counts as a small device."""
@@ -129,7 +181,7 @@ PROFILES: dict[str, ServerProfile] = {
             FOREDRAFT,
             FULL_GRAPH,
             "sglang",
-            "our own executor: every pass captured, host times as benchmarks/test_engine_round.py measures them",
+            "our own executor: every pass captured, host times as benchmarks/timing/test_engine_round.py measures them",
         ),
         ServerProfile(
             "sglang-0.5",
@@ -148,6 +200,9 @@ PROFILES: dict[str, ServerProfile] = {
             "(Llama-3.1-8B on one H200, batch 1): docs/accuracy.md",
             mixed=False,
             guarantee_output=0.7,
+            guarantee_with_groups=0.21,  # --enable-dp-attention multiplies --schedule-conservativeness by 0.3
+            policies=SGLANG_POLICIES,
+            running_with_draft=48,
             defaults=_SGLANG,
             has_static_share=True,
         ),
@@ -165,6 +220,7 @@ PROFILES: dict[str, ServerProfile] = {
             "vllm",
             "fitted to vLLM 0.9 with EAGLE and EAGLE-3 on one H100, Llama-3.1-8B, batch 1 (13 rows, vLLM issue 20780); the waits per row "
             "and for several devices are those of vllm-0.18: docs/accuracy.md",
+            graphs_in_reserve=True,  # counted by default since v0.21 (vllm/v1/worker/gpu_worker.py)
             graph_unit="tokens",
             defaults=_VLLM,
             counted_small=("A100", "A100-40G"),
@@ -177,7 +233,12 @@ PROFILES: dict[str, ServerProfile] = {
             "fitted to vLLM of April 2026 without speculation, Llama-3.1-70B in FP8 on 1 to 8 H200 and gpt-oss-120b on 2 to 8 H100, whose "
             "times to the first token show that FP8 checkpoints keep their KV in FP8, and times per token that reading it saves no time; "
             "a draft step is that of a captured head of vllm-0.9 (assumption: EAGLE-3 is captured as well): docs/accuracy.md",
+            graphs_in_reserve=True,  # counted by default since v0.21 (vllm/v1/worker/gpu_worker.py)
             graph_unit="tokens",
+            policies=VLLM_POLICIES,
+            watermark=0.0,
+            eviction_policy="release",
+            has_one_budget=True,
             defaults=_VLLM,
             counted_small=("A100", "A100-40G"),
             fp8_kv=True,

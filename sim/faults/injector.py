@@ -1,20 +1,18 @@
 """The hooks of an `EngineActor` that inject a plan's faults into one engine and check the promises about these
-faults."""
+faults. `launch_effects.py` has the faults that begin when a step is launched."""
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from ...core.adaptive.slot import InvalidObservation
 from ...core.contract.outcomes import LossOutcome
 from ...core.contract.request import FinishedRequest, Request
-from ...core.contract.step import FailureCause, Join, Step, StepResult
-from ...core.errors import ConfigError, InvalidRequest, InvariantViolation
+from ...core.contract.step import FailureCause, Step, StepResult
+from ...core.errors import InvalidRequest, InvariantViolation
 from ...core.handoff import PrefillSide
 from ...core.scheduler.engine import Engine
 from ..actors.clock import call_at
@@ -24,6 +22,7 @@ from ..actors.hooks import Hooks, StepFault
 from ..disaggregation.cluster import Cluster
 from ..disaggregation.endpoint import HandoffEndpoint
 from .clock import HostClock
+from .launch_effects import LaunchEffects
 from .plan import Death, Hang, Ledger, Restart
 from .promises import Promises, Witness
 
@@ -58,29 +57,13 @@ class FaultInjector(Hooks):
         self.cluster: Cluster | None = None
         self.clock: HostClock = HostClock()
         self.poisoned: set[str] = set()  # ids of requests that the device cannot bear; only asked, never iterated
-        self._poisoned_rows: set[int] = set()  # the same
         self._is_closed = False
         self._dies_by = ""  # the kind of fault by which it is dead, until a new worker runs
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._cancelled_early: OrderedDict[str, None] = OrderedDict()
         self._failing: dict[int, str] = {}  # step -> the kind of fault that it will have
-        self._memory_until_ns = self._slow_until_ns = self._drafts_until_ns = 0
-        self._memory_limit = 0
         self._recount_due = False
-        self._nan_rows: dict[int, int] = {}  # step -> the row for which the target has no numbers
-        self._at_launch: dict[str, Callable[[Step], None]] = {
-            "device.out_of_memory": self._run_short_of_memory,
-            "device.slow": self._slow_down,
-            "device.nan": self._lose_numbers,
-            "draft.right": self._draft_right,
-            "draft.wrong": self._draft_wrong,
-            "draft.nan": self._feed_nonsense,
-            "pool.denied": self._deny,
-            "pool.retraction": self._retract,
-            "clock.jump": self._jump,
-            "clock.freeze": self._freeze,
-            "config.half_written": self._reload_half,
-        }
+        self._effects = LaunchEffects(replica, ledger, self.clock, self.check)
 
     @property
     def engine(self) -> Engine:
@@ -204,15 +187,15 @@ class FaultInjector(Hooks):
         if step.decode is not None:
             valid = step.decode.steps in self.engine.controller.candidates
             self.check("steps_valid", valid, f"{step.decode.steps} steps")
-        self._set_device()
+        self._effects.set_device(self.actor)
         for join in step.joins:
-            self._note_poison(join)
+            self._effects.note_poison(join.row, join.request.request_id in self.poisoned)
 
     def after_launch(self, step: Step) -> None:
         for kind in self.ledger.kinds_at("step", self.replica, step.step_id, self.now_ns):
-            if kind in self._at_launch:
+            if self._effects.knows(kind):
                 self.ledger.note(kind, self.now_ns)
-                self._at_launch[kind](step)
+                self._effects.begin(kind, step, self.actor)
                 self._recount_due = True
             elif kind in FAILURES:
                 self._failing[step.step_id] = kind
@@ -220,33 +203,30 @@ class FaultInjector(Hooks):
     def fault_of(self, step: Step | None) -> StepFault | None:
         if self._dies_by:
             if step is not None:
-                self._set_device()
+                self._effects.set_device(self.actor)
             return self._fault(self._dies_by, step)
         if step is None:
             return None
-        self._set_device()
+        self._effects.set_device(self.actor)
         kind = self._failing.pop(step.step_id, "")
         if kind:
             self.ledger.note(kind, self.now_ns)
-        elif self.now_ns < self._memory_until_ns and _num_tokens(step) > self._memory_limit:
-            kind = "device.out_of_memory"
-        elif self._is_poisoned(step):
-            self.ledger.note("device.poison", self.now_ns)
-            kind = "device.poison"
+        else:
+            kind = self._effects.failure_of(step, self.now_ns)
         return self._fault(kind, step) if kind else None
 
     def _fault(self, kind: str, step: Step | None) -> StepFault:
         cause, message = FAILURES[kind]
         fault = self.ledger.plan.of(kind)
-        away_ns = _ns(fault.restart_s) if isinstance(fault, Hang | Restart) else DRAIN_NS
+        away_ns = round(fault.restart_s * 1e9) if isinstance(fault, Hang | Restart) else DRAIN_NS
         if isinstance(fault, Hang):
-            return StepFault(cause, message, away_ns, timeout_ns=_ns(fault.watchdog_s))
+            return StepFault(cause, message, away_ns, timeout_ns=round(fault.watchdog_s * 1e9))
         share = 1.0 if step is None else self.ledger.draws.amount(kind, self.replica, step.step_id)
         return StepFault(cause, message, away_ns, share)
 
     def after_run(self, result: StepResult) -> StepResult:
         """Add the failed row, if there is one. Rounds end on the clock that stamps everything else."""
-        if self._nan_rows and (row := self._nan_rows.pop(result.step_id, 0)):
+        if row := self._effects.take_failed_row(result.step_id):
             result = replace(result, failures=((row, NO_NUMBERS),))
         if self.clock.is_true:
             return result
@@ -299,7 +279,7 @@ class FaultInjector(Hooks):
         self.ledger.note(kind, self.now_ns)
         endpoint.is_alive = False
         self._dies_by = kind
-        noticed_ns = self.now_ns + _ns(fault.notice_s)
+        noticed_ns = self.now_ns + round(fault.notice_s * 1e9)
         if kind == LOSS:
             endpoint.missed_at_ns = noticed_ns
         else:
@@ -319,107 +299,3 @@ class FaultInjector(Hooks):
         if endpoint is not None and not endpoint.side.is_idle:
             return f"{endpoint.side.num_in_flight} transfers are not over"
         return "" if self.engine.is_idle and not self.actor.device.truths else "it is not idle"
-
-    # -- the device ---------------------------------------------------------------------------------------------------
-
-    def _set_device(self) -> None:
-        device = self.actor.device
-        device.slowdown = self.ledger.plan.device.slow.factor if self.now_ns < self._slow_until_ns else 1.0
-        if self.now_ns >= self._drafts_until_ns:
-            device.forced_drafts = ""
-
-    def _note_poison(self, join: Join) -> None:
-        if join.request.request_id in self.poisoned:
-            self._poisoned_rows.add(join.row)
-        else:
-            self._poisoned_rows.discard(join.row)
-
-    def _is_poisoned(self, step: Step) -> bool:
-        if not self._poisoned_rows:
-            return False
-        parts = [part for part in (step.prefill, step.decode) if part is not None]
-        return any(row in self._poisoned_rows for part in parts for row in part.rows.tolist())
-
-    def _run_short_of_memory(self, step: Step) -> None:
-        """Let only half of this step's tokens fit for a while, but never less than one request alone needs."""
-        controller = self.engine.controller
-        alone = max(self.engine.config.chunk_size // 8, controller.num_draft_tokens_for(controller.fewest_steps(1), 1))
-        self._memory_limit = max(_num_tokens(step) // 2, alone)
-        self._memory_until_ns = self.now_ns + _ns(self.ledger.plan.device.out_of_memory.lasts_s)
-
-    def _lose_numbers(self, step: Step) -> None:
-        part = step.decode if step.decode is not None else step.prefill
-        assert part is not None, "a step has one part at least"
-        rows = part.rows
-        share = self.ledger.draws.amount("device.nan", self.replica, step.step_id)
-        self._nan_rows[step.step_id] = int(rows[int(share * len(rows))])
-
-    def _slow_down(self, step: Step) -> None:
-        self._slow_until_ns = self.now_ns + _ns(self.ledger.plan.device.slow.lasts_s)
-
-    def _draft_right(self, step: Step) -> None:
-        self._force_drafts("right", self.ledger.plan.draft.right.lasts_s)
-
-    def _draft_wrong(self, step: Step) -> None:
-        self._force_drafts("wrong", self.ledger.plan.draft.wrong.lasts_s)
-
-    def _force_drafts(self, how: str, lasts_s: float) -> None:
-        self.actor.device.forced_drafts = how
-        self._drafts_until_ns = self.now_ns + _ns(lasts_s)
-
-    # -- the scheduler ------------------------------------------------------------------------------------------------
-
-    def _feed_nonsense(self, step: Step) -> None:
-        controller = self.engine.controller
-        before = controller.snapshot()
-        most = controller.max_num_draft_tokens
-        for nonsense in ([float("nan")], [float("inf")], [-1], [most + 5], [1e300], [0.0, float("-inf")]):
-            try:
-                controller.on_verify_complete(nonsense, 1, controller.max_steps)
-                refused = False
-            except InvalidObservation:
-                refused = True
-            kept = refused and controller.snapshot() == before
-            self.check("steps_valid", kept, f"feedback of {nonsense} was taken")
-
-    def _deny(self, step: Step) -> None:
-        self.engine.deny_allocations(self.ledger.plan.pool.denied.count, self.stamp(self.now_ns))
-
-    def _retract(self, step: Step) -> None:
-        running = self.engine.requests.running_ids
-        if running:
-            share = self.ledger.draws.amount("pool.retraction", self.replica, step.step_id)
-            if self.engine.request_retraction(running[int(share * len(running))], self.stamp(self.now_ns)):
-                self.actor.stop_launched_steps()
-
-    def _jump(self, step: Step) -> None:
-        share = 2 * self.ledger.draws.amount("clock.jump", self.replica, step.step_id) - 1
-        self.clock.jump(self.now_ns, int(share * self.ledger.plan.clock.jump.jump_s * 1e9))
-
-    def _freeze(self, step: Step) -> None:
-        self.clock.freeze(self.now_ns, _ns(self.ledger.plan.clock.freeze.lasts_s))
-
-    def _reload_half(self, step: Step) -> None:
-        """Reload a table that was cut off while it was written."""
-        controller = self.engine.controller
-        before, config = controller.snapshot(), controller.policy.config
-        slots = zip(config.bounds, config.slots, strict=True)
-        text = json.dumps({str(bound): {"candidate_steps": list(slot.candidate_steps)} for bound, slot in slots})
-        share = self.ledger.draws.amount("config.half_written", self.replica, step.step_id)
-        try:
-            controller.reload(text[: 1 + int(share * (len(text) - 1))], "reload")
-            refused = False
-        except ConfigError:
-            refused = True
-        kept = refused and controller.snapshot() == before and controller.policy.config is config
-        self.check("last_good_config", kept, "half a table was taken")
-
-
-def _ns(seconds: float) -> int:
-    return round(seconds * 1e9)
-
-
-def _num_tokens(step: Step) -> int:
-    """Return how many tokens a step computes in its largest pass."""
-    tokens = 0 if step.prefill is None else int(step.prefill.lens.sum())
-    return tokens + (0 if step.decode is None else len(step.decode.rows) * step.decode.num_draft_tokens)

@@ -27,7 +27,7 @@ from ...core.contract.events import (
 )
 from ...core.contract.request import FinishedRequest, FinishReason
 from ...core.contract.step import FailureCause, Step
-from ...core.errors import InvariantViolation
+from ...core.errors import InvariantViolation, count_of
 from ...core.scheduler.engine import Engine
 
 PROMISES = {
@@ -268,7 +268,9 @@ class Witness:
             if len(column):
                 later = event.result.round_end_ns > left_ns
                 tokens = int(kept[later, column[0]].sum())
-                self.promises.check("no_later_token", not tokens, event.now_ns, f"{name}: {tokens} tokens too late")
+                self.promises.check(
+                    "no_later_token", not tokens, event.now_ns, f"{name}: {count_of(tokens, 'token')} too late"
+                )
 
     def _lost(self, event: StepsLost) -> None:
         promises, failure = self.promises, event.failure
@@ -325,7 +327,9 @@ class Witness:
         row = self._row_of.pop(name, None)
         had = self._delivered.pop(name, 0) if row is None else int(self._by_row[row])
         same = finished.num_output == had
-        promises.check("stream_intact", same, now_ns, f"{name} is charged {finished.num_output} tokens, has had {had}")
+        promises.check(
+            "stream_intact", same, now_ns, f"{name} is charged {count_of(finished.num_output, 'token')}, has had {had}"
+        )
         self._live.pop(name, None)
         self._leaving.pop(name, None)
         self._knows_last.discard(name)

@@ -10,7 +10,7 @@ from typing import Any
 import simpy
 
 from ...core.contract.request import FinishedRequest, FinishReason
-from ...core.errors import InvariantViolation
+from ...core.errors import InvariantViolation, count_of
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.engine import Engine
 from ..actors.clock import Environment
@@ -112,7 +112,9 @@ class FaultyService:
         """Count an end that is reported to a client."""
         self._sent[request_id] += 1
         once = self._sent[request_id] == 1
-        self.promises.check("one_end", once, self.env.now, f"{request_id} has ended {self._sent[request_id]} times")
+        self.promises.check(
+            "one_end", once, self.env.now, f"{request_id} has ended {count_of(self._sent[request_id], 'time')}"
+        )
         self._last_end_ns = self.env.now
 
     def forget(self, request_id: str) -> None:
@@ -153,7 +155,7 @@ class FaultyService:
     def _check_drained(self) -> None:
         promises, now_ns = self.promises, self.env.now
         for name, times in self._sent.items():
-            promises.check("one_end", times == 1, now_ns, f"{name} has ended {times} times")
+            promises.check("one_end", times == 1, now_ns, f"{name} has ended {count_of(times, 'time')}")
         took_ns = self._last_end_ns - self.ledger.last_ns
         in_time = took_ns <= self.plan.recovery_s * 1e9
         promises.check(
@@ -176,7 +178,7 @@ def _left_over(engine: Engine) -> str:
     except InvariantViolation as violation:
         return str(violation)
     held = engine.store.allocator.num_held_slots
-    return f"{held} slots are held in the end" if held else ""
+    return f"still held in the end: {count_of(held, 'slot')}" if held else ""
 
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:

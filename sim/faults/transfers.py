@@ -154,7 +154,7 @@ class TransferFaults(PacketHooks, EndpointHooks):
             if not waiting and self.ledger.has_ended:
                 return
             if self.env.now - max(cluster.last_end_ns, cluster.last_sent_ns) > bound_ns:
-                message = f"{len(waiting)} requests wait for ever, {waiting[0]!r} among them"
+                message = f"requests that wait for ever: {len(waiting):,}, {waiting[0]!r} among them"
                 raise InvariantViolation("ENGINE-11", message)
 
     # -- packets ------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from ...core.acceptance.fit import MIN_REQUESTS, MIN_ROUNDS, AcceptanceFit, fit,
 from ...core.acceptance.process import GaussianAcceptance
 from ...core.errors import ConfigError, ForedraftError
 from ...core.parsing import ParseError, parse_json
-from ...observe.encoding import decode_lens
+from ...observe.decoding import decode_lens
 from ...observe.input_files import read_lines, read_text
 from ...observe.log import Record, read_log
 

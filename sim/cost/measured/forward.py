@@ -1,42 +1,41 @@
-"""The cost of a pass from tables of measured kernels; it answers what `ForwardCost` answers."""
+"""The cost of a pass from tables of measured kernels; it answers what `ForwardCost` answers.
+
+Two rules make prices of measurements, which fluctuate and have errors. More work takes no less time: times are looked
+up in the rising table that is nearest to the measured one. And nothing is faster than physics allows, see
+`PhysicalLimits`.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..forward import ExpertRouting, ForwardCost, Line
-from .tables import CHUNKS, CONTEXTS, KNEE, PASTS, QUERIES, ROWS, TOKENS, KernelTables
+from .limits import PhysicalLimits
+from .tables import CHUNKS, COMPARED_ROWS, CONTEXTS, KNEE, PASTS, QUERIES, ROWS, TOKENS, KernelTables
 
-_ALONE = 64.0  # exponent of the soft corner with which memory and compute do not delay each other
+_LEAST_NS = 1e-3
+"""Stands for 0 in a logarithm of a time."""
 
 
 class MeasuredForward(ForwardCost):
     """Costs of passes of a shape from tables of measured kernels. The roofline prices what the tables lack: wider
-    inputs of a draft's layer, and the saving by tokens that share experts."""
+    inputs of a draft's layer, and several queries of latent attention."""
 
     def __init__(self, roofline: ForwardCost, tables: KernelTables) -> None:
         super().__init__(roofline.shape, roofline.gpu, roofline.efficiency, roofline.parallel, roofline.qkv_inputs)
         self.tables = tables
         self._roofline = roofline
-        self._layers, self._comm, self._lm_head = map(_rising, (tables.layers, tables.comm, tables.lm_head))
-        if tables.verify.size:  # weights of mixers are in the layers
-            # Weights that fit the cache (96 MB on an L40S) were measured faster than memory gives them. The first
-            # tokens share few experts.
-            reading = replace(self.efficiency, compute=1.0, ramp_ns=0.0, small_kernel_ns=0.0, soft_exponent=_ALONE)
-            passes, experts = ForwardCost(self.shape, self.gpu, reading, self.parallel), self.shape.experts
-            apart = 1 if experts is None else max(1, experts.count // (8 * experts.top_k))
-            self._layers = np.maximum(self._layers, [passes.layers_ns(min(tokens, apart)) for tokens in TOKENS])
-        self._prefill = _rising(_rising(tables.prefill, 0), 1)
-        # One query is the first of several, where the database prices these at all.
-        several = tables.decode[:, None, :]
-        if tables.verify.size:
-            several = np.concatenate([several, tables.verify[:, 1:]], axis=1)
-        self._lines = tuple(_rising(_rising(part, 1), 0) for part in _lines(several))
+        self._limits = PhysicalLimits(self.shape, self.gpu, self.parallel)
+        self._has_mixers = bool(tables.verify.size)  # the products around plain attention are in the layers
+        self._layers, self._comm, self._lm_head, self._experts, self._prefill, self._lines = _looked_up(tables)
+        self._expert_token_ns = float((self._experts / TOKENS).min())
+        self._least_lines: dict[int, tuple[float, float, float]] = {}
 
     @property
     def priced_by(self) -> str:
@@ -62,26 +61,62 @@ class MeasuredForward(ForwardCost):
         if not self.tables.verify.size:
             words = "the roofline's ratio of several queries to one, over the measured decode pass"
             rows.append(("kernel attention of a verify pass", "mixed", "", words))
+        words = "bytes over bandwidth, or operations over peak, where a table has less"
+        rows += [(f"times raised: {name}", found, "", words) for name, found in self._raised()]
+        ratios = self.tables.disagreement.get("pass")
+        if ratios:
+            words = f"of decode passes of {', '.join(map(str, COMPARED_ROWS))} requests with 1024 tokens of context"
+            found = f"{min(ratios):.2f} … {max(ratios):.2f}"
+            rows.append(("kernels beside those of other servers", found, "times theirs", words))
         return rows
 
+    def _raised(self) -> Iterator[tuple[str, str]]:
+        """Yield the tables that have times below the limits of physics, and how many."""
+        tables, limits = self.tables, self._limits
+        layers = [limits.layers_ns(tokens, tokens, has_mixers=self._has_mixers) for tokens in TOKENS]
+        decode = np.multiply.outer(ROWS, [limits.attention_ns(1, context) for context in CONTEXTS])
+        pairs = {
+            "layers": (tables.layers + self._experts, layers),
+            "lm_head": (tables.lm_head, [limits.lm_head_ns(rows) for rows in TOKENS]),
+            "attention of a decode pass": (tables.decode, decode),
+            "attention of a prompt": (
+                tables.prefill,
+                [[limits.prompt_ns(new, past) for past in PASTS] for new in CHUNKS],
+            ),
+        }
+        for name, (table, least) in pairs.items():
+            count = int((table < np.array(least)).sum())
+            if count:
+                yield name, f"{count} of {table.size}"
+
     def layers_ns(self, tokens: int, routing: ExpertRouting | None = None) -> float:
-        """See `ForwardCost.layers_ns`. The tables have independent tokens; the saving by fewer experts is the
-        roofline's share."""
-        key = tokens if routing is None or not self.shape.moe_layers else (tokens, routing)
+        """See `ForwardCost.layers_ns`."""
+        routing = routing or ExpertRouting(tokens, tokens)
+        key = (tokens, routing) if self.shape.moe_layers else tokens
         if key not in self._layers_cache:
-            own = self._own_share(tokens)
-            total = _at(self._layers, TOKENS, own)
+            own, groups = self._own_share(tokens), self.parallel.data
+            computed = routing.tokens / groups
+            independent = (routing.independent if routing.uneven is None else routing.uneven) / groups
+            total = _at(self._layers, TOKENS, own) + self._experts_at(computed, independent)
             if self.qkv_inputs > 1:  # the database has no such layers
                 plain = ForwardCost(self.shape, self.gpu, self.efficiency, self.parallel)
                 for mixer, count in self.shape.mixers:
                     total += count * (self._mixer_ns(own, mixer) - plain._mixer_ns(own, mixer))
-            if key != tokens:
-                total *= self._roofline.layers_ns(tokens, routing) / self._roofline.layers_ns(tokens)
-            self._layers_cache[key] = total
+            least = self._limits.layers_ns(min(own, computed), independent, has_mixers=self._has_mixers)
+            self._layers_cache[key] = max(total, least)
         return self._layers_cache[key]
 
+    def _experts_at(self, tokens: float, independent: float) -> float:
+        """Return the time of routed experts for `tokens` tokens that reach as many experts as `independent` ones.
+
+        The tables have independent tokens. Few tokens take the time of reading the experts that they reach, and many
+        the time of computing them: each token takes at least what one takes in the table's fastest pass.
+        """
+        return max(_at(self._experts, TOKENS, independent), tokens * self._expert_token_ns)
+
     def lm_head_ns(self, rows: int) -> float:
-        return _at(self._lm_head, TOKENS, self._own_share(rows))
+        own = self._own_share(rows)
+        return max(_at(self._lm_head, TOKENS, own), self._limits.lm_head_ns(own))
 
     def comm_ns(self, tokens: int) -> float:
         return _at(self._comm, TOKENS, self._own_share(tokens))
@@ -89,32 +124,44 @@ class MeasuredForward(ForwardCost):
     def decode_attention(self, rows: int, queries_per_row: int, own_tokens: int, reads: int = 1) -> Line:
         """See `ForwardCost.decode_attention`; two segments per number of rows, which meet at KNEE tokens of
         context per row."""
-        groups, rows = self.parallel.data, self._own_share(rows)
-        if queries_per_row == 1 or self.tables.verify.size:
-            within = min(rows, ROWS[-1])  # beyond the last rows, in proportion
-            base, at_knee, far = (
-                rows / within * float(_between(_between(part, 1, QUERIES, queries_per_row), 0, ROWS, within))
-                for part in self._lines
-            )
-        else:
-            base, at_knee, far = map(float, _lines(self._several_queries(rows, queries_per_row)))
+        own = self._own_share(rows)
+        least = [own * limit for limit in self._least_line(queries_per_row)]
+        base, rise, far = self._line(own * reads, queries_per_row)
+        base, at_knee, far = max(base, least[0]), max(base + rise, least[1]), max(far, least[2])
         near = (at_knee - base) / KNEE
         if not self.tables.has_states:
-            base += self.recurrence_ns(rows * groups, queries_per_row)
-        return Line(base, far / rows / groups, (near - far) / rows / groups)
+            base += self.recurrence_ns(rows, queries_per_row)
+        return Line(base, far / rows, (near - far) / rows)
 
-    def _several_queries(self, rows: int, queries_per_row: int) -> NDArray[np.float64]:
-        """Return times [CONTEXTS] of a pass that the database prices for one query per row only.
-
-        What does not depend on the context is priced as that of so many rows, reading the context as the roofline says.
-        """
-        one, several = (self._roofline.decode_attention(1, queries, 0) for queries in (1, queries_per_row))
+    def _line(self, rows: int, queries: int) -> tuple[float, float, float]:
+        """Return, of a pass over `rows` rows, the time without context, the rise to the knee, and the rise per token of
+        context beyond it."""
+        if queries == 1 or self.tables.verify.size:
+            within = min(rows, ROWS[-1])  # beyond the last rows, in proportion
+            base, rise, far = (
+                rows / within * float(_between(_between(part, 1, QUERIES, queries), 0, ROWS, within))
+                for part in self._lines
+            )
+            return base, rise, far
+        # The database prices one query per row only. What does not depend on the context is priced as that of so many
+        # rows; the context is read as the roofline says.
+        one, several = (self._roofline.decode_attention(1, number, 0) for number in (1, queries))
         read = one.slope_ns + one.window_slope_ns
         ratio = (several.slope_ns + several.window_slope_ns) / read if read else 1.0
-        own = _between(self.tables.decode, 0, ROWS, rows)
-        fixed = _between(self.tables.decode, 0, ROWS, rows * queries_per_row)[0]
-        times: NDArray[np.float64] = fixed + (own - own[0]) * ratio
-        return times
+        (base, *_), (_, rise, far) = self._line(rows * queries, 1), self._line(rows, 1)
+        return base, ratio * rise, ratio * far
+
+    def _least_line(self, queries: int) -> tuple[float, float, float]:
+        """Return, of one row, the least time without context, the least at the knee, and the least rise per token
+        beyond it, with which no context takes less than physics allows."""
+        if queries not in self._least_lines:
+            limits = {context: self._limits.attention_ns(queries, context) for context in (*CONTEXTS, 2 * CONTEXTS[-1])}
+            knee = limits[KNEE]
+            # A window that is full before the knee bends the limit there: a line to the knee must begin above 0.
+            bases = [(ns - knee * c / KNEE) / (1 - c / KNEE) for c, ns in limits.items() if c < KNEE]
+            rises = [(ns - knee) / (c - KNEE) for c, ns in limits.items() if c > KNEE]
+            self._least_lines[queries] = max(0.0, *bases), knee, max(rises)
+        return self._least_lines[queries]
 
     def prefill_attention_ns(self, chunks: Sequence[tuple[int, int]]) -> float:
         total = 0.0
@@ -127,16 +174,72 @@ class MeasuredForward(ForwardCost):
         table = self._prefill
         (i, further), (j, weight) = _segment(CHUNKS, new), _segment(PASTS, past)
         shorter, longer = ((1 - weight) * table.item(k, j - 1) + weight * table.item(k, j) for k in (i - 1, i))
-        return (1 - further) * shorter + further * longer
+        between: float = (1 - further) * shorter + further * longer
+        return max(between, self._limits.prompt_ns(new, past))
 
 
-def _rising(table: NDArray[np.float64], axis: int = 0) -> NDArray[np.float64]:
-    """Return times that do not fall along `axis`: each is the mean of the greatest up to it and the least from it on.
+class _LookedUp(NamedTuple):
+    """What times are looked up in: the tables made to rise, and the lines of attention, see `_lines`, each [ROWS,
+    QUERIES]."""
+
+    layers: NDArray[np.float64]
+    comm: NDArray[np.float64]
+    lm_head: NDArray[np.float64]
+    experts: NDArray[np.float64]
+    prefill: NDArray[np.float64]
+    lines: tuple[NDArray[np.float64], ...]
+
+
+@lru_cache(maxsize=64)
+def _looked_up(tables: KernelTables) -> _LookedUp:
+    """Return the rising tables, made once for all runs that have `tables`."""
+    experts = tables.experts if tables.experts.size else np.zeros(len(TOKENS))
+    # One query is the first of several, where the database prices these at all.
+    several = tables.decode[:, None, :]
+    if tables.verify.size:
+        several = np.concatenate([several, tables.verify[:, 1:]], axis=1)
+    base, at_knee, far = _lines(_risen(several))
+    return _LookedUp(
+        layers=_risen(tables.layers),
+        comm=_risen(tables.comm),
+        lm_head=_risen(tables.lm_head),
+        experts=_risen(experts),
+        prefill=_risen(tables.prefill),
+        lines=tuple(_rising(_rising(part, 1), 0) for part in (base, at_knee - base, far)),
+    )
+
+
+def _risen(times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the times nearest to `times`, by least squares of their ratios, that fall along no axis.
+
     More work takes no less time. A measurement that says otherwise is noise, or another kernel that the server could
-    choose as well."""
-    above = np.maximum.accumulate(table, axis)
-    below = np.flip(np.minimum.accumulate(np.flip(table, axis), axis), axis)
-    return (above + below) / 2
+    choose as well.
+    """
+    axes = range(times.ndim)
+    if all((np.diff(times, axis=axis) >= 0).all() for axis in axes):
+        return times
+    logarithms = np.log(np.maximum(times, _LEAST_NS))
+    for axis in axes:  # what rises along an axis still does after a regression along another
+        logarithms = _rising(logarithms, axis)
+    risen: NDArray[np.float64] = np.exp(logarithms)
+    return risen
+
+
+def _rising(values: NDArray[np.float64], axis: int = 0) -> NDArray[np.float64]:
+    """Return the values nearest to `values`, by least squares, that do not fall along `axis` (isotonic regression).
+
+    A value is the greatest, over all beginnings at or before it, of the least mean from there to an end at or after it.
+    """
+    values = np.moveaxis(values, axis, -1)
+    count = values.shape[-1]
+    sums = np.concatenate([np.zeros((*values.shape[:-1], 1)), values.cumsum(-1)], axis=-1)
+    first, last = np.arange(count)[:, None], np.arange(count)
+    means = (sums[..., None, 1:] - sums[..., :-1, None]) / np.maximum(last - first + 1, 1)
+    means[..., first > last] = np.inf
+    least = np.flip(np.minimum.accumulate(np.flip(means, -1), -1), -1)  # [..., beginning, place]
+    least[..., first > last] = -np.inf
+    # The sums round: what is level could fall by the last bit.
+    return np.moveaxis(np.maximum.accumulate(least.max(-2), -1), -1, axis)
 
 
 def _lines(times: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:

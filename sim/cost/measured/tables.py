@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import BadZipFile
@@ -25,21 +27,9 @@ from ..hardware import Parallelism
 from ..measured import database
 from .database import SERVERS, NotMeasured, check_known, package_version, question, refusal
 
-# Operations are checked against the same ones under other servers. Two servers take about the same for an operation in
-# one format on one GPU: in passes of 16 models on H200, B200 and L40S 98 of 100 are less than a factor of 2 apart. What
-# takes more than SLOW times as long was measured with the host's launches (vLLM's products of FP8 in blocks: 57 to 430
-# us however small), or without the tuning of a server's start (its experts in FP8 on Hopper). There the least of the
-# servers' times is taken, and the provenance says so.
-
-SLOW = 3.0
 MEASURED = ("silicon", "mixed")  # the database's words for a table, and for points between those of a table
-_KERNELS = (
-    "gemm",
-    "moe",
-    "attention",
-    "mla_block",
-)  # in names of operations: the others are small or move data between devices
-_PROBED_ROWS, _PROBED_PROMPTS = (1, 8, 32, 128, 512), (1024, 8192)
+COMPARED_ROWS = (1, 8, 32, 128, 512)
+"""Rows of the decode passes, behind 1024 tokens of context, in which servers are compared."""
 _REDUCED_TWICE = "tp_allreduce"
 """All-reduces that vLLM's passes with latent attention have beside those around their experts, which are already
 two for each layer."""
@@ -71,50 +61,7 @@ def _pass(operations: Sequence[tuple[str, float, float, str]]) -> Pass:
     }
 
 
-class Operations:
-    """Prices passes by operation, from the database's handle of a server and, by name, those of others.
-
-    `corrected`: the operations that are too slow, each with its replacement.
-    """
-
-    def __init__(self, own: Any, others: Mapping[str, Any]) -> None:
-        self._own, self._others = own, tuple(others.values())
-        self.corrected: dict[str, str] = {}
-        probes = [partial(_decode, rows, 1024) for rows in _PROBED_ROWS]
-        for ask in (*probes, *(partial(_prompt, 1, new, 0) for new in _PROBED_PROMPTS)):
-            own_pass = ask(own)
-            for name, ns in self._least_elsewhere(ask).items():
-                is_kernel = any(mark in name for mark in _KERNELS) and "dispatch" not in name
-                if is_kernel and name in own_pass and own_pass[name].ns > SLOW * ns:
-                    self.corrected[name] = f"{own_pass[name].known}, at most that of {' and '.join(others)}"
-
-    def decode(self, rows: int, context: int) -> Pass:
-        """Return the operations of a decode pass of so many rows behind `context` tokens each."""
-        return self._corrected(partial(_decode, rows, context))
-
-    def prompt(self, rows: int, new: int, past: int) -> Pass:
-        """Return the operations of a pass over `new` tokens of each row behind `past`."""
-        return self._corrected(partial(_prompt, rows, new, past))
-
-    def _corrected(self, ask: Callable[[Any], Pass]) -> Pass:
-        found = ask(self._own)
-        if self.corrected:
-            for name, ns in self._least_elsewhere(ask).items():
-                if name in self.corrected and name in found:
-                    found[name] = found[name]._replace(ns=min(found[name].ns, ns))
-        return found
-
-    def _least_elsewhere(self, ask: Callable[[Any], Pass]) -> dict[str, float]:
-        """Return the least time that was measured under other servers of each operation of a pass."""
-        least: dict[str, float] = {}
-        for other in self._others:
-            for name, (ns, known) in ask(other).items():
-                if known in MEASURED and ns > 0:
-                    least[name] = min(ns, least.get(name, ns))
-        return least
-
-
-TABLE_VERSION = 5  # of what stands below: raise it when the grids or the groups of operations change
+TABLE_VERSION = 6  # of what stands below: raise it when the grids or the groups of operations change
 TOKENS = (*range(1, 65), *range(72, 513, 8), *range(576, 2049, 64), 3072, 4096, 6144, 8192, 12288, 16384)
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 QUERIES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
@@ -126,27 +73,33 @@ KNEE = 1024
 
 _GROUPS = {
     "attention": "attention", "mla_block": "attention", "logits": "lm_head",
-    "_ar": "comm", "ar_": "comm", "dispatch": "comm", "p2p": "comm",
+    "_ar": "comm", "ar_": "comm", "dispatch": "comm", "p2p": "comm", "moe_norm": "layers", "moe": "experts",
 }  # fmt: skip
+"""Which group an operation belongs to, by the first of these marks in its name; "layers" without any."""
 _IDEAL = "sol"  # the database's word for a kernel of which it has no measurement at all: the roofline's is taken
 _LIBRARIES = ("bf16", "fp16")  # formats whose kernels are those of the vendor's libraries under every server
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class KernelTables:
     """Times of the passes of one model, in float nanoseconds, on the grids above, for one attention-data parallel
     group.
 
-    layers:      [TOKENS]                       matrix products and small kernels of all layers, embedding included
+    layers:      [TOKENS]                       matrix products and small kernels of all layers, embedding included,
+                                                routed experts apart
     comm:        [TOKENS]                       all-reduces and what else moves between devices
     lm_head:     [TOKENS]                       logits of so many rows
     decode:      [ROWS, CONTEXTS]               attention of one new token per row
     verify:      [ROWS, QUERIES, CONTEXTS]      attention of several new tokens per row behind a prefix; empty where the
                                                 database knows none
     prefill:     [CHUNKS, PASTS]                attention of one prompt chunk behind so many tokens
-    provenance:  operation -> how the database knows it: silicon, mixed, empirical; roofline: it does not; or what was
-                 corrected
+    experts:     [TOKENS]                       routed experts, for tokens of as many requests; empty without experts
+    provenance:  operation -> how the database knows it: silicon, mixed, empirical; roofline: it does not
     measured_share:  share of a decode pass (16 rows, 1024 tokens of context) that comes from measurements
+    disagreement:  group of operations, or "pass" for all -> how many times the geometric mean of the other servers'
+                   times on this GPU this server's take, in decode passes of COMPARED_ROWS; empty if no other server has
+                   such kernels. Servers differ, and so do the ways in which they were measured: the table does not say
+                   which of the two a ratio shows.
     """
 
     source: str
@@ -160,10 +113,12 @@ class KernelTables:
     measured_share: float = 1.0
     place: str = ""  # GPU and server
     has_states: bool = True  # whether recurrent layers are priced from measurements
+    experts: np.ndarray = field(default_factory=lambda: np.empty(0))
+    disagreement: dict[str, list[float]] = field(default_factory=dict)
 
 
-_ARRAYS = ("layers", "comm", "lm_head", "decode", "verify", "prefill")
-_ABOUT = ("source", "provenance", "measured_share", "place", "has_states")
+_ARRAYS = ("layers", "comm", "lm_head", "decode", "verify", "prefill", "experts")
+_ABOUT = ("source", "provenance", "measured_share", "place", "has_states", "disagreement")
 
 
 def measured_tables(
@@ -184,11 +139,15 @@ def measured_tables(
     tables = _load(path, identity)
     if tables is None:
         try:
-            operations = _operations(shape, system, server, parallel)
-            place = f"{database.PACKAGE} {version}: {shape.name} on {system}, {server}, {parallel}"
+            handle = database.compiled(config, options, system, server)
+            source = f"{database.PACKAGE} {version}: {shape.name} on {system}, {server}, {parallel}"
             has_head_norms = any(getattr(mixer, "qk_norm", False) for mixer, _ in shape.mixers)
             has_verify = all(isinstance(mixer, Attention) for mixer, _ in shape.mixers)
-            tables = replace(_query(operations, place, has_verify, has_head_norms), place=f"{gpu} under {server}")
+            tables = replace(
+                _query(handle, source, has_verify, has_head_norms),
+                place=f"{gpu} under {server}",
+                disagreement=_disagreement(handle, _other_handles(shape, system, server, parallel)),
+            )
         except NotMeasured as error:
             tables = str(error)
         _store(path, identity, tables)
@@ -199,48 +158,67 @@ def measured_tables(
     return tables
 
 
-def _operations(shape: ModelShape, system: str, server: str, parallel: Parallelism) -> Operations:
-    """Return the object that prices the operations of a shape. Raises NotMeasured."""
-
-    def asked(of: str) -> Any:
-        return database.compiled(*question(shape, of, parallel), system, of)
-
-    own, others = asked(server), {}
-    for other in SERVERS if shape.weight_dtype not in _LIBRARIES else ():
+def _other_handles(shape: ModelShape, system: str, server: str, parallel: Parallelism) -> list[Any]:
+    """Return the database's handles of the same model under the other servers that it has."""
+    handles = []
+    for other in SERVERS:
         if other != server:
             with suppress(NotMeasured):
-                others[other] = asked(other)
-    return Operations(own, others)
+                handles.append(database.compiled(*question(shape, other, parallel), system, other))
+    return handles
 
 
-def _query(operations: Operations, source: str, has_verify: bool, has_head_norms: bool) -> KernelTables:
-    """Ask the database for every point of the grids; `has_verify`: whether a prompt's pass behind a prefix is like a
-    verify pass, as it is for plain attention alone."""
+def _disagreement(own: Any, others: Sequence[Any]) -> dict[str, list[float]]:
+    """Return the ratio of a server's times to the geometric mean of the others' for each group of operations, see
+    `KernelTables`."""
+    ratios: dict[str, list[float]] = {}
+    for rows in COMPARED_ROWS if others else ():
+        passes = [_sums(_decode(rows, 1024, handle)) for handle in (own, *others)]
+        for group in passes[0]:
+            mine, *theirs = (sums[group] for sums in passes)
+            if mine > 0 and min(theirs) > 0:
+                ratios.setdefault(group, []).append(mine / math.exp(statistics.fmean(map(math.log, theirs))))
+    return ratios
+
+
+def _sums(found: Pass) -> dict[str, float]:
+    """Return the times of a pass by group, in ns, and of all operations together as "pass"."""
+    sums = dict.fromkeys(("layers", "experts", "comm", "lm_head", "attention"), 0.0)
+    for name, (ns, known) in found.items():
+        if known != _IDEAL:
+            sums[next((group for mark, group in _GROUPS.items() if mark in name), "layers")] += ns
+    return sums | {"pass": sum(sums.values())}
+
+
+def _query(handle: Any, source: str, has_verify: bool, has_head_norms: bool) -> KernelTables:
+    """Ask the database's handle of a model for every point of the grids. `has_verify`: whether a prompt's pass behind a
+    prefix is like a verify pass, as it is for plain attention alone."""
     provenance: dict[str, str] = {}
 
     def grouped(found: Pass) -> dict[str, float]:
-        """Sum the times of operations by group, in ns."""
-        sums: dict[str, float] = dict.fromkeys(("layers", "comm", "lm_head", "attention"), 0.0)
-        for name, (ns, known) in found.items():
+        """Note how the database knows the operations, and return their times by group."""
+        for name, (_, known) in found.items():
             if known == _IDEAL:
                 provenance[name] = "roofline"
-                continue
-            group = next((group for mark, group in _GROUPS.items() if mark in name), "layers")
-            sums[group] += ns
-            provenance[name] = known if provenance.get(name, known) == known else "mixed"
-        return sums
+            else:
+                provenance[name] = known if provenance.get(name, known) == known else "mixed"
+        return _sums(found)
+
+    def decode_pass(rows: int, context: int) -> dict[str, float]:
+        return grouped(_decode(rows, context, handle))
 
     def prefill(rows: int, new: int, past: int) -> dict[str, float]:
-        return grouped(operations.prompt(rows, new, past))
+        return grouped(_prompt(rows, new, past, handle))
 
-    few = [grouped(operations.decode(tokens, 1024)) for tokens in TOKENS if tokens <= ROWS[-1]]
+    few = [decode_pass(tokens, 1024) for tokens in TOKENS if tokens <= ROWS[-1]]
     many = [prefill(1, tokens, 0) for tokens in TOKENS if tokens > ROWS[-1]]
     # A prompt needs the logits of its last token alone; those of many rows are in proportion to the largest decode
     # batch.
     lm_head = [sums["lm_head"] for sums in few]
     lm_head += [lm_head[-1] * tokens / ROWS[-1] for tokens in TOKENS if tokens > ROWS[-1]]
     by_tokens = few + many
-    decode = np.array([[grouped(operations.decode(rows, c))["attention"] for c in CONTEXTS] for rows in ROWS])
+    experts = np.array([sums["experts"] for sums in by_tokens])
+    decode = np.array([[decode_pass(rows, c)["attention"] for c in CONTEXTS] for rows in ROWS])
     verify = np.empty(0)
     if has_verify:
         verify = np.array([[[prefill(rows, q, c)["attention"] for c in CONTEXTS] for q in QUERIES] for rows in ROWS])
@@ -251,7 +229,7 @@ def _query(operations: Operations, source: str, has_verify: bool, has_head_norms
         # A verify pass reads at least what a decode pass reads: the database extrapolates it for few queries.
         verify = np.maximum(verify, decode[:, None, :])
     shares: dict[bool, float] = {True: 0.0, False: 0.0}
-    for ns, known in operations.decode(16, 1024).values():
+    for ns, known in _decode(16, 1024, handle).values():
         shares[known in MEASURED] += ns
     return KernelTables(
         source=source,
@@ -261,9 +239,10 @@ def _query(operations: Operations, source: str, has_verify: bool, has_head_norms
         decode=decode,
         verify=verify,
         prefill=np.array([[prefill(1, new, past)["attention"] for past in PASTS] for new in CHUNKS]),
-        provenance=provenance | operations.corrected,
+        provenance=provenance,
         measured_share=shares[True] / sum(shares.values()),
         has_states="roofline" not in provenance.values(),
+        experts=experts if experts.any() else np.empty(0),
     )
 
 

@@ -1,36 +1,22 @@
 """A scenario: everything that a simulated run depends on, validated all at once.
 
-A scenario file is TOML with the tables below. Every key has a default, so an empty file is a run: Llama-3.1-8B on one
-H100, EAGLE-3 with adaptive steps, overlap scheduling, Poisson arrivals. `Scenario` is plain data; `assembly.py` turns
-it into engines and actors.
+A scenario file is TOML with the tables below and those of `workload.py`. Every key has a default, so an empty file is a
+run: Llama-3.1-8B on one H100, EAGLE-3 with adaptive steps, overlap scheduling, Poisson arrivals. `Scenario` is plain
+data; `assembly` turns it into engines and actors.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
-from ..core.adaptive.interchange import table_schema
-from ..core.prompt import MAX_PROMPT_LENGTH
-from .cost.forward import EXPERT_INDEPENDENCE
-from .cost.host import GraphUnit
-
-Positive = Annotated[float, Field(gt=0)]
-Seconds = Annotated[float, Field(gt=0, le=1e9)]  # thirty years; simulated time counts nanoseconds in 64 bits
-Rate = Annotated[float, Field(ge=1e-6, le=1e9)]
-Count = Annotated[int, Field(ge=1)]
-Tokens = Annotated[int, Field(ge=1, le=MAX_PROMPT_LENGTH)]
-Engines = Annotated[int, Field(ge=0, le=1024)]  # each has some megabytes of tables
-Share = Annotated[float, Field(ge=0, le=1)]
-Spread = Annotated[float, Field(ge=0, le=10)]
-Policy = Literal["round_robin", "least_loaded", "prefix_aware", "random"]
-
-
-class Table(BaseModel):
-    """A table of the scenario file: unknown keys, wrong types and NaN are refused."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+from ...core.adaptive.interchange import table_schema
+from ..cost.forward import EXPERT_INDEPENDENCE
+from ..cost.host import GraphUnit
+from .engine_table import EngineTable
+from .table import Count, Engines, Policy, Positive, Seconds, Share, Spread, Table
+from .workload import Clients, Workload
 
 
 class Model(Table):
@@ -116,6 +102,11 @@ class Hardware(Table):
     )
     kernels_of: Literal["sglang", "vllm", "trtllm"] | None = Field(
         default=None, description="server whose measured kernels are used; default: the simulated server"
+    )
+    correction: Literal["published", "none"] = Field(
+        default="published",
+        description="published: the factor on the times of passes that published serving points of this model, GPU and "
+        "server, or of those near it, show (docs/accuracy.md); none: as the cost model has them",
     )
     launch: Literal["full-graph", "piecewise"] | None = Field(
         default=None,
@@ -207,177 +198,21 @@ class Acceptance(Table):
     )
 
 
-class EngineTable(Table):
-    mode: Literal["overlap", "synchronous"] = Field(
-        default="overlap",
-        description="overlap: plan the next step while this one runs; synchronous: plan it afterwards",
-    )
-    page_size: Count = Field(default=1, description="KV slots per page")
-    kv_slots: Count | None = Field(
-        default=None, description="size of the KV pool in tokens; default: what fits into the device's memory"
-    )
-    max_running: Count | None = Field(
+class FrontEndTable(Table):
+    request_us: Annotated[float, Field(ge=0, le=1e9)] | None = Field(
         default=None,
-        description="most requests in a batch; default: the server's (foredraft 256, vLLM mostly 1024, others mostly "
-        "2048)",
+        description="time per request of the process that takes requests (HTTP, chat template), which serves them in "
+        "turn; default: the server's",
     )
-    max_queue: Count | None = Field(default=None, description="most waiting requests; default: no limit")
-    chunk_size: Count | None = Field(
-        default=None, description="most prefill tokens of one step; default: the server's, mostly 8192"
+    prompt_token_us: Annotated[float, Field(ge=0, le=1e6)] | None = Field(
+        default=None, description="its time per prompt token (tokenizer); default: the server's"
     )
-    max_step_tokens: Count | None = Field(
-        default=None, description="most prefill and verify tokens of one step; default: no limit"
-    )
-    mixed: bool | None = Field(
+    poll_steps: Count | None = Field(
         default=None,
-        description="true: a step may mix prefill and decode; false: prefill goes first; default: the server's way",
+        description="decode steps between two looks of the scheduler at its queue, as SGLang's "
+        "--scheduler-recv-interval; it also looks after a step with prompts, and when nothing runs; default: the "
+        "server's, mostly 1",
     )
-    prefix_cache: bool = Field(
-        default=True, description="cache prefixes of prompts with known content, in a radix tree"
-    )
-    eviction_policy: str = Field(default="lru", description="eviction from the prefix cache: lru, fifo, lfu")
-    watermark: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.01, description="share of the pool that admission leaves free"
-    )
-    guarantee_output: Share | None = Field(
-        default=None,
-        description="admit a request only if its whole output fits beside this share of the tokens that running "
-        "requests may still emit; below 1 a request may be retracted; 0: only its prompt must fit; default: as in the "
-        "server",
-    )
-    block_rounds: Count = Field(
-        default=32, description="most rounds of one plan; 1 gives the same result (docs/design.md names the exceptions)"
-    )
-    preempt: bool = Field(default=False, description="retract lower priorities to admit a higher one")
-    ageing_bound: Count = Field(default=256, description="how often higher priorities may overtake a request")
-
-
-class Length(Table):
-    kind: Literal["fixed", "uniform", "lognormal", "empirical"] = Field(
-        default="fixed", description="distribution of the length in tokens"
-    )
-    value: Tokens | None = Field(default=None, description="fixed: the length")
-    low: Tokens = Field(default=1, description="uniform, lognormal: the smallest length")
-    high: Tokens | None = Field(
-        default=None, description="uniform, lognormal: the greatest length; default for lognormal: the model's context"
-    )
-    mean: Positive | None = Field(default=None, description="lognormal: the mean before clipping")
-    sigma: Annotated[float, Field(gt=0, le=10)] | None = Field(
-        default=None, description="lognormal: standard deviation of the logarithm"
-    )
-    values: Annotated[list[Tokens], Field(min_length=1)] | None = Field(
-        default=None, description="empirical: the lengths"
-    )
-    weights: list[Annotated[float, Field(ge=0)]] | None = Field(
-        default=None, description="empirical: weight of each length; default: all equal"
-    )
-
-    @model_validator(mode="after")
-    def _is_of_one_kind(self) -> Length:
-        """Refuse numbers that the kind would ignore, and numbers that contradict each other."""
-        of_kind = {"fixed": ("value",), "lognormal": ("mean", "sigma"), "empirical": ("values", "weights")}
-        used = of_kind.get(self.kind, ())
-        foreign = [
-            key for keys in of_kind.values() for key in keys if key not in used and getattr(self, key) is not None
-        ]
-        if foreign:
-            raise ValueError(f"a {self.kind} length has no {' or '.join(foreign)}")
-        if self.high is not None and self.low > self.high:
-            raise ValueError(f"low is {self.low}, more than high, {self.high}")
-        if self.weights is not None and (len(self.weights) != len(self.values or ()) or not any(self.weights)):
-            raise ValueError("weights: expected one for each value, one of them positive")
-        return self
-
-
-LENGTHS: dict[str, dict[str, Any]] = {
-    "prompt": {"kind": "lognormal", "mean": 768.0, "sigma": 0.9},
-    "output": {"kind": "lognormal", "mean": 256.0, "sigma": 0.8},
-}
-
-
-class Prefixes(Table):
-    groups: Annotated[int, Field(ge=1, le=1_000_000)] = Field(default=1, description="number of shared prefixes")
-    length: Tokens = Field(default=512, description="tokens of a shared prefix")
-    zipf: Annotated[float, Field(ge=0, le=10)] = Field(
-        default=1.0, description="group i has weight 1 / i**zipf; 0: all groups are alike"
-    )
-
-
-class Workload(Table):
-    trace: str | None = Field(
-        default=None, description="a trace file (Azure CSV, Mooncake JSONL, BurstGPT CSV) instead of synthetic requests"
-    )
-    format: Literal["auto", "azure", "mooncake", "burstgpt"] = Field(default="auto", description="format of the trace")
-    rate_scale: Rate = Field(default=1.0, description="factor on the rate of the trace; 2 replays it twice as fast")
-    start_s: Annotated[float, Field(ge=0, le=1e9)] = Field(
-        default=0.0, description="trace: leave out arrivals before this time"
-    )
-    stop_s: Seconds | None = Field(default=None, description="no arrival at or after this time")
-    num_requests: Count | None = Field(
-        default=None, description="most requests; default: 1000 synthetic ones, or the whole trace"
-    )
-    arrivals: Literal["poisson", "gamma", "constant", "ramp", "day", "curve"] = Field(
-        default="poisson", description="process of synthetic arrivals"
-    )
-    rate: Rate = Field(default=8.0, description="requests per second (ramp: at the start; day, curve: the mean)")
-    end_rate: Rate | None = Field(
-        default=None, description="ramp: requests per second at its end; default: twice the rate"
-    )
-    ramp_s: Seconds = Field(default=600.0, description="ramp: length of the ramp")
-    amplitude: Share = Field(default=0.5, description="day: the peak is this share above the mean")
-    curve: list[Annotated[float, Field(ge=0, le=1e6)]] | None = Field(
-        default=None,
-        description="curve: rates at equal distances over period_s, in any unit, with straight lines between them",
-    )
-    period_s: Annotated[Seconds, Field(ge=1e-3)] = Field(
-        default=86_400.0, description="day, curve: length of the period, which then repeats"
-    )
-    burstiness: Annotated[float, Field(ge=0.05, le=20)] = Field(
-        default=1.0,
-        description="gamma, day, curve: coefficient of variation of the gaps; 1 is Poisson, more is burstier",
-    )
-    concurrency: Count | None = Field(
-        default=None, description="closed loop: number of clients; each sends its next request when its last one ends"
-    )
-    prompt: Length = Field(default=Length(**LENGTHS["prompt"]), description="prompt lengths")
-    output: Length = Field(default=Length(**LENGTHS["output"]), description="output lengths")
-    prefixes: Prefixes | None = Field(
-        default=None, description="shared prefixes of synthetic prompts; default: no known content"
-    )
-    max_tokens: Count | Literal["output"] | None = Field(
-        default=None,
-        description="most output tokens that a request asks for; output: the length that it will emit, as benchmarks "
-        "ask for; default: the room in the context, or output if outputs are guaranteed",
-    )
-    urgent_share: Share = Field(default=0.0, description="share of synthetic requests with priority 1")
-
-    @model_validator(mode="after")
-    def _stops_after_its_start(self) -> Workload:
-        if self.trace is not None and self.stop_s is not None and self.stop_s <= self.start_s:
-            raise ValueError(f"stop_s is {self.stop_s:g}, expected more than start_s, {self.start_s:g}")
-        return self
-
-    @model_validator(mode="before")
-    @classmethod
-    def _complete_lengths(cls, data: Any) -> Any:
-        """If a lognormal length is given in part, keep its other defaults. A value or values imply their kind."""
-        if not isinstance(data, dict):
-            return data
-        return data | {key: _completed(data[key], LENGTHS[key]) for key in LENGTHS if key in data}
-
-
-def _completed(given: Any, default: dict[str, Any]) -> Any:
-    if not isinstance(given, dict):
-        return given
-    implied = "fixed" if "value" in given else "empirical" if "values" in given else "lognormal"
-    kind = given.get("kind", implied)
-    return (default if kind == "lognormal" else {}) | {"kind": kind} | given
-
-
-class Clients(Table):
-    deadline_s: Seconds | None = Field(default=None, description="time after which a client cancels")
-    cancel_share: Share = Field(default=0.0, description="share of requests whose client leaves at a random moment")
-    cancel_mean_s: Seconds = Field(default=10.0, description="mean time until such a client leaves (exponential)")
 
 
 class RouterTable(Table):
@@ -435,6 +270,7 @@ class Scenario(Table):
     engine: EngineTable = EngineTable()
     workload: Workload = Workload()
     clients: Clients = Clients()
+    front_end: FrontEndTable = FrontEndTable()
     router: RouterTable = RouterTable()
     disaggregation: Disaggregation = Disaggregation()
     slo: Slo = Slo()

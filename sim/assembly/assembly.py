@@ -1,0 +1,254 @@
+"""From a scenario to the parts of a run: models, cost, memory, acceptance, and the specification of its engines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ...core.acceptance.presets import PresetChoice
+from ...core.acceptance.process import AcceptanceProcess, GaussianAcceptance
+from ...core.acceptance.tree import MAX_DEPTH
+from ...core.algorithm.algorithm import AlgorithmShape, Drafter, SpecAlgorithm
+from ...core.algorithm.builtin import carried_hidden_size
+from ...core.algorithm.registry import get_algorithm
+from ...core.contract.events import EventSink
+from ...core.errors import ConfigError, Problem
+from ...core.model_shape import ModelShape
+from ...core.scheduler.config import EngineConfig
+from ...core.scheduler.engine import Engine
+from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, resolve_spec
+from ...observe.input_files import read_text
+from ..cost.calibration import Calibration
+from ..cost.draft import DraftShape
+from ..cost.executor_steps import ExecutorSteps, StepCost
+from ..cost.goodput import cost_table
+from ..cost.host import HostCost
+from ..cost.memory import MemoryPlan
+from ..cost.published.evidence import Evidence
+from ..cost.round import RoundCost
+from ..disaggregation.pools import Pools, pools_of, timing_of
+from ..scenario import Scenario
+from ..scenario_file import SCENARIO, check_context, check_names
+from .acceptance import acceptance_process, acceptance_source, chosen_preset
+from .deployment import Deployment
+from .models import draft_shape, model_shape
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """The parts of a run, all immutable. Each replica's engine is made from `spec`."""
+
+    scenario: Scenario
+    deployment: Deployment
+    target: ModelShape
+    draft: DraftShape | None
+    algorithm: SpecAlgorithm
+    spec: EngineSpec
+    cost: RoundCost | StepCost
+    host: HostCost
+    memory: MemoryPlan | None  # None: the scenario gives the KV pool's size
+    acceptance: AcceptanceProcess
+    preset: PresetChoice  # what the acceptance is made of, as far as the scenario does not give it
+    pools: Pools
+    evidence: Evidence | None = None  # what published points say of the passes; None: of our own executor nothing
+    not_measured: str | None = None  # why hardware.kernels=auto took the roofline
+
+    def make_engine(self, events: EventSink | None, replica: int = 0, named_slots: bool = True) -> Engine:
+        """Make the engine of `replica`, in the role that its number has."""
+        return self.spec.with_role(self.pools.role_of(replica)).make_engine(events, named_slots=named_slots)
+
+    @property
+    def relay_shape(self) -> AlgorithmShape:
+        """The sizes that determine what a row relays: those of the draft, as the real executor has them."""
+        steps, hidden, heads = self.spec.max_steps, self.target.hidden, None
+        if self.algorithm.drafter is Drafter.HEADS:
+            assert self.draft is not None, f"{self.algorithm.name} drafts with heads"
+            steps = heads = self.draft.heads
+            hidden = carried_hidden_size(hidden, heads)
+        return AlgorithmShape(steps, self.spec.topk, hidden, heads, self.target.vocab)
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens that the prefix cache of an engine can hold at most; 0 without one."""
+        config = self.spec.config
+        return config.num_pages * config.page_size if config.prefix_cache else 0
+
+    @property
+    def is_corrected(self) -> bool:
+        """Whether the times of passes have the factor of published points."""
+        return isinstance(self.cost, RoundCost) and self.cost.published is not None
+
+    @property
+    def timing(self) -> str:
+        """A line for the report: whose timing is simulated, and where the times of passes come from."""
+        server, rows = self.scenario.hardware.server, f"{self.spec.config.max_running:,}"
+        timing = (
+            f"Timing of {server} (hardware.server), batches of up to {rows}; passes priced by {self.cost.priced_by}"
+        )
+        if self.not_measured is not None and "roofline" in self.cost.priced_by:
+            timing += f" ({self.not_measured})"
+        if self.is_corrected and self.evidence is not None:
+            timing += f", times {self.evidence.factor:.2f} ({self.evidence.about})"
+        calibration = self.deployment.calibration
+        return f"{timing}." if calibration is None else f"{timing}; {calibration.origin}."
+
+    def explain(self) -> list[tuple[str, float | str, str, str]]:
+        """Return (name, value, unit, source) of every number behind the run."""
+        gpu, server = self.deployment.gpu, self.deployment.server
+        rows: list[tuple[str, float | str, str, str]] = [("timing of the server", server.name, "", server.about)]
+        rows += [*self.cost.explain(), *self.host.explain(), *self.deployment.front_end.explain()]
+        if self.memory is not None:
+            rows += self.memory.explain()
+        config, engine = self.spec.config, self.scenario.engine
+        for name, unit in (("max_running", "requests in a batch"), ("chunk_size", "prompt tokens of a step")):
+            value, usual = getattr(config, name), getattr(server.on(gpu), name)
+            source = f"default of {server.name} on {gpu.name}" if getattr(engine, name) is None else "scenario"
+            if source != "scenario" and value < usual:
+                source += f" ({usual:,}), within engine.max_step_tokens"
+            rows.append((f"engine: {name}", value, unit, source))
+        rows.append(("scheduling mode", config.mode, "", config.mode_reason))
+        source = acceptance_source(self.scenario, self.preset)
+        rows.append(("acceptance", type(self.acceptance).__name__, "", source))
+        return rows
+
+
+def assemble(scenario: Scenario, calibration: Calibration | None = None) -> Assembly:
+    """Resolve a scenario. `calibration` stands in for the file `hardware.profile`.
+
+    Raises a ForedraftError for everything that cannot run, before the run begins.
+    """
+    check_names(scenario)
+    deployment = Deployment.of(scenario, calibration)
+    algorithm = get_algorithm(scenario.speculation.algorithm)
+    given = scenario.model
+    target = deployment.with_formats(model_shape(given.target, "model.target"), given.weight_dtype, given.kv_dtype)
+    check_context(scenario, target)
+    spec = _spec(scenario, deployment, algorithm, target)
+    draft = draft_shape(scenario, algorithm, target, spec.max_steps)
+    cost, host, evidence, not_measured = _costs(scenario, deployment, spec, target, draft)
+    memory, slots = None, scenario.engine.kv_slots
+    if slots is None:
+        memory = deployment.memory_plan(target, draft, spec)
+        slots = memory.slots
+    spec = spec.with_config(num_pages=slots // spec.config.page_size)
+    if spec.policy == "goodput":
+        spec = replace(spec, cost_table=cost_table(spec, cost, host))
+    preset = chosen_preset(scenario, algorithm, target)
+    acceptance = acceptance_process(scenario, preset, spec)
+    timing_of(scenario)
+    _check(scenario, spec, acceptance)
+    return Assembly(
+        scenario=scenario,
+        deployment=deployment,
+        target=target,
+        draft=draft,
+        algorithm=algorithm,
+        spec=spec,
+        cost=cost,
+        host=host,
+        memory=memory,
+        acceptance=acceptance,
+        preset=preset,
+        pools=pools_of(scenario),
+        evidence=evidence,
+        not_measured=not_measured,
+    )
+
+
+def _costs(
+    scenario: Scenario, deployment: Deployment, spec: EngineSpec, target: ModelShape, draft: DraftShape | None
+) -> tuple[RoundCost | StepCost, HostCost, Evidence | None, str | None]:
+    """Return the costs of the device and of the host, what published points say of them, and why
+    `hardware.kernels=auto` took the roofline."""
+    calibration = deployment.calibration
+    if calibration is not None and calibration.steps is not None:
+        return *_executor_steps(scenario, calibration.steps, spec, target, calibration.name), None, None
+    body = None if draft is None else draft.body
+    tables, not_measured = deployment.kernel_tables(target)
+    draft_tables, draft_not_measured = (None, None) if body is None else deployment.kernel_tables(body)
+    evidence = deployment.evidence(target, "roofline" if tables is None else "measured")
+    cost = RoundCost(
+        target,
+        deployment.gpu,
+        deployment.parallel,
+        draft,
+        graph_sizes=deployment.pass_graph_sizes(spec),
+        graph_unit="rows" if deployment.graphs is None else deployment.graphs.unit,
+        launch=deployment.launch,
+        calibration=calibration,
+        tables=tables,
+        draft_tables=draft_tables,
+        expert_independence=scenario.model.expert_independence,
+        published=evidence if deployment.is_corrected and tables is not None else None,
+        keep_draft_warm=draft is not None and 0 in spec.adaptive.candidate_steps and spec.max_steps > 0,
+    )
+    if calibration is not None:
+        calibration.check_base(deployment.server.name, cost.kernels)
+    return cost, deployment.host, evidence, not_measured or draft_not_measured
+
+
+def _executor_steps(
+    scenario: Scenario, steps: ExecutorSteps, spec: EngineSpec, target: ModelShape, profile: str
+) -> tuple[StepCost, HostCost]:
+    """Return device and host costs as measured on our own executor.
+    Raises ConfigError for another model or unmeasured shapes."""
+    profile = scenario.hardware.profile or profile
+    if scenario.engine.kv_slots is None:
+        message = "is not given; a profile of measured steps does not say how much memory the device has"
+        raise ConfigError.of(SCENARIO, "engine.kv_slots", message)
+    shape = {"hidden": target.hidden, "layers": target.layers, "kv_heads": target.kv_heads, "vocab": target.vocab}
+    steps.check_target(profile, **shape)
+    return steps.cost(spec, profile), steps.host
+
+
+def _spec(scenario: Scenario, deployment: Deployment, algorithm: SpecAlgorithm, target: ModelShape) -> EngineSpec:
+    """Return the specification of the engines, without the values that follow from memory and cost."""
+    engine, speculation, server = scenario.engine, scenario.speculation, deployment.server
+    given = engine.model_dump(exclude={"mode", "kv_slots"})  # fields of the table that the engine does not have
+    defaults = server.scheduling(deployment.gpu, deployment.parallel.data, algorithm.is_speculative)
+    given |= {key: value for key, value in defaults.items() if given[key] is None}
+    context_len = scenario.model.context_len or target.max_context
+
+    def resolve(rows: int) -> EngineSpec:
+        return resolve_spec(
+            EngineConfig(num_pages=UNSIZED_POOL, context_len=context_len, **given | {"max_running": rows}),
+            algorithm,
+            **speculation.model_dump(exclude={"algorithm", "heads"}),
+            mode=engine.mode,
+            graph_sizes=deployment.row_graph_sizes(rows),
+            num_heads=speculation.heads if algorithm.drafter is Drafter.HEADS else None,
+            read_file=read_text,
+            source="speculation",
+        )
+
+    spec = resolve(given["max_running"])
+    if engine.max_running is None and spec.config.mixed and spec.config.max_step_tokens is not None:
+        most = (spec.config.max_step_tokens - 1) // spec.max_num_draft_tokens  # leaves room for a prompt
+        if 0 < most < spec.config.max_running:
+            spec = resolve(most)
+    widest = spec.config.max_running * spec.max_num_draft_tokens
+    if engine.max_step_tokens is None and spec.config.max_step_tokens is not None:
+        # The scenario has more rows than the server's budget: it has room for them and a token of a prompt.
+        spec = spec.with_config(max_step_tokens=max(spec.config.max_step_tokens, widest + 1))
+    heads = speculation.heads or max(spec.max_steps, 1)
+    problems = algorithm.problems(AlgorithmShape(spec.max_steps, spec.topk, target.hidden, heads))
+    if problems:
+        raise ConfigError("speculation", problems)
+    return spec
+
+
+def _check(scenario: Scenario, spec: EngineSpec, acceptance: AcceptanceProcess) -> None:
+    """Raise ConfigError if the acceptance or the engine of the scenario is impossible."""
+    if spec.topk > 1 and isinstance(acceptance, GaussianAcceptance):
+        for steps, nodes in spec.draft_shape.tree_sizes():
+            if steps > MAX_DEPTH and spec.policy != "fixed":
+                message = f"has a candidate of {steps} steps; expected at most {MAX_DEPTH} with topk {spec.topk}"
+                raise ConfigError.of(SCENARIO, "speculation.adaptive", message)
+            if steps > 0:
+                acceptance.for_tree(spec.topk, steps, nodes, scenario.acceptance.rank_ratio)
+    try:
+        spec.resolve_sizes()
+        spec.make_controller()
+    except ConfigError as error:
+        # A scenario gives the pool in tokens, the engine has it in pages.
+        renamed = [Problem("kv_slots" if p.key == "num_pages" else p.key, p.message) for p in error.problems]
+        raise ConfigError(error.source, renamed) from None

@@ -1,0 +1,223 @@
+"""The deployment of a scenario: what its engines run on, and which server they are like.
+
+`Deployment.of` reads the scenario's hardware once, looks up the GPU and the server's profile, and applies the rule "the
+scenario's value, else the server's". `assembly.py` takes memory, captured graphs and measured kernels from it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from ...core.adaptive.graphs import graph_plan
+from ...core.errors import ConfigError, nearest
+from ...core.model_shape import ModelShape
+from ...core.scheduler.spec import GRAPH_SIZES, EngineSpec, default_graph_sizes
+from ..cost.calibration import Calibration, load_calibration
+from ..cost.draft import DraftShape
+from ..cost.hardware import GPU, Parallelism, lookup_gpu
+from ..cost.host import FrontEnd, GraphUnit, HostCost, LaunchCost, host_preset, launch_preset
+from ..cost.measured import KernelTables, NotMeasured, measured_tables
+from ..cost.memory import GRAPH_BYTES, MemoryPlan, kv_pool_slots
+from ..cost.published.evidence import Evidence, published_evidence
+from ..cost.published.places import place_of
+from ..cost.server import ServerProfile, server_profile
+from ..scenario import FrontEndTable, Hardware, Scenario
+
+RESERVED = 0.10  # of a device's memory: what servers leave alone by default, those with a static share apart
+AUTO_KERNELS = ("auto", "roofline")
+"""The valid values of the variable FOREDRAFT_KERNELS."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedGraphs:
+    """The passes that are captured. `given`: the sizes of the scenario, in `unit`; None for the server's."""
+
+    unit: GraphUnit
+    given: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShares:
+    """Shares of a device's memory that the scenario gives; None for the server's. `memory.py` says what each means."""
+
+    reserved: float | None
+    static: float | None
+    free: float | None
+
+    @property
+    def are_given(self) -> bool:
+        return not (self.reserved is None and self.static is None and self.free is None)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """Where the times of passes come from: `server` names whose measured kernels are looked up."""
+
+    server: str
+    mode: Literal["roofline", "measured", "auto"]
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """The devices of one engine, and the server that it is like. `graphs` is None if nothing is captured.
+
+    `launch` and `host` have the fitted parameters of `calibration`. `is_corrected`: published points of serving correct
+    the times of passes.
+    """
+
+    gpu: GPU
+    server: ServerProfile
+    parallel: Parallelism
+    graphs: CapturedGraphs | None
+    launch: LaunchCost
+    host: HostCost
+    front_end: FrontEnd
+    kernels: KernelSource
+    shares: MemoryShares
+    is_corrected: bool
+    calibration: Calibration | None = None
+
+    @classmethod
+    def of(cls, scenario: Scenario, calibration: Calibration | None = None) -> Deployment:
+        """Resolve the scenario's hardware. `calibration` stands in for the file `hardware.profile`.
+
+        Raises a ForedraftError for unknown names and for a profile that cannot be read.
+        """
+        hardware = scenario.hardware
+        gpu, server = lookup_gpu(hardware.gpu), server_profile(hardware.server)
+        if calibration is None and hardware.profile:
+            calibration = load_calibration(hardware.profile)
+        launch = server.launch if hardware.launch is None else launch_preset(hardware.launch)
+        host = server.host if hardware.host is None else host_preset(hardware.host)
+        if calibration is not None and calibration.parameters is not None:
+            launch, host = calibration.parameters.launch(launch), calibration.parameters.host(host)
+        return cls(
+            gpu=gpu,
+            server=server,
+            parallel=_parallelism(hardware, gpu),
+            graphs=_graphs(hardware, server),
+            launch=launch,
+            host=host,
+            front_end=_front_end(scenario.front_end, server),
+            kernels=KernelSource(hardware.kernels_of or server.kernels_of, hardware.kernels),
+            shares=MemoryShares(hardware.reserved_fraction, hardware.static_fraction, hardware.free_fraction),
+            is_corrected=hardware.correction == "published" and calibration is None,
+            calibration=calibration,
+        )
+
+    def evidence(self, target: ModelShape, kernels: str) -> Evidence | None:
+        """Return what published serving points say of passes of `target`; None for our own executor.
+
+        `kernels`: what prices the passes, "measured" or "roofline".
+        """
+        place = place_of(target, self.gpu.name, self.server.name, self.parallel)
+        return published_evidence(place, kernels)
+
+    def with_formats(self, model: ModelShape, weights: str | None, kv: str | None) -> ModelShape:
+        """Return the model with these formats. FP8 checkpoints of some servers keep their KV in FP8 as well."""
+        if kv is None and weights == "fp8" and self.server.fp8_kv:
+            kv = "fp8"
+        return model.with_dtypes(weights, kv)
+
+    def row_graph_sizes(self, max_running: int) -> tuple[int, ...] | None:
+        """Return the captured batch sizes of an engine, by which it chooses its draft steps; None without graphs."""
+        if self.graphs is None:
+            return None
+        if self.graphs.unit == "tokens":
+            return default_graph_sizes(max_running)
+        if self.graphs.given is not None:
+            return self.graphs.given
+        return self.server.graph_sizes(self.gpu, self.parallel.devices, max_running)
+
+    def pass_graph_sizes(self, spec: EngineSpec) -> tuple[int, ...] | None:
+        """Return the sizes of captured passes, in the unit of `graphs`; None without graphs."""
+        if spec.graph_sizes is None or self.graphs is None or self.graphs.unit == "rows":
+            return spec.graph_sizes
+        return GRAPH_SIZES if self.graphs.given is None else self.graphs.given
+
+    def kernel_tables(self, model: ModelShape) -> tuple[KernelTables | None, str | None]:
+        """Return the measured kernels of a model or a head, None for the roofline, and why `auto` took the roofline.
+
+        The variable FOREDRAFT_KERNELS=roofline makes `auto` the roofline, so that runs are alike on all machines.
+        Raises NotMeasured if measured kernels are required and missing.
+        """
+        if self.kernels.mode == "roofline":
+            return None, None
+        is_required = self.kernels.mode == "measured"
+        if not is_required and _auto_kernels() == "roofline":
+            return None, "FOREDRAFT_KERNELS=roofline"
+        try:
+            priced = self.server.priced(model, self.gpu)
+            tables = measured_tables(
+                priced, self.gpu.name, self.kernels.server, self.parallel, wants_nearest=is_required
+            )
+        except NotMeasured as error:
+            if is_required:
+                raise
+            return None, str(error)
+        return tables, None
+
+    def memory_plan(self, target: ModelShape, draft: DraftShape | None, spec: EngineSpec) -> MemoryPlan:
+        """Return the memory of one device under an engine of `spec`. Raises InsufficientMemory."""
+        config, shares, num_graphs = spec.config, self.shares, 0
+        static, free = shares.static, shares.free
+        if not shares.are_given:
+            algorithm = None if draft is None or draft.on_host else draft.algorithm
+            static = self.server.static_fraction(self.gpu, self.parallel, algorithm)
+            free = self.server.free_fraction
+        if self.graphs is not None and spec.graph_sizes and not self.server.graphs_in_reserve:
+            # Graphs by tokens serve every number of draft steps; those by rows are captured for each.
+            by_rows = self.graphs.unit == "rows"
+            plan = graph_plan(spec.adaptive, spec.graph_sizes, GRAPH_BYTES)
+            num_graphs = plan.num_graphs if by_rows else len(self.pass_graph_sizes(spec) or ())
+        return kv_pool_slots(
+            target,
+            self.gpu,
+            self.parallel,
+            draft,
+            graph_count=num_graphs,
+            max_prefill_tokens=config.chunk_size,
+            max_batch_size=config.max_running,
+            max_num_draft_tokens=spec.max_num_draft_tokens,
+            reserved_fraction=RESERVED if shares.reserved is None else shares.reserved,
+            static_fraction=static,
+            free_fraction=free,
+            page_size=config.page_size,
+        )
+
+
+def _parallelism(hardware: Hardware, gpu: GPU) -> Parallelism:
+    return Parallelism(
+        hardware.tensor_parallel,
+        hardware.attention_data_parallel,
+        hardware.expert_parallel,
+        hardware.gpus_per_node or gpu.per_node,
+    )
+
+
+def _front_end(given: FrontEndTable, server: ServerProfile) -> FrontEnd:
+    usual = server.front_end
+    return FrontEnd(
+        usual.request_ns if given.request_us is None else round(given.request_us * 1e3),
+        usual.token_ns if given.prompt_token_us is None else round(given.prompt_token_us * 1e3),
+        given.poll_steps or usual.poll_steps,
+    )
+
+
+def _graphs(hardware: Hardware, server: ServerProfile) -> CapturedGraphs | None:
+    if not hardware.cuda_graphs:
+        return None
+    given = None if hardware.graph_sizes is None else tuple(hardware.graph_sizes)
+    return CapturedGraphs(hardware.graph_unit or server.graph_unit, given)
+
+
+def _auto_kernels() -> str:
+    """Return the meaning of `hardware.kernels=auto` in this environment. Raises ConfigError for an invalid value of the
+    variable."""
+    given = os.environ.get("FOREDRAFT_KERNELS") or "auto"
+    if given not in AUTO_KERNELS:
+        message = f"expected {' or '.join(AUTO_KERNELS)}, found {given!r}{nearest(given, AUTO_KERNELS)}"
+        raise ConfigError.of("environment", "FOREDRAFT_KERNELS", message)
+    return given

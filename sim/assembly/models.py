@@ -1,0 +1,78 @@
+"""The models of a scenario: its target, and the draft that its algorithm needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...core.algorithm.algorithm import Drafter, SpecAlgorithm
+from ...core.errors import ConfigError, ForedraftError
+from ...core.model_shape import (
+    HF_QUANT_CONFIG,
+    ModelShape,
+    built_in_config,
+    known_models,
+    lookup_model,
+    modelopt_config,
+    read_model_shape,
+)
+from ...core.parsing import read_json_object
+from ...observe.input_files import read_text
+from ..cost.draft import EAGLE, DraftShape, eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
+from ..cost.measured import packaged_config
+from ..scenario import Scenario
+from ..scenario_file import SCENARIO, is_config_file
+
+
+def model_shape(name: str, key: str) -> ModelShape:
+    """Return a model by its name, built in or known to the database of measured kernels, or by the path of its
+    configuration. Raises a ForedraftError; `key` is the scenario's key in it."""
+    packaged = None if is_config_file(name) or built_in_config(name) else packaged_config(name)
+    if packaged is None and not is_config_file(name):
+        try:
+            return lookup_model(name)
+        except ForedraftError as error:
+            raise ConfigError.of(SCENARIO, key, str(error)) from None
+    if packaged is None:
+        file = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+        beside, own_name = file.with_name(HF_QUANT_CONFIG), file.resolve().parent.name
+    else:
+        (file, beside), own_name = packaged, name.rpartition("/")[2]
+    config = read_json_object(str(file), read_text, with_infinity=True)
+    if config.get("quantization_config") is None and beside.is_file():
+        config["quantization_config"] = modelopt_config(read_json_object(str(beside), read_text), str(beside))
+    return read_model_shape(config, str(file), own_name)
+
+
+def draft_shape(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape, max_steps: int) -> DraftShape | None:
+    """Return the draft of `algorithm` for rounds of up to `max_steps`; None if it drafts nothing.
+
+    Raises ConfigError if the scenario has to name a draft model.
+    """
+    match algorithm.drafter:
+        case Drafter.NONE:
+            return None
+        case Drafter.MODEL:
+            given = scenario.model.draft
+            return standalone(_usual_draft(target) if given is None else model_shape(given, "model.draft"), target)
+        case Drafter.HEADS:
+            return multi_layer_eagle(target, scenario.speculation.heads or max(max_steps, 1))
+        case Drafter.LOOKUP:
+            return host_draft(algorithm.name, algorithm.draft_time_share)
+        case Drafter.HEAD:
+            return (
+                eagle_head(target) if algorithm.draft_form == EAGLE else eagle3_head(target, scenario.model.draft_vocab)
+            )
+
+
+def _usual_draft(target: ModelShape) -> ModelShape:
+    """Return the smallest built-in model with the target's vocabulary.
+    Raises ConfigError if none is smaller than the target."""
+    built_in = map(lookup_model, known_models())
+    fitting = [model for model in built_in if model.vocab == target.vocab and model.parameters < target.parameters]
+    if not fitting:
+        message = (
+            f"is not given, and no built-in model smaller than {target.name} has its vocabulary of {target.vocab} tokens; "
+            "give the config.json of one that has"
+        )
+        raise ConfigError.of(SCENARIO, "model.draft", message)
+    return min(fitting, key=lambda model: model.parameters)
