@@ -4,7 +4,7 @@
 
 Each point of `benchmarks/published/` is a scenario that the library simulates, once with every column: the roofline,
 measured kernels, and measured kernels with a profile fitted without the point's model or draft shape
-(`benchmarks/left_out.csv`). A fourth column is what `foredraft calibrate` adds: the fit to all other points of the same
+(`published/left_out.csv`). A fourth column is what `foredraft calibrate` adds: the fit to all other points of the same
 data set. Results are kept in the cache folder until the sources change, so a run that was stopped goes on. `--every N`
 takes each N-th point of plain.csv and leaves the page alone, unless `--write` is given, and then the page says so.
 """

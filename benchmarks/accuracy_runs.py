@@ -25,7 +25,7 @@ from foredraft.simulation import run_scenario  # imported before worker processe
 from points import DEVICE, Estimate, Point, estimate, profile_with, read_csv
 
 ROOT = Path(__file__).parents[1]
-LEFT_OUT = Path(__file__).parent / "left_out.csv"
+LEFT_OUT = Path(__file__).parent / "published" / "left_out.csv"
 ROOFLINE, MEASURED, OTHERS, CALIBRATED = "roofline", "measured", "left out", "calibrated"
 LEAST_TO_CALIBRATE = 4  # points of a data set
 

@@ -8,7 +8,11 @@ independently, n tokens reach E · (1 − (1 − k/E)ⁿ) of E experts with k pe
 independence · (tokens − 1). Least squares on the logarithm of the counts; the error of a count is also given with the
 independence of the others.
 
-The second table is a curve that a fit does not use: times of a verify pass by tokens at batch 1
+The database of measured kernels routes its tokens by another law: some experts are more popular than others. Where the
+popularity of an expert is a quantile of a power law, the same counts give the second independence, which measured
+passes take.
+
+The last table is a curve that a fit does not use: times of a verify pass by tokens at batch 1
 (`published/verify_times.csv`), as a fixed time and a time per distinct expert. It supports the shape, but fits any
 independence above 0.4 alike.
 """
@@ -19,7 +23,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from foredraft.sim.cost.forward import EXPERT_INDEPENDENCE
+from foredraft.sim.cost.forward import EXPERT_INDEPENDENCE, UNEVEN_INDEPENDENCE
 from points import read_rows
 from scipy.optimize import minimize_scalar, nnls
 
@@ -39,20 +43,42 @@ def published_counts() -> list[Count]:
     return [Count(*(int(row[n]) for n in names), float(row["distinct_experts"])) for row in read_rows("experts.csv")]
 
 
-def distinct_experts(experts: int, per_token: int, tokens: float, independence: float) -> float:
+EXPONENT, LEAST, MOST = 1.2, 0.01, 2.0
+"""The law of popularity: that of the database's tables (ai-dynamo/aiconfigurator, collector, "power_law_1.2")."""
+
+
+def chances(experts: int, per_token: int, is_even: bool) -> np.ndarray:
+    """Return the chance of each expert to be one of a token's, [experts]; they sum to `per_token`."""
+    if is_even:
+        return np.full(experts, per_token / experts)
+    low, high = LEAST ** (1 - EXPONENT), MOST ** (1 - EXPONENT)
+    popularity = (low + (np.arange(experts) + 0.5) / experts * (high - low)) ** (1 / (1 - EXPONENT))
+    found = per_token * popularity / popularity.sum()
+    while (found > 1).any():  # a token chooses an expert once
+        found[found > 1] = 1
+        others = found < 1
+        found[others] *= (per_token - (~others).sum()) / found[others].sum()
+    return found
+
+
+def distinct_experts(experts: int, per_token: int, tokens: float, independence: float, is_even: bool = True) -> float:
     """Return the distinct experts that so many tokens of one request reach."""
-    return experts * (1 - (1 - per_token / experts) ** (1 + independence * (tokens - 1)))
+    missed = (1 - chances(experts, per_token, is_even)) ** (1 + independence * (tokens - 1))
+    return float((1 - missed).sum())
 
 
-def errors(counts: Sequence[Count], independence: float) -> np.ndarray:
+def errors(counts: Sequence[Count], independence: float, is_even: bool = True) -> np.ndarray:
     """Return predicted / published − 1 of each count."""
-    return np.array([distinct_experts(*count[:3], independence) / count.distinct - 1 for count in counts])
+    return np.array([distinct_experts(*count[:3], independence, is_even) / count.distinct - 1 for count in counts])
 
 
-def fit(counts: Sequence[Count]) -> float:
+def fit(counts: Sequence[Count], is_even: bool = True) -> float:
     """Return the independence, 0 … 1."""
-    found = minimize_scalar(lambda x: np.sum(np.log1p(errors(counts, x)) ** 2), bounds=(0, 1), method="bounded")
-    return float(found.x)
+
+    def loss(independence: float) -> float:
+        return float(np.sum(np.log1p(errors(counts, independence, is_even)) ** 2))
+
+    return float(minimize_scalar(loss, bounds=(0, 1), method="bounded").x)
 
 
 def verify_curve() -> tuple[np.ndarray, np.ndarray]:
@@ -65,22 +91,25 @@ def curve_errors(independence: float, experts: int = 128, per_token: int = 8) ->
     """Return predicted / published − 1 of the curve's points, by a fixed time and a time per distinct expert;
     the model is not named."""
     tokens, times = verify_curve()
-    features = np.stack([np.ones_like(tokens), distinct_experts(experts, per_token, tokens, independence)], axis=1)
+    distinct = [distinct_experts(experts, per_token, count, independence) for count in tokens]
+    features = np.stack([np.ones_like(tokens), distinct], axis=1)
     features /= times[:, None]
     return features @ nnls(features, np.ones_like(times))[0] - 1
 
 
 def main() -> None:
     counts = published_counts()
+    stored = {True: EXPERT_INDEPENDENCE, False: UNEVEN_INDEPENDENCE}
+    for is_even, words in ((True, "experts equally popular"), (False, "experts by a power law")):
+        print(f"{words}: independence {fit(counts, is_even):.2f} (sim/cost/forward.py: {stored[is_even]})")
+        for i, (count, error) in enumerate(zip(counts, errors(counts, fit(counts, is_even), is_even), strict=True)):
+            left_out = errors([count], fit(counts[:i] + counts[i + 1 :], is_even), is_even)[0]
+            alone = errors([count], 1.0, is_even)[0]
+            print(
+                f"    {count.tokens:2} tokens, {count.per_token} of {count.experts} experts: {count.distinct:.1f} distinct, "
+                f"error {100 * error:+.1f} %, left out {100 * left_out:+.1f} %; as if independent {100 * alone:+.1f} %"
+            )
     independence = fit(counts)
-    print(f"independence {independence:.2f} (sim/cost/forward.py: {EXPERT_INDEPENDENCE})")
-    for i, (count, error) in enumerate(zip(counts, errors(counts, independence), strict=True)):
-        others = counts[:i] + counts[i + 1 :]
-        left_out = errors([count], fit(others))[0]
-        print(
-            f"    {count.tokens:2} tokens, {count.per_token} of {count.experts} experts: {count.distinct:.1f} distinct, "
-            f"error {100 * error:+.1f} %, left out {100 * left_out:+.1f} %; as if independent {100 * errors([count], 1.0)[0]:+.1f} %"
-        )
     for value in (0.2, 0.4, independence, 1.0):
         listed = " ".join(f"{100 * error:+.1f}" for error in curve_errors(value))
         print(f"    curve at batch 1 with independence {value:.2f}: errors in % {listed}")

@@ -6,8 +6,8 @@ prints the errors.
     python benchmarks/fit_servers.py --spread
 
 `--spread` prints how well spreads of the lengths meet the published times to the first token, from which plain.csv has
-its own. `--write` keeps the times that were fitted without a model or a draft shape in `benchmarks/left_out.csv`, for
-accuracy.py.
+its own. `--write` keeps the times that were fitted without a model or a draft shape in
+`benchmarks/published/left_out.csv`, for accuracy.py.
 
 First the waits of serving without speculation: per pass, per request of a step, per collective, and, but for vLLM, per
 kernel of a pass that is not captured. Least squares on the logarithm of the time per output token (of a whole request
@@ -76,7 +76,7 @@ half of the pace of the database's (docs/accuracy.md, "What is wrong")."""
 SPREADS, SPREAD_POINTS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2), 15
 """What `spread` of plain.csv is chosen from, by this many points of a data set."""
 
-LEFT_OUT = Path(__file__).parent / "left_out.csv"
+LEFT_OUT = Path(__file__).parent / "published" / "left_out.csv"
 
 SHARES = ("draft_step_ns", "tree_ns")
 ROUNDS = {"sglang-0.5": SHARES, "vllm-0.9": ("graph_gap_ns", "draft_step_ns", "eagle3_step_ns")}
@@ -189,7 +189,8 @@ def measured(server: str) -> Measured:
 
 def simulated(point: Point) -> tuple[float, float]:
     """Return the times per token and to the first token, in ms."""
-    return point.measured(simulate(point.scenario("measured")))
+    with profile_with(point.server):
+        return point.measured(simulate(point.scenario("measured")))
 
 
 def print_waits() -> tuple[dict[str, dict[str, float]], dict[str, dict[str, dict[str, float]]]]:

@@ -96,6 +96,11 @@ class Point:
     ttft_ms: float | None = None
     held_rows: int = 0  # rows of the batch that no client's request can have
     static_fraction: float | None = None  # None: the server's own
+    expert_parallel: int = 1
+    attention_data_parallel: int = 1
+    reserved_fraction: float | None = None  # None: the server's own
+    kv_dtype: str | None = None  # None: that of the checkpoint and the server
+    chunk_size: int | None = None  # None: the server's own
 
     @property
     def clients_keep_step(self) -> bool:
@@ -118,10 +123,15 @@ class Point:
             "gpu": self.gpu,
             "server": self.server,
             "kernels": kernels,
+            "correction": "none",
             "tensor_parallel": self.tensor_parallel,
         }
-        if self.static_fraction is not None:
-            hardware["static_fraction"] = self.static_fraction
+        for key in ("expert_parallel", "attention_data_parallel"):
+            if getattr(self, key) > 1:
+                hardware[key] = getattr(self, key)
+        for key in ("static_fraction", "reserved_fraction"):
+            if getattr(self, key) is not None:
+                hardware[key] = getattr(self, key)
         if PROFILES[self.server].graph_unit == "rows":  # every batch is captured, as NVIDIA's scripts ask for
             hardware["graph_sizes"] = list(default_graph_sizes(rows))
         speculation: dict[str, Any] = {"algorithm": self.algorithm}
@@ -135,12 +145,17 @@ class Point:
         model: dict[str, Any] = {"target": self.model, "context_len": longest + 64}
         if self.weight_dtype not in ("bf16", CHECKPOINT):
             model["weight_dtype"] = self.weight_dtype
+        if self.kv_dtype is not None:
+            model["kv_dtype"] = self.kv_dtype
+        engine: dict[str, Any] = {"max_running": rows}
+        if self.chunk_size is not None:
+            engine["chunk_size"] = self.chunk_size
         return tables | {
             "name": self.dataset,
             "model": model,
             "hardware": hardware,
             "speculation": speculation,
-            "engine": {"max_running": rows},
+            "engine": engine,
             "workload": {
                 "concurrency": self.concurrency,
                 "num_requests": TURNS * max(self.concurrency, 4),
@@ -307,7 +322,10 @@ def estimate(point: Point, kernels: str = "measured") -> Estimate:
     """Return the times of a point's kernels."""
     with profile_with(point.server, **FREE):
         run = assemble(scenario_from_dict(point.scenario(kernels), point.dataset))
-    cost, passes = run.cost, ForwardCost(run.target, run.gpu, default_efficiency(run.gpu), run.cost.parallel)
+    cost, passes = (
+        run.cost,
+        ForwardCost(run.target, run.deployment.gpu, default_efficiency(run.deployment.gpu), run.cost.parallel),
+    )
     prompt_len, rows = round(point.mean(point.prompt)), point.concurrency
     context = prompt_len + round(point.mean(point.output)) // 2
     shape, prompt = (point.steps, point.topk, point.num_draft_tokens), [(prompt_len, 0)]

@@ -1,6 +1,6 @@
 """The engine alone: plan and commit of one overlapped, adaptive decode round at page size 1.
 
-    pytest benchmarks/test_engine_round.py
+    pytest benchmarks/timing/test_engine_round.py
 
 The host time of a round is what a GPU waits for when it is the faster one. Nothing here touches a device: results are
 made before.

@@ -1,6 +1,6 @@
 """The host's time per round of real decoding at batch 32: what a GPU would wait for if it were the faster one.
 
-    pytest benchmarks/test_real_host_time.py -s
+    pytest benchmarks/timing/test_real_host_time.py -s
 
 Plan, launch and commit of the engine and the executor; beside them the host's part of reading a round back (stop rules,
 columns, what the requests got), which in overlap mode runs while the next round does. The model is as small as can be:

@@ -1,8 +1,8 @@
 """Real decoding on a CPU: this project and the `generate()` of `transformers`, on the same prompts, in the same
 processes.
 
-    OMP_NUM_THREADS=1 python benchmarks/test_real_decode.py            # or pytest -s; some minutes
-    OMP_NUM_THREADS=1 python benchmarks/test_real_decode.py --write    # and put the tables into docs/benchmarks.md
+    OMP_NUM_THREADS=1 python benchmarks/timing/test_real_decode.py   # or pytest -s; some minutes
+    OMP_NUM_THREADS=1 python benchmarks/timing/test_real_decode.py --write  # put the tables into docs/benchmarks.md
 
 The tiny pair in float32, greedy, and plain decoding of larger shapes with random weights. Ends of text are ignored, so
 that everyone makes the same number of tokens. Each side first looks for its best settings on one prompt. Then

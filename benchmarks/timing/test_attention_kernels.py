@@ -1,6 +1,6 @@
 """The forward pass's Triton kernels on a GPU: what share of the memory's measured bandwidth they reach.
 
-    pytest benchmarks/test_attention_kernels.py -s
+    pytest benchmarks/timing/test_attention_kernels.py -s
 
 bfloat16, 32 query and 8 key heads of 128 channels, batch 1, KV in pages of 16 that lie scattered. Each kernel is
 captured many times in one CUDA graph, over as many different pools as it takes to leave the caches behind, so that

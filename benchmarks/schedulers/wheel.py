@@ -1,0 +1,124 @@
+"""Opens packages of another server from its wheel, without their `__init__` and without what they import for a device.
+
+A server's scheduler is Python, and needs little of the rest of its package. So only the modules of the scheduler are
+imported from their files. All others have stand-ins: modules whose attributes are empty classes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import zipfile
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from foredraft.core.errors import ConfigError
+
+
+class _AnyAttribute(type):
+    """The type of empty classes: each attribute of such a class is an empty class again."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = _AnyAttribute(name, (_Empty,), {})
+        setattr(cls, name, made)
+        return made
+
+    def __iter__(cls) -> Iterator[Any]:
+        return iter(())
+
+
+class _Empty(metaclass=_AnyAttribute):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.__dict__.update(kwargs)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __class_getitem__(cls, item: Any) -> Any:
+        return cls
+
+
+class _StandIn(ModuleType):
+    real: Collection[str] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        full = f"{self.__name__}.{name}"
+        made = importlib.import_module(full) if full in self.real else _AnyAttribute(name, (_Empty,), {})
+        setattr(self, name, made)
+        return made
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the real modules of one package in its folder, and a stand-in for each other module of it."""
+
+    def __init__(self, package: str, root: str, real: Collection[str], absent: Collection[str]) -> None:
+        self._package = package
+        self._root = root
+        self._real = real
+        self._absent = absent
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return how to make a stand-in; None for a real module, whose folder `__path__` of its package says."""
+        top = name.partition(".")[0]
+        if top in self._absent:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        if top != self._package or any(name == real or name.startswith(real + ".") for real in self._real):
+            return None
+        spec = importlib.machinery.ModuleSpec(name, self, is_package=True)
+        spec.submodule_search_locations = ["/".join([self._root, *name.split(".")])]
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        module = _StandIn(spec.name)
+        module.real = self._real
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: a stand-in makes its attributes when they are asked for."""
+
+
+def open_wheel(path: Path, package: str, real: Collection[str], absent: Collection[str]) -> str:
+    """Make `package` importable from a wheel, or from a folder into which one was unpacked. Returns its version.
+
+    `real`: the modules and packages of it that are imported from their files, each with all below it; all others have
+    stand-ins. `absent`: packages of others that need not be installed. A process can open one release of a package.
+    Raises ConfigError if `path` has no such package.
+    """
+    version = _version(path, package)
+    sys.meta_path.insert(0, _Finder(package, str(path), real, absent))
+    return version
+
+
+def read_source(path: Path, file: str) -> str:
+    """Return the text of a file of an opened package, by its path in the wheel."""
+    if path.is_dir():
+        return (path / file).read_text(encoding="utf-8")
+    with zipfile.ZipFile(path) as wheel:
+        return wheel.read(file).decode("utf-8")
+
+
+def _version(path: Path, package: str) -> str:
+    """Return the version in the wheel's metadata."""
+    if path.is_dir():
+        names = [found.name for found in path.iterdir()]
+    elif zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as wheel:
+            names = [name.partition("/")[0] for name in wheel.namelist() if name.endswith("/METADATA")]
+    else:
+        raise ConfigError.of(str(path), "wheel", "is no wheel and no folder of an unpacked wheel")
+    for name in sorted(names):
+        found, _, version = name.removesuffix(".dist-info").partition("-")
+        if found == package and name.endswith(".dist-info"):
+            return version
+    shown = ", ".join(sorted(names)[:5]) or "nothing"
+    raise ConfigError.of(str(path), "wheel", f"expected the package {package}, found {shown}")
