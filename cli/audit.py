@@ -34,7 +34,7 @@ def audit(
         foredraft audit runs/a/events.jsonl
     """
     from ..observe.log import read_header
-    from ..properties.audit.engine_history import audit_log
+    from ..properties.audit.log import audit_log
 
     path = log / "events.jsonl" if log.is_dir() else log
     candidates = _candidates(read_header(path), str(path))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..core.errors import count_of
 from .options import argument, option, refuse_without_effect
 from .progress import StatusLine
 
@@ -199,7 +200,9 @@ def _replay(path: Path, subject: str | None) -> None:
     case = load_case(path)
     make = load_make(subject or case.subject)
     violation, history, calls, ends_in = case.tell(make)
-    typer.echo(f"{path}: {case.contract} {subject or case.subject}, {len(case.operations)} operations, {case.config}")
+    typer.echo(
+        f"{path}: {case.contract} {subject or case.subject}, {count_of(len(case.operations), 'operation')}, {case.config}"
+    )
     for line in told(history, calls):
         typer.echo(line)
     if violation is None:
@@ -270,7 +273,7 @@ def _shown_progress(name: str, quiet: bool) -> Iterator[Callable[[Any], None]]:
 
     def show(swarm: Any) -> None:
         if line.due_s() is not None:
-            line.show(f"{name}: {swarm.num_operations:,} operations, {swarm.seconds:.0f} s")
+            line.show(f"{name}: {count_of(swarm.num_operations, 'operation')}, {swarm.seconds:.0f} s")
 
     try:
         yield show

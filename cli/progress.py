@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ..core.errors import count_of
+
 if TYPE_CHECKING:
     from ..gpu.tiny.training import TrainingProgress
     from ..sim.run import Progress
@@ -93,9 +95,11 @@ def _simulation_words(progress: Progress, elapsed_s: float) -> tuple[str, str, s
     if seconds >= 60:
         minutes, seconds = divmod(int(seconds), 60)
         simulated = f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
-    of = f" of {progress.num_expected:,}" if progress.num_expected is not None else ""
+    ended = count_of(progress.num_ended, "request")
+    if progress.num_expected is not None:
+        ended = f"{progress.num_ended:,} of {count_of(progress.num_expected, 'request')}"
     rounds_per_s = progress.num_rounds / elapsed_s
-    return f"simulated {simulated}", f"{progress.num_ended:,}{of} requests", f"{rounds_per_s:,.0f} rounds/s"
+    return f"simulated {simulated}", ended, f"{rounds_per_s:,.0f} rounds/s"
 
 
 @contextmanager

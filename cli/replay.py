@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..core.errors import count_of
 from .options import AllowTruncated, Log
 
 if TYPE_CHECKING:
@@ -35,15 +36,13 @@ def replay(
 
     path = log / "events.jsonl" if log.is_dir() else log
     report = replay_log(path, _EngineFactory(str(path)), allow_truncated=allow_truncated)
-    replicas = f"{report.num_replicas} replica{'s' if report.num_replicas != 1 else ''}"
+    replicas, decisions = count_of(report.num_replicas, "replica"), count_of(report.num_decisions, "decision")
     if report.difference is not None:
-        typer.echo(f"{report.num_decisions:,} decisions identical, then a difference.")
+        typer.echo(f"{decisions} identical, then a difference.")
         typer.echo(f"{path}: {report.difference}")
         raise typer.Exit(EXIT_DIFFERENT)
     ending = "" if report.complete else " The run itself was interrupted."
-    typer.echo(
-        f"{report.num_decisions:,} decisions identical ({replicas}, {report.num_commits:,} results fed back).{ending}"
-    )
+    typer.echo(f"{decisions} identical ({replicas}, {count_of(report.num_commits, 'result')} fed back).{ending}")
 
 
 class _EngineFactory:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.errors import ConfigError, Problem
+from ..core.errors import ConfigError, Problem, count_of
 from ..sim.calibration.accuracy import LEFT_OUT, ROOFLINE, SPEED_UP, TIME_PER_TOKEN, mean_error
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
@@ -121,8 +121,8 @@ def _candidate(scenario: Scenario, settings: Mapping[str, Any], named: Sequence[
         words = ["plain decoding"]
     else:
         words = [table.algorithm]
-        if table.policy == "fixed":
-            words.append(f"{table.steps} step{'' if table.steps == 1 else 's'}")
+        if table.policy == "fixed" and table.steps is not None:
+            words.append(count_of(table.steps, "step"))
         else:
             words.append(table.policy)
         if table.topk > 1:

@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import ForedraftError
+from ..core.errors import ForedraftError, count_of
 from ..sim.assembly import assemble
-from ..sim.load import make_workload
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
 from .candidates import REPLICAS, Candidate, base_tables
 from .search import Finding, Search, greatest_load, least_count, run_searches
 from .slo import Objective
+from .trace_part import TracePart
 from .trial import reason_of
 from .workers import Workers
 
@@ -172,14 +172,19 @@ class Plan:
             yield name, index, finding
 
     @cached_property
+    def trace_part(self) -> TracePart | None:
+        """What the runs take of a trace; None without a trace. Raises TraceError, or ConfigError if it has no
+        requests."""
+        return TracePart.of(self.scenario, self.question.requests)
+
+    @cached_property
     def _arrivals_s(self) -> np.ndarray:
         """When the requests of a trace that is run as a whole arrive: seconds of the trace, float64, in order;
         empty if none is."""
-        if self.question.requests is not None or self.scenario.workload.trace is None:
+        part = self.trace_part
+        if self.question.requests is not None or part is None:
             return np.empty(0)
-        start_s, scale = self.scenario.workload.start_s, self.scenario.workload.rate_scale
-        times_ns = [one.time_ns for one in make_workload(self.scenario, 1) if one.time_ns is not None]
-        return np.array([start_s + time_ns * scale / 1e9 for time_ns in times_ns])
+        return self.scenario.workload.start_s + part.rows.times_ns[: part.count] / 1e9
 
     @property
     def _has_slices(self) -> bool:
@@ -194,7 +199,8 @@ class Plan:
         for count in (ROUGH_ROWS, math.ceil(FIRST_SHARE * len(self._arrivals_s))):
             slices[count] = {"workload.num_requests": count}
             if len(self._arrivals_s) > count:
-                first = int(np.argmin(self._arrivals_s[count - 1 :] - self._arrivals_s[: 1 - count]))
+                spans = self._arrivals_s[count - 1 :] - self._arrivals_s[: len(self._arrivals_s) - count + 1]
+                first = int(np.argmin(spans))
                 start_s = math.floor(self._arrivals_s[first] * 1e6) / 1e6  # so that no rounding passes over the first
                 slices[count]["workload.start_s"] = max(start_s, self.scenario.workload.start_s)
         return slices
@@ -294,7 +300,7 @@ class Plan:
             hopeless = asked.load * candidate.unit / (HOPELESS * self._most_engines(candidate))
             within = (hopeless if ends_early else 0.0, asked.load)
         if not engines:
-            needs = f"needs {candidate.gpus_per_unit} GPUs, there are {asked.gpus}"
+            needs = f"needs {count_of(candidate.gpus_per_unit, 'GPU')}, --gpus is {asked.gpus}"
             return _nothing(Finding(0.0, reason=needs))
         try:
             assemble(scenario_with(base_tables(self.scenario), {**candidate.settings, REPLICAS: engines}))

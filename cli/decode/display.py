@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from ...core.errors import count_of
 from ..progress import LINE_EVERY_S, StatusLine
 from .record import output_line
 
@@ -88,7 +89,7 @@ class Progress:
         self._num_tokens += num_tokens
         self._num_ended += ended
         if (elapsed_s := self._line.due_s()) is not None:
-            requests = f"{self._num_ended:,} of {self._num_requests:,} requests"
+            requests = f"{self._num_ended:,} of {count_of(self._num_requests, 'request')}"
             self._line.show(f"{requests}, {self._num_tokens:,} tokens, {self._num_tokens / elapsed_s:,.0f} tokens/s")
 
 
@@ -102,11 +103,9 @@ def stats_text(stats: SessionStats, plan: SessionPlan) -> str:
     if stats.accept_length is not None:
         drafted = ""
         if stats.drafted:
-            drafted = (
-                f", {100 * stats.correct_drafts / stats.drafted:.1f} % of {stats.drafted:,} drafted tokens accepted"
-            )
+            drafted = f", {100 * stats.correct_drafts / stats.drafted:.1f} % of {count_of(stats.drafted, 'drafted token')} accepted"
         lines.append(
-            f"accept length {stats.accept_length:.2f} in {stats.rounds:,} rounds{drafted} ({_speculation(plan)})"
+            f"accept length {stats.accept_length:.2f} in {count_of(stats.rounds, 'round')}{drafted} ({_speculation(plan)})"
         )
     known = [(name, stats.latencies.get(f"median_{name}_ms")) for name in ("ttft", "tpot", "itl", "e2el")]
     medians = [f"{name.upper()} {value:.1f} ms" for name, value in known if value is not None]
@@ -131,7 +130,7 @@ def _speculation(plan: SessionPlan) -> str:
     if not plan.algorithm.is_speculative:
         return "plain decoding"
     steps = spec.adaptive.candidate_steps
-    counts = f"{steps[0]} steps" if len(steps) == 1 else f"{spec.policy}: {', '.join(map(str, steps))} steps"
+    counts = count_of(steps[0], "step") if len(steps) == 1 else f"{spec.policy}: {', '.join(map(str, steps))} steps"
     nodes = dict.fromkeys(count for count in (n for _, n in spec.draft_shape.tree_sizes()) if count > 1)
     tree = f", trees of {', '.join(map(str, nodes))} nodes" if spec.topk > 1 else ""
     return f"{plan.algorithm.name}, {counts}{tree}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...core.errors import count_of
 from ..options import argument, in_panel, output_option
 from ..progress import LINE_EVERY_S, StatusLine
 
@@ -105,7 +106,9 @@ def lossless(
     if trial.outcome.count("error"):
         raise typer.Exit(EXIT_ERROR_FOUND)
     if failures := trial.outcome.failures:
-        message = f"{len(failures)} requests got no answer, so their prompts were not compared: {failures[0]}"
+        message = (
+            f"{count_of(len(failures), 'request')} without an answer, whose prompts were not compared: {failures[0]}"
+        )
         raise ForedraftError(message)
 
 
@@ -115,7 +118,7 @@ def _report(trial: Trial) -> list[str]:
         without = "" if endpoint.offers_logprobs else " (no log-probabilities: only text is compared)"
         lines.append(f"{name:<12} {endpoint.url}  {endpoint.model}{without}")
     against = "" if is_pair else ", asked together, against those asked alone"
-    lines.append(f"{outcome.num_compared:,} answers of up to {trial.max_tokens} tokens{against}")
+    lines.append(f"{count_of(outcome.num_compared, 'answer')} of up to {count_of(trial.max_tokens, 'token')}{against}")
     rows = {"same": "the same text", "tie": f"both tokens within {trial.tie_margin:g}: float noise decides"}
     rows |= {"noise": "the plain endpoint gives both texts itself"} if is_pair else {}
     rows |= {"error": "apart by more, or by an unknown margin"}
@@ -134,7 +137,9 @@ def _report(trial: Trial) -> list[str]:
             lines.append(f"… and {len(of_kind) - MAX_LISTED} more of this kind")
     if (smallest := outcome.smallest) is not None:
         where = _place(smallest.difference, sides)
-        lines.append(f"smallest prompt, found with {smallest.num_requests} requests: {smallest.prompt!r}; {where}")
+        lines.append(
+            f"smallest prompt, found with {count_of(smallest.num_requests, 'request')}: {smallest.prompt!r}; {where}"
+        )
         lines += [f"  {one.curl(smallest.prompt, smallest.max_tokens)}" for one in trial.endpoints.values()]
     words = ("Lossless", "Not lossless") if is_pair else ("The same as itself", "Differs from itself")
     apart = outcome.count("tie") + outcome.count("noise")
@@ -151,7 +156,7 @@ def _finding_lines(finding: Finding, sides: tuple[str, str]) -> list[str]:
     if finding.alone is not None:
         given = " and ".join(finding.plain_gives_other)
         plain = f"gives the other text when asked {given}" if given else "never gives the other text"
-        lines.append(f"  asked again alone, the texts differ {finding.alone} times of 2; the plain endpoint {plain}")
+        lines.append(f"  asked again alone, the texts differ in {finding.alone} of 2 tries; the plain endpoint {plain}")
     return lines
 
 

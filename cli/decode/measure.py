@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ...core.errors import count_of
 from ..terminal import EXIT_INTERRUPTED
 from .options import problems_name_options
 
@@ -69,7 +70,7 @@ def measure(
     except KeyboardInterrupt:
         record.close(finished=False)
         progress.clear()
-        kept = f"{len(record.values)} timings are kept, and the same command continues from them"
+        kept = f"kept {count_of(len(record.values), 'timing')}; the same command continues from there"
         print(f"foredraft: interrupted; {kept}", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     progress.clear()

@@ -57,6 +57,13 @@ def show(
     typer.echo("{\n" + ",\n".join(lines) + "\n}")
 
 
+BESIDE = {  # server -> what it needs beside the table
+    "sglang": "SGLang takes the file by --speculative-adaptive --speculative-adaptive-config FILE, and needs "
+    "--speculative-algorithm (such as EAGLE3) and --speculative-draft-model-path (the head)",
+    "vllm": '--speculative-config needs "method" (such as "eagle3") and "model" (the head), too',
+    "trtllm": "speculative_config needs decoding_type (such as Eagle3) and speculative_model (the head), too",
+}
+
 Target = Annotated[
     str,
     option(
@@ -84,7 +91,8 @@ def export_(
 
     SGLang takes the file by --speculative-adaptive-config. vLLM takes the two
     keys in --speculative-config, TensorRT-LLM under speculative_config; each of
-    their ranges has one number of steps.
+    their ranges has one number of steps. The method and the draft head are not
+    part of a table: the command says where the server takes them.
 
         foredraft adaptive export with-zero --for sglang-0.5.23 --out steps.json
     """
@@ -95,6 +103,7 @@ def export_(
     config = load_adaptive_config(table, read_file=read_text)
     _print_notices(config.notices)
     _write(export_table(config, target, max_batch_size), out)
+    typer.echo(f"foredraft: {BESIDE[target.partition('-')[0]]}", err=True)
 
 
 File = Annotated[

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...core.errors import count_of
 from ..options import ScenarioFile, Settings, option
 from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 
@@ -57,7 +58,10 @@ def cost(
     lines = textwrap.wrap(model.with_steps(max(counts)).timing, WIDTH)
     for size in batches:
         if size > model.most_rows(context, 0):
-            lines += ["", f"{size} requests with {context:,} tokens of context: no room (KV slots, engine.max_running)"]
+            lines += [
+                "",
+                f"{count_of(size, 'request')} with {context:,} tokens of context: no room (KV slots, engine.max_running)",
+            ]
             continue
         plain = model.round(size, context, 0)
         rounds = [model.round(size, context, count) for count in counts]
@@ -68,8 +72,7 @@ def cost(
 
 def _table(rounds: list[Round], plain: Round) -> list[str]:
     parts = list(dict.fromkeys(part for found in rounds for part in found.parts_ns))
-    requests = "request" if plain.batch_size == 1 else "requests"
-    title = f"{plain.batch_size} {requests} with {plain.context_len:,} tokens of context; microseconds"
+    title = f"{count_of(plain.batch_size, 'request')} with {plain.context_len:,} tokens of context; microseconds"
     lines = [title, _line("draft steps", [str(found.steps) for found in rounds])]
     lines.append(_line("nodes per request", [str(found.num_draft_tokens) for found in rounds]))
     for part in parts:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...core.errors import count_of
 from ..options import ScenarioFile, Settings, TraceFile, option
 from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 from ..simulation.simulate import given_by_options
@@ -79,7 +80,7 @@ def _verdict(model: RoundModel, context: int, output: float) -> list[str]:
     gains = ", ".join(f"{_gain(model, model.best(size, context, MOST_STEPS)):.2f} × at batch {size}" for size in sizes)
     first = f"Speculation pays: {at}, {name} gives this many times the tokens of plain decoding: {gains}."
     if pays == most:
-        return _wrapped(f"{first} It pays at every batch that fits, up to {most} requests.")
+        return _wrapped(f"{first} It pays at every batch that fits, up to {count_of(most, 'request')}.")
     rate = model.round(pays, context, 0).tokens_per_s / output
     last = f"It stops paying beyond batch {pays}, which about {rate:.1f} requests/s keep busy ({output:.0f} output tokens each)."
     return _wrapped(f"{first} {last}")
@@ -110,8 +111,7 @@ def _gains(model: RoundModel) -> list[str]:
                 cells.append("no room")
                 continue
             found = model.best(size, context, MOST_STEPS)
-            steps = "1 step" if found.steps == 1 else f"{found.steps} steps"
-            cells.append(f"{steps} {_gain(model, found):.2f} ×" if found.steps else "plain")
+            cells.append(f"{count_of(found.steps, 'step')} {_gain(model, found):.2f} ×" if found.steps else "plain")
         lines.append(f"{size:>8}" + "".join(f"{cell:>16}" for cell in cells))
     return lines
 
@@ -127,11 +127,25 @@ def _break_even(model: RoundModel, context: int) -> list[str]:
         cells = (model.round(size, context, steps).break_even(plain) for steps in counts)
         lines.append(f"{f'batch {size}':>12}" + "".join(f"{cell:>8.2f}" for cell in cells))
     expected = (model.round(1, context, steps).accept_length for steps in counts)
-    return [*lines, f"{'expected':>12}" + "".join(f"{length:>8.2f}" for length in expected)]
+    lines.append(f"{'expected':>12}" + "".join(f"{length:>8.2f}" for length in expected))
+    return [*lines, *_expectation(model)]
+
+
+def _expectation(model: RoundModel) -> list[str]:
+    """Return a sentence that says where the expected accept lengths come from, and how to give others."""
+    table = model.scenario.acceptance
+    own = [key for key in ("conditional", "mean_length", "recorded") if getattr(table, key) is not None]
+    if own:
+        return _wrapped(f"Expected by acceptance.{own[0]} of the scenario.")
+    preset = model.with_steps(1).preset.preset
+    return _wrapped(
+        f"Expected by the preset {preset.name} ({preset.source}). acceptance.preset takes another kind of text (chat, "
+        "code, math, edit), acceptance.mean_length or acceptance.recorded your own numbers."
+    )
 
 
 def _latencies(with_it: Mapping[str, Any], without: Mapping[str, Any]) -> list[str]:
-    lines = [f"The scenario's own load, {with_it['completed']:,} requests simulated"]
+    lines = [f"The scenario's own load, {count_of(with_it['completed'], 'request')} simulated"]
     lines.append(f"{'':26}{'as it is':>12}{'without':>12}{'ratio':>9}")
     keys: Sequence[tuple[str, str, str]] = [
         (f"{statistic}_{key}_ms", f"{name}, {statistic}", "ms")

@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from ...core.errors import count_of
 from ..options import option
 from ..simulation.simulate import termination_is_interruption
 
@@ -58,12 +59,12 @@ def kept_runs(
             yield pool, store
         except KeyboardInterrupt:
             print(
-                f"foredraft: {len(store)} runs are kept in {place}; the same command continues from them",
+                f"foredraft: kept {count_of(len(store), 'run')} in {place}; the same command continues from there",
                 file=sys.stderr,
             )
             raise
         except ClusterGone as error:
-            kept = f"{len(store)} runs are kept in {place}; the same command continues from them"
+            kept = f"kept {count_of(len(store), 'run')} in {place}; the same command continues from there"
             kept += ", without --cluster on this machine"
             raise ClusterGone(f"{error}\n{kept}") from None
         if len(store):

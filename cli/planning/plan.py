@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...core.errors import count_of
 from ..options import Quiet, ScenarioFile, Seed, Settings, TraceFile, option
 from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 from ..simulation.simulate import given_by_options
@@ -34,14 +36,14 @@ REQUESTS = 600  # of a run, where no trace has its own
 Slo = Annotated[str, option("--slo",
     "Limits, separated by commas: ttft, tpot, itl or e2el, each as mean, p50, p90, p95 or p99.", "LIMITS")]
 Rate = Annotated[float | None, option("--rate",
-    "Requests/s to serve; with a trace, a multiple of its own rate.", min=1e-6, max=1e6)]
+    "Requests/s to serve; with a trace, how many times as fast to replay it.", min=1e-6, max=1e6)]
 Gpus = Annotated[int | None, option("--gpus",
     "GPUs to divide into engines. Default: the GPUs of one engine.", min=1, max=4096)]
 Tried = Annotated[list[str] | None, option("--try",
     "Values of a key to compare, as for --grid of sweep; repeatable.", "KEY=VALUES")]
 Price = Annotated[list[str] | None, option("--price", "Price of a GPU hour: H100=2.5; repeatable.", "GPU=N")]
 Seeds = Annotated[int, option("--seeds", "Most runs per load; each run has its own seed.", min=2, max=100)]
-Requests = Annotated[int | None, option("--requests", "Requests per run. Default: 600, or the whole trace.", min=100)]
+Requests = Annotated[int | None, option("--requests", "Requests per run; of a trace the first. Default: 600, or all of a trace.", min=100)]
 ModelError = Annotated[float | None, option("--model-error",
     "Error of the cost model, in percent. Default: the error in docs/accuracy.md.", min=0, max=100)]
 # fmt: on
@@ -98,7 +100,6 @@ def plan(
 def _plan(scenario: Scenario, asked: Question, tried: Sequence[str], published: bool) -> tuple[Plan, str]:
     """Return the plan, and the source of the error of its comparisons; `published` takes that of the accuracy page."""
     from ...core.errors import ConfigError
-    from ...observe.input_files import read_lines
     from ...planning.candidates import comparison_error, make_candidates
     from ...planning.grid import parse_grid
     from ...planning.plan import Plan
@@ -106,27 +107,34 @@ def _plan(scenario: Scenario, asked: Question, tried: Sequence[str], published: 
     if scenario.workload.concurrency is not None:
         message = "a closed loop has no request rate to plan for; give workload.rate or a trace"
         raise ConfigError.of("workload", "concurrency", message)
-    if scenario.workload.trace is not None:
-        next(read_lines(scenario.workload.trace), None)  # refused now, if it cannot be read
     candidates = make_candidates(scenario, parse_grid(tried, "--try"), asked.gpus)
-    if not published:
-        return Plan(scenario, candidates, asked), "--model-error"
-    error, source = comparison_error(candidates, _priced_by(scenario, candidates))
-    return Plan(scenario, candidates, replace(asked, model_error=error)), source
+    whole, source = Plan(scenario, candidates, asked), "--model-error"
+    part = whole.trace_part  # a trace that cannot be read is refused now
+    priced_by, contexts = _assembled(scenario, candidates)
+    if published:
+        error, source = comparison_error(candidates, priced_by)
+        whole.question = replace(asked, model_error=error)
+    if part is not None:
+        for notice in part.notices(contexts):
+            print(textwrap.fill(f"foredraft: {notice}", WIDTH, break_on_hyphens=False), file=sys.stderr)
+    return whole, source
 
 
-def _priced_by(scenario: Scenario, candidates: Sequence[Candidate]) -> str:
-    """Return what prices the passes of the candidates that can be assembled; the roofline if one of them has it."""
+def _assembled(scenario: Scenario, candidates: Sequence[Candidate]) -> tuple[str, list[tuple[str, int]]]:
+    """Return what prices the passes of the candidates that can be assembled (the roofline if one of them has it), and
+    their models with the lengths of their contexts."""
     from ...core.errors import ForedraftError
     from ...planning.candidates import base_tables
     from ...sim.assembly import assemble
     from ...sim.scenario_file import scenario_with
 
-    tables, found = base_tables(scenario), set()
+    tables, prices, contexts = base_tables(scenario), set[str](), dict[tuple[str, int], None]()
     for candidate in candidates:
         with suppress(ForedraftError):
-            found.add(assemble(scenario_with(tables, candidate.smallest)).cost.priced_by)
-    return ", ".join(sorted(found))
+            run = assemble(scenario_with(tables, candidate.smallest))
+            prices.add(run.cost.priced_by)
+            contexts[run.target.name, run.spec.config.context_len] = None
+    return ", ".join(sorted(prices)), list(contexts)
 
 
 def _search(whole: Plan, out: Path | None, workers: int | None, cluster: str | None, quiet: bool) -> Path:
@@ -165,11 +173,11 @@ def _watch(whole: Plan, pool: Workers, store: TrialStore, quiet: bool) -> None:
             if found.reason:  # told below the table
                 continue
             is_load = which == "first" or whole.question.load is None
-            value = f"{found.value:.3g} {unit}" if is_load else f"{found.value:.0f} engines"
+            value = f"{found.value:.3g} {unit}" if is_load else count_of(round(found.value), "engine")
             result = (
                 value if found.value else f"holds {'no load' if is_load else 'with no number of engines that may be'}"
             )
-            line.show(f"{which} round, {whole.candidates[index].name}: {result} ({len(store)} runs)")
+            line.show(f"{which} round, {whole.candidates[index].name}: {result} ({count_of(len(store), 'run')})")
     finally:
         line.clear()
 
@@ -180,7 +188,7 @@ def _print(whole: Plan, ranked: list[Ranked], prices: dict[str, float], source: 
     limits = ", ".join(map(str, asked.objectives))
     trace = scenario.workload.trace
     if asked.load is None:
-        what = f"greatest {'load' if trace else 'rate'} on {_devices(asked.gpus) if asked.gpus else 'the GPUs of one engine'}"
+        what = f"greatest {'load' if trace else 'rate'} on {count_of(asked.gpus, 'GPU') if asked.gpus else 'the GPUs of one engine'}"
     else:
         what = f"least GPUs for {asked.load:g} {'× the trace' if trace else 'requests/s'}"
     sentences = [f"{scenario.name}: {what} within {limits}"]
@@ -189,7 +197,7 @@ def _print(whole: Plan, ranked: list[Ranked], prices: dict[str, float], source: 
     if shown and shown[0].holds:
         remarks = _remarks(whole, shown, source)
         sentences += [_best(whole, shown[0]), *remarks[:-1]]
-        lines += ["", *_table(whole, shown, prices), ""]
+        lines += ["", *_table(whole, shown, prices)]
         lines += [line for text in remarks for line in textwrap.wrap(text, WIDTH)]
     elif ranked:
         sentences.append(_nothing_holds(whole, min(ranked, key=lambda item: item.finding.excess)))
@@ -215,15 +223,11 @@ def _print(whole: Plan, ranked: list[Ranked], prices: dict[str, float], source: 
     return sentences
 
 
-def _devices(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count:,} GPUs"
-
-
 def _best(whole: Plan, best: Ranked) -> str:
     from ...planning.plan import tokens_per_s
 
     unit = "times the trace" if whole.scenario.workload.trace is not None else "requests/s"
-    gpus = _devices(best.gpus)
+    gpus = count_of(best.gpus, "GPU")
     return f"{best.candidate.name} holds {best.load:.3g} {unit} on {gpus}, {tokens_per_s(whole, best):,.0f} output tokens/s."
 
 
@@ -232,12 +236,12 @@ def _nothing_holds(whole: Plan, nearest: Ranked) -> str:
     needed = {index: whole.needed(index) for index in whole.rough} if whole.question.load is not None else {}
     least = min((index for index in needed if needed[index]), key=lambda index: needed[index], default=None)
     if least is not None:
-        there = f"the {_devices(gpus)}" if gpus else "the engines that are tried"
-        return f"Nothing holds on {there}. {whole.candidates[least].name} needs the least: about {_devices(needed[least])}."
-    devices = f" on {_devices(gpus)}" if gpus else ""
+        there = f"the {count_of(gpus, 'GPU')}" if gpus else "the engines that are tried"
+        return f"Nothing holds on {there}. {whole.candidates[least].name} needs the least: about {count_of(needed[least], 'GPU')}."
+    devices = f" on {count_of(gpus, 'GPU')}" if gpus else ""
     if refused := found.summary.get("refused"):
-        count = f"{refused:,} of {found.summary['submitted']:,} requests"
-        return f"Nothing holds{devices}: {count} are refused at any load. `foredraft simulate` says for which reason."
+        count = f"{refused:,} of {count_of(found.summary['submitted'], 'request')}"
+        return f"Nothing holds{devices}: at any load the engines refuse {count}. `foredraft simulate` says for which reason."
     at = found.summary.get("request_throughput")
     if found.excess == float("inf"):
         within = "it is an overloaded run"
@@ -286,11 +290,13 @@ def _table(whole: Plan, shown: list[Ranked], prices: dict[str, float]) -> list[s
             cost = None if per_hour is None else cost_per_million_tokens(item, tokens, per_hour)
             cells += f"{'–' if cost is None else f'{cost:.3g}':>15}"
         lines.append(f"{cells}  {_tightest(found).name} {found.excess:.0%}")
-    return lines
+    price = ", per 1M tokens their price" if priced else ""
+    return [*lines, "", f"tokens/s are the output tokens of all GPUs of a row{price}."]
 
 
 def _remarks(whole: Plan, shown: list[Ranked], source: str) -> list[str]:
-    """Return what limits the best candidate, what the marks mean, and at the end whose timing it is."""
+    """Return what limits the best candidate, what the marks mean, what the runs took of a trace, and at the end whose
+    timing it is."""
     from ...planning.answer import limit_of
 
     limited, timing = limit_of(whole, shown[0])
@@ -303,4 +309,7 @@ def _remarks(whole: Plan, shown: list[Ranked], source: str) -> list[str]:
         error = f" and a cost model whose comparisons err by {whole.question.model_error:.1%} ({source})"
         seeds = len(whole.question.seeds)
         texts.append(f"= cannot be told from the first by {'up to ' if seeds > 2 else ''}{seeds} seeds{error}.")
+    part = whole.trace_part
+    if part is not None:
+        texts += part.qualifications(whole.question.load)
     return [*texts, timing]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...core.errors import count_of
 from ..options import Quiet, ScenarioFile, Seed, Settings, TraceFile, option
 from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 from ..simulation.simulate import given_by_options
@@ -18,14 +20,15 @@ if TYPE_CHECKING:
     from ...planning.sweep import Sweep
     from ...planning.workers import Workers
 
-COLUMNS = {  # key of the summary -> its title and the digits behind the point
-    "request_throughput": ("req/s", 2),
-    "output_throughput": ("out tokens/s", 0),
-    "p99_ttft_ms": ("p99 TTFT ms", 0),
-    "p99_tpot_ms": ("p99 TPOT ms", 1),
-    "accept_length": ("accept length", 2),
-    "slo_attainment": ("in SLO %", 1),
+COLUMNS = {  # key of the summary -> its title in two lines and the digits behind the point
+    "request_throughput": ("requests\nper s", 2),
+    "output_throughput": ("output\ntokens/s", 0),
+    "p99_ttft_ms": ("TTFT\np99 ms", 0),
+    "p99_tpot_ms": ("TPOT\np99 ms", 1),
+    "accept_length": ("accept\nlength", 2),
+    "slo_attainment": ("in SLO\n%", 1),
 }
+GAP = 2  # spaces between two columns
 MOST_ROWS = 60  # of the table that is printed; the Parquet file has all
 
 Grid = Annotated[list[str], option("--grid", "Values of one key: 0..7, 1..64:log, a,b,c; repeatable.", "KEY=VALUES")]
@@ -102,7 +105,7 @@ def _run_all(sweep: Sweep, pool: Workers, before: int, quiet: bool) -> None:
 
     total = len(sweep)
     if before and not quiet:
-        print(f"foredraft: {before} of {total} runs are there already", file=sys.stderr)
+        print(f"foredraft: {before:,} of {count_of(total, 'run')} are there already", file=sys.stderr)
     line = StatusLine(quiet, line_every_s=LINE_EVERY_S)
     started_s = time.monotonic()
     try:
@@ -110,7 +113,7 @@ def _run_all(sweep: Sweep, pool: Workers, before: int, quiet: bool) -> None:
             if number <= before or line.due_s(always=number == total) is None:
                 continue
             left_s = (time.monotonic() - started_s) / (number - before) * (total - number)
-            line.show(f"{number:,} of {total:,} runs, {_clock(left_s)} left")
+            line.show(f"{number:,} of {count_of(total, 'run')}, {_clock(left_s)} left")
     finally:
         line.clear()
 
@@ -121,32 +124,74 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
+@dataclass(frozen=True)
+class _Column:
+    """A column of the report: its `title` has a line break where the table is to be narrow; `name` is for sentences."""
+
+    title: str
+    name: str
+    cells: list[str]
+
+    @property
+    def width(self) -> int:
+        return max(map(len, (*self.title.splitlines(), *self.cells)))
+
+    @property
+    def is_same(self) -> bool:
+        """Whether all rows, of which there are several, have the same cell."""
+        return len(self.cells) > 1 and len(set(self.cells)) == 1
+
+
 def _print_report(sweep: Sweep, name: str, keys: Sequence[str], notices: Sequence[str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="")
-    points = range(len(sweep.points))
-    columns = {key: title for key, title in COLUMNS.items() if any(sweep.values(point, key) for point in points)}
-    for key in keys:
-        table.add_column(key.rpartition(".")[2], justify="right", overflow="fold")
-    for title, _ in columns.values():
-        table.add_column(title, justify="right", min_width=9)
-    shown = [point for point in points if sweep.values(point, "request_throughput")]
-    for point in shown[:MOST_ROWS]:
-        cells = [_cell(sweep.values(point, key), key, digits) for key, (_, digits) in columns.items()]
-        table.add_row(*(str(sweep.points[point].get(key, "–")) for key in keys), *cells)
     console = Console(highlight=False, markup=False, color_system=None)
-    seeds = "1 seed" if len(sweep.seeds) == 1 else f"{len(sweep.seeds)} seeds"
-    console.print(f"{name}: {len(points)} combinations, {seeds}; mean ± half of the 95 % interval\n")
+    shown = [point for point in range(len(sweep.points)) if sweep.values(point, "request_throughput")]
+    columns = _columns(sweep, shown, keys, half_widths=True)
+    meaning = "mean ± half of the 95 % interval" if len(sweep.seeds) > 1 else "one run each"
+    needed = sum(column.width + GAP for column in columns if not column.is_same) - GAP
+    if needed > console.width and len(sweep.seeds) > 1:
+        columns = _columns(sweep, shown, keys, half_widths=False)
+        meaning = f"means; {needed} columns would show half of the 95 % intervals, too"
+    count, seeds = count_of(len(sweep.points), "combination"), count_of(len(sweep.seeds), "seed")
+    console.print(f"{name}: {count}, {seeds}; {meaning}")
+    if same := [f"{column.name} {column.cells[0]}" for column in columns if column.is_same]:
+        console.print(f"The same in every row: {', '.join(same)}")
+    varied = [column for column in columns if not column.is_same]
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="")
+    for column in varied:
+        table.add_column(column.title, justify="right", overflow="fold", vertical="bottom")
+    for row in list(zip(*(column.cells for column in varied), strict=True))[:MOST_ROWS]:
+        table.add_row(*row)
+    console.print()
     console.print(table)
     if len(shown) > MOST_ROWS:
-        console.print(f"… and {len(shown) - MOST_ROWS} combinations more, which are in the table on disk")
+        console.print(f"… and {count_of(len(shown) - MOST_ROWS, 'combination')} more in the table on disk")
     for notice in [*notices, *_left_out(sweep, keys)]:
         console.print(f"\n{notice}", soft_wrap=True)
 
 
-def _cell(values: Sequence[float], key: str, digits: int) -> str:
+def _columns(sweep: Sweep, shown: Sequence[int], keys: Sequence[str], half_widths: bool) -> list[_Column]:
+    """Return the columns of the varied keys, then those of the results that any of these combinations has."""
+    ends = [key.rpartition(".")[2] for key in keys]
+    columns = [
+        _Column(
+            end if ends.count(end) == 1 else key.replace(".", ".\n"),
+            key,
+            [str(sweep.points[point].get(key, "–")) for point in shown],
+        )
+        for key, end in zip(keys, ends, strict=True)
+    ]
+    for key, (title, digits) in COLUMNS.items():
+        values = [sweep.values(point, key) for point in shown]
+        if any(values):
+            cells = [_cell(of_point, key, digits, half_widths) for of_point in values]
+            columns.append(_Column(title, title.replace("\n", " "), cells))
+    return columns
+
+
+def _cell(values: Sequence[float], key: str, digits: int, half_width: bool) -> str:
     from ...planning.intervals import estimate
 
     if not values:
@@ -154,7 +199,7 @@ def _cell(values: Sequence[float], key: str, digits: int) -> str:
     scale = 100 if key == "slo_attainment" else 1
     found = estimate([value * scale for value in values])
     text = f"{found.mean:,.{digits}f}"
-    return text if len(values) < 2 else f"{text} ± {found.half_width:,.{digits}f}"
+    return f"{text}±{found.half_width:,.{digits}f}" if half_width and len(values) > 1 else text
 
 
 def _left_out(sweep: Sweep, keys: Sequence[str]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...core.errors import count_of
 from ..options import Quiet, ScenarioFile, Seed, Settings, TraceFile, option
 from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 from ..simulation.simulate import given_by_options
@@ -178,7 +179,7 @@ def _table_lines(table: Mapping[str, Any]) -> list[str]:
     for bound, end, slot in zip(bounds, [*bounds[1:], None], table.values(), strict=True):
         sizes = f"{bound} on" if end is None else f"{bound}" if end == bound + 1 else f"{bound} to {end - 1}"
         steps = ", ".join(map(str, slot["candidate_steps"]))
-        lines.append(f"  batch {sizes:<12} {steps} step{'' if steps == '1' else 's'}")
+        lines.append(f"  batch {sizes:<12} {steps} {'step' if steps == '1' else 'steps'}")
     knobs = [f"{key} {value:g}" for key, value in next(iter(table.values())).items() if key != "candidate_steps"]
     return [*lines, *([f"  {', '.join(knobs)}"] if knobs else [])]
 
@@ -199,8 +200,9 @@ def _verdict(whole: Tune, best: Judged) -> list[str]:
         ]
     elif passed:
         worst = max(max(one.shortfall.values()) for one in passed)
-        tables = "1 table was" if len(passed) == 1 else f"{len(passed)} tables were"
-        texts.append(f"{tables} passed over: up to {worst:.1%} behind a fixed number of steps in a phase.")
+        texts.append(
+            f"Passed over: {count_of(len(passed), 'table')}, up to {worst:.1%} behind a fixed number of steps in a phase."
+        )
     if whole.best_schedule is None:
         texts.append("No schedule with one number of steps for each batch size holds in every phase.")
     texts += [f"Cannot run: {reason}" for reason in dict.fromkeys(whole.refused.values())]

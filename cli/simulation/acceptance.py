@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...core.errors import count_of
 from ..options import argument, option
 
 if TYPE_CHECKING:
@@ -82,9 +83,9 @@ def acceptance(
 
 def _fit_lines(log: AcceptanceLog, fitted: AcceptanceFit) -> list[str]:
     recorded, simulated = fitted.recorded, fitted.simulated
-    requests = "" if log.num_requests is None else f" of {log.num_requests:,} requests"
+    requests = "" if log.num_requests is None else f" of {count_of(log.num_requests, 'request')}"
     lines = [
-        f"read      {recorded.num_rounds:,} rounds{requests}, {log.steps} draft steps",
+        f"read      {count_of(recorded.num_rounds, 'round')}{requests}, {count_of(log.steps, 'draft step')}",
         "",
         f"{'':34}{'recorded':>12}{'fitted':>12}",
         _row("mean accept length, by tokens", recorded.mean_accept_length, simulated.mean_accept_length),
@@ -95,7 +96,9 @@ def _fit_lines(log: AcceptanceLog, fitted: AcceptanceFit) -> list[str]:
     ]
     reached = 1.0
     for position, (seen, found) in enumerate(zip(recorded.conditional, simulated.conditional, strict=True), 1):
-        lines.append(_row(f"position {position}, of {round(reached * recorded.num_rounds):,} rounds", seen, found))
+        lines.append(
+            _row(f"position {position}, of {count_of(round(reached * recorded.num_rounds), 'round')}", seen, found)
+        )
         reached *= seen
     return [*lines, f"rounds by accepted drafts: {fitted.histogram_distance:.1%} fall elsewhere in the fit"]
 
@@ -115,7 +118,7 @@ def _unknown_parts(log: AcceptanceLog, fitted: AcceptanceFit, preset: str) -> li
     few = (
         ""
         if log.num_requests is None
-        else f", too few rounds ({recorded.num_rounds:,} of {log.num_requests:,} requests)"
+        else f", too few rounds ({recorded.num_rounds:,} of {count_of(log.num_requests, 'request')})"
     )
     if not recorded.num_requests:
         parts.append(f"{_SPREAD}{few}: as in preset {preset}")
@@ -129,10 +132,10 @@ def _fit_to_means(log: MeanAcceptance, preset: AcceptancePreset) -> tuple[Gaussi
 
     process, fitted = fit_means(log.means, preset.process())
     several = len({steps for steps, _ in log.means}) > 1
-    lines = [f"read      {len(log.means)} mean accept length{'s' if len(log.means) > 1 else ''}, by tokens", ""]
+    lines = [f"read      {count_of(len(log.means), 'mean accept length')}, by tokens", ""]
     lines.append(f"{'':34}{'recorded':>12}{'fitted':>12}")
     lines += [
-        _row(f"mean accept length, {steps} steps", length, found)
+        _row(f"mean accept length, {count_of(steps, 'step')}", length, found)
         for (steps, length), found in zip(log.means, fitted, strict=True)
     ]
     shape = (

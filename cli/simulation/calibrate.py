@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...core.errors import count_of
 from ..options import Quiet, Settings, argument, option
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def _fit(files: list[str], scenario: Path | None, settings: list[str] | None, ou
 
     def show(simulations: int) -> None:
         if line.due_s() is not None:
-            line.show(f"{len(points)} points, {simulations} simulations")
+            line.show(f"{count_of(len(points), 'point')}, {count_of(simulations, 'simulation')}")
 
     source = ", ".join(dict.fromkeys(Path(point.file).name for point in points))
     try:
@@ -156,7 +157,8 @@ def _parameters(fit: PointFit) -> Iterator[str]:
     """Yield the lines of the parameters: in the server's profile, fitted, and how well they are told."""
     fitted = _fitted(fit)
     kernels = {"roofline": "the roofline", "measured": "measured kernels"}[fitted.kernels]
-    yield f"{fitted.points} points, fitted around {fitted.server} over {kernels}: {fit.calibration.model} on {fit.calibration.gpu}"
+    what = f"{fit.calibration.model} on {fit.calibration.gpu}"
+    yield f"{count_of(fitted.points, 'point')}, fitted around {fitted.server} over {kernels}: {what}"
     yield ""
     yield f"{'':26}{'server':>9}{'fitted':>9}   {'interval (90 %)':20}{'told':>8}"
     for name, item in fitted.values.items():

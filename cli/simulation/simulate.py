@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...core.errors import count_of
 from ..logs import DEFAULT_FORMAT, LogFormat, LogLevel, start_logging
 from ..options import Quiet, ScenarioFile, Seed, Settings, TraceFile, option, refuse_without_effect
 from .launch import FromSglang, FromTrtllm, FromVllm, launched
@@ -166,7 +167,7 @@ def _run(
         print_faults(report.faults)
     if report.num_skipped_rows:
         print(
-            f"foredraft: {report.num_skipped_rows} rows of the trace have no prompt or no output and were left out",
+            f"foredraft: left out {count_of(report.num_skipped_rows, 'row')} of the trace without prompt or output",
             file=sys.stderr,
         )
     if not report.complete and (report.faults is None or report.faults.kept):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...core.errors import count_of
 from ..options import Quiet, ScenarioFile, Settings, argument, option
 from .simulate import given_by_options
 
@@ -120,11 +121,11 @@ def _kv_slots(scenario: Scenario) -> int:
 def _heading(file: Path, form: str, described: Description, skipped: int) -> list[str]:
     found = described.arrivals
     rate = "" if found.rate is None else f", {found.rate:.3g} per second"
-    text = f"{file.name} ({form}): {described.num_requests:,} requests over {_clock(found.span_s)}{rate}"
+    text = f"{file.name} ({form}): {count_of(described.num_requests, 'request')} over {_clock(found.span_s)}{rate}"
     if described.sessions is not None:
-        text += f", {described.sessions:,} sessions"
+        text += f", {count_of(described.sessions, 'session')}"
     if skipped:
-        text += f"; {skipped:,} rows have no prompt or no output and are left out"
+        text += f"; left out are {count_of(skipped, 'row')} without prompt or output"
     return [*textwrap.wrap(text, WIDTH), ""]
 
 
@@ -132,6 +133,8 @@ def _clock(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.3g} s"
     minutes, seconds = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}:{seconds:02} minutes"
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02} hours"
 
 

@@ -140,6 +140,20 @@ class Given:
             return None
         return number
 
+    def number(self, name: str) -> float | None:
+        """Return a finite number from 0 on."""
+        text = self.values.get(name)
+        if text is None:
+            return None
+        try:
+            number = float(text)
+        except ValueError:
+            number = -1.0
+        if not 0 <= number < float("inf"):
+            self.refuse(name, f"is {text!r}; expected a number from 0 on")
+            return None
+        return number
+
     def integers(self, name: str) -> list[int] | None:
         """Return the numbers of a list, which may have commas between them or be a JSON list."""
         words = self.values.get(name)

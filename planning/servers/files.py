@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...core.adaptive.config import AdaptiveConfig, load_adaptive_config
 from ...core.adaptive.interchange import export_table, to_json
 from ...core.errors import ConfigError
+from ...sim.cost.hardware import lookup_gpu
+from ...sim.cost.server import server_profile
 from ...sim.scenario import Scenario
+from .sglang import PROFILE as SGLANG_PROFILE
+from .sglang import VICTIMS
 
 SGLANG_VERSION = "0.5.23"
 METHODS = {  # algorithm -> its name in SGLang, vLLM and TensorRT-LLM
@@ -27,7 +31,7 @@ def server_files(
     """Return the texts of files by name and, for servers without a file, the reason by the server's name.
 
     `table` is in our own format; `schedule` one with a single number of steps for each range, for servers that take no
-    other.
+    other. `max_batch_size`: the requests that run at once, of each group of data-parallel attention.
     """
     algorithm, topk = scenario.speculation.algorithm, scenario.speculation.topk
     names = METHODS.get(algorithm)
@@ -42,7 +46,8 @@ def server_files(
         left_out["SGLang"] = "its adaptive steps are for EAGLE and EAGLE3 without data-parallel attention"
     else:
         try:
-            files |= _sglang_files(load_adaptive_config(chosen), sglang, algorithm == "MULTI_LAYER_EAGLE")
+            scheduling = _sglang_scheduling(scenario, max_batch_size)
+            files |= _sglang_files(load_adaptive_config(chosen), sglang, algorithm == "MULTI_LAYER_EAGLE", scheduling)
         except ConfigError as error:
             left_out["SGLang"] = str(error)
     if schedule is None:
@@ -62,13 +67,31 @@ def server_files(
     return files, left_out
 
 
-def _sglang_files(config: AdaptiveConfig, algorithm: str, multi_layer: bool) -> dict[str, str]:
+def _sglang_scheduling(scenario: Scenario, max_batch_size: int) -> list[str]:
+    """Return the arguments for the batch limit, and for the scheduler's rules that the scenario gives.
+
+    SGLang's own batch limit depends on whether it speculates.
+    """
+    engine, hardware = scenario.engine, scenario.hardware
+    profile, groups = server_profile(SGLANG_PROFILE), hardware.attention_data_parallel
+    arguments = ["--max-running-requests", str(max_batch_size * groups)]
+    if engine.guarantee_output:
+        usual = profile.scheduling(lookup_gpu(hardware.gpu), groups, has_draft=True)["guarantee_output"]
+        arguments += ["--schedule-conservativeness", f"{engine.guarantee_output / usual:.6g}"]
+    policy = next((name for name, victim in VICTIMS.items() if victim == engine.retract_first), None)
+    return arguments if policy is None else [*arguments, "--retraction-policy", policy]
+
+
+def _sglang_files(
+    config: AdaptiveConfig, algorithm: str, multi_layer: bool, scheduling: Sequence[str]
+) -> dict[str, str]:
     """Return the adaptive file and the arguments that name it, or the arguments of fixed steps alone."""
     steps = config.candidate_steps
-    arguments = ["--speculative-algorithm", algorithm, *(["--enable-multi-layer-eagle"] if multi_layer else [])]
+    if steps == (0,):  # it does not speculate
+        return {"sglang.args": " ".join(scheduling) + "\n"}
+    multi = ["--enable-multi-layer-eagle"] if multi_layer else []
+    arguments = [*scheduling, "--speculative-algorithm", algorithm, *multi]
     if len(steps) == 1:
-        if not steps[0]:
-            return {"sglang.args": "\n"}  # no arguments: it does not speculate
         return {"sglang.args": " ".join([*arguments, *_shape(steps[0])]) + "\n"}
     name = "sglang-adaptive.json"
     adaptive = ["--speculative-adaptive", "--speculative-adaptive-config", name]

@@ -24,7 +24,8 @@ MAPPED = {
             "max-running-requests", "max-queued-requests", "max-total-tokens", "chunked-prefill-size", "radix-eviction-policy",
             "cuda-graph-max-bs-decode", "speculative-algorithm", "speculative-num-steps", "speculative-eagle-topk",
             "speculative-num-draft-tokens", "speculative-adaptive-config", "speculative-draft-model-path", "kv-cache-dtype", "quantization",
-            "dtype", "context-length", "disaggregation-mode", "schedule-policy",
+            "dtype", "context-length", "disaggregation-mode", "schedule-policy", "scheduler-recv-interval",
+            "schedule-conservativeness", "retraction-policy",
         ),
         VALUE,
     ),
@@ -43,7 +44,7 @@ OTHER_NAMES = {
     "cuda-graph-bs": "cuda-graph-bs-decode",
 }
 ALGORITHMS = {"EAGLE": "EAGLE", "NEXTN": "EAGLE", "EAGLE3": "EAGLE3", "STANDALONE": "STANDALONE", "NGRAM": "NGRAM"}
-RUNNING_WITH_SPECULATION = 48
+VICTIMS = {"length": "fewest_outputs", "priority": "lowest_then_fewest"}  # --retraction-policy -> engine.retract_first
 WEIGHTS = {
     "fp8": "fp8", "w8a8_fp8": "fp8", "modelopt_fp8": "fp8", "w8a8_int8": "int8", "awq": "int4", "awq_marlin": "int4", "gptq": "int4",
     "gptq_marlin": "int4", "modelopt_fp4": "nvfp4", "mxfp4": "mxfp4",
@@ -100,16 +101,16 @@ def _engine(given: Given, gpu: str) -> None:
             "page-size": "engine.page_size",
             "max-total-tokens": "engine.kv_slots",
             "max-queued-requests": "engine.max_queue",
+            "scheduler-recv-interval": "front_end.poll_steps",
         }
     )
     if (fraction := given.share("mem-fraction-static")) is not None:
         given.settings["hardware.static_fraction"] = fraction
     groups = given.settings.get("hardware.attention_data_parallel", 1)
-    usual = server_profile(PROFILE).on(lookup_gpu(gpu))
-    most = RUNNING_WITH_SPECULATION if given.text("speculative-algorithm") else usual.max_running
-    running = given.integer_or("max-running-requests", most)
+    usual = server_profile(PROFILE).scheduling(lookup_gpu(gpu), groups, given.text("speculative-algorithm") is not None)
+    running = given.integer_or("max-running-requests", usual["max_running"])
     given.settings["engine.max_running"] = max(1, running // groups)
-    chunk = given.integer_or("chunked-prefill-size", usual.chunk_size, f" on {gpu}", least=-1)
+    chunk = given.integer_or("chunked-prefill-size", usual["chunk_size"], f" on {gpu}", least=-1)
     if chunk > 0:
         given.settings["engine.chunk_size"] = max(1, chunk // groups)
     else:
@@ -119,6 +120,7 @@ def _engine(given: Given, gpu: str) -> None:
     given.settings["engine.prefix_cache"] = not given.flag("disable-radix-cache")
     if (policy := given.text("radix-eviction-policy")) is not None:
         given.settings["engine.eviction_policy"] = policy
+    _policies(given, usual["guarantee_output"])
     if given.flag("enable-priority-scheduling"):
         given.settings["engine.preempt"] = not given.flag("disable-priority-preemption")
     if (policy := given.text("schedule-policy")) not in (None, "fcfs"):
@@ -129,6 +131,20 @@ def _engine(given: Given, gpu: str) -> None:
         given.settings["hardware.graph_sizes"] = sizes
     elif (largest := given.integer("cuda-graph-max-bs-decode")) is not None:
         given.settings["hardware.graph_sizes"] = sizes_up_to(largest)
+
+
+def _policies(given: Given, usual_share: float) -> None:
+    """Read the rules of the scheduler. `usual_share`: what a newcomer leaves free with a conservativeness of 1."""
+    conservativeness = given.number("schedule-conservativeness")
+    if conservativeness == 0:
+        given.not_modelled["--schedule-conservativeness"] = "0: a newcomer always leaves room for a round of all others"
+    elif conservativeness is not None:
+        given.settings["engine.guarantee_output"] = min(usual_share * conservativeness, 1.0)
+    if (policy := given.text("retraction-policy")) is not None:
+        if policy in VICTIMS:
+            given.settings["engine.retract_first"] = VICTIMS[policy]
+        else:
+            given.refuse("retraction-policy", f"is {policy!r}; expected {' or '.join(VICTIMS)}")
 
 
 def sizes_up_to(largest: int) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import ForedraftError
+from ...core.errors import ForedraftError, count_of
 from ...sim.load import make_workload
 from ...sim.scenario import Scenario
 from ...sim.workload.traces import TraceSource
@@ -54,16 +54,12 @@ def _closed_loop(name: str, clients: int, requests: int, scenario: Scenario) -> 
     engines = scenario.hardware.replicas * scenario.hardware.attention_data_parallel
     number = max(requests, RUNS_OF_CLIENTS * clients * engines)
     settings = {"workload.concurrency": clients * engines, "workload.num_requests": number}
-    return Phase(name, _clients(clients * engines), settings)
+    return Phase(name, count_of(clients * engines, "client"), settings)
 
 
 def _own_words(scenario: Scenario) -> str:
     table = scenario.workload
-    return f"{table.rate:g} requests/s" if table.concurrency is None else _clients(table.concurrency)
-
-
-def _clients(count: int) -> str:
-    return "1 client" if count == 1 else f"{count} clients"
+    return f"{table.rate:g} requests/s" if table.concurrency is None else count_of(table.concurrency, "client")
 
 
 def _batch_sizes(scenario: Scenario, model: RoundModel, most_steps: int) -> dict[str, int]:

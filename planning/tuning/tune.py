@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...core.adaptive.config import PRESETS
-from ...core.errors import ForedraftError
+from ...core.errors import ForedraftError, count_of
 from ...sim.scenario import Scenario
 from ..grid import NO_SPECULATION
 from ..intervals import Estimate, estimate
@@ -101,7 +101,7 @@ class Tune:
     def others(self) -> dict[str, Settings]:
         """Return the alternatives to a tuned table, by name."""
         adaptive = {DEFAULT: settings_of(PRESETS["default"]), GOODPUT: {"speculation.policy": "goodput"}}
-        fixed = {f"{steps} step{'' if steps == 1 else 's'}": settings for steps, settings in enumerate(self._fixed)}
+        fixed = {count_of(steps, "step"): settings for steps, settings in enumerate(self._fixed)}
         return {PLAIN: {"speculation": {"algorithm": NO_SPECULATION}}, **fixed, **adaptive}
 
     # -- the search ----------------------------------------------------------------------------------------------------

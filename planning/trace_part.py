@@ -1,0 +1,106 @@
+"""The part of a trace that the runs of a plan take, and sentences about it for the user."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..core.errors import ConfigError
+from ..sim.scenario import Scenario
+from ..sim.workload.trace_files import TraceRows
+from ..sim.workload.traces import TraceSource
+
+BUSIER = 1.1
+"""Another stretch of a trace is named if it has so many times the requests per second of the part that is taken."""
+
+
+@dataclass(frozen=True)
+class TracePart:
+    """The requests of a trace that runs may take, between `workload.start_s` and `workload.stop_s`, of which they take
+    the first `count`."""
+
+    scenario: Scenario
+    rows: TraceRows
+    count: int
+
+    @classmethod
+    def of(cls, scenario: Scenario, requests: int | None) -> TracePart | None:
+        """Return the part that runs of `requests` requests take; None for a scenario without a trace.
+
+        `requests` None: as many as the scenario says, or all. Raises TraceError, or ConfigError for a trace that cannot
+        be read or has no request between the two times.
+        """
+        table = scenario.workload
+        if table.trace is None:
+            return None
+        rows = TraceSource(table.trace, table.format, start_s=table.start_s, stop_s=table.stop_s).read_window()
+        if not rows.lines:
+            message = f"{table.trace} has no request between workload.start_s and workload.stop_s"
+            raise ConfigError.of("workload", "trace", message)
+        return cls(scenario, rows, min(requests or table.num_requests or len(rows.lines), len(rows.lines)))
+
+    def notices(self, contexts: Iterable[tuple[str, int]]) -> list[str]:
+        """Return what a user should know before deployments are searched that have these models and context lengths.
+
+        Raises ConfigError if no request of the part has room in any of these contexts.
+        """
+        found = [self._too_long(name, context) for name, context in contexts]
+        if found and all(is_all for is_all, _ in found):
+            raise ConfigError.of("workload", "trace", found[0][1])
+        return [*(sentence for _, sentence in found if sentence), *self.first_only()]
+
+    def _too_long(self, model: str, context: int) -> tuple[bool, str]:
+        """Return whether no request has room in a context, and a sentence about the requests that have none; an empty
+        text if each request has room."""
+        prompts, outputs = self.rows.prompt_lens[: self.count], self.rows.output_lens[: self.count]
+        refused = prompts >= context
+        if not refused.any():
+            return False, ""
+        longest = int(np.argmax(prompts))
+        trace, number = self.scenario.workload.trace, int(refused.sum())
+        where = f"in {number:,} of {self.count:,} requests" if number < self.count else "in every request"
+        text = (
+            f"{trace}: the prompt fills the context of {model} ({context:,} tokens) {where}; the longest has "
+            f"{prompts[longest]:,} tokens (line {self.rows.lines[longest]})"
+        )
+        if number == self.count:
+            return True, f"{text}; expected prompts below the context"
+        cut = int((prompts + outputs > context).sum()) - number
+        more = f" In {cut:,} more the context ends the output early." if cut else ""
+        return False, (
+            f"{text}. Such requests are refused, and no load holds at which requests are refused: take them out of the "
+            f"trace.{more}"
+        )
+
+    def first_only(self) -> list[str]:
+        """Return a sentence if runs take only the first requests, with the busiest stretch of as many if that lies
+        elsewhere."""
+        times_s, count = self.rows.times_ns / 1e9, self.count
+        if count == len(times_s):
+            return []
+        text = f"The runs take the first {count:,} of the {len(times_s):,} requests"
+        spans = times_s[count - 1 :] - times_s[: len(times_s) - count + 1]
+        busiest = int(np.argmin(spans))
+        if spans[busiest] <= 0 or spans[0] <= BUSIER * spans[busiest]:
+            return [f"{text} of the trace."]
+        start_s = math.floor(self.scenario.workload.start_s + times_s[busiest])
+        first, most = (count / spans[place] for place in (0, busiest))
+        return [
+            f"{text} of the trace, {first:.3g} per second. The busiest {count:,} begin at {start_s} s, {most:.3g} per "
+            f"second: --set workload.start_s={start_s} takes them."
+        ]
+
+    def qualifications(self, scale: float | None) -> list[str]:
+        """Return what an answer about this part says of it. `scale`: the given speed of its replay; None if the plan
+        searches the greatest."""
+        if scale is None or scale == 1:
+            return self.first_only()
+        bursts = "shorter" if scale > 1 else "longer"
+        speed = (
+            f"{scale:g} × the trace replays it {scale:g} times as fast, so its bursts are {bursts}, too; `foredraft trace "
+            "--out` makes a workload whose bursts keep their length."
+        )
+        return [*self.first_only(), speed]
