@@ -6,15 +6,28 @@ follow the path find it under its own name, and files that are added later, too,
 
 from __future__ import annotations
 
+import platform
 import shutil
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from packaging.specifiers import SpecifierSet
 
 
 class LinkFolders(BuildHookInterface):
-    """Make the links before an editable install."""
+    """Make the links before an editable install, and refuse a Python that is too old before any install."""
+
+    def dependencies(self) -> list[str]:
+        """Return no packages. Raises SystemExit for a Python that `requires-python` excludes.
+
+        pip asks for these packages first. Without this check some versions of pip try every release of the dependencies
+        for minutes before they compare the versions of Python.
+        """
+        wanted, found = self.metadata.core.requires_python, platform.python_version()
+        if not SpecifierSet(wanted).contains(found, prereleases=True):
+            raise SystemExit(f"foredraft needs Python {wanted}, and this is Python {found}")
+        return []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Write the links anew if `version` is "editable". Raises OSError where links cannot be made."""

@@ -4,18 +4,8 @@ import itertools
 
 import pytest
 from foredraft.checks import matrix
-from foredraft.checks.matrix import (
-    DIMENSIONS,
-    Cell,
-    is_legal,
-    legal_pairs,
-    pairs_of,
-    pairwise_cells,
-    random_cells,
-    run_cell_in_blocks,
-    run_cells,
-    summary,
-)
+from foredraft.checks.cells import DIMENSIONS, Cell, is_legal, legal_pairs, pairs_of, pairwise_cells, random_cells
+from foredraft.checks.matrix import run_cell_in_blocks, run_cells, summary
 
 
 def test_the_pairwise_cover_has_every_legal_pair():

@@ -5,8 +5,9 @@ from functools import cache
 
 import numpy as np
 import pytest
+from foredraft.checks.cells import Cell, pairwise_cells, random_cell
 from foredraft.checks.driver import Dice
-from foredraft.checks.matrix import Cell, pairwise_cells, random_cell, run_cell, run_cell_in_blocks
+from foredraft.checks.matrix import run_cell, run_cell_in_blocks
 from foredraft.checks.mutants.planting import defects
 from foredraft.core.adaptive import AdaptiveController
 from foredraft.core.algorithm.builtin import Eagle
@@ -16,13 +17,14 @@ from foredraft.core.scheduler import config, rounds
 from foredraft.core.scheduler.admission import Admission
 from foredraft.core.scheduler.engine import Engine
 from foredraft.core.scheduler.output import OutputLog
+from foredraft.core.scheduler.policies import least_entitled
 from foredraft.core.scheduler.requests import Requests
 from foredraft.core.scheduler.rounds import DecodeRounds
-from foredraft.core.scheduler.waiting import least_entitled
 from foredraft.core.tree import outputs
 from foredraft.core.tree.outputs import NodeOutputs
 from foredraft.properties.reference import drafting, language_model, shadow
 from foredraft.properties.reference.executor import ReferenceExecutor
+from foredraft.properties.reference.passes import ReferencePasses
 
 # Prompts that begin alike and are computed in one step: both requests hold the prefix until the cache has taken one
 # copy. Most defects show in one of these; they come first.
@@ -70,7 +72,7 @@ BranchesDoNotFollowTheirParents (MATRIX): A branch reads what its neighbour has 
     _Branches._follow = None
 
 HiddenStatesInStandalone (MATRIX): Hidden states are captured for a draft that reads none.
-    ReferenceExecutor._draft_hidden = hidden_of(hashes)
+    ReferencePasses._draft_hidden = hidden_of(hashes)
 
 RejectedPositionsCached (MATRIX): Positions behind the end of a request are handed to the cache.
     KVStore.close_row:
@@ -122,7 +124,7 @@ NoCatchUpWhenAllIsAccepted (MATRIX): The draft's KV of a last draft that is acce
         good(self, row, start, tokens[:end], hashes[:end], next_token)
 
 ChunkTailTakenFromTheSample (MATRIX): The token behind a chunk is the sampled one, not the prompt's.
-    ReferenceExecutor._draft_prefill:
+    ReferencePasses.draft_prompt:
         token = int(self.model.argmax(prefix.hashes[-1:], prefix.tokens[-1:])[0])
         good(self, row, start, prefix, token)
 
@@ -165,7 +167,16 @@ TheControllerIsNotAskedHowLong (MATRIX): A block goes on where the step count ma
 
 PLACES = [
     *(config, rounds, shadow, outputs, AdaptiveController, Admission, DecodeRounds, Eagle, Engine, FutureMap, KVStore),
-    *(NodeOutputs, OutputLog, ReferenceExecutor, Requests, shadow.ShadowKV, shadow.ShadowPool, drafting._Branches),
+    *(
+        NodeOutputs,
+        OutputLog,
+        ReferenceExecutor,
+        ReferencePasses,
+        Requests,
+        shadow.ShadowKV,
+        shadow.ShadowPool,
+        drafting._Branches,
+    ),
     *(language_model.hidden_of, least_entitled, replace),
 ]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from foredraft.checks.matrix import Cell, CellReport, random_cells, run_cell, run_cell_in_blocks, run_cells, summary
+from foredraft.checks.cells import Cell, random_cells
+from foredraft.checks.matrix import CellReport, run_cell, run_cell_in_blocks, run_cells, summary
 from foredraft.core.adaptive import fixed_controller
 from foredraft.core.algorithm.host_drafts import PluginError
 from foredraft.core.algorithm.registry import get_algorithm, register_algorithm

@@ -24,7 +24,7 @@ SOAK = {
     "accept": (60_000, 40_000, 40_000),
     "acceptance-process": (6_000,),
     "step-controller": (200_000, 100_000, 20_000),
-    "engine": (200_000, 100_000),
+    "engine": (200_000, 100_000, 100_000),
     "executor": (50_000, 80_000, 10_000),
     "block-manager": (50_000,),
     "transport": (30_000,),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from foredraft.planning.trial import Trial
@@ -24,8 +25,10 @@ def test_cost_prints_parts_that_sum_to_the_round(command):
 def test_doctor_says_where_it_pays_and_where_not(command):
     pays = command("doctor", "--requests", "30")
     assert pays.code == 0 and "Speculation pays" in pays.out and "p99 ms" in pays.out
+    assert "Expected by the preset eagle3-llama-chat (" in pays.out and "acceptance.preset takes" in pays.out
     pays_not = command("doctor", "--requests", "30", "--set", "acceptance.conditional=[0.02]")
     assert pays_not.code == 0 and "Speculation does not pay" in pays_not.out
+    assert "Expected by acceptance.conditional of the scenario.\n" in pays_not.out
     assert max(map(len, (pays.out + pays_not.out).splitlines())) <= 80
 
 
@@ -47,6 +50,7 @@ def test_plan_ranks_candidates_and_goes_on_from_its_store(command, tmp_path, mon
     code, out, errors = command(*asked, *SHORT, "--out", tmp_path)
     assert (code, errors) == (0, "")
     assert "greatest rate" in out and "per 1M tokens" in out and "requests/s  GPUs" in out and "is limited by" in out
+    assert "tokens/s are the output tokens of all GPUs of a row, per 1M tokens their price.\n" in out
     rows = [line for line in out.splitlines() if "EAGLE3, " in line and " ± " in line]
     assert [row.split("EAGLE3, ")[1][0] for row in rows] == ["3", "1"]
     pytest.importorskip("plotly", reason="the extra `report` is not installed")
@@ -55,6 +59,19 @@ def test_plan_ranks_candidates_and_goes_on_from_its_store(command, tmp_path, mon
     journal = (tmp_path / "trials.jsonl").read_text()
     assert command(*asked, *SHORT, "--out", tmp_path).out == out
     assert (tmp_path / "trials.jsonl").read_text() == journal
+
+
+def test_plan_speaks_of_its_trace_before_it_searches(command, refused, tmp_path, monkeypatch):
+    monkeypatch.setattr("foredraft.cli.planning.plan._search", lambda *_: pytest.fail("it searches"))
+    trace = tmp_path / "long.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:00,200000,5\n")
+    asked = ("plan", "--trace", trace, "--try", "speculation.steps=1", "--model-error", "1")
+    assert "the longest has 200,000 tokens (line 2); expected prompts below the context" in refused(*asked)
+    with trace.open("a") as rows:
+        rows.write("2024-01-01 00:00:01,20,5\n")
+    monkeypatch.setattr("foredraft.cli.planning.plan._search", lambda *_: sys.exit(7))
+    code, out, errors = command(*asked)
+    assert (code, out) == (7, "") and "in 1 of 2 requests" in " ".join(errors.split())
 
 
 class Toy:
@@ -98,6 +115,60 @@ def test_tune_writes_what_it_prints(command, tmp_path, monkeypatch):
     assert again.code == 0 and json.loads(again.out)["gain_over"] == result["gain_over"]
     explained = command("simulate", tmp_path / "scenario.toml", "--explain")
     assert explained.code == 0 and "steps = 4 " in explained.out
+
+
+class Even:
+    """Workers whose runs have wide numbers, which differ by draft steps and seeds alone."""
+
+    count = 1
+
+    def __init__(self) -> None:
+        self.jobs = []
+
+    def submit(self, job) -> None:
+        self.jobs.append(job)
+
+    def next_ended(self):
+        job = self.jobs.pop()
+        seed, steps = job.settings["seed"], job.settings["speculation.steps"]
+        rates = {"request_throughput": 18.24 + steps + seed, "output_throughput": 15_319.0 + 100 * seed * steps}
+        summary = {
+            **rates,
+            "p99_ttft_ms": 38_252.0 + seed * steps,
+            "p99_tpot_ms": 197.6 * steps,
+            "accept_length": 1 + steps,
+        }
+        return job, Trial("done", "", {**summary, "slo_attainment": 0.25})
+
+    def close(self) -> None:
+        pass
+
+
+def test_sweep_prints_a_table_of_80_columns(command, tmp_path, monkeypatch):
+    monkeypatch.setattr("foredraft.cli.planning.options.make_workers", lambda tables, count, cluster: Even())
+    monkeypatch.setenv("COLUMNS", "80")
+    asked = [
+        "sweep",
+        "--grid",
+        "speculation.steps=1,3",
+        "--grid",
+        "speculation.policy=fixed",
+        "--seeds",
+        "2",
+        "--quiet",
+    ]
+    code, out, _ = command(*asked, "--out", tmp_path / "two")
+    assert code == 0 and max(map(len, out.split("Written to")[0].splitlines())) <= 80
+    same = " ".join(out.split("The same in every row: ")[1].split("\n\n")[0].split())
+    assert "speculation.policy fixed" in same and "in SLO % 25.0±0.0" in same and "accept length" not in same
+    rows = [line.split() for line in out.splitlines() if "±" in line and line.lstrip()[0] in "13"]
+    assert [row[0] for row in rows] == ["1", "3"] and rows[0][-1] == "2.00±0.00" and rows[0][1].startswith("19.74±")
+    more = ["--grid", "workload.prompt.low=1,2", "--grid", "workload.output.low=1,2", "--grid", "workload.rate=1,2"]
+    asked += [*more, "--set", "workload.prompt.kind=lognormal", "--set", "workload.output.kind=lognormal"]
+    code, out, _ = command(*asked, "--out", tmp_path / "many")
+    assert code == 0 and max(map(len, out.split("Written to")[0].splitlines())) <= 80
+    assert "columns would show half of the 95 % intervals" in " ".join(out.split()) and "±" not in out
+    assert "prompt." in out and "output." in out
 
 
 def test_a_launch_command_takes_the_place_of_a_scenario(command, tmp_path):
@@ -145,7 +216,11 @@ def test_tables_of_steps_go_to_other_servers_and_come_back(command, refused, tmp
     code, out, errors = command(
         "adaptive", "export", "default", "--for", "sglang-0.5.23", "--out", tmp_path / "theirs.json"
     )
-    assert (code, out, errors) == (0, "", "")
+    assert (code, out) == (0, "") and "--speculative-algorithm" in errors
+    (tmp_path / "plain.json").write_text('{"1": {"candidate_steps": [2]}}')
+    for server, words in (("vllm", '"method" (such as "eagle3") and "model"'), ("trtllm", "decoding_type")):
+        exported = command("adaptive", "export", tmp_path / "plain.json", "--for", server)
+        assert exported.code == 0 and words in exported.err and words not in exported.out
     back = command("adaptive", "import", tmp_path / "theirs.json")
     (tmp_path / "back.json").write_text(back.out)
     assert back.code == 0 and command("adaptive", "show", tmp_path / "back.json").out == ours

@@ -14,6 +14,7 @@ import pyarrow.parquet as parquet
 import pytest
 from foredraft.cli.progress import simulation_progress
 from foredraft.cli.simulation.scenario_text import toml_value
+from foredraft.core.model_shape import known_models
 from foredraft.sim.run import Progress
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import flat_items, load_scenario
@@ -243,6 +244,14 @@ def test_schema(command):
     assert set(schema["properties"]) == set(Scenario.model_fields)
     assert schema["additionalProperties"] is False
     assert schema["$defs"]["Workload"]["properties"]["rate"]["minimum"] > 0
+
+
+def test_schema_prints_the_names_of_models(command, monkeypatch):
+    monkeypatch.setattr("foredraft.sim.cost.measured.packaged_models", lambda: ["Some/Model-7B"])
+    assert command("schema", "--models").out.splitlines() == [*known_models(), "Some/Model-7B"]
+    monkeypatch.setattr("foredraft.sim.cost.measured.packaged_models", list)
+    built_in = command("schema", "--models")
+    assert built_in.out.splitlines() == [*known_models()] and "measured" in built_in.err
 
 
 def test_version_and_help(command):

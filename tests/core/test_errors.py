@@ -2,7 +2,7 @@
 
 import pytest
 import simpy
-from foredraft.core.errors import MAX_SHOWN, ConfigError, InvariantViolation, Problem, nearest, shown
+from foredraft.core.errors import MAX_SHOWN, ConfigError, InvariantViolation, Problem, count_of, nearest, shown
 
 ERRORS = [
     ConfigError("a.toml", [Problem("x.y", "is wrong"), Problem("", "is worse")]),
@@ -31,6 +31,10 @@ def test_all_problems_are_named():
 def test_the_nearest_word_is_suggested():
     assert nearest("page_sise", ["page_size", "mode"]) == " (did you mean 'page_size'?)"
     assert nearest("zzz", ["page_size", "mode"]) == ""
+
+
+def test_a_number_has_its_noun_in_singular_or_plural():
+    assert [count_of(number, "row") for number in (0, 1, 1585)] == ["0 rows", "1 row", "1,585 rows"]
 
 
 def test_a_long_value_is_cut_off_in_a_message():

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from foredraft.core.errors import InvalidRequest
-from foredraft.core.prompt import Prompt
+from foredraft.core.prompt import Prompt, following
 
 PINNED = [570503624, 1708179983, 1371120269, 1535453786, 1577486233]
 
@@ -114,3 +114,17 @@ def test_different_descriptions_are_unequal():
 def test_bad_descriptions_are_refused_with_the_value(make, words):
     with pytest.raises(InvalidRequest, match=words.replace("(", r"\(").replace(")", r"\)")):
         make()
+
+
+def test_a_prompt_is_continued_by_its_output():
+    blocks, segments = Prompt.of_blocks([7, 8], 16, 20), Prompt.of_segments([(7, 16), (9, 3)])
+    assert blocks.continued(20) == blocks and segments.continued(19) == segments
+    assert blocks.continued(40) == Prompt.of_blocks([7, 8, following(8)], 16, 40)
+    assert segments.continued(40) == Prompt.of_segments([(7, 16), (9, 3), (following(9), 21)])
+    for prompt in (blocks, segments):
+        long = prompt.continued(70).materialize()
+        np.testing.assert_array_equal(long[:45], prompt.continued(45).materialize())
+        np.testing.assert_array_equal(long[: prompt.length], prompt.materialize())
+    assert following(8) != following(9) and 0 <= following(2**63 - 1) < 2**63
+    with pytest.raises(ValueError, match="not known by ids"):
+        Prompt.of_length(3).continued(4)

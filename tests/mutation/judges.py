@@ -33,7 +33,7 @@ MORE_TESTS: dict[str, tuple[str, ...]] = {
     "core/kv/": (CORPUS,),
     "core/kv/allocator.py": (f"{OURS}[allocator-foredraft.checks.adapters.kv_allocator:make]",),
     "core/kv/moves.py": CHECK_TREES,
-    "core/kv/radix.py": (f"{OURS}[prefix-cache-foredraft.checks.adapters.radix_cache:make]",),
+    "core/kv/radix": (f"{OURS}[prefix-cache-foredraft.checks.adapters.radix_cache:make]",),
     "core/scheduler/": ("tests/properties/contracts/test_check_engine.py", CORPUS, *CHECK_EXECUTOR, CHECK_SIMULATOR),
     "core/tree/": (*CHECK_TREES, *CHECK_EXECUTOR),
     "gpu/batch/": ("tests/gpu/executor", *CHECK_EXECUTOR),

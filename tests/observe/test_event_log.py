@@ -17,14 +17,8 @@ from foredraft.core.contract.step import (
 from foredraft.core.errors import InvalidRequest
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.engine import Engine
-from foredraft.observe.encoding import (
-    LineEncoder,
-    MalformedRecord,
-    decision,
-    decode_lens,
-    decode_request,
-    decode_result,
-)
+from foredraft.observe.decoding import MalformedRecord, decision, decode_lens, decode_request, decode_result
+from foredraft.observe.encoding import LineEncoder
 from foredraft.observe.log import EventLog, LogError, read_header, read_log
 from observed_run import ALGORITHM, ToyExecutor, drive, make_config, make_controller, recorded_events
 

@@ -153,7 +153,7 @@ def test_the_random_runs_meet_what_matters():
 
 def test_writes_a_row_per_request_and_per_round(tmp_path, monkeypatch):
     parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr("foredraft.observe.metrics.ROW_GROUP", 40)
+    monkeypatch.setattr("foredraft.observe.output_files.ROW_GROUP", 40)
     monkeypatch.setattr(metrics_module, "_FLUSH_ENTRIES", 100)
     events = merged(recorded_events(2, 70), recorded_events(3, 70, num_pages=45))
     slow = SlowMetrics(events)
@@ -293,7 +293,7 @@ def test_means_do_not_depend_on_flushes_and_end_with_the_run(monkeypatch):
 
 
 def test_the_timeline_adds_up_to_the_totals():
-    events = [(0, event) for event in recorded_events(4, 120, num_pages=1000)]
+    events = [(0, event) for event in recorded_events(5, 120, num_pages=1000)]
     metrics = fed(events)
     summary, timeline = metrics.summary(), metrics.timeline()
     assert 60 < len(timeline["running"]) <= 120

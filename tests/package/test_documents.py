@@ -91,6 +91,24 @@ def test_documents_name_only_files_that_exist():
     assert seen >= 5
 
 
+def test_the_files_of_commands_exist_or_are_explained():
+    """A file that a command reads is in the clone, or an earlier command wrote it, or the prose says what it is."""
+    seen = 0
+    for path in documents():
+        parts = re.split(r"^```.*$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        prose, written = "".join(parts[::2]), set()
+        for line in "\n".join(parts[1::2]).replace("\\\n", " ").splitlines():
+            if not re.match(r"(\$ )?(foredraft|cat) ", line):
+                continue
+            outputs = set(re.findall(r"(?:>|--out|--result-filename) ([\w./-]+)", line))
+            for word in re.findall(r"(?<![\w./-])[\w./-]+\.(?:toml|csv|jsonl?|yaml|sh)\b", line.partition(" # ")[0]):
+                if word not in outputs | written and not word.startswith("runs/") and not (ROOT / word).exists():
+                    seen += 1
+                    assert f"`{word}`" in prose, f"{path.name}: what is {word}?"
+            written |= outputs
+    assert seen >= 5
+
+
 def test_documents_name_only_symbols_that_exist():
     """`Engine.plan`, `max_rounds`, `load_scenario(…)` in inline code: every word of them occurs in the source."""
     # Names that are put together when they are made; N stands for a number.
@@ -110,7 +128,7 @@ def test_documents_name_only_symbols_that_exist():
             name = re.fullmatch(r"([A-Za-z_][\w.]*)(\(.*\))?", piece)
             if name is None or not re.search(r"[a-z][A-Z]|_|\w\.\w|^[A-Z][a-z]", name[1]) or (ROOT / name[1]).exists():
                 continue
-            if name[1].endswith((".json", ".jsonl", ".toml", ".csv", ".parquet", ".txt", ".md", ".py")):
+            if name[1].endswith((".json", ".jsonl", ".toml", ".yaml", ".csv", ".parquet", ".txt", ".md", ".py", ".sh")):
                 continue
             missing = [word for word in name[1].split(".") if word and word != "foredraft" and word not in known]
             assert not missing, f"{path.name}: `{piece}`: {missing} occurs nowhere"

@@ -58,6 +58,14 @@ def test_simulate_is_the_command(tmp_path, monkeypatch, capsys):
     assert sum(result.rounds["tokens"].to_pylist()) == result.summary["total_output_tokens"]
 
 
+def test_the_package_runs_as_the_command(tmp_path):
+    for words, code in ((["--version"], 0), (["simulat"], 2)):
+        line = [sys.executable, "-m", "foredraft", *words]
+        done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == code
+        assert (done.stdout, done.stderr[:17]) in (("foredraft 0.2.0\n", ""), ("", "Usage: foredraft "))
+
+
 def test_a_scenario_comes_as_tables_or_as_itself():
     tables = {**SMALL, "slo": {"ttft_ms": 10_000.0}}
     of_tables = foredraft.simulate(tables)

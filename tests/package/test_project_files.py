@@ -3,6 +3,7 @@ contributor runs."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -14,6 +15,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hatchling.metadata.core import ProjectMetadata
+from hatchling.plugin.manager import PluginManager
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -140,3 +143,14 @@ def test_make_installs_again_where_links_are_missing(tmp_path, linked, installs)
     line = ["make", "--dry-run", "setup", "PYTHON=true"]
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert ("pip install" in done.stdout) is installs
+
+
+def test_an_old_python_is_refused_before_pip_searches(monkeypatch):
+    specification = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    hook = module.LinkFolders(str(ROOT), {}, None, ProjectMetadata(str(ROOT), PluginManager()), "", "wheel")
+    assert hook.dependencies() == []
+    monkeypatch.setattr(module.platform, "python_version", lambda: "3.10.13")
+    with pytest.raises(SystemExit, match=r"foredraft needs Python >=3\.11, and this is Python 3\.10\.13"):
+        hook.dependencies()

@@ -91,6 +91,8 @@ def test_the_library_refuses_them_too(monkeypatch):
     monkeypatch.setenv("FORETOKEN_KERNELS", "roofline")
     with pytest.raises(ConfigError, match="is called FOREDRAFT_KERNELS since"):
         foredraft.simulate({"workload": {"num_requests": 2}})
+    with pytest.raises(ConfigError, match="is called FOREDRAFT_KERNELS since"):
+        foredraft.Session("runs/no-such-model")
 
 
 def test_another_project_of_that_name_is_neither_imported_nor_changed(tmp_path):

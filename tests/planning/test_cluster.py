@@ -106,5 +106,5 @@ def test_a_cluster_that_goes_away_says_what_is_kept(tmp_path: Path):
         [sys.executable, str(program), here, str(tmp_path / "kept")], capture_output=True, text=True, timeout=300
     )
     assert ClusterGone.__name__ in run.stderr, run.stderr
-    assert "the same command continues from them, without --cluster" in run.stderr
+    assert "the same command continues from there, without --cluster" in run.stderr
     assert len((tmp_path / "kept" / "trials.jsonl").read_text().splitlines()) >= 3

@@ -165,7 +165,9 @@ def test_what_is_written_for_a_server_is_read_back(
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    read = assemble(scenario_of("sglang", files["sglang.args"])).spec.adaptive
+    sglang = assemble(scenario_of("sglang", files["sglang.args"])).spec
+    read = sglang.adaptive
+    assert sglang.config.max_running == 256  # with speculation SGLang's own limit is 48
     assert (read.bounds, read.candidate_steps) == (
         (tuple(map(int, table)), tuple(sorted({s for steps in table.values() for s in steps})))
     )
@@ -176,6 +178,17 @@ def test_what_is_written_for_a_server_is_read_back(
     trtllm = assemble(scenario_of("trtllm", "trtllm-serve llama-3.1-8b --config trtllm.yaml")).spec.adaptive
     steps = [slot.candidate_steps for slot in trtllm.slots]
     assert steps == expected or steps == [*expected, (0,)]  # beyond the last range it does not speculate
+
+
+@pytest.mark.parametrize(("steps", "groups"), [(0, 1), (3, 1), (3, 2)])
+def test_the_batch_limit_is_written_for_sglang(steps: int, groups: int):
+    table = {"1": {"candidate_steps": [steps]}}
+    keys = {"hardware.attention_data_parallel": groups, **settings_of(table)}
+    files, _ = server_files(scenario_with({}, keys), table, None, 96)
+    parallel = f" --tp {groups} --dp {groups} --enable-dp-attention" if groups > 1 else ""
+    read = scenario_of("sglang", files["sglang.args"] + parallel)
+    assert (read.engine.max_running, read.hardware.attention_data_parallel) == (96, groups)
+    assert read.speculation.algorithm == ("EAGLE3" if steps else "NONE")
 
 
 @pytest.mark.parametrize(
@@ -189,6 +202,9 @@ def test_what_is_written_for_a_server_is_read_back(
         ("sglang", "vllm serve x", ["'vllm' is no command of SGLang"]),
         ("sglang", "--speculative-algorithm DFLASH", ["DFLASH is not simulated"]),
         ("sglang", "--mem-fraction-static 80", ["above 0, up to 1"]),
+        ("sglang", "--schedule-conservativeness -1", ["is '-1'; expected a number from 0 on"]),
+        ("sglang", "--schedule-conservativeness=nan", ["is 'nan'; expected a number from 0 on"]),
+        ("sglang", "--retraction-policy lenght", ["is 'lenght'; expected length or priority"]),
         ("sglang", "--tp 3 --dp 2 --enable-dp-attention", ["2 groups of data-parallel attention do not divide"]),
         ("sglang", "--model-path $MODEL", ["$MODEL: has a variable"]),
         ("sglang", "--disable-radix-cache=7", ["takes no value"]),
@@ -210,6 +226,22 @@ def test_what_is_written_for_a_server_is_read_back(
 def test_what_cannot_be_read_is_said_all_at_once(server: str, command: str, messages: list[str]):
     text = problems_of(server, command)
     assert all(message in text for message in messages), text
+
+
+def test_the_rules_of_the_scheduler_are_read_and_written():
+    launch = "--model llama-3.1-8b --speculative-algorithm EAGLE3 --speculative-num-steps 3"
+    config = assemble(scenario_of("sglang", launch)).spec.config
+    assert (config.guarantee_output, config.guarantee_floor, config.retracted_to) == (0.7, 0.14, "tail")
+    for groups, share in (("", 0.35), (" --tp 4 --dp 2 --enable-dp-attention", 0.105)):
+        other = f"{launch} --schedule-conservativeness 0.5 --retraction-policy priority{groups}"
+        config = assemble(scenario_of("sglang", other)).spec.config
+        assert (config.guarantee_output, config.retract_first) == (pytest.approx(share), "lowest_then_fewest")
+    scenario = scenario_of("sglang", f"{launch} --schedule-conservativeness 0.5 --retraction-policy length")
+    arguments = server_files(scenario, {"1": {"candidate_steps": [3]}}, None, 48)[0]["sglang.args"]
+    for words in ("--max-running-requests 48", "--schedule-conservativeness 0.5", "--retraction-policy length"):
+        assert words in arguments
+    zero = read_launch("sglang", f"{launch} --schedule-conservativeness 0", "--from", "H100")
+    assert "--schedule-conservativeness" in zero.not_modelled and "engine.guarantee_output" not in zero.settings
 
 
 def test_the_default_batch_is_what_a_step_holds_with_its_drafts():

@@ -181,6 +181,8 @@ def test_usual_candidates_and_those_that_are_tried():
     tried = make_candidates(Scenario(), {"speculation.steps": [0, 2], "disaggregation.ratio": ["2:1"]}, gpus=None)
     assert [one.name for one in tried] == ["EAGLE3, 0 steps, ratio 2:1", "EAGLE3, 2 steps, ratio 2:1"]
     assert [one.unit for one in tried] == [3, 3]
+    (open_steps,) = make_candidates(Scenario(), {"speculation.policy": ["fixed"]}, gpus=None)
+    assert open_steps.name == "EAGLE3, fixed"
     own = scenario_with({}, {"speculation.topk": 4, "speculation.policy": "goodput"})
     (kept,) = make_candidates(own, {"speculation.steps": [3]}, gpus=None)
     assert kept.settings["speculation.topk"] == 4 and kept.settings["speculation.policy"] == "fixed"

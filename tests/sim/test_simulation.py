@@ -11,7 +11,7 @@ from foredraft.observe.metrics import RunMetrics
 from foredraft.sim.faults.plan import KINDS, FaultPlan, fault_plan
 from foredraft.sim.run import NothingFits, Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
-from foredraft.sim.workload.traces import TraceError
+from foredraft.sim.workload.trace_files import TraceError
 from foredraft.simulation import summarize_run
 
 SMALL = {
@@ -59,10 +59,25 @@ SERVICES = {
     "either": {"model": {"target": "qwen3-0.6b"}, "hardware": {"host": "vllm-0.10"}},
     "host": {"model": {"target": "qwen3-0.6b"}, "hardware": {"host": "vllm-0.10", "gpu": "B200"}},
     "room": {"engine": {"guarantee_output": 1.0, "kv_slots": 2600}, "hardware": {"server": "trtllm-1.x"}},
+    "polls": {"front_end": {"poll_steps": 7}},
+    "front end": {"front_end": {"request_us": 4000.0, "prompt_token_us": 20.0, "poll_steps": 3}},
     "share": {"engine": {"guarantee_output": 0.7, "kv_slots": 2600}, "workload": {"max_tokens": 800}},
+    "estimate": {
+        "model": {"context_len": 600},
+        "engine": {"guarantee_rounds": 60, "kv_slots": 2600, "chunk_size": 64},
+        "hardware": {"server": "sglang-0.5", "correction": "none"},
+        "workload": {"max_tokens": 500, "output": {"mean": 120.0, "high": 500}},
+    },
+    "retractions": {
+        "model": {"context_len": 600},
+        "engine": {"guarantee_output": 0.05, "guarantee_rounds": 60, "kv_slots": 1800, "chunk_size": 64},
+        "hardware": {"server": "sglang-0.5", "correction": "none"},
+        "workload": {"max_tokens": 300, "output": {"mean": 240.0, "high": 500}},
+    },
 }
-"""What a round takes longer for: a small model on a fast device is done before the host is;
-and requests that wait for room for outputs."""
+"""What a round takes longer for: a small model on a fast device is done before the host is; requests that wait for room
+for outputs, also for a share that falls, or give way by the rules of SGLang; and requests that wait for the scheduler
+to look at its queue."""
 
 
 def not_of_steps() -> FaultPlan:
@@ -91,9 +106,23 @@ def test_blocks_say_what_single_rounds_say(mode, faults, waits_for):
         summaries.append(summarize_run(scenario, report, metrics))
     singles, blocks = summaries
     assert blocks["committed_steps"] < singles["committed_steps"]
+    assert waits_for != "retractions" or blocks["retractions"] > 0
     for name in RESERVED_AHEAD:
         singles.pop(name), blocks.pop(name)
     assert blocks == singles
+
+
+@pytest.mark.parametrize(
+    ("engine", "waits"),
+    [({}, False), ({"guarantee_floor": 1.0}, True), ({"guarantee_floor": 1.0, "guarantee_output": 0.098}, False)],
+)
+def test_a_share_that_falls_lets_requests_enter_that_ask_for_more_than_they_emit(engine, waits):
+    """24 requests per second under SGLang's rules, each with room for 2,048 tokens of output."""
+    workload = {"num_requests": 300, "rate": 24.0, "max_tokens": 2048}
+    hardware = {"server": "sglang-0.5", "correction": "none"}
+    tables = {"hardware": hardware, "engine": {"kv_slots": 120_000, **engine}, "workload": workload}
+    _, _, summary = simulate({**tables, "speculation": {"algorithm": "NONE"}})
+    assert (summary["median_ttft_ms"] > 900) == waits and (summary["median_ttft_ms"] < 200) != waits
 
 
 @pytest.mark.parametrize("engine", [{"mode": "synchronous"}, {"page_size": 16}, {"mixed": False, "preempt": True}])
@@ -157,7 +186,7 @@ def test_one_request_too_long_is_refused_alone():
 
 
 def test_a_workload_of_which_nothing_fits_is_an_error():
-    with pytest.raises(NothingFits, match="none of the 80 requests"):
+    with pytest.raises(NothingFits, match="none of 80 requests"):
         simulate(merged(SMALL, workload={"prompt": {"kind": "fixed", "value": 4000}}))
 
 
@@ -230,7 +259,7 @@ def test_a_trace_that_breaks_while_it_is_replayed(tmp_path):
     trace.write_text(rows)
     simulation = Simulation(scenario_from_dict({"workload": {"trace": str(trace)}}, "test"))
     trace.write_text(rows.replace("48", "many"))
-    with pytest.raises(TraceError, match=r"trace\.csv, line 2: ContextTokens 'many'"):
+    with pytest.raises(TraceError, match=r"trace\.csv, line 2: column 'ContextTokens': found 'many'"):
         simulation.run()
 
 
@@ -242,7 +271,7 @@ def test_rows_that_cannot_be_replayed_are_counted(tmp_path: Path):
     _, report, summary = simulate(scenario)
     assert (report.num_skipped_rows, summary["completed"]) == (1, 1)
     trace.write_text("\n".join([rows[0], rows[2]]) + "\n")
-    with pytest.raises(NothingFits, match="1 rows have no prompt or no output"):
+    with pytest.raises(NothingFits, match="; 1 row without prompt or output"):
         simulate(scenario)
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from foredraft.checks.matrix import random_cells, run_cell
+from foredraft.checks.cells import random_cells
+from foredraft.checks.matrix import run_cell
 from foredraft.core.adaptive import fixed_controller
 from foredraft.core.algorithm.algorithm import AlgorithmShape, Drafter
 from foredraft.core.algorithm.host_drafts import HostDrafts

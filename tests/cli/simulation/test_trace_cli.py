@@ -34,7 +34,7 @@ def traces(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "says", "says_not"),
     [
-        ("azure.csv", ["(azure): 300 requests over 0:01:40", "no block hashes"], ["infinite"]),
+        ("azure.csv", ["(azure): 300 requests over 1:40 minutes, ", "no block hashes"], ["infinite"]),
         ("burst.csv", ["(burstgpt)", "40 sessions", "no block hashes"], ["belong to one conversation"]),
         ("mooncake.jsonl", ["(mooncake)", "infinite", "20,000", "hit rates count prompts alone"], ["no block hashes"]),
     ],

@@ -93,7 +93,7 @@ def test_zero_is_not_absorbing_and_probes_are_bounded():
     rounds = 9000
     rate, history = closed_loop(controller, longest_runs("useless", 8, rounds, seed=2))
     assert history[-1] == 0
-    assert 1 <= controller.policy.num_probes <= 5
+    assert 1 <= controller.policy.probes.num_begun <= 5
     assert rate > 0.99 * 8 / round_ns(8, 0, 4000)  # what the probes cost
     history = closed_loop(controller, longest_runs("excellent", 8, 6000, seed=2))[1]
     first = next(t for t, steps in enumerate(history) if steps > 0)
@@ -109,12 +109,12 @@ def test_a_probe_is_not_charged_with_the_rounds_of_other_batch_sizes():
     policy = controller.policy
     useless = longest_runs("useless", 4, 700, seed=2)
     t = 0
-    while policy._probe is None:
+    while policy.probes.current is None:
         closed_loop(controller, useless[t : t + 1])
         t += 1
     closed_loop(controller, longest_runs("useless", 17, 600, seed=2))
-    assert policy._probe is None or policy._probe.cell.batch_size != 4
-    assert policy._next_probe - policy._round <= 4096
+    assert policy.probes.current is None or policy.probes.current.cell.batch_size != 4
+    assert policy.probes.next_round - policy._round <= 4096
 
 
 def test_no_wait_for_a_probe_is_longer_than_a_window():
@@ -127,8 +127,8 @@ def test_no_wait_for_a_probe_is_longer_than_a_window():
         for run in longest_runs("poor", 1, 3000, seed=seed):
             steps = controller.activate_step_by_batch(1, 0)
             controller.on_verify_complete(np.minimum(run, steps), 1, steps)
-            waits.append(policy._next_probe - policy._round)
-    assert policy.num_probes >= 1 and max(waits) <= WINDOW_ROUNDS
+            waits.append(policy.probes.next_round - policy._round)
+    assert policy.probes.num_begun >= 1 and max(waits) <= WINDOW_ROUNDS
 
 
 def test_zero_alone_is_absorbing():

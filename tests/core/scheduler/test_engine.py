@@ -4,7 +4,7 @@ import pytest
 from foredraft.core.contract.events import Planned
 from foredraft.core.contract.request import FinishReason
 from foredraft.core.errors import ConfigError
-from foredraft.core.scheduler.waiting import least_entitled
+from foredraft.core.scheduler.policies import least_entitled
 from foredraft.properties.reference import plain_greedy
 from hypothesis import given, settings
 from hypothesis import strategies as st

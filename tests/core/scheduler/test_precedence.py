@@ -5,7 +5,8 @@ from foredraft.core.contract.request import Request
 from foredraft.core.errors import InvariantViolation
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.life import RequestRecord
-from foredraft.core.scheduler.waiting import giving_way, least_entitled
+from foredraft.core.scheduler.policies import Policies, least_entitled
+from foredraft.core.scheduler.waiting import giving_way
 
 
 def record(name: str, arrival: int, priority: int = 0, overtaken: int = 0) -> RequestRecord:
@@ -22,7 +23,7 @@ def test_the_lowest_priority_gives_way_and_among_equals_the_latest():
 
 def test_a_request_alone_is_never_retracted_for_memory():
     with pytest.raises(InvariantViolation, match="ENGINE-08"):
-        least_entitled([record("alone", 0)])
+        Policies().victim([record("alone", 0)], lambda record: 0)
 
 
 def test_only_strictly_lower_priorities_give_way_to_a_waiting_one():

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from foredraft.checks.cells import random_cell
 from foredraft.checks.driver import Dice
-from foredraft.checks.matrix import random_cell
 from foredraft.cli.app import app
 from foredraft.core.adaptive import build_controller
 from foredraft.core.adaptive.graphs import MissingGraph

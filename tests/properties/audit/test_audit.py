@@ -5,14 +5,15 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from foredraft.checks.cells import pairwise_cells
 from foredraft.checks.driver import Dice, Disturbance, HostileDriver
-from foredraft.checks.matrix import build_cell, pairwise_cells, requests_of
+from foredraft.checks.matrix import build_cell, requests_of
 from foredraft.core.contract.request import SamplingParams
 from foredraft.core.errors import ForedraftError
 from foredraft.core.prompt import Prompt
 from foredraft.observe.log import EventLog, LogError
-from foredraft.properties.audit.engine_history import audit_log
 from foredraft.properties.audit.findings import AUDITED, MAX_FINDINGS
+from foredraft.properties.audit.log import audit_log
 from foredraft.properties.invariants import all_invariants
 from foredraft.sim.run import Simulation
 from foredraft.sim.scenario_file import load_scenario
@@ -23,6 +24,13 @@ VARIANTS = {
     "default": ("workload.num_requests=40",),
     "synchronous": ("workload.num_requests=40", 'engine.mode="synchronous"', "engine.page_size=16"),
     "retraction": TIGHT,
+    "other rules": (
+        *TIGHT,
+        "engine.retracted_to=tail",
+        "engine.retract_first=fewest_outputs",
+        "engine.pause_until=launch",
+    ),
+    "vLLM's rules": (*TIGHT, 'hardware.server="vllm-0.18"', 'hardware.kernels="roofline"', "engine.page_size=16"),
     "unmixed": (*TIGHT, "engine.mixed=false", 'engine.mode="synchronous"'),
     "two engines": ("workload.num_requests=60", "hardware.replicas=2"),
     "many cancel": ("workload.num_requests=60", "clients.cancel_share=0.5"),
@@ -60,7 +68,9 @@ def logs(tmp_path_factory):
 # -- what is true passes -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.fast("synchronous", "retraction", "two engines", "many cancel", "queue", "EAGLE")
+@pytest.mark.fast(
+    "synchronous", "retraction", "other rules", "vLLM's rules", "two engines", "many cancel", "queue", "EAGLE"
+)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_simulations_do_not_contradict_themselves(logs, variant):
     audit = audit_log(logs(variant))
@@ -72,7 +82,7 @@ def test_simulations_do_not_contradict_themselves(logs, variant):
     if variant != "many cancel":
         assert audit.num_tokens == sum(num_output for _, _, num_output in finished)
     assert audit.evaluations["ACCEPT-12"] == len(finished) and audit.evaluations["SIM-02"] > len(records) - 10
-    assert (audit.evaluations["ENGINE-03"] > 0) == (variant in ("retraction", "unmixed"))
+    assert (audit.evaluations["ENGINE-03"] > 0) == (variant in ("retraction", "other rules", "vLLM's rules", "unmixed"))
     assert (audit.evaluations["ENGINE-13"] > 0) == (variant == "many cancel")
     assert audit.evaluations["STEPS-01"] == 0, "the log does not name the candidates"
 

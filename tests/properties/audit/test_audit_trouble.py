@@ -12,7 +12,7 @@ from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig, EngineRole
 from foredraft.core.scheduler.engine import Engine
 from foredraft.observe.log import EventLog
-from foredraft.properties.audit.engine_history import audit_log
+from foredraft.properties.audit.log import audit_log
 from foredraft.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
 from foredraft.properties.reference.handoff import HandoffPair
 from foredraft.sim.faults.plan import swarm_plan

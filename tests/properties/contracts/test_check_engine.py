@@ -99,6 +99,23 @@ def test_twins_of_other_configurations_do_not_fail_for_themselves():
     component.execute(config, operations, twice=True)
 
 
+class SaysNothingOfItsRules(core_engine.CoreEngineByOtherRules):
+    """An engine with a victim, a place in the queue and estimates of its own, declared as if it had none."""
+
+    capabilities = EngineCapabilities.all()
+
+
+def test_rules_of_its_own_must_be_declared():
+    """The declared ones hold: `test_ours_hold`."""
+    config = replace(SMALL, num_pages=18, page_size=1, context_len=12, chunk_size=12, max_running=3)
+    submits = [Do.submit(name, length, 8) for name, length in (("a", 4), ("b", 2), ("c", 1))]
+    operations = [*submits, *(Do.run(1) for _ in range(12))]
+    with pytest.raises(Violation) as caught:
+        SUITE.component(SaysNothingOfItsRules).execute(config, operations)
+    assert caught.value.id in ("ENGINE-07", "ENGINE-10", "ENGINE-16")
+    SUITE.component(core_engine.make_by_other_rules).execute(config, operations)
+
+
 # -- configurations ---------------------------------------------------------------------------------------------------
 
 

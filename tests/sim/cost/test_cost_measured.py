@@ -1,19 +1,13 @@
-"""Measured kernels: tables are looked up as they are, kept, and refused with a reason;
-the database itself where it is installed."""
+"""Measured kernels: tables are looked up as they are, kept, and refused with a reason."""
 
 from __future__ import annotations
 
-import importlib
 import re
 import statistics
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from foredraft import simulate
 from foredraft.core.errors import ConfigError
 from foredraft.core.model_shape import lookup_model, read_model_shape
 from foredraft.observe.distribution.install_hint import install_command
@@ -22,7 +16,6 @@ from foredraft.sim.cost.draft import eagle3_head
 from foredraft.sim.cost.efficiency import default_efficiency
 from foredraft.sim.cost.forward import ExpertRouting, ForwardCost
 from foredraft.sim.cost.hardware import Parallelism, lookup_gpu
-from foredraft.sim.cost.host import FULL_GRAPH
 from foredraft.sim.cost.measured import (
     KernelTables,
     MeasuredForward,
@@ -32,13 +25,13 @@ from foredraft.sim.cost.measured import (
     packaged_models,
     tables,
 )
-from foredraft.sim.cost.measured.tables import CHUNKS, CONTEXTS, KNEE, PASTS, QUERIES, ROWS, TOKENS, Operations
+from foredraft.sim.cost.measured.forward import _risen
+from foredraft.sim.cost.measured.limits import PhysicalLimits
+from foredraft.sim.cost.measured.tables import CHUNKS, CONTEXTS, KNEE, PASTS, QUERIES, ROWS, TOKENS
 from foredraft.sim.cost.round import RoundCost
-from foredraft.sim.cost.server import server_profile
 from foredraft.sim.scenario_file import load_scenario
 
 SHAPE, GPU = lookup_model("llama-3.1-8b"), lookup_gpu("H200")
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 DEEPSEEK_V3 = {
     "model_type": "deepseek_v3", "num_hidden_layers": 61, "hidden_size": 7168, "num_attention_heads": 128,
     "vocab_size": 129280, "max_position_embeddings": 163840, "intermediate_size": 18432, "moe_intermediate_size": 2048,
@@ -46,24 +39,6 @@ DEEPSEEK_V3 = {
     "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
     "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
 }  # fmt: skip
-GRID = (
-    ("llama-3.1-8b", "H100", {}),
-    ("llama-3.1-8b", "B200", {}),
-    ("llama-3.1-8b", "L40S", {}),
-    ("llama-3.1-70b", "H200", {"tensor": 8}),
-    ("Qwen/Qwen3-32B-FP8", "H100", {"tensor": 2}),
-    ("qwen3-30b-a3b", "H200", {}),
-    ("Qwen/Qwen3-235B-A22B", "H200", {"tensor": 8}),
-    ("Qwen/Qwen3-235B-A22B-FP8", "H200", {"tensor": 8, "expert": 8}),
-    ("openai/gpt-oss-120b", "H100", {"tensor": 4}),
-    ("deepseek-ai/DeepSeek-V3", "H200", {"tensor": 8, "expert": 8}),
-    ("deepseek-ai/DeepSeek-V3", "H200", {"tensor": 1, "attention_data": 8, "expert": 8}),
-    ("deepseek-ai/DeepSeek-V3", "H200", {"tensor": 16, "expert": 16}),
-    ("zai-org/GLM-5-FP8", "H200", {"tensor": 8, "expert": 8}),
-    ("Qwen/Qwen3.5-35B-A3B", "H200", {"tensor": 2}),
-    ("nvidia/Nemotron-H-56B-Base-8K", "H200", {"tensor": 4}),
-    ("google/gemma-4-26B-A4B", "H100", {"tensor": 2}),
-)
 
 
 class Handle:
@@ -80,30 +55,52 @@ class Handle:
         return [(f"context_{name}", us / 1e3, 0.0, "silicon") for name, us in self.times_us.items()], []
 
 
-def test_what_takes_thrice_as_long_as_under_other_servers_is_taken_from_them():
-    own = {"qkv_gemm": 60.0, "ffn2_gemm": 28.0, "moe_pre_dispatch": 90.0, "tp_allreduce": 9.0, "moe": 50.0}
-    others = {"sglang": {"qkv_gemm": 6.0, "ffn2_gemm": 10.0, "moe_pre_dispatch": 10.0}, "trtllm": {"qkv_gemm": 5.0}}
-    priced = Operations(Handle(own), {name: Handle(times) for name, times in others.items()})
-    assert priced.corrected == {"qkv_gemm": "silicon, at most that of sglang and trtllm"}
-    expected = {"qkv_gemm": 5e3, "ffn2_gemm": 28e3, "moe_pre_dispatch": 90e3, "moe": 50e3}
-    for found in (priced.decode(1, 64), priced.prompt(1, 64, 0)):
-        assert {name: operation.ns for name, operation in found.items()} == pytest.approx(expected)
-    assert Operations(Handle(own), {}).corrected == {}
+def test_servers_that_disagree_are_a_fact_of_the_tables_and_replace_nothing(tmp_path, monkeypatch):
+    times = {
+        "sglang": {"qkv_gemm": 60.0, "moe": 50.0, "tp_allreduce": 9.0},
+        "vllm": {"qkv_gemm": 6.0, "moe": 25.0},
+        "trtllm": {"qkv_gemm": 15.0, "moe": 100.0},
+    }
+    monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path))
+    monkeypatch.setattr(tables, "package_version", lambda: "9.9")
+    monkeypatch.setattr(database, "compiled", lambda _config, _options, _system, server: Handle(times[server]))
+    found = measured_tables(SHAPE, "H200", "sglang", 1)
+    assert found.layers[:2] == pytest.approx([60e3, 120e3]) and found.experts[:2] == pytest.approx([50e3, 100e3])
+    assert found.provenance == {"qkv_gemm": "silicon", "moe": "silicon"}
+    mean = statistics.geometric_mean
+    assert found.disagreement == {
+        "layers": pytest.approx([60 / mean([6, 15])] * 5),
+        "experts": pytest.approx([50 / mean([25, 100])] * 5),
+        "pass": pytest.approx([110 / mean([31, 115])] * 5),
+    }
+    assert measured_tables(SHAPE, "H200", "sglang", 1).disagreement == found.disagreement, "it is kept"
+    rows = MeasuredForward(ForwardCost(SHAPE, GPU, default_efficiency(GPU), 1), found).explain()
+    assert any(row[:3] == ("kernels beside those of other servers", "1.84 … 1.84", "times theirs") for row in rows)
+    monkeypatch.setitem(times, "vllm", None)  # a server that the database does not have
+
+    def compiled(_config, _options, _system, server):
+        if server != "sglang":
+            raise NotMeasured("no such rows")
+        return Handle(times[server])
+
+    monkeypatch.setattr(database, "compiled", compiled)
+    assert measured_tables(SHAPE, "H200", "sglang", 2).disagreement == {}
 
 
 def made_up_tables() -> KernelTables:
-    """Tables whose entries are known functions of their places; attention has a knee, as caches have."""
+    """Tables whose entries are known functions of their places; attention has a knee, as caches have. No time is one
+    that physics forbids."""
     rows, contexts = np.array(ROWS, float), np.array(CONTEXTS, float)
-    per_row = 100.0 + 2.0 * np.minimum(contexts, KNEE) + 3.0 * np.maximum(contexts - KNEE, 0)
+    per_row = 1e4 + 200.0 * np.minimum(contexts, KNEE) + 300.0 * np.maximum(contexts - KNEE, 0)
     decode = rows[:, None] * per_row
     return KernelTables(
         source="made up",
-        layers=1e7 + 10.0 * np.array(TOKENS),
+        layers=1e7 + 2e4 * np.array(TOKENS),
         comm=5.0 * np.array(TOKENS),
-        lm_head=7.0 * np.array(TOKENS),
+        lm_head=1e6 + 700.0 * np.array(TOKENS),
         decode=decode,
         verify=decode[:, None, :] * np.array(QUERIES, float)[None, :, None],
-        prefill=np.array(CHUNKS, float)[:, None] * (1000.0 + np.array(PASTS, float)),
+        prefill=np.array(CHUNKS, float)[:, None] * (1e5 + 100.0 * np.array(PASTS, float)),
         provenance={"attention": "silicon", "add_norm_1": "empirical"},
     )
 
@@ -114,11 +111,11 @@ def forward():
 
 
 def test_times_between_the_points_of_a_grid(forward):
-    assert forward.layers_ns(8) == 1e7 + 80
-    assert forward.layers_ns(70) == pytest.approx(1e7 + 700)  # between 64 and 72
-    assert forward.layers_ns(20_000) == pytest.approx(1e7 + 200_000)  # beyond the last, its segment goes on
-    assert forward.lm_head_ns(3) == 21 and forward.comm_ns(3) == 15
-    assert forward.prefill_attention_ns([(48, 128), (16, 0)]) == pytest.approx(48 * 1128 + 16 * 1000)
+    assert forward.layers_ns(8) == 1e7 + 160e3
+    assert forward.layers_ns(70) == pytest.approx(1e7 + 1400e3)  # between 64 and 72
+    assert forward.layers_ns(20_000) == pytest.approx(1e7 + 400e6)  # beyond the last, its segment goes on
+    assert forward.lm_head_ns(3) == 1_002_100 and forward.comm_ns(3) == 15
+    assert forward.prefill_attention_ns([(48, 128), (16, 0)]) == pytest.approx(48 * 112_800 + 16 * 100_000)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 64, 700])
@@ -127,7 +124,7 @@ def test_attention_is_two_lines_that_meet_at_the_knee(forward, rows, queries):
     line = forward.decode_attention(rows, queries, 0)
     for context in (0, 100, KNEE, 5000):
         kv, cap = rows * context, rows * forward.knee
-        expected = queries * rows * (100.0 + 2.0 * min(context, KNEE) + 3.0 * max(context - KNEE, 0))
+        expected = queries * rows * (1e4 + 200.0 * min(context, KNEE) + 300.0 * max(context - KNEE, 0))
         assert line.base_ns + line.slope_ns * kv + line.window_slope_ns * min(kv, cap) == pytest.approx(expected)
 
 
@@ -135,30 +132,58 @@ def test_a_round_is_made_of_the_tables():
     draft = eagle3_head(SHAPE)
     cost = RoundCost(SHAPE, GPU, 1, draft, tables=made_up_tables(), draft_tables=made_up_tables())
     parts = cost.decode_parts(4, 3, 1, 4, 4 * 100)
-    assert parts["verify"] == 10_000_160 and parts["lm_head"] == 7 * 16
-    assert parts["attention"] == 4 * 4 * (100 + 2 * 100)
+    assert parts["verify"] == 10_320_000 and parts["lm_head"] == 1_000_000 + 700 * 16
+    assert parts["attention"] == 4 * 4 * (10_000 + 200 * 100)
     assert parts["draft"] >= 2 * 1_000_000  # two passes after the catch-up's drafts
     assert sum(parts.values()) == cost.decode_ns(4, 3, 1, 4, 4 * 100)
     sources = [row[3] for row in cost.explain() if row[0].startswith("kernel")]
     assert sources and set(sources) == {"made up"}
 
 
-def test_fewer_experts_save_of_measured_kernels_what_they_save_of_the_roofline():
+def test_tokens_that_share_experts_save_of_the_experts_alone():
     sparse = lookup_model("qwen3-30b-a3b")
-    roofline = ForwardCost(sparse, GPU, default_efficiency(GPU), 1)
-    forward = MeasuredForward(roofline, made_up_tables())
-    whole = forward.layers_ns(8)
-    assert forward.layers_ns(8, ExpertRouting(8, 8.0)) == pytest.approx(whole)
-    assert forward.layers_ns(8, ExpertRouting(8, 3.0)) / whole == pytest.approx(
-        roofline.layers_ns(8, ExpertRouting(8, 3.0)) / roofline.layers_ns(8)
-    )
-    assert forward.layers_ns(8, ExpertRouting(8, 3.0)) < 0.8 * whole
+    experts = 2e7 + 1e6 * np.minimum(np.array(TOKENS), 200) + 2e4 * np.array(TOKENS)
+    made_up = replace(made_up_tables(), experts=experts)
+    forward = MeasuredForward(ForwardCost(sparse, GPU, default_efficiency(GPU), 1), made_up)
     assert (
-        MeasuredForward(ForwardCost(SHAPE, GPU, default_efficiency(GPU), 1), made_up_tables()).layers_ns(
-            8, ExpertRouting(8, 3.0)
-        )
-        == 1e7 + 80
+        forward.layers_ns(8) == forward.layers_ns(8, ExpertRouting(8, 8.0)) == pytest.approx(1e7 + 160e3 + experts[7])
     )
+    assert forward.layers_ns(8, ExpertRouting(8, 3.0)) == pytest.approx(1e7 + 160e3 + experts[2])
+    assert forward.layers_ns(8, ExpertRouting(8, 2.5)) == pytest.approx(1e7 + 160e3 + (experts[1] + experts[2]) / 2)
+    few, every = (forward.layers_ns(16384, ExpertRouting(16384, tokens)) for tokens in (1.0, 16384.0))
+    assert few == pytest.approx(every), "16,384 tokens are computed, whatever they read"
+    dense = MeasuredForward(ForwardCost(SHAPE, GPU, default_efficiency(GPU), 1), made_up_tables())
+    assert dense.layers_ns(8, ExpertRouting(8, 3.0)) == 1e7 + 160e3
+
+
+def test_a_look_up_is_in_the_nearest_rising_table():
+    falling = np.array([1.0, 5.0, 3.0, 4.0, 9.0, 8.0, 1.0, 10.0])
+    mean = statistics.geometric_mean
+    assert _risen(falling) == pytest.approx([1, *[mean([5, 3])] * 2, 4, *[mean([9, 8, 1])] * 3, 10])
+    noisy = np.random.default_rng(1).lognormal(0, 1, (6, 7, 8))
+    rising = _risen(noisy)
+    for axis in range(3):
+        assert (np.diff(rising, axis=axis) >= -1e-12).all()
+    assert np.log(rising).mean() == pytest.approx(np.log(noisy).mean()), "work is neither cheaper nor dearer over all"
+    already = np.multiply.outer([1.0, 2.0, 2.0], [0.0, 3.0])
+    assert _risen(already) is already
+
+
+def test_only_physics_raises_a_measured_time_and_the_sources_say_where(forward):
+    assert not [row for row in forward.explain() if row[0].startswith("times raised: layers")]
+    made_up, limits = made_up_tables(), PhysicalLimits(SHAPE, GPU, Parallelism(1))
+    least = [limits.layers_ns(tokens, tokens, has_mixers=True) for tokens in (1, 512)]
+    weights = SHAPE.parameters - 2 * SHAPE.vocab * SHAPE.hidden  # without norms in the limits
+    assert least[0] == pytest.approx(2 * weights / GPU.memory_bandwidth_bytes_per_s * 1e9, rel=1e-3)
+    assert least[1] == pytest.approx(2 * weights * 512 / GPU.flops("bf16") * 1e9, rel=1e-3)
+    cached = replace(made_up, layers=np.linspace(least[0] / 2, 1e9, len(TOKENS)), prefill=made_up.prefill / 1e3)
+    low = MeasuredForward(ForwardCost(SHAPE, GPU, default_efficiency(GPU), 1), cached)
+    assert low.layers_ns(1) == least[0] and low.layers_ns(16384) == 1e9
+    for chunk in ((16, 65536), (100_000, 0)):
+        assert low.prefill_attention_ns([chunk]) == limits.prompt_ns(*chunk)
+    rows = {row[0]: row for row in low.explain()}
+    assert rows["times raised: layers"][1] == f"1 of {len(TOKENS)}"
+    assert "bytes over bandwidth" in rows["times raised: attention of a prompt"][3]
 
 
 def test_tables_are_kept_and_a_damaged_file_is_made_again(tmp_path, monkeypatch):
@@ -169,14 +194,14 @@ def test_tables_are_kept_and_a_damaged_file_is_made_again(tmp_path, monkeypatch)
     monkeypatch.setattr(tables, "_query", lambda *given: made_up_tables())
     first = measured_tables(SHAPE, "H200", "sglang", 1)
     again = measured_tables(SHAPE, "H200", "sglang", 1)
-    assert len(asked) == 1 and again.provenance == first.provenance
+    assert len(asked) == 3 and again.provenance == first.provenance
     assert all(np.array_equal(getattr(first, name), getattr(again, name)) for name in tables._ARRAYS)
     measured_tables(SHAPE, "H200", "sglang", 2)
-    assert len(asked) == 2  # another parallelism has tables of its own
+    assert len(asked) == 6  # another parallelism has tables of its own
     for file in (tmp_path / "kernels").iterdir():
         file.write_bytes(file.read_bytes()[:100])
     measured_tables(SHAPE, "H200", "sglang", 1)
-    assert len(asked) == 3
+    assert len(asked) == 9
 
 
 @pytest.mark.parametrize(
@@ -244,207 +269,3 @@ def test_a_family_without_a_verify_pass_takes_the_rooflines_ratio():
     assert four.slope_ns == pytest.approx(one.slope_ns * ratio)
     assert four.base_ns > one.base_ns, "what each token takes is paid for each"
     assert any("verify pass" in row[0] for row in priced.explain())
-
-
-@pytest.mark.xdist_group("kernel tables")  # one worker reads them from the database
-class TestDatabase:
-    """Against the installed database."""
-
-    @pytest.fixture(autouse=True)
-    def _installed(self, tmp_path_factory, monkeypatch):
-        pytest.importorskip("aiconfigurator_core", reason="needs the extra measured")
-        monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path_factory.getbasetemp() / "kernels"))
-        monkeypatch.delenv("FOREDRAFT_KERNELS", raising=False)
-
-    def test_a_scenario_is_priced_and_says_by_what(self):
-        run = assemble(load_scenario(None, [])[0])
-        assert any(row[0] == "kernel qkv_gemm" and row[1] == "silicon" for row in run.explain())
-        assert "measured kernels of H100 under sglang" in run.timing and "% of a decode pass measured" in run.timing
-
-    def test_kept_tables_need_no_import_of_the_package(self):
-        """Start-up with kept tables is as fast as without them."""
-        load = "from foredraft.sim.assembly import assemble; from foredraft.sim.scenario_file import load_scenario; import sys"
-        check = "print('aiconfigurator_core' in sys.modules, assemble(load_scenario(None, [])[0]).cost.kernels)"
-        assemble(load_scenario(None, [])[0])
-        code = f"{load}; {check}; {check}"
-        words = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-        assert words == ["False", "measured"] * 2
-
-    def test_every_model_that_the_database_has_loads_by_its_name(self):
-        """The counts are those of version 0.12; a later one has more."""
-        names = packaged_models()
-        assert len(names) >= 89
-        for name in names:
-            scenario = load_scenario(
-                None, [f"model.target={name}", "hardware.kernels=roofline", "engine.kv_slots=100000"]
-            )[0]
-            assert assemble(scenario).cost.decode_ns(8, 0, 1, 1, 8 * 1024) > 0, name
-        with pytest.raises(
-            ConfigError, match=r"unknown model 'Qwen/Qwen3-99B'.*the extra `measured` knows \d+ more by name"
-        ):
-            assemble(load_scenario(None, ["model.target=Qwen/Qwen3-99B"])[0])
-
-    @pytest.mark.slow
-    def test_what_is_refused_names_the_nearest(self):
-        settings = ["hardware.kernels=measured", "hardware.gpu=H200", "hardware.tensor_parallel=8"]
-        settings.append("engine.kv_slots=100000")
-        scenario = load_scenario(None, [*settings, "model.target=MiniMaxAI/MiniMax-M2.5"])[0]
-        with pytest.raises(
-            NotMeasured, match=r"nearest that it has: hardware.expert_parallel=8; hardware.kernels=auto"
-        ):
-            assemble(scenario)
-
-    @pytest.mark.fast("llama-3.1-8b-H100-*", "deepseek-ai/DeepSeek-V3-H200-parallel9")
-    @pytest.mark.parametrize(("model", "gpu", "parallel"), GRID)
-    def test_roofline_and_measured_agree_over_a_grid(self, model, gpu, parallel, record_property):
-        """A unit or a group of operations that went astray would show.
-        docs/cost-model.md says where they differ by more, and why."""
-        settings = ["engine.kv_slots=100000", "speculation.algorithm=NONE"]
-        settings += [f"model.target={model}", f"hardware.gpu={gpu}"]
-        settings += [f"hardware.{key}_parallel={devices}" for key, devices in parallel.items()]
-        measured, roofline = (
-            assemble(load_scenario(None, [*settings, f"hardware.kernels={kernels}"])[0]).cost
-            for kernels in ("measured", "roofline")
-        )
-        differences = []
-        for rows in (1, 8, 32, 128):
-            for context in (512, 4096):
-                work = (rows, 0, 1, 1, rows * context)
-                differences.append(measured.decode_ns(*work) / roofline.decode_ns(*work) - 1)
-        words = f"{min(differences):+.0%} … {max(differences):+.0%}"
-        record_property("note", f"measured against the roofline, {model} on {gpu}, {parallel}: {words}")
-        assert min(differences) > -0.3 and max(differences) < 1.4, words
-        times = [measured.decode_ns(64, 0, 1, 1, 64 * context) for context in (64, 512, 1024, 2048, 8192)]
-        assert times == sorted(times)
-
-
-class TestServers:
-    def test_a_profile_brings_host_launch_and_kernels(self):
-        run = assemble(load_scenario(None, ["hardware.server=sglang-0.5"])[0])
-        assert (run.host.name, run.cost.launch.name) == ("sglang-overlap", "sglang-0.5")
-        assert "sglang-0.5" in run.timing and "the roofline" in run.timing
-        own = assemble(
-            load_scenario(None, ["hardware.server=sglang-0.5", "hardware.host=vllm-0.10", "hardware.launch=piecewise"])[
-                0
-            ]
-        )
-        assert (own.host.name, own.cost.launch.name) == ("vllm-0.10", "piecewise")
-
-    def test_a_round_pays_for_its_rows_its_draft_steps_and_for_a_tree(self):
-        times = {"graph_gap_ns": 3e5, "row_gap_ns": 1e4, "draft_step_ns": 1e5, "eagle3_step_ns": 5e4, "tree_ns": 7e5}
-        draft, free = eagle3_head(SHAPE), dict.fromkeys(times, 0.0)
-        cost, bare = (RoundCost(SHAPE, GPU, 1, draft, launch=replace(FULL_GRAPH, **given)) for given in (times, free))
-        for rows, steps, topk, nodes, passes in ((1, 0, 1, 1, 1), (1, 3, 1, 4, 2), (8, 5, 3, 6, 2)):
-            paid = cost.decode_ns(rows, steps, topk, nodes, 600) - bare.decode_ns(rows, steps, topk, nodes, 600)
-            expected = passes * 3e5 + rows * 1e4 + steps * 1.5e5 + (7e5 if topk > 1 else 0)
-            assert paid == pytest.approx(expected, abs=2)
-        waiting = replace(FULL_GRAPH, collective_gap_ns=1e3)
-        for tp, doublings in ((1, 0), (2, 1), (8, 3)):
-            plain, paying = (RoundCost(SHAPE, GPU, tp, draft, launch=launch) for launch in (FULL_GRAPH, waiting))
-            for steps, passes in (
-                (0, 0),
-                (3, 3),
-            ):  # of the draft's one layer: two after the first drafts, and the catch-up
-                more = paying.decode_ns(4, steps, 1, steps + 1, 600) - plain.decode_ns(4, steps, 1, steps + 1, 600)
-                assert more == pytest.approx(1e3 * doublings * 2 * (SHAPE.layers + passes), abs=2)
-
-    def test_a_profile_schedules_as_its_server_does_unless_the_scenario_says_otherwise(self):
-        def config(*settings: str):
-            return assemble(load_scenario(None, list(settings))[0]).spec.config
-
-        assert (config().mixed, config("hardware.server=sglang-0.5").mixed) == (True, False)
-        assert config("hardware.server=sglang-0.5", "engine.mixed=true", "engine.chunk_size=2048").mixed
-        assert config("hardware.server=sglang-0.5", "engine.chunk_size=2048").chunk_size == 2048
-
-    @pytest.mark.parametrize(
-        ("server", "chunks", "rows", "graphs"),
-        [
-            ("foredraft", [8192, 8192, 8192, 8192], [256, 256, 256, 256], [256, 256, 256, 256]),
-            ("sglang-0.5", [4096, 8192, 8192, 16_384], [2048, 2048, 2048, 2048], [32, 256, 256, 512]),
-            ("vllm-0.18", [2048, 2048, 8192, 16_384], [256, 256, 1024, 1024], [512, 512, 512, 512]),
-            ("trtllm-1.x", [8192, 8192, 8192, 8192], [2048, 2048, 2048, 2048], [512, 512, 512, 512]),
-        ],
-    )
-    def test_an_engine_has_the_limits_of_its_server_on_the_device(self, server, chunks, rows, graphs):
-        settings = [f"hardware.server={server}", "model.target=qwen3-8b", "speculation.algorithm=NONE"]
-        runs = [
-            assemble(load_scenario(None, [*settings, f"hardware.gpu={gpu}"])[0])
-            for gpu in ("L40S", "A100", "H100", "B200")
-        ]
-        assert [run.spec.config.chunk_size for run in runs] == chunks
-        assert [run.spec.config.max_running for run in runs] == rows
-        assert [run.cost.graph_sizes[-1] for run in runs] == graphs
-        assert all(f"up to {n:,}" in run.timing for run, n in zip(runs, rows, strict=True))
-
-    def test_sglang_gives_weights_and_kv_the_share_that_its_sizes_leave(self):
-        def share(gpu: str, tp: int, data: int = 1, draft: str | None = None) -> float:
-            return round(server_profile("sglang-0.5").static_fraction(lookup_gpu(gpu), Parallelism(tp, data), draft), 3)
-
-        # As aiconfigurator-core 0.12 has it (sdk/backends/sglang_backend.py), and SGLang's 2 and 6 GiB for drafts.
-        assert [share("H100", 1), share("H100", 8), share("H200", 4), share("B200", 8)] == [0.835, 0.818, 0.9, 0.852]
-        assert (share("H100", 1, draft="EAGLE3"), share("H100", 1, draft="STANDALONE")) == (0.81, 0.76)
-        assert share("L40S", 1) == 0.851 and share("H100", 1, 8) < share("H100", 8)
-        plan = assemble(load_scenario(None, ["hardware.server=sglang-0.5"])[0]).memory
-        used = plan.target_weights_bytes + plan.draft_weights_bytes + plan.kv_pool_bytes
-        assert used / (plan.total_bytes - plan.context_bytes) == pytest.approx(0.81, abs=0.002)
-
-    def test_fp8_checkpoints_keep_their_kv_as_their_server_does(self):
-        def kv_dtype(*settings: str) -> str:
-            return assemble(load_scenario(None, ["model.weight_dtype=fp8", *settings])[0]).target.kv_dtype
-
-        assert kv_dtype("hardware.server=trtllm-1.x") == "fp8"
-        assert kv_dtype("hardware.server=trtllm-1.x", "model.kv_dtype=bf16") == "bf16"
-        assert kv_dtype("hardware.server=vllm-0.18") == "fp8"
-        assert kv_dtype("hardware.server=sglang-0.5") == "bf16"
-
-    @pytest.mark.parametrize(
-        ("server", "nearest"),
-        [
-            ("sglang-0.4", "sglang-0.5"),
-            ("vllm-0.10", "vllm-0.9"),
-            ("vllm-0.2x", "vllm-0.18"),
-            ("vllm-0.19.1", "vllm-0.18"),
-            ("trtllm-0.20", "trtllm-1.x"),
-        ],
-    )
-    def test_an_unknown_server_names_the_nearest(self, server, nearest):
-        words = f"unknown server '{server}': no published times to fit it to; the nearest is {nearest}, and `foredraft calibrate --from`"
-        with pytest.raises(ConfigError, match=re.escape(f"hardware.server: {words}")):
-            assemble(load_scenario(None, [f"hardware.server={server}"])[0])
-        with pytest.raises(ConfigError, match=r"unknown server 'tgi-3\.0'; known: foredraft, sglang-0\.5"):
-            assemble(load_scenario(None, ["hardware.server=tgi-3.0"])[0])
-
-    @pytest.mark.slow
-    def test_the_times_of_rounds_are_those_of_a_fresh_fit(self, tmp_path, monkeypatch):
-        """What is fitted to simulations takes minutes: `benchmarks/fit_servers.py` alone does it."""
-        pytest.importorskip("aiconfigurator_core", reason="needs the extra measured")
-        monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path))
-        monkeypatch.syspath_prepend(str(BENCHMARKS))
-        fit_servers = importlib.import_module("fit_servers")
-        for name, fitted in fit_servers.ROUNDS.items():
-            rows = fit_servers.published_rows(name)
-            values = fit_servers.fit_rounds(rows, fitted)
-            assert abs(fit_servers.rounds_without(rows, fitted)[1]).mean() < 0.035
-            stored = [getattr(server_profile(name).launch, parameter) for parameter in fitted]
-            assert values == pytest.approx(stored, rel=0.01, abs=1000)
-
-    def test_published_points_are_met_as_well_as_before(self, tmp_path, monkeypatch):
-        """A handful of those of docs/accuracy.md;
-        the bounds are what they were when the page was written, and a little more."""
-        pytest.importorskip("aiconfigurator_core", reason="needs the extra measured")
-        monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path))
-        monkeypatch.syspath_prepend(str(BENCHMARKS))
-        points = importlib.import_module("points")
-        rounds = [
-            point for point in points.round_points() if point.server == "sglang-0.5" and point.text == "humaneval"
-        ]
-        chosen = {point.shape: point for point in rounds if point.concurrency == 1}
-        plain = [point for point in points.plain_points() if "Qwen3-32B" in point.model and point.tensor_parallel == 8]
-        chosen |= {str(point.concurrency): point for point in plain if (point.prompt, point.output) == (2048, 128)}
-        errors = {}
-        for name, point in chosen.items():
-            simulated = point.measured(simulate(point.scenario("measured"))).token_ms
-            errors[name] = simulated / point.published_ms - 1
-        assert len(errors) == 9
-        assert statistics.fmean(map(abs, errors.values())) < 0.06, errors
-        assert max(map(abs, errors.values())) < 0.12, errors

@@ -102,7 +102,7 @@ def test_fewer_bits_are_no_slower_and_no_device_reads_faster_than_its_memory(dep
             cost.shape.active_parameters - 2 * shape.vocab * shape.hidden
         )  # by one token: without embedding and LM head
         least = read * cost.shape.format_bytes(dtype) / tp / device.memory_bandwidth_bytes_per_s * 1e9
-        assert least < layers < cost.layers_ns(1), (deployment, dtype)
+        assert 0.999 * least < layers < cost.layers_ns(1), (deployment, dtype)  # norms apart
         if shape.experts:  # two tokens reach nearly twice as many
             assert 1.25 * layers < MeasuredForward(cost, tables).layers_ns(2) < cost.layers_ns(2), (deployment, dtype)
 

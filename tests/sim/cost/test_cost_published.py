@@ -8,7 +8,7 @@ import pytest
 from foredraft.core.model_shape import lookup_model
 from foredraft.sim.cost.draft import eagle3_head, eagle_head
 from foredraft.sim.cost.efficiency import default_efficiency
-from foredraft.sim.cost.forward import EXPERT_INDEPENDENCE, ForwardCost, PassTokens
+from foredraft.sim.cost.forward import EXPERT_INDEPENDENCE, UNEVEN_INDEPENDENCE, ForwardCost, PassTokens
 from foredraft.sim.cost.hardware import lookup_gpu
 from foredraft.sim.cost.host import PIECEWISE, VLLM_0_10
 from foredraft.sim.cost.round import RoundCost
@@ -101,6 +101,13 @@ def test_tokens_of_a_request_reach_as_many_experts_as_was_counted(monkeypatch):
         assert abs(distinct / count.distinct - 1) < 0.12
         assert distinct / count.distinct - 1 == pytest.approx(error_of_script)
         assert abs(forward.active_experts(count.tokens) / count.distinct - 1) > 0.11  # as if independent
+    # The database's tokens share popular experts, so those of a request share fewer beyond that.
+    assert script.fit(counts, is_even=False) == pytest.approx(UNEVEN_INDEPENDENCE, abs=0.005)
+    even, uneven = (abs(script.errors(counts, script.fit(counts, law), law)).mean() for law in (True, False))
+    assert uneven < 0.5 * even
+    routing = PassTokens.of_requests(3, 15, EXPERT_INDEPENDENCE).routing
+    assert routing == pytest.approx((15, 3 + 12 * EXPERT_INDEPENDENCE, 3 + 12 * UNEVEN_INDEPENDENCE))
+    assert PassTokens.of_requests(3, 15, 1.0).routing == (15, 15, 15)
     # A verify pass at batch 1 takes a fixed time and one per distinct expert, far from a time per token alone.
     assert abs(script.curve_errors(EXPERT_INDEPENDENCE)).max() < 0.11
     assert abs(script.curve_errors(0.05)).max() > 0.2

@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 import pytest
 from foredraft.core.handoff import DecodeSide, PrefillSide
+from foredraft.core.handoff.ended import EndedTransfers
 from foredraft.core.kv.store import KVStore
 from foredraft.observe.log import EventLog
 from foredraft.observe.metrics import RunMetrics
 from foredraft.observe.replay import replay
-from foredraft.properties.audit.engine_history import audit_log
+from foredraft.properties.audit.log import audit_log
 from foredraft.properties.simulator.ledger import Ledger
 from foredraft.sim.actors.clock import call_at
 from foredraft.sim.disaggregation.endpoint import HandoffEndpoint
@@ -144,7 +145,7 @@ def believe_every_page(monkeypatch):
 
 
 def forget_who_has_joined(monkeypatch):
-    monkeypatch.setattr(DecodeSide, "_remember", lambda self, *arguments: None)
+    monkeypatch.setattr(EndedTransfers, "add", lambda self, *arguments: None)
 
 
 def try_for_ever(monkeypatch):

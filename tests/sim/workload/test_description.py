@@ -65,7 +65,9 @@ def test_the_simulator_finds_as_much_as_the_infinite_cache_where_nothing_is_evic
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
     result = simulate(None, {"workload.trace": str(trace), "speculation.algorithm": "NONE"})
     described, _ = describe(synthetic({"trace": str(trace)}))
-    assert result.summary["prefix_cache_hit_rate"] == pytest.approx(described.reuse.infinite, abs=1e-9)
+    # The simulator's cache has the outputs, too, 4 tokens each, and the description has only the prompts.
+    outputs = 4 * len(rows) / sum(row["input_length"] for row in rows)
+    assert described.reuse.infinite <= result.summary["prefix_cache_hit_rate"] < described.reuse.infinite + outputs
 
 
 def test_prompts_of_unknown_content_tell_nothing_about_reuse():

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from foredraft.core.errors import ConfigError, ForedraftError
-from foredraft.sim.workload import traces
-from foredraft.sim.workload.traces import TraceError, TraceSource
+from foredraft.sim.scenario_file import load_scenario
+from foredraft.sim.workload import trace_files
+from foredraft.sim.workload.trace_files import TraceError
+from foredraft.sim.workload.traces import TraceSource
 
 TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces"
 AZURE = TRACES / "AzureLLMInferenceTrace_conv.csv"
@@ -71,17 +73,17 @@ class TestAzure:
     @pytest.mark.parametrize(
         ("rows", "line", "words"),
         [
-            ("2023-11-16 18:15:46,x,44\n", 2, "ContextTokens 'x'"),
-            ("2023-11-16 18:15:46,1,2\n2023-11-16 18:15:47,1,nan\n", 3, "GeneratedTokens 'nan'"),
-            ("2023-11-16 18:15:46,1,-2\n", 2, "GeneratedTokens '-2'"),
-            ("2023-11-16 18:15:46,1,2.5\n", 2, "GeneratedTokens '2.5'"),
-            ("2023-11-16 18:15:46,1,99999999999\n", 2, "GeneratedTokens '99999999999'"),
-            ("2023-11-16 18:15:46,,2\n", 2, "ContextTokens ''"),
-            ("yesterday,1,2\n", 2, "TIMESTAMP 'yesterday'"),
-            ("2023-11-16,1,2\n", 2, "TIMESTAMP '2023-11-16'"),
+            ("2023-11-16 18:15:46,x,44\n", 2, "'ContextTokens': found 'x'"),
+            ("2023-11-16 18:15:46,1,2\n2023-11-16 18:15:47,1,nan\n", 3, "'GeneratedTokens': found 'nan'"),
+            ("2023-11-16 18:15:46,1,-2\n", 2, "'GeneratedTokens': found '-2'"),
+            ("2023-11-16 18:15:46,1,2.5\n", 2, "'GeneratedTokens': found '2.5'"),
+            ("2023-11-16 18:15:46,1,99999999999\n", 2, "'GeneratedTokens': found '99999999999'"),
+            ("2023-11-16 18:15:46,,2\n", 2, "'ContextTokens': found ''"),
+            ("yesterday,1,2\n", 2, "'TIMESTAMP': found 'yesterday'"),
+            ("2023-11-16,1,2\n", 2, "'TIMESTAMP': found '2023-11-16'"),
             ("2023-13-16 18:15:46,1,2\n", 2, "TIMESTAMP"),
-            ("NaT,1,2\n", 2, "TIMESTAMP 'NaT'"),
-            ("9999-11-16 18:15:46,1,2\n", 2, "TIMESTAMP '9999"),
+            ("NaT,1,2\n", 2, "'TIMESTAMP': found 'NaT'"),
+            ("9999-11-16 18:15:46,1,2\n", 2, "'TIMESTAMP': found '9999"),
             ("2023-11-16 18:15:46,1,2\n2023-11-16 18:15:47,1\n", 3, "2 fields, expected 3 (a truncated line?)"),
             ("2023-11-16 18:15:46,1,2\n2023-11-1", 3, "1 fields, expected 3 (a truncated line?)"),
             ("2023-11-16 18:15:46,1,2\n2023-11-16 18:15:45.5,1,2\n", 3, "time goes back by 0.5 s"),
@@ -108,7 +110,7 @@ class TestAzure:
         assert TraceSource(write(AZURE_HEADER + "2023-11-16 18:15:46,1,2")).scan().num_rows == 1
 
     def test_time_may_not_go_back_between_chunks_either(self, write, monkeypatch):
-        monkeypatch.setattr(traces, "CHUNK_ROWS", 2)
+        monkeypatch.setattr(trace_files, "CHUNK_ROWS", 2)
         rows = ["2023-11-16 18:15:46,1,2\n", "2023-11-16 18:15:48,1,2\n", "2023-11-16 18:15:47,1,2\n"]
         with pytest.raises(TraceError, match="line 4: time goes back by 1 s"):
             TraceSource(write(AZURE_HEADER + "".join(rows))).scan()
@@ -137,7 +139,7 @@ class TestBurst:
     @pytest.mark.parametrize("time_s", ["-1", "nan", "1e3", "", "1.-5", "99999999999"])
     def test_bad_seconds(self, write, time_s):
         path = write(BURST_HEADER + f"0,GPT-4,1,1,2,API log\n{time_s},GPT-4,1,1,2,API log\n")
-        with pytest.raises(TraceError, match="line 3: Timestamp"):
+        with pytest.raises(TraceError, match="line 3: column 'Timestamp': found"):
             TraceSource(path).scan()
 
 
@@ -159,13 +161,13 @@ class TestMooncake:
             ('{"timestamp": 5, "input_le', "is not JSON (a truncated line?)"),
             ("[1, 2]\n", "expected an object"),
             ('{"timestamp": 1}\n', "expected an object with the keys"),
-            (mooncake_line(-1, 5, 3), "timestamp -1"),
+            (mooncake_line(-1, 5, 3), "'timestamp': found -1"),
             (mooncake_line(float("nan"), 5, 3), "NaN is no JSON number"),
-            (mooncake_line(True, 5, 3), "timestamp True"),
-            (mooncake_line("1", 5, 3), "timestamp '1'"),
-            (mooncake_line(1, 5, -3), "output_length -3"),
-            (mooncake_line(1, 5, 3.5), "output_length 3.5"),
-            (mooncake_line(1, 5, "3"), "output_length '3'"),
+            (mooncake_line(True, 5, 3), "'timestamp': found True"),
+            (mooncake_line("1", 5, 3), "'timestamp': found '1'"),
+            (mooncake_line(1, 5, -3), "'output_length': found -3"),
+            (mooncake_line(1, 5, 3.5), "'output_length': found 3.5"),
+            (mooncake_line(1, 5, "3"), "'output_length': found '3'"),
             (mooncake_line(1, 600, 3, [1]), "1 hash_ids for 600 tokens: expected 2"),
             (mooncake_line(1, 5, 3, 7), "expected a list"),
             (mooncake_line(1, 5, 3, ["x"]), "whole numbers"),
@@ -190,6 +192,11 @@ class TestFile:
             ("2023-11-16 18:15:46.6805900,374,44\n", "neither a header"),
             ("TIMESTAMP,ContextTokens,GeneratedTokns\n", "the header of azure traces has 'GeneratedTokens'"),
             ("TIMESTAMP,ContextTokens,GeneratedTokens,Note\n", "unknown column 'Note'"),
+            ("TIMESTAMP;ContextTokens;GeneratedTokens\n", "separated by semicolons, expected commas"),
+            ("Timestamp\tModel\tRequest tokens\n", "separated by tabs, expected commas"),
+            ("arrived,prompt,output\n", "expected a CSV file with the columns TIMESTAMP, ContextTokens, Generated"),
+            ('{"arrived": 1, "usage": {"prompt": 5}}\n', "of a Mooncake trace: arrived, usage; expected a CSV file"),
+            ('{"timestamp": 1, "input_length": 5}\n', "it lacks output_length, hash_ids"),
             (b"\xff\xfe\x00bad", "line 1: is not UTF-8"),
             (AZURE_HEADER.encode() + b"2023-11-16 18:15:46,1,\xff\n", "line 2: is not UTF-8"),
         ],
@@ -199,12 +206,56 @@ class TestFile:
             TraceSource(write(text)).scan()
         assert words in str(caught.value)
 
+    def test_a_given_format_has_the_hint_at_separators_too(self, write):
+        with pytest.raises(TraceError, match="separated by semicolons, expected commas"):
+            TraceSource(write("TIMESTAMP;ContextTokens;GeneratedTokens\n"), "azure").scan()
+
+    @pytest.mark.parametrize(
+        "later",
+        [
+            b"2023-11-16 18:15:49,1,\xff\n",
+            b"2023-11-16 18:15:49,1\n",
+            b"later,1,2\n",
+            b'"2023-11-16\n18:15:49",1,2\n',
+        ],
+    )
+    @pytest.mark.parametrize(
+        ("earlier", "words"),
+        [
+            ("2023-11-16 18:15:47,1,10.5", "'GeneratedTokens': found '10.5', expected a whole number of tokens"),
+            ("2023-11-16 18:15:45,1,2", "time goes back by 1 s"),
+            ("2023-11-16 18:15:47,1", "2 fields"),
+        ],
+    )
+    def test_the_first_error_of_a_file_is_told(self, write, earlier, words, later):
+        text = f"{AZURE_HEADER}2023-11-16 18:15:46,1,2\n{earlier}\n2023-11-16 18:15:48,1,2\n"
+        with pytest.raises(TraceError) as caught:
+            TraceSource(write(text.encode() + later)).scan()
+        assert caught.value.line == 3 and words in str(caught.value)
+
+    def test_the_first_error_of_json_lines_is_told(self, write):
+        good, bad = mooncake_line(0, 5, 3), mooncake_line(1, 5, 3.5)
+        for later in ("{", mooncake_line(-1, 5, 3), mooncake_line(2, 600, 3, [1]), mooncake_line(2, 5, 3, 7)):
+            with pytest.raises(TraceError) as caught:
+                TraceSource(write(good + bad + later)).scan()
+            assert str(caught.value).endswith(
+                "line 2: key 'output_length': found 3.5, expected a whole number of tokens from 0 to 2147483647"
+            )
+
+    def test_a_relative_path_is_relative_to_the_working_directory(self, write, tmp_path, monkeypatch):
+        write(AZURE_HEADER + "2023-11-16 18:15:46,1,2\n")
+        (tmp_path / "below").mkdir()
+        (tmp_path / "below" / "scenario.toml").write_text('workload.trace = "trace"\n')
+        monkeypatch.chdir(tmp_path)
+        path = load_scenario("below/scenario.toml", [])[0].workload.trace
+        assert len(list(TraceSource(path))) == 1
+
     def test_a_missing_file(self, tmp_path):
         with pytest.raises(ConfigError, match="cannot be read"):
             list(TraceSource(tmp_path / "nothing.csv"))
 
     def test_window_scale_and_limit(self, write, monkeypatch):
-        monkeypatch.setattr(traces, "CHUNK_ROWS", 4)
+        monkeypatch.setattr(trace_files, "CHUNK_ROWS", 4)
         path = write("".join(mooncake_line(1000 * second, 5, 3) for second in range(20)))
 
         def rows_and_times(**arguments):
@@ -216,7 +267,7 @@ class TestFile:
         assert len(rows_and_times()) == 20
 
     def test_memory_does_not_grow_with_the_file(self, write, monkeypatch):
-        monkeypatch.setattr(traces, "CHUNK_ROWS", 400)
+        monkeypatch.setattr(trace_files, "CHUNK_ROWS", 400)
         peaks = []
         for num_rows in (2_000, 6_000):
             path = write("".join(mooncake_line(second, 5, 3) for second in range(num_rows)))

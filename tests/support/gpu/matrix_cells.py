@@ -9,8 +9,9 @@ from functools import cache
 
 import numpy as np
 import torch
+from foredraft.checks.cells import Cell
 from foredraft.checks.driver import Dice, Disturbance, HostileDriver, check_feedback
-from foredraft.checks.matrix import VOCAB_SIZE, Cell, LetterDecoder, algorithm_of, config_of, controller_of, requests_of
+from foredraft.checks.matrix import VOCAB_SIZE, LetterDecoder, algorithm_of, config_of, controller_of, requests_of
 from foredraft.core.algorithm.algorithm import Drafter
 from foredraft.core.contract.events import Committed
 from foredraft.core.contract.request import FinishReason, Request

@@ -1,0 +1,238 @@
+"""The rules in which servers differ, each against numbers computed by hand."""
+
+import pytest
+from foredraft.core.contract.request import Request
+from foredraft.core.errors import ConfigError
+from foredraft.core.prompt import Prompt
+from foredraft.core.scheduler.config import EngineConfig
+from foredraft.core.scheduler.life import RequestRecord, RequestState
+from foredraft.core.scheduler.policies import OUR_POLICIES, GuaranteedShare, Policies
+from foredraft.properties.reference import plain_greedy
+from served_engine import MODEL, ask, finish, make, turn
+
+FALLING = Policies(guarantee_floor=0.14, guarantee_rounds=600)
+OF_SGLANG = {
+    "guarantee_output": 0.7,
+    "guarantee_floor": 0.14,
+    "guarantee_limit": 4096,
+    "guarantee_fixed": True,
+    "retract_first": "fewest_outputs",
+    "retracted_to": "tail",
+    "cache_retracted": False,
+    "pause_until": "launch",
+    "retry_after": "departure",
+}
+
+
+def record(name, arrival=0, *, prompt=1, max_tokens=10, priority=0, decodes=True) -> RequestRecord:
+    made = RequestRecord(Request(name, Prompt.of_length(prompt), max_tokens, priority), arrival, max_tokens)
+    made.state = RequestState.DECODE if decodes else RequestState.PREFILL
+    return made
+
+
+# -- the guaranteed share ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"), [(0, 0.7), (1, 0.7 - 0.602 / 600), (300, 0.399), (600, 0.098), (9000, 0.098)]
+)
+def test_the_share_falls_in_a_straight_line_to_a_floor(rounds, expected):
+    share = GuaranteedShare(0.7, FALLING)
+    share.count(rounds)
+    assert share.now(0) == pytest.approx(expected)
+    assert share.now(5) == pytest.approx(max(expected - 5 * 0.602 / 600, 0.098))
+    share.reset()
+    assert share.now(0) == 0.7
+
+
+def test_after_a_retraction_the_share_is_estimated_from_what_the_others_have_emitted():
+    share = GuaranteedShare(0.7, FALLING)
+    share.count(600)
+    kept, emitted = [record("a", max_tokens=100), record("b", max_tokens=300)], {"a": 30, "b": 50}
+    share.estimate(kept, lambda one: emitted[one.request.request_id], rounds_in_flight=1)
+    expected = (30 + 50 + 2 * 20) / (100 + 300 + 1)
+    # The step in flight was launched before, and the next one is that for which the retraction has made room.
+    assert share.now(1) == share.now(2) == pytest.approx(expected)
+    share.count(2)
+    assert share.now(1) == pytest.approx(expected - 0.602 / 600)
+    share.estimate(kept, lambda one: 1000, rounds_in_flight=0)
+    assert share.now(0) == 1.0
+
+
+def test_a_share_that_does_not_fall_is_not_estimated():
+    share = GuaranteedShare(0.7, OUR_POLICIES)
+    share.count(600)
+    share.estimate([record("a")], lambda one: 9, rounds_in_flight=0)
+    assert share.now(3) == 0.7 and not share.falls
+
+
+@pytest.mark.parametrize(
+    ("limit", "fixed_length", "expected"),
+    [(None, False, 56), (None, True, 80), (16, False, 12), (16, True, 16)],
+)
+def test_a_newcomer_leaves_free_what_a_running_request_is_expected_to_emit(limit, fixed_length, expected):
+    """One request may emit 80 tokens more: it counts in full, or by 0.699 after one round."""
+    engine, executor = make(
+        overlap=False, steps=0, num_pages=400, context_len=200, guarantee_output=0.7, guarantee_floor=0.14,
+        guarantee_limit=limit,
+        guarantee_fixed=True,
+    )  # fmt: skip
+    engine.submit(ask("a", prompt_len=6, max_tokens=80, fixed_length=fixed_length), 0)
+    turn(engine, executor)
+    turn(engine, executor)
+    (row,) = engine.requests.running
+    missing = 6 + 80 + engine.sizes.reserve - int(engine.store.allocated[row])
+    assert missing == 80
+    assert engine.admission.headroom(1) == expected
+    (running,) = engine.requests.running.values()
+    assert engine.admission.headroom(1, [running]) == (missing if limit is None else limit)
+
+
+@pytest.mark.parametrize("block_rounds", [1, 8])
+def test_the_share_counts_rounds_and_begins_again_when_the_engine_is_idle(block_rounds):
+    engine, executor = make(
+        algorithm="NONE", steps=0, overlap=False, block_rounds=block_rounds, guarantee_output=0.7, guarantee_floor=0.14
+    )
+    engine.submit(ask("a", max_tokens=25), 0)
+    finish(engine, executor)
+    assert engine.admission.share.now(0) == pytest.approx(0.7 - 24 * 0.602 / 600)  # the prefill emits the first token
+    engine.submit(ask("b"), 0)
+    assert engine.admission.share.now(0) == 0.7
+
+
+# -- who gives way -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"), [("latest", "late"), ("fewest_outputs", "long"), ("lowest_then_fewest", "low")]
+)
+def test_each_rule_names_its_victim(rule, expected):
+    running = [
+        record("low", 0, priority=-1, prompt=5),
+        record("long", 1, prompt=9),
+        record("short", 2, prompt=8),
+        record("late", 3, priority=-1, prompt=2),
+    ]
+    emitted = {"low": 4, "long": 3, "short": 3, "late": 7}
+    policies = Policies(retract_first=rule)
+    assert policies.victim(running, lambda one: emitted[one.request.request_id]).request.request_id == expected
+
+
+def test_among_equals_the_last_of_the_batch_gives_way():
+    running = [record("first", 1), record("second", 0)]
+    assert Policies(retract_first="fewest_outputs").victim(running, lambda one: 3) is running[1]
+
+
+def test_a_prompt_in_progress_gives_way_before_the_last_request_that_decodes():
+    prompt, one, other = record("prompt", decodes=False), record("one"), record("other")
+    policies = Policies(retract_first="fewest_outputs")
+    emitted = {"prompt": 0, "one": 5, "other": 6}.get
+    assert policies.victim([prompt, one, other], lambda each: emitted(each.request.request_id)) is one
+    assert policies.victim([prompt, one], lambda each: emitted(each.request.request_id)) is prompt
+
+
+# -- in an engine ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("retracted_to", ["arrival", "tail"])
+def test_a_retracted_request_waits_at_its_place_or_at_the_tail(retracted_to, overlap):
+    engine, executor = make(overlap=overlap, max_running=2, retracted_to=retracted_to)
+    for i in range(4):
+        engine.submit(ask(f"r{i}", start=i, max_tokens=30), 0)
+    for _ in range(4):
+        turn(engine, executor)
+    engine.request_retraction("r0", 0)
+    engine.plan(0)
+    waiting = [each.request.request_id for each in engine.requests.waiting]
+    assert waiting == (["r0", "r2", "r3"] if retracted_to == "arrival" else ["r2", "r3", "r0"])
+
+
+def test_the_pause_ends_with_the_launch_of_a_round():
+    engine, executor = make(overlap=True, pause_until="launch")
+    for i in range(2):
+        engine.submit(ask(f"r{i}", start=i, max_tokens=30), 0)
+    for _ in range(4):
+        turn(engine, executor)
+    while engine.num_uncommitted:
+        engine.commit(executor.collect(), 0)
+    engine.request_retraction("r1", 0)
+    engine.submit(ask("newcomer", start=9), 0)
+    planned = []
+    while (step := engine.plan(0)) is not None:
+        executor.launch(step)
+        planned.append(step)
+    assert not planned[0].joins and planned[0].decode is not None
+    assert [join.request.request_id for join in planned[1].joins] == ["r1", "newcomer"]
+    finish(engine, executor)
+
+
+@pytest.mark.parametrize(("retry_after", "enters"), [("change", True), ("departure", False)])
+def test_a_refused_request_is_tried_again_after_a_change_or_a_departure(retry_after, enters):
+    """The prompt of the second request goes into the cache, which is a change, and no departure."""
+    engine, executor = make(
+        overlap=False, num_pages=60, guarantee_output=0.7, guarantee_floor=0.01, guarantee_rounds=2,
+        retry_after=retry_after, steps=0, chunk_size=8,
+    )  # fmt: skip
+    engine.submit(ask("a", start=1, prompt_len=6, max_tokens=25), 0)
+    engine.submit(ask("b", start=2, prompt_len=6, max_tokens=25), 0)
+    for _ in range(12):
+        turn(engine, executor)
+    assert (len(engine.requests.running) == 2) == enters
+    ended = finish(engine, executor)
+    assert ended["b"].num_output == 25
+
+
+@pytest.mark.parametrize("cache_retracted", [False, True])
+def test_the_output_of_a_retracted_request_is_kept_in_the_cache_or_not(cache_retracted):
+    engine, executor = make(algorithm="NONE", steps=0, overlap=False, cache_retracted=cache_retracted)
+    engine.submit(ask("a", prompt_len=5, max_tokens=30), 0)
+    for _ in range(8):
+        turn(engine, executor)
+    engine.request_retraction("a", 0)
+    step = engine.plan(0)
+    # The first turn has emitted the token after the prompt, and each later one a token; the last one has no KV.
+    assert step.joins[0].num_cached == (5 + 7 if cache_retracted else 5)
+    executor.launch(step)
+    assert finish(engine, executor)["a"].num_output == 30
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_with_all_rules_of_sglang_every_request_gets_its_tokens(overlap, page_size):
+    engine, executor = make(
+        num_pages=96 // page_size, page_size=page_size, overlap=overlap, block_rounds=8, **OF_SGLANG
+    )
+    requests = [ask(f"r{i}", start=i, prompt_len=3 + i, max_tokens=30) for i in range(8)]
+    for request in requests:
+        assert not engine.submit(request, 0).refusal
+    ended = finish(engine, executor)
+    for request in requests:
+        assert ended[request.request_id].tokens.tolist() == plain_greedy(MODEL, request, 30).tolist()
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("guarantee_floor", 1.5, r"guarantee_floor: must be in \[0, 1\], got 1.5"),
+        ("guarantee_rounds", 0, "guarantee_rounds: must be at least 1, got 0"),
+        ("guarantee_limit", 0, "guarantee_limit: must be at least 1, got 0"),
+        ("retract_first", "fewest_output", "none of latest, fewest_outputs, lowest_then_fewest .did you mean"),
+        ("retracted_to", "front", "none of arrival, tail"),
+        ("pause_until", "", "none of commit, launch"),
+        ("retry_after", "never", "none of change, departure"),
+    ],
+)
+def test_an_impossible_rule_is_one_error(key, value, message):
+    with pytest.raises(ConfigError, match=message):
+        make(**{key: value})
+
+
+def test_the_description_of_an_engine_names_other_rules_alone():
+    plain = EngineConfig(num_pages=8, context_len=8)
+    assert not set(plain.to_json()) & set(OUR_POLICIES.policy_values())
+    other = EngineConfig(num_pages=8, context_len=8, retracted_to="tail")
+    assert other.to_json() == plain.to_json() | {"retracted_to": "tail"}

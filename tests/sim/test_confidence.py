@@ -1,0 +1,75 @@
+"""Intervals of a run's results: from published points, from the user's own points, or none."""
+
+from dataclasses import replace
+
+import foredraft
+import pytest
+from foredraft.sim.assembly import assemble
+from foredraft.sim.confidence import intervals, rests_on
+from foredraft.sim.cost.published.evidence import Load
+from foredraft.sim.scenario_file import scenario_from_dict
+
+SMALL = {
+    "model": {"target": "llama-3.1-8b", "context_len": 4096},
+    "hardware": {"kernels": "roofline"},
+    "speculation": {"algorithm": "NONE"},
+    "workload": {"concurrency": 8, "num_requests": 24},
+}
+SUMMARY = {
+    "mean_tpot_ms": 10.0,
+    "mean_ttft_ms": 100.0,
+    "mean_e2el_ms": 2000.0,
+    "output_throughput": 1000.0,
+    "mean_running": 8.0,
+    "mean_output_tokens": 200.0,
+}
+
+
+def run_of(**hardware):
+    return assemble(scenario_from_dict(SMALL | {"hardware": SMALL["hardware"] | hardware}, "test"))
+
+
+def test_our_own_executor_has_no_published_points():
+    run = run_of()
+    assert intervals(run, SUMMARY) == {} and rests_on(run) == "no published points"
+    assert "No intervals of these times: no published points." in str(foredraft.simulate(SMALL))
+
+
+def test_a_server_with_points_has_intervals():
+    run = run_of(server="trtllm-1.x")
+    found = intervals(run, SUMMARY)
+    assert set(found) == {
+        f"{name}_interval" for name in ("mean_tpot_ms", "mean_ttft_ms", "mean_e2el_ms", "output_throughput")
+    }
+    for low, high in found.values():
+        assert 0 < low < high
+    assert "published points of this model, GPU and server" in rests_on(run)
+
+
+def test_the_factor_is_in_the_times_or_in_the_interval():
+    evidence = run_of(server="trtllm-1.x").evidence
+    corrected, plain = (evidence.interval("tpot", Load(), is_corrected) for is_corrected in (True, False))
+    assert corrected.low * evidence.factor == pytest.approx(plain.low)
+    assert corrected.high * evidence.factor == pytest.approx(plain.high)
+
+
+def test_intervals_are_wider_where_nothing_near_was_measured():
+    def width(**hardware):
+        low, high = intervals(run_of(**hardware), SUMMARY)["mean_tpot_ms_interval"]
+        return high / low
+
+    known, unknown = width(server="trtllm-1.x", gpu="H100"), width(server="trtllm-1.x", gpu="L40S")
+    assert unknown > known
+
+
+def test_a_server_without_points_is_not_corrected():
+    run = run_of(server="vllm-0.9")
+    assert run.evidence.factor == 1.0 and rests_on(run).startswith("none of this server")
+    assert intervals(run, SUMMARY)
+
+
+def test_an_open_loop_has_no_interval_of_its_output_rate():
+    run = run_of(server="trtllm-1.x")
+    workload = run.scenario.workload.model_copy(update={"concurrency": None})
+    opened = replace(run, scenario=run.scenario.model_copy(update={"workload": workload}))
+    assert "output_throughput_interval" not in intervals(opened, SUMMARY)

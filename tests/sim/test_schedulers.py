@@ -1,0 +1,119 @@
+"""Our engine with the rules of a release of vLLM against what that release decided (`benchmarks/schedulers`)."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from foredraft.core.errors import ConfigError
+from foredraft.observe.metrics import RunMetrics
+from foredraft.sim.cost.server import PROFILES, VLLM_POLICIES
+from foredraft.sim.run import Simulation
+from foredraft.sim.scenario_file import scenario_from_dict
+
+ROOT = Path(__file__).resolve().parents[2]
+PROFILE = "vllm-0.18"
+
+
+@pytest.fixture(scope="module")
+def schedulers():
+    """The package of the comparison."""
+    sys.path.insert(0, str(ROOT))
+    try:
+        from benchmarks.schedulers import comparison, our_scheduler, records, wheel, workloads
+    finally:
+        sys.path.remove(str(ROOT))
+    return {
+        module.__name__.rpartition(".")[2]: module for module in (comparison, our_scheduler, records, wheel, workloads)
+    }
+
+
+def share_of(schedulers, seeds, **policies) -> float:
+    """Return the share of recorded steps that our engine repeats on these workloads."""
+    records, workloads = schedulers["records"], schedulers["workloads"]
+    run = schedulers["our_scheduler"].OurRun
+    known = [record for record in records.stored() if record.seed in seeds]
+    assert [record.seed for record in known] == list(seeds)
+    for record in known:
+        assert record.digest == records.digest_of(workloads.draw_workload(record.seed)), "a record of other workloads"
+    return records.share_of_steps(known, lambda workload: run(PROFILE, workload, **policies))
+
+
+def test_our_engine_decides_as_vllm_did(schedulers):
+    assert share_of(schedulers, range(5)) == 1.0
+
+
+@pytest.mark.slow
+def test_our_engine_decides_as_vllm_did_on_all_recorded_workloads(schedulers):
+    assert share_of(schedulers, schedulers["records"].RECORDED) == 1.0
+
+
+OUR_RULES = {
+    "admit_with": "reserve",
+    "row_slots": "pipeline",
+    "released_at": "fence",
+    "late_tokens": "dropped",
+    "sure_ends": "run",
+    "short_chunk": "waits",
+    "lone_token": "chunk",
+    "cached_at": "commit",
+    "eviction_policy": "lru",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OUR_RULES)
+def test_each_rule_of_vllm_is_seen_in_the_records(schedulers, name):
+    assert getattr(VLLM_POLICIES, name, PROFILES[PROFILE].eviction_policy) != OUR_RULES[name]
+    assert share_of(schedulers, schedulers["records"].RECORDED, **{name: OUR_RULES[name]}) < 1.0
+
+
+@pytest.mark.parametrize("algorithm", ["NONE", "EAGLE3"])
+def test_blocks_of_rounds_decide_as_single_rounds_with_the_rules_of_vllm(algorithm):
+    """Requests give way, their tokens come late, and all are delivered."""
+    scenario = {
+        "hardware": {"server": PROFILE, "kernels": "roofline"},
+        "engine": {"kv_slots": 4000, "page_size": 16, "max_running": 32},
+        "speculation": {"algorithm": algorithm, "policy": "fixed", "steps": 3 * (algorithm != "NONE")},
+        "workload": {
+            "num_requests": 60,
+            "rate": 40.0,
+            "prompt": {"mean": 300.0, "high": 1000},
+            "output": {"mean": 80.0},
+        },
+    }
+    results = []
+    for rounds in (32, 1):
+        metrics = RunMetrics(None)
+        made = scenario_from_dict(scenario | {"engine": {**scenario["engine"], "block_rounds": rounds}}, "test")
+        report = Simulation(made, sinks=lambda replica, metrics=metrics: [metrics.sink(replica)]).run()
+        results.append(metrics.summary(report.duration_ns))
+    for name in ("duration", "retractions", "mean_ttft_ms", "mean_tpot_ms", "delivered_tokens"):
+        assert results[0][name] == results[1][name], name
+    assert results[0]["retractions"] > 3 and results[0]["completed"] == 60
+    assert results[0]["delivered_tokens"] == results[0]["total_output_tokens"]
+
+
+def test_a_file_that_is_no_wheel_of_the_package_is_refused(schedulers, tmp_path):
+    wheel = schedulers["wheel"]
+    file = tmp_path / "vllm-1.whl"
+    file.write_text("no archive")
+    with pytest.raises(ConfigError, match="is no wheel and no folder of an unpacked wheel"):
+        wheel.open_wheel(file, "vllm", (), ())
+    (tmp_path / "sglang-0.5.dist-info").mkdir()
+    with pytest.raises(ConfigError, match=r"expected the package vllm, found sglang-0\.5\.dist-info"):
+        wheel.open_wheel(tmp_path, "vllm", (), ())
+
+
+def test_only_the_scheduler_of_an_opened_package_is_imported_from_its_files(schedulers, tmp_path):
+    (tmp_path / "vllmx-0.1.dist-info").mkdir()
+    (tmp_path / "vllmx" / "core").mkdir(parents=True)
+    (tmp_path / "vllmx" / "__init__.py").write_text("raise ImportError('needs a GPU')")
+    source = "from vllmx.device import Stream\nfrom vllmx import limits\nvalue = (Stream(1), limits.Most.rows)"
+    (tmp_path / "vllmx" / "core" / "plan.py").write_text(source)
+    assert schedulers["wheel"].open_wheel(tmp_path, "vllmx", ("vllmx.core",), ()) == "0.1"
+    try:
+        from vllmx.core import plan
+    finally:
+        sys.meta_path.pop(0)
+    assert [type(part).__name__ for part in plan.value[:1]] == ["Stream"]
+    assert list(plan.value[1]) == []
