@@ -150,6 +150,8 @@ class Point:
         engine: dict[str, Any] = {"max_running": rows}
         if self.chunk_size is not None:
             engine["chunk_size"] = self.chunk_size
+            if PROFILES[self.server].has_one_budget:
+                engine["max_step_tokens"] = self.chunk_size
         return tables | {
             "name": self.dataset,
             "model": model,

@@ -31,6 +31,7 @@ from foredraft.sim.cost.published.evidence import REQUEST, TPOT, TTFT
 from foredraft.sim.cost.published.hierarchy import SLOPES, TERMS, Observation, Place, Posterior, Term, fit
 from foredraft.sim.cost.published.places import slopes_of
 from foredraft.sim.cost.published.spread import FREEDOM, Spread, fit_spread
+from pages import write_block
 from points import read_csv
 
 SERVING = Path(__file__).parent / "published" / "serving.csv"
@@ -357,21 +358,27 @@ def text_of(data: Mapping[str, object]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write sim/cost/published/effects.json")
+    parser.add_argument(
+        "--write", action="store_true", help="write sim/cost/published/effects.json and the tables of docs/accuracy.md"
+    )
     arguments = parser.parse_args()
-    rows, kernels = read_rows(), {}
+    rows, kernels, tables = read_rows(), {}, {}
     for source in ("measured", "roofline"):
         own = [row for row in rows if row.kernels == source]
-        judged = {}
-        for name in TIMES:
-            judged[name] = Judged.of(fitted(points_of(own, name), terms_of(name)))
-        print(
-            f"\nkernels: {source}, {len(own):,} points\n", *error_table(judged), "", *interval_table(judged), sep="\n"
-        )
+        judged = {name: Judged.of(fitted(points_of(own, name), terms_of(name))) for name in TIMES}
+        for words, lines in (("errors", error_table(judged)), ("intervals", interval_table(judged))):
+            tables[f"published: {source}, {words}"] = list(lines)
+            print(
+                f"\n{source} kernels, {len(own):,} points, {words}\n",
+                *tables[f"published: {source}, {words}"],
+                sep="\n",
+            )
         kernels[source] = effects_of(own, judged)
     if arguments.write:
         data = {"format": "foredraft-published-effects", "version": 1, "kernels": kernels}
         EFFECTS.write_text(text_of(data), encoding="utf-8")
+        for name, lines in tables.items():
+            write_block("accuracy.md", name, lines)
 
 
 if __name__ == "__main__":

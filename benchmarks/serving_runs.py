@@ -119,15 +119,28 @@ def place(item: Served) -> Place:
 
 def write(points: Sequence[Served], workers: int) -> None:
     """Simulate the points and write serving.csv."""
-    names = ("kernels", "source", "engines", "clients", "prompt", "output", "ttft_ms", "tpot_ms", "waits_steps")
+    names = (
+        "kernels",
+        "source",
+        "engines",
+        "clients",
+        "prompt",
+        "output",
+        "ttft_ms",
+        "tpot_ms",
+        "waits_steps",
+        "stream_steps",
+    )
+    found = list(simulated(points, workers))
     with SERVING.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([*Place._fields, *names, "simulated_ttft_ms", "simulated_tpot_ms"])
-        for item, kernels, ttft_ms, tpot_ms in simulated(points, workers):
+        for item, kernels, ttft_ms, tpot_ms in found:
             point, source = item.point, "InferenceX" if item.is_inferencex else "aiconfigurator"
             first = "" if item.engines else f"{point.ttft_ms:.5g}"
             loads = (item.engines or 1, point.concurrency, point.prompt, point.output)
-            times = (first, f"{point.tpot_ms:.5g}", f"{item.waits:g}", f"{ttft_ms:.5g}", f"{tpot_ms:.5g}")
+            waits = (f"{item.waits:g}", item.stream_steps)
+            times = (first, f"{point.tpot_ms:.5g}", *waits, f"{ttft_ms:.5g}", f"{tpot_ms:.5g}")
             writer.writerow([*place(item), kernels, source, *loads, *times])
 
 

@@ -10,9 +10,11 @@ mean time to the first token and the mean time per output token. The rows come f
                    database). Its script draws lengths uniformly from 0.8 to 1 times the named ones, and each client
                    sends ten requests (utils/bench_serving/benchmark_serving.py, benchmarks/*.sh)
     aiconfigurator runs of the authors of the package: all lengths equal, and twenty requests per client after two to
-                   warm up (bench_run.sh.j2 in the wheel aiconfigurator: --isl-stddev 0, --osl-stddev 0)
+                   warm up (bench_run.sh.j2 in the wheel aiconfigurator: --isl-stddev 0, --osl-stddev 0). A step has
+                   room for one prompt and 1,500 tokens (rule_plugin/benchmark in this wheel: max_num_tokens of vLLM
+                   and TensorRT-LLM, max_prefill_tokens of SGLang), and only vLLM computes prompts in chunks
 
-Lengths come from these scripts alone, never from a result.
+Lengths and launch flags come from these scripts alone, never from a result.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ SERVERS = {"sglang": "sglang-0.5", "vllm": "vllm-0.18", "trtllm": "trtllm-1.x"}
 INFERENCEX, OWN = (0.8, 1.0), (1.0, 1.0)
 """Shortest and longest length of a request, as shares of the named one, by the scripts of the two sources."""
 
+SPARE_TOKENS = 1500
+"""What a step has room for beside one prompt in the runs of the package's authors."""
 BLOCKS = "FP8 in blocks"
 """The weights of an FP8 checkpoint in blocks of 128 × 128, of which the package has no configuration of this model."""
 HELD = "Llama-3.1-8B"
@@ -88,7 +92,8 @@ class Served:
     """What a row served, and when.
 
     `recv_steps`: the server looks for new requests once in so many steps. `stream_steps`: it sends tokens once in so
-    many. `engines`, `prefill`, `prefill_engines`: of a disaggregated row, else 0 and None.
+    many. `batch_wait_steps`: a new request waits so many steps for others. `engines`, `prefill`, `prefill_engines`: of
+    a disaggregated row, else 0 and None.
     """
 
     id: str
@@ -101,14 +106,16 @@ class Served:
     point: Point
     recv_steps: int = 1
     stream_steps: int = 1
+    batch_wait_steps: int = 0
     engines: int = 0
     prefill: Layout | None = None
     prefill_engines: int = 0
 
     @property
     def waits(self) -> float:
-        """The steps that a first token waits by the flags: half of those between looks for new requests."""
-        return (self.recv_steps - 1) / 2
+        """The steps that a first token waits by the flags: half of those between looks for new requests, and those for
+        others."""
+        return (self.recv_steps - 1) / 2 + self.batch_wait_steps
 
     @property
     def deployment(self) -> tuple[str, ...]:
@@ -178,7 +185,9 @@ def _served(copies: list[dict[str, str]]) -> Served | Refusal:
     engines = int(row["decode_num_workers"] or 0) if is_split else 0
     lengths = INFERENCEX if is_inferencex else OWN
     point = _point(row, known, version, clients, layout, lengths)
-    flags = _flags(point.server, family, row["precision"] or "bf16", point.gpu) if is_inferencex else {}
+    if not is_inferencex:
+        point = replace(point, chunk_size=_prompt_tokens(point.server, point.prompt, clients))
+    flags = _flags(point, family, row["precision"] or "bf16") if is_inferencex else {}
     if flags:
         point = replace(
             point,
@@ -198,6 +207,7 @@ def _served(copies: list[dict[str, str]]) -> Served | Refusal:
         point=point,
         recv_steps=int(flags.get("recv_steps_from_16" if clients >= 16 else "recv_steps", 1)),
         stream_steps=int(flags.get("stream_steps", 1)),
+        batch_wait_steps=int(flags.get("batch_wait_steps", 0)),
         engines=engines,
         prefill=_layout(row, "prefill_", is_inferencex) if is_split else None,
         prefill_engines=int(row["prefill_num_workers"] or 0) if is_split else 0,
@@ -211,14 +221,27 @@ def _models() -> dict[tuple[str, str], dict[str, str]]:
     return {(row["name"], row["precision"]): row for row in read_rows("silicon_models.csv")}
 
 
-@cache
-def _flags(server: str, family: str, precision: str, gpu: str) -> Mapping[str, str]:
-    """Return the launch flags of a deployment by InferenceX's scripts; empty where we know none."""
+def _flags(point: Point, family: str, precision: str) -> Mapping[str, str]:
+    """Return the launch flags of a deployment by InferenceX's scripts; empty where we know none. A field that is empty
+    has no condition."""
+    asked = {
+        "precision": precision,
+        "gpus": point.gpu,
+        "tensor_parallel": str(point.tensor_parallel),
+        "lengths": f"{point.prompt}/{point.output}",
+    }
     for row in read_rows("launch_flags.csv"):
-        is_format = precision in row["precision"].split() and gpu in row["gpus"].split()
-        if is_format and (row["server"], row["model"]) == (server, family):
+        is_meant = all(value in (row[name] or value).split() for name, value in asked.items())
+        if is_meant and (row["server"], row["model"]) == (point.server, family):
             return row
     return {}
+
+
+def _prompt_tokens(server: str, prompt: int, clients: int) -> int:
+    """Return the prompt tokens of a step in a run of the package's authors."""
+    if server == "vllm-0.18":
+        return clients + prompt + SPARE_TOKENS
+    return (prompt + SPARE_TOKENS) // prompt * prompt  # whole prompts
 
 
 def _doubt(

@@ -32,6 +32,9 @@ SYSTEMS = {
     "L40S": "l40s",
 }
 SERVERS = ("sglang", "vllm", "trtllm")
+_BLACKWELL = ("b200_sxm", "b300_sxm", "gb200", "gb300")
+"""GPUs on which TensorRT-LLM computes MXFP4 experts with activations of MXFP8; elsewhere they have 16 bits
+(NVIDIA/TensorRT-LLM, deployment guide for GPT-OSS, "MoE Backend Support Matrix")."""
 
 _AUTO = "hardware.kernels=auto takes the roofline"
 _COMPOSED = frozenset((
@@ -127,7 +130,9 @@ def _distance(one: GPU, other: GPU) -> float:
     return abs(math.log(bandwidth)) + abs(math.log(one.flops("bf16") / other.flops("bf16")))
 
 
-def question(shape: ModelShape, server: str, parallel: Parallelism) -> tuple[dict[str, Any], dict[str, Any]]:
+def question(
+    shape: ModelShape, system: str, server: str, parallel: Parallelism
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the `config.json` and the options to ask the package with. Raises NotMeasured.
 
     If the package composes the model's family itself, it is asked with the model's own file, and with other number
@@ -141,6 +146,8 @@ def question(shape: ModelShape, server: str, parallel: Parallelism) -> tuple[dic
         "moe_tp_size": parallel.devices // parallel.expert,
         "kvcache_quant_mode": "fp8" if shape.kv_dtype == "fp8" else "bfloat16",
     }
+    if shape.weight_dtype == "mxfp4" and server == "trtllm" and system in _BLACKWELL:
+        options["moe_quant_mode"] = "w4a8_mxfp4_mxfp8"
     if shape.config is None or shape.family not in _COMPOSED:
         return _alike(shape), options | _weights(shape, server)
     config = dict(shape.config)
@@ -290,7 +297,7 @@ def _nearest(shape: ModelShape, gpu: str, server: str, parallel: Parallelism) ->
     tries += [(f"hardware.gpu={other}", shape, other, server, parallel) for other in others]
     for words, other, on, under, spread in tries:
         try:
-            compiled(*question(other, under, spread), SYSTEMS[on], under)
+            compiled(*question(other, SYSTEMS[on], under, spread), SYSTEMS[on], under)
         except NotMeasured:
             continue
         yield words

@@ -12,10 +12,10 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import BadZipFile
@@ -30,6 +30,8 @@ from .database import SERVERS, NotMeasured, check_known, package_version, questi
 MEASURED = ("silicon", "mixed")  # the database's words for a table, and for points between those of a table
 COMPARED_ROWS = (1, 8, 32, 128, 512)
 """Rows of the decode passes, behind 1024 tokens of context, in which servers are compared."""
+_TENS = 32
+"""The most tokens for which a product takes about as long as for one: reading its weights."""
 _REDUCED_TWICE = "tp_allreduce"
 """All-reduces that vLLM's passes with latent attention have beside those around their experts, which are already
 two for each layer."""
@@ -53,6 +55,59 @@ def _prompt(rows: int, new: int, past: int, handle: Any) -> Pass:
     return _pass(handle._engine.run_static_per_op(rows, 1, new + past, 1, past, 1.0, 1.0, "static_ctx", 32)[0])
 
 
+SLOW, FLAT = 3.0, 2.0
+"""A product has the host's launches in its time if it takes more than SLOW times as long as under the other servers for
+one token, and for tens of tokens less than FLAT times as long as for one."""
+_PRODUCTS = ("gemm", "overlap")  # in names of operations: matrix products, and parts of a pass that overlap some
+
+
+class Operations:
+    """The operations of the passes of one model under one server, from the database's handles of it and of others.
+
+    The database timed some matrix products with the host's launch of each, which takes longer than the product. A
+    captured pass has no such launches. These times are flat: one token takes as long as tens, and many times as long as
+    under the other servers. The geometric mean of the others stands in for them. Kernels that are only slower stay.
+
+    `launches_ns`: the times of such products, by operation.
+    """
+
+    def __init__(self, own: Any, others: Sequence[Any]) -> None:
+        self._own, self._others = own, tuple(others)
+        self.launches_ns: dict[str, float] = {}
+        few = [_decode(rows, 1024, own) for rows in COMPARED_ROWS if rows <= _TENS]
+        for name, elsewhere_ns in self._elsewhere(partial(_decode, COMPARED_ROWS[0], 1024)).items():
+            times = [found[name].ns for found in few if name in found]
+            is_product = any(mark in name for mark in _PRODUCTS)
+            if is_product and times and times[0] > SLOW * elsewhere_ns and max(times) < FLAT * min(times):
+                self.launches_ns[name] = max(times)
+
+    def decode(self, rows: int, context: int) -> Pass:
+        """Return the operations of a decode pass of so many rows behind `context` tokens each."""
+        return self._priced(partial(_decode, rows, context))
+
+    def prompt(self, rows: int, new: int, past: int) -> Pass:
+        """Return the operations of a pass over `new` tokens of each row behind `past`."""
+        return self._priced(partial(_prompt, rows, new, past))
+
+    def _priced(self, ask: Callable[[Any], Pass]) -> Pass:
+        found = ask(self._own)
+        if self.launches_ns:
+            elsewhere = self._elsewhere(ask)
+            for name, launches_ns in self.launches_ns.items():
+                if name in found and found[name].ns < FLAT * launches_ns:
+                    found[name] = found[name]._replace(ns=min(found[name].ns, elsewhere.get(name, math.inf)))
+        return found
+
+    def _elsewhere(self, ask: Callable[[Any], Pass]) -> dict[str, float]:
+        """Return the geometric mean of an operation's times under the other servers, in ns, by operation."""
+        logarithms: dict[str, list[float]] = {}
+        for other in self._others:
+            for name, (ns, known) in ask(other).items():
+                if known in MEASURED and ns > 0:
+                    logarithms.setdefault(name, []).append(math.log(ns))
+        return {name: math.exp(statistics.fmean(found)) for name, found in logarithms.items()}
+
+
 def _pass(operations: Sequence[tuple[str, float, float, str]]) -> Pass:
     return {
         short: Operation(milliseconds * 1e6, known)
@@ -61,7 +116,7 @@ def _pass(operations: Sequence[tuple[str, float, float, str]]) -> Pass:
     }
 
 
-TABLE_VERSION = 6  # of what stands below: raise it when the grids or the groups of operations change
+TABLE_VERSION = 7  # of what stands below: raise it when the grids or the groups of operations change
 TOKENS = (*range(1, 65), *range(72, 513, 8), *range(576, 2049, 64), 3072, 4096, 6144, 8192, 12288, 16384)
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 QUERIES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
@@ -76,6 +131,7 @@ _GROUPS = {
     "_ar": "comm", "ar_": "comm", "dispatch": "comm", "p2p": "comm", "moe_norm": "layers", "moe": "experts",
 }  # fmt: skip
 """Which group an operation belongs to, by the first of these marks in its name; "layers" without any."""
+_LAUNCHES = "launches of the host; the kernels are those of the other servers"
 _IDEAL = "sol"  # the database's word for a kernel of which it has no measurement at all: the roofline's is taken
 _LIBRARIES = ("bf16", "fp16")  # formats whose kernels are those of the vendor's libraries under every server
 
@@ -94,7 +150,8 @@ class KernelTables:
                                                 database knows none
     prefill:     [CHUNKS, PASTS]                attention of one prompt chunk behind so many tokens
     experts:     [TOKENS]                       routed experts, for tokens of as many requests; empty without experts
-    provenance:  operation -> how the database knows it: silicon, mixed, empirical; roofline: it does not
+    provenance:  operation -> how the database knows it: silicon, mixed, empirical; roofline: it does not; or that it
+                 was timed with the host's launches
     measured_share:  share of a decode pass (16 rows, 1024 tokens of context) that comes from measurements
     disagreement:  group of operations, or "pass" for all -> how many times the geometric mean of the other servers'
                    times on this GPU this server's take, in decode passes of COMPARED_ROWS; empty if no other server has
@@ -132,21 +189,23 @@ def measured_tables(
     parallel = Parallelism.of(parallel)
     system = check_known(gpu, server, parallel)
     version = package_version()
-    config, options = question(shape, server, parallel)
+    config, options = question(shape, system, server, parallel)
     text = json.dumps([TABLE_VERSION, version, config, options, system, server], sort_keys=True)
     identity = hashlib.sha256(text.encode()).hexdigest()
     path = cache_folder("kernels") / f"{identity[:24]}.npz"
     tables = _load(path, identity)
     if tables is None:
         try:
-            handle = database.compiled(config, options, system, server)
+            own = database.compiled(config, options, system, server)
+            others = _other_handles(shape, system, server, parallel)
+            operations = Operations(own, others)
             source = f"{database.PACKAGE} {version}: {shape.name} on {system}, {server}, {parallel}"
             has_head_norms = any(getattr(mixer, "qk_norm", False) for mixer, _ in shape.mixers)
             has_verify = all(isinstance(mixer, Attention) for mixer, _ in shape.mixers)
             tables = replace(
-                _query(handle, source, has_verify, has_head_norms),
+                _query(operations, source, has_verify, has_head_norms),
                 place=f"{gpu} under {server}",
-                disagreement=_disagreement(handle, _other_handles(shape, system, server, parallel)),
+                disagreement=_disagreement(operations, others),
             )
         except NotMeasured as error:
             tables = str(error)
@@ -164,16 +223,16 @@ def _other_handles(shape: ModelShape, system: str, server: str, parallel: Parall
     for other in SERVERS:
         if other != server:
             with suppress(NotMeasured):
-                handles.append(database.compiled(*question(shape, other, parallel), system, other))
+                handles.append(database.compiled(*question(shape, system, other, parallel), system, other))
     return handles
 
 
-def _disagreement(own: Any, others: Sequence[Any]) -> dict[str, list[float]]:
+def _disagreement(own: Operations, others: Sequence[Any]) -> dict[str, list[float]]:
     """Return the ratio of a server's times to the geometric mean of the others' for each group of operations, see
     `KernelTables`."""
     ratios: dict[str, list[float]] = {}
     for rows in COMPARED_ROWS if others else ():
-        passes = [_sums(_decode(rows, 1024, handle)) for handle in (own, *others)]
+        passes = [_sums(own.decode(rows, 1024)), *(_sums(_decode(rows, 1024, handle)) for handle in others)]
         for group in passes[0]:
             mine, *theirs = (sums[group] for sums in passes)
             if mine > 0 and min(theirs) > 0:
@@ -190,8 +249,8 @@ def _sums(found: Pass) -> dict[str, float]:
     return sums | {"pass": sum(sums.values())}
 
 
-def _query(handle: Any, source: str, has_verify: bool, has_head_norms: bool) -> KernelTables:
-    """Ask the database's handle of a model for every point of the grids. `has_verify`: whether a prompt's pass behind a
+def _query(operations: Operations, source: str, has_verify: bool, has_head_norms: bool) -> KernelTables:
+    """Price every point of the grids. `has_verify`: whether a prompt's pass behind a
     prefix is like a verify pass, as it is for plain attention alone."""
     provenance: dict[str, str] = {}
 
@@ -205,10 +264,10 @@ def _query(handle: Any, source: str, has_verify: bool, has_head_norms: bool) -> 
         return _sums(found)
 
     def decode_pass(rows: int, context: int) -> dict[str, float]:
-        return grouped(_decode(rows, context, handle))
+        return grouped(operations.decode(rows, context))
 
     def prefill(rows: int, new: int, past: int) -> dict[str, float]:
-        return grouped(_prompt(rows, new, past, handle))
+        return grouped(operations.prompt(rows, new, past))
 
     few = [decode_pass(tokens, 1024) for tokens in TOKENS if tokens <= ROWS[-1]]
     many = [prefill(1, tokens, 0) for tokens in TOKENS if tokens > ROWS[-1]]
@@ -229,7 +288,7 @@ def _query(handle: Any, source: str, has_verify: bool, has_head_norms: bool) -> 
         # A verify pass reads at least what a decode pass reads: the database extrapolates it for few queries.
         verify = np.maximum(verify, decode[:, None, :])
     shares: dict[bool, float] = {True: 0.0, False: 0.0}
-    for ns, known in _decode(16, 1024, handle).values():
+    for ns, known in operations.decode(16, 1024).values():
         shares[known in MEASURED] += ns
     return KernelTables(
         source=source,
@@ -239,7 +298,7 @@ def _query(handle: Any, source: str, has_verify: bool, has_head_norms: bool) -> 
         decode=decode,
         verify=verify,
         prefill=np.array([[prefill(1, new, past)["attention"] for past in PASTS] for new in CHUNKS]),
-        provenance=provenance,
+        provenance=provenance | dict.fromkeys(operations.launches_ns, _LAUNCHES),
         measured_share=shares[True] / sum(shares.values()),
         has_states="roofline" not in provenance.values(),
         experts=experts if experts.any() else np.empty(0),

@@ -55,7 +55,7 @@ class Handle:
         return [(f"context_{name}", us / 1e3, 0.0, "silicon") for name, us in self.times_us.items()], []
 
 
-def test_servers_that_disagree_are_a_fact_of_the_tables_and_replace_nothing(tmp_path, monkeypatch):
+def test_kernels_of_servers_that_disagree_are_a_fact_of_the_tables_and_stay(tmp_path, monkeypatch):
     times = {
         "sglang": {"qkv_gemm": 60.0, "moe": 50.0, "tp_allreduce": 9.0},
         "vllm": {"qkv_gemm": 6.0, "moe": 25.0},
@@ -85,6 +85,48 @@ def test_servers_that_disagree_are_a_fact_of_the_tables_and_replace_nothing(tmp_
 
     monkeypatch.setattr(database, "compiled", compiled)
     assert measured_tables(SHAPE, "H200", "sglang", 2).disagreement == {}
+
+
+class LaunchedHandle(Handle):
+    """Its products take as long as the host's launch of them, but for thousands of tokens."""
+
+    LAUNCH_US = 200.0
+
+    def decode_step_per_op(self, rows: int, context: int, _output: int) -> list[tuple[str, float, float, str]]:
+        found = super().decode_step_per_op(rows, context, _output)
+        return [(n, max(ms, self.LAUNCH_US / 1e3) if "gemm" in n else ms, *rest) for n, ms, *rest in found]
+
+
+def test_products_that_were_timed_with_the_hosts_launches_take_what_they_take_under_the_others(tmp_path, monkeypatch):
+    handles = {
+        "sglang": Handle({"qkv_gemm": 4.0, "proj_gemm": 70.0, "moe": 50.0}),
+        "vllm": LaunchedHandle({"qkv_gemm": 1.0, "proj_gemm": 70.0, "moe": 200.0}),
+        "trtllm": Handle({"qkv_gemm": 9.0, "proj_gemm": 70.0, "moe": 50.0}),
+    }
+    monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path))
+    monkeypatch.setattr(tables, "package_version", lambda: "9.9")
+    monkeypatch.setattr(database, "compiled", lambda _config, _options, _system, server: handles[server])
+    found = measured_tables(SHAPE, "H200", "vllm", 1)
+    by_tokens = dict(zip(TOKENS, found.layers / 1e3, strict=True))
+    mean = statistics.geometric_mean([4.0, 9.0])
+    assert by_tokens[1] == pytest.approx(mean + 200), (
+        "flat and 33 times the others; proj_gemm is flat for two tokens only"
+    )
+    assert by_tokens[16] == pytest.approx(16 * mean + 16 * 70)
+    assert by_tokens[512] == pytest.approx(512 + 512 * 70), "longer than two launches: the kernel itself"
+    assert found.experts[0] == 200e3, "four times the others, and no product"
+    assert found.provenance["qkv_gemm"].startswith("launches of the host")
+    assert found.provenance["proj_gemm"] == "silicon"
+    monkeypatch.setitem(handles, "sglang", None)
+
+    def compiled(_config, _options, _system, server):
+        if server != "vllm":
+            raise NotMeasured("no such rows")
+        return handles[server]
+
+    monkeypatch.setattr(database, "compiled", compiled)
+    alone = measured_tables(SHAPE, "H200", "vllm", 2)
+    assert alone.layers[0] == 400e3, "without another server nothing shows which part is a launch"
 
 
 def made_up_tables() -> KernelTables:
