@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from foredraft.core.errors import ForedraftError
 from foredraft.sim.calibration.fit import spreads
-from foredraft.sim.calibration.least_squares import Parameter, fit_parameters, left_out_errors
+from foredraft.sim.calibration.least_squares import Fit, Parameter, fit_parameters, left_out_errors
 from foredraft.sim.cost.calibration import LAUNCH_TIMES
 from foredraft.sim.cost.measured.tables import cache_folder
 from foredraft.sim.cost.server import PROFILES
 from foredraft.simulation import run_scenario  # imported before worker processes are forked, so that they have it
-from points import DEVICE, Estimate, Point, estimate, profile_with, read_csv
+from points import DEVICE, Point, estimate, profile_with, read_csv
 
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = Path(__file__).parent / "published" / "left_out.csv"
@@ -124,32 +124,53 @@ def simulate_all(points: Sequence[Point], columns: Sequence[str], workers: int) 
     return table | {CALIBRATED: calibrated(table[kernels], kernels)}
 
 
-def calibrated(rows: Sequence[Outcome], kernels: str) -> list[Outcome]:
-    """Return the outcomes with a calibration by the other points of each data set, as `sim/calibration` fits it: around
-    the profile, with its priors. Simulations are those of `rows`; the estimate has the slopes. The time to the first
-    token is not fitted."""
-    found: dict[Point, Outcome] = {}
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """A calibration that was fitted to simulated points."""
+
+    fit: Fit
+    kernels: str
+    names: Sequence[str]
+
+    def __call__(self, rows: Sequence[Outcome]) -> np.ndarray:
+        """Return the times per output token of other simulated points, in ms [rows]."""
+        return _prediction(rows, self.kernels, self.names)(self.fit.values)
+
+
+def calibration(rows: Sequence[Outcome], kernels: str) -> Calibrated:
+    """Calibrate with simulated points of one data set, as `sim/calibration` fits a profile: around the server's, with
+    its priors. The estimate has the slopes."""
     names = (DEVICE, *LAUNCH_TIMES)
+    launch, wide = PROFILES[rows[0].point.server].launch, spreads()
+    parameters = [
+        Parameter(name, "", getattr(launch, name, 1.0), wide[name], 0.2 if name == DEVICE else 0.0) for name in names
+    ]
+    predict = _prediction(rows, kernels, names)
+    return Calibrated(fit_parameters(parameters, predict, np.array([row.published_ms for row in rows])), kernels, names)
+
+
+def _prediction(rows: Sequence[Outcome], kernels: str, names: Sequence[str]) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the times per output token, in ms, as a function of the parameters `names`: the simulated ones, changed as
+    the estimate changes."""
+    estimates = [estimate(row.point, kernels) for row in rows]
+    ratios = np.array([row.ms * 1e6 / item.token_ns({}) for row, item in zip(rows, estimates, strict=True)])
+
+    def predict(x: np.ndarray) -> np.ndarray:
+        waits = dict(zip(names, map(float, x), strict=True))
+        return ratios * np.array([item.token_ns(waits) for item in estimates]) / 1e6
+
+    return predict
+
+
+def calibrated(rows: Sequence[Outcome], kernels: str) -> list[Outcome]:
+    """Return the outcomes with a calibration by the other points of each data set. The time to the first token is not
+    fitted."""
+    found: dict[Point, Outcome] = {}
     for dataset in dict.fromkeys(row.point.dataset for row in rows):
         own = [row for row in rows if row.point.dataset == dataset and row.ms is not None]
         if len(own) < LEAST_TO_CALIBRATE:
             continue
-        estimates = [estimate(row.point, kernels) for row in own]
-        ratios = np.array([row.ms * 1e6 / item.token_ns({}) for row, item in zip(own, estimates, strict=True)])
-        launch, wide = PROFILES[own[0].point.server].launch, spreads()
-        parameters = [
-            Parameter(name, "", getattr(launch, name, 1.0), wide[name], 0.2 if name == DEVICE else 0.0)
-            for name in names
-        ]
-
-        def predict(
-            x: np.ndarray, estimates: Sequence[Estimate] = estimates, ratios: np.ndarray = ratios
-        ) -> np.ndarray:
-            waits = dict(zip(names, map(float, x), strict=True))
-            return ratios * np.array([item.token_ns(waits) for item in estimates]) / 1e6
-
-        fit = fit_parameters(parameters, predict, np.array([row.published_ms for row in own]))
-        errors, _ = left_out_errors(fit, range(len(own)), linearised=True)
+        errors, _ = left_out_errors(calibration(own, kernels).fit, range(len(own)), linearised=True)
         for row, error in zip(own, errors, strict=True):
             found[row.point] = replace(row, ms=row.published_ms * (1 + float(error)), ttft_ms=None)
     missing = f"fewer than {LEAST_TO_CALIBRATE} points that could be simulated"

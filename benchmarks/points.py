@@ -301,7 +301,9 @@ class Estimate(NamedTuple):
         the launch, and DEVICE, a factor on kernels; what is absent is the profile's."""
         point, scale = self.point, waits.get(DEVICE, 1.0)
         launch = replace(PROFILES[point.server].launch, **{name: ns for name, ns in waits.items() if name != DEVICE})
-        wait = launch.target_gap_ns(point.concurrency) + launch.collectives_gap_ns(self.collectives, self.devices)
+        wait = launch.target_gap_ns(point.concurrency / point.attention_data_parallel) + launch.collectives_gap_ns(
+            self.collectives, self.devices
+        )
         drafting = 0.0
         if point.steps:
             drafting = (

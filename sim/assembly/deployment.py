@@ -89,6 +89,7 @@ class Deployment:
         gpu, server = lookup_gpu(hardware.gpu), server_profile(hardware.server)
         if calibration is None and hardware.profile:
             calibration = load_calibration(hardware.profile)
+        parallel = _parallelism(hardware, gpu)
         launch = server.launch if hardware.launch is None else launch_preset(hardware.launch)
         host = server.host if hardware.host is None else host_preset(hardware.host)
         if calibration is not None and calibration.parameters is not None:
@@ -96,10 +97,10 @@ class Deployment:
         return cls(
             gpu=gpu,
             server=server,
-            parallel=_parallelism(hardware, gpu),
+            parallel=parallel,
             graphs=_graphs(hardware, server),
             launch=launch,
-            host=host,
+            host=host.shared_by(parallel.data),
             front_end=_front_end(scenario.front_end, server),
             kernels=KernelSource(hardware.kernels_of or server.kernels_of, hardware.kernels),
             shares=MemoryShares(hardware.reserved_fraction, hardware.static_fraction, hardware.free_fraction),

@@ -66,6 +66,17 @@ class HostCost:
         """Return the sum of all three, because a synchronous engine pays them one after the other."""
         return self.plan_ns(batch_size) + self.launch_ns(batch_size) + self.commit_ns(batch_size, tokens)
 
+    def shared_by(self, groups: int) -> HostCost:
+        """Return the cost where each of `groups` attention-data parallel groups has a scheduler for its own rows."""
+        if groups == 1:
+            return self
+        times = {
+            name: round(getattr(self, name) / groups)
+            for name in self.__slots__
+            if name.endswith(("_row_ns", "_token_ns"))
+        }
+        return replace(self, **times)
+
     def at_pace(self, pace: float) -> HostCost:
         """Return the cost on the same machine if everything takes `pace` times as long."""
         times = {name: round(getattr(self, name) * pace) for name in self.__slots__ if name.endswith("_ns")}
@@ -204,7 +215,7 @@ class LaunchCost:
         """Return the fixed time of a draft step of `algorithm`."""
         return self.draft_step_ns + (self.eagle3_step_ns if algorithm == EAGLE3 else 0.0)
 
-    def target_gap_ns(self, rows: int) -> float:
+    def target_gap_ns(self, rows: float) -> float:
         """Return the idle time of the device before a pass of the target over `rows` requests."""
         return self.graph_gap_ns + self.row_gap_ns * rows
 

@@ -230,7 +230,7 @@ class RoundCost:
             "verify": Line(self._target.layers_ns(tokens.num_tokens, tokens.routing)),
             "attention": self._target.decode_attention(batch_size, nodes, batch_size * nodes),
             "lm_head": Line(self._lm_head_ns(False, tokens.num_tokens)),
-            LAUNCH: Line(self.launch.target_gap_ns(batch_size) + self._skew_ns(self._target)),
+            LAUNCH: Line(self.launch.target_gap_ns(self._own_rows(batch_size)) + self._skew_ns(self._target)),
         }
         if self.parallel.devices > 1:
             parts["comm"] = Line(self._target.comm_ns(tokens.num_tokens))
@@ -255,6 +255,10 @@ class RoundCost:
         padded = padded_tokens(batch_size, width, self.graph_sizes, self.graph_unit) if has_graph else None
         return PassTokens.of_requests(batch_size, batch_size * width, self.expert_independence, padded)
 
+    def _own_rows(self, rows: int) -> float:
+        """Return the rows of one attention-data parallel group: each group has a scheduler and samples by itself."""
+        return rows / self.parallel.data
+
     def _skew_ns(self, forward: ForwardCost) -> float:
         return self.launch.collectives_gap_ns(forward.collectives, self.parallel.devices)
 
@@ -276,7 +280,7 @@ class RoundCost:
         acceptance (read 4): 18 bytes per logit. Then the acceptance walk and its bookkeeping, in small kernels.
         """
         logit_bytes, kernels = (2, 3) if self.sampling == GREEDY else (18, 7)
-        moved = float(rows) * self.target.vocab * logit_bytes
+        moved = self._own_rows(rows) * self.target.vocab * logit_bytes
         return self.efficiency.stream_ns(self.gpu, moved) + kernels * self.efficiency.small_kernel_ns
 
     def _after_verify(self, tokens: int, steps: int, topk: int, nodes: int) -> Pass:
@@ -433,7 +437,9 @@ class RoundCost:
             "verify": Line(self._target.layers_ns(tokens.num_tokens, tokens.routing)),
             "attention": Line(line.base_ns + prefill_ns, line.slope_ns, line.window_slope_ns),
             "lm_head": Line(self._lm_head_ns(False, len(chunks) + batch_size * nodes)),
-            LAUNCH: Line(self.launch.target_gap_ns(len(chunks) + batch_size) + self._skew_ns(self._target)),
+            LAUNCH: Line(
+                self.launch.target_gap_ns(self._own_rows(len(chunks) + batch_size)) + self._skew_ns(self._target)
+            ),
         }
         if self.parallel.devices > 1:
             parts["comm"] = Line(self._target.comm_ns(tokens.num_tokens))
