@@ -22,7 +22,7 @@ from foredraft.sim.cost.calibration import LAUNCH_TIMES
 from foredraft.sim.cost.measured.tables import cache_folder
 from foredraft.sim.cost.server import PROFILES
 from foredraft.simulation import run_scenario  # imported before worker processes are forked, so that they have it
-from points import DEVICE, Estimate, Point, estimate, profile_with, read_csv
+from points import DEVICE, Estimate, Point, estimate, model_of, profile_with, read_csv, rounds_of
 
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = Path(__file__).parent / "published" / "left_out.csv"
@@ -157,12 +157,12 @@ def calibrated(rows: Sequence[Outcome], kernels: str) -> list[Outcome]:
 
 
 def left_out_times(point: Point) -> dict[str, float]:
-    """Return the times of the launch that fit_servers.py found without the point's draft shape, model or
+    """Return the times of the launch that fit_servers.py found without the point's model, draft shape or
     tensor parallelism."""
     if point.steps:
-        groups = [f"{point.algorithm} {point.shape}"]
+        groups = [rounds_of(model_of(point)), f"{point.algorithm} {point.shape}"]
     else:
-        groups = [point.model.split("/")[-1].lower(), f"tensor parallel {point.tensor_parallel}", "NONE plain"]
+        groups = [model_of(point), f"tensor parallel {point.tensor_parallel}", "NONE plain"]
     known = _left_out()
     return next((known[point.server, group] for group in groups if (point.server, group) in known), {})
 
