@@ -6,8 +6,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -33,6 +34,16 @@ LEAST_TO_CALIBRATE = 4  # points of a data set
 def failure_text(error: ForedraftError) -> str:
     """Return the part of a message that says why a point cannot be simulated."""
     return str(error).splitlines()[-1].strip().split(";")[0]
+
+
+def percent(values: Iterable[float], of: Callable[[Iterable[float]], float]) -> str:
+    """Return a statistic of `values` in percent for a table; empty without values."""
+    values = list(values)
+    return f"{100 * of(values):.1f}" if values else ""
+
+
+def mean_size(values: Iterable[float]) -> float:
+    return statistics.fmean(map(abs, values))
 
 
 @dataclass(frozen=True, slots=True)

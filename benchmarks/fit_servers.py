@@ -49,17 +49,17 @@ from points import (
     DEVICE,
     Estimate,
     Point,
+    SpeedUp,
     estimate,
     model_of,
     plain_points,
     profile_with,
     read_csv,
-    SpeedUp,
     round_points,
     rounds_of,
     speedup_points,
 )
-from scipy.optimize import least_squares, nnls
+from scipy.optimize import least_squares
 
 WAITS: dict[str, tuple[str, ...]] = {
     "sglang-0.5": ("graph_gap_ns", "row_gap_ns", "collective_gap_ns", "eager_kernel_ns"),
@@ -263,9 +263,7 @@ def published_rows(server: str) -> list[Row]:
         of_round, shape = point.accept_length * 1e6, f"{point.algorithm} {point.shape}"
         model = model_of(point)
         group = rounds_of(model) if len(models) > 1 else shape
-        rows.append(
-            Row(model, group, shape, point.steps, point.topk, point.published_ms * of_round, known * of_round)
-        )
+        rows.append(Row(model, group, shape, point.steps, point.topk, point.published_ms * of_round, known * of_round))
     return rows
 
 

@@ -6,8 +6,8 @@ that repeats it.
                   clients
     speedups.csv  how much faster the same requests were served with a draft than without, by the number of clients
 
-In all of them each client sends its next request when the last has ended. Lengths are uniform from `shortest` to `longest`
-times `prompt` and `output`. Rows of InferenceX say so themselves: its random lengths are 0.8 to 1 times the named ones
+Each client sends its next request when the last has ended. Lengths are uniform from `shortest` to `longest` times
+`prompt` and `output`. Rows of InferenceX say so themselves: its random lengths are 0.8 to 1 times the named ones
 (RANDOM_RANGE_RATIO in the scripts of SemiAnalysisAI/InferenceX). For the others, whose lengths were published as means,
 it is our reading of the data: as meets the published times to the first token best (fit_servers.py --spread), for
 requests that are equally long come in waves. Speculative points give the mean accept length, which the simulation takes

@@ -169,8 +169,10 @@ _FIT = "benchmarks/fit_servers.py: least squares on benchmarks/published/ over m
 
 def _fitted(name: str, **times_ns: float) -> LaunchCost:
     """Return the launch of a server whose decode passes are captured.
-    Times that were not fitted are those of FULL_GRAPH."""
-    return replace(FULL_GRAPH, name=name, source=_FIT, **times_ns)
+    Times that were not fitted are those of FULL_GRAPH. vLLM's drafter returns before its logits where nothing is
+    drafted (vllm-project/vllm, vllm/v1/spec_decode/llm_base_proposer.py, propose)."""
+    has_logits = not name.startswith("vllm")
+    return replace(FULL_GRAPH, name=name, source=_FIT, has_resting_logits=has_logits, **times_ns)
 
 
 PROFILES: dict[str, ServerProfile] = {
