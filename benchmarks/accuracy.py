@@ -20,14 +20,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 
 from accuracy_runs import MEASURED, OTHERS, ROOFLINE, Outcome, failure_text, mean_size, percent, simulate_all
-from accuracy_speculation import arms_table, batches_table, resting_table, speedups_table, tails_table
+from accuracy_speculation import arms_table, batches_table, resting_table, speedups_table, summary_lines, tails_table
 from fit_expert_independence import distinct_experts, published_counts
 from foredraft.core.errors import ForedraftError
 from foredraft.observe.distribution.install_hint import install_command
 from foredraft.sim.assembly import assemble
 from foredraft.sim.cost.forward import EXPERT_INDEPENDENCE
 from foredraft.sim.scenario_file import scenario_from_dict
-from pages import write_block
+from pages import write_block, write_row
 from points import Point, plain_points, read_rows, round_points
 
 QUEUED_MS = 5_000
@@ -68,11 +68,12 @@ def place(point: Point) -> str:
 
 def counted(plain: Mapping[str, list[Outcome]], rounds: Mapping[str, list[Outcome]]) -> str:
     """Return the numbers of points of the summary's lines as a sentence."""
-    alone = sum(row.point.steps == 0 for row in next(iter(rounds.values())))
+    speculative = [row.point.steps > 0 for row in next(iter(rounds.values()))]
     queued = [row.point.ttft_ms >= QUEUED_MS for row in next(iter(plain.values()))]
+    others = len(queued) - sum(queued) + len(speculative) - sum(speculative)
     return (
-        f"{len(queued) + alone} points without speculation: {len(queued) - sum(queued) + alone} whose requests do not "
-        f"queue, and {sum(queued)} whose requests queue"
+        f"{len(queued) + len(speculative)} points: {others} plain ones whose requests do not queue, "
+        f"{sum(queued)} whose requests queue, and {sum(speculative)} with speculation"
     )
 
 
@@ -92,6 +93,7 @@ def summary_table(plain: Mapping[str, list[Outcome]], rounds: Mapping[str, list[
     }
     for name, cell in lines.items():
         yield f"| {name} | {' | '.join(cell(column) or '–' for column in plain)} |"
+    yield from summary_lines(rounds)
 
 
 def experts_table() -> Iterator[str]:
@@ -214,6 +216,9 @@ def main() -> None:
     if (arguments.every == 1 or arguments.write) and len(columns) > 1:
         for name, lines in blocks.items():
             write_block("accuracy.md", f"accuracy: {name}", lines)
+        if arguments.rounds:
+            for row in summary_lines(rounds):
+                write_row("accuracy.md", row)
 
 
 def _plain_group(point: Point) -> str:

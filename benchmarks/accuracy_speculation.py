@@ -13,6 +13,8 @@ from foredraft.simulation import run_scenario
 from points import read_rows, speedup_points
 
 SMALL = 0.02  # speed-ups nearer to 1 have no sign that a benchmark could tell
+SUMMARY = "speculation: tokens per second", "speculation: speed-up over plain", "regret of the chosen setting"
+"""The lines of the page's summary that are about speculation."""
 TAIL_STEPS = 3
 """Draft steps of acceptance_tails.csv. Assumption: as in other benchmarks of its author."""
 RESTING = {"1": {"candidate_steps": [0]}, "1000": {"candidate_steps": [3]}}
@@ -88,6 +90,19 @@ def arms_table(table: Mapping[str, list[Outcome]]) -> Iterator[str]:
             chosen = [item for item in every if item.name.startswith(dataset)]
             count = sum(len(item.shapes) for item in chosen)
             yield f"| {dataset or '**all**'} | {column} | {count} | {' | '.join(_arms_cells(chosen))} |"
+
+
+def summary_lines(table: Mapping[str, list[Outcome]]) -> Iterator[str]:
+    """Yield the lines of the page's summary that are about speculation."""
+    errors: dict[str, list[str]] = {SUMMARY[0]: [], SUMMARY[1]: [], SUMMARY[2]: []}
+    for every in table.values():
+        rates = [row.published_ms / row.ms - 1 for row in every if row.point.steps and row.ms is not None]
+        found = arms(every)
+        errors[SUMMARY[0]].append(percent(rates, mean_size))
+        errors[SUMMARY[1]].append(percent([error for item in found for error in item.speedup_errors], mean_size))
+        errors[SUMMARY[2]].append(percent([item.regret for item in found], statistics.fmean))
+    for name, cells in errors.items():
+        yield f"| {name} | {' | '.join(cells)} |"
 
 
 def batches_table(table: Mapping[str, list[Outcome]]) -> Iterator[str]:
