@@ -19,8 +19,22 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 
-from accuracy_runs import MEASURED, OTHERS, ROOFLINE, Outcome, failure_text, mean_size, percent, simulate_all
-from accuracy_speculation import arms_table, batches_table, resting_table, speedups_table, summary_lines, tails_table
+from accuracy_runs import (
+    MEASURED,
+    OTHERS,
+    ROOFLINE,
+    Outcome,
+    arms_table,
+    batches_table,
+    failure_text,
+    mean_size,
+    percent,
+    resting_table,
+    simulate_all,
+    speedups_table,
+    summary_lines,
+    tails_table,
+)
 from fit_expert_independence import distinct_experts, published_counts
 from foredraft.core.errors import ForedraftError
 from foredraft.observe.distribution.install_hint import install_command
