@@ -1,13 +1,14 @@
-"""Simulates published points, from a cache or anew, and calibrates them with each other:
-what accuracy.py makes its tables of."""
+"""Simulates published points, from a cache or anew, and calibrates them with each other: what accuracy.py makes its
+tables of. The tables of speculation are here, since some are made of simulations of their own."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -22,17 +23,34 @@ from foredraft.sim.cost.calibration import LAUNCH_TIMES
 from foredraft.sim.cost.measured.tables import cache_folder
 from foredraft.sim.cost.server import PROFILES
 from foredraft.simulation import run_scenario  # imported before worker processes are forked, so that they have it
-from points import DEVICE, Point, estimate, profile_with, read_csv
+from points import DEVICE, Point, estimate, model_of, profile_with, read_csv, read_rows, rounds_of, speedup_points
 
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = Path(__file__).parent / "published" / "left_out.csv"
 ROOFLINE, MEASURED, OTHERS, CALIBRATED = "roofline", "measured", "left out", "calibrated"
 LEAST_TO_CALIBRATE = 4  # points of a data set
+SMALL = 0.02  # speed-ups nearer to 1 have no sign that a benchmark could tell
+SUMMARY = "speculation: tokens per second", "speculation: speed-up over plain", "regret of the chosen setting"
+"""The lines of the page's summary that are about speculation."""
+TAIL_STEPS = 3
+"""Draft steps of acceptance_tails.csv. Assumption: as in other benchmarks of its author."""
+RESTING = {"1": {"candidate_steps": [0]}, "1000": {"candidate_steps": [3]}}
+"""A schedule of steps that never drafts for fewer than 1,000 requests, whose draft is loaded nevertheless."""
 
 
 def failure_text(error: ForedraftError) -> str:
     """Return the part of a message that says why a point cannot be simulated."""
     return str(error).splitlines()[-1].strip().split(";")[0]
+
+
+def percent(values: Iterable[float], of: Callable[[Iterable[float]], float]) -> str:
+    """Return a statistic of `values` in percent for a table; empty without values."""
+    values = list(values)
+    return f"{100 * of(values):.1f}" if values else ""
+
+
+def mean_size(values: Iterable[float]) -> float:
+    return statistics.fmean(map(abs, values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +196,12 @@ def calibrated(rows: Sequence[Outcome], kernels: str) -> list[Outcome]:
 
 
 def left_out_times(point: Point) -> dict[str, float]:
-    """Return the times of the launch that fit_servers.py found without the point's draft shape, model or
+    """Return the times of the launch that fit_servers.py found without the point's model, draft shape or
     tensor parallelism."""
     if point.steps:
-        groups = [f"{point.algorithm} {point.shape}"]
+        groups = [rounds_of(model_of(point)), f"{point.algorithm} {point.shape}"]
     else:
-        groups = [point.model.split("/")[-1].lower(), f"tensor parallel {point.tensor_parallel}", "NONE plain"]
+        groups = [model_of(point), f"tensor parallel {point.tensor_parallel}", "NONE plain"]
     known = _left_out()
     return next((known[point.server, group] for group in groups if (point.server, group) in known), {})
 
@@ -194,3 +212,210 @@ def _left_out() -> dict[tuple[str, str], dict[str, float]]:
         (row.pop("server"), row.pop("left_out")): {name: float(text) for name, text in row.items() if text}
         for row in read_csv(LEFT_OUT)
     }
+
+
+# -- tables of speculation ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Arms:
+    """The settings of one text and one draft that were measured side by side:
+    rates in tokens per second of a client."""
+
+    name: str
+    published: Mapping[str, float]  # shape -> rate
+    simulated: Mapping[str, float]
+
+    @property
+    def speedup_errors(self) -> list[float]:
+        """Of each speculative setting: simulated / published speed-up over plain − 1."""
+        return [
+            self._speedup(self.simulated, shape) / self._speedup(self.published, shape) - 1 for shape in self.shapes
+        ]
+
+    @property
+    def signs_right(self) -> list[bool]:
+        """Whether each setting that is clearly faster or slower than plain is so in the simulation."""
+        found = [(self._speedup(self.published, shape), self._speedup(self.simulated, shape)) for shape in self.shapes]
+        return [(real > 1) == (ours > 1) for real, ours in found if abs(real - 1) > SMALL]
+
+    @property
+    def regret(self) -> float:
+        """How much slower the setting that is simulated as the fastest really is than the fastest."""
+        chosen = max(self.simulated, key=self.simulated.__getitem__)
+        return 1 - self.published[chosen] / max(self.published.values())
+
+    @property
+    def shapes(self) -> list[str]:
+        return [shape for shape in self.published if shape != "plain"]
+
+    @staticmethod
+    def _speedup(rates: Mapping[str, float], shape: str) -> float:
+        return rates[shape] / rates["plain"]
+
+
+def arms(rows: Sequence[Outcome]) -> list[Arms]:
+    """Group speculative rows by data set, text, algorithm and draft, each with the plain row of its text."""
+    found = []
+    keys = dict.fromkeys(
+        (r.point.dataset, r.point.text, r.point.algorithm, r.point.draft) for r in rows if r.point.steps
+    )
+    for dataset, text, algorithm, draft in keys:
+        ours = [
+            row
+            for row in rows
+            if (row.point.dataset, row.point.text) == (dataset, text)
+            and (not row.point.steps or (row.point.algorithm, row.point.draft) == (algorithm, draft))
+        ]
+        if all(row.ms for row in ours):
+            name = f"{dataset}, {text}, {algorithm}, {draft}"
+            found.append(
+                Arms(name, *({r.point.shape: 1 / getattr(r, time) for r in ours} for time in ("published_ms", "ms")))
+            )
+    return found
+
+
+def arms_table(table: Mapping[str, list[Outcome]]) -> Iterator[str]:
+    """Yield a Markdown table of speed-ups and choices by data set and column."""
+    yield "| data set | times of passes | arms | speed-up: mean error | bias | sign right | regret: mean | worst |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    by_column = {column: arms(rows) for column, rows in table.items()}
+    datasets = dict.fromkeys(row.point.dataset for row in next(iter(table.values())))
+    for dataset in [*datasets, ""]:
+        for column, every in by_column.items():
+            chosen = [item for item in every if item.name.startswith(dataset)]
+            count = sum(len(item.shapes) for item in chosen)
+            yield f"| {dataset or '**all**'} | {column} | {count} | {' | '.join(_arms_cells(chosen))} |"
+
+
+def summary_lines(table: Mapping[str, list[Outcome]]) -> Iterator[str]:
+    """Yield the lines of the page's summary that are about speculation."""
+    errors: dict[str, list[str]] = {SUMMARY[0]: [], SUMMARY[1]: [], SUMMARY[2]: []}
+    for every in table.values():
+        rates = [row.published_ms / row.ms - 1 for row in every if row.point.steps and row.ms is not None]
+        found = arms(every)
+        errors[SUMMARY[0]].append(percent(rates, mean_size))
+        errors[SUMMARY[1]].append(percent([error for item in found for error in item.speedup_errors], mean_size))
+        errors[SUMMARY[2]].append(percent([item.regret for item in found], statistics.fmean))
+    for name, cells in errors.items():
+        yield f"| {name} | {' | '.join(cells)} |"
+
+
+def batches_table(table: Mapping[str, list[Outcome]]) -> Iterator[str]:
+    """Yield a Markdown table of rates, speed-ups and choices by the number of clients and column."""
+    head = "clients | times of passes | points | tokens/s: mean error | bias | speed-up: mean error | bias | sign right"
+    yield f"| {head} | regret: mean | worst |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    rows = [row for row in next(iter(table.values())) if row.point.steps]
+    for clients in sorted({row.point.concurrency for row in rows}):
+        for column, every in table.items():
+            own = [row for row in every if row.point.concurrency == clients and row.ms is not None]
+            rates = [row.published_ms / row.ms - 1 for row in own if row.point.steps]
+            cells = [percent(rates, mean_size), percent(rates, statistics.fmean), *_arms_cells(arms(own))]
+            yield f"| {clients} | {column} | {len(rates)} | {' | '.join(cells)} |"
+
+
+def _arms_cells(chosen: Sequence[Arms]) -> tuple[str, ...]:
+    """Return the cells of a table: error and bias of speed-ups, signs that are right, and regret."""
+    errors = [error for item in chosen for error in item.speedup_errors]
+    signs = [sign for item in chosen for sign in item.signs_right]
+    regrets = [item.regret for item in chosen]
+    return (
+        percent(errors, mean_size),
+        percent(errors, statistics.fmean),
+        f"{sum(signs)} of {len(signs)}",
+        percent(regrets, statistics.fmean),
+        percent(regrets, max),
+    )
+
+
+def speedups_table(columns: Sequence[str]) -> Iterator[str]:
+    """Yield a Markdown table of speedups.csv: published and simulated speed-ups by the number of clients."""
+    kernels = list(dict.fromkeys(_kernels(column) for column in columns))
+    yield f"| data set, draft | clients | speed-up: published | {' | '.join(f'{name} (error)' for name in kernels)} |"
+    yield f"| --- | --- | --- |{' --- |' * len(kernels)}"
+    for point in speedup_points():
+        cells = []
+        for name in kernels:
+            ours = point.simulated(lambda each, name=name: run_scenario(each.scenario(name), {}))
+            cells.append(f"{ours:.2f} ({100 * (ours / point.published - 1):+.0f} %)")
+        drafting = point.drafting
+        place = f"{drafting.dataset}, {drafting.algorithm} {drafting.shape} | {drafting.concurrency}"
+        yield f"| {place} | {point.published:.2f} | {' | '.join(cells)} |"
+
+
+def _kernels(column: str) -> str:
+    return ROOFLINE if column == ROOFLINE else "measured"
+
+
+def resting_table() -> Iterator[str]:
+    """Yield a Markdown table of what a draft costs that rests: more time per token with a schedule that never drafts.
+
+    Lengths were not published: prompts of 400 tokens and outputs of 256 (assumption). The draft of the measurement is
+    smaller than the EAGLE head that stands for it.
+    """
+    yield "| model, GPU | clients | published | simulated: draft's KV kept | and graphs in pieces |"
+    yield "| --- | --- | --- | --- | --- |"
+    for row in read_rows("resting_drafts.csv"):
+        clients = int(row["clients"])
+        hardware = {"gpu": row["gpu"], "server": row["server"], "correction": "none", "kernels": ROOFLINE}
+        scenario: dict[str, Any] = {
+            "model": {"target": row["model"], "weight_dtype": row["weight_dtype"], "context_len": 4096},
+            "hardware": hardware,
+            "speculation": {"algorithm": "NONE"},
+            "workload": {
+                "concurrency": clients,
+                "num_requests": max(3 * clients, 12),
+                "prompt": {"kind": "fixed", "value": 400},
+                "output": {"kind": "fixed", "value": 256},
+            },
+        }
+        resting = scenario | {"speculation": {"algorithm": "EAGLE", "adaptive": RESTING}}
+        in_pieces = resting | {"hardware": hardware | {"piecewise_graphs": True}}
+        name = f"{row['model'].split('/')[-1]} {row['weight_dtype']}, {row['gpu']}"
+        published = float(row["resting_tpot_ms"]) / float(row["plain_tpot_ms"]) - 1
+        try:
+            plain, kept, pieces = (
+                run_scenario(each, {}).summary["mean_tpot_ms"] for each in (scenario, resting, in_pieces)
+            )
+            cells = f"{100 * (kept / plain - 1):+.1f} % | {100 * (pieces / plain - 1):+.1f} %"
+        except ForedraftError as error:
+            cells = f"{failure_text(error)} | "
+        yield f"| {name} | {clients} | {100 * published:+.1f} % | {cells} |"
+
+
+def tails_table() -> Iterator[str]:
+    """Yield a Markdown table of how far the slowest requests and gaps are from the mean, for acceptance as drafts have
+    it and for independent draws.
+
+    What was served where was not published: ours is Llama-3.1-8B on one H100, and the ratios are to be compared. The
+    accept length of each run is its time between chunks over its time per token.
+    """
+    yield "| acceptance | latency | p90 / mean: published | simulated | p99 / mean: published | simulated |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for row, correlation in zip(
+        read_rows("acceptance_tails.csv"), ({}, {"request_share": 0.0, "field_share": 0.0}), strict=True
+    ):
+        clients, requests = int(row["clients"]), int(row["requests"])
+        prompt, output = (round(int(row[name]) / requests) for name in ("prompt_tokens", "output_tokens"))
+        length = float(row["mean_itl_ms"]) / float(row["mean_tpot_ms"])
+        scenario = {
+            "hardware": {"server": "vllm-0.18", "kernels": ROOFLINE},
+            "speculation": {"algorithm": "EAGLE3", "policy": "fixed", "steps": TAIL_STEPS},
+            "acceptance": {"mean_length": round(length, 2), **correlation},
+            "workload": {
+                "concurrency": clients,
+                "num_requests": requests,
+                "prompt": {"kind": "uniform", "low": 1, "high": 2 * prompt},
+                "output": {"kind": "fixed", "value": output},
+            },
+        }
+        summary = run_scenario(scenario, {}).summary
+        for name in ("tpot", "itl", "ttft"):
+            cells = [row["acceptance"], name.upper()]
+            for quantile in ("p90", "p99"):
+                published = row[f"{quantile}_{name}_ms"]
+                mean = float(row[f"mean_{name}_ms"])
+                cells.append(f"{float(published) / mean:.2f}" if published else "")
+                cells.append(f"{summary[f'{quantile}_{name}_ms'] / summary[f'mean_{name}_ms']:.2f}")
+            yield f"| {' | '.join(cells)} |"

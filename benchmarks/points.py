@@ -4,9 +4,10 @@ that repeats it.
     plain.csv     serving without speculation: time to first token and time per output token at a number of clients
     rounds.csv    SGLang and vLLM with EAGLE drafts, and the same without: output tokens per second at a number of
                   clients
+    speedups.csv  how much faster the same requests were served with a draft than without, by the number of clients
 
-In both each client sends its next request when the last has ended. Lengths are uniform from `shortest` to `longest`
-times `prompt` and `output`. Rows of InferenceX say so themselves: its random lengths are 0.8 to 1 times the named ones
+Each client sends its next request when the last has ended. Lengths are uniform from `shortest` to `longest` times
+`prompt` and `output`. Rows of InferenceX say so themselves: its random lengths are 0.8 to 1 times the named ones
 (RANDOM_RANGE_RATIO in the scripts of SemiAnalysisAI/InferenceX). For the others, whose lengths were published as means,
 it is our reading of the data: as meets the published times to the first token best (fit_servers.py --spread), for
 requests that are equally long come in waves. Speculative points give the mean accept length, which the simulation takes
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -101,6 +102,8 @@ class Point:
     reserved_fraction: float | None = None  # None: the server's own
     kv_dtype: str | None = None  # None: that of the checkpoint and the server
     chunk_size: int | None = None  # None: the server's own
+    mode: str | None = None  # of scheduling; None: the default
+    requests: int | None = None  # None: TURNS of each client
 
     @property
     def clients_keep_step(self) -> bool:
@@ -148,10 +151,11 @@ class Point:
         if self.kv_dtype is not None:
             model["kv_dtype"] = self.kv_dtype
         engine: dict[str, Any] = {"max_running": rows}
-        if self.chunk_size is not None:
-            engine["chunk_size"] = self.chunk_size
-            if PROFILES[self.server].has_one_budget:
-                engine["max_step_tokens"] = self.chunk_size
+        for key in ("chunk_size", "mode"):
+            if getattr(self, key) is not None:
+                engine[key] = getattr(self, key)
+        if self.chunk_size is not None and PROFILES[self.server].has_one_budget:
+            engine["max_step_tokens"] = self.chunk_size
         return tables | {
             "name": self.dataset,
             "model": model,
@@ -160,7 +164,7 @@ class Point:
             "engine": engine,
             "workload": {
                 "concurrency": self.concurrency,
-                "num_requests": TURNS * max(self.concurrency, 4),
+                "num_requests": self.requests or TURNS * max(self.concurrency, 4),
                 "prompt": self._lengths(self.prompt),
                 "output": self._lengths(self.output),
             },
@@ -185,15 +189,22 @@ class Point:
         def mean(values: np.ndarray) -> float:
             return float(np.average(values, weights=weights))
 
-        # Rounds accept a little more or less than they were asked to.
-        slower = (result.summary["accept_length"] / self.accept_length) if self.steps else 1.0
-        decoding = (finish - first) * slower
+        decoding = (finish - first) * self._luck(result)
         if self.tpot_ms is not None:
             ms = mean(decoding / np.maximum(tokens - 1, 1)) / 1e6
         else:
             assert self.tokens_per_s is not None, "a point has a time or a rate"
             ms = mean(first - arrival + decoding) / mean(tokens) / 1e6  # of the steady state (Little's law)
         return Measured(ms, mean(first - arrival) / 1e6)
+
+    def tokens_per_s_of(self, result: Result) -> float:
+        """Return the rate of a whole run, its empty batches at the end included, at the published accept length."""
+        return float(result.summary["output_throughput"]) / self._luck(result)
+
+    def _luck(self, result: Result) -> float:
+        """Return how much longer the accept length of a run is than the published one: rounds accept a little more or
+        less than they were asked to."""
+        return float(result.summary["accept_length"]) / self.accept_length if self.steps else 1.0
 
     @property
     def published_ms(self) -> float:
@@ -243,7 +254,8 @@ def round_points() -> list[Point]:
         prompt, output = LENGTHS[row["benchmark"]]
         points.append(
             Point(
-                dataset=f"{row['model']}, {row['gpu']}, {row['server']}, {row['batch_size']} clients",
+                dataset=f"{row['checkpoint'] or row['model'].split('/')[-1]}, {row['gpu']}, {row['server']}, "
+                f"{row['batch_size']} clients",
                 server=row["server"],
                 gpu=row["gpu"],
                 model=row["model"],
@@ -266,6 +278,67 @@ def round_points() -> list[Point]:
             )
         )
     return points
+
+
+class SpeedUp(NamedTuple):
+    """A published speed-up: the points with and without a draft, and how much faster the first was served."""
+
+    drafting: Point
+    plain: Point
+    published: float
+
+    def simulated(self, simulate: Callable[[Point], Result]) -> float:
+        """Return the speed-up that simulations of both points show."""
+        rates = [point.tokens_per_s_of(simulate(point)) for point in (self.drafting, self.plain)]
+        return rates[0] / rates[1]
+
+
+def speedup_points() -> list[SpeedUp]:
+    """Return the points of speedups.csv, in its order.
+
+    Its server scheduled plain rounds ahead of the device, but not those with drafts. Requests are a turn of a
+    conversation each, of lengths that differ widely (assumption). No profile stands for its version: that of the
+    nearest is taken.
+    """
+    found = []
+    for row in read_rows("speedups.csv"):
+        prompt, output = LENGTHS[row["benchmark"]]
+        plain = Point(
+            dataset=f"{row['model']}, {row['gpu']}, SGLang {row['server_version']}",
+            server=row["server"],
+            gpu=row["gpu"],
+            model=row["model"],
+            weight_dtype="bf16",
+            tensor_parallel=int(row["tensor_parallel"]),
+            concurrency=int(row["batch_size"]),
+            prompt=prompt,
+            output=output,
+            shortest=0.25,
+            longest=1.75,
+            text=row["benchmark"],
+            requests=int(row["requests"]),
+        )
+        drafting = replace(
+            plain,
+            algorithm=row["algorithm"],
+            steps=int(row["steps"]),
+            topk=int(row["topk"]),
+            num_draft_tokens=int(row["num_draft_tokens"]),
+            accept_length=float(row["accept_length"]),
+            mode="synchronous",
+        )
+        found.append(SpeedUp(drafting, plain, float(row["speedup"])))
+    return found
+
+
+def model_of(point: Point) -> str:
+    """Return the name of a point's model as fits have it."""
+    return point.model.split("/")[-1].lower()
+
+
+def rounds_of(model: str) -> str:
+    """Return what left_out.csv calls a fit without the speculative rounds of a model."""
+    return f"rounds of {model}"
 
 
 def read_rows(name: str) -> list[dict[str, str]]:

@@ -1,4 +1,5 @@
-"""Simulates all published serving points (silicon.py) and writes published/serving.csv, which published_fit.py fits.
+"""Simulates all published serving points (silicon.py, and the plain rows of rounds.csv) and writes
+published/serving.csv, which published_fit.py fits.
 
     python benchmarks/serving_runs.py [--workers N]    (needs the extra measured; half an hour on one core)
 
@@ -25,8 +26,8 @@ from foredraft.sim.cost.published.hierarchy import Place
 from foredraft.sim.cost.published.places import place_of
 from foredraft.sim.cost.round import RoundCost
 from foredraft.sim.scenario_file import scenario_from_dict
-from points import Point, profile_with
-from silicon import Served, served_points, silicon_file
+from points import Point, profile_with, round_points
+from silicon import Layout, Served, served_points, silicon_file
 
 SERVING = Path(__file__).parent / "published" / "serving.csv"
 SAMPLED_CLIENTS, SAMPLED_OUTPUT = 128, 1024
@@ -68,6 +69,24 @@ def _cost(point: Point, kernels: str) -> RoundCost:
         cost = assemble(scenario_from_dict(point.scenario(kernels), point.dataset)).cost
     assert isinstance(cost, RoundCost), "a point's scenario has no profile"
     return cost
+
+
+def specbundle_points() -> list[Served]:
+    """Return the plain rows of SpecBundle, whose time per token has the prompt in it."""
+    return [
+        Served(
+            id=f"{point.dataset} {point.text}",
+            family=point.model,
+            precision=point.weight_dtype,
+            version="",
+            date="",
+            is_inferencex=False,
+            layout=Layout(point.tensor_parallel, 1, 1),
+            point=point,
+        )
+        for point in round_points()
+        if not point.steps and point.server == "sglang-0.5"
+    ]
 
 
 def roofline_sample(points: Sequence[Served]) -> list[Served]:
@@ -137,10 +156,11 @@ def write(points: Sequence[Served], workers: int) -> None:
         writer.writerow([*Place._fields, *names, "simulated_ttft_ms", "simulated_tpot_ms"])
         for item, kernels, ttft_ms, tpot_ms in found:
             point, source = item.point, "InferenceX" if item.is_inferencex else "aiconfigurator"
-            first = "" if item.engines else f"{point.ttft_ms:.5g}"
+            source = "SpecBundle" if point.tokens_per_s else source
+            first = "" if item.engines or point.ttft_ms is None else f"{point.ttft_ms:.5g}"
             loads = (item.engines or 1, point.concurrency, point.prompt, point.output)
             waits = (f"{item.waits:g}", item.stream_steps)
-            times = (first, f"{point.tpot_ms:.5g}", *waits, f"{ttft_ms:.5g}", f"{tpot_ms:.5g}")
+            times = (first, f"{point.published_ms:.5g}", *waits, f"{ttft_ms:.5g}", f"{tpot_ms:.5g}")
             writer.writerow([*place(item), kernels, source, *loads, *times])
 
 
@@ -151,7 +171,7 @@ def main() -> None:
     path = silicon_file()
     if path is None:
         raise SystemExit(f"needs measured kernels: {install_command('measured')}")
-    write(served_points(path)[0], arguments.workers)
+    write([*served_points(path)[0], *specbundle_points()], arguments.workers)
 
 
 if __name__ == "__main__":

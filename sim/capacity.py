@@ -52,7 +52,8 @@ def _seconds_per_request(
     for steps in slot.candidate_steps:
         topk = spec.topk if steps else 1
         round_work = (batch, steps, topk, spec.draft_shape.num_draft_tokens(steps, batch), kv_tokens)
-        device_ns, host_ns = cost.decode_ns(*round_work), host.round_ns(batch, batch)
+        verified = batch if steps and not config.overlap else 0
+        device_ns, host_ns = cost.decode_ns(*round_work), host.round_ns(batch, batch, verified)
         round_ns = max(device_ns, host_ns) if config.overlap else device_ns + host_ns
         per_request = (output - 1) / _accept_length(drafts, steps) * round_ns / batch / 1e9
         if per_request < decode_s:

@@ -288,7 +288,7 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        ("hardware.graph_sizes", "hardware.graph_unit"),
+        ("hardware.graph_sizes", "hardware.graph_unit", "hardware.piecewise_graphs"),
         _when(lambda run: run.deployment.graphs is None, "hardware.cuda_graphs is false"),
     ),
     Rule(("engine.mode",), mode_fell_back),

@@ -342,7 +342,7 @@ class EngineActor:
         self.ran_ns = (started_ns, self._device_free_ns)
         batch_size = 0 if step.decode is None else len(step.decode.rows)
         committing_ns = max(self._cpu_free_ns, self._device_free_ns)
-        commit_ns = self.host.commit_ns(batch_size, tokens)
+        commit_ns = self.host.commit_ns(batch_size, tokens, self._verified_rows(step.decode))
         if self.jitter is not None:
             commit_ns = self.jitter.commit.time_ns(number, commit_ns)
         self._cpu_free_ns = committing_ns + commit_ns
@@ -403,9 +403,14 @@ class EngineActor:
     def _commit_costs(self, decode: DecodeStep, drawn: DrawnRounds) -> np.ndarray:
         """Return the host time to commit each round, int64 [rounds]."""
         batch_size, emitted = len(decode.rows), drawn.emitted[: drawn.rounds]
-        base_ns = self.host.commit_ns(batch_size, 0)
-        commit_ns = base_ns + (self.host.commit_ns(batch_size, 1) - base_ns) * emitted
+        verified = self._verified_rows(decode)
+        base_ns = self.host.commit_ns(batch_size, 0, verified)
+        commit_ns = base_ns + (self.host.commit_ns(batch_size, 1, verified) - base_ns) * emitted
         return commit_ns if self.jitter is None else self.jitter.commit.times_ns(self.device.num_run, commit_ns)
+
+    def _verified_rows(self, decode: DecodeStep | None) -> int:
+        """Return the rows whose acceptance the host must read before it goes on."""
+        return len(decode.rows) if decode is not None and decode.steps and not self.engine.config.overlap else 0
 
     def _launch_costs(self, flight: Flight, drawn: DrawnRounds) -> int | np.ndarray:
         """Return the host time to plan and launch the round after each, int64 [rounds], or one number if it is

@@ -94,6 +94,8 @@ class Deployment:
         host = server.host if hardware.host is None else host_preset(hardware.host)
         if calibration is not None and calibration.parameters is not None:
             launch, host = calibration.parameters.launch(launch), calibration.parameters.host(host)
+        if hardware.piecewise_graphs:
+            launch = launch.in_pieces()
         return cls(
             gpu=gpu,
             server=server,

@@ -20,8 +20,9 @@ def cost_table(spec: EngineSpec, cost: RoundCost | StepCost, host: HostCost) -> 
         topk = spec.topk if steps else 1
         nodes = [shape.num_draft_tokens(steps, size) for size in sizes]
         device = [cost.decode_ns(size, steps, topk, n, 0) for size, n in zip(sizes, nodes, strict=True)]
-        hosts = [host.round_ns(size, size) for size in sizes]
-        combine = max if spec.config.overlap else operator.add
+        overlap = spec.config.overlap
+        hosts = [host.round_ns(size, size, size if steps and not overlap else 0) for size in sizes]
+        combine = max if overlap else operator.add
         round_ns.append(tuple(map(combine, device, hosts)))
         read = 1_000_000
         kv_token_ps.append((cost.decode_ns(sizes[-1], steps, topk, nodes[-1], read) - device[-1]) * 1000 // read)

@@ -25,7 +25,8 @@ class HostCost:
     """CPU time of one step in integer nanoseconds: a base, a share per row, a share per emitted token.
 
     `plan`: schedule and allocate; `launch`: build the inputs and launch the graphs; `commit`: read results, accept,
-    finish; `detokenise`: turn tokens into text where this happens on the scheduler's thread.
+    finish; `detokenise`: turn tokens into text where this happens on the scheduler's thread. `verify_row`: more per row
+    of a commit after a round with drafts, where the engine is synchronous and the host reads what was accepted.
     """
 
     name: str
@@ -40,6 +41,7 @@ class HostCost:
     sampling_base_ns: int = 0
     sampling_row_ns: int = 0
     detokenise_token_ns: int = 0
+    verify_row_ns: int = 0
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -57,14 +59,17 @@ class HostCost:
         rows_ns = (self.launch_row_ns + self.sampling_row_ns) * batch_size
         return self.launch_base_ns + self.sampling_base_ns + rows_ns
 
-    def commit_ns(self, batch_size: int, tokens: int) -> int:
-        """Return the time to process a step's results: `tokens` emitted over `batch_size` rows."""
+    def commit_ns(self, batch_size: int, tokens: int, verified_rows: int = 0) -> int:
+        """Return the time to process a step's results: `tokens` emitted over `batch_size` rows. `verified_rows`: the
+        rows with drafts, of a synchronous engine alone."""
         per_token = self.commit_token_ns + self.detokenise_token_ns
-        return self.commit_base_ns + self.commit_row_ns * batch_size + per_token * tokens
+        rows_ns = self.commit_row_ns * batch_size + self.verify_row_ns * verified_rows
+        return self.commit_base_ns + rows_ns + per_token * tokens
 
-    def round_ns(self, batch_size: int, tokens: int) -> int:
+    def round_ns(self, batch_size: int, tokens: int, verified_rows: int = 0) -> int:
         """Return the sum of all three, because a synchronous engine pays them one after the other."""
-        return self.plan_ns(batch_size) + self.launch_ns(batch_size) + self.commit_ns(batch_size, tokens)
+        before_ns = self.plan_ns(batch_size) + self.launch_ns(batch_size)
+        return before_ns + self.commit_ns(batch_size, tokens, verified_rows)
 
     def shared_by(self, groups: int) -> HostCost:
         """Return the cost where each of `groups` attention-data parallel groups has a scheduler for its own rows."""
@@ -93,6 +98,8 @@ class HostCost:
             "commit per row": self.commit_row_ns,
             "commit per token": self.commit_token_ns + self.detokenise_token_ns,
         }
+        if self.verify_row_ns:
+            times["commit per row with drafts, synchronous"] = self.verify_row_ns
         return [(f"host {self.name}: {what}", ns / 1e3, "us", self.source) for what, ns in times.items()]
 
 
@@ -117,7 +124,9 @@ SGLANG_OVERLAP = HostCost(
     commit_token_ns=500,
     sampling_base_ns=50_000,
     sampling_row_ns=500,
-    source="assumption: a Python scheduler that runs ahead of the device; text is made in another process",
+    verify_row_ns=109_000,
+    source="assumption: a Python scheduler that runs ahead of the device; text is made in another process; per row with "
+    "drafts of a synchronous engine: benchmarks/fit_servers.py, speed-ups of SGLang 0.4.4 with 2 to 48 clients",
 )
 
 FOREDRAFT = HostCost(
@@ -210,6 +219,19 @@ class LaunchCost:
     # More per collective and doubling of its devices: they wait for the slowest. A database times collectives that
     # start together.
     collective_gap_ns: float = 0.0
+    # Whether the pass that keeps the draft's KV in a round without drafts computes logits for the next round.
+    has_resting_logits: bool = True
+    piece_gap_ns: float = (
+        0.0  # device idle before and after each layer's attention, where graphs are captured in pieces
+    )
+
+    def in_pieces(self) -> LaunchCost:
+        """Return the launch of passes that are captured in pieces, between which each layer's attention is launched."""
+        return replace(self, piece_gap_ns=PIECE_GAP_NS)
+
+    def pieces_gap_ns(self, layers: int) -> float:
+        """Return the idle time of the device within a captured pass of so many layers."""
+        return 2 * layers * self.piece_gap_ns
 
     def step_ns(self, algorithm: str) -> float:
         """Return the fixed time of a draft step of `algorithm`."""
@@ -236,8 +258,15 @@ class LaunchCost:
             "a step of EAGLE-3 besides that": self.eagle3_step_ns,
             "a tree besides its passes": self.tree_ns,
         }
+        if self.piece_gap_ns:
+            times["gap between pieces of a pass"] = self.piece_gap_ns
         return [(f"launch {self.name}: {what}", ns / 1e3, "us", self.source) for what, ns in times.items()]
 
+
+PIECE_GAP_NS = 5_000.0
+"""Assumption: as between two captured passes of FULL_GRAPH. In vLLM issue 49548 a round of a model of 60 layers takes
+0.95 ms more with a schedule that never drafts. These gaps are 0.6 ms of it, and the rest is the pass that keeps the
+draft's KV."""
 
 FULL_GRAPH = LaunchCost(
     name="full-graph",

@@ -230,7 +230,7 @@ class RoundCost:
             "verify": Line(self._target.layers_ns(tokens.num_tokens, tokens.routing)),
             "attention": self._target.decode_attention(batch_size, nodes, batch_size * nodes),
             "lm_head": Line(self._lm_head_ns(False, tokens.num_tokens)),
-            LAUNCH: Line(self.launch.target_gap_ns(self._own_rows(batch_size)) + self._skew_ns(self._target)),
+            LAUNCH: Line(self.launch.target_gap_ns(self._own_rows(batch_size)) + self._waits_ns(self._target, tokens)),
         }
         if self.parallel.devices > 1:
             parts["comm"] = Line(self._target.comm_ns(tokens.num_tokens))
@@ -261,6 +261,11 @@ class RoundCost:
 
     def _skew_ns(self, forward: ForwardCost) -> float:
         return self.launch.collectives_gap_ns(forward.collectives, self.parallel.devices)
+
+    def _waits_ns(self, forward: ForwardCost, tokens: PassTokens) -> float:
+        """Return what the device waits within a pass: for slower devices, and between the pieces of a graph."""
+        pieces_ns = self.launch.pieces_gap_ns(forward.shape.layers) if tokens.is_captured else 0.0
+        return self._skew_ns(forward) + pieces_ns
 
     def _floor_ns(self, forward: ForwardCost, tokens: PassTokens) -> float:
         return 0.0 if tokens.is_captured else forward.kernels * self.launch.eager_kernel_ns
@@ -336,7 +341,7 @@ class RoundCost:
         attention = forward.decode_attention(batch_size, steps + 1, batch_size * (steps + 1))
         repeat = max(steps, 1) if draft.algorithm == MULTI_LAYER_EAGLE else 1
         tokens = self._tokens(batch_size, steps + 1)
-        rows = -(-tokens.num_tokens // (steps + 1))
+        rows = -(-tokens.num_tokens // (steps + 1)) if steps or self.launch.has_resting_logits else 0
         return [self._draft_pass("draft_catch_up", batch_size, tokens, rows, attention, repeat)]
 
     def _draft_pass(
@@ -357,14 +362,16 @@ class RoundCost:
         if draft.fusion_inputs and (draft.fusion_every_pass or not later):
             layers_ns += self._fusion_ns(tokens.num_tokens)
         # Softmax and top-k over the draft's logits: read 2 bytes, write and read 4.
-        choose_ns = (
-            self.efficiency.stream_ns(self.gpu, 10.0 * logit_rows * body.vocab) + self.efficiency.small_kernel_ns
-        )
+        choose_ns = lm_head_ns = 0.0
+        if logit_rows:
+            logit_bytes = 10.0 * logit_rows * body.vocab
+            choose_ns = self.efficiency.stream_ns(self.gpu, logit_bytes) + self.efficiency.small_kernel_ns
+            lm_head_ns = self._lm_head_ns(True, logit_rows)
         parts = {
             label: Line(layers_ns + choose_ns),
             "draft_attention": attention,
-            "draft_lm_head": Line(self._lm_head_ns(True, logit_rows)),
-            LAUNCH: Line((0.0 if later else self.launch.graph_gap_ns) + self._skew_ns(forward)),
+            "draft_lm_head": Line(lm_head_ns),
+            LAUNCH: Line((0.0 if later else self.launch.graph_gap_ns) + self._waits_ns(forward, tokens)),
         }
         if self.parallel.devices > 1:
             parts["comm"] = Line(forward.comm_ns(tokens.num_tokens))

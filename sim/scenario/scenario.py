@@ -89,6 +89,11 @@ class Hardware(Table):
         description="unit of the captured sizes: rows of a batch, or tokens of a pass (as in vLLM); a larger pass is "
         "launched kernel by kernel; default: the server's unit",
     )
+    piecewise_graphs: bool = Field(
+        default=False,
+        description="capture a pass in pieces, between which the attention of each layer runs, as vLLM's V1 runner "
+        "does with a schedule of draft steps; the device waits before and after each attention",
+    )
     server: str = Field(
         default="foredraft", description="simulated server: foredraft, sglang-0.5, vllm-0.18, vllm-0.9, trtllm-1.x"
     )

@@ -2,12 +2,14 @@
 
 import csv
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from foredraft.core.contract.events import Committed, Planned
 from foredraft.core.kv.allocator import SlotCount
 from foredraft.observe.metrics import RunMetrics
+from foredraft.sim.cost.host import HOST_PRESETS
 from foredraft.sim.faults.plan import KINDS, FaultPlan, fault_plan
 from foredraft.sim.run import NothingFits, Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
@@ -95,7 +97,7 @@ def not_of_steps() -> FaultPlan:
 @pytest.mark.parametrize("faults", [None, not_of_steps()], ids=["calm", "faults"])
 @pytest.mark.parametrize("waits_for", SERVICES)
 def test_blocks_say_what_single_rounds_say(mode, faults, waits_for):
-    """To the last digit, except for what a block reserves ahead.
+    """To the last digit, except for what a block reserves ahead and how often promises are checked.
     A fault of a step hits a whole block: such plans are left out."""
     summaries = []
     for block_rounds in (1, 32):
@@ -107,8 +109,9 @@ def test_blocks_say_what_single_rounds_say(mode, faults, waits_for):
     singles, blocks = summaries
     assert blocks["committed_steps"] < singles["committed_steps"]
     assert waits_for != "retractions" or blocks["retractions"] > 0
-    for name in RESERVED_AHEAD:
-        singles.pop(name), blocks.pop(name)
+    # Each commit of a block checks once what each commit of a single round checks of a request that was aborted.
+    for name in (*RESERVED_AHEAD, "promises_checked"):
+        singles.pop(name, None), blocks.pop(name, None)
     assert blocks == singles
 
 
@@ -161,6 +164,23 @@ def test_an_idle_service_answers_in_the_time_of_its_steps():
     expected_ns = 50_000 + size_ns + host.plan_ns(1) + host.launch_ns(1) + step_ns + host.commit_ns(0, 1)
     # A request arrives when the replica receives it; the link's time belongs to the client.
     assert summary["mean_ttft_ms"] * 1e6 == pytest.approx(expected_ns - 50_000 - size_ns, rel=1e-9)
+
+
+@pytest.mark.parametrize(("mode", "steps"), [("synchronous", 3), ("synchronous", 0), ("overlap", 3)])
+def test_a_synchronous_server_reads_row_by_row_what_was_accepted(mode, steps, monkeypatch):
+    scenario = merged(
+        SMALL,
+        hardware={"host": "sglang-overlap"},
+        engine={"mode": mode},
+        speculation={"policy": "fixed", "steps": steps},
+        workload={"num_requests": 1},
+    )
+    _, before, summary = simulate(scenario)
+    host = HOST_PRESETS["sglang-overlap"]
+    monkeypatch.setitem(HOST_PRESETS, host.name, replace(host, verify_row_ns=host.verify_row_ns + 50_000))
+    _, after, _ = simulate(scenario)
+    waits = summary["verified_rows"] if (mode, steps) == ("synchronous", 3) else 0
+    assert after.duration_ns - before.duration_ns == 50_000 * waits
 
 
 @pytest.mark.fast("16-*")

@@ -14,7 +14,7 @@ from foredraft.sim.cost.curve import Curve, Line, Pass, TimeOverflow
 from foredraft.sim.cost.draft import eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
 from foredraft.sim.cost.forward import ForwardCost, UnsupportedParallelism
 from foredraft.sim.cost.hardware import lookup_gpu
-from foredraft.sim.cost.host import PIECEWISE, UnknownPreset, launch_preset, padded_tokens
+from foredraft.sim.cost.host import FULL_GRAPH, PIECEWISE, UnknownPreset, launch_preset, padded_tokens
 from foredraft.sim.cost.round import DecodeWork, InvalidRound, RoundCost
 
 H100 = lookup_gpu("H100")
@@ -160,6 +160,28 @@ def test_zero_steps_draft_only_when_told_to_stay_warm():
     warm = RoundCost(LLAMA, H100, draft=eagle3_head(LLAMA), keep_draft_warm=True)
     assert COSTS["eagle3"].decode_ns(8, 0, 1, 1, 5000) == COSTS["plain"].decode_ns(8, 0, 1, 1, 5000)
     assert warm.decode_parts(8, 0, 1, 1, 5000)["draft_catch_up"] > 0
+
+
+def test_a_draft_that_rests_computes_no_logits_where_its_server_returns_before_them():
+    def rests(**launch):
+        draft = eagle3_head(LLAMA)
+        return RoundCost(LLAMA, H100, draft=draft, keep_draft_warm=True, launch=replace(FULL_GRAPH, **launch))
+
+    kept, early = rests(), rests(has_resting_logits=False)
+    parts, without = (cost.decode_parts(8, 0, 1, 1, 5000) for cost in (kept, early))
+    assert parts["draft_lm_head"] > 0 == without["draft_lm_head"]
+    assert parts["draft_catch_up"] > without["draft_catch_up"] > 0
+    assert early.decode_ns(8, 3, 1, 4, 5000) == kept.decode_ns(8, 3, 1, 4, 5000)
+
+
+def test_the_device_waits_before_and_after_each_attention_of_a_pass_in_pieces():
+    launch = FULL_GRAPH.in_pieces()
+    cost = RoundCost(LLAMA, H100, draft=eagle3_head(LLAMA), launch=launch)
+    for steps, layers in ((0, LLAMA.layers), (1, LLAMA.layers + 1), (3, LLAMA.layers + 3)):
+        more = cost.decode_ns(8, steps, 1, steps + 1, 5000) - COSTS["eagle3"].decode_ns(8, steps, 1, steps + 1, 5000)
+        assert more == pytest.approx(2 * layers * launch.piece_gap_ns, abs=2)
+    eager = RoundCost(LLAMA, H100, draft=eagle3_head(LLAMA), launch=launch, graph_sizes=None)
+    assert eager.decode_ns(8, 3, 1, 4, 5000) == COSTS["eager"].decode_ns(8, 3, 1, 4, 5000)
 
 
 @pytest.mark.parametrize("tokens", [2, 8, 64, 700])
