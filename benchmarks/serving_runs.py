@@ -138,18 +138,7 @@ def place(item: Served) -> Place:
 
 def write(points: Sequence[Served], workers: int) -> None:
     """Simulate the points and write serving.csv."""
-    names = (
-        "kernels",
-        "source",
-        "engines",
-        "clients",
-        "prompt",
-        "output",
-        "ttft_ms",
-        "tpot_ms",
-        "waits_steps",
-        "stream_steps",
-    )
+    names = "kernels source engines clients prompt output ttft_ms tpot_ms waits_steps stream_steps".split()
     found = list(simulated(points, workers))
     with SERVING.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
