@@ -313,6 +313,20 @@ RULES: tuple[Rule, ...] = (
             "no request has a fixed length (workload.max_tokens is not output)",
         ),
     ),
+    Rule(
+        ("engine.batch_wait_rounds",),
+        _when(lambda run: not run.spec.config.batch_wait_tokens, "any step is large enough (engine.batch_wait_tokens is 0)"),
+        {"engine.batch_wait_rounds": 0},
+    ),
+    Rule(
+        ("engine.batch_wait_tokens",),
+        _when(lambda run: not run.spec.config.batch_wait_rounds, "no request waits (engine.batch_wait_rounds is 0)"),
+        {"engine.batch_wait_tokens": 0.0},
+    ),
+    Rule(
+        ("speculation.probe_backoff",),
+        _when(lambda run: run.spec.policy != "ema", "the policy {run.spec.policy} does not try drafts so, as ema does"),
+    ),
     Rule(("engine.preempt", "engine.ageing_bound"), _priorities_are_equal, {"engine.preempt": False}),
     # -- workload and clients ------------------------------------------------------------------------------------------
     Rule(

@@ -207,12 +207,14 @@ def _spec(scenario: Scenario, deployment: Deployment, algorithm: SpecAlgorithm, 
     defaults = server.scheduling(deployment.gpu, deployment.parallel.data, algorithm.is_speculative)
     given |= {key: value for key, value in defaults.items() if given[key] is None}
     context_len = scenario.model.context_len or target.max_context
+    backs_off = server.probe_backoff if speculation.probe_backoff is None else speculation.probe_backoff
 
     def resolve(rows: int) -> EngineSpec:
         return resolve_spec(
             EngineConfig(num_pages=UNSIZED_POOL, context_len=context_len, **given | {"max_running": rows}),
             algorithm,
-            **speculation.model_dump(exclude={"algorithm", "heads"}),
+            **speculation.model_dump(exclude={"algorithm", "heads", "probe_backoff"}),
+            probe_backoff=backs_off,
             mode=engine.mode,
             graph_sizes=deployment.row_graph_sizes(rows),
             num_heads=speculation.heads if algorithm.drafter is Drafter.HEADS else None,

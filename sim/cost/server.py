@@ -57,6 +57,7 @@ class ServerProfile:
     eviction_policy: str = "lru"
     has_one_budget: bool = False  # chunks and verified tokens of a step share `chunk_size`
     defaults: tuple[Defaults, ...] = (Defaults(),)  # by the memory of a device
+    probe_backoff: bool = True  # failed tries of drafts after 0 steps make the next one wait longer
     running_with_draft: int | None = None  # requests in a batch if there is a draft; None: as without one
     counted_small: tuple[str, ...] = ()  # devices that have the first of `defaults`
     has_static_share: bool = False  # weights and KV have a share of the memory (SGLang's mem-fraction-static)
@@ -203,6 +204,7 @@ PROFILES: dict[str, ServerProfile] = {
             guarantee_with_groups=0.21,  # --enable-dp-attention multiplies --schedule-conservativeness by 0.3
             policies=SGLANG_POLICIES,
             running_with_draft=48,
+            probe_backoff=False,  # srt/speculative/adaptive_spec_params.py, AdaptiveStepSlot
             defaults=_SGLANG,
             has_static_share=True,
         ),
