@@ -188,8 +188,8 @@ def _experts_have_no_price(run: Assembly) -> str | None:
 
 def mode_fell_back(run: Assembly) -> str | None:
     """Return why the run has another mode than the scenario asks for; None if it has that mode."""
-    config = run.spec.config
-    return None if config.mode == run.scenario.engine.mode else config.mode_reason
+    config, asked = run.spec.config, run.scenario.engine.mode or run.deployment.server.mode
+    return None if config.mode == asked else config.mode_reason
 
 
 def _cap_is_beyond_the_context(run: Assembly) -> str | None:

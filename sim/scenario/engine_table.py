@@ -10,9 +10,10 @@ from .table import Count, Share, Table
 
 
 class EngineTable(Table):
-    mode: Literal["overlap", "synchronous"] = Field(
-        default="overlap",
-        description="overlap: plan the next step while this one runs; synchronous: plan it afterwards",
+    mode: Literal["overlap", "synchronous"] | None = Field(
+        default=None,
+        description="overlap: plan the next step while this one runs; synchronous: plan it afterwards; default: as in "
+        "the server, mostly overlap",
     )
     page_size: Count = Field(default=1, description="KV slots per page")
     kv_slots: Count | None = Field(
