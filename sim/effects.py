@@ -314,6 +314,14 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        ("front_end.first_chunk",),
+        _when(
+            lambda run: run.deployment.front_end.stream_interval == 1,
+            "every token is a chunk (front_end.stream_interval is 1)",
+        ),
+        {"front_end.first_chunk": "token"},
+    ),
+    Rule(
         ("engine.batch_wait_rounds",),
         _when(lambda run: not run.spec.config.batch_wait_tokens, "any step is large enough (engine.batch_wait_tokens is 0)"),
         {"engine.batch_wait_rounds": 0},
