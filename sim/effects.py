@@ -323,7 +323,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("engine.batch_wait_rounds",),
-        _when(lambda run: not run.spec.config.batch_wait_tokens, "any step is large enough (engine.batch_wait_tokens is 0)"),
+        _when(
+            lambda run: not run.spec.config.batch_wait_tokens,
+            "any step is large enough (engine.batch_wait_tokens is 0)",
+        ),
         {"engine.batch_wait_rounds": 0},
     ),
     Rule(

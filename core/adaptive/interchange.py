@@ -4,9 +4,9 @@ editors.
 SGLang reads `--speculative-adaptive-config`: the format is ours, less `min_dwell_batches`, `probe_backoff` and
 `num_draft_tokens`. Its release 0.5.13 is the first with ranges of batch sizes (before: the flat form), 0.5.14 the first
 with 0 steps. vLLM reads the key `num_speculative_tokens_per_batch_size` of `--speculative-config`: one number of steps
-for each range, inclusive at both ends. A batch size between two ranges takes the steps of the range before it. TensorRT-LLM reads
-`draft_len_schedule` beside `max_draft_len`: since its release 1.3 a key is the last batch size of a range, and batches
-beyond the last one do not speculate.
+for each range, inclusive at both ends. A batch size between two ranges takes the steps of the range before it.
+TensorRT-LLM reads `draft_len_schedule` beside `max_draft_len`: since its release 1.3 a key is the last batch size of a
+range, and batches beyond the last one do not speculate.
 """
 
 from __future__ import annotations

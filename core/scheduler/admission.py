@@ -124,16 +124,14 @@ class Admission:
         if self.head_cannot_enter or not self.has_row:
             return 0
         free = self.store.available_slots - self.headroom(num_decoding) + sum(self._held_ahead().values())
-        num_tokens = num_rows = 0
-        for record in self.requests.waiting:
-            free -= self.needs(record, 0, budget)
+        num_tokens = 0
+        for num_rows, record in enumerate(self.requests.waiting):
             length = record.prompt_len + record.emitted_before
-            if free < 0 or num_rows == self.store.table.num_free_rows or (num_rows and num_tokens + length > budget):
+            free -= self.needs(record, 0, budget)
+            has_room = free >= 0 and num_rows < self.store.table.num_free_rows
+            if not has_room or num_tokens >= enough or (num_rows and num_tokens + length > budget):
                 break
             num_tokens += length
-            num_rows += 1
-            if num_tokens >= enough:
-                break
         return num_tokens
 
     def head_could_enter_soon(self) -> bool:

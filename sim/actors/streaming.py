@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from ...core.contract.events import Aborted, Committed, Deliveries, Event, Planned
 from ..cost.host import FrontEnd
 
-
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
@@ -67,7 +66,9 @@ class TokenStreamer:
     def _deliver(self, event: Committed) -> Deliveries:
         """Return the chunks that a step completes, and when they arrive."""
         decode, end_ns = event.step.decode, event.result.round_end_ns
-        ended = {self._numbers[one.request_id]: one.request_id for one in event.finished if one.request_id in self._numbers}
+        ended = {
+            self._numbers[one.request_id]: one.request_id for one in event.finished if one.request_id in self._numbers
+        }
         first = np.array([self._numbers[name] for name in event.first_tokens], dtype=np.int64)
         of_first = self._chunks(first, np.ones((1, len(first)), dtype=np.int64), ended)
         tokens = np.zeros((len(end_ns), 0), dtype=np.int64)

@@ -258,9 +258,7 @@ def plans_until(engine, executor, name: str, most=30) -> int:
 )
 def test_newcomers_wait_so_many_rounds_for_a_step_that_is_large_enough(rounds, share, waited):
     """A step with the newcomer has 5 tokens, and one of the request that decodes: 0.375 of 16."""
-    engine, executor = make(
-        algorithm="NONE", steps=0, overlap=False, batch_wait_rounds=rounds, batch_wait_tokens=share
-    )
+    engine, executor = make(algorithm="NONE", steps=0, overlap=False, batch_wait_rounds=rounds, batch_wait_tokens=share)
     engine.submit(ask("a", max_tokens=40), 0)
     assert plans_until(engine, executor, "a") == 0, "nothing decodes, so it does not wait"
     engine.submit(ask("b"), 0)

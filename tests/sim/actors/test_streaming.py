@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections import defaultdict
 
 import pytest
@@ -73,7 +74,11 @@ class PlainServer:
 def test_clients_see_what_a_plain_server_sends(speculation, first_chunk, rules):
     """Also for requests that are retracted, and under vLLM's rules get tokens after that."""
     engine = {"max_running": 16} | ({} if rules == "roomy" else {"kv_slots": 800, "watermark": 0.0})
-    workload = SERVICE["workload"] | {"rate": 400.0, "prompt": {"mean": 40.0, "high": 100}, "output": {"mean": 120.0, "high": 300}}
+    workload = SERVICE["workload"] | {
+        "rate": 400.0,
+        "prompt": {"mean": 40.0, "high": 100},
+        "output": {"mean": 120.0, "high": 300},
+    }
     hardware = SERVICE["hardware"] | ({} if rules == "roomy" else {"server": rules, "correction": "none"})
     tables = {"speculation": speculation, "engine": engine, "workload": workload, "hardware": hardware}
     events, summary, _ = run(CHUNKS | {"first_chunk": first_chunk}, **tables)
@@ -81,10 +86,14 @@ def test_clients_see_what_a_plain_server_sends(speculation, first_chunk, rules):
     for event in events:
         plain.take(event)
     assert (summary["retractions"] > 0) == (rules != "roomy")
-    arrived = {event.request.request_id: event.request.arrived_ns or event.now_ns for event in events if hasattr(event, "refusal")}
+    arrived = {
+        event.request.request_id: event.request.arrived_ns or event.now_ns
+        for event in events
+        if hasattr(event, "refusal")
+    }
     ttft = [chunks[0] - arrived[name] for name, chunks in plain.arrivals.items()]
     whole = [chunks[-1] - arrived[name] for name, chunks in plain.arrivals.items()]
-    gaps = [after - before for chunks in plain.arrivals.values() for before, after in zip(chunks, chunks[1:], strict=False)]
+    gaps = [after - before for chunks in plain.arrivals.values() for before, after in itertools.pairwise(chunks)]
     assert len(ttft) == 30 and not any(plain.waiting.values())
     assert summary["mean_ttft_ms"] == pytest.approx(sum(ttft) / 30e6)
     assert summary["mean_e2el_ms"] == pytest.approx(sum(whole) / 30e6)
@@ -133,7 +142,9 @@ def test_prefill_and_decode_engines_each_have_a_front_end():
 
 
 @pytest.mark.parametrize(
-    "front_end", [{"stream_interval": 0}, {"stream_interval": "10"}, {"chunk_us": -1.0}, {"first_chunk": "none"}], ids=str
+    "front_end",
+    [{"stream_interval": 0}, {"stream_interval": "10"}, {"chunk_us": -1.0}, {"first_chunk": "none"}],
+    ids=str,
 )
 def test_impossible_values_are_refused(front_end):
     (key,) = front_end
