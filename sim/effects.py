@@ -231,10 +231,7 @@ RULES: tuple[Rule, ...] = (
             "{run.algorithm.name} has no draft model, as STANDALONE has",
         ),
     ),
-    Rule(
-        ("model.expert_independence",),
-        _experts_have_no_price,
-    ),
+    Rule(("model.expert_independence",), _experts_have_no_price),
     Rule(
         ("model.draft_vocab",),
         _when(
@@ -268,10 +265,7 @@ RULES: tuple[Rule, ...] = (
         ("hardware.reserved_fraction",),
         _when(lambda run: run.scenario.hardware.static_fraction is not None, "hardware.static_fraction says it"),
     ),
-    Rule(
-        ("hardware.kernels_of",),
-        _kernels_are_not_measured,
-    ),
+    Rule(("hardware.kernels_of",), _kernels_are_not_measured),
     Rule(
         ("hardware.expert_parallel",),
         _when(lambda run: not run.target.moe_layers, "{run.target.name} has no experts"),
@@ -315,23 +309,17 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("front_end.first_chunk",),
-        _when(
-            lambda run: run.deployment.front_end.stream_interval == 1,
-            "every token is a chunk (front_end.stream_interval is 1)",
-        ),
+        _when(lambda run: run.deployment.front_end.stream_interval == 1, "front_end.stream_interval is 1"),
         {"front_end.first_chunk": "token"},
     ),
     Rule(
         ("engine.batch_wait_rounds",),
-        _when(
-            lambda run: not run.spec.config.batch_wait_tokens,
-            "any step is large enough (engine.batch_wait_tokens is 0)",
-        ),
+        _when(lambda run: not run.spec.config.batch_wait_tokens, "engine.batch_wait_tokens is 0"),
         {"engine.batch_wait_rounds": 0},
     ),
     Rule(
         ("engine.batch_wait_tokens",),
-        _when(lambda run: not run.spec.config.batch_wait_rounds, "no request waits (engine.batch_wait_rounds is 0)"),
+        _when(lambda run: not run.spec.config.batch_wait_rounds, "engine.batch_wait_rounds is 0"),
         {"engine.batch_wait_tokens": 0.0},
     ),
     Rule(

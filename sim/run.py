@@ -138,12 +138,11 @@ class Simulation:
         self.faults: FaultyService | None = None
         if faults is not None:
             self.faults = FaultyService(self.env, faults, scenario.seed, self.assembly.spec.config)
-        config, asked = self.assembly.spec.config, scenario.workload.max_tokens
+        config, pools, asked = self.assembly.spec.config, self.assembly.pools, scenario.workload.max_tokens
         # None: each request asks for as many tokens as it emits; else a guaranteed output would be a whole context.
         self._max_tokens = (
             None if asked == "output" or (asked is None and config.guarantee_output) else asked or config.context_len
         )
-        pools = self.assembly.pools
         # Without a guarantee no decision depends on it.
         self._has_fixed_lengths = asked == "output" and config.guarantee_output > 0
         self._named_slots = (
