@@ -231,6 +231,8 @@ def _spec(scenario: Scenario, deployment: Deployment, algorithm: SpecAlgorithm, 
     if engine.max_step_tokens is None and spec.config.max_step_tokens is not None:
         # The scenario has more rows than the server's budget: it has room for them and a token of a prompt.
         spec = spec.with_config(max_step_tokens=max(spec.config.max_step_tokens, widest + 1))
+    if engine.mode is None and server.mode == "synchronous":
+        spec = spec.with_config(mode_reason=f"{server.name} does not overlap host and device")
     heads = speculation.heads or max(spec.max_steps, 1)
     problems = algorithm.problems(AlgorithmShape(spec.max_steps, spec.topk, target.hidden, heads))
     if problems:
