@@ -285,12 +285,14 @@ class RunMetrics:
         if len(slots):
             order = np.argsort(slots, kind="stable")
             slots = slots[order].astype(np.int64)
-            self._credit(slots, kept[order], correct[order], drafted[order])
-            times = ends[rounds[order]] if delivered_ns is None else delivered_ns[order]
-            if delivered_ns is not None:
-                slots, times = slots[times >= 0], times[times >= 0]
-            if len(slots):
-                self._time(slots, times)
+            starts = _starts_of(slots)
+            self._credit(slots[starts], starts, kept[order], correct[order], drafted[order])
+            if delivered_ns is None:
+                self._time(slots[starts], starts, ends[rounds[order]])
+            elif (is_sent := delivered_ns[order] >= 0).any():
+                slots = slots[is_sent]
+                starts = _starts_of(slots)
+                self._time(slots[starts], starts, delivered_ns[order][is_sent])
         return tokens_per_round, correct_per_round
 
     def _count_drafts(self, steps: np.ndarray, correct: np.ndarray) -> None:
@@ -303,20 +305,18 @@ class RunMetrics:
             before = self.measured.drafts_by_steps.get(number, np.zeros(1, dtype=np.int64))
             self.measured.drafts_by_steps[number] = added_counts(before, np.trim_zeros(by_steps[number], "b"))
 
-    def _credit(self, slots: np.ndarray, kept: np.ndarray, correct: np.ndarray, drafted: np.ndarray) -> None:
-        """Add emissions, sorted by request, to the open requests."""
+    def _credit(
+        self, owners: np.ndarray, starts: np.ndarray, kept: np.ndarray, correct: np.ndarray, drafted: np.ndarray
+    ) -> None:
+        """Add emissions, sorted by request, to the open requests `owners`, whose emissions begin at `starts`."""
         opened = self.lives.open.columns
-        starts = np.flatnonzero(np.concatenate([[True], slots[1:] != slots[:-1]]))
-        owners = slots[starts]
         opened.num_output[owners] += np.add.reduceat(kept, starts)
         opened.correct_drafts[owners] += np.add.reduceat(correct, starts)
         opened.verify_rounds[owners] += np.add.reduceat(drafted, starts, dtype=np.int64)
 
-    def _time(self, slots: np.ndarray, times: np.ndarray) -> None:
+    def _time(self, owners: np.ndarray, starts: np.ndarray, times: np.ndarray) -> None:
         """Add the times of emissions, sorted by request and time, to the open requests, and their gaps."""
         opened = self.lives.open.columns
-        starts = np.flatnonzero(np.concatenate([[True], slots[1:] != slots[:-1]]))
-        owners = slots[starts]
         before = np.empty_like(times)
         before[1:] = times[:-1]
         before[starts] = opened.last_token_ns[owners]
@@ -327,7 +327,7 @@ class RunMetrics:
             gaps = np.delete(gaps, starts[newly])
         # A request that was handed over has tokens by the clocks of two hosts, which may differ.
         self.measured.itl.add(np.maximum(gaps, 0))
-        opened.last_token_ns[owners] = times[np.concatenate([starts[1:], [len(slots)]]) - 1]
+        opened.last_token_ns[owners] = times[np.concatenate([starts[1:], [len(times)]]) - 1]
 
     def _close_requests(self, closing: list[tuple[int, int, int, int]]) -> None:
         slots, reasons, times, outputs = np.array(closing, dtype=np.int64).T
@@ -377,6 +377,11 @@ class RunMetrics:
         files, self._files = self._files, None
         for file in files or ():
             file.close()
+
+
+def _starts_of(slots: np.ndarray) -> np.ndarray:
+    """Return where the entries of each request begin, in `slots` that are sorted: int64 [requests]."""
+    return np.flatnonzero(np.concatenate([[True], slots[1:] != slots[:-1]]))
 
 
 def _decides_nothing(state: ReplicaMetrics, event: Event) -> None:
