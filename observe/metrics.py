@@ -125,6 +125,7 @@ class RunMetrics:
         self._piece_rounds: list[int] = []
         self._kept: list[Any] = []
         self._accepted: list[Any] = []  # accept lengths; 0 for first tokens, which are not drafted
+        self._delivered_ns: list[Any] = []  # of each entry, -1: with a later one; empty: all when their round ends
         self._num_entries = 0
 
     # -- events -------------------------------------------------------------------------------------------------------
@@ -175,6 +176,8 @@ class RunMetrics:
             self._piece_rounds.append(self._num_rounds)
             self._kept.append(np.ones(len(first), dtype=np.int64))
             self._accepted.append(np.zeros(len(first), dtype=np.int32))
+            if event.deliveries is not None:
+                self._delivered_ns.append(event.deliveries.first_ns)
         if decode is not None:
             assert result.decode is not None and event.kept is not None, "a result has the parts of its step"
             rounds, batch_size = result.decode.rounds, len(decode.rows)
@@ -185,6 +188,8 @@ class RunMetrics:
             self._piece_rounds.extend(range(self._num_rounds, self._num_rounds + rounds))
             self._kept.append(event.kept.reshape(-1))
             self._accepted.append(result.decode.accept_lens.reshape(-1))
+            if event.deliveries is not None:
+                self._delivered_ns.append(event.deliveries.at_ns.reshape(-1))
             if steps != state.last_steps:
                 self.measured.totals["switches"] += state.last_steps >= 0
                 state.last_steps = steps
@@ -262,9 +267,11 @@ class RunMetrics:
         kept = np.concatenate(self._kept)
         accepted = np.concatenate(self._accepted)
         rounds = np.repeat(np.array(self._piece_rounds), self._piece_lens)
+        delivered_ns = np.concatenate(self._delivered_ns) if self._delivered_ns else None
         live = kept > 0
         if not live.all():
             slots, kept, accepted, rounds = slots[live], kept[live], accepted[live], rounds[live]
+            delivered_ns = None if delivered_ns is None else delivered_ns[live]
         drafted = accepted > 0
         correct = np.maximum(accepted - 1, 0)
         num_rounds = len(ends)
@@ -277,8 +284,15 @@ class RunMetrics:
         self._count_drafts(per_round[rounds[drafted], _STEPS], correct[drafted])
         if len(slots):
             order = np.argsort(slots, kind="stable")
-            times = ends[rounds[order]]
-            self._credit(slots[order].astype(np.int64), times, kept[order], correct[order], drafted[order])
+            slots = slots[order].astype(np.int64)
+            starts = _starts_of(slots)
+            self._credit(slots[starts], starts, kept[order], correct[order], drafted[order])
+            if delivered_ns is None:
+                self._time(slots[starts], starts, ends[rounds[order]])
+            elif (is_sent := delivered_ns[order] >= 0).any():
+                slots = slots[is_sent]
+                starts = _starts_of(slots)
+                self._time(slots[starts], starts, delivered_ns[order][is_sent])
         return tokens_per_round, correct_per_round
 
     def _count_drafts(self, steps: np.ndarray, correct: np.ndarray) -> None:
@@ -292,12 +306,17 @@ class RunMetrics:
             self.measured.drafts_by_steps[number] = added_counts(before, np.trim_zeros(by_steps[number], "b"))
 
     def _credit(
-        self, slots: np.ndarray, times: np.ndarray, kept: np.ndarray, correct: np.ndarray, drafted: np.ndarray
+        self, owners: np.ndarray, starts: np.ndarray, kept: np.ndarray, correct: np.ndarray, drafted: np.ndarray
     ) -> None:
-        """Add emissions, sorted by request and time, to the open requests."""
+        """Add emissions, sorted by request, to the open requests `owners`, whose emissions begin at `starts`."""
         opened = self.lives.open.columns
-        starts = np.flatnonzero(np.concatenate([[True], slots[1:] != slots[:-1]]))
-        owners = slots[starts]
+        opened.num_output[owners] += np.add.reduceat(kept, starts)
+        opened.correct_drafts[owners] += np.add.reduceat(correct, starts)
+        opened.verify_rounds[owners] += np.add.reduceat(drafted, starts, dtype=np.int64)
+
+    def _time(self, owners: np.ndarray, starts: np.ndarray, times: np.ndarray) -> None:
+        """Add the times of emissions, sorted by request and time, to the open requests, and their gaps."""
+        opened = self.lives.open.columns
         before = np.empty_like(times)
         before[1:] = times[:-1]
         before[starts] = opened.last_token_ns[owners]
@@ -308,10 +327,7 @@ class RunMetrics:
             gaps = np.delete(gaps, starts[newly])
         # A request that was handed over has tokens by the clocks of two hosts, which may differ.
         self.measured.itl.add(np.maximum(gaps, 0))
-        opened.last_token_ns[owners] = times[np.concatenate([starts[1:], [len(slots)]]) - 1]
-        opened.num_output[owners] += np.add.reduceat(kept, starts)
-        opened.correct_drafts[owners] += np.add.reduceat(correct, starts)
-        opened.verify_rounds[owners] += np.add.reduceat(drafted, starts, dtype=np.int64)
+        opened.last_token_ns[owners] = times[np.concatenate([starts[1:], [len(times)]]) - 1]
 
     def _close_requests(self, closing: list[tuple[int, int, int, int]]) -> None:
         slots, reasons, times, outputs = np.array(closing, dtype=np.int64).T
@@ -361,6 +377,11 @@ class RunMetrics:
         files, self._files = self._files, None
         for file in files or ():
             file.close()
+
+
+def _starts_of(slots: np.ndarray) -> np.ndarray:
+    """Return where the entries of each request begin, in `slots` that are sorted: int64 [requests]."""
+    return np.flatnonzero(np.concatenate([[True], slots[1:] != slots[:-1]]))
 
 
 def _decides_nothing(state: ReplicaMetrics, event: Event) -> None:

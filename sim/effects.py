@@ -188,8 +188,8 @@ def _experts_have_no_price(run: Assembly) -> str | None:
 
 def mode_fell_back(run: Assembly) -> str | None:
     """Return why the run has another mode than the scenario asks for; None if it has that mode."""
-    config = run.spec.config
-    return None if config.mode == run.scenario.engine.mode else config.mode_reason
+    config, asked = run.spec.config, run.scenario.engine.mode or run.deployment.server.mode
+    return None if config.mode == asked else config.mode_reason
 
 
 def _cap_is_beyond_the_context(run: Assembly) -> str | None:
@@ -231,10 +231,7 @@ RULES: tuple[Rule, ...] = (
             "{run.algorithm.name} has no draft model, as STANDALONE has",
         ),
     ),
-    Rule(
-        ("model.expert_independence",),
-        _experts_have_no_price,
-    ),
+    Rule(("model.expert_independence",), _experts_have_no_price),
     Rule(
         ("model.draft_vocab",),
         _when(
@@ -268,10 +265,7 @@ RULES: tuple[Rule, ...] = (
         ("hardware.reserved_fraction",),
         _when(lambda run: run.scenario.hardware.static_fraction is not None, "hardware.static_fraction says it"),
     ),
-    Rule(
-        ("hardware.kernels_of",),
-        _kernels_are_not_measured,
-    ),
+    Rule(("hardware.kernels_of",), _kernels_are_not_measured),
     Rule(
         ("hardware.expert_parallel",),
         _when(lambda run: not run.target.moe_layers, "{run.target.name} has no experts"),
@@ -312,6 +306,25 @@ RULES: tuple[Rule, ...] = (
             lambda run: run.scenario.workload.max_tokens != "output",
             "no request has a fixed length (workload.max_tokens is not output)",
         ),
+    ),
+    Rule(
+        ("front_end.first_chunk",),
+        _when(lambda run: run.deployment.front_end.stream_interval == 1, "front_end.stream_interval is 1"),
+        {"front_end.first_chunk": "token"},
+    ),
+    Rule(
+        ("engine.batch_wait_rounds",),
+        _when(lambda run: not run.spec.config.batch_wait_tokens, "engine.batch_wait_tokens is 0"),
+        {"engine.batch_wait_rounds": 0},
+    ),
+    Rule(
+        ("engine.batch_wait_tokens",),
+        _when(lambda run: not run.spec.config.batch_wait_rounds, "engine.batch_wait_rounds is 0"),
+        {"engine.batch_wait_tokens": 0.0},
+    ),
+    Rule(
+        ("speculation.probe_backoff",),
+        _when(lambda run: run.spec.policy != "ema", "the policy {run.spec.policy} does not try drafts so, as ema does"),
     ),
     Rule(("engine.preempt", "engine.ageing_bound"), _priorities_are_equal, {"engine.preempt": False}),
     # -- workload and clients ------------------------------------------------------------------------------------------

@@ -20,12 +20,13 @@ from ..core.handoff.placement import Placement
 from ..core.scheduler.config import EngineRole
 from ..observe.engine_lines import engine_lines
 from .actors.client import Patience, closed_loop_client, open_loop_source
-from .actors.clock import Environment
+from .actors.clock import Environment, call_at
 from .actors.device import Device, HostJitter, Jitter, Truth
 from .actors.engine import EngineActor, SpanSink
 from .actors.hooks import NO_HOOKS
 from .actors.interruption import deferred_signals
 from .actors.router import Link, ReplicaRouter
+from .actors.streaming import TokenStreamer
 from .assembly import Assembly, assemble
 from .cost.calibration import Calibration
 from .disaggregation.cluster import Cluster
@@ -129,6 +130,7 @@ class Simulation:
         self._last_request_ns = 0  # when a request was last sent, or ended
         self._foreseen = 0  # requests below this number are announced to the device
         self._waiting_clients: dict[str, simpy.Event] = {}
+        self._streamers: dict[int, TokenStreamer] = {}  # by replica, where tokens arrive later than their rounds end
         clients_may_leave = scenario.clients != Clients()
         self._has_listeners = scenario.workload.concurrency is not None or clients_may_leave
         day = scenario.acceptance.day_amplitude
@@ -136,12 +138,11 @@ class Simulation:
         self.faults: FaultyService | None = None
         if faults is not None:
             self.faults = FaultyService(self.env, faults, scenario.seed, self.assembly.spec.config)
-        config, asked = self.assembly.spec.config, scenario.workload.max_tokens
+        config, pools, asked = self.assembly.spec.config, self.assembly.pools, scenario.workload.max_tokens
         # None: each request asks for as many tokens as it emits; else a guaranteed output would be a whole context.
         self._max_tokens = (
             None if asked == "output" or (asked is None and config.guarantee_output) else asked or config.context_len
         )
-        pools = self.assembly.pools
         # Without a guarantee no decision depends on it.
         self._has_fixed_lengths = asked == "output" and config.guarantee_output > 0
         self._named_slots = (
@@ -264,6 +265,9 @@ class Simulation:
         lines = engine_lines(name, is_captured=is_captured, from_zero=True)
         if lines is not None:
             sinks = [*sinks, lines]
+        if assembly.deployment.front_end.streams_late:
+            streamer = self._streamers[replica] = TokenStreamer(assembly.deployment.front_end)
+            sinks = [streamer.take, *sinks]
         if self.faults is None:
             events = _fan_out(sinks) if sinks else None
         else:
@@ -364,6 +368,15 @@ class Simulation:
         """Take a replica's report that a request has ended, or was refused."""
         if self.faults is not None:
             self.faults.ended(finished.request_id)
+        streamer = self._streamers.get(replica)
+        end_ns = None if streamer is None else streamer.take_end(finished.request_id)
+        if end_ns is not None and end_ns > self.env.now:
+            call_at(self.env, end_ns, self._answered, replica, finished)
+        else:
+            self._answered(replica, finished)
+
+    def _answered(self, replica: int, finished: FinishedRequest) -> None:
+        """Take the end of a request as its client sees it."""
         self._num_ended += 1
         self._last_request_ns = self.env.now
         self.router.ended(replica, finished.request_id)

@@ -23,6 +23,7 @@ from foredraft.core.errors import ForedraftError
 from ..pages import write_block
 from .comparison import compare_all, infer_policies
 from .records import RECORDED, share_of_steps, store, stored
+from .sglang_adaptive import compare_steps
 from .sglang_admission import compare_admissions
 from .sglang_decisions import SGLang, compare_rules
 from .vllm_scheduler import VLLM
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _sglang(given: argparse.Namespace) -> int:
     release = SGLang(given.wheel)
-    found = compare_rules(release, given.workloads)
+    found = [*compare_rules(release, given.workloads), compare_steps(release, given.workloads)]
     found += compare_admissions(release, map(draw_workload, range(given.workloads // 4)))
     table = ["| decision | method of SGLang | states | equal |", "| --- | --- | --- | --- |"]
     table += [f"| {decision} | {method} | {n:,} | {equal / n:.1%} |" for decision, method, n, equal in found]

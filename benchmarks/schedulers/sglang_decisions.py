@@ -2,7 +2,8 @@
 
 SGLang's scheduler as a whole needs its workers. What runs alone here: the tracker of the share that a newcomer leaves
 free, and the order in which requests give way. Each is asked about random states, and so are the objects of our engine
-with the rules of the profile. `sglang_admission.py` has `PrefillAdder`, which admits.
+with the rules of the profile. `sglang_admission.py` has `PrefillAdder`, which admits, and `sglang_adaptive.py` the
+number of draft steps.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ REAL = (
     "sglang.srt.managers.schedule_policy",
     "sglang.srt.managers.scheduler_components.new_token_ratio_tracker",
     "sglang.srt.mem_cache.prefill_budget",
+    "sglang.srt.speculative.adaptive_spec_params",
 )
 _BATCH = "sglang/srt/managers/schedule_batch.py"
 

@@ -294,6 +294,8 @@ RULES: tuple[dict[str, Any], ...] = (
     {"guarantee_output": 0.3, "retry_after": "departure"},
 )
 """Rules for little memory by `ServingConfig.rules`. The first are those of SGLang, with a share that falls faster."""
+BATCH_WAIT: dict[str, Any] = {"batch_wait_rounds": 4, "batch_wait_tokens": 0.9}
+"""With the last of them, and without preemption, newcomers wait for more of them beside requests that decode."""
 
 
 class CoreEngineByOtherRules(CoreEngine):
@@ -302,7 +304,8 @@ class CoreEngineByOtherRules(CoreEngine):
     capabilities: EngineCapabilities = replace(EngineCapabilities.all(), own_victims=True, to_tail=True, estimates=True)
 
     def configured(self, config: ServingConfig) -> EngineConfig:
-        return replace(_engine_config(config), retracted_to="tail", **RULES[config.rules])
+        waits = BATCH_WAIT if config.rules == len(RULES) - 1 and not config.preempt else {}
+        return replace(_engine_config(config), retracted_to="tail", **RULES[config.rules], **waits)
 
 
 make = CoreEngine

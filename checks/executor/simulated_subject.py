@@ -92,10 +92,12 @@ class SimulatedExecutor:
 @cache
 def _assembly(algorithm: str, steps: int, topk: int, num_draft_tokens: int, page_size: int) -> Assembly:
     """Assemble llama-3.1-8B on an H100, with whatever draft the algorithm has."""
-    trees = {"topk": topk, "num_draft_tokens": num_draft_tokens} if topk > 1 else {}
+    nodes = num_draft_tokens if topk > 1 else None
     return assemble(
         Scenario(
-            speculation=Speculation(algorithm=algorithm, policy="fixed", steps=steps, **trees),
+            speculation=Speculation(
+                algorithm=algorithm, policy="fixed", steps=steps, topk=topk, num_draft_tokens=nodes
+            ),
             engine=EngineTable(page_size=page_size, max_running=8, chunk_size=64),
             acceptance=Acceptance(preset="chat"),
         )

@@ -11,7 +11,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeGuard
 
 from ..errors import ConfigError, ForedraftError, Problem, nearest
@@ -63,6 +63,13 @@ class SlotConfig:
         default=0,
         metadata={"meaning": "0: off; else verify results between two switches; each reversal doubles it, up to 2,048"},
     )
+    probe_backoff: bool | None = field(
+        default=None,
+        metadata={
+            "meaning": "true: after 0 steps each failed try of drafts doubles the wait for the next, up to 32 decisions; "
+            "false: every decision tries (SGLang); default: as in the server, mostly true"
+        },
+    )
     num_draft_tokens: TreeNodes | None = field(
         default=None,
         metadata={
@@ -82,6 +89,11 @@ class AdaptiveConfig:
     slots: tuple[SlotConfig, ...]
     source: str = "<arguments>"
     notices: tuple[str, ...] = ()
+
+    def with_probe_backoff(self, backs_off: bool) -> AdaptiveConfig:
+        """Return the table with this rule in the ranges that give none."""
+        slots = [replace(slot, probe_backoff=backs_off) if slot.probe_backoff is None else slot for slot in self.slots]
+        return replace(self, slots=tuple(slots))
 
     @property
     def candidate_steps(self) -> tuple[int, ...]:
@@ -280,7 +292,7 @@ def _read_knobs(entry: Mapping[str, Any], key: str, problems: list[Problem]) -> 
             continue
         expected = _refusal(name, value)
         if expected is None:
-            knobs[name] = value if name in _INTEGER_MINIMUM else float(value)
+            knobs[name] = value if name in _INTEGER_MINIMUM or name == "probe_backoff" else float(value)
         else:
             what = f"is {value!r}" if isinstance(value, int | float) else f"is {json_kind(value)}"
             problems.append(Problem(key_path(key, name), f"{what}; expected {expected}"))
@@ -354,6 +366,8 @@ def _refusal(name: str, value: Any) -> str | None:
     if name in _INTEGER_MINIMUM:
         valid = _is_integer(value) and value >= _INTEGER_MINIMUM[name]
         return None if valid else f"an integer >= {_INTEGER_MINIMUM[name]}"
+    if name == "probe_backoff":
+        return None if value is None or isinstance(value, bool) else "true or false"
     number = isinstance(value, int | float) and not isinstance(value, bool)
     finite = number and abs(value) <= 1e9  # False for NaN too
     if name == "ema_alpha":

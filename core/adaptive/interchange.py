@@ -1,12 +1,12 @@
 """Tables of steps as others read and write them: SGLang's files, vLLM's and TensorRT-LLM's schedules, a JSON schema for
 editors.
 
-SGLang reads `--speculative-adaptive-config`: the format is ours, less `min_dwell_batches` and `num_draft_tokens`. Its
-release 0.5.13 is the first with ranges of batch sizes (before: the flat form), 0.5.14 the first with 0 steps. vLLM
-reads the key `num_speculative_tokens_per_batch_size` of `--speculative-config`: one number of steps for each range,
-inclusive at both ends. A batch size between two ranges takes the steps of the range before it. TensorRT-LLM reads
-`draft_len_schedule` beside `max_draft_len`: since its release 1.3 a key is the last batch size of a range, and batches
-beyond the last one do not speculate.
+SGLang reads `--speculative-adaptive-config`: the format is ours, less `min_dwell_batches`, `probe_backoff` and
+`num_draft_tokens`. Its release 0.5.13 is the first with ranges of batch sizes (before: the flat form), 0.5.14 the first
+with 0 steps. vLLM reads the key `num_speculative_tokens_per_batch_size` of `--speculative-config`: one number of steps
+for each range, inclusive at both ends. A batch size between two ranges takes the steps of the range before it.
+TensorRT-LLM reads `draft_len_schedule` beside `max_draft_len`: since its release 1.3 a key is the last batch size of a
+range, and batches beyond the last one do not speculate.
 """
 
 from __future__ import annotations
@@ -62,8 +62,11 @@ def _sglang_json(config: AdaptiveConfig, target: str, version: tuple[int, ...]) 
         if slot.num_draft_tokens is not None:
             message = "is given; SGLang's adaptive steps are for chains alone"
             problems.append(Problem(f"{bound}.num_draft_tokens", message))
+        if slot.probe_backoff and 0 in slot.candidate_steps:
+            message = "is true; SGLang tries drafts at every decision, expected false"
+            problems.append(Problem(f"{bound}.probe_backoff", message))
         entry: dict[str, object] = {**asdict(slot), "candidate_steps": list(slot.candidate_steps)}
-        del entry["min_dwell_batches"], entry["num_draft_tokens"]
+        del entry["min_dwell_batches"], entry["num_draft_tokens"], entry["probe_backoff"]
         table[str(bound)] = entry
     if problems:
         raise ConfigError(config.source, problems)
@@ -246,6 +249,7 @@ def table_schema() -> dict[str, Any]:
         "down_hysteresis": {"type": "number"},
         "ceiling_coeff": {"type": "number", "minimum": 0},
         "min_dwell_batches": whole,
+        "probe_backoff": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
         "num_draft_tokens": {
             "anyOf": [
                 {"type": "integer", "minimum": 2},

@@ -97,8 +97,9 @@ class AdaptiveStepSlot:
         target = self._apply_ceiling(self._target_index())
         probing, self._probing = self._probing, False
         if probing and self.candidate_steps[target] == 0:
-            self._failed_probes += 1
-            self._wait = min(1 << min(self._failed_probes, 10), _MAX_PROBE_WAIT)
+            if self.config.probe_backoff is not False:
+                self._failed_probes += 1
+                self._wait = min(1 << min(self._failed_probes, 10), _MAX_PROBE_WAIT)
             self._switch(target)  # the gate never delays the return from a probe
             return
         if target != self._index and self._gate.earliest(self._count) > self._count:

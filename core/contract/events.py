@@ -53,6 +53,17 @@ class Planned:
     num_held_slots: int  # KV slots held by requests and the prefix cache afterwards
 
 
+@dataclass(frozen=True, slots=True)
+class Deliveries:
+    """When clients get the tokens of a step, where a simulated front end sends them in chunks or in turn.
+
+    int64 nanoseconds; -1 where a token waits for a later chunk.
+    """
+
+    first_ns: Int64Array  # [len(first_tokens)]
+    at_ns: Int64Array  # [rounds, bs]; -1 also for departed rows
+
+
 @dataclass(slots=True)
 class Committed:
     """A result, and what the engine made of it."""
@@ -63,6 +74,7 @@ class Committed:
     first_tokens: tuple[str, ...]  # requests whose first token since admission this step delivered
     kept: Int64Array | None  # int64 [rounds, bs]: tokens delivered per round and row; 0 for departed rows
     finished: tuple[FinishedRequest, ...]  # by stop, length or error; an abort is its own event
+    deliveries: Deliveries | None = None  # None: clients get each token when its round ends
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from ..kv.store import KVStore
 from .config import EngineConfig, EngineRole, EngineSizes
 from .flights import Chunk, StepInFlight
 from .life import RequestRecord
-from .policies import GuaranteedShare
+from .policies import BatchWait, GuaranteedShare
 from .recovery import StepLimits
 from .requests import Requests
 from .rounds import CountedRounds
@@ -52,6 +52,7 @@ class Admission:
         self.limits: StepLimits = StepLimits(config.chunk_size, config.max_running)
         self.take_role(config.role)
         self.share: GuaranteedShare = GuaranteedShare(config.guarantee_output, config)
+        self.batch_wait: BatchWait = BatchWait(config, config.chunk_size)
         self._watermark = int(config.watermark * store.allocator.num_total_slots)
         self._refused: Refusal | None = None
 
@@ -105,7 +106,33 @@ class Admission:
         is_paused = requests.is_admission_paused
         if not is_paused:
             requests.resume_admission()  # if no decode round is to come, no commit would end the pause
-        return self.next_chunks(budget, len(requests.rounds.rows), not is_paused)
+        may_admit = not is_paused and not self._waits_for_more(budget, num_verify_tokens)
+        return self.next_chunks(budget, len(requests.rounds.rows), may_admit)
+
+    def _waits_for_more(self, budget: int, num_verify_tokens: int) -> bool:
+        """Return whether newcomers that fit wait for more of them, and count the plan if so."""
+        num_decoding = len(self.requests.rounds.rows)
+        if not self.batch_wait.is_used or not num_decoding or self.requests.in_progress is not None:
+            self.batch_wait.end()
+            return False
+        enough = self.batch_wait.enough_tokens - num_verify_tokens
+        num_tokens = self._tokens_that_fit(budget, num_decoding, enough)
+        return num_tokens > 0 and self.batch_wait.goes_on(num_tokens < enough)
+
+    def _tokens_that_fit(self, budget: int, num_decoding: int, enough: float) -> int:
+        """Return the tokens of the waiting requests that could enter together, counted up to `enough`."""
+        if self.head_cannot_enter or not self.has_row:
+            return 0
+        free = self.store.available_slots - self.headroom(num_decoding) + sum(self._held_ahead().values())
+        num_tokens = 0
+        for num_rows, record in enumerate(self.requests.waiting):
+            length = record.prompt_len + record.emitted_before
+            free -= self.needs(record, 0, budget)
+            has_room = free >= 0 and num_rows < self.store.table.num_free_rows
+            if not has_room or num_tokens >= enough or (num_rows and num_tokens + length > budget):
+                break
+            num_tokens += length
+        return num_tokens
 
     def head_could_enter_soon(self) -> bool:
         """Return whether the head of the queue could enter at the next plan, or after a commit that frees slots.

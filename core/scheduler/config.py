@@ -90,6 +90,10 @@ class EngineConfig(Policies):
             problems.append(Problem("watermark", f"must be in [0, 1), got {self.watermark}"))
         if not (0.0 <= self.guarantee_output <= 1.0):
             problems.append(Problem("guarantee_output", f"must be in [0, 1], got {self.guarantee_output}"))
+        if self.preempt and self.batch_wait_rounds:
+            problems.append(
+                Problem("batch_wait_rounds", "contradicts preempt: a newcomer cannot both wait and take a row at once")
+            )
         return problems + self.policy_problems()
 
     def to_json(self) -> dict[str, Any]:

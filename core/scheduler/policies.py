@@ -117,6 +117,8 @@ class Policies:
     short_chunk: str = "waits"  # one of SHORT_OF_SLOTS
     cached_at: str = "commit"  # one of CACHED_AT
     lone_token: str = "chunk"  # one of LONE_TOKENS
+    batch_wait_rounds: int = 0  # decode rounds for which newcomers wait for more of them at most; 0: not at all
+    batch_wait_tokens: float = 0.0  # they do not wait if a step with them has this share of `chunk_size`
 
     def policy_problems(self) -> list[Problem]:
         """Return the problems of each rule by itself."""
@@ -127,6 +129,10 @@ class Policies:
             value = getattr(self, key)
             if value is not None and value < 1:
                 problems.append(Problem(key, f"must be at least 1, got {value}"))
+        if self.batch_wait_rounds < 0:
+            problems.append(Problem("batch_wait_rounds", f"must be at least 0, got {self.batch_wait_rounds}"))
+        if not (0.0 <= self.batch_wait_tokens <= 1.0):
+            problems.append(Problem("batch_wait_tokens", f"must be in [0, 1], got {self.batch_wait_tokens}"))
         for key, known in NAMED_POLICIES.items():
             value = getattr(self, key)
             if value not in known:
@@ -203,6 +209,30 @@ class GuaranteedShare:
         emitted = sum(map(num_outputs, records)) + ESTIMATED_ROUNDS * len(records)
         self._start = min(1.0, emitted / (sum(record.max_tokens for record in records) + 1))
         self._rounds = -rounds_in_flight - 1
+
+
+class BatchWait:
+    """How long newcomers have waited for more of them, beside requests that decode.
+
+    They wait for `batch_wait_rounds` plans at most, and only while a step with all of them would have less than the
+    share `batch_wait_tokens` of `chunk_size` in tokens.
+    """
+
+    def __init__(self, policies: Policies, chunk_size: int) -> None:
+        self.is_used: bool = policies.batch_wait_rounds > 0
+        self.enough_tokens: float = policies.batch_wait_tokens * chunk_size  # of a step, verified tokens included
+        self._most_plans = policies.batch_wait_rounds
+        self._num_plans = 0
+
+    def goes_on(self, is_small: bool) -> bool:
+        """Count a plan for which newcomers wait. Returns whether they do: the step is small, and they may wait on."""
+        waits = is_small and self._num_plans < self._most_plans
+        self._num_plans = self._num_plans + 1 if waits else 0
+        return waits
+
+    def end(self) -> None:
+        """Begin to count anew: no newcomer has to wait."""
+        self._num_plans = 0
 
 
 OUR_POLICIES = Policies()

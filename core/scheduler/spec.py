@@ -88,7 +88,9 @@ def choose_mode(
 
 DEFAULT_STEPS = 3
 DEFAULT_TREE_NODES = 16
-UNUSED_BY_GOODPUT = ("ema_alpha", "up_hysteresis", "down_hysteresis", "ceiling_coeff", "min_dwell_batches")
+UNUSED_BY_GOODPUT = (
+    *("ema_alpha", "up_hysteresis", "down_hysteresis", "ceiling_coeff", "min_dwell_batches", "probe_backoff"),
+)
 UNSIZED_POOL = 1 << 40  # `num_pages` while the size of the KV pool is not known yet
 GRAPH_SIZES = (1, 2, 4, *range(8, 513, 8))  # dense where padding is expensive
 
@@ -254,6 +256,7 @@ def resolve_spec(
     topk: int = 1,
     num_draft_tokens: int | Mapping[str, int] | None = None,
     adaptive: str | Mapping[str, Any] | None = None,
+    probe_backoff: bool = True,
     mode: Mode | None = None,
     backend: str = "simulated",
     device_is_host: bool = False,
@@ -285,6 +288,8 @@ def resolve_spec(
         if adaptive is None and num_heads is not None:
             given, place = _limit_candidates(PRESETS[preset], num_heads), f"preset {preset} for {num_heads} heads"
         table = load_adaptive_config(given, place, read_file)
+        if policy == "ema" and not probe_backoff:
+            table = table.with_probe_backoff(False)
     chosen = choose_mode(
         mode,
         page_size=config.page_size,
@@ -387,9 +392,10 @@ def _nodes_to_json(nodes: TreeNodes | None) -> Any:
 def _slot_to_json(slot: SlotConfig) -> dict[str, Any]:
     written = asdict(slot) | {"candidate_steps": list(slot.candidate_steps)}
     nodes = _nodes_to_json(slot.num_draft_tokens)
-    return {key: value for key, value in written.items() if key != "num_draft_tokens"} | (
-        {} if nodes is None else {"num_draft_tokens": nodes}
-    )
+    given = {"num_draft_tokens": nodes, "probe_backoff": slot.probe_backoff}
+    return {key: value for key, value in written.items() if key not in given} | {
+        key: value for key, value in given.items() if value is not None
+    }
 
 
 def _check_keys(value: Any, kind: type, key: str, source: str) -> None:

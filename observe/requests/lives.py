@@ -334,10 +334,11 @@ class RequestLives:
             self.finished(state, finished, event.now_ns)
 
     def finished(self, state: ReplicaMetrics, finished: FinishedRequest, now_ns: int) -> None:
-        """Close a running request that has ended; `now_ns` −1: when its last token was emitted."""
+        """Close a request that has ended; `now_ns` −1: when its last token was emitted. It may wait since a
+        retraction, and get its last tokens from a step in flight (`Policies.late_tokens`)."""
         slot = state.slots.pop(finished.request_id)
-        del state.rows[slot]
-        self.running -= 1
+        if state.rows.pop(slot, None) is not None:
+            self.running -= 1
         self._close(state, slot, finished.reason, now_ns, finished.num_output)
 
     def resumed(self, state: ReplicaMetrics, event: Resumed) -> None:

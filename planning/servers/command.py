@@ -140,8 +140,8 @@ class Given:
             return None
         return number
 
-    def number(self, name: str) -> float | None:
-        """Return a finite number from 0 on."""
+    def number(self, name: str, most: float | None = None) -> float | None:
+        """Return a finite number from 0 on, up to `most`."""
         text = self.values.get(name)
         if text is None:
             return None
@@ -149,8 +149,8 @@ class Given:
             number = float(text)
         except ValueError:
             number = -1.0
-        if not 0 <= number < float("inf"):
-            self.refuse(name, f"is {text!r}; expected a number from 0 on")
+        if not 0 <= number < float("inf") or (most is not None and number > most):
+            self.refuse(name, f"is {text!r}; expected a number from 0 {'on' if most is None else f'to {most:g}'}")
             return None
         return number
 
@@ -201,6 +201,15 @@ class Given:
         for name, key in keys.items():
             if (number := self.integer(name)) is not None:
                 self.settings[key] = number
+
+    def refuse_pipeline(self, name: str) -> None:
+        """Refuse more than one pipeline stage, because a run of one stage has other times and another KV pool."""
+        if (stages := self.integer(name)) is not None and stages > 1:
+            message = (
+                f"is {stages}, but pipeline stages have no price here: a run of one stage would have other times and "
+                "another KV pool; expected 1, with more tensor parallelism or replicas instead"
+            )
+            self.refuse(name, message)
 
     def read_formats(self, weights: Mapping[str, str], kvs: Mapping[str, str]) -> None:
         """Take the formats of weights and KV; `weights`, `kvs`:

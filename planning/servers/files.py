@@ -68,7 +68,7 @@ def server_files(
 
 
 def _sglang_scheduling(scenario: Scenario, max_batch_size: int) -> list[str]:
-    """Return the arguments for the batch limit, and for the scheduler's rules that the scenario gives.
+    """Return the arguments for the batch limit, and for the rules of scheduler and front end that the scenario gives.
 
     SGLang's own batch limit depends on whether it speculates.
     """
@@ -79,7 +79,14 @@ def _sglang_scheduling(scenario: Scenario, max_batch_size: int) -> list[str]:
         usual = profile.scheduling(lookup_gpu(hardware.gpu), groups, has_draft=True)["guarantee_output"]
         arguments += ["--schedule-conservativeness", f"{engine.guarantee_output / usual:.6g}"]
     policy = next((name for name, victim in VICTIMS.items() if victim == engine.retract_first), None)
-    return arguments if policy is None else [*arguments, "--retraction-policy", policy]
+    given = {
+        "--retraction-policy": policy,
+        "--scheduler-recv-interval": scenario.front_end.poll_steps,
+        "--stream-interval": scenario.front_end.stream_interval,
+    }
+    for name, value in given.items():
+        arguments += [] if value is None else [name, str(value)]
+    return arguments
 
 
 def _sglang_files(

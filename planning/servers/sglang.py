@@ -25,7 +25,7 @@ MAPPED = {
             "cuda-graph-max-bs-decode", "speculative-algorithm", "speculative-num-steps", "speculative-eagle-topk",
             "speculative-num-draft-tokens", "speculative-adaptive-config", "speculative-draft-model-path", "kv-cache-dtype", "quantization",
             "dtype", "context-length", "disaggregation-mode", "schedule-policy", "scheduler-recv-interval",
-            "schedule-conservativeness", "retraction-policy",
+            "schedule-conservativeness", "retraction-policy", "stream-interval",
         ),
         VALUE,
     ),
@@ -90,8 +90,7 @@ def _parallel(given: Given) -> None:
     given.settings |= {"hardware.tensor_parallel": devices // groups, "hardware.attention_data_parallel": groups}
     given.settings["hardware.replicas"] = engines
     given.copy_integers({"ep-size": "hardware.expert_parallel"})
-    if (given.integer("pp-size") or 1) > 1:
-        given.not_modelled["--pp-size"] = "pipeline stages are not simulated; the run has one"
+    given.refuse_pipeline("pp-size")
     given.integer("nnodes")
 
 
@@ -102,6 +101,7 @@ def _engine(given: Given, gpu: str) -> None:
             "max-total-tokens": "engine.kv_slots",
             "max-queued-requests": "engine.max_queue",
             "scheduler-recv-interval": "front_end.poll_steps",
+            "stream-interval": "front_end.stream_interval",
         }
     )
     if (fraction := given.share("mem-fraction-static")) is not None:

@@ -21,7 +21,7 @@ MAPPED = {
         (
             "model", "backend", "dtype", "tensor-parallel-size", "pipeline-parallel-size", "moe-expert-parallel-size", "max-batch-size",
             "max-num-tokens", "max-seq-len", "free-gpu-memory-fraction", "config", "server-role", "kv-cache-config", "cuda-graph-config",
-            "speculative-config", "scheduler-config",
+            "speculative-config", "scheduler-config", "stream-interval", "batch-wait-timeout-iters", "batch-wait-max-tokens-ratio",
         ),
         VALUE,
     ),
@@ -119,13 +119,18 @@ def _parallel(given: Given) -> None:
     groups = devices if given.flag("enable-attention-dp") else 1
     given.settings |= {"hardware.tensor_parallel": devices // groups, "hardware.attention_data_parallel": groups}
     given.copy_integers({"moe-expert-parallel-size": "hardware.expert_parallel"})
-    if (given.integer("pipeline-parallel-size") or 1) > 1:
-        given.not_modelled["--pipeline-parallel-size"] = "pipeline stages are not simulated; the run has one"
+    given.refuse_pipeline("pipeline-parallel-size")
 
 
 def _engine(given: Given) -> None:
     # Without --max-batch-size there may be fewer, where the drafts of so many exceed a step.
-    given.copy_integers({"max-batch-size": "engine.max_running", "max-seq-len": "model.context_len"})
+    given.copy_integers(
+        {
+            "max-batch-size": "engine.max_running",
+            "max-seq-len": "model.context_len",
+            "stream-interval": "front_end.stream_interval",
+        }
+    )
     given.integer_or("max-batch-size", USUAL.max_running)
     tokens = given.integer_or("max-num-tokens", USUAL.chunk_size)
     given.settings |= {
@@ -133,6 +138,7 @@ def _engine(given: Given) -> None:
         "engine.max_step_tokens": max(tokens, given.settings.get("engine.max_running", 0)),
         "engine.mode": "synchronous" if given.flag("disable-overlap-scheduler") else "overlap",
     }
+    _batch_wait(given)
     table = given.table("scheduler-config")
     policy = str(table.get("capacity_scheduler_policy") or GUARANTEED)
     given.settings["engine.guarantee_output"] = float(policy.upper() == GUARANTEED)
@@ -148,6 +154,19 @@ def _engine(given: Given) -> None:
         given.assumed.append(
             f"prompts beyond {tokens} tokens, which it refuses without chunked prefill, are cut into chunks"
         )
+
+
+def _batch_wait(given: Given) -> None:
+    """Read how long new requests wait for others; it waits only if both numbers are above 0."""
+    iterations = given.integer("batch-wait-timeout-iters", least=0)
+    share = given.number("batch-wait-max-tokens-ratio", most=1)
+    if not iterations or not share:
+        return
+    if given.flag("enable-attention-dp"):
+        reason = "with enable_attention_dp requests do not wait so"
+        given.not_modelled |= {"--batch-wait-timeout-iters": reason, "--batch-wait-max-tokens-ratio": reason}
+        return
+    given.settings |= {"engine.batch_wait_rounds": iterations, "engine.batch_wait_tokens": share}
 
 
 def _kv(given: Given) -> None:

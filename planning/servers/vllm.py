@@ -25,7 +25,7 @@ MAPPED = {
             "decode-context-parallel-size", "prefill-context-parallel-size", "nnodes", "block-size", "gpu-memory-utilization",
             "kv-cache-dtype", "num-gpu-blocks-override", "max-num-batched-tokens", "max-num-seqs", "max-num-queued-reqs",
             "scheduling-policy", "max-cudagraph-capture-size", "speculative-config", "spec-method", "spec-model", "spec-tokens",
-            "kv-transfer-config", "compilation-config", "optimization-level",
+            "kv-transfer-config", "compilation-config", "optimization-level", "stream-interval",
         ),
         VALUE,
     ),
@@ -52,7 +52,7 @@ WEIGHTS = {
 KV = {"fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16", "float16": "fp16"}
 BLOCK_SIZE = 16
 UTILIZATION = 0.92
-PARALLEL_BESIDE = ("pipeline-parallel-size", "decode-context-parallel-size", "prefill-context-parallel-size")
+PARALLEL_BESIDE = ("decode-context-parallel-size", "prefill-context-parallel-size")
 OF_SPECULATION = {
     *("method", "model", "num_speculative_tokens", VLLM_SCHEDULE),
     *("draft_tensor_parallel_size", "prompt_lookup_max", "prompt_lookup_min"),
@@ -101,6 +101,7 @@ def _parallel(given: Given) -> None:
             given.assumed.append(
                 "data-parallel ranks are engines of their own; of a mixture of experts vLLM divides the experts over them"
             )
+    given.refuse_pipeline("pipeline-parallel-size")
     for name in PARALLEL_BESIDE:
         if (given.integer(name) or 1) > 1:
             given.not_modelled[f"--{name}"] = "parallel are tensors, experts and data alone"
@@ -109,7 +110,13 @@ def _parallel(given: Given) -> None:
 def _engine(given: Given, gpu: str) -> None:
     usual = server_profile(PROFILE).on(lookup_gpu(gpu))
     # Without --max-num-seqs there may be fewer, where the drafts of so many exceed a step.
-    given.copy_integers({"max-num-seqs": "engine.max_running", "max-num-queued-reqs": "engine.max_queue"})
+    given.copy_integers(
+        {
+            "max-num-seqs": "engine.max_running",
+            "max-num-queued-reqs": "engine.max_queue",
+            "stream-interval": "front_end.stream_interval",
+        }
+    )
     running = given.integer_or("max-num-seqs", usual.max_running, f" on {gpu}")
     tokens = max(running, given.integer_or("max-num-batched-tokens", usual.chunk_size, f" on {gpu}"))
     block = given.integer("block-size") or BLOCK_SIZE

@@ -207,13 +207,15 @@ def _spec(scenario: Scenario, deployment: Deployment, algorithm: SpecAlgorithm, 
     defaults = server.scheduling(deployment.gpu, deployment.parallel.data, algorithm.is_speculative)
     given |= {key: value for key, value in defaults.items() if given[key] is None}
     context_len = scenario.model.context_len or target.max_context
+    backs_off = server.probe_backoff if speculation.probe_backoff is None else speculation.probe_backoff
 
     def resolve(rows: int) -> EngineSpec:
         return resolve_spec(
             EngineConfig(num_pages=UNSIZED_POOL, context_len=context_len, **given | {"max_running": rows}),
             algorithm,
-            **speculation.model_dump(exclude={"algorithm", "heads"}),
-            mode=engine.mode,
+            **speculation.model_dump(exclude={"algorithm", "heads", "probe_backoff"}),
+            probe_backoff=backs_off,
+            mode=engine.mode or server.mode,
             graph_sizes=deployment.row_graph_sizes(rows),
             num_heads=speculation.heads if algorithm.drafter is Drafter.HEADS else None,
             read_file=read_text,
@@ -229,6 +231,8 @@ def _spec(scenario: Scenario, deployment: Deployment, algorithm: SpecAlgorithm, 
     if engine.max_step_tokens is None and spec.config.max_step_tokens is not None:
         # The scenario has more rows than the server's budget: it has room for them and a token of a prompt.
         spec = spec.with_config(max_step_tokens=max(spec.config.max_step_tokens, widest + 1))
+    if engine.mode is None and server.mode == "synchronous":
+        spec = spec.with_config(mode_reason=f"{server.name} does not overlap host and device")
     heads = speculation.heads or max(spec.max_steps, 1)
     problems = algorithm.problems(AlgorithmShape(spec.max_steps, spec.topk, target.hidden, heads))
     if problems:

@@ -202,10 +202,18 @@ def _parallelism(hardware: Hardware, gpu: GPU) -> Parallelism:
 
 def _front_end(given: FrontEndTable, server: ServerProfile) -> FrontEnd:
     usual = server.front_end
+
+    def time_ns(given_us: float | None, usual_ns: int) -> int:
+        return usual_ns if given_us is None else round(given_us * 1e3)
+
     return FrontEnd(
-        usual.request_ns if given.request_us is None else round(given.request_us * 1e3),
-        usual.token_ns if given.prompt_token_us is None else round(given.prompt_token_us * 1e3),
-        given.poll_steps or usual.poll_steps,
+        request_ns=time_ns(given.request_us, usual.request_ns),
+        token_ns=time_ns(given.prompt_token_us, usual.token_ns),
+        poll_steps=given.poll_steps or usual.poll_steps,
+        stream_interval=given.stream_interval or usual.stream_interval,
+        first_chunk=given.first_chunk or usual.first_chunk,
+        chunk_ns=time_ns(given.chunk_us, usual.chunk_ns),
+        output_token_ns=time_ns(given.output_token_us, usual.output_token_ns),
     )
 
 

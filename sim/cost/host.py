@@ -161,29 +161,47 @@ def host_preset(name: str) -> HostCost:
 
 @dataclass(frozen=True, slots=True)
 class FrontEnd:
-    """Nanoseconds that the front end takes per request and per prompt token, one request after the other.
+    """The processes of a server around its scheduler. Each serves one request, or one chunk of output, after the other.
 
     `poll_steps`: decode steps between two looks of the scheduler at its queue (SGLang's --scheduler-recv-interval).
+    `stream_interval`: output tokens of a chunk that is sent to a client. `first_chunk`: "token", the first token is
+    sent alone; "interval", it waits for its chunk.
     """
 
     request_ns: int = 0
-    token_ns: int = 0
+    token_ns: int = 0  # per prompt token
     poll_steps: int = 1
+    stream_interval: int = 1
+    first_chunk: str = "token"
+    chunk_ns: int = 0  # of the output process, per chunk
+    output_token_ns: int = 0  # of the output process, per token
 
     @property
     def delays(self) -> bool:
         """Whether a request may reach the scheduler later than the server."""
         return bool(self.request_ns or self.token_ns or self.poll_steps > 1)
 
+    @property
+    def streams_late(self) -> bool:
+        """Whether a token may reach its client later than its round ends."""
+        return bool(self.stream_interval > 1 or self.chunk_ns or self.output_token_ns)
+
     def explain(self) -> list[tuple[str, float, str, str]]:
         """Return rows (name, value, unit, source) for `--explain`; none if nothing is delayed."""
-        if not self.delays:
-            return []
-        return [
-            ("front end: per request", self.request_ns / 1e3, "us", "front_end.request_us"),
-            ("front end: per prompt token", self.token_ns / 1e3, "us", "front_end.prompt_token_us"),
-            ("front end: scheduler looks every", self.poll_steps, "decode steps", "front_end.poll_steps"),
-        ]
+        rows: list[tuple[str, float, str, str]] = []
+        if self.delays:
+            rows += [
+                ("front end: per request", self.request_ns / 1e3, "us", "front_end.request_us"),
+                ("front end: per prompt token", self.token_ns / 1e3, "us", "front_end.prompt_token_us"),
+                ("front end: scheduler looks every", self.poll_steps, "decode steps", "front_end.poll_steps"),
+            ]
+        if self.streams_late:
+            rows += [
+                ("front end: output in chunks of", self.stream_interval, "tokens", "front_end.stream_interval"),
+                ("front end: per chunk of output", self.chunk_ns / 1e3, "us", "front_end.chunk_us"),
+                ("front end: per output token", self.output_token_ns / 1e3, "us", "front_end.output_token_us"),
+            ]
+        return rows
 
 
 NO_DELAY = FrontEnd()

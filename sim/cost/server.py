@@ -3,15 +3,15 @@
 A profile has the scheduling of the engine, the host's time per step, the device's waits between passes, and the server
 of the kernel times. `benchmarks/fit_servers.py` fits the waits of every profile that names a fit, from
 `benchmarks/published/`, and prints their cross-validated errors; a test compares the numbers below with a fresh fit.
-The waits were measured while the engine overlapped host and device. So they are part of the launch, and host time that
-runs beside the device is not added to them.
+The waits are part of the launch. Where the engine overlaps host and device, host time that runs beside the device is
+not added to them; where it does not (vLLM 0.9), they are the host's time.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from ...core.errors import ForedraftError, nearest_name
 from ...core.model_shape import ModelShape
@@ -40,8 +40,8 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class ServerProfile:
-    """The timing of one serving engine. `mixed`, `guarantee_output`, `policies` and `defaults` apply if the scenario
-    does not set them."""
+    """The timing of one serving engine. `mode`, `mixed`, `guarantee_output`, `policies` and `defaults` apply if the
+    scenario does not set them."""
 
     name: str
     host: HostCost
@@ -49,6 +49,7 @@ class ServerProfile:
     kernels_of: str  # the server whose measured kernels are priced
     about: str  # the fit and its error
     graph_unit: GraphUnit = "rows"
+    mode: Literal["overlap", "synchronous"] = "overlap"
     mixed: bool = True
     guarantee_output: float = 0.0
     guarantee_with_groups: float | None = None  # with data-parallel attention; None: as without
@@ -57,6 +58,7 @@ class ServerProfile:
     eviction_policy: str = "lru"
     has_one_budget: bool = False  # chunks and verified tokens of a step share `chunk_size`
     defaults: tuple[Defaults, ...] = (Defaults(),)  # by the memory of a device
+    probe_backoff: bool = True  # failed tries of drafts after 0 steps make the next one wait longer
     running_with_draft: int | None = None  # requests in a batch if there is a draft; None: as without one
     counted_small: tuple[str, ...] = ()  # devices that have the first of `defaults`
     has_static_share: bool = False  # weights and KV have a share of the memory (SGLang's mem-fraction-static)
@@ -205,12 +207,18 @@ PROFILES: dict[str, ServerProfile] = {
             guarantee_with_groups=0.21,  # --enable-dp-attention multiplies --schedule-conservativeness by 0.3
             policies=SGLANG_POLICIES,
             running_with_draft=48,
+            probe_backoff=False,  # srt/speculative/adaptive_spec_params.py, AdaptiveStepSlot
             defaults=_SGLANG,
             has_static_share=True,
         ),
         ServerProfile(
             "vllm-0.9",
-            VLLM_0_10,
+            replace(
+                VLLM_0_10,
+                name="vllm-0.9",
+                **dict.fromkeys(("plan_base_ns", "launch_base_ns", "commit_base_ns", "sampling_base_ns"), 0),
+                source="nothing overlaps, so the host's time is in the fitted waits of the device",
+            ),
             _fitted(
                 "vllm-0.9",
                 graph_gap_ns=764e3,
@@ -224,6 +232,7 @@ PROFILES: dict[str, ServerProfile] = {
             "and for several devices are those of vllm-0.18: docs/accuracy.md",
             graphs_in_reserve=True,  # counted by default since v0.21 (vllm/v1/worker/gpu_worker.py)
             graph_unit="tokens",
+            mode="synchronous",  # asynchronous scheduling is the default since v0.14
             defaults=_VLLM,
             counted_small=("A100", "A100-40G"),
         ),

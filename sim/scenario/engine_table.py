@@ -10,9 +10,10 @@ from .table import Count, Share, Table
 
 
 class EngineTable(Table):
-    mode: Literal["overlap", "synchronous"] = Field(
-        default="overlap",
-        description="overlap: plan the next step while this one runs; synchronous: plan it afterwards",
+    mode: Literal["overlap", "synchronous"] | None = Field(
+        default=None,
+        description="overlap: plan the next step while this one runs; synchronous: plan it afterwards; default: as in "
+        "the server, mostly overlap",
     )
     page_size: Count = Field(default=1, description="KV slots per page")
     kv_slots: Count | None = Field(
@@ -142,6 +143,16 @@ class EngineTable(Table):
         default=None,
         description="what a newcomer with one token left to compute takes of a step: that token, or a round with drafts "
         "(vLLM with speculation); default: as in the server",
+    )
+    batch_wait_rounds: Annotated[int, Field(ge=0)] | None = Field(
+        default=None,
+        description="decode rounds for which new requests wait for more of them at most, while others decode "
+        "(TensorRT-LLM: batch_wait_timeout_iters); default: as in the server, mostly 0",
+    )
+    batch_wait_tokens: Share | None = Field(
+        default=None,
+        description="new requests do not wait if a step with them has this share of chunk_size in tokens (TensorRT-LLM: "
+        "batch_wait_max_tokens_ratio); 0: they never wait; default: as in the server, mostly 0",
     )
     block_rounds: Count = Field(
         default=32, description="most rounds of one plan; 1 gives the same result (docs/design.md names the exceptions)"

@@ -155,6 +155,11 @@ class Speculation(Table):
         "file, or the table itself; default: the preset default for ema, zero-to-seven for goodput",
         json_schema_extra=lambda schema: schema.update(anyOf=[{"type": "string"}, table_schema(), {"type": "null"}]),
     )
+    probe_backoff: bool | None = Field(
+        default=None,
+        description="ema: whether each failed try of drafts after 0 steps doubles the wait for the next, up to 32 "
+        "decisions; false: every decision tries (SGLang); for tables that do not say; default: as in the server",
+    )
     heads: Count | None = Field(
         default=None, description="MULTI_LAYER_EAGLE: heads of the draft; default: the greatest candidate"
     )
@@ -217,6 +222,24 @@ class FrontEndTable(Table):
         description="decode steps between two looks of the scheduler at its queue, as SGLang's "
         "--scheduler-recv-interval; it also looks after a step with prompts, and when nothing runs; default: the "
         "server's, mostly 1",
+    )
+    stream_interval: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
+        default=None,
+        description="output tokens of a chunk that the server sends to a client (--stream-interval of SGLang and vLLM, "
+        "stream_interval of TensorRT-LLM); the last chunk comes with the last token; default: the server's, 1",
+    )
+    first_chunk: Literal["token", "interval"] | None = Field(
+        default=None,
+        description="the first chunk of a request. token: its first token alone, at once; interval: a whole chunk; "
+        "default: the server's, token",
+    )
+    chunk_us: Annotated[float, Field(ge=0, le=1e6)] | None = Field(
+        default=None,
+        description="time per chunk of the process that sends output to clients, one chunk after the other; default: "
+        "the server's",
+    )
+    output_token_us: Annotated[float, Field(ge=0, le=1e6)] | None = Field(
+        default=None, description="its time per output token (detokenizer); default: the server's"
     )
 
 

@@ -244,6 +244,75 @@ def test_the_rules_of_the_scheduler_are_read_and_written():
     assert "--schedule-conservativeness" in zero.not_modelled and "engine.guarantee_output" not in zero.settings
 
 
+@pytest.mark.parametrize(
+    ("server", "start"), [("sglang", "--model"), ("vllm", "vllm serve"), ("trtllm", "trtllm-serve")]
+)
+def test_the_output_interval_is_read_and_pipeline_stages_are_refused(server: str, start: str):
+    plain = scenario_of(server, f"{start} llama-3.1-8b")
+    assert assemble(plain).deployment.front_end.stream_interval == 1
+    scenario = scenario_of(server, f"{start} llama-3.1-8b --stream-interval 20 --pipeline-parallel-size 1")
+    assert assemble(scenario).deployment.front_end.stream_interval == 20
+    for word in ("0", "-3", "ten"):
+        assert "stream-interval: is" in problems_of(server, f"{start} llama-3.1-8b --stream-interval={word}")
+    text = problems_of(server, f"{start} llama-3.1-8b --pipeline-parallel-size 2")
+    assert text.count("\n") == 0 and "is 2, but pipeline stages have no price here" in text
+
+
+def test_the_intervals_are_written_for_sglang():
+    keys = {"front_end.stream_interval": 20, "front_end.poll_steps": 10, **settings_of({"1": {"candidate_steps": [3]}})}
+    files, _ = server_files(scenario_with({}, keys), {"1": {"candidate_steps": [3]}}, None, 48)
+    read = scenario_of("sglang", files["sglang.args"])
+    assert (read.front_end.stream_interval, read.front_end.poll_steps) == (20, 10)
+
+
+def test_trtllm_waits_for_a_batch_if_both_numbers_say_so(tmp_path: Path):
+    options = tmp_path / "options.yaml"
+    command = f"trtllm-serve llama-3.1-8b --config {options}"
+
+    def config_of(text: str):
+        options.write_text(text)
+        return assemble(scenario_of("trtllm", command)).spec.config
+
+    both = "batch_wait_timeout_iters: 20\nbatch_wait_max_tokens_ratio: 0.9\n"
+    config = config_of(both + "stream_interval: 10\n")
+    assert (config.batch_wait_rounds, config.batch_wait_tokens) == (20, 0.9)
+    for text in ("batch_wait_timeout_iters: 20\n", "batch_wait_max_tokens_ratio: 0.9\n", "stream_interval: 2\n"):
+        config = config_of(text)
+        assert (config.batch_wait_rounds, config.batch_wait_tokens) == (0, 0.0)
+    options.write_text(both + "enable_attention_dp: true\n")
+    launch = read_launch("trtllm", f"{command} --tp_size 2", "--from", "H100")
+    assert "--batch-wait-timeout-iters" in launch.not_modelled and "engine.batch_wait_rounds" not in launch.settings
+    for text in ("batch_wait_timeout_iters: -1\n", "batch_wait_max_tokens_ratio: 1.5\n", "stream_interval: [1]\n"):
+        options.write_text(text)
+        assert "expected" in problems_of("trtllm", command)
+
+
+def test_tries_of_drafts_back_off_as_in_the_server_unless_a_key_or_the_table_says():
+    table = {"1": {"candidate_steps": [0, 3]}}
+
+    def rules_of(server: str, speculation: dict[str, Any] | None = None) -> list[bool | None]:
+        given = {"hardware.server": server, "speculation": {"policy": "ema", "adaptive": table} | (speculation or {})}
+        return [
+            slot.probe_backoff for slot in assemble(load_scenario(None, (), {"--from": given})[0]).spec.adaptive.slots
+        ]
+
+    assert (rules_of("foredraft"), rules_of("sglang-0.5")) == ([None], [False])
+    assert rules_of("foredraft", {"probe_backoff": False}) == [False]
+    assert rules_of("sglang-0.5", {"probe_backoff": True}) == [None]  # what it means unless a table says
+    own = {"probe_backoff": True, **table}
+    assert rules_of("sglang-0.5", {"adaptive": own}) == [True]
+
+
+def test_the_mode_is_that_of_the_release():
+    def config_of(server: str, **engine: str):
+        given = {"hardware.server": server} | {f"engine.{key}": value for key, value in engine.items()}
+        return assemble(load_scenario(None, (), {"--from": given})[0]).spec.config
+
+    assert config_of("vllm-0.9").mode == "synchronous" and "does not overlap" in config_of("vllm-0.9").mode_reason
+    assert config_of("vllm-0.18").mode == "overlap"
+    assert config_of("vllm-0.9", mode="overlap").mode == "overlap"
+
+
 def test_the_default_batch_is_what_a_step_holds_with_its_drafts():
     settings = read_launch("vllm", "vllm serve qwen3-8b", "--from", "H100").settings
     for speculation, rows in (("NONE", 1024), ("EAGLE3", (8192 - 1) // 8)):

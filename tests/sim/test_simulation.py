@@ -63,6 +63,14 @@ SERVICES = {
     "room": {"engine": {"guarantee_output": 1.0, "kv_slots": 2600}, "hardware": {"server": "trtllm-1.x"}},
     "polls": {"front_end": {"poll_steps": 7}},
     "front end": {"front_end": {"request_us": 4000.0, "prompt_token_us": 20.0, "poll_steps": 3}},
+    "chunks of output": {
+        "front_end": {"stream_interval": 9, "chunk_us": 2500.0, "output_token_us": 150.0},
+        "workload": {"concurrency": 6},
+    },
+    "others": {
+        "engine": {"batch_wait_rounds": 12, "batch_wait_tokens": 0.9},
+        "hardware": {"server": "trtllm-1.x", "correction": "none"},
+    },
     "share": {"engine": {"guarantee_output": 0.7, "kv_slots": 2600}, "workload": {"max_tokens": 800}},
     "estimate": {
         "model": {"context_len": 600},
@@ -78,8 +86,8 @@ SERVICES = {
     },
 }
 """What a round takes longer for: a small model on a fast device is done before the host is; requests that wait for room
-for outputs, also for a share that falls, or give way by the rules of SGLang; and requests that wait for the scheduler
-to look at its queue."""
+for outputs, also for a share that falls, or give way by the rules of SGLang; requests that wait for the scheduler to
+look at its queue, or for more requests; and clients that wait for their tokens."""
 
 
 def not_of_steps() -> FaultPlan:

@@ -65,15 +65,15 @@ class PlainSlot:
         self.s = self.c[i]
         if self.s == 0:
             self.failed = self.failed + 1 if self.probing else self.failed
-            self.wait = min(2**self.failed, 32) if self.probing else 1
+            self.wait = min(2**self.failed, 32) if self.probing and cfg.probe_backoff is not False else 1
         elif self.probing:
             self.failed = 0
         self.probing = False
 
 
 slot_configs = st.builds(
-    lambda steps, alpha, interval, warmup, down, gap, ceiling: SlotConfig(
-        tuple(sorted(steps)), alpha, interval, warmup, down + gap, down, ceiling
+    lambda steps, alpha, interval, warmup, down, gap, ceiling, backs_off: SlotConfig(
+        tuple(sorted(steps)), alpha, interval, warmup, down + gap, down, ceiling, probe_backoff=backs_off
     ),
     st.sets(st.integers(0, 9), min_size=1, max_size=5),
     st.sampled_from([0.2, 0.5, 1.0]),
@@ -82,6 +82,7 @@ slot_configs = st.builds(
     st.sampled_from([-0.5, -0.25, 0.0, 0.25]),
     st.sampled_from([0.0, 0.25, 1.0]),
     st.sampled_from([0.0, 0.0, 0.5, 1.0, 2.0]),
+    st.sampled_from([None, True, False]),
 )
 
 
@@ -107,6 +108,16 @@ def test_probe_from_zero_waits_twice_as_long_after_each_failure():
             probes.append(round_number)
     gaps = [b - a for a, b in itertools.pairwise(probes)]
     assert gaps == [3, 5, 9, 17, 33, 33, 33, 33]  # min(2**n, 32) recomputes at 0, and one at 2
+
+
+def test_without_backoff_every_decision_at_zero_steps_tries_drafts():
+    slot = make([0, 2], 2, probe_backoff=False)
+    steps = []
+    for _ in range(41):
+        slot.update([0])
+        steps.append(slot.current_steps)
+    first = steps.index(0)
+    assert steps[first:] == [0, 2] * ((41 - first) // 2) + [0] * ((41 - first) % 2)
 
 
 def test_a_probe_that_pays_stays_and_forgives_failures():

@@ -220,6 +220,8 @@ def test_with_all_rules_of_sglang_every_request_gets_its_tokens(overlap, page_si
         ("guarantee_floor", 1.5, r"guarantee_floor: must be in \[0, 1\], got 1.5"),
         ("guarantee_rounds", 0, "guarantee_rounds: must be at least 1, got 0"),
         ("guarantee_limit", 0, "guarantee_limit: must be at least 1, got 0"),
+        ("batch_wait_rounds", -1, "batch_wait_rounds: must be at least 0, got -1"),
+        ("batch_wait_tokens", 1.5, r"batch_wait_tokens: must be in \[0, 1\], got 1.5"),
         ("retract_first", "fewest_output", "none of latest, fewest_outputs, lowest_then_fewest .did you mean"),
         ("retracted_to", "front", "none of arrival, tail"),
         ("pause_until", "", "none of commit, launch"),
@@ -236,3 +238,62 @@ def test_the_description_of_an_engine_names_other_rules_alone():
     assert not set(plain.to_json()) & set(OUR_POLICIES.policy_values())
     other = EngineConfig(num_pages=8, context_len=8, retracted_to="tail")
     assert other.to_json() == plain.to_json() | {"retracted_to": "tail"}
+
+
+# -- newcomers that wait for more of them ------------------------------------------------------------------------------
+
+
+def plans_until(engine, executor, name: str, most=30) -> int:
+    """Return how many decode rounds come before the step in which a request enters."""
+    for count in range(most):
+        planned, _ = turn(engine, executor)
+        if any(join.request.request_id == name for step in planned for join in step.joins):
+            return count
+    raise AssertionError(f"{name} does not enter")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "share", "waited"),
+    [(0, 0.9, 0), (5, 0.0, 0), (5, 0.9, 5), (9, 0.9, 9), (5, 0.5, 5), (5, 0.37, 0)],
+)
+def test_newcomers_wait_so_many_rounds_for_a_step_that_is_large_enough(rounds, share, waited):
+    """A step with the newcomer has 5 tokens, and one of the request that decodes: 0.375 of 16."""
+    engine, executor = make(algorithm="NONE", steps=0, overlap=False, batch_wait_rounds=rounds, batch_wait_tokens=share)
+    engine.submit(ask("a", max_tokens=40), 0)
+    assert plans_until(engine, executor, "a") == 0, "nothing decodes, so it does not wait"
+    engine.submit(ask("b"), 0)
+    assert plans_until(engine, executor, "b") == waited
+
+
+def test_a_newcomer_that_makes_the_step_large_enough_ends_the_wait_of_all():
+    engine, executor = make(algorithm="NONE", steps=0, overlap=False, batch_wait_rounds=20, batch_wait_tokens=0.6)
+    engine.submit(ask("a", max_tokens=60), 0)
+    turn(engine, executor)
+    engine.submit(ask("b"), 0)
+    for _ in range(3):
+        planned, _ = turn(engine, executor)
+        assert not any(step.joins for step in planned)
+    engine.submit(ask("c"), 0)  # with it 5 + 5 + 1 of 16 tokens
+    (step,), _ = turn(engine, executor)
+    assert [join.request.request_id for join in step.joins] == ["b", "c"]
+    engine.submit(ask("d"), 0)
+    assert plans_until(engine, executor, "d", most=60) == 20, "the next one waits from the beginning"
+
+
+def test_a_newcomer_that_does_not_fit_does_not_wait_for_others():
+    """Its wait begins when there is room: as in TensorRT-LLM, which counts the requests that fit."""
+    engine, executor = make(
+        algorithm="NONE", steps=0, overlap=False, max_running=1, batch_wait_rounds=6, batch_wait_tokens=0.9
+    )
+    engine.submit(ask("a", max_tokens=10), 0)
+    turn(engine, executor)
+    engine.submit(ask("b"), 0)
+    for _ in range(9):
+        turn(engine, executor)
+    assert not engine.requests.running, "the first has ended"
+    assert plans_until(engine, executor, "b") == 0
+
+
+def test_who_waits_for_others_does_not_take_a_row_of_others():
+    with pytest.raises(ConfigError, match="batch_wait_rounds: contradicts preempt"):
+        make(batch_wait_rounds=3, preempt=True)
