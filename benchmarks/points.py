@@ -59,6 +59,10 @@ answers by Qwen3-30B-A3B at 373.6 tokens/s in 37.4 s, an example in docs/benchma
 sgl-project/sgl-cookbook, which launches this model with tensor parallelism 4 (rounds.csv has that)."""
 
 
+BATCH_WAIT_TOKENS = 0.9
+"""batch_wait_max_tokens_ratio where a script of InferenceX waits for batches (70b_fp8_h200_trt_slurm.sh)."""
+
+
 class Measured(NamedTuple):
     """What a simulation of a point shows: time per output token of one client, and to the first token, in ms."""
 
@@ -102,7 +106,9 @@ class Point:
     reserved_fraction: float | None = None  # None: the server's own
     kv_dtype: str | None = None  # None: that of the checkpoint and the server
     chunk_size: int | None = None  # None: the server's own
-    mode: str | None = None  # of scheduling; None: the default
+    mode: str | None = None  # of scheduling; None: the server's own
+    poll_steps: int = 1  # decode steps between two looks of the server at its queue
+    batch_wait_rounds: int = 0  # rounds for which new requests wait for more of them
     requests: int | None = None  # None: TURNS of each client
 
     @property
@@ -156,6 +162,10 @@ class Point:
                 engine[key] = getattr(self, key)
         if self.chunk_size is not None and PROFILES[self.server].has_one_budget:
             engine["max_step_tokens"] = self.chunk_size
+        if self.batch_wait_rounds:
+            engine |= {"batch_wait_rounds": self.batch_wait_rounds, "batch_wait_tokens": BATCH_WAIT_TOKENS}
+        if self.poll_steps > 1:
+            tables["front_end"] = {"poll_steps": self.poll_steps}
         return tables | {
             "name": self.dataset,
             "model": model,

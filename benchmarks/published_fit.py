@@ -111,7 +111,7 @@ def read_rows(path: Path = SERVING) -> list[Row]:
                 int(line["output"]),
                 float(line["ttft_ms"]) if line["ttft_ms"] else None,
                 float(line["tpot_ms"]),
-                float(line["simulated_ttft_ms"]) + float(line["waits_steps"]) * float(line["simulated_tpot_ms"]),
+                float(line["simulated_ttft_ms"]),
                 float(line["simulated_tpot_ms"]),
                 line["source"] == "aiconfigurator",
             )

@@ -138,7 +138,7 @@ def place(item: Served) -> Place:
 
 def write(points: Sequence[Served], workers: int) -> None:
     """Simulate the points and write serving.csv."""
-    names = "kernels source engines clients prompt output ttft_ms tpot_ms waits_steps stream_steps".split()
+    names = ("kernels", "source", "engines", "clients", "prompt", "output", "ttft_ms", "tpot_ms")
     found = list(simulated(points, workers))
     with SERVING.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -148,8 +148,7 @@ def write(points: Sequence[Served], workers: int) -> None:
             source = "SpecBundle" if point.tokens_per_s else source
             first = "" if item.engines or point.ttft_ms is None else f"{point.ttft_ms:.5g}"
             loads = (item.engines or 1, point.concurrency, point.prompt, point.output)
-            waits = (f"{item.waits:g}", item.stream_steps)
-            times = (first, f"{point.published_ms:.5g}", *waits, f"{ttft_ms:.5g}", f"{tpot_ms:.5g}")
+            times = (first, f"{point.published_ms:.5g}", f"{ttft_ms:.5g}", f"{tpot_ms:.5g}")
             writer.writerow([*place(item), kernels, source, *loads, *times])
 
 

@@ -91,9 +91,7 @@ class Layout:
 class Served:
     """What a row served, and when.
 
-    `recv_steps`: the server looks for new requests once in so many steps. `stream_steps`: it sends tokens once in so
-    many. `batch_wait_steps`: a new request waits so many steps for others. `engines`, `prefill`, `prefill_engines`: of
-    a disaggregated row, else 0 and None.
+    `engines`, `prefill`, `prefill_engines`: of a disaggregated row, else 0 and None.
     """
 
     id: str
@@ -104,18 +102,9 @@ class Served:
     is_inferencex: bool
     layout: Layout
     point: Point
-    recv_steps: int = 1
-    stream_steps: int = 1
-    batch_wait_steps: int = 0
     engines: int = 0
     prefill: Layout | None = None
     prefill_engines: int = 0
-
-    @property
-    def waits(self) -> float:
-        """The steps that a first token waits by the flags: half of those between looks for new requests, and those for
-        others."""
-        return (self.recv_steps - 1) / 2 + self.batch_wait_steps
 
     @property
     def deployment(self) -> tuple[str, ...]:
@@ -195,6 +184,8 @@ def _served(copies: list[dict[str, str]]) -> Served | Refusal:
             chunk_size=int(flags["chunk_size"]) if flags["chunk_size"] else None,
             static_fraction=float(flags["static_fraction"]) if flags["static_fraction"] else None,
             reserved_fraction=float(flags["reserved_fraction"]) if flags["reserved_fraction"] else None,
+            poll_steps=int(flags["poll_steps_from_16" if clients >= 16 else "poll_steps"]),
+            batch_wait_rounds=int(flags["batch_wait_rounds"]),
         )
     return Served(
         id=row["id"],
@@ -205,9 +196,6 @@ def _served(copies: list[dict[str, str]]) -> Served | Refusal:
         is_inferencex=is_inferencex,
         layout=layout,
         point=point,
-        recv_steps=int(flags.get("recv_steps_from_16" if clients >= 16 else "recv_steps", 1)),
-        stream_steps=int(flags.get("stream_steps", 1)),
-        batch_wait_steps=int(flags.get("batch_wait_steps", 0)),
         engines=engines,
         prefill=_layout(row, "prefill_", is_inferencex) if is_split else None,
         prefill_engines=int(row["prefill_num_workers"] or 0) if is_split else 0,
