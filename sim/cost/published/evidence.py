@@ -32,6 +32,13 @@ class Interval(NamedTuple):
     high: float
 
 
+class Difference(NamedTuple):
+    """The mean of the difference of two logarithms, and half the width of its 80 % interval."""
+
+    mean: float
+    half_width: float
+
+
 class Load(NamedTuple):
     """The load of a simulation, as far as errors depend on it. `clients`: requests at a time per attention group.
     `share`: of the time to the first token in the time of decoding a request."""
@@ -103,6 +110,30 @@ class Evidence:
         deviation = self.effects.spreads[time].deviation(self.place, load.slopes, effects)
         wide = self.effects.quantiles[time][self.has_own_points] * deviation
         return Interval(math.exp(mean - applied - wide), math.exp(mean - applied + wide))
+
+    def compare(self, time: str, load: Load, other: Evidence, other_load: Load) -> Difference:
+        """Return by how much the error of a time differs from that of another deployment: the mean of the difference of
+        the two log(published / simulated), without any factor on passes, and half of its 80 % interval.
+
+        Effects that both deployments share cancel. So does the noise of a point, if they differ in their load alone.
+        """
+        mean, effects = self._difference(time, load, other, other_load)
+        sides = ((self, load), (other, other_load))
+        noise = [side.effects.spreads[time].deviation(side.place, at.slopes, 0.0) for side, at in sides]
+        scale = max(side.effects.spreads[time].effects for side, _ in sides)
+        deviation = math.hypot(scale * effects, *(noise if self.place != other.place else ()))
+        quantile = max(side.effects.quantiles[time][side.has_own_points] for side, _ in sides)
+        return Difference(mean, quantile * deviation)
+
+    def _difference(self, time: str, load: Load, other: Evidence, other_load: Load) -> Prediction:
+        if other.effects is self.effects:
+            points = (self.place, load.slopes), (other.place, other_load.slopes)
+            return self.effects.posteriors[time].difference(points)
+        mine, theirs = (
+            self.effects.predict(time, self.place, load),
+            other.effects.predict(time, other.place, other_load),
+        )
+        return Prediction(mine.mean - theirs.mean, math.hypot(mine.deviation, theirs.deviation))
 
     @cached_property
     def own_points(self) -> int:
