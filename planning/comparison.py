@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..sim.assembly import Assembly, assemble
-from ..sim.calibration.accuracy import LEFT_OUT, ROOFLINE, SPEED_UP, TIME_PER_TOKEN, mean_error
+from ..sim.calibration.accuracy import LEFT_OUT, ROOFLINE, SPEED_UP, SPEED_UP_BATCHES, TIME_PER_TOKEN, mean_error
 from ..sim.confidence import TIMES, difference, factors, half_width, rests_on
 from ..sim.cost.published.evidence import Difference, Interval
 from ..sim.scenario import Scenario
@@ -87,7 +87,7 @@ class ModelErrors:
         if self._given is not None:
             return Difference(0.0, self._given)
         mine, other = self.run_of(best), self.run_of(item)
-        column = ROOFLINE if any(ROOFLINE in run.cost.priced_by for run in (mine, other)) else LEFT_OUT
+        column = _column(mine, other)
         least = half_width(mean_error(SPEED_UP, column))
         times = [TIMES[of.finding.tightest.latency] for of in (best, item) if of.finding.tightest is not None]
         summaries = best.finding.summary, item.finding.summary
@@ -100,9 +100,30 @@ class ModelErrors:
         return Difference(0.0, least if alike else half_width(mean_error(TIME_PER_TOKEN, column)))
 
 
+def _column(*runs: Assembly) -> str:
+    """Return the column of docs/accuracy.md that has the errors of these passes."""
+    return ROOFLINE if any(ROOFLINE in run.cost.priced_by for run in runs) else LEFT_OUT
+
+
+def speed_up_error(run: Assembly) -> float:
+    """Return half of the 80 % interval of the logarithm of a speed-up over plain decoding on the same deployment."""
+    return half_width(mean_error(SPEED_UP, _column(run)))
+
+
+def about_speed_ups(run: Assembly) -> str:
+    """Say how sure speed-ups and break-even lengths are, and for which batches that is known."""
+    batches, mean = " and ".join(map(str, SPEED_UP_BATCHES)), mean_error(SPEED_UP, _column(run))
+    return (
+        f"Speed-ups and break-even lengths err by {mean:.1%} on average at batch {batches} (docs/accuracy.md): 80 % "
+        f"intervals are ±{speed_up_error(run):.1%}. Nothing is published for larger batches."
+    )
+
+
 def curve_of(fine: Finding, rough: Finding | None, fine_engines: float, rough_engines: float) -> Curve:
-    """Return the curve of a candidate by the load of one engine, from its two searches. `fine_engines`, `rough_engines`:
-    the engines on which a load of the search was spread."""
+    """Return the curve of a candidate by the load of one engine, from its two searches.
+
+    `fine_engines`, `rough_engines`: the engines on which a load of the search was spread.
+    """
     curve = Curve.of({load / fine_engines: shares for load, shares in fine.curve.items()})
     if rough is None or rough is fine or not curve.loads:
         return curve

@@ -149,8 +149,8 @@ def load_range(curve: Curve, load: float, errors: Errors) -> tuple[float, float]
 
 
 def count_range(curve: Curve, load: float, unit: int, errors: Errors) -> tuple[int | None, int | None]:
-    """Return the 80 % interval of the number of engines that hold `load`, a multiple of `unit`; None where no load of an
-    engine is known to hold. The curve has the load of one engine."""
+    """Return the 80 % interval of the number of engines that hold `load`, a multiple of `unit`; None where no load of
+    an engine is known to hold. The curve has the load of one engine."""
     most, least = (
         None if math.isinf(end) else unit * math.ceil(load / math.exp(end) / unit - 1e-9)
         for end in _ends(curve, errors)
