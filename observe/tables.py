@@ -64,6 +64,11 @@ def intervals_rest_on(points: str, are_known: bool = True) -> str:
     return f"The 80 % intervals rest on {points}." if are_known else f"No intervals of these times: {points}."
 
 
+def times_rest_on(points: Sequence[str]) -> str:
+    """Say what simulated times rest on that are printed without intervals. `points`: of each deployment."""
+    return f"Simulated times rest on {'; '.join(dict.fromkeys(points))}."
+
+
 def _intervals(summary: Mapping[str, Any]) -> str:
     words = {"mean_ttft_ms": "mean TTFT {} ms", "mean_tpot_ms": "TPOT {} ms", "output_throughput": "{} output tokens/s"}
     parts = []
