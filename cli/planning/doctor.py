@@ -167,13 +167,17 @@ def _latencies(run: Assembly, with_it: Mapping[str, Any], plain: Assembly, witho
     from ...observe.tables import format_number, intervals_rest_on
     from ...sim.confidence import intervals, rests_on
 
-    def ends(found: Mapping[str, Sequence[float]], key: str) -> str:
-        return " to ".join(map(format_number, found.get(f"{key}_interval", ())))
-
     mine_in, other_in = intervals(run, with_it), intervals(plain, without)
+    is_known = bool(mine_in or other_in)
+
+    def cells(value: str, found: Mapping[str, Sequence[float]], key: str) -> str:
+        ends = " to ".join(map(format_number, found.get(f"{key}_interval", ())))
+        return f"{value:>10}{ends:>18}" if is_known else f"{value:>12}"
+
     lines = [f"The scenario's own load, {count_of(with_it['completed'], 'request')} simulated"]
-    head = f"{'':17}{'as it is':>10}{'80 %' if mine_in else '':>18}{'without':>10}{'80 %' if other_in else '':>18}{'ratio':>7}"
-    lines.append(head)
+    width, heads = (17, ("as it is", "80 %", "without", "80 %")) if is_known else (26, ("as it is", "without"))
+    head = "".join(f"{name:>{18 if name == '80 %' else 10 if is_known else 12}}" for name in heads)
+    lines.append(f"{'':{width}}{head}{'ratio':>7}")
     keys: Sequence[tuple[str, str, str]] = [
         (f"{statistic}_{key}_ms", f"{name}, {statistic}", "ms")
         for key, name in LATENCIES.items()
@@ -183,6 +187,6 @@ def _latencies(run: Assembly, with_it: Mapping[str, Any], plain: Assembly, witho
         mine, other = with_it[key], without[key]
         if mine is None or not other:
             continue
-        cells = f"{mine:>10,.1f}{ends(mine_in, key):>18}{other:>10,.1f}{ends(other_in, key):>18}"
-        lines.append(f"{f'{name} {unit}':17}{cells}{mine / other:>7.2f}")
-    return [*lines, *_wrapped(intervals_rest_on(rests_on(run), bool(mine_in)))]
+        told = cells(f"{mine:,.1f}", mine_in, key) + cells(f"{other:,.1f}", other_in, key)
+        lines.append(f"{f'{name} {unit}':{width}}{told}{mine / other:>7.2f}")
+    return [*lines, *_wrapped(intervals_rest_on(rests_on(run), is_known))]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -20,6 +21,7 @@ from .spread import Spread
 
 EFFECTS = Path(__file__).with_name("effects.json")
 OWN_SERVER = "foredraft"
+_RELEASE = re.compile(r"(\d{1,3})\.(\d{1,3})\.(\d{1,3})")
 NO_POINTS = "no published points"
 TPOT, TTFT, REQUEST = "tpot", "ttft", "request"
 """The times that have effects: per output token, to the first token, and of a whole request."""
@@ -180,6 +182,19 @@ def _effects(data: Mapping[str, Any]) -> Effects:
         posteriors[name] = Posterior(observations, deviations, each["noise"])
     quantiles = {name: (each["quantiles"][0], each["quantiles"][1]) for name, each in data["times"].items()}
     return Effects(posteriors, spreads, quantiles, dict(zip(places, data["counts"], strict=True)))
+
+
+def about_releases(server: str) -> str:
+    """Say of which releases the published points of a server profile are, as far as they name one; empty if none
+    does. Every interval has the spread of releases and days, because no run is of a published one."""
+    major = re.search(r"\d+", server)
+    named = {
+        tuple(map(int, found.groups())): found.group()
+        for place in published_effects()["measured"].counts
+        if place.server == server and (found := _RELEASE.match(place.run))
+    }
+    shown = [named[numbers] for numbers in sorted(named) if major is not None and numbers[0] == int(major.group())]
+    return f"its published points are of releases {shown[0]} to {shown[-1]}" if shown else ""
 
 
 def published_evidence(place: Place, kernels: str) -> Evidence | None:
