@@ -59,14 +59,19 @@ def report_tables(summary: Mapping[str, Any], title: str | None = None, *, width
     return [tables[0], *(Padding(table, (1, 0, 0, 0)) for table in tables[1:])]
 
 
-def intervals_rest_on(points: str, are_known: bool = True) -> str:
-    """Say what intervals of simulated times rest on (`points`), or why there are none."""
-    return f"The 80 % intervals rest on {points}." if are_known else f"No intervals of these times: {points}."
+def intervals_rest_on(*points: str, are_known: bool = True) -> str:
+    """Say what intervals of simulated times rest on, or why there are none. `points`: of each row of a table."""
+    told = _of_rows(points)
+    return f"The 80 % intervals rest on {told}." if are_known else f"No intervals of these times: {told}."
 
 
-def times_rest_on(points: Sequence[str]) -> str:
-    """Say what simulated times rest on that are printed without intervals. `points`: of each deployment."""
-    return f"Simulated times rest on {'; '.join(dict.fromkeys(points))}."
+def times_rest_on(*points: str) -> str:
+    """Say what simulated times rest on that are printed without intervals. `points`: of each row of a table."""
+    return f"Simulated times rest on {_of_rows(points)}."
+
+
+def _of_rows(points: Sequence[str]) -> str:
+    return "; of other rows: ".join(dict.fromkeys(points))
 
 
 def _intervals(summary: Mapping[str, Any]) -> str:

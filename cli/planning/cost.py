@@ -61,7 +61,7 @@ def cost(
     if context > longest:
         raise ConfigError.of("--context", "", f"{context:,} tokens do not fit into the model's context of {longest:,}")
     run = model.with_steps(max(counts))
-    texts = [run.timing, intervals_rest_on(rests_on(run), factors_of_rounds(run, 1) is not None)]
+    texts = [run.timing, intervals_rest_on(rests_on(run), are_known=factors_of_rounds(run, 1) is not None)]
     lines = [line for text in [*texts, about_speed_ups(run)] for line in textwrap.wrap(text, WIDTH)]
     for size in batches:
         if size > model.most_rows(context, 0):

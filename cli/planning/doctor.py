@@ -189,4 +189,4 @@ def _latencies(run: Assembly, with_it: Mapping[str, Any], plain: Assembly, witho
             continue
         told = cells(f"{mine:,.1f}", mine_in, key) + cells(f"{other:,.1f}", other_in, key)
         lines.append(f"{f'{name} {unit}':{width}}{told}{mine / other:>7.2f}")
-    return [*lines, *_wrapped(intervals_rest_on(rests_on(run), is_known))]
+    return [*lines, *_wrapped(intervals_rest_on(rests_on(run), are_known=is_known))]

@@ -290,9 +290,9 @@ def _model_table(whole: Plan, shown: list[Ranked]) -> list[str]:
     from ...observe.tables import intervals_rest_on
 
     told = [item for item in shown if item.taken_range is not None]
-    rests = list(dict.fromkeys(item.rests_on for item in shown if item.holds))
+    rests = [item.rests_on for item in shown if item.holds]
     if not told:
-        return textwrap.wrap(intervals_rest_on("; ".join(rests), are_known=False), WIDTH)
+        return textwrap.wrap(intervals_rest_on(*rests, are_known=False), WIDTH)
     is_load, rows = whole.question.load is None, []
     for item in told:
         assert item.taken_range is not None
@@ -301,7 +301,7 @@ def _model_table(whole: Plan, shown: list[Ranked]) -> list[str]:
         rows.append(f"{cells:>18}  {_tightest(item.finding).name} {low:.0%} to {high:.0%}")
     lines = ["", "If the times of passes and first tokens are not as simulated, 80 % intervals", ""]
     lines += [*_rows(told, f"{_unit(whole) if is_load else 'GPUs':>18}  tightest", rows), ""]
-    return lines + textwrap.wrap(intervals_rest_on("; ".join(rests)), WIDTH)
+    return lines + textwrap.wrap(intervals_rest_on(*rests), WIDTH)
 
 
 def _ends(ends: Sequence[float | None] | None) -> str:

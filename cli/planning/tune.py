@@ -213,7 +213,7 @@ def _verdict(whole: Tune, best: Judged) -> list[str]:
         texts.append("No schedule with one number of steps for each batch size holds in every phase.")
     texts += [f"Cannot run: {reason}" for reason in dict.fromkeys(whole.refused.values())]
     run = whole.model.with_steps(1)
-    texts += [about_speed_ups(run), times_rest_on([rests_on(run)])]
+    texts += [about_speed_ups(run), times_rest_on(rests_on(run))]
     return [line for text in filter(None, texts) for line in textwrap.wrap(text, WIDTH)]
 
 

@@ -107,7 +107,7 @@ def _run_page(run: Run) -> Page:
     page.source("latencies", f"{requests}; ITL: summary.json, counted during the run")
     if points := summary.get("intervals_rest_on"):
         known = any(f"{key}_interval" in summary for key in of_run.INTERVALS)
-        page.source("intervals", intervals_rest_on(points, known))
+        page.source("intervals", intervals_rest_on(points, are_known=known))
     rounds = "rounds.parquet, every decode round"
     page.source("over time, acceptance", f"summary.json; draft steps by batch size: {rounds}")
     _made_by(page, summary.get("version"))
@@ -182,7 +182,7 @@ def _trials_page(trials: Trials) -> Page:
     page.folded.append(Folded("The scenario that is varied", "\n".join(_flat(scenario))))
     points = [text for point in trials.points for one in point.summaries if (text := one.get("intervals_rest_on"))]
     if points:
-        page.source("times", times_rest_on(points))
+        page.source("times", times_rest_on(*points))
     timings = dict.fromkeys(one.get("timing") for point in trials.points for one in point.summaries)
     for timing in filter(None, timings):
         page.source("timing", timing)
