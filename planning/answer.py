@@ -11,9 +11,9 @@ from typing import Any
 
 from ..observe.output_files import write_text
 from ..sim.assembly import Assembly
-from .comparison import source_of_comparisons
+from .confidence.comparison import source_of_comparisons
+from .confidence.ranked import Ranked
 from .plan import Plan, cost_per_million_tokens, tokens_per_s
-from .ranked import Ranked
 
 ANSWER = "answer.json"
 FULL_POOL = 0.97  # of the KV slots, in use at some time

@@ -23,9 +23,9 @@ from ..sim.cost.published.evidence import Difference
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
 from .candidates import REPLICAS, Candidate, base_tables
-from .comparison import ModelErrors, curve_of, curve_of_counts
-from .model_error import Curve
-from .ranked import Ranked
+from .confidence.comparison import ModelErrors, curve_of, curve_of_counts
+from .confidence.model_error import Curve
+from .confidence.ranked import Ranked
 from .search import Finding, Search, greatest_load, least_count, run_searches
 from .slo import Objective
 from .trace_part import TracePart

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .intervals import Estimate, estimate
+from .confidence.intervals import Estimate, estimate
 from .slo import Objective, excess, shares
 from .trial import Trial
 from .workers import Job, Workers

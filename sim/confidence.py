@@ -31,9 +31,13 @@ def intervals(run: Assembly, summary: Mapping[str, Any]) -> dict[str, list[float
     """
     ends = factors(run, summary)
     found = {
-        f"mean_{name}_ms_interval": [value * ends[time].low, value * ends[time].high]
-        for name, time in TIMES.items()
-        if name != "itl" and time in ends and (value := summary[f"mean_{name}_ms"]) is not None
+        name: [value * ends[time].low, value * ends[time].high]
+        for name, time, value in (
+            ("mean_tpot_ms_interval", TPOT, summary["mean_tpot_ms"]),
+            ("mean_ttft_ms_interval", TTFT, summary["mean_ttft_ms"]),
+            ("mean_e2el_ms_interval", REQUEST, summary["mean_e2el_ms"]),
+        )
+        if time in ends and value is not None
     }
     rate = summary["output_throughput"]
     if REQUEST in ends and run.scenario.workload.concurrency is not None and rate is not None:

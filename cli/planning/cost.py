@@ -44,7 +44,7 @@ def cost(
     """
     from ...core.errors import ConfigError
     from ...observe.tables import intervals_rest_on
-    from ...planning.comparison import about_speed_ups
+    from ...planning.confidence.comparison import about_speed_ups
     from ...planning.grid import parse_values
     from ...planning.rounds import RoundModel
     from ...sim.confidence import factors_of_rounds, rests_on

@@ -72,7 +72,7 @@ def doctor(
 
 def _verdict(model: RoundModel, context: int, output: float) -> list[str]:
     """Return sentences: whether it pays, up to which batch, and the load that keeps such a batch busy."""
-    from ...planning.comparison import speed_up_error
+    from ...planning.confidence.comparison import speed_up_error
 
     scenario, error = model.scenario, math.exp(speed_up_error(model.with_steps(1)))
     name = f"{scenario.speculation.algorithm} on {scenario.model.target}, {scenario.hardware.gpu}"
@@ -112,7 +112,7 @@ def _batches(model: RoundModel) -> list[int]:
 
 
 def _gains(model: RoundModel) -> list[str]:
-    from ...planning.comparison import about_speed_ups, speed_up_error
+    from ...planning.confidence.comparison import about_speed_ups, speed_up_error
 
     error, longest = speed_up_error(model.with_steps(1)), model.plain.spec.config.context_len
     contexts = [context for context in CONTEXTS if context <= longest] or [longest]

@@ -21,8 +21,8 @@ from ..simulation.simulate import given_by_options
 from .options import Cluster, NumWorkers, OutDirectory, kept_runs
 
 if TYPE_CHECKING:
+    from ...planning.confidence.ranked import Ranked
     from ...planning.plan import Plan, Question
-    from ...planning.ranked import Ranked
     from ...planning.search import Finding
     from ...planning.slo import Objective
     from ...planning.store import TrialStore
@@ -326,7 +326,7 @@ def _remarks(whole: Plan, shown: list[Ranked]) -> list[str]:
     """Return what limits the best candidate, what the marks mean, what the runs took of a trace, and at the end whose
     timing it is."""
     from ...planning.answer import limit_of
-    from ...planning.comparison import source_of_comparisons
+    from ...planning.confidence.comparison import source_of_comparisons
 
     limited, timing = limit_of(whole, shown[0])
     texts = [limited]

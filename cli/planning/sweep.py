@@ -199,7 +199,7 @@ def _columns(sweep: Sweep, shown: Sequence[int], keys: Sequence[str], half_width
 
 
 def _cell(values: Sequence[float], key: str, digits: int, half_width: bool) -> str:
-    from ...planning.intervals import estimate
+    from ...planning.confidence.intervals import estimate
 
     if not values:
         return "–"

@@ -21,7 +21,7 @@ from .options import Cluster, NumWorkers, OutDirectory, kept_runs
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ...planning.intervals import Estimate
+    from ...planning.confidence.intervals import Estimate
     from ...planning.tuning.tune import Judged, Tune
 
 WIDTH = 80
@@ -190,7 +190,7 @@ def _table_lines(table: Mapping[str, Any]) -> list[str]:
 def _verdict(whole: Tune, best: Judged) -> list[str]:
     """Return whether the promise is kept, what was passed over for it, and what cannot run."""
     from ...observe.tables import times_rest_on
-    from ...planning.comparison import about_speed_ups
+    from ...planning.confidence.comparison import about_speed_ups
     from ...planning.tuning.tune import MOST_BEHIND
     from ...sim.confidence import rests_on
 

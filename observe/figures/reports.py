@@ -273,17 +273,18 @@ def _add_plan(page: Page, trials: Trials) -> None:
     page.answer += answer["sentences"]
     best = next((one for one in answer["candidates"] if one["status"] == "best"), None)
     if best is not None:
-        load = [answer["load_unit"], *([f"± {best['half_width']:.2g}"] if best["half_width"] else [])]
-        gpus = [f"{format_number(best['tokens_per_s'])} output tokens/s"]
-        taken = [f"{best['taken']:.0%} of it is taken"]
-        for below, key, form in ((load, "load", "{:.3g}"), (gpus, "gpus", "{}"), (taken, "taken", "{:.0%}")):
+        below_load = [answer["load_unit"], *([f"± {best['half_width']:.2g}"] if best["half_width"] else [])]
+        below_gpus = [f"{format_number(best['tokens_per_s'])} output tokens/s"]
+        below_limit = [f"{best['taken']:.0%} of it is taken"]
+        forms = (below_load, "load", "{:.3g}"), (below_gpus, "gpus", "{}"), (below_limit, "taken", "{:.0%}")
+        for below, key, form in forms:
             if (ends := best.get(f"{key}_interval")) is not None:
                 below.append(f"80 %: {' to '.join('–' if end is None else form.format(end) for end in ends)}")
         page.tiles += [
             ("best candidate", best["name"], f"of {len(answer['candidates'])}"),
-            ("load", f"{best['load']:.3g}", ", ".join(load)),
-            ("GPUs", str(best["gpus"]), ", ".join(gpus)),
-            ("tightest limit", of_trials.limit_title(best["tightest"]), ", ".join(taken)),
+            ("load", f"{best['load']:.3g}", ", ".join(below_load)),
+            ("GPUs", str(best["gpus"]), ", ".join(below_gpus)),
+            ("tightest limit", of_trials.limit_title(best["tightest"]), ", ".join(below_limit)),
         ]
         if best["per_million"] is not None:
             page.tiles.append(("cost", f"{best['per_million']:.3g}", "per million output tokens"))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from foredraft.planning.candidates import Candidate, differ_in_speculation, make_candidates
-from foredraft.planning.comparison import ModelErrors, about_speed_ups, source_of_comparisons, speed_up_error
-from foredraft.planning.model_error import Curve
-from foredraft.planning.ranked import Ranked
+from foredraft.planning.confidence.comparison import ModelErrors, about_speed_ups, source_of_comparisons, speed_up_error
+from foredraft.planning.confidence.model_error import Curve
+from foredraft.planning.confidence.ranked import Ranked
 from foredraft.planning.search import Finding
 from foredraft.planning.slo import parse_slo
 from foredraft.sim.calibration.accuracy import ROOFLINE, SPEED_UP, SPEED_UP_BATCHES, TIME_PER_TOKEN, mean_error

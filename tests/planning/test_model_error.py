@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
 
 import pytest
-from foredraft.planning.comparison import curve_of, curve_of_counts
-from foredraft.planning.model_error import Curve, Errors, count_range, load_range
+from foredraft.planning.candidates import base_tables, make_candidates
+from foredraft.planning.confidence.comparison import curve_of, curve_of_counts
+from foredraft.planning.confidence.model_error import Curve, Errors, count_range, load_range
+from foredraft.planning.plan import Plan, Question
 from foredraft.planning.search import Finding, greatest_load, least_count, run_searches
 from foredraft.planning.slo import parse_slo
-from foredraft.sim.cost.published.evidence import REQUEST, TPOT, TTFT, Interval
+from foredraft.planning.trial import run_trial
+from foredraft.sim.cost.published.evidence import REQUEST, TPOT, TTFT, Evidence, Interval
+from foredraft.sim.scenario_file import load_scenario
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_search import Service, trial
@@ -111,3 +117,38 @@ def test_each_limit_has_the_interval_of_its_time():
     assert found.latencies == (factors[TTFT], factors[TPOT], factors[TPOT], factors[REQUEST])
     del factors[TTFT]
     assert Errors.of(factors, objectives).latencies[0] == factors[TPOT]
+
+
+@pytest.mark.slow
+def test_the_range_is_what_a_plan_with_longer_passes_finds(monkeypatch):
+    """The service of the tutorial, whose passes take 1.15 times as long by another factor of published points."""
+    pytest.importorskip("aiconfigurator_core", reason="needs the extra measured")
+    monkeypatch.setenv("FOREDRAFT_KERNELS", "auto")
+    monkeypatch.chdir(Path(__file__).parents[2])
+    scenario, _ = load_scenario("examples/tutorial/service.toml")
+    tried = {"speculation.algorithm": ["NONE", "EAGLE3"], "speculation.steps": [2]}
+    limits, longer = parse_slo("ttft_p99<1s,tpot_p99<40ms"), Interval(1.0, 1.15)
+
+    def plan() -> Plan:
+        whole = Plan(
+            scenario, make_candidates(scenario, tried, None), Question(limits, None, None, range(2), None, None)
+        )
+        for _ in whole.run(Service(lambda run: run_trial(base_tables(scenario), run))):
+            pass
+        return whole
+
+    right = plan()
+    estimated = {
+        index: load_range(curve_of(found, right.rough[index], 1.0, 1.0), found.value, Errors(longer, (longer, longer)))[
+            0
+        ]
+        for index, found in right.fine.items()
+    }
+    usual = Evidence.factor.func
+    slower = cached_property(lambda evidence: 1.15 * usual(evidence))
+    slower.__set_name__(Evidence, "factor")
+    monkeypatch.setattr(Evidence, "factor", slower)
+    wrong = plan()
+    for index, load in estimated.items():
+        assert load < 0.95 * right.fine[index].value
+        assert load == pytest.approx(wrong.fine[index].value, rel=0.05)

@@ -13,8 +13,8 @@ import pytest
 from foredraft.core.errors import ConfigError
 from foredraft.planning.answer import limit_of
 from foredraft.planning.candidates import make_candidates
+from foredraft.planning.confidence.ranked import Ranked
 from foredraft.planning.plan import Plan, Question
-from foredraft.planning.ranked import Ranked
 from foredraft.planning.search import Finding, greatest_load, least_count, run_searches
 from foredraft.planning.slo import excess, parse_slo
 from foredraft.planning.trial import Trial

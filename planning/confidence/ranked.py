@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .candidates import Candidate
-from .search import Finding
+from ..candidates import Candidate
+from ..search import Finding
 
 
 @dataclass(frozen=True)

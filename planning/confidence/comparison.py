@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..sim.assembly import Assembly, assemble
-from ..sim.calibration.accuracy import LEFT_OUT, ROOFLINE, SPEED_UP, SPEED_UP_BATCHES, TIME_PER_TOKEN, mean_error
-from ..sim.confidence import TIMES, difference, factors, half_width, rests_on
-from ..sim.cost.published.evidence import Difference, Interval
-from ..sim.scenario import Scenario
-from ..sim.scenario_file import scenario_with
-from .candidates import REPLICAS, Candidate, base_tables, differ_in_speculation
+from ...sim.assembly import Assembly, assemble
+from ...sim.calibration.accuracy import LEFT_OUT, ROOFLINE, SPEED_UP, SPEED_UP_BATCHES, TIME_PER_TOKEN, mean_error
+from ...sim.confidence import TIMES, difference, factors, half_width, rests_on
+from ...sim.cost.published.evidence import Difference, Interval
+from ...sim.scenario import Scenario
+from ...sim.scenario_file import scenario_with
+from ..candidates import REPLICAS, Candidate, base_tables, differ_in_speculation
+from ..search import Finding
+from ..slo import Objective
 from .model_error import Curve, Errors, count_range, load_range
 from .ranked import Ranked
-from .search import Finding
-from .slo import Objective
 
 
 class ModelErrors:

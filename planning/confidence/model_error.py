@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..sim.confidence import TIMES
-from ..sim.cost.published.evidence import TPOT, Interval
-from .slo import Objective
+from ...sim.confidence import TIMES
+from ...sim.cost.published.evidence import TPOT, Interval
+from ..slo import Objective
 
 FURTHEST = math.log(2.0)
 """How far beyond the loads that have run a line is drawn, as a logarithm of the load. Further away nothing is known."""
