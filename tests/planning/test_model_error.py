@@ -53,6 +53,21 @@ def test_the_range_is_what_a_service_with_other_times_holds(longer: float, start
     assert high == pytest.approx(most, rel=0.05)
 
 
+def test_the_first_round_gives_the_shape_beyond_the_last():
+    """Its runs hold more, since they are shorter; what it says is by how much the latency falls at half the load."""
+    fine = Curve.of({load: [math.log(load / 10)] for load in (9.9, 10.1)})
+    rough = Curve.of(
+        {load: [0.5 * math.log(load / 10) - 0.3] for load in (2.0, 5.0, 9.0, 12.0, 40.0)} | {50.0: [math.inf]}
+    )
+    curve = fine.extended(rough, math.log(9.9))
+    assert (len(curve.loads), curve.wall) == (7, math.log(50.0))
+    for level, load in (
+        (0.5 * math.log(5 / 9.9) + math.log(0.99), 5.0),
+        (0.5 * math.log(40 / 9.9) + math.log(0.99), 40.0),
+    ):
+        assert curve.greatest(0.0, [-level]) == pytest.approx(math.log(load))
+
+
 def test_a_latency_may_be_longer_where_passes_are_right():
     found = search(lambda load: load**2)
     low, high = load_range(curve_of(found, None, 1.0, 1.0), found.value, Errors(SURE, (Interval(0.81, 1.21),)))

@@ -13,12 +13,14 @@ import pytest
 from foredraft.core.errors import ConfigError
 from foredraft.planning.answer import limit_of
 from foredraft.planning.candidates import make_candidates
+from foredraft.planning.confidence.comparison import ModelErrors
 from foredraft.planning.confidence.ranked import Ranked
 from foredraft.planning.plan import Plan, Question
 from foredraft.planning.search import Finding, greatest_load, least_count, run_searches
 from foredraft.planning.slo import excess, parse_slo
 from foredraft.planning.trial import Trial
 from foredraft.planning.workers import Job
+from foredraft.sim.cost.published.evidence import Difference
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import scenario_with
 from hypothesis import given, settings
@@ -310,6 +312,23 @@ def test_a_plan_with_prices_takes_the_cheapest_gpus():
 def test_a_limit_that_is_never_met_bounds_the_load():
     ((_, found),) = run_searches({0: greatest_load({}, "load", 8, LIMIT, [0], 0.03)}, Service(lambda run: trial(1.0)))
     assert found.is_bound and found.value > 1000
+
+
+@pytest.mark.parametrize(
+    ("mean", "half_width", "is_equal"), [(0.0, 0.2, False), (0.0, 0.4, True), (-0.2, 0.2, True), (0.2, 0.4, False)]
+)
+def test_a_tie_is_a_ratio_within_the_error_of_the_comparison(
+    monkeypatch, mean: float, half_width: float, is_equal: bool
+):
+    """Of 2 steps, which hold 6 where 3 steps hold 8. `mean`: of the error of log(load of the best / its load)."""
+    monkeypatch.setattr(ModelErrors, "compare", lambda *_: Difference(mean, half_width))
+    whole, _ = plan_of(None, None)
+    best, second = whole.ranked()[:2]
+    assert (second.candidate.name, second.equal) == ("EAGLE3, 2 steps", is_equal)
+    assert second.of_best_range == pytest.approx(
+        [0.75 * math.exp(-mean + end) for end in (-half_width, half_width)], rel=0.02
+    )
+    assert best.equal and best.of_best_range is None
 
 
 def test_a_plan_asks_the_same_again():
