@@ -289,18 +289,18 @@ def _model_table(whole: Plan, shown: list[Ranked]) -> list[str]:
     """Return a table of what holds if times are not as simulated, and what it rests on."""
     from ...observe.tables import intervals_rest_on
 
-    told = [item for item in shown if item.taken_range is not None]
     rests = [item.rests_on for item in shown if item.holds]
-    if not told:
+    if all(item.taken_range is None for item in shown):
         return textwrap.wrap(intervals_rest_on(*rests, are_known=False), WIDTH)
     is_load, rows = whole.question.load is None, []
-    for item in told:
-        assert item.taken_range is not None
-        cells = _ends(item.load_range if is_load else item.gpu_range)
-        low, high = item.taken_range
-        rows.append(f"{cells:>18}  {_tightest(item.finding).name} {low:.0%} to {high:.0%}")
+    for item in shown:
+        cells = f"{_ends(item.load_range if is_load else item.gpu_range):>18}"
+        if item.taken_range is not None:
+            low, high = item.taken_range
+            cells += f"  {_tightest(item.finding).name} {low:.0%} to {high:.0%}"
+        rows.append(cells)
     lines = ["", "If the times of passes and first tokens are not as simulated, 80 % intervals", ""]
-    lines += [*_rows(told, f"{_unit(whole) if is_load else 'GPUs':>18}  tightest", rows), ""]
+    lines += [*_rows(shown, f"{_unit(whole) if is_load else 'GPUs':>18}  tightest", rows), ""]
     return lines + textwrap.wrap(intervals_rest_on(*rests), WIDTH)
 
 

@@ -153,6 +153,11 @@ def test_plan_keeps_two_statements_apart(command, tmp_path, monkeypatch):
     for one in others:
         ends = one["of_best_interval"]
         assert ends[0] < ends[1] and (one["status"] == "equal") == (ends[1] >= 1)
+    servers = ["--try", "hardware.gpu=H100", "--try", "hardware.server=foredraft,vllm-0.18"]
+    code, out, _ = command(*asked[:5], *servers, *asked[-5:], "--out", tmp_path / "servers")
+    rows = out.split("80 % intervals\n\n")[1].split("\n\n")[0].splitlines()
+    assert code == 0 and sum(" to " in row for row in rows) == sum(row.endswith("  –") for row in rows) == 2
+    assert "no published points" in out and "; of other rows: " in " ".join(out.split())
     as_json = command(*asked, "--out", tmp_path, "--json")
     assert as_json.code == 0 and json.loads(as_json.out) == answer
     code, out, _ = command(*asked, "--rate", "30", "--out", tmp_path / "rate")
