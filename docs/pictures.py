@@ -96,7 +96,7 @@ def _drawn(figure: Any) -> dict[str, Any]:
     layout = plain["layout"]
     traces = []
     for trace in plain["data"]:
-        kept = {key: trace[key] for key in ("name", "mode", "x", "y") if key in trace}
+        kept = {key: trace[key] for key in ("name", "mode", "x", "y", "base", "fill") if key in trace}
         for key, inner in (("error_x", "array"), ("line", "dash"), ("line", "shape")):
             if inner in trace.get(key, {}):
                 kept[inner] = trace[key][inner]
@@ -186,9 +186,14 @@ def _reported(drawn: Mapping[str, Any]) -> Figure:
 
 
 def _rows(drawn: Mapping[str, Any]) -> Figure:
-    names = [name for trace in drawn["traces"] for name in trace["y"]]
+    bars = [trace for trace in drawn["traces"] if "base" in trace]
+    points = [trace for trace in drawn["traces"] if "base" not in trace]
+    names = [name for trace in points for name in trace["y"]]
     figure, axes = _canvas(drawn["title"], "", 140 + 34 * len(names), left=150)
-    for trace, colour in zip(drawn["traces"], (GREEN, BLUE, ORANGE, FAINT), strict=False):
+    for trace in bars:
+        places = [names.index(name) for name in trace["y"]]
+        axes.barh(places, trace["x"], 0.4, trace["base"], color=FAINT, alpha=0.3)
+    for trace, colour in zip(points, (GREEN, BLUE, ORANGE, FAINT), strict=False):
         places = [names.index(name) for name in trace["y"]]
         axes.errorbar(trace["x"], places, xerr=trace.get("array"), fmt="o", color=colour, markersize=9, capsize=4)
         for value, place in zip(trace["x"], places, strict=True):
@@ -203,7 +208,10 @@ def _rows(drawn: Mapping[str, Any]) -> Figure:
 
 def _lines(drawn: Mapping[str, Any]) -> Figure:
     figure, axes = _canvas(drawn["title"], "")
-    for trace, colour in zip(drawn["traces"], LINES * 4, strict=False):
+    bands = [trace for trace in drawn["traces"] if "fill" in trace]
+    for trace in bands:  # the best candidate's, whose line is the first
+        axes.fill(trace["x"], trace["y"], color=LINES[0], alpha=0.15, linewidth=0)
+    for trace, colour in zip([one for one in drawn["traces"] if "fill" not in one], LINES * 4, strict=False):
         is_limit = "dash" in trace
         how = {"color": RED, "linestyle": "--"} if is_limit else {"color": colour}
         if "hv" in trace.get("shape", ""):

@@ -59,6 +59,21 @@ def report_tables(summary: Mapping[str, Any], title: str | None = None, *, width
     return [tables[0], *(Padding(table, (1, 0, 0, 0)) for table in tables[1:])]
 
 
+def intervals_rest_on(*points: str, are_known: bool = True) -> str:
+    """Say what intervals of simulated times rest on, or why there are none. `points`: of each row of a table."""
+    told = _of_rows(points)
+    return f"The 80 % intervals rest on {told}." if are_known else f"No intervals of these times: {told}."
+
+
+def times_rest_on(*points: str) -> str:
+    """Say what simulated times rest on that are printed without intervals. `points`: of each row of a table."""
+    return f"Simulated times rest on {_of_rows(points)}."
+
+
+def _of_rows(points: Sequence[str]) -> str:
+    return "; of other rows: ".join(dict.fromkeys(points))
+
+
 def _intervals(summary: Mapping[str, Any]) -> str:
     words = {"mean_ttft_ms": "mean TTFT {} ms", "mean_tpot_ms": "TPOT {} ms", "output_throughput": "{} output tokens/s"}
     parts = []
@@ -66,7 +81,7 @@ def _intervals(summary: Mapping[str, Any]) -> str:
         if (ends := summary.get(f"{name}_interval")) is not None:
             parts.append(text.format(" to ".join(map(format_number, ends))))
     if not parts:
-        return f"No intervals of these times: {summary['intervals_rest_on']}."
+        return intervals_rest_on(summary["intervals_rest_on"], are_known=False)
     return f"80 % intervals: {', '.join(parts)}; they rest on {summary['intervals_rest_on']}."
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ..observe.output_files import write_text
-from ..sim.assembly import Assembly, assemble
-from ..sim.scenario_file import scenario_with
-from .candidates import base_tables
-from .plan import Plan, Ranked, cost_per_million_tokens, tokens_per_s
+from ..sim.assembly import Assembly
+from .confidence.comparison import source_of_comparisons
+from .confidence.ranked import Ranked
+from .plan import Plan, cost_per_million_tokens, tokens_per_s
 
 ANSWER = "answer.json"
 FULL_POOL = 0.97  # of the KV slots, in use at some time
@@ -30,10 +30,9 @@ REMEDIES = {
 
 
 def answer_of(
-    whole: Plan, ranked: Sequence[Ranked], prices: Mapping[str, float], source: str, sentences: Sequence[str]
+    whole: Plan, ranked: Sequence[Ranked], prices: Mapping[str, float], sentences: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the result of a plan. source: of the error of comparisons. sentences: about the best candidate, for
-    readers."""
+    """Return the result of a plan. sentences: about the best candidate, for readers."""
     asked = whole.question
     first = next((item for item in ranked if item.holds and not item.dropped), None)
     return {
@@ -43,7 +42,7 @@ def answer_of(
         "load_key": whole.load_key,
         "load_unit": "requests/s" if whole.scenario.workload.trace is None else "× the trace",
         "model_error": asked.model_error,
-        "model_error_source": source,
+        "model_error_source": source_of_comparisons(asked.model_error),
         "candidates": [_candidate(whole, item, item is first, prices) for item in ranked],
         "refused": [{"name": candidate.name, "reason": reason} for candidate, reason in whole.refused()],
     }
@@ -66,18 +65,23 @@ def _candidate(whole: Plan, item: Ranked, is_first: bool, prices: Mapping[str, f
         "status": status,
         "load": item.load if holds else None,
         "half_width": half_width if half_width is not None and math.isfinite(half_width) else None,
+        "load_interval": item.load_range,
         "gpus": item.gpus if holds else None,
+        "gpus_interval": item.gpu_range,
+        "of_best_interval": item.of_best_range,
         "tokens_per_s": tokens,
         "per_million": cost_per_million_tokens(item, tokens, price) if tokens and price is not None else None,
         "tightest": None if found.tightest is None else found.tightest.name,
         "taken": found.excess if math.isfinite(found.excess) else None,
+        "taken_interval": item.taken_range,
+        "intervals_rest_on": item.rests_on or None,
     }
 
 
 def limit_of(whole: Plan, item: Ranked) -> tuple[str, str]:
     """Return sentences about what limits a candidate at its load, what would raise this limit, and whose timing is
     simulated."""
-    run = assemble(scenario_with(base_tables(whole.scenario), item.candidate.smallest))
+    run = whole.errors.assembly(item.candidate, item.candidate.unit)
     limit = bottleneck(run, item.finding.summary)
     return f"{item.candidate.name} is limited by {limit}; what would move it: {REMEDIES[limit]}.", run.timing
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.errors import ConfigError, Problem, count_of
-from ..sim.calibration.accuracy import LEFT_OUT, ROOFLINE, SPEED_UP, TIME_PER_TOKEN, mean_error
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
 from .grid import ALGORITHM, NO_SPECULATION, combinations
@@ -80,15 +79,13 @@ def make_candidates(scenario: Scenario, tried: Mapping[str, Sequence[Any]], gpus
     return found
 
 
-def comparison_error(candidates: Sequence[Candidate], priced_by: str) -> tuple[float, str]:
-    """Return the error of comparisons of candidates, as a share, and its source. If the candidates differ only in
-    speculation, it is the error of published speed-ups, else that of times. `priced_by`: what prices their passes."""
-    others = [
-        {key: value for key, value in one.settings.items() if not key.startswith("speculation.")} for one in candidates
-    ]
-    of = SPEED_UP if all(one == others[0] for one in others) else TIME_PER_TOKEN
-    column = ROOFLINE if ROOFLINE in priced_by else LEFT_OUT
-    return mean_error(of, column), f"docs/accuracy.md, {of}, {column}"
+def differ_in_speculation(one: Candidate, other: Candidate) -> bool:
+    """Return whether two candidates are one deployment that decodes in two ways."""
+    others = (
+        {key: value for key, value in each.settings.items() if not key.startswith("speculation.")}
+        for each in (one, other)
+    )
+    return next(others) == next(others)
 
 
 def base_tables(scenario: Scenario) -> dict[str, Any]:

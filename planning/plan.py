@@ -19,9 +19,13 @@ import numpy as np
 
 from ..core.errors import ForedraftError, count_of
 from ..sim.assembly import assemble
+from ..sim.cost.published.evidence import Difference
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
 from .candidates import REPLICAS, Candidate, base_tables
+from .confidence.comparison import ModelErrors, curve_of, curve_of_counts
+from .confidence.model_error import Curve
+from .confidence.ranked import Ranked
 from .search import Finding, Search, greatest_load, least_count, run_searches
 from .slo import Objective
 from .trace_part import TracePart
@@ -55,7 +59,8 @@ class Question:
         gpus: Devices there are; None asks for the least number of them.
         seeds: Those of the second round.
         requests: Of a run, at least; None: all of a trace's.
-        model_error: The relative error of the cost model's comparisons, by which candidates may be confused.
+        model_error: Half of the 80 % interval of the logarithm of the ratio of two candidates' times, by which
+            candidates may be confused; None takes what is published.
         prices: Of an hour of a GPU by its name. Where every candidate has one, the least GPUs are the cheapest ones.
     """
 
@@ -64,30 +69,8 @@ class Question:
     gpus: int | None
     seeds: Sequence[int]
     requests: int | None
-    model_error: float
+    model_error: float | None
     prices: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """A candidate and its result: the greatest load on `gpus` devices, or the smallest number of devices for the given
-    load.
-
-    `dropped`: it was not searched again after the first round. `first_share`: its load per cost in the first round, as
-    a share of the greatest one. `equal`: it cannot be told apart from the best one; if dropped, by the first round.
-    """
-
-    candidate: Candidate
-    finding: Finding
-    gpus: int
-    load: float
-    dropped: bool = False
-    first_share: float = 0.0
-    equal: bool = False
-
-    @property
-    def holds(self) -> bool:
-        return self.finding.value > 0
 
 
 @dataclass
@@ -101,6 +84,11 @@ class Plan:
     fine: dict[int, Finding] = field(default_factory=dict)
     first_share: dict[int, float] = field(default_factory=dict)  # the rough loads per cost as shares of the most
     on_a_quarter: Sequence[int] = ()  # candidates whose rough finding is that of a quarter of a trace
+
+    @cached_property
+    def errors(self) -> ModelErrors:
+        """The errors of the cost model for the candidates."""
+        return ModelErrors(self.scenario, self.question.objectives, self.question.model_error)
 
     @property
     def load_key(self) -> str:
@@ -227,8 +215,37 @@ class Plan:
         found = [item for item in found if not item.finding.reason]
         found.sort(key=self._order)
         if found and found[0].holds:
-            found = [replace(item, equal=self._is_equal(found[0], item)) for item in found]
+            found = [self._with_errors(found[0], item) for item in found]
         return found
+
+    def _with_errors(self, best: Ranked, item: Ranked) -> Ranked:
+        """Return a candidate with its intervals, and whether it can be told from the best one."""
+        if not item.holds:
+            return item
+        curve = self._curve(item)
+        error = self.errors.compare(best, item, (self._curve(best), curve))
+        found = replace(item, equal=self._is_equal(best, item, error))
+        if item.dropped:
+            return found
+        if self.question.load is not None:
+            found = replace(found, gpu_range=self.errors.gpu_range(item, curve))
+        else:
+            found = replace(found, load_range=self.errors.load_range(item, curve))
+            if item is not best:
+                ends = (
+                    item.load / best.load * math.exp(end - error.mean) for end in (-error.half_width, error.half_width)
+                )
+                found = replace(found, of_best_range=(next(ends), next(ends)))
+        return replace(found, taken_range=self.errors.taken_range(item), rests_on=self.errors.rests_on(item))
+
+    def _curve(self, item: Ranked) -> Curve:
+        """Return what the runs of a candidate say of its limits by the load of an engine."""
+        rough, load = self.rough[self.candidates.index(item.candidate)], self.question.load
+        if load is None:
+            return curve_of(item.finding, rough, 1.0, 1.0)
+        if item.dropped:
+            return curve_of(rough, None, item.candidate.unit, item.candidate.unit)
+        return curve_of_counts(item.finding, rough, load, item.candidate.unit)
 
     def refused(self) -> list[tuple[Candidate, str]]:
         """Return the candidates that cannot run, each with the reason."""
@@ -245,20 +262,21 @@ class Plan:
             return (item.dropped, -item.load)
         return (item.dropped, not item.holds, item.gpus * self._gpu_cost(item.candidate), item.finding.excess)
 
-    def _is_equal(self, best: Ranked, item: Ranked) -> bool:
-        if item is best or best.dropped or not item.holds:
+    def _is_equal(self, best: Ranked, item: Ranked, error: Difference) -> bool:
+        """Return whether a candidate cannot be told from the best one. `error`: of log(load of the best / its load)."""
+        if item is best or best.dropped:
             return item is best
         if item.dropped:
             places = [self.candidates.index(one.candidate) for one in (best, item)]
             if not set(places) <= set(self.on_a_quarter):
                 return False
             loads = [self.rough[place].value for place in places]
-            return math.log(loads[0] / loads[1]) <= math.hypot(CLOSER, self.question.model_error)
+            return math.log(loads[0] / loads[1]) + error.mean <= math.hypot(CLOSER, error.half_width)
         if self.question.load is not None:
             costs = [one.gpus * self._gpu_cost(one.candidate) for one in (item, best)]
             return costs[0] <= costs[1]
-        spread = math.hypot(*(_relative(found.finding) for found in (best, item)), self.question.model_error)
-        return math.log(best.load / item.load) <= spread
+        spread = math.hypot(*(_relative(found.finding) for found in (best, item)), error.half_width)
+        return math.log(best.load / item.load) + error.mean <= spread
 
     def _ranked(self, index: int, finding: Finding) -> Ranked:
         candidate, asked = self.candidates[index], self.question

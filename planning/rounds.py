@@ -133,18 +133,31 @@ class RoundModel:
         rounds = (self.round(batch_size, context_len, steps) for steps in range(most_steps + 1))
         return max(rounds, key=lambda candidate: candidate.tokens_per_s)
 
-    def largest_that_pays(self, context_len: int, most_steps: int) -> int:
-        """Return the largest batch, among those that fit, at which some number of draft steps beats plain decoding;
-        0 if none does."""
+    def best_drafted(self, batch_size: int, context_len: int, most_steps: int) -> Round:
+        """Return the round with the most tokens per second among 1 to `most_steps` draft steps."""
+        rounds = (self.round(batch_size, context_len, steps) for steps in range(1, most_steps + 1))
+        return max(rounds, key=lambda candidate: candidate.tokens_per_s)
+
+    def gain(self, found: Round) -> float:
+        """Return how many times the tokens of plain decoding a round gives."""
+        return found.tokens_per_s / self.round(found.batch_size, found.context_len, 0).tokens_per_s
+
+    def largest_that_pays(self, context_len: int, most_steps: int, least_gain: float = 1.0) -> int:
+        """Return the largest batch, among those that fit, at which some number of draft steps gives more than
+        `least_gain` times the tokens of plain decoding; 0 if none does."""
+
+        def pays(size: int) -> bool:
+            return self.gain(self.best_drafted(size, context_len, most_steps)) > least_gain
+
         largest = self.most_rows(context_len, 0)
         sizes = [*itertools.takewhile(lambda size: size < largest, (1 << i for i in itertools.count())), largest]
-        pay = [size for size in sizes if size and self.best(size, context_len, most_steps).steps]
+        pay = [size for size in sizes if size and pays(size)]
         if not pay or pay[-1] == largest:
             return pay[-1] if pay else 0
         low, high = pay[-1], sizes[sizes.index(pay[-1]) + 1]
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.best(middle, context_len, most_steps).steps else (low, middle)
+            low, high = (middle, high) if pays(middle) else (low, middle)
         return low
 
     def most_rows(self, context_len: int, steps: int) -> int:

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from .intervals import Estimate, estimate
-from .slo import Objective, excess
+from .confidence.intervals import Estimate, estimate
+from .slo import Objective, excess, shares
 from .trial import Trial
 from .workers import Job, Workers
 
@@ -49,6 +49,8 @@ class Finding:
         excess: How much of its limit it takes.
         reason: Why there is nothing, if the deployment cannot run.
         is_bound: The objectives held at every load that was tried: the greatest one is `value` or more.
+        curve: What is known of the shares of the limits: the mean logarithm of each objective's share, by the values
+            that were tried. Infinite where a run was out of balance.
     """
 
     value: float
@@ -58,6 +60,7 @@ class Finding:
     excess: float = math.nan
     reason: str = ""
     is_bound: bool = False
+    curve: Mapping[float, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass
@@ -123,10 +126,22 @@ class _Judge:
     def finding(self, value: float, at: float, interval: Estimate | None = None) -> Finding:
         """Return the finding `value`, with the results of the runs at `at`."""
         summary = self.summaries[at, self.seeds[0]]
-        shares = [self.share(at, seed) for seed in self.seeds if (at, seed) in self.summaries]
+        taken = [self.share(at, seed) for seed in self.seeds if (at, seed) in self.summaries]
         tightest = excess(self.objectives, summary)[1]
-        mean = math.inf if any(map(math.isinf, shares)) else float(np.exp(np.mean(np.log(shares))))
-        return Finding(value, interval, summary, tightest, mean)
+        mean = math.inf if any(map(math.isinf, taken)) else float(np.exp(np.mean(np.log(taken))))
+        return Finding(value, interval, summary, tightest, mean, curve=self.curve())
+
+    def curve(self) -> dict[float, list[float]]:
+        """Return the mean logarithm of the share that each objective takes, by value, over the seeds that every value
+        has: so seeds do not make differences between values."""
+        values = sorted({value for value, _ in self.summaries})
+        common = [seed for seed in self.seeds if all((value, seed) in self.summaries for value in values)]
+        found = {}
+        for value in values:
+            taken = [shares(self.objectives, self.summaries[value, seed]) for seed in common]
+            logs = np.log(np.maximum(taken, 1e-9))
+            found[value] = [float(mean) for mean in logs.mean(axis=0)]
+        return found
 
 
 def greatest_load(

@@ -27,6 +27,11 @@ class Objective:
     key: str  # of the summary
     limit_ms: float
 
+    @property
+    def latency(self) -> str:
+        """The latency that is limited, one of `LATENCIES`."""
+        return self.name.rpartition("_")[0]
+
     def __str__(self) -> str:
         return f"{self.name} < {self.limit_ms:g} ms"
 
@@ -78,18 +83,22 @@ def _objective(term: str) -> Objective:
     return Objective(matched["name"].lower(), f"{STATISTICS[statistic]}_{latency}_ms", limit_ms)
 
 
-def excess(objectives: tuple[Objective, ...], summary: Mapping[str, Any]) -> tuple[float, Objective]:
-    """Return how much of its limit the tightest objective takes (1.0: just held), and that objective.
+def shares(objectives: tuple[Objective, ...], summary: Mapping[str, Any]) -> list[float]:
+    """Return how much of its limit each objective takes (1.0: just held); infinite where a latency has no value, and
+    everywhere if the run is not in balance.
 
-    Infinite where a latency has no value, and for a run that is not in balance, because a longer run would only be
-    worse: requests were refused, aborted, failed or unfinished, the queue only grew, or more was offered than full
-    batches would serve (`saturation` above 1).
+    A run that is not in balance would only be worse if it were longer: requests were refused, aborted, failed or
+    unfinished, the queue only grew, or more was offered than full batches would serve (`saturation` above 1).
     """
-    shares = [
-        (math.inf if (value := summary[objective.key]) is None else value / objective.limit_ms, objective)
-        for objective in objectives
-    ]
-    most, tightest = max(shares, key=lambda share: share[0])
     lost = any(summary[key] for key in ("refused", "aborted", "failed", "unfinished"))
-    beyond = summary["overloaded"] or (summary["saturation"] or 0.0) > 1.0
-    return (math.inf if lost or beyond else most), tightest
+    if lost or summary["overloaded"] or (summary["saturation"] or 0.0) > 1.0:
+        return [math.inf] * len(objectives)
+    return [math.inf if (value := summary[one.key]) is None else value / one.limit_ms for one in objectives]
+
+
+def excess(objectives: tuple[Objective, ...], summary: Mapping[str, Any]) -> tuple[float, Objective]:
+    """Return how much of its limit the tightest objective takes (`shares`), and that objective, which of a run that is
+    not in balance is the one of the greatest latency."""
+    latencies = [math.inf if (value := summary[one.key]) is None else value / one.limit_ms for one in objectives]
+    tightest = max(range(len(objectives)), key=latencies.__getitem__)
+    return shares(objectives, summary)[tightest], objectives[tightest]

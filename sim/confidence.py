@@ -8,12 +8,19 @@ from typing import Any
 
 from .assembly import Assembly
 from .cost.executor_steps import StepCost
-from .cost.published.evidence import NO_POINTS, REQUEST, TPOT, TTFT, Interval, Load
+from .cost.published.evidence import NO_POINTS, REQUEST, TPOT, TTFT, Difference, Interval, Load
 
 QUANTILE = 1.2816
 """Deviations of a normal distribution within which 80 % of it lie."""
 DEVIATION_OF_MEAN_ERROR = math.sqrt(math.pi / 2)
 """The standard deviation of a normal distribution whose mean absolute value is 1."""
+TIMES = {"ttft": TTFT, "tpot": TPOT, "itl": TPOT, "e2el": REQUEST}
+"""The time of which a latency has the interval, by the latency's name in a summary."""
+
+
+def half_width(mean_error: float) -> float:
+    """Return half the width of the 80 % interval of a logarithm with this mean absolute error, if it is normal."""
+    return QUANTILE * DEVIATION_OF_MEAN_ERROR * mean_error
 
 
 def intervals(run: Assembly, summary: Mapping[str, Any]) -> dict[str, list[float]]:
@@ -22,19 +29,19 @@ def intervals(run: Assembly, summary: Mapping[str, Any]) -> dict[str, list[float
     Empty where nothing is known: our own executor has no published points. The output rate has one in a closed loop
     alone; in an open loop it is that of the arrivals.
     """
-    factors = _factors(run, summary)
+    ends = factors(run, summary)
     found = {
-        name: [value * factors[time].low, value * factors[time].high]
+        name: [value * ends[time].low, value * ends[time].high]
         for name, time, value in (
             ("mean_tpot_ms_interval", TPOT, summary["mean_tpot_ms"]),
             ("mean_ttft_ms_interval", TTFT, summary["mean_ttft_ms"]),
             ("mean_e2el_ms_interval", REQUEST, summary["mean_e2el_ms"]),
         )
-        if time in factors and value is not None
+        if time in ends and value is not None
     }
     rate = summary["output_throughput"]
-    if REQUEST in factors and run.scenario.workload.concurrency is not None and rate is not None:
-        found["output_throughput_interval"] = [rate / factors[REQUEST].high, rate / factors[REQUEST].low]
+    if REQUEST in ends and run.scenario.workload.concurrency is not None and rate is not None:
+        found["output_throughput_interval"] = [rate / ends[REQUEST].high, rate / ends[REQUEST].low]
     return found
 
 
@@ -46,12 +53,14 @@ def rests_on(run: Assembly) -> str:
     return NO_POINTS if run.evidence is None or isinstance(run.cost, StepCost) else run.evidence.about
 
 
-def _factors(run: Assembly, summary: Mapping[str, Any]) -> dict[str, Interval]:
+def factors(run: Assembly, summary: Mapping[str, Any]) -> dict[str, Interval]:
+    """Return the 80 % intervals of the times of a run, as factors on its simulated times, by the names of times; empty
+    where nothing is known."""
     calibration = run.deployment.calibration
     if calibration is not None:
         if calibration.parameters is None:
             return {}
-        wide = QUANTILE * DEVIATION_OF_MEAN_ERROR * calibration.parameters.left_out_error
+        wide = half_width(calibration.parameters.left_out_error)
         own = Interval(math.exp(-wide), math.exp(wide))
         return {TPOT: own, REQUEST: own}
     if run.evidence is None or summary["mean_ttft_ms"] is None:
@@ -60,9 +69,33 @@ def _factors(run: Assembly, summary: Mapping[str, Any]) -> dict[str, Interval]:
     return {time: run.evidence.interval(time, load, run.is_corrected) for time in (TPOT, TTFT, REQUEST)}
 
 
+def factors_of_rounds(run: Assembly, rows: int) -> Interval | None:
+    """Return the 80 % interval of the times of rounds with so many rows, as factors on them; None where nothing is
+    known."""
+    calibration = run.deployment.calibration
+    if calibration is not None or run.evidence is None:
+        return factors(run, {}).get(TPOT)
+    return run.evidence.interval(TPOT, Load(float(rows)), run.is_corrected)
+
+
+def difference(
+    time: str, run: Assembly, summary: Mapping[str, Any], other: Assembly, other_summary: Mapping[str, Any]
+) -> Difference | None:
+    """Return by how much the logarithms of the errors of two runs differ in a time; None if one of the runs has no
+    published points, or fitted parameters of its own."""
+    runs = (run, summary), (other, other_summary)
+    if any(of.deployment.calibration is not None or told["mean_ttft_ms"] is None for of, told in runs):
+        return None
+    if run.evidence is None or other.evidence is None:
+        return None
+    found = run.evidence.compare(time, _load_of(run, summary), other.evidence, _load_of(other, other_summary))
+    applied = [math.log(of.evidence.factor) if of.evidence and of.is_corrected else 0.0 for of, _ in runs]
+    return found._replace(mean=found.mean - applied[0] + applied[1])
+
+
 def _load_of(run: Assembly, summary: Mapping[str, Any]) -> Load:
     """Return the load of a run as the fit of the published points has it."""
-    groups = run.pools.num_engines * run.deployment.parallel.data
+    groups = (summary.get("replicas") or run.pools.num_engines) * run.deployment.parallel.data
     first_ms, workload = summary["mean_ttft_ms"], run.scenario.workload
     decoding_ms = (summary["mean_tpot_ms"] or 0.0) * summary["mean_output_tokens"]
     are_equal = workload.concurrency is not None and workload.prompt.kind == workload.output.kind == "fixed"

@@ -13,6 +13,7 @@ from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 
 if TYPE_CHECKING:
     from ...planning.rounds import Round
+    from ...sim.cost.published.evidence import Interval
 
 MOST_COLUMNS = 8
 WIDTH = 80
@@ -35,14 +36,18 @@ def cost(
     device by part, the scheduler's time on the host (at the same time as the
     device, or after it), and their sum. Break-even is the accept length at which
     a round is as fast as plain decoding. The row "accept length" has the value
-    that the scenario's acceptance gives.
+    that the scenario's acceptance gives. Published points of the server give the
+    80 % interval of a round.
 
         foredraft cost --batch 1,64 --context 4096
         foredraft cost chat.toml --set hardware.gpu=L40S --steps 0,2,4
     """
     from ...core.errors import ConfigError
+    from ...observe.tables import intervals_rest_on
+    from ...planning.confidence.comparison import about_speed_ups
     from ...planning.grid import parse_values
     from ...planning.rounds import RoundModel
+    from ...sim.confidence import factors_of_rounds, rests_on
     from ...sim.scenario_file import load_scenario
 
     resolved, _ = load_scenario(
@@ -55,7 +60,9 @@ def cost(
     longest = model.plain.spec.config.context_len
     if context > longest:
         raise ConfigError.of("--context", "", f"{context:,} tokens do not fit into the model's context of {longest:,}")
-    lines = textwrap.wrap(model.with_steps(max(counts)).timing, WIDTH)
+    run = model.with_steps(max(counts))
+    texts = [run.timing, intervals_rest_on(rests_on(run), are_known=factors_of_rounds(run, 1) is not None)]
+    lines = [line for text in [*texts, about_speed_ups(run)] for line in textwrap.wrap(text, WIDTH)]
     for size in batches:
         if size > model.most_rows(context, 0):
             lines += [
@@ -66,11 +73,11 @@ def cost(
         plain = model.round(size, context, 0)
         rounds = [model.round(size, context, count) for count in counts]
         for first in range(0, len(rounds), MOST_COLUMNS):
-            lines += ["", *_table(rounds[first : first + MOST_COLUMNS], plain)]
+            lines += ["", *_table(rounds[first : first + MOST_COLUMNS], plain, factors_of_rounds(run, size))]
     typer.echo("\n".join(lines))
 
 
-def _table(rounds: list[Round], plain: Round) -> list[str]:
+def _table(rounds: list[Round], plain: Round, interval: Interval | None) -> list[str]:
     parts = list(dict.fromkeys(part for found in rounds for part in found.parts_ns))
     title = f"{count_of(plain.batch_size, 'request')} with {plain.context_len:,} tokens of context; microseconds"
     lines = [title, _line("draft steps", [str(found.steps) for found in rounds])]
@@ -82,6 +89,9 @@ def _table(rounds: list[Round], plain: Round) -> list[str]:
     lines.append(_line("device", [_us(found.device_ns) for found in rounds]))
     lines.append(_line(host, [_us(found.host_ns) for found in rounds]))
     lines.append(_line("round", [_us(found.total_ns) for found in rounds]))
+    if interval is not None:
+        for end, factor in (("from", interval.low), ("to", interval.high)):
+            lines.append(_line(f"round, 80 % {end}", [_us(round(factor * found.total_ns)) for found in rounds]))
     lines.append(_line("accept length", [f"{found.accept_length:.2f}" for found in rounds]))
     lines.append(_line("break-even", [f"{found.break_even(plain):.2f}" for found in rounds]))
     lines.append(_line("tokens/s", [f"{found.tokens_per_s:,.0f}" for found in rounds]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,8 @@ from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 from ..simulation.simulate import given_by_options
 
 if TYPE_CHECKING:
-    from ...planning.rounds import Round, RoundModel
+    from ...planning.rounds import RoundModel
+    from ...sim.assembly import Assembly
 
 CONTEXTS = (256, 1024, 4096, 16_384)
 MOST_STEPS = 7
@@ -34,8 +36,8 @@ def doctor(
     of draft steps and its gain over plain decoding, by batch and context. The
     second compares the accept length at which speculation breaks even with the
     expected one. The third has latencies from a short simulation of the
-    scenario's own load, with and without speculation. `foredraft cost` shows the
-    parts of a round.
+    scenario's own load, with and without speculation, and 80 % intervals of
+    means. `foredraft cost` shows the parts of a round.
 
         foredraft doctor
         foredraft doctor chat.toml --set hardware.gpu=L40S
@@ -44,6 +46,7 @@ def doctor(
     from ...core.errors import ForedraftError
     from ...planning.rounds import RoundModel, without_speculation
     from ...planning.trial import run_trial
+    from ...sim.assembly import assemble
     from ...sim.scenario_file import load_scenario
 
     launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
@@ -62,36 +65,45 @@ def doctor(
     model = RoundModel(resolved)
     context = round(with_it.summary["mean_input_tokens"] + with_it.summary["mean_output_tokens"] / 2)
     lines = [*_verdict(model, context, with_it.summary["mean_output_tokens"]), "", *_gains(model), ""]
-    lines += [*_break_even(model, context), "", *_latencies(with_it.summary, without.summary)]
+    own = assemble(resolved)
+    lines += [*_break_even(model, context), "", *_latencies(own, with_it.summary, model.plain, without.summary)]
     typer.echo("\n".join([*_wrapped(model.with_steps(1).timing), "", *lines]))
 
 
 def _verdict(model: RoundModel, context: int, output: float) -> list[str]:
     """Return sentences: whether it pays, up to which batch, and the load that keeps such a batch busy."""
-    scenario = model.scenario
+    from ...planning.confidence.comparison import speed_up_error
+
+    scenario, error = model.scenario, math.exp(speed_up_error(model.with_steps(1)))
     name = f"{scenario.speculation.algorithm} on {scenario.model.target}, {scenario.hardware.gpu}"
     at = f"with {context:,} tokens of context"
-    pays, most = model.largest_that_pays(context, MOST_STEPS), model.most_rows(context, 0)
-    if not pays:
+    most = model.most_rows(context, 0)
+    surely, perhaps = (model.largest_that_pays(context, MOST_STEPS, least) for least in (error, 1 / error))
+    if not perhaps:
         return _wrapped(
             f"Speculation does not pay: {at}, {name} is slower than plain decoding at every batch up to {most}."
         )
-    sizes = sorted({1, min(8, pays), min(64, pays), pays})
-    gains = ", ".join(f"{_gain(model, model.best(size, context, MOST_STEPS)):.2f} × at batch {size}" for size in sizes)
-    first = f"Speculation pays: {at}, {name} gives this many times the tokens of plain decoding: {gains}."
-    if pays == most:
-        return _wrapped(f"{first} It pays at every batch that fits, up to {count_of(most, 'request')}.")
-    rate = model.round(pays, context, 0).tokens_per_s / output
-    last = f"It stops paying beyond batch {pays}, which about {rate:.1f} requests/s keep busy ({output:.0f} output tokens each)."
-    return _wrapped(f"{first} {last}")
+    last_shown = surely or perhaps
+    sizes = sorted({1, min(8, last_shown), min(64, last_shown), last_shown})
+    gains = (f"{model.gain(model.best_drafted(size, context, MOST_STEPS)):.2f} × at batch {size}" for size in sizes)
+    gives = f"{at}, {name} gives this many times the tokens of plain decoding: {', '.join(gains)}."
+    last = "" if perhaps == most else f" Beyond batch {perhaps} it does not pay."
+    if not surely:
+        return _wrapped(
+            f"Whether speculation pays cannot be told: {gives} These are within the error of speed-ups.{last}"
+        )
+    if surely == most:
+        return _wrapped(
+            f"Speculation pays: {gives} It pays at every batch that fits, up to {count_of(most, 'request')}."
+        )
+    rate = model.round(surely, context, 0).tokens_per_s / output
+    busy = f"which about {rate:.1f} requests/s keep busy ({output:.0f} output tokens each)"
+    between = f" From there to batch {perhaps} it cannot be told." if perhaps > surely else ""
+    return _wrapped(f"Speculation pays: {gives} It surely pays up to batch {surely}, {busy}.{between}{last}")
 
 
 def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, 80)
-
-
-def _gain(model: RoundModel, found: Round) -> float:
-    return found.tokens_per_s / model.round(found.batch_size, found.context_len, 0).tokens_per_s
 
 
 def _batches(model: RoundModel) -> list[int]:
@@ -100,7 +112,9 @@ def _batches(model: RoundModel) -> list[int]:
 
 
 def _gains(model: RoundModel) -> list[str]:
-    longest = model.plain.spec.config.context_len
+    from ...planning.confidence.comparison import about_speed_ups, speed_up_error
+
+    error, longest = speed_up_error(model.with_steps(1)), model.plain.spec.config.context_len
     contexts = [context for context in CONTEXTS if context <= longest] or [longest]
     lines = ["Best draft steps and gain over plain decoding, by batch and context"]
     lines.append(f"{'batch':>8}" + "".join(f"{f'{context:,} tokens':>16}" for context in contexts))
@@ -110,10 +124,14 @@ def _gains(model: RoundModel) -> list[str]:
             if size > model.most_rows(context, 0):
                 cells.append("no room")
                 continue
-            found = model.best(size, context, MOST_STEPS)
-            cells.append(f"{count_of(found.steps, 'step')} {_gain(model, found):.2f} ×" if found.steps else "plain")
+            found = model.best_drafted(size, context, MOST_STEPS)
+            gain = model.gain(found)
+            mark = "=" if abs(math.log(gain)) <= error else ""
+            is_slower = gain < 1 and not mark
+            cells.append("plain" if is_slower else f"{count_of(found.steps, 'step')} {mark}{gain:.2f} ×")
         lines.append(f"{size:>8}" + "".join(f"{cell:>16}" for cell in cells))
-    return lines
+    marked = " = cannot be told from plain decoding." if any("=" in line for line in lines) else ""
+    return [*lines, *_wrapped(f"{about_speed_ups(model.with_steps(1))}{marked}")]
 
 
 def _break_even(model: RoundModel, context: int) -> list[str]:
@@ -144,9 +162,22 @@ def _expectation(model: RoundModel) -> list[str]:
     )
 
 
-def _latencies(with_it: Mapping[str, Any], without: Mapping[str, Any]) -> list[str]:
+def _latencies(run: Assembly, with_it: Mapping[str, Any], plain: Assembly, without: Mapping[str, Any]) -> list[str]:
+    """Return the table of the simulated load, with the 80 % intervals of the means that have one."""
+    from ...observe.tables import format_number, intervals_rest_on
+    from ...sim.confidence import intervals, rests_on
+
+    mine_in, other_in = intervals(run, with_it), intervals(plain, without)
+    is_known = bool(mine_in or other_in)
+
+    def cells(value: str, found: Mapping[str, Sequence[float]], key: str) -> str:
+        ends = " to ".join(map(format_number, found.get(f"{key}_interval", ())))
+        return f"{value:>10}{ends:>18}" if is_known else f"{value:>12}"
+
     lines = [f"The scenario's own load, {count_of(with_it['completed'], 'request')} simulated"]
-    lines.append(f"{'':26}{'as it is':>12}{'without':>12}{'ratio':>9}")
+    width, heads = (17, ("as it is", "80 %", "without", "80 %")) if is_known else (26, ("as it is", "without"))
+    head = "".join(f"{name:>{18 if name == '80 %' else 10 if is_known else 12}}" for name in heads)
+    lines.append(f"{'':{width}}{head}{'ratio':>7}")
     keys: Sequence[tuple[str, str, str]] = [
         (f"{statistic}_{key}_ms", f"{name}, {statistic}", "ms")
         for key, name in LATENCIES.items()
@@ -156,5 +187,6 @@ def _latencies(with_it: Mapping[str, Any], without: Mapping[str, Any]) -> list[s
         mine, other = with_it[key], without[key]
         if mine is None or not other:
             continue
-        lines.append(f"{f'{name} {unit}':26}{mine:>12,.1f}{other:>12,.1f}{mine / other:>9.2f}")
-    return lines
+        told = cells(f"{mine:,.1f}", mine_in, key) + cells(f"{other:,.1f}", other_in, key)
+        lines.append(f"{f'{name} {unit}':{width}}{told}{mine / other:>7.2f}")
+    return [*lines, *_wrapped(intervals_rest_on(rests_on(run), are_known=is_known))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import textwrap
@@ -20,8 +21,8 @@ from ..simulation.simulate import given_by_options
 from .options import Cluster, NumWorkers, OutDirectory, kept_runs
 
 if TYPE_CHECKING:
-    from ...planning.candidates import Candidate
-    from ...planning.plan import Plan, Question, Ranked
+    from ...planning.confidence.ranked import Ranked
+    from ...planning.plan import Plan, Question
     from ...planning.search import Finding
     from ...planning.slo import Objective
     from ...planning.store import TrialStore
@@ -45,7 +46,8 @@ Price = Annotated[list[str] | None, option("--price", "Price of a GPU hour: H100
 Seeds = Annotated[int, option("--seeds", "Most runs per load; each run has its own seed.", min=2, max=100)]
 Requests = Annotated[int | None, option("--requests", "Requests per run; of a trace the first. Default: 600, or all of a trace.", min=100)]
 ModelError = Annotated[float | None, option("--model-error",
-    "Error of the cost model, in percent. Default: the error in docs/accuracy.md.", min=0, max=100)]
+    "Error of the cost model in comparisons, in percent. Default: by published points.", min=0, max=100)]
+AsJson = Annotated[bool, option("--json", "Print one JSON object instead of text tables.")]
 # fmt: on
 
 
@@ -53,7 +55,8 @@ def plan(
     scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
     slo: Slo = "ttft_p99<1s,tpot_p99<50ms", rate: Rate = None, gpus: Gpus = None, tried: Tried = None, price: Price = None,
     settings: Settings = None, trace: TraceFile = None, seeds: Seeds = 4, requests: Requests = None, model_error: ModelError = None,
-    seed: Seed = None, out: OutDirectory = None, workers: NumWorkers = None, cluster: Cluster = None, quiet: Quiet = False,
+    seed: Seed = None, as_json: AsJson = False, out: OutDirectory = None, workers: NumWorkers = None, cluster: Cluster = None,
+    quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Find the configuration that serves the most load within latency limits, or a given load with the fewest GPUs.
 
@@ -63,10 +66,10 @@ def plan(
     decoding, chains of 1, 2, 3, 5 and 7 drafts, a tree and adaptive steps, with
     --gpus at each tensor parallelism; --try replaces this list. A rough first
     round drops candidates that are far behind. The command ranks the others, with
-    95 % intervals over seeds; = marks candidates that are as good as the best one
-    within the error. It keeps every run: after Ctrl-C the same command continues.
-    Exit code 1: no candidate meets the limits; 2: bad input, or no candidate can
-    run.
+    95 % intervals over seeds, and 80 % intervals for the errors of the cost model;
+    = marks candidates that are as good as the best one within the error. It keeps
+    every run: after Ctrl-C the same command continues. Exit code 1: no candidate
+    meets the limits; 2: bad input, or no candidate can run.
 
         foredraft plan --slo 'ttft_p99<500ms,tpot_p99<20ms'
         foredraft plan chat.toml --rate 40 --price H100=2.5
@@ -85,56 +88,47 @@ def plan(
     if requests is None and resolved.workload.trace is None:
         requests = REQUESTS
     decisive = range(resolved.seed, resolved.seed + seeds)
-    asked = Question(objectives, rate, gpus, decisive, requests, (model_error or 0.0) / 100, prices)
-    whole, source = _plan(resolved, asked, tried or (), model_error is None)
+    error = None if model_error is None else model_error / 100
+    whole = _plan(resolved, Question(objectives, rate, gpus, decisive, requests, error, prices), tried or ())
     place = _search(whole, out, workers, cluster, quiet)
     ranked = whole.ranked()
-    sentences = _print(whole, ranked, prices, source)
-    write_answer(place, answer_of(whole, ranked, prices, source, sentences))
+    lines, sentences = _report(whole, ranked, prices)
+    answer = answer_of(whole, ranked, prices, sentences)
+    write_answer(place, answer)
+    typer.echo(json.dumps(answer, indent=1) if as_json else "\n".join(lines))
     if not ranked:
         raise typer.Exit(2)
     if not ranked[0].holds:
         raise typer.Exit(1)
 
 
-def _plan(scenario: Scenario, asked: Question, tried: Sequence[str], published: bool) -> tuple[Plan, str]:
-    """Return the plan, and the source of the error of its comparisons; `published` takes that of the accuracy page."""
+def _plan(scenario: Scenario, asked: Question, tried: Sequence[str]) -> Plan:
+    """Return the plan, whose trace has been read."""
     from ...core.errors import ConfigError
-    from ...planning.candidates import comparison_error, make_candidates
+    from ...planning.candidates import make_candidates
     from ...planning.grid import parse_grid
     from ...planning.plan import Plan
 
     if scenario.workload.concurrency is not None:
         message = "a closed loop has no request rate to plan for; give workload.rate or a trace"
         raise ConfigError.of("workload", "concurrency", message)
-    candidates = make_candidates(scenario, parse_grid(tried, "--try"), asked.gpus)
-    whole, source = Plan(scenario, candidates, asked), "--model-error"
-    part = whole.trace_part  # a trace that cannot be read is refused now
-    priced_by, contexts = _assembled(scenario, candidates)
-    if published:
-        error, source = comparison_error(candidates, priced_by)
-        whole.question = replace(asked, model_error=error)
-    if part is not None:
-        for notice in part.notices(contexts):
+    whole = Plan(scenario, make_candidates(scenario, parse_grid(tried, "--try"), asked.gpus), asked)
+    if whole.trace_part is not None:  # a trace that cannot be read is refused now
+        for notice in whole.trace_part.notices(_contexts(whole)):
             print(textwrap.fill(f"foredraft: {notice}", WIDTH, break_on_hyphens=False), file=sys.stderr)
-    return whole, source
+    return whole
 
 
-def _assembled(scenario: Scenario, candidates: Sequence[Candidate]) -> tuple[str, list[tuple[str, int]]]:
-    """Return what prices the passes of the candidates that can be assembled (the roofline if one of them has it), and
-    their models with the lengths of their contexts."""
+def _contexts(whole: Plan) -> list[tuple[str, int]]:
+    """Return the models of the candidates that can be assembled, with the lengths of their contexts."""
     from ...core.errors import ForedraftError
-    from ...planning.candidates import base_tables
-    from ...sim.assembly import assemble
-    from ...sim.scenario_file import scenario_with
 
-    tables, prices, contexts = base_tables(scenario), set[str](), dict[tuple[str, int], None]()
-    for candidate in candidates:
+    contexts = dict[tuple[str, int], None]()
+    for candidate in whole.candidates:
         with suppress(ForedraftError):
-            run = assemble(scenario_with(tables, candidate.smallest))
-            prices.add(run.cost.priced_by)
+            run = whole.errors.assembly(candidate, candidate.unit)
             contexts[run.target.name, run.spec.config.context_len] = None
-    return ", ".join(sorted(prices)), list(contexts)
+    return list(contexts)
 
 
 def _search(whole: Plan, out: Path | None, workers: int | None, cluster: str | None, quiet: bool) -> Path:
@@ -182,8 +176,8 @@ def _watch(whole: Plan, pool: Workers, store: TrialStore, quiet: bool) -> None:
         line.clear()
 
 
-def _print(whole: Plan, ranked: list[Ranked], prices: dict[str, float], source: str) -> list[str]:
-    """Print the answer, and return the sentences in it that concern the best."""
+def _report(whole: Plan, ranked: list[Ranked], prices: dict[str, float]) -> tuple[list[str], list[str]]:
+    """Return the lines of the answer, and the sentences in it that concern the best."""
     asked, scenario = whole.question, whole.scenario
     limits = ", ".join(map(str, asked.objectives))
     trace = scenario.workload.trace
@@ -195,9 +189,9 @@ def _print(whole: Plan, ranked: list[Ranked], prices: dict[str, float], source: 
     lines = textwrap.wrap(sentences[0], WIDTH)
     shown = [item for item in ranked if not item.dropped]
     if shown and shown[0].holds:
-        remarks = _remarks(whole, shown, source)
+        remarks = _remarks(whole, shown)
         sentences += [_best(whole, shown[0]), *remarks[:-1]]
-        lines += ["", *_table(whole, shown, prices)]
+        lines += ["", *_table(whole, shown, prices), *_model_table(whole, shown)]
         lines += [line for text in remarks for line in textwrap.wrap(text, WIDTH)]
     elif ranked:
         sentences.append(_nothing_holds(whole, min(ranked, key=lambda item: item.finding.excess)))
@@ -219,8 +213,7 @@ def _print(whole: Plan, ranked: list[Ranked], prices: dict[str, float], source: 
         by_reason.setdefault(what, []).append(candidate.name)
     for what, refused in by_reason.items():
         lines += ["", *textwrap.wrap(f"Cannot run: {'; '.join(refused)}: {reasons[what]}", WIDTH)]
-    typer.echo("\n".join(lines))
-    return sentences
+    return lines, sentences
 
 
 def _best(whole: Plan, best: Ranked) -> str:
@@ -267,18 +260,16 @@ def _table(whole: Plan, shown: list[Ranked], prices: dict[str, float]) -> list[s
     from ...planning.plan import cost_per_million_tokens, tokens_per_s
 
     greatest = whole.question.load is None
-    width = max(len(item.candidate.name) for item in shown) + 2
     priced = any(whole.gpu_of(item.candidate) in prices for item in shown)
-    head = f"{'':4}{'':{width}}" + (f"{_unit(whole):>14}" if greatest else "") + f"{'GPUs':>6}{'tokens/s':>10}"
+    head = (f"{_unit(whole):>14}" if greatest else "") + f"{'GPUs':>6}{'tokens/s':>10}"
     head += (f"{'per 1M tokens':>15}" if priced else "") + "  tightest"
-    lines = [head]
-    for place, item in enumerate(shown, 1):
+    rows = []
+    for item in shown:
         found = item.finding
-        mark = "=" if item.equal and place > 1 else str(place)
-        cells = f"{mark:>3} {item.candidate.name:{width}}"
         if not item.holds:
-            lines.append(f"{cells}holds on no number of GPUs that was tried")
+            rows.append("holds on no number of GPUs that was tried")
             continue
+        cells = ""
         if greatest:
             interval = f" ± {found.interval.half_width:.2g}" if found.interval is not None else ""
             bound = "≥ " if found.is_bound else ""
@@ -289,15 +280,53 @@ def _table(whole: Plan, shown: list[Ranked], prices: dict[str, float]) -> list[s
             per_hour = prices.get(whole.gpu_of(item.candidate))
             cost = None if per_hour is None else cost_per_million_tokens(item, tokens, per_hour)
             cells += f"{'–' if cost is None else f'{cost:.3g}':>15}"
-        lines.append(f"{cells}  {_tightest(found).name} {found.excess:.0%}")
+        rows.append(f"{cells}  {_tightest(found).name} {found.excess:.0%}")
     price = ", per 1M tokens their price" if priced else ""
-    return [*lines, "", f"tokens/s are the output tokens of all GPUs of a row{price}."]
+    return [*_rows(shown, head, rows), "", f"tokens/s are the output tokens of all GPUs of a row{price}."]
 
 
-def _remarks(whole: Plan, shown: list[Ranked], source: str) -> list[str]:
+def _model_table(whole: Plan, shown: list[Ranked]) -> list[str]:
+    """Return a table of what holds if times are not as simulated, and what it rests on."""
+    from ...observe.tables import intervals_rest_on
+
+    rests = [item.rests_on for item in shown if item.holds]
+    if all(item.taken_range is None for item in shown):
+        return textwrap.wrap(intervals_rest_on(*rests, are_known=False), WIDTH)
+    is_load, rows = whole.question.load is None, []
+    for item in shown:
+        cells = f"{_ends(item.load_range if is_load else item.gpu_range):>18}"
+        if item.taken_range is not None:
+            low, high = item.taken_range
+            cells += f"  {_tightest(item.finding).name} {low:.0%} to {high:.0%}"
+        rows.append(cells)
+    lines = ["", "If the times of passes and first tokens are not as simulated, 80 % intervals", ""]
+    lines += [*_rows(shown, f"{_unit(whole) if is_load else 'GPUs':>18}  tightest", rows), ""]
+    return lines + textwrap.wrap(intervals_rest_on(*rests), WIDTH)
+
+
+def _ends(ends: Sequence[float | None] | None) -> str:
+    """Return an interval of loads or numbers of GPUs in words; an end that is not known is a dash."""
+    return "–" if ends is None else " to ".join("–" if end is None else f"{end:.3g}" for end in ends)
+
+
+def _rows(shown: list[Ranked], head: str, rows: Sequence[str]) -> list[str]:
+    """Return a table with a row for each candidate: its mark, its name, its cells. Names are wrapped where the table
+    would be wider than 80 columns."""
+    widest = max(map(len, (head, *rows)))
+    width = min(max(len(item.candidate.name) for item in shown) + 2, max(WIDTH - 4 - widest, 16))
+    lines = [f"{'':4}{'':{width}}{head}"]
+    for place, (item, cells) in enumerate(zip(shown, rows, strict=True), 1):
+        mark = "=" if item.equal and place > 1 else str(place)
+        first, *more = textwrap.wrap(item.candidate.name, width - 1, break_on_hyphens=False)
+        lines += [f"{mark:>3} {first:{width}}{cells}", *(f"{'':6}{line}" for line in more)]
+    return lines
+
+
+def _remarks(whole: Plan, shown: list[Ranked]) -> list[str]:
     """Return what limits the best candidate, what the marks mean, what the runs took of a trace, and at the end whose
     timing it is."""
     from ...planning.answer import limit_of
+    from ...planning.confidence.comparison import source_of_comparisons
 
     limited, timing = limit_of(whole, shown[0])
     texts = [limited]
@@ -306,9 +335,11 @@ def _remarks(whole: Plan, shown: list[Ranked], source: str) -> list[str]:
             "= serves the load at no more cost than the first; the one that takes less of the limits stands first."
         )
     elif any(item.equal for item in shown[1:]):
-        error = f" and a cost model whose comparisons err by {whole.question.model_error:.1%} ({source})"
-        seeds = len(whole.question.seeds)
-        texts.append(f"= cannot be told from the first by {'up to ' if seeds > 2 else ''}{seeds} seeds{error}.")
+        seeds, source = len(whole.question.seeds), source_of_comparisons(whole.question.model_error)
+        texts.append(
+            f"= cannot be told from the first by {'up to ' if seeds > 2 else ''}{seeds} seeds and a cost model that may be "
+            f"wrong about the ratio of two candidates, but not about what they share (80 % intervals; {source})."
+        )
     part = whole.trace_part
     if part is not None:
         texts += part.qualifications(whole.question.load)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,7 +56,8 @@ def sweep(
         foredraft sweep --grid hardware.gpu=H100,H200 \\
             --grid hardware.tensor_parallel=1,2 --out runs/gpus
 
-    Prints the mean of each combination over its seeds with a 95 % interval.
+    Prints the mean of each combination over its seeds with a 95 % interval, and
+    what the simulated times rest on.
     Writes trials.parquet, with a row per run that has every number of its
     summary. All combinations see the same arrivals and lengths. The command keeps
     every finished run: after Ctrl-C or a crash the same command continues. It
@@ -146,6 +148,8 @@ def _print_report(sweep: Sweep, name: str, keys: Sequence[str], notices: Sequenc
     from rich.console import Console
     from rich.table import Table
 
+    from ...observe.tables import times_rest_on
+
     console = Console(highlight=False, markup=False, color_system=None)
     shown = [point for point in range(len(sweep.points)) if sweep.values(point, "request_throughput")]
     columns = _columns(sweep, shown, keys, half_widths=True)
@@ -168,6 +172,9 @@ def _print_report(sweep: Sweep, name: str, keys: Sequence[str], notices: Sequenc
     console.print(table)
     if len(shown) > MOST_ROWS:
         console.print(f"… and {count_of(len(shown) - MOST_ROWS, 'combination')} more in the table on disk")
+    told = (trial.summary.get("intervals_rest_on") for _, trial in sorted(sweep.trials.items()))
+    if points := [text for text in told if text]:
+        console.print(f"\n{textwrap.fill(times_rest_on(*points), console.width)}")
     for notice in [*notices, *_left_out(sweep, keys)]:
         console.print(f"\n{notice}", soft_wrap=True)
 
@@ -192,7 +199,7 @@ def _columns(sweep: Sweep, shown: Sequence[int], keys: Sequence[str], half_width
 
 
 def _cell(values: Sequence[float], key: str, digits: int, half_width: bool) -> str:
-    from ...planning.intervals import estimate
+    from ...planning.confidence.intervals import estimate
 
     if not values:
         return "–"

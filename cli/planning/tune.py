@@ -21,7 +21,7 @@ from .options import Cluster, NumWorkers, OutDirectory, kept_runs
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ...planning.intervals import Estimate
+    from ...planning.confidence.intervals import Estimate
     from ...planning.tuning.tune import Judged, Tune
 
 WIDTH = 80
@@ -112,6 +112,8 @@ def _shown(whole: Tune) -> Judged:
 
 def _result(whole: Tune) -> dict[str, Any]:
     """Return what was found as plain data: phases, the table, its shortfalls, and its gain over each other setting."""
+    from ...sim.confidence import rests_on
+
     best = _shown(whole)
     schedule = whole.best_schedule
     gains = {
@@ -122,6 +124,7 @@ def _result(whole: Tune) -> dict[str, Any]:
         "scenario": whole.scenario.name,
         "phases": {phase.name: {"about": phase.about, **phase.settings} for phase in whole.phases},
         "seeds": list(whole.question.seeds),
+        "intervals_rest_on": rests_on(whole.model.plain),
         "holds": whole.best is not None,
         "table": best.table,
         "behind_best_fixed": best.shortfall,
@@ -186,7 +189,10 @@ def _table_lines(table: Mapping[str, Any]) -> list[str]:
 
 def _verdict(whole: Tune, best: Judged) -> list[str]:
     """Return whether the promise is kept, what was passed over for it, and what cannot run."""
+    from ...observe.tables import times_rest_on
+    from ...planning.confidence.comparison import about_speed_ups
     from ...planning.tuning.tune import MOST_BEHIND
+    from ...sim.confidence import rests_on
 
     phase, most = max(best.shortfall.items(), key=lambda entry: entry[1])
     tenths = round(1000 * most)
@@ -206,6 +212,8 @@ def _verdict(whole: Tune, best: Judged) -> list[str]:
     if whole.best_schedule is None:
         texts.append("No schedule with one number of steps for each batch size holds in every phase.")
     texts += [f"Cannot run: {reason}" for reason in dict.fromkeys(whole.refused.values())]
+    run = whole.model.with_steps(1)
+    texts += [about_speed_ups(run), times_rest_on(rests_on(run))]
     return [line for text in filter(None, texts) for line in textwrap.wrap(text, WIDTH)]
 
 

@@ -11,7 +11,16 @@ Each function takes the directory or file that a command has written (or what `R
 and returns a `plotly.graph_objects.Figure`. Raises ConfigError for a path that holds something else.
 """
 
-from .run import Run, acceptance_by_position, kv_over_time, latencies, load_over_time, steps_by_batch, steps_over_time
+from .run import (
+    Run,
+    acceptance_by_position,
+    intervals,
+    kv_over_time,
+    latencies,
+    load_over_time,
+    steps_by_batch,
+    steps_over_time,
+)
 from .trials import (
     Trials,
     against,
@@ -24,7 +33,8 @@ from .trials import (
 from .twin import Twin, batch_over_time, errors, predicted_against_measured
 
 __all__ = [
-    "Run", "Trials", "Twin", "acceptance_by_position", "against", "batch_over_time", "errors", "frontier", "kv_over_time", "latencies",
+    "Run", "Trials", "Twin", "acceptance_by_position", "against", "batch_over_time", "errors", "frontier", "intervals",
+    "kv_over_time", "latencies",
     "latency_against_load", "load_over_time", "predicted_against_measured", "steps_by_batch", "steps_over_time",
     "throughput_against_latency", "tuned_gains", "tuned_steps",
 ]  # fmt: skip

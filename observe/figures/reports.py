@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 
 from ...core.errors import ForedraftError, count_of
 from ..summary import SHORT_NAMES
-from ..tables import LATENCIES, format_number, format_share
+from ..tables import LATENCIES, format_number, format_share, intervals_rest_on, times_rest_on
 from . import run as of_run
 from . import trials as of_trials
 from . import twin as of_twin
@@ -81,6 +81,7 @@ def _run_page(run: Run) -> Page:
     page.tiles += _run_tiles(summary)
     figures = {
         "latencies": (of_run.latencies, "The wait for the first token, for each further one, between emissions, and in all."),
+        "intervals": (of_run.intervals, "How far published points of serving were from such simulations."),
         "load": (of_run.load_over_time, "Requests that are decoded together, and those that wait for a place."),
         "steps-by-batch": (of_run.steps_by_batch, "How many tokens were drafted ahead, by how many requests shared the round."),
         "acceptance": (of_run.acceptance_by_position, "How far drafts are right: a position counts where all before it were accepted."),
@@ -90,21 +91,32 @@ def _run_page(run: Run) -> Page:
     for name, (draw, caption) in figures.items():
         _drawn(page, name, caption, draw, run)
     rows = [
-        [f"{short}, {meaning}", *(format_number(summary.get(f"{part}_{key}_ms")) for part in STATISTICS)]
+        [
+            f"{short}, {meaning}",
+            *(format_number(summary.get(f"{part}_{key}_ms")) for part in STATISTICS),
+            _ends(summary.get(f"mean_{key}_ms_interval")),
+        ]
         for key, (short, meaning) in LATENCIES.items()
     ]
-    page.tables.append(
-        Table("Latencies, ms", ["", *STATISTICS], rows, "Of completed requests, from summary.json; ITL within 0.1 %.")
-    )
+    caption = "Of completed requests, from summary.json; ITL within 0.1 %. The last column: 80 % interval of the mean."
+    page.tables.append(Table("Latencies, ms", ["", *STATISTICS, "mean, 80 %"], rows, caption))
     if run.scenario_text is not None:
         page.folded.append(Folded("The scenario, with the source of every number (scenario.toml)", run.scenario_text))
     page.source("timing", summary.get("timing") or "not recorded: the run was made by an earlier version")
     requests = f"requests.parquet, all {summary['completed']:,} completed requests"
     page.source("latencies", f"{requests}; ITL: summary.json, counted during the run")
+    if points := summary.get("intervals_rest_on"):
+        known = any(f"{key}_interval" in summary for key in of_run.INTERVALS)
+        page.source("intervals", intervals_rest_on(points, are_known=known))
     rounds = "rounds.parquet, every decode round"
     page.source("over time, acceptance", f"summary.json; draft steps by batch size: {rounds}")
     _made_by(page, summary.get("version"))
     return page
+
+
+def _ends(ends: Sequence[float | None] | None) -> str:
+    """Return an interval in words; an end that is not known is a dash."""
+    return "–" if ends is None else " to ".join(map(format_number, ends))
 
 
 def _run_answer(run: Run) -> Iterator[str]:
@@ -131,9 +143,17 @@ def _run_tiles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     def number(key: str, unit: str = "") -> str:
         return format_number(summary[key], unit)
 
-    yield "output tokens/s", number("output_throughput"), f"{number('request_throughput')} requests/s"
+    def with_interval(key: str, unit: str = "") -> str:
+        ends = summary.get(f"{key}_interval")
+        return number(key, unit) + (f" (80 %: {_ends(ends)})" if ends else "")
+
+    rate = f"{number('request_throughput')} requests/s"
+    if ends := summary.get("output_throughput_interval"):
+        rate += f"; 80 %: {_ends(ends)}"
+    yield "output tokens/s", number("output_throughput"), rate
     for key in ("ttft", "tpot"):
-        yield f"p99 {LATENCIES[key][0]}", number(f"p99_{key}_ms", "ms"), f"median {number(f'median_{key}_ms', 'ms')}"
+        mean = f"mean {with_interval(f'mean_{key}_ms', 'ms')}"
+        yield f"p99 {LATENCIES[key][0]}", number(f"p99_{key}_ms", "ms"), mean
     if summary.get("accept_length") is not None:
         accepted = f"{format_share(summary['accept_rate'])} of the drafts accepted"
         yield "accept length", f"{summary['accept_length']:.2f}", accepted
@@ -160,6 +180,9 @@ def _trials_page(trials: Trials) -> Page:
     else:
         _add_sweep(page, trials)
     page.folded.append(Folded("The scenario that is varied", "\n".join(_flat(scenario))))
+    points = [text for point in trials.points for one in point.summaries if (text := one.get("intervals_rest_on"))]
+    if points:
+        page.source("times", times_rest_on(*points))
     timings = dict.fromkeys(one.get("timing") for point in trials.points for one in point.summaries)
     for timing in filter(None, timings):
         page.source("timing", timing)
@@ -250,12 +273,18 @@ def _add_plan(page: Page, trials: Trials) -> None:
     page.answer += answer["sentences"]
     best = next((one for one in answer["candidates"] if one["status"] == "best"), None)
     if best is not None:
-        width = f"± {best['half_width']:.2g}" if best["half_width"] else answer["load_unit"]
+        below_load = [answer["load_unit"], *([f"± {best['half_width']:.2g}"] if best["half_width"] else [])]
+        below_gpus = [f"{format_number(best['tokens_per_s'])} output tokens/s"]
+        below_limit = [f"{best['taken']:.0%} of it is taken"]
+        forms = (below_load, "load", "{:.3g}"), (below_gpus, "gpus", "{}"), (below_limit, "taken", "{:.0%}")
+        for below, key, form in forms:
+            if (ends := best.get(f"{key}_interval")) is not None:
+                below.append(f"80 %: {' to '.join('–' if end is None else form.format(end) for end in ends)}")
         page.tiles += [
             ("best candidate", best["name"], f"of {len(answer['candidates'])}"),
-            ("load", f"{best['load']:.3g}", f"{answer['load_unit']}, {width}" if best["half_width"] else width),
-            ("GPUs", str(best["gpus"]), f"{format_number(best['tokens_per_s'])} output tokens/s"),
-            ("tightest limit", of_trials.limit_title(best["tightest"]), f"{best['taken']:.0%} of it is taken"),
+            ("load", f"{best['load']:.3g}", ", ".join(below_load)),
+            ("GPUs", str(best["gpus"]), ", ".join(below_gpus)),
+            ("tightest limit", of_trials.limit_title(best["tightest"]), ", ".join(below_limit)),
         ]
         if best["per_million"] is not None:
             page.tiles.append(("cost", f"{best['per_million']:.3g}", "per million output tokens"))
@@ -265,23 +294,34 @@ def _add_plan(page: Page, trials: Trials) -> None:
         _drawn(page, limit["name"], caption, of_trials.latency_against_load, trials, limit)
     greatest = answer["load"] is None
     columns = ["candidate", "", *(["load", "±"] if greatest else []), "GPUs", "tokens/s", "tightest limit", "taken"]
+    columns.insert(4 if greatest else 3, "80 %")
     rows = []
     for one in answer["candidates"]:
-        load = [format_number(one["load"]), format_number(one["half_width"])] if greatest else []
+        gpus = str(one["gpus"] or "–")
+        if greatest:
+            cells = [
+                format_number(one["load"]),
+                format_number(one["half_width"]),
+                _ends(one.get("load_interval")),
+                gpus,
+            ]
+        else:
+            cells = [gpus, _ends(one.get("gpus_interval"))]
         taken = "–" if one["taken"] is None else f"{one['taken']:.0%}"
         tokens, tightest = format_number(one["tokens_per_s"]), of_trials.limit_title(one["tightest"] or "–")
-        rows.append([one["name"], one["status"], *load, str(one["gpus"] or "–"), tokens, tightest, taken])
+        rows.append([one["name"], one["status"], *cells, tokens, tightest, taken])
     caption = (
-        "± is half of the 95 % interval over seeds; tokens/s are the output tokens of all GPUs of a row; "
+        "± is half of the 95 % interval over seeds. 80 % is the interval if the times of passes and first tokens are not "
+        "as simulated. tokens/s are the output tokens of all GPUs of a row; "
         "taken: of the limit, at the load found."
     )
     page.tables.append(Table("All candidates", columns, rows, caption))
     if answer["refused"]:
         reasons = [[one["name"], one["reason"]] for one in answer["refused"]]
         page.tables.append(Table("Cannot run", ["candidate", "reason"], reasons))
-    source = answer.get("model_error_source") or "--model-error"
-    error = f"{answer['model_error']:.1%} of the cost model ({source}): within it candidates are called equal"
-    page.source("error of comparisons", error)
+    given, source = answer["model_error"], answer.get("model_error_source") or "--model-error"
+    size = "" if given is None else f"{given:.1%} of the cost model "
+    page.source("error of comparisons", f"{size}({source}): within it candidates are called equal")
 
 
 def _add_tune(page: Page, trials: Trials) -> None:
@@ -315,7 +355,7 @@ def _add_tune(page: Page, trials: Trials) -> None:
         for name, row in found["gain_over"].items()
     ]
     about = "; ".join(f"{name}: {phase['about']}" for name, phase in found["phases"].items())
-    caption = f"± is half of the 95 % interval. {about}."
+    caption = f"± is half of the 95 % interval over seeds, without the error of the cost model. {about}."
     page.tables.append(Table("How much faster the table is", ["faster than", *phases], rows, caption))
 
 

@@ -16,8 +16,8 @@ from ...core.errors import count_of
 from ..distribution.former_name import is_former_version, made_by_former
 from ..input_files import read_text, read_toml
 from ..summary import CURVE_SHARES
-from ..tables import LATENCIES
-from .style import COLOURS, RAMP, figure, limit_line, missing, read_object
+from ..tables import LATENCIES, format_number
+from .style import COLOURS, FAINT, RAMP, figure, limit_line, missing, names_beside, read_object
 
 MARKED = (0.5, 0.9, 0.99, 0.999)
 """Percentiles that are marked on the curves of latencies."""
@@ -160,6 +160,37 @@ def latencies(run: Run | str | PathLike[str]) -> go.Figure:
         tickvals=[float(-np.log10(1 - share)) for share in ticks], ticktext=[f"{100 * share:.6g} %" for share in ticks]
     )
     made.update_xaxes(type="log", minor={"ticks": "outside", "ticklen": 3}, dtick=1)
+    return made
+
+
+INTERVALS = {
+    "mean_ttft_ms": "mean TTFT",
+    "mean_tpot_ms": "mean TPOT",
+    "mean_e2el_ms": "mean E2EL",
+    "output_throughput": "output tokens/s",
+}
+"""Numbers of a summary that have 80 % intervals of the cost model where something is published, and their names."""
+
+
+def intervals(run: Run | str | PathLike[str]) -> go.Figure:
+    """Draw the 80 % intervals of a run's mean latencies and throughput, as shares of the simulated numbers."""
+    run = as_run(run)
+    summary = run.summary
+    found = {key: ends for key in INTERVALS if (ends := summary.get(f"{key}_interval")) and summary.get(key)}
+    if not found:
+        why = summary.get("intervals_rest_on") or "made by an earlier version"
+        raise missing(run.path / "summary.json", f"has no intervals: {why}")
+    made = figure("How sure these numbers are", "published / simulated", "", "bars: 80 % interval; 1 is as simulated")
+    names = [f"{INTERVALS[key]} {format_number(summary[key])}" for key in found]
+    low, high = ([ends[side] / summary[key] for key, ends in found.items()] for side in (0, 1))
+    made.add_bar(
+        x=_short([end - start for start, end in zip(low, high, strict=True)]), base=_short(low), y=names, orientation="h",
+        customdata=[" to ".join(map(format_number, ends)) for ends in found.values()],
+        marker={"color": COLOURS[0], "opacity": 0.5}, width=0.4, showlegend=False,
+        hovertemplate="%{y}: %{customdata}<extra></extra>",
+    )  # fmt: skip
+    made.add_vline(x=1, line={"color": FAINT, "width": 1})
+    names_beside(made, names)
     return made
 
 

@@ -234,18 +234,29 @@ def answer_of(trials: Trials) -> Mapping[str, Any]:
 
 
 def frontier(trials: Trials | str | PathLike[str]) -> go.Figure:
-    """Draw the result of each candidate of a plan with 95 % intervals: the greatest load, or the GPUs that a load
-    needs."""
+    """Draw the result of each candidate of a plan: the greatest load with the 95 % interval over seeds, or the GPUs
+    that a load needs. Bars are the 80 % intervals of the cost model."""
     trials = as_trials(trials)
     answer = answer_of(trials)
     found = [one for one in answer["candidates"] if one["status"] != "hopeless"]
     greatest = answer["load"] is None
     x = f"greatest load, {answer['load_unit']}" if greatest else f"GPUs for {answer['load']:g} {answer['load_unit']}"
     notes = ["whiskers: 95 % interval over seeds"] if greatest else []
+    bars = [(one["name"], ends) for one in found if (ends := one.get("load_interval" if greatest else "gpus_interval"))]
+    bars = [(name, ends) for name, ends in bars if None not in ends]
+    if bars:
+        notes.append("bars: 80 % interval if times are not as simulated")
     if any(one["status"] == "dropped" for one in found):
         notes.append("pale: dropped after the rough first round")
     note = "; ".join(notes)
     made = figure("Candidates", x, "", note)
+    if bars:
+        made.add_bar(
+            x=[high - low for _, (low, high) in bars], base=[low for _, (low, _) in bars], y=[name for name, _ in bars],
+            orientation="h", width=0.5, marker={"color": FAINT, "opacity": 0.35}, showlegend=False,
+            customdata=[f"{low:.4g} to {high:.4g}" for _, (low, high) in bars],
+            hovertemplate="%{y}: %{customdata} (80 %)<extra></extra>",
+        )  # fmt: skip
     kinds = {"best": COLOURS[2], "equal": COLOURS[0], "behind": COLOURS[1], "dropped": FAINT}
     names = {"best": "best", "equal": "cannot be told from the best", "behind": "behind", "dropped": "dropped"}
     for kind, colour in kinds.items():
@@ -268,8 +279,8 @@ def frontier(trials: Trials | str | PathLike[str]) -> go.Figure:
 
 
 def latency_against_load(trials: Trials | str | PathLike[str], limit: Mapping[str, Any] | None = None) -> go.Figure:
-    """Draw a limited latency of a plan's candidates against the load, and the limit.
-    limit: one of the answer's; default: the first."""
+    """Draw a limited latency of a plan's candidates against the load, and the limit. The best candidate has a band, the
+    80 % interval of the latency that limits it. limit: one of the answer's; default: the first."""
     trials = as_trials(trials)
     answer = answer_of(trials)
     limited: Mapping[str, Any] = answer["limits"][0] if limit is None else limit
@@ -291,8 +302,11 @@ def latency_against_load(trials: Trials | str | PathLike[str], limit: Mapping[st
             ):
                 by_load.setdefault(float(point.settings[key]), []).extend(point.values(limited["key"]))
         loads = sorted(load for load, values in by_load.items() if values)
+        means = [float(np.mean(by_load[load])) for load in loads]
+        if one["status"] == "best" and one["tightest"] == limited["name"] and one.get("taken_interval") is not None:
+            _add_band(made, loads, means, [end / one["taken"] for end in one["taken_interval"]], colour)
         made.add_scatter(
-            x=loads, y=[float(f"{np.mean(by_load[load]):.5g}") for load in loads], mode="lines+markers", name=wrapped(one["name"]),
+            x=loads, y=[float(f"{mean:.5g}") for mean in means], mode="lines+markers", name=wrapped(one["name"]),
             line={"color": colour, "width": 2}, marker={"size": 6}, showlegend=True,
             hovertemplate=f"{one['name']}: %{{y:.4~g}} ms at %{{x:.4~g}}<extra></extra>",
         )  # fmt: skip
@@ -303,6 +317,17 @@ def latency_against_load(trials: Trials | str | PathLike[str], limit: Mapping[st
         made.update_yaxes(range=[0, min(1.1 * max(highest, limited["limit_ms"]), 4 * limited["limit_ms"])])
     tall_enough(made)
     return made
+
+
+def _add_band(
+    made: go.Figure, loads: Sequence[float], means: Sequence[float], ends: Sequence[float], colour: str
+) -> None:
+    """Draw the 80 % interval of a latency by load; `ends` are factors on the simulated latency."""
+    low, high = ([float(f"{mean * end:.5g}") for mean in means] for end in ends)
+    made.add_scatter(
+        x=[*loads, *loads[::-1]], y=[*low, *high[::-1]], mode="none", fill="toself", fillcolor=colour, opacity=0.2,
+        name="80 % interval of the best", showlegend=True, hoverinfo="skip",
+    )  # fmt: skip
 
 
 # -- tuned tables -----------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...sim.cost.published.evidence import about_releases
 from . import sglang, trtllm, vllm
 from .command import Given, Server, read_arguments
 
@@ -53,6 +54,9 @@ def read_launch(server: str, command: str, source: str, gpu: str) -> Launch:
     read(given, gpu)
     given.check()
     settings, (without_effect, reasons) = given.settings, _others(known, given)
+    profile = settings["hardware.server"]
+    if releases := about_releases(profile):
+        given.assumed.append(f"the command names no release: the timing is that of {profile}, and {releases}")
     whole = {key: value for key, value in settings.items() if not key.startswith(SPECULATION)}
     spoken = {key.removeprefix(SPECULATION): value for key, value in settings.items() if key.startswith(SPECULATION)}
     return Launch({**whole, "speculation": spoken}, without_effect, {**reasons, **given.not_modelled}, given.assumed)

@@ -15,8 +15,8 @@ from typing import Any
 from ...core.adaptive.config import PRESETS
 from ...core.errors import ForedraftError, count_of
 from ...sim.scenario import Scenario
+from ..confidence.intervals import Estimate, estimate
 from ..grid import NO_SPECULATION
-from ..intervals import Estimate, estimate
 from ..rounds import RoundModel
 from ..trial import Trial
 from ..workers import Job, Workers

@@ -13,6 +13,8 @@ from ...observe.input_files import read_text
 FIGURES = Path(__file__).with_name("accuracy.json")
 SPEED_UP, TIME_PER_TOKEN = "speculation: speed-up over plain", "plain: time per output token"
 ROOFLINE, LEFT_OUT = "roofline", "left out"
+SPEED_UP_BATCHES = (1, 8)
+"""The requests at a time of the published speed-ups (benchmarks/published/rounds.csv)."""
 
 
 def mean_error(of: str, column: str) -> float:

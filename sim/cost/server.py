@@ -21,6 +21,7 @@ from ...observe.distribution.former_name import FORMER_NAME, renamed
 from .draft import STANDALONE
 from .hardware import GIB, GPU, MIB, Parallelism
 from .host import FOREDRAFT, FULL_GRAPH, NO_DELAY, SGLANG_OVERLAP, VLLM_0_10, FrontEnd, GraphUnit, HostCost, LaunchCost
+from .published.evidence import about_releases
 
 
 class UnknownServer(ForedraftError):
@@ -290,7 +291,8 @@ def server_profile(name: str) -> ServerProfile:
         hint = nearest_name(key, PROFILES)
         if not hint and others and version:
             near = min(others, key=lambda known: abs(_number(known) - _number(key)))
-            hint = f": no published times to fit it to; the nearest is {near}, and `foredraft calibrate --from` fits your own"
+            told = f" ({releases})" if (releases := about_releases(near)) else ""
+            hint = f": no profile stands for this release; the nearest is {near}{told}, and `foredraft calibrate --from` fits your own"
         raise UnknownServer(f"unknown server {name!r}{hint}; known: {', '.join(PROFILES)}")
     return PROFILES[key]
 

@@ -26,10 +26,43 @@ def test_doctor_says_where_it_pays_and_where_not(command):
     pays = command("doctor", "--requests", "30")
     assert pays.code == 0 and "Speculation pays" in pays.out and "p99 ms" in pays.out
     assert "Expected by the preset eagle3-llama-chat (" in pays.out and "acceptance.preset takes" in pays.out
-    pays_not = command("doctor", "--requests", "30", "--set", "acceptance.conditional=[0.02]")
+    hardly = ("doctor", "--requests", "30", "--set", "acceptance.conditional=[0.02]")
+    untold = command(*hardly)
+    assert untold.code == 0 and "Whether speculation pays cannot be told:" in untold.out
+    assert "Beyond batch 4 it does not pay." in " ".join(untold.out.split())
+    assert "1 step =0.96 ×" in untold.out and "= cannot be told from plain decoding" in " ".join(untold.out.split())
+    assert "Expected by acceptance.conditional of the scenario.\n" in untold.out
+    slow = ("--set", "speculation.algorithm=STANDALONE", "--set", "model.draft=llama-3.2-1b")
+    pays_not = command(*hardly, *slow)
     assert pays_not.code == 0 and "Speculation does not pay" in pays_not.out
-    assert "Expected by acceptance.conditional of the scenario.\n" in pays_not.out
-    assert max(map(len, (pays.out + pays_not.out).splitlines())) <= 80
+    assert "=" not in pays_not.out.split("gain over plain")[1].split("Speed-ups")[0]
+    assert "No intervals of these times: no published points." in pays.out
+    assert "Nothing is published for larger batches." in " ".join(pays.out.split())
+    assert max(map(len, (pays.out + untold.out + pays_not.out).splitlines())) <= 80
+
+
+def test_doctor_and_cost_have_the_intervals_of_published_points(command):
+    server = ("--set", "hardware.server=vllm-0.18")
+    told = command("doctor", "--requests", "30", *server)
+    assert told.code == 0 and max(map(len, told.out.splitlines())) <= 80
+    rows = {line[:13]: line[17:].split() for line in told.out.splitlines() if " ms  " in line}
+    for name in ("TTFT, mean ms", "TPOT, mean ms", "E2EL, mean ms"):
+        _, low, to, high, _, other_low, _, other_high, _ = (cell.replace(",", "") for cell in rows[name])
+        assert to == "to" and float(low) < float(high) and float(other_low) < float(other_high)
+    assert len(rows["TTFT, p99 ms "]) == 3
+    rests = "The 80 % intervals rest on none of this model; "
+    assert rests in " ".join(told.out.split())
+    code, out, _ = command("cost", "--batch", "8", "--steps", "0,3", *server)
+    assert code == 0 and rests in " ".join(out.split()) and "±3.9%" in out
+    lines = {
+        line[:18].strip(): [int(cell.replace(",", "")) for cell in line[18:].split()]
+        for line in out.splitlines()
+        if line.startswith("round")
+    }
+    for side in ("from", "to"):
+        plain, drafts = (end / middle for end, middle in zip(lines[f"round, 80 % {side}"], lines["round"], strict=True))
+        assert plain == pytest.approx(drafts, rel=1e-3)
+    assert lines["round, 80 % from"][0] < lines["round, 80 % to"][0]
 
 
 SHORT = ("--set", "workload.output.value=8", "--set", "workload.prompt.value=100", "--set", "engine.max_running=2")
@@ -51,6 +84,7 @@ def test_plan_ranks_candidates_and_goes_on_from_its_store(command, tmp_path, mon
     assert (code, errors) == (0, "")
     assert "greatest rate" in out and "per 1M tokens" in out and "requests/s  GPUs" in out and "is limited by" in out
     assert "tokens/s are the output tokens of all GPUs of a row, per 1M tokens their price.\n" in out
+    assert "No intervals of these times: no published points.\n" in out
     rows = [line for line in out.splitlines() if "EAGLE3, " in line and " ± " in line]
     assert [row.split("EAGLE3, ")[1][0] for row in rows] == ["3", "1"]
     pytest.importorskip("plotly", reason="the extra `report` is not installed")
@@ -59,6 +93,78 @@ def test_plan_ranks_candidates_and_goes_on_from_its_store(command, tmp_path, mon
     journal = (tmp_path / "trials.jsonl").read_text()
     assert command(*asked, *SHORT, "--out", tmp_path).out == out
     assert (tmp_path / "trials.jsonl").read_text() == journal
+
+
+class Queue:
+    """Workers whose service has a p99 TPOT that rises with the load of an engine, the more the more draft steps."""
+
+    count = 1
+
+    def __init__(self) -> None:
+        self.jobs = []
+
+    def submit(self, job) -> None:
+        self.jobs.append(job)
+
+    def next_ended(self):
+        job = self.jobs.pop()
+        engines = job.settings["hardware.replicas"]
+        capacity = 8 - 0.2 * job.settings["speculation.steps"] - 0.1 * (job.settings["hardware.gpu"] == "L40S")
+        share = job.settings["workload.rate"] / engines / capacity
+        summary = dict.fromkeys(("refused", "aborted", "failed", "unfinished", "retractions", "max_queue_length"), 0)
+        summary |= {"overloaded": False, "saturation": 0.5, "replicas": engines, "mean_running": 8.0 * engines}
+        summary |= {
+            "p99_tpot_ms": 50 * share**2,
+            "mean_tpot_ms": 10.0,
+            "mean_ttft_ms": 100.0,
+            "mean_output_tokens": 200.0,
+        }
+        summary |= {"mean_input_tokens": 500.0, "decode_rounds": 9, "kv_occupancy_max": 0.5, "duration": 9.0}
+        return job, Trial("done", "", summary | {"device_busy_share": 0.5, "timing": "Timing of a test."})
+
+    def close(self) -> None:
+        pass
+
+
+def test_plan_keeps_two_statements_apart(command, tmp_path, monkeypatch):
+    """What holds if the times are right, and the range if they are not; a name that is too wide is wrapped."""
+    monkeypatch.setattr("foredraft.cli.planning.options.make_workers", lambda tables, count, cluster: Queue())
+    asked = ["plan", "--slo", "tpot_p99<50ms", "--try", "speculation.steps=1,3", "--try", "hardware.gpu=H100,L40S"]
+    asked += ["--try", "engine.max_running=64", "--try", "speculation.algorithm=EAGLE3", "--price", "H100=2.5"]
+    asked += ["--set", "hardware.server=vllm-0.18", "--seeds", 2, "--workers", 1, "--quiet"]
+    code, out, _ = command(*asked, "--out", tmp_path)
+    assert code == 0 and max(map(len, out.splitlines())) <= 80
+    right, wrong = out.split("If the times of passes and first tokens are not as simulated, 80 % intervals\n")
+    assert right.count("EAGLE3, ") == wrong.split("The 80 % intervals rest on")[0].count("EAGLE3, ") == 4
+    assert "  = EAGLE3, 1 step," in right and "  = EAGLE3, 3" in right
+    assert "= cannot be told from the first by 2 seeds and a cost model that may be" in " ".join(out.split())
+    answer = json.loads((tmp_path / "answer.json").read_text())
+    assert answer["model_error"] is None and "docs/accuracy.md" in answer["model_error_source"]
+    best, *others = answer["candidates"]
+    assert best["of_best_interval"] is None and best["gpus_interval"] is None
+    for one in answer["candidates"]:
+        low, high = one["load_interval"]
+        # At the limit the TPOT rises by 2 per logarithm of the load, so the load follows all times by 1.5.
+        expected = [
+            (one["load"] / end) / (end**0.5) for end in (share / one["taken"] for share in one["taken_interval"])
+        ]
+        assert [high, low] == pytest.approx(expected, rel=0.02)
+        assert f"{low:.3g} to {high:.3g}" in wrong and one["intervals_rest_on"] in " ".join(wrong.split())
+    for one in others:
+        ends = one["of_best_interval"]
+        assert ends[0] < ends[1] and (one["status"] == "equal") == (ends[1] >= 1)
+    servers = ["--try", "hardware.gpu=H100", "--try", "hardware.server=foredraft,vllm-0.18"]
+    code, out, _ = command(*asked[:5], *servers, *asked[-5:], "--out", tmp_path / "servers")
+    rows = out.split("80 % intervals\n\n")[1].split("\n\n")[0].splitlines()
+    assert code == 0 and sum(" to " in row for row in rows) == sum(row.endswith("  –") for row in rows) == 2
+    assert "no published points" in out and "; of other rows: " in " ".join(out.split())
+    as_json = command(*asked, "--out", tmp_path, "--json")
+    assert as_json.code == 0 and json.loads(as_json.out) == answer
+    code, out, _ = command(*asked, "--rate", "30", "--out", tmp_path / "rate")
+    assert code == 0 and max(map(len, out.splitlines())) <= 80
+    best = json.loads((tmp_path / "rate" / "answer.json").read_text())["candidates"][0]
+    low, high = best["gpus_interval"]
+    assert best["gpus"] == 4 and low <= high and f" {low} to {high}  tpot_p99" in out
 
 
 def test_plan_speaks_of_its_trace_before_it_searches(command, refused, tmp_path, monkeypatch):
@@ -107,7 +213,11 @@ def test_tune_writes_what_it_prints(command, tmp_path, monkeypatch):
     code, out, errors = command(*asked)
     assert (code, errors) == (0, "") and max(map(len, out.splitlines())) <= 80
     assert "faster than" in out and "no speculation" in out and "as fast as it" in out
+    assert (
+        "\nSimulated times rest on no published points.\n" in out and "Speed-ups and break-even lengths err by" in out
+    )
     result = json.loads((tmp_path / "result.json").read_text())
+    assert result["intervals_rest_on"] == "no published points"
     assert result["holds"] and result["table"] == json.loads((tmp_path / "adaptive.json").read_text())
     assert result["gain_over"]["0 steps"]["light"][0] == pytest.approx(1.1**4 - 1)
     assert "--speculative-num-steps 4" in (tmp_path / "sglang.args").read_text()
@@ -138,7 +248,8 @@ class Even:
             "p99_tpot_ms": 197.6 * steps,
             "accept_length": 1 + steps,
         }
-        return job, Trial("done", "", {**summary, "slo_attainment": 0.25})
+        points = {"intervals_rest_on": "12 published points"}
+        return job, Trial("done", "", {**summary, "slo_attainment": 0.25, **points})
 
     def close(self) -> None:
         pass
@@ -160,6 +271,7 @@ def test_sweep_prints_a_table_of_80_columns(command, tmp_path, monkeypatch):
     code, out, _ = command(*asked, "--out", tmp_path / "two")
     assert code == 0 and max(map(len, out.split("Written to")[0].splitlines())) <= 80
     same = " ".join(out.split("The same in every row: ")[1].split("\n\n")[0].split())
+    assert out.count("\nSimulated times rest on 12 published points.\n") == 1
     assert "speculation.policy fixed" in same and "in SLO % 25.0±0.0" in same and "accept length" not in same
     rows = [line.split() for line in out.splitlines() if "±" in line and line.lstrip()[0] in "13"]
     assert [row[0] for row in rows] == ["1", "3"] and rows[0][-1] == "2.00±0.00" and rows[0][1].startswith("19.74±")

@@ -15,8 +15,10 @@ pytest.importorskip("plotly", reason="the extra `report` is not installed")
 
 from foredraft import Scenario
 from foredraft.cli.simulation.run_record import RunRecord
+from foredraft.core.errors import ConfigError
 from foredraft.observe import figures
 from foredraft.observe.figures.reports import page_of
+from foredraft.observe.tables import format_number
 from foredraft.planning.store import TrialStore, question
 from foredraft.planning.trial import run_trial
 from foredraft.sim.run import Simulation
@@ -63,9 +65,12 @@ def plan_store(folder: Path) -> None:
                         "p99_tpot_ms": number + load / 2 + seed,
                         "overloaded": False,
                         "timing": "Timing of a test.",
+                        "intervals_rest_on": "31 published points",
                     }
                     journal.write(json.dumps({"settings": given, "status": "done", "summary": summary}) + "\n")
             found = {"load": 9.0 - number, "half_width": 0.5, "gpus": 1, "tokens_per_s": 900.0, "per_million": None}
+            found |= {"load_interval": [7.0 - number, 10.0 - number], "gpus_interval": None}
+            found |= {"taken_interval": [0.9, 1.2], "intervals_rest_on": "31 published points"}
             name = f"EAGLE3, {number} steps, top-4, 8 nodes, tensor_parallel 8, a draft of/some-long-name-of-a-model-instruct-fp8"
             candidates.append(
                 {"name": name, "settings": settings, "status": status, **found, "tightest": "tpot_p99", "taken": 0.97}
@@ -150,6 +155,27 @@ def test_figures_show_every_round_and_row_once(made):
         assert accepted.sum() == pytest.approx(one.summary["accept_length"] - 1, rel=1e-3)
 
 
+def test_a_run_of_a_published_server_has_intervals_in_its_report(made, tmp_path):
+    with pytest.raises(ConfigError, match="has no intervals: no published points"):
+        figures.intervals(made["run"])
+    copy = Path(shutil.copytree(made["run"], tmp_path / "run"))
+    summary = json.loads((copy / "summary.json").read_text())
+    for key, ends in (("mean_ttft_ms", (0.5, 2.0)), ("mean_tpot_ms", (0.9, 1.25)), ("output_throughput", (0.8, 1.1))):
+        summary[f"{key}_interval"] = [summary[key] * end for end in ends]
+    (copy / "summary.json").write_text(json.dumps(summary | {"intervals_rest_on": "31 published points of this model"}))
+    (bars,) = figures.intervals(copy).data
+    assert bars.base == pytest.approx((0.5, 0.9, 0.8)) and bars.x == pytest.approx((1.5, 0.35, 0.3))
+    assert [name.partition(" ")[0] for name in bars.y] == ["mean", "mean", "output"]
+    page = page_of(copy)
+    tiles = {name: below for name, _, below in page.tiles}
+    low, high = (format_number(end) for end in summary["output_throughput_interval"])
+    assert f"80 %: {low} to {high}" in tiles["output tokens/s"] and "(80 %: " in tiles["p99 TTFT"]
+    assert ("intervals", "The 80 % intervals rest on 31 published points of this model.") in page.provenance
+    (table,) = page.tables
+    assert table.columns[-1] == "mean, 80 %" and [row[-1] == "–" for row in table.rows] == [False, False, True, True]
+    assert [one.name for one in page.pictures].count("intervals") == 1
+
+
 def test_a_sweep_is_drawn_with_a_line_per_deployment(made):
     drawn = figures.throughput_against_latency(made["sweep"])
     assert [line.name for line in drawn.data] == ["steps 0", "steps 3"] and all(len(line.x) == 2 for line in drawn.data)
@@ -159,11 +185,16 @@ def test_a_sweep_is_drawn_with_a_line_per_deployment(made):
 
 def test_the_frontier_has_the_candidates_of_the_answer(made):
     answer = json.loads((made["plan"] / "answer.json").read_text())
-    drawn = figures.frontier(made["plan"])
-    assert drawn.data[0].error_x.array == (0.5,)
-    loads = {name: load for line in drawn.data for name, load in zip(line.y, line.x, strict=True)}
+    bars, *points = figures.frontier(made["plan"]).data
+    assert points[0].error_x.array == (0.5,)
+    assert bars.base == (6.0, 4.0) and bars.x == (3.0, 3.0), "from the low to the high end of the load"
+    assert bars.y == tuple(one["name"] for one in answer["candidates"])
+    loads = {name: load for line in points for name, load in zip(line.y, line.x, strict=True)}
     assert loads == {one["name"]: one["load"] for one in answer["candidates"] if one["load"]} and len(loads) == 2
-    lines = figures.latency_against_load(made["plan"]).data
+    band, *lines = figures.latency_against_load(made["plan"]).data
+    assert band.x == (4.0, 8.0, 16.0, 16.0, 8.0, 4.0)
+    ends = [factor / 0.97 * y for factor, ys in ((0.9, (3.5, 5.5, 9.5)), (1.2, (9.5, 5.5, 3.5))) for y in ys]
+    assert band.y == pytest.approx(ends, rel=1e-4)
     assert lines[-1].name == "limit 6 ms" and lines[-1].y == (6.0, 6.0)
     assert lines[0].x == (4.0, 8.0, 16.0) and lines[0].y == (3.5, 5.5, 9.5), "the means over both seeds"
 
@@ -182,7 +213,16 @@ def test_a_tune_is_drawn_by_phase_and_batch_size(made):
         ("sweep", ["Most output tokens per second: steps 3, rate 20", "means of 2 seeds", "p99 TTFT by workload.rate"]),
         (
             "plan",
-            ["requests/s on 1 GPU", "Cannot run", "Timing of a test.", "5.0% of the cost model", "p99 TPOT against"],
+            [
+                "80 %: 6 to 9",
+                "80 %: 90% to 120%",
+                "Simulated times rest on 31 published points.",
+                "requests/s on 1 GPU",
+                "Cannot run",
+                "Timing of a test.",
+                "5.0% of the cost model",
+                "p99 TPOT against",
+            ],
         ),
         (
             "tune",

@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 from foredraft.core.errors import ConfigError
 from foredraft.planning.answer import limit_of
-from foredraft.planning.candidates import comparison_error, make_candidates
-from foredraft.planning.plan import Plan, Question, Ranked
+from foredraft.planning.candidates import make_candidates
+from foredraft.planning.confidence.comparison import ModelErrors
+from foredraft.planning.confidence.ranked import Ranked
+from foredraft.planning.plan import Plan, Question
 from foredraft.planning.search import Finding, greatest_load, least_count, run_searches
 from foredraft.planning.slo import excess, parse_slo
 from foredraft.planning.trial import Trial
 from foredraft.planning.workers import Job
+from foredraft.sim.cost.published.evidence import Difference
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import scenario_with
 from hypothesis import given, settings
@@ -311,11 +314,21 @@ def test_a_limit_that_is_never_met_bounds_the_load():
     assert found.is_bound and found.value > 1000
 
 
-def test_the_error_of_comparisons_is_the_published_one():
-    alike = make_candidates(Scenario(), {"speculation.steps": [0, 2]}, None)
-    different = make_candidates(Scenario(), {"speculation.steps": [2], "hardware.gpu": ["H100", "L40S"]}, None)
-    errors = {comparison_error(ones, by) for ones in (alike, different) for by in ("the roofline", "measured kernels")}
-    assert len({source for _, source in errors}) == 4 and all(0 < error < 0.5 for error, _ in errors)
+@pytest.mark.parametrize(
+    ("mean", "half_width", "is_equal"), [(0.0, 0.2, False), (0.0, 0.4, True), (-0.2, 0.2, True), (0.2, 0.4, False)]
+)
+def test_a_tie_is_a_ratio_within_the_error_of_the_comparison(
+    monkeypatch, mean: float, half_width: float, is_equal: bool
+):
+    """Of 2 steps, which hold 6 where 3 steps hold 8. `mean`: of the error of log(load of the best / its load)."""
+    monkeypatch.setattr(ModelErrors, "compare", lambda *_: Difference(mean, half_width))
+    whole, _ = plan_of(None, None)
+    best, second = whole.ranked()[:2]
+    assert (second.candidate.name, second.equal) == ("EAGLE3, 2 steps", is_equal)
+    assert second.of_best_range == pytest.approx(
+        [0.75 * math.exp(-mean + end) for end in (-half_width, half_width)], rel=0.02
+    )
+    assert best.equal and best.of_best_range is None
 
 
 def test_a_plan_asks_the_same_again():

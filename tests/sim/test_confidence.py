@@ -1,11 +1,12 @@
 """Intervals of a run's results: from published points, from the user's own points, or none."""
 
+import math
 from dataclasses import replace
 
 import foredraft
 import pytest
 from foredraft.sim.assembly import assemble
-from foredraft.sim.confidence import intervals, rests_on
+from foredraft.sim.confidence import difference, factors_of_rounds, intervals, rests_on
 from foredraft.sim.cost.published.evidence import Load
 from foredraft.sim.scenario_file import scenario_from_dict
 
@@ -66,6 +67,30 @@ def test_a_server_without_points_is_not_corrected():
     run = run_of(server="vllm-0.9")
     assert run.evidence.factor == 1.0 and rests_on(run).startswith("none of this server")
     assert intervals(run, SUMMARY)
+
+
+def test_a_comparison_is_of_times_with_their_factors(monkeypatch):
+    """Two servers: what is published of one is its factor times longer, of which corrected passes have it already."""
+    runs = [run_of(server=server) for server in ("trtllm-1.x", "vllm-0.18")]
+    logs = [math.log(run.evidence.factor) for run in runs]
+    plain = difference("tpot", runs[0], SUMMARY, runs[1], SUMMARY)
+    monkeypatch.setattr(type(runs[0]), "is_corrected", property(lambda run: run.deployment.server.name == "trtllm-1.x"))
+    first, second = (
+        difference("tpot", runs[0], SUMMARY, runs[1], SUMMARY),
+        difference("tpot", runs[1], SUMMARY, runs[0], SUMMARY),
+    )
+    assert abs(logs[0]) > 0.01
+    assert first.mean == pytest.approx(plain.mean - logs[0]) == pytest.approx(-second.mean)
+    assert first.half_width == plain.half_width == pytest.approx(second.half_width)
+    assert difference("tpot", run_of(), SUMMARY, runs[0], SUMMARY) is None
+
+
+def test_rounds_have_the_interval_of_their_batch():
+    run = run_of(server="trtllm-1.x")
+    few, many = (factors_of_rounds(run, rows) for rows in (32, 512))
+    assert few == run.evidence.interval("tpot", Load(32.0), is_corrected=False)
+    assert many.high / many.low > few.high / few.low
+    assert factors_of_rounds(run_of(), 32) is None
 
 
 def test_an_open_loop_has_no_interval_of_its_output_rate():

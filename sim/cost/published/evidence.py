@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -20,6 +21,7 @@ from .spread import Spread
 
 EFFECTS = Path(__file__).with_name("effects.json")
 OWN_SERVER = "foredraft"
+_RELEASE = re.compile(r"(\d{1,3})\.(\d{1,3})\.(\d{1,3})")
 NO_POINTS = "no published points"
 TPOT, TTFT, REQUEST = "tpot", "ttft", "request"
 """The times that have effects: per output token, to the first token, and of a whole request."""
@@ -30,6 +32,13 @@ class Interval(NamedTuple):
 
     low: float
     high: float
+
+
+class Difference(NamedTuple):
+    """The mean of the difference of two logarithms, and half the width of its 80 % interval."""
+
+    mean: float
+    half_width: float
 
 
 class Load(NamedTuple):
@@ -104,6 +113,30 @@ class Evidence:
         wide = self.effects.quantiles[time][self.has_own_points] * deviation
         return Interval(math.exp(mean - applied - wide), math.exp(mean - applied + wide))
 
+    def compare(self, time: str, load: Load, other: Evidence, other_load: Load) -> Difference:
+        """Return by how much the error of a time differs from that of another deployment: the mean of the difference of
+        the two log(published / simulated), without any factor on passes, and half of its 80 % interval.
+
+        Effects that both deployments share cancel. So does the noise of a point, if they differ in their load alone.
+        """
+        mean, effects = self._difference(time, load, other, other_load)
+        sides = ((self, load), (other, other_load))
+        noise = [side.effects.spreads[time].deviation(side.place, at.slopes, 0.0) for side, at in sides]
+        scale = max(side.effects.spreads[time].effects for side, _ in sides)
+        deviation = math.hypot(scale * effects, *(noise if self.place != other.place else ()))
+        quantile = max(side.effects.quantiles[time][side.has_own_points] for side, _ in sides)
+        return Difference(mean, quantile * deviation)
+
+    def _difference(self, time: str, load: Load, other: Evidence, other_load: Load) -> Prediction:
+        if other.effects is self.effects:
+            points = (self.place, load.slopes), (other.place, other_load.slopes)
+            return self.effects.posteriors[time].difference(points)
+        mine, theirs = (
+            self.effects.predict(time, self.place, load),
+            other.effects.predict(time, other.place, other_load),
+        )
+        return Prediction(mine.mean - theirs.mean, math.hypot(mine.deviation, theirs.deviation))
+
     @cached_property
     def own_points(self) -> int:
         """The number of points of its model, GPU and server."""
@@ -149,6 +182,19 @@ def _effects(data: Mapping[str, Any]) -> Effects:
         posteriors[name] = Posterior(observations, deviations, each["noise"])
     quantiles = {name: (each["quantiles"][0], each["quantiles"][1]) for name, each in data["times"].items()}
     return Effects(posteriors, spreads, quantiles, dict(zip(places, data["counts"], strict=True)))
+
+
+def about_releases(server: str) -> str:
+    """Say of which releases the published points of a server profile are, as far as they name one; empty if none
+    does. Every interval has the spread of releases and days, because no run is of a published one."""
+    major = re.search(r"\d+", server)
+    named = {
+        tuple(map(int, found.groups())): found.group()
+        for place in published_effects()["measured"].counts
+        if place.server == server and (found := _RELEASE.match(place.run))
+    }
+    shown = [named[numbers] for numbers in sorted(named) if major is not None and numbers[0] == int(major.group())]
+    return f"its published points are of releases {shown[0]} to {shown[-1]}" if shown else ""
 
 
 def published_evidence(place: Place, kernels: str) -> Evidence | None:

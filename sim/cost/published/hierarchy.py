@@ -164,6 +164,17 @@ class Posterior:
         left = np.maximum(0.0, prior - ((shared @ self._precision) * shared).sum(axis=1))
         return [Prediction(*map(float, row)) for row in zip(shared @ self._weights, np.sqrt(left), strict=True)]
 
+    def difference(
+        self, points: tuple[tuple[Place, Mapping[str, float]], tuple[Place, Mapping[str, float]]]
+    ) -> Prediction:
+        """Return the prediction of the first of two new points minus the second. Effects of levels that both points
+        share are in both, and cancel."""
+        asked = [Observation(place, 0.0, 1.0, slopes) for place, slopes in points]
+        signs = np.array([1.0, -1.0])
+        shared = covariance(asked, self.observations, self.deviations)
+        left = covariance(asked, asked, self.deviations) - shared @ self._precision @ shared.T
+        return Prediction(float(signs @ shared @ self._weights), float(np.sqrt(max(0.0, signs @ left @ signs))))
+
 
 def fit(observations: Sequence[Observation], terms: Sequence[Term]) -> tuple[dict[Term, float], float]:
     """Return the deviations of the effects by term, and of a point's noise, of greatest restricted likelihood under the

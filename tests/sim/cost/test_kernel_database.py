@@ -208,9 +208,12 @@ class TestServers:
         ],
     )
     def test_an_unknown_server_names_the_nearest(self, server, nearest):
-        words = f"unknown server '{server}': no published times to fit it to; the nearest is {nearest}, and `foredraft calibrate --from`"
-        with pytest.raises(ConfigError, match=re.escape(f"hardware.server: {words}")):
+        words = f"unknown server '{server}': no profile stands for this release; the nearest is {nearest}"
+        with pytest.raises(ConfigError, match=re.escape(f"hardware.server: {words}")) as caught:
             assemble(load_scenario(None, [f"hardware.server={server}"])[0])
+        told = f"{nearest} (its published points are of releases " in str(caught.value)
+        assert told == (nearest != "vllm-0.9"), "vllm-0.9 has no published points of serving"
+        assert "`foredraft calibrate --from` fits your own" in str(caught.value)
         with pytest.raises(ConfigError, match=r"unknown server 'tgi-3\.0'; known: foredraft, sglang-0\.5"):
             assemble(load_scenario(None, ["hardware.server=tgi-3.0"])[0])
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from foredraft.core.model_shape import lookup_model
 from foredraft.sim.cost.hardware import Parallelism, lookup_gpu
-from foredraft.sim.cost.published.evidence import REQUEST, TPOT, TTFT, Load, published_evidence
+from foredraft.sim.cost.published.evidence import REQUEST, TPOT, TTFT, Load, about_releases, published_evidence
 from foredraft.sim.cost.published.hierarchy import Observation, Posterior, Term, fit, gram
 from foredraft.sim.cost.published.places import format_of, kind_of, place_of
 from foredraft.sim.cost.published.spread import Spread
@@ -50,6 +50,18 @@ class TestHierarchy:
         assert 0 < other.mean < here.mean
         assert other.deviation > here.deviation
 
+    def test_effects_that_two_points_share_cancel(self):
+        posterior = Posterior([observed(0.3, 4.0)], {SERVER: 0.2, RUN: 0.1}, 0.1)
+        here, other = (PLACE, FLAT), (PLACE._replace(gpu="B300"), FLAT)
+        same = posterior.difference((here, here))
+        assert (same.mean, same.deviation) == (pytest.approx(0.0), pytest.approx(0.0, abs=1e-9))
+        found, alone = posterior.difference((here, other)), [posterior.predict(*point) for point in (here, other)]
+        assert found.mean == pytest.approx(alone[0].mean - alone[1].mean)
+        assert 0 < found.deviation < math.hypot(*(one.deviation for one in alone))
+        # Without anything in common nothing cancels but the mean of all observations.
+        strange = Posterior([], {RUN: 0.1}, 0.1).difference((here, other))
+        assert strange.deviation == pytest.approx(0.1 * math.sqrt(2))
+
     def test_the_fit_finds_the_deviations_of_effects_and_noise(self):
         draws = np.random.default_rng(5)
         servers = draws.normal(0, 0.2, 40)
@@ -67,6 +79,36 @@ class TestHierarchy:
 class TestEvidence:
     def test_our_own_executor_has_no_published_points(self):
         assert published_evidence(PLACE._replace(server="foredraft"), "measured") is None
+
+    def test_comparisons_are_surer_than_single_times(self):
+        here, load = published_evidence(PLACE, "measured"), Load()
+        single = math.log(here.interval(TPOT, load).high / here.interval(TPOT, load).low) / 2
+        itself = here.compare(TPOT, load, here, load)
+        assert (itself.mean, itself.half_width) == (pytest.approx(0.0), pytest.approx(0.0, abs=1e-6))
+        busier = here.compare(TPOT, load, here, Load(clients=256.0)).half_width
+        wider = published_evidence(PLACE._replace(parallel="8 x 1, 1"), "measured")
+        other_gpu = published_evidence(PLACE._replace(gpu="L40S"), "measured")
+        widths = [here.compare(TPOT, load, one, load).half_width for one in (wider, other_gpu)]
+        assert 0 < busier < single
+        assert busier < widths[0] < widths[1]
+        apart = published_evidence(PLACE, "roofline").compare(TPOT, load, here, load)
+        assert apart.half_width > single, "two fits have nothing in common"
+
+    def test_a_release_without_points_has_the_spread_of_releases(self):
+        effects = published_evidence(PLACE, "measured").effects
+        known = next(place for place in effects.counts if place._replace(run="") == PLACE)
+        assert effects.predict(TPOT, PLACE, Load()).deviation > effects.predict(TPOT, known, Load()).deviation
+
+    @pytest.mark.parametrize(
+        ("server", "says"),
+        [
+            ("vllm-0.18", "its published points are of releases 0.12.0 to 0.19.0"),
+            ("trtllm-1.x", "its published points are of releases 1.0.0 to 1.2.0"),
+            ("vllm-0.9", ""),
+        ],
+    )
+    def test_it_names_the_releases_of_the_points(self, server, says):
+        assert about_releases(server) == says
 
     def test_it_says_what_it_rests_on(self):
         rows = rows_of("measured")

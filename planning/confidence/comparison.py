@@ -1,0 +1,145 @@
+"""How far the cost model may be wrong about the candidates of a plan, and about the difference of two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...sim.assembly import Assembly, assemble
+from ...sim.calibration.accuracy import LEFT_OUT, ROOFLINE, SPEED_UP, SPEED_UP_BATCHES, TIME_PER_TOKEN, mean_error
+from ...sim.confidence import TIMES, difference, factors, half_width, rests_on
+from ...sim.cost.published.evidence import Difference, Interval
+from ...sim.scenario import Scenario
+from ...sim.scenario_file import scenario_with
+from ..candidates import REPLICAS, Candidate, base_tables, differ_in_speculation
+from ..search import Finding
+from ..slo import Objective
+from .model_error import Curve, Errors, count_range, load_range
+from .ranked import Ranked
+
+
+class ModelErrors:
+    """The errors of the cost model for the candidates of a plan. `given`: half of the 80 % interval of the logarithm of
+    the ratio of two candidates' times, in place of what is published."""
+
+    def __init__(self, scenario: Scenario, objectives: Sequence[Objective], given: float | None) -> None:
+        self._tables = base_tables(scenario)
+        self._objectives = objectives
+        self._given = given
+        self._assemblies: dict[tuple[str, int], Assembly] = {}
+
+    def assembly(self, candidate: Candidate, engines: int) -> Assembly:
+        """Return the parts of a candidate with so many engines. Raises a ForedraftError if it cannot run."""
+        key = candidate.name, engines
+        if key not in self._assemblies:
+            self._assemblies[key] = assemble(scenario_with(self._tables, {**candidate.settings, REPLICAS: engines}))
+        return self._assemblies[key]
+
+    def run_of(self, item: Ranked) -> Assembly:
+        """Return the parts of a candidate that holds its load, with the engines that it has there."""
+        return self.assembly(item.candidate, item.gpus // item.candidate.gpus_per_engine)
+
+    def rests_on(self, item: Ranked) -> str:
+        """Say what the intervals of a candidate rest on."""
+        return rests_on(self.run_of(item))
+
+    def errors_of(self, item: Ranked) -> Errors | None:
+        """Return the errors of a candidate's times at its load; None where nothing is known of them."""
+        found = factors(self.run_of(item), item.finding.summary)
+        return Errors.of(found, self._objectives) if found else None
+
+    def load_range(self, item: Ranked, curve: Curve) -> tuple[float, float] | None:
+        """Return the 80 % interval of the greatest load of a candidate; None where nothing is known."""
+        errors = self.errors_of(item)
+        return None if errors is None or item.finding.is_bound else load_range(curve, item.load, errors)
+
+    def gpu_range(self, item: Ranked, curve: Curve) -> tuple[int | None, int | None] | None:
+        """Return the 80 % interval of the GPUs that a candidate needs for its load, None in the place of an end that is
+        not known; None where nothing is known."""
+        errors, candidate = self.errors_of(item), item.candidate
+        if errors is None:
+            return None
+        counts = count_range(curve, item.load, candidate.unit, errors)
+        least, most = (None if count is None else count * candidate.gpus_per_engine for count in counts)
+        return least, most
+
+    def taken_range(self, item: Ranked) -> tuple[float, float] | None:
+        """Return the 80 % interval of the share that a candidate takes of its tightest limit at its load."""
+        errors, tightest = self.errors_of(item), item.finding.tightest
+        if errors is None or tightest is None:
+            return None
+        factor: Interval = errors.latencies[list(self._objectives).index(tightest)]
+        return item.finding.excess * factor.low, item.finding.excess * factor.high
+
+    def compare(self, best: Ranked, item: Ranked, curves: tuple[Curve, Curve]) -> Difference:
+        """Return the error of log(load of the best / load of this candidate): its mean, and half of its 80 % interval.
+
+        The error of a ratio of times comes from the published points of both deployments; what they share cancels. It
+        is at least the error of published speed-ups, which is all that is known of one deployment that decodes in two
+        ways. Without published points it is the mean error of speed-ups, or of times. The loads follow the times as
+        much as both curves say on average.
+        """
+        found = self._of_times(best, item)
+        follows = sum(curve.sensitivity(len(self._objectives)) for curve in curves) / 2
+        return Difference(-follows * found.mean, follows * found.half_width)
+
+    def _of_times(self, best: Ranked, item: Ranked) -> Difference:
+        """Return the error of log(time of the best / time of this candidate)."""
+        if self._given is not None:
+            return Difference(0.0, self._given)
+        mine, other = self.run_of(best), self.run_of(item)
+        column = _column(mine, other)
+        least = half_width(mean_error(SPEED_UP, column))
+        times = [TIMES[of.finding.tightest.latency] for of in (best, item) if of.finding.tightest is not None]
+        summaries = best.finding.summary, item.finding.summary
+        told = [difference(time, mine, summaries[0], other, summaries[1]) for time in dict.fromkeys(times)]
+        known = [one for one in told if one is not None]
+        if known:
+            widest = max(known, key=lambda one: one.half_width)
+            return widest._replace(half_width=max(widest.half_width, least))
+        alike = differ_in_speculation(best.candidate, item.candidate)
+        return Difference(0.0, least if alike else half_width(mean_error(TIME_PER_TOKEN, column)))
+
+
+def _column(*runs: Assembly) -> str:
+    """Return the column of docs/accuracy.md that has the errors of these passes."""
+    return ROOFLINE if any(ROOFLINE in run.cost.priced_by for run in runs) else LEFT_OUT
+
+
+def speed_up_error(run: Assembly) -> float:
+    """Return half of the 80 % interval of the logarithm of a speed-up over plain decoding on the same deployment."""
+    return half_width(mean_error(SPEED_UP, _column(run)))
+
+
+def about_speed_ups(run: Assembly) -> str:
+    """Say how sure speed-ups and break-even lengths are, and for which batches that is known."""
+    batches, mean = " and ".join(map(str, SPEED_UP_BATCHES)), mean_error(SPEED_UP, _column(run))
+    return (
+        f"Speed-ups and break-even lengths err by {mean:.1%} on average at batch {batches} (docs/accuracy.md): 80 % "
+        f"intervals are ±{speed_up_error(run):.1%}. Nothing is published for larger batches."
+    )
+
+
+def curve_of(fine: Finding, rough: Finding | None, fine_engines: float, rough_engines: float) -> Curve:
+    """Return the curve of a candidate by the load of one engine, from its two searches.
+
+    `fine_engines`, `rough_engines`: the engines on which a load of the search was spread.
+    """
+    curve = Curve.of({load / fine_engines: shares for load, shares in fine.curve.items()})
+    if rough is None or rough is fine or not curve.loads:
+        return curve
+    other = Curve.of({load / rough_engines: shares for load, shares in rough.curve.items()})
+    at = min(curve.loads, key=lambda load: abs(max(curve.shares[curve.loads.index(load)])))
+    return curve.extended(other, at)
+
+
+def curve_of_counts(fine: Finding, rough: Finding | None, load: float, rough_engines: int) -> Curve:
+    """Return the same for a search over the number of engines that serve `load`."""
+    by_load = {load / count: shares for count, shares in fine.curve.items()}
+    return curve_of(Finding(0.0, curve=by_load), rough, 1.0, rough_engines)
+
+
+def source_of_comparisons(given: float | None) -> str:
+    """Say where the error of comparisons comes from. `given`: by the user."""
+    if given is not None:
+        return "--model-error"
+    return f"published points of both deployments; at least docs/accuracy.md, {SPEED_UP}"

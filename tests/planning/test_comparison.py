@@ -1,0 +1,118 @@
+"""How sure the comparison of two candidates is: what both share cancels; draft steps have the error of speed-ups."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+from foredraft.planning.candidates import Candidate, differ_in_speculation, make_candidates
+from foredraft.planning.confidence.comparison import ModelErrors, about_speed_ups, source_of_comparisons, speed_up_error
+from foredraft.planning.confidence.model_error import Curve
+from foredraft.planning.confidence.ranked import Ranked
+from foredraft.planning.search import Finding
+from foredraft.planning.slo import parse_slo
+from foredraft.sim.calibration.accuracy import ROOFLINE, SPEED_UP, SPEED_UP_BATCHES, TIME_PER_TOKEN, mean_error
+from foredraft.sim.confidence import half_width
+from foredraft.sim.scenario_file import scenario_with
+
+LIMITS = parse_slo("ttft_p99<1s,tpot_p99<50ms")
+SUMMARY = {"mean_ttft_ms": 100.0, "mean_tpot_ms": 10.0, "mean_output_tokens": 200.0, "mean_running": 8.0, "replicas": 1}
+STEEP = Curve.of(
+    {load: [-9.0, 50 * math.log(load / 10)] for load in (9.0, 9.9, 10.1, 11.0)}
+)  # loads follow times by 1.02
+TABLES = {"hardware": {"server": "vllm-0.18", "kernels": "roofline"}, "model": {"target": "llama-3.1-8b"}}
+
+
+def errors_and_candidates(tried, server="vllm-0.18", given=None) -> tuple[ModelErrors, list[Ranked]]:
+    scenario = scenario_with(TABLES, {"hardware.server": server})
+    candidates = make_candidates(scenario, tried, None)
+    found = Finding(10.0, summary=SUMMARY, tightest=LIMITS[1], excess=0.97)
+    return ModelErrors(scenario, LIMITS, given), [Ranked(one, found, one.gpus_per_unit, 10.0) for one in candidates]
+
+
+def half_widths(tried, **more) -> list[float]:
+    errors, (best, *others) = errors_and_candidates(tried, **more)
+    return [errors.compare(best, other, (STEEP, STEEP)).half_width for other in others]
+
+
+STEPS = {"speculation.algorithm": ["NONE", "EAGLE3"], "speculation.steps": [3]}
+DEVICES = {"speculation.steps": [3], "hardware.tensor_parallel": [1, 2]}
+GPUS = {"speculation.steps": [3], "hardware.gpu": ["H100", "L40S"]}
+
+
+def test_what_two_candidates_share_cancels():
+    steps, devices, gpus = (half_widths(tried)[0] for tried in (STEPS, DEVICES, GPUS))
+    assert steps == pytest.approx(1.02 * half_width(mean_error(SPEED_UP, ROOFLINE)), rel=1e-3)
+    assert steps < devices < gpus
+    errors, (one, other) = errors_and_candidates(GPUS)
+    wide = [errors.errors_of(item).passes for item in (one, other)]
+    assert gpus < 1.02 * math.hypot(*(math.log(high / low) / 2 for low, high in wide))
+
+
+def test_without_published_points_the_errors_of_the_accuracy_page_are_taken():
+    steps, gpus = (half_widths(tried, server="foredraft")[0] for tried in (STEPS, GPUS))
+    assert steps == pytest.approx(1.02 * half_width(mean_error(SPEED_UP, ROOFLINE)), rel=1e-3)
+    assert gpus == pytest.approx(1.02 * half_width(mean_error(TIME_PER_TOKEN, ROOFLINE)), rel=1e-3)
+    assert half_widths(GPUS, given=0.3) == [pytest.approx(1.02 * 0.3, rel=1e-3)]
+    assert source_of_comparisons(0.3) == "--model-error"
+
+
+def test_the_expected_difference_moves_the_ratio():
+    """Two GPUs of which one is simulated too fast, on the mean of what is published."""
+    errors, (one, other) = errors_and_candidates(GPUS)
+    found, back = (errors.compare(*pair, (STEEP, STEEP)) for pair in ((one, other), (other, one)))
+    assert found.mean == pytest.approx(-back.mean)
+    expected = [errors.run_of(item).evidence for item in (one, other)]
+    logs = [math.log(low * high) / 2 for low, high in (evidence.interval("tpot", _load()) for evidence in expected)]
+    applied = [math.log(evidence.factor) for evidence in expected]
+    assert found.mean == pytest.approx(-1.02 * (logs[0] + applied[0] - logs[1] - applied[1]), rel=0.01)
+
+
+def _load():
+    from foredraft.sim.cost.published.evidence import Load
+
+    return Load(8.0, 100.0, 0.05, False)
+
+
+def test_loads_that_follow_times_more_are_less_sure():
+    errors, (best, other) = errors_and_candidates(STEPS)
+    flat = Curve.of({load: [-9.0, 0.5 * math.log(load / 10)] for load in (5.0, 9.9, 10.1, 20.0)})
+    assert errors.compare(best, other, (flat, flat)).half_width == pytest.approx(
+        3 / 1.02 * errors.compare(best, other, (STEEP, STEEP)).half_width, rel=0.02
+    )
+
+
+def test_ranges_are_there_where_something_is_published():
+    errors, (item, _) = errors_and_candidates(STEPS)
+    factor = errors.errors_of(item).latencies[1]
+    expected = [10.0 * end**-1.02 for end in reversed(factor)]  # of the roofline, which is too fast: both below 10
+    assert errors.load_range(item, STEEP) == pytest.approx(expected, rel=0.02)
+    assert expected[0] < expected[1] < 10.0
+    taken = errors.taken_range(item)
+    assert taken == pytest.approx((0.97 * factor.low, 0.97 * factor.high))
+    assert errors.rests_on(item).endswith("published points of this GPU and server")
+    unknown, (item, _) = errors_and_candidates(STEPS, server="foredraft")
+    assert unknown.load_range(item, STEEP) is unknown.gpu_range(item, STEEP) is unknown.taken_range(item) is None
+    assert unknown.rests_on(item) == "no published points"
+
+
+def test_candidates_of_one_deployment():
+    plain = Candidate("a", {"speculation.algorithm": "NONE"}, 1, 1)
+    drafts = Candidate("b", {"speculation.algorithm": "EAGLE3", "speculation.steps": 2}, 1, 1)
+    other = Candidate("c", {**drafts.settings, "hardware.gpu": "L40S"}, 1, 1)
+    assert differ_in_speculation(plain, drafts) and not differ_in_speculation(drafts, other)
+
+
+def test_the_published_speed_ups_are_of_these_batches():
+    with (Path(__file__).parents[2] / "benchmarks" / "published" / "rounds.csv").open(
+        newline="", encoding="utf-8"
+    ) as file:
+        batches = {int(row["batch_size"]) for row in csv.DictReader(file)}
+    assert tuple(sorted(batches)) == SPEED_UP_BATCHES
+    errors, (item, _) = errors_and_candidates(STEPS)
+    run = errors.run_of(item)
+    text = about_speed_ups(run)
+    assert "at batch 1 and 8" in text and "Nothing is published for larger batches" in text
+    assert f"±{speed_up_error(run):.1%}" in text
