@@ -60,6 +60,7 @@ TERMS = (
     Term(("server", "kind")),
     Term(("server", "kind"), "load"),
     Term(("server", "kind", "parallel")),
+    Term(("server", "kind", "parallel"), "load"),
     Term(("server", "gpu")),
     Term(("server", "number_format")),
     Term(("server", "gpu", "number_format", "kind")),
