@@ -141,7 +141,7 @@ class Witness:
         self._delivers_late = config.late_tokens == "delivered"  # to requests that were retracted
         self._late: set[str] = set()  # retracted, and a step in flight may still compute tokens for them; only asked
         self.expected_output: dict[str, int] = {}  # id -> tokens until its own stop
-        self._queue_limit = None if config.max_queue is None else config.max_queue + config.max_running
+        self._queue_limit = None if config.max_queue is None else config.max_queue + config.num_rows
         self._limit: dict[str, int] = {}  # id -> its cap, as its join says
         self._live: dict[str, int] = {}  # id -> arrival
         self._taken: set[str] = set()  # ids ever let in; only asked
