@@ -211,6 +211,8 @@ class Witness:
             self._live.pop(event.request_id, None)
         elif self._live.pop(event.request_id, None) is not None:
             self._leaving[event.request_id] = event.now_ns
+            if event.request_id not in self._row_of:
+                self._num_waiting -= 1  # until the next plan counts
 
     def _planned(self, event: Planned) -> None:
         self._leave(event.retracted)
