@@ -32,7 +32,7 @@ from .cost.calibration import Calibration
 from .disaggregation.cluster import Cluster
 from .disaggregation.endpoint import EndpointHooks
 from .disaggregation.network import DisaggregationReport, Network, PacketHooks
-from .effects import refuse_without_effect
+from .effects.given_keys import refuse_without_effect
 from .faults.clock import StampedMoves
 from .faults.injector import FaultInjector
 from .faults.plan import FaultPlan
