@@ -236,7 +236,7 @@ PlansForNothing (SIM-14): The time of planning is not charged.
     CheckedSimulator.make:
         simulation = good(self, scenario, metrics, history, faults)
         for actor in simulation.replicas:
-            actor.host = replace(actor.host, plan_base_ns=0)
+            actor.host.cost = replace(actor.host.cost, plan_base_ns=0)
         return simulation
 
 ReceivesManyAtOnce (SIM-14, RAISES): A port takes in transfers from several engines at the same time.
