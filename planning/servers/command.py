@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from ...observe.input_files import read_text, read_toml
 
 FLAG, VALUE, LIST = "flags", "values", "lists"
 MAX_COMMAND = 100_000  # characters
+MAX_SIZE = 1 << 20  # the largest captured batch
 NEAR = 0.8  # of hundreds of names some are a little alike: only a slip is worth a hint
 VARIABLE = "has a variable of the shell; give its value"
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
@@ -48,6 +49,7 @@ class Server:
             server.
         known: By name without dashes; `other_names` maps further names to these.
         abbreviates: Whether the beginning of a name is enough.
+        release: Finds the release in a word before the server's own arguments, such as the name of an image.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Server:
     known: Mapping[str, Known]
     other_names: Mapping[str, str]
     abbreviates: bool
+    release: re.Pattern[str]
 
     def find(self, word: str) -> str | None:
         """Return the name that a word without dashes means."""
@@ -98,6 +101,7 @@ class Given:
         default_factory=dict
     )  # arguments whose value a run does not follow, with the reason
     assumed: list[str] = field(default_factory=list)  # sentences about what the server does where the command is silent
+    release: str | None = None  # which the command names
 
     def refuse(self, name: str, message: str) -> None:
         problem = Problem(f"--{name}", message)
@@ -115,15 +119,26 @@ class Given:
     def flag(self, name: str) -> bool | None:
         return self.values.get(name)
 
-    def integer(self, name: str, least: int = 1) -> int | None:
-        """Return a number of at least `least`, which may have a suffix: 32k is 32,000 and 32K is 32,768."""
+    def choice(self, name: str, known: Sequence[str]) -> str | None:
+        """Return one of the known words, in their spelling; case does not matter."""
+        text = self.values.get(name)
+        if text is None:
+            return None
+        found = next((word for word in known if word.lower() == str(text).lower()), None)
+        if found is None:
+            self.refuse(name, f"is {text!r}; expected {', '.join(known[:-1])} or {known[-1]}")
+        return found
+
+    def integer(self, name: str, least: int = 1, most: int | None = None) -> int | None:
+        """Return a number of at least `least`, up to `most`. It may have a suffix: 32k is 32,000 and 32K is 32,768."""
         text = self.values.get(name)
         if text is None:
             return None
         found = re.fullmatch(r"(-?\d{1,15})([kKmMgG]?)", text)
         number = int(found[1]) * _SUFFIXES.get(found[2], 1) if found else None
-        if number is None or number < least:
-            self.refuse(name, f"is {text!r}; expected an integer from {least} on")
+        if number is None or number < least or (most is not None and number > most):
+            until = "on" if most is None else f"to {most}"
+            self.refuse(name, f"is {text!r}; expected an integer from {least} {until}")
             return None
         return number
 
@@ -160,8 +175,8 @@ class Given:
         if words is None:
             return None
         parts = [part for word in words for part in re.split(r"[,\s]+", word.strip("[]")) if part]
-        if not parts or not all(re.fullmatch(r"\d{1,9}", part) and int(part) for part in parts):
-            self.refuse(name, f"is {' '.join(words)!r}; expected numbers from 1 on")
+        if not parts or not all(re.fullmatch(r"\d{1,9}", part) and 1 <= int(part) <= MAX_SIZE for part in parts):
+            self.refuse(name, f"is {' '.join(words)!r}; expected numbers from 1 to {MAX_SIZE}")
             return None
         return sorted({int(part) for part in parts})
 
@@ -274,6 +289,7 @@ def read_arguments(server: Server, given: str, source: str) -> Given:
             raise ConfigError.of(source, "", message)
     end = next((place for place in range(start, len(words)) if _ends_command(words[place])), len(words))
     found = Given(source)
+    found.release = next((one[1] for word in words[:start] if (one := server.release.search(word))), None)
     _Reader(server, words[start:end], found).read()
     found.check()
     return found
@@ -323,6 +339,8 @@ class _Reader:
         values = [inline] if equals else self._values(many=kind == LIST)
         if not values:
             self.found.refuse(name, "needs a value")
+        elif dot and self.server.known[name].reason == "" and not name.endswith("-config"):
+            self.found.refuse(name, f"has no keys, got {head}.{key}")
         elif dot:
             self._assign(name, key, values[0])
         else:

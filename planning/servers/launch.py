@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...sim.cost.published.evidence import about_releases
+from ...sim.cost.server import nearest_profile
 from . import sglang, trtllm, vllm
 from .command import Given, Server, read_arguments
 
@@ -55,11 +56,19 @@ def read_launch(server: str, command: str, source: str, gpu: str) -> Launch:
     given.check()
     settings, (without_effect, reasons) = given.settings, _others(known, given)
     profile = settings["hardware.server"]
-    if releases := about_releases(profile):
-        given.assumed.append(f"the command names no release: the timing is that of {profile}, and {releases}")
+    given.assumed.append(_about_release(profile, given.release))
     whole = {key: value for key, value in settings.items() if not key.startswith(SPECULATION)}
     spoken = {key.removeprefix(SPECULATION): value for key, value in settings.items() if key.startswith(SPECULATION)}
     return Launch({**whole, "speculation": spoken}, without_effect, {**reasons, **given.not_modelled}, given.assumed)
+
+
+def _about_release(profile: str, release: str | None) -> str:
+    """Say whose timing is taken for a release, None if the command names none, and which profile is nearer to it."""
+    named = "no release" if release is None else f"release {release}"
+    told = f", and {releases}" if (releases := about_releases(profile)) else ""
+    text = f"the command names {named}: the timing is that of {profile}{told}"
+    nearest = profile if release is None else nearest_profile(f"{profile.partition('-')[0]}-{release}")
+    return text if nearest in (profile, None) else f"{text}; {nearest} is nearer: set hardware.server"
 
 
 def _others(server: Server, given: Given) -> tuple[list[str], dict[str, str]]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from ...sim.cost.hardware import lookup_gpu
 from ...sim.cost.server import server_profile
-from .command import FLAG, LIST, VALUE, Given, Server, known_arguments
+from .command import FLAG, LIST, MAX_SIZE, VALUE, Given, Server, known_arguments
 
 PROFILE = "sglang-0.5"
 MAPPED = {
@@ -44,11 +45,13 @@ OTHER_NAMES = {
     "cuda-graph-bs": "cuda-graph-bs-decode",
 }
 ALGORITHMS = {"EAGLE": "EAGLE", "NEXTN": "EAGLE", "EAGLE3": "EAGLE3", "STANDALONE": "STANDALONE", "NGRAM": "NGRAM"}
+RELEASE = re.compile(r"(?:\bsglang:v?|\bsglang(?:\[[^]]*\])?==)(\d+(?:\.\d+)+)")
 VICTIMS = {"length": "fewest_outputs", "priority": "lowest_then_fewest"}  # --retraction-policy -> engine.retract_first
 WEIGHTS = {
     "fp8": "fp8", "w8a8_fp8": "fp8", "modelopt_fp8": "fp8", "w8a8_int8": "int8", "awq": "int4", "awq_marlin": "int4", "gptq": "int4",
     "gptq_marlin": "int4", "modelopt_fp4": "nvfp4", "mxfp4": "mxfp4",
 }  # fmt: skip
+EVICTION = ("lru", "lfu")  # of --radix-eviction-policy; slru, priority and tlru are not simulated
 KV = {"fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bf16": "bf16", "bfloat16": "bf16"}
 
 
@@ -59,7 +62,9 @@ def _entry(words: list[str]) -> int | None:
     return None
 
 
-SERVER = Server("SGLang", _entry, known_arguments("sglang.toml", MAPPED), OTHER_NAMES, abbreviates=True)
+SERVER = Server(
+    "SGLang", _entry, known_arguments("sglang.toml", MAPPED), OTHER_NAMES, abbreviates=True, release=RELEASE
+)
 
 
 def read(given: Given, gpu: str) -> None:
@@ -72,7 +77,7 @@ def read(given: Given, gpu: str) -> None:
     given.copy_integers({"context-length": "model.context_len"})
     _engine(given, gpu)
     _speculation(given, model)
-    if given.text("disaggregation-mode") in ("prefill", "decode"):
+    if given.choice("disaggregation-mode", ("null", "prefill", "decode")) in ("prefill", "decode"):
         given.disaggregate()
 
 
@@ -118,8 +123,11 @@ def _engine(given: Given, gpu: str) -> None:
     given.settings["engine.mixed"] = bool(given.flag("enable-mixed-chunk"))
     given.settings["engine.mode"] = "synchronous" if given.flag("disable-overlap-schedule") else "overlap"
     given.settings["engine.prefix_cache"] = not given.flag("disable-radix-cache")
-    if (policy := given.text("radix-eviction-policy")) is not None:
+    policy = given.choice("radix-eviction-policy", (*EVICTION, "slru", "priority", "tlru"))
+    if policy in EVICTION:
         given.settings["engine.eviction_policy"] = policy
+    elif policy is not None:
+        given.not_modelled["--radix-eviction-policy"] = f"{policy}: the cache evicts by lru"
     _policies(given, usual["guarantee_output"])
     if given.flag("enable-priority-scheduling"):
         given.settings["engine.preempt"] = not given.flag("disable-priority-preemption")
@@ -129,7 +137,7 @@ def _engine(given: Given, gpu: str) -> None:
         given.settings["hardware.cuda_graphs"] = False
     elif (sizes := given.integers("cuda-graph-bs-decode")) is not None:
         given.settings["hardware.graph_sizes"] = sizes
-    elif (largest := given.integer("cuda-graph-max-bs-decode")) is not None:
+    elif (largest := given.integer("cuda-graph-max-bs-decode", most=MAX_SIZE)) is not None:
         given.settings["hardware.graph_sizes"] = sizes_up_to(largest)
 
 
@@ -140,11 +148,8 @@ def _policies(given: Given, usual_share: float) -> None:
         given.not_modelled["--schedule-conservativeness"] = "0: a newcomer always leaves room for a round of all others"
     elif conservativeness is not None:
         given.settings["engine.guarantee_output"] = min(usual_share * conservativeness, 1.0)
-    if (policy := given.text("retraction-policy")) is not None:
-        if policy in VICTIMS:
-            given.settings["engine.retract_first"] = VICTIMS[policy]
-        else:
-            given.refuse("retraction-policy", f"is {policy!r}; expected {' or '.join(VICTIMS)}")
+    if (policy := given.choice("retraction-policy", tuple(VICTIMS))) is not None:
+        given.settings["engine.retract_first"] = VICTIMS[policy]
 
 
 def sizes_up_to(largest: int) -> list[int]:
@@ -188,6 +193,8 @@ def _speculation(given: Given, model: str) -> None:
     given.settings |= {"speculation.policy": "fixed", "speculation.steps": steps, "speculation.topk": topk or 1}
     if (topk or 1) > 1 and nodes is not None:
         given.settings["speculation.num_draft_tokens"] = nodes
+    elif nodes not in (None, steps + 1):
+        given.assumed.append(f"speculative-num-draft-tokens is {steps + 1}: a chain of {steps} drafts has no others")
 
 
 def _usual_shape(algorithm: str, model: str) -> Sequence[int]:

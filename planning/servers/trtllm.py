@@ -3,6 +3,7 @@ Names and defaults are those of TensorRT-LLM 1.3."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
@@ -11,7 +12,7 @@ from ...core.errors import ConfigError, Problem, nearest
 from ...core.parsing import parse_json
 from ...observe.input_files import read_text
 from ...sim.cost.server import server_profile
-from .command import FLAG, NEAR, VALUE, Given, Server, known_arguments
+from .command import FLAG, MAX_SIZE, NEAR, VALUE, Given, Server, known_arguments
 from .sglang import sizes_up_to
 
 PROFILE = "trtllm-1.x"
@@ -32,6 +33,7 @@ OTHER_NAMES = {
     "kv-cache-free-gpu-memory-fraction": "free-gpu-memory-fraction", "extra-llm-api-options": "config",
 }  # fmt: skip
 BLOCK, LARGEST_GRAPH, FREE_FRACTION = 32, 128, 0.9
+RELEASE = re.compile(r"(?:\btensorrt-llm/release:v?|\btensorrt[-_]llm==)(\d+(?:\.\d+)+)")
 GUARANTEED = "GUARANTEED_NO_EVICT"  # capacity_scheduler_policy, by default
 USUAL = server_profile(PROFILE).defaults[0]
 METHODS = {
@@ -52,7 +54,9 @@ def _entry(words: list[str]) -> int | None:
     return None
 
 
-SERVER = Server("TensorRT-LLM", _entry, known_arguments("trtllm.toml", MAPPED), OTHER_NAMES, abbreviates=False)
+SERVER = Server(
+    "TensorRT-LLM", _entry, known_arguments("trtllm.toml", MAPPED), OTHER_NAMES, abbreviates=False, release=RELEASE
+)
 
 
 def read(given: Given, gpu: str) -> None:
@@ -72,8 +76,11 @@ def read(given: Given, gpu: str) -> None:
     _kv(given)
     _graphs(given)
     _speculation(given)
-    if (given.text("server-role") or "").lower() in ("context", "generation"):
+    role = given.text("server-role")
+    if (role or "").lower() in ("context", "generation"):
         given.disaggregate()
+    elif role is not None:
+        given.not_modelled["--server-role"] = f"{role}: of roles there are context and generation"
 
 
 def _take_options(given: Given, path: str) -> None:
@@ -86,6 +93,12 @@ def _take_options(given: Given, path: str) -> None:
             given.problems.append(Problem(f"{path}: {key}", f"is no key of {SERVER.name}{hint}"))
         elif SERVER.known[name].kind == FLAG and not isinstance(value, bool):
             given.problems.append(Problem(f"{path}: {key}", f"is {value!r}; expected true or false"))
+        elif SERVER.known[name].reason == "" and (
+            isinstance(value, bool) is not (SERVER.known[name].kind == FLAG)
+            or (isinstance(value, dict) and not name.endswith("-config"))
+        ):
+            form = "keys with values" if name.endswith("-config") else "a number or a word"
+            given.problems.append(Problem(f"{path}: {key}", f"is {value!r}; expected {form}"))
         elif isinstance(value, bool | dict) or name == "cuda-graph-config":
             given.values[name] = value
         elif value is not None:
@@ -140,12 +153,15 @@ def _engine(given: Given) -> None:
     }
     _batch_wait(given)
     table = given.table("scheduler-config")
-    policy = str(table.get("capacity_scheduler_policy") or GUARANTEED)
-    given.settings["engine.guarantee_output"] = float(policy.upper() == GUARANTEED)
-    if policy.upper() not in (GUARANTEED, "MAX_UTILIZATION"):
+    policy = str(table.get("capacity_scheduler_policy") or GUARANTEED).upper()
+    given.settings["engine.guarantee_output"] = float(policy == GUARANTEED)
+    if policy == "STATIC_BATCH":
         given.not_modelled["scheduler_config.capacity_scheduler_policy"] = (
             f"{policy} is not simulated; requests enter as by MAX_UTILIZATION"
         )
+    elif policy not in (GUARANTEED, "MAX_UTILIZATION"):
+        message = f"is {policy!r}; expected {GUARANTEED}, MAX_UTILIZATION or STATIC_BATCH"
+        given.problems.append(Problem("scheduler_config.capacity_scheduler_policy", message))
     for key in sorted(set(map(str, table)) - {"capacity_scheduler_policy"}):
         given.not_modelled[f"scheduler_config.{key}"] = (
             "requests enter in the order in which they come, as soon as they fit"
@@ -172,12 +188,15 @@ def _batch_wait(given: Given) -> None:
 def _kv(given: Given) -> None:
     table = given.table("kv-cache-config")
     of_table = Given(given.source, {key: str(value) for key, value in table.items() if value is not None})
+    reuse = table.get("enable_block_reuse")
     fraction = of_table.share("free_gpu_memory_fraction") or given.share("free-gpu-memory-fraction") or FREE_FRACTION
     given.settings |= {
         "hardware.free_fraction": fraction,
         "engine.page_size": of_table.integer("tokens_per_block") or BLOCK,
-        "engine.prefix_cache": table.get("enable_block_reuse", True) is not False,
+        "engine.prefix_cache": reuse is not False,
     }
+    if reuse not in (None, True, False):
+        of_table.refuse("enable_block_reuse", f"is {reuse!r}; expected true or false")
     if (slots := of_table.integer("max_tokens")) is not None:
         given.settings["engine.kv_slots"] = slots
     given.problems += [Problem(f"kv_cache_config.{one.key[2:]}", one.message) for one in of_table.problems]
@@ -197,9 +216,12 @@ def _graphs(given: Given) -> None:
     table = given.table("cuda-graph-config")
     sizes, largest = table.get("batch_sizes"), table.get("max_batch_size") or LARGEST_GRAPH
     if sizes is not None and not (isinstance(sizes, list) and sizes and all(map(_is_size, sizes))):
-        given.problems.append(Problem("cuda_graph_config.batch_sizes", f"is {sizes!r}; expected numbers from 1 on"))
+        given.problems.append(
+            Problem("cuda_graph_config.batch_sizes", f"is {sizes!r}; expected numbers from 1 to {MAX_SIZE}")
+        )
     elif not _is_size(largest):
-        given.problems.append(Problem("cuda_graph_config.max_batch_size", f"is {largest!r}; expected a number from 1"))
+        message = f"is {largest!r}; expected a number from 1 to {MAX_SIZE}"
+        given.problems.append(Problem("cuda_graph_config.max_batch_size", message))
     else:
         given.settings["hardware.graph_sizes"] = sorted(set(sizes)) if sizes else sizes_up_to(largest)
     if not table.get("enable_padding"):
@@ -249,4 +271,4 @@ def _speculation(given: Given) -> None:
 
 
 def _is_size(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 1 << 20
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SIZE

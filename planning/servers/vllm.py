@@ -7,17 +7,21 @@ import re
 from typing import Any
 
 from ...core.adaptive.interchange import VLLM_SCHEDULE, import_table, to_json
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, Problem
 from ...core.parsing import parse_json
 from ...sim.cost.hardware import lookup_gpu
 from ...sim.cost.server import server_profile
-from .command import FLAG, LIST, VALUE, Given, Server, known_arguments
+from .command import FLAG, LIST, MAX_SIZE, VALUE, Given, Server, known_arguments
 from .sglang import sizes_up_to
 
 PROFILE = "vllm-0.18"
 MAPPED = {
     **dict.fromkeys(
-        ("enforce-eager", "enable-expert-parallel", "enable-prefix-caching", "enable-chunked-prefill", "async-scheduling"), FLAG
+        (
+            "enforce-eager", "enable-expert-parallel", "enable-prefix-caching", "enable-chunked-prefill", "async-scheduling",
+            "scheduler-reserve-full-isl",
+        ),
+        FLAG,
     ),
     **dict.fromkeys(
         (
@@ -25,7 +29,7 @@ MAPPED = {
             "decode-context-parallel-size", "prefill-context-parallel-size", "nnodes", "block-size", "gpu-memory-utilization",
             "kv-cache-dtype", "num-gpu-blocks-override", "max-num-batched-tokens", "max-num-seqs", "max-num-queued-reqs",
             "scheduling-policy", "max-cudagraph-capture-size", "speculative-config", "spec-method", "spec-model", "spec-tokens",
-            "kv-transfer-config", "compilation-config", "optimization-level", "stream-interval",
+            "kv-transfer-config", "compilation-config", "optimization-level", "stream-interval", "watermark",
         ),
         VALUE,
     ),
@@ -51,7 +55,10 @@ WEIGHTS = {
 }  # fmt: skip
 KV = {"fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16", "float16": "fp16"}
 BLOCK_SIZE = 16
+CAPTURE_SIZES, LARGEST_CAPTURE = "cudagraph_capture_sizes", "max_cudagraph_capture_size"
 UTILIZATION = 0.92
+GRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
+RELEASE = re.compile(r"(?:\bvllm-openai:v?|\bvllm(?:\[[^]]*\])?==)(\d+(?:\.\d+)+)")
 PARALLEL_BESIDE = ("decode-context-parallel-size", "prefill-context-parallel-size")
 OF_SPECULATION = {
     *("method", "model", "num_speculative_tokens", VLLM_SCHEDULE),
@@ -65,10 +72,11 @@ def _entry(words: list[str]) -> int | None:
             word == "serve" and words[place - 1].endswith("vllm")
         ):
             return place + 1
-    return None
+    images = (place for place, word in enumerate(words) if re.search(r"\bvllm-openai(:|$)", word))
+    return next((place + 1 for place in images), None)  # an image that starts the server by itself
 
 
-SERVER = Server("vLLM", _entry, known_arguments("vllm.toml", MAPPED), OTHER_NAMES, abbreviates=False)
+SERVER = Server("vLLM", _entry, known_arguments("vllm.toml", MAPPED), OTHER_NAMES, abbreviates=False, release=RELEASE)
 
 
 def read(given: Given, gpu: str) -> None:
@@ -125,13 +133,18 @@ def _engine(given: Given, gpu: str) -> None:
         "engine.chunk_size": tokens,
         "engine.max_step_tokens": tokens,
         "engine.page_size": block,
-        "engine.mode": "synchronous" if given.flag("async-scheduling") is False else "overlap",
         "engine.prefix_cache": given.flag("enable-prefix-caching") is not False,
         "hardware.reserved_fraction": round(1 - utilization, 6),
     }
+    if (overlaps := given.flag("async-scheduling")) is not None:
+        given.settings["engine.mode"] = "overlap" if overlaps else "synchronous"
     if (blocks := given.integer("num-gpu-blocks-override")) is not None:
         given.settings["engine.kv_slots"] = blocks * block
-    if given.text("scheduling-policy") == "priority":
+    if (watermark := given.number("watermark", most=1.0)) is not None:
+        given.settings["engine.watermark"] = watermark
+    if given.flag("scheduler-reserve-full-isl") is False:
+        given.settings["engine.admit_with"] = "chunk"
+    if given.choice("scheduling-policy", ("fcfs", "priority")) == "priority":
         given.settings["engine.preempt"] = True
     if given.flag("enable-chunked-prefill") is False:
         given.not_modelled["--no-enable-chunked-prefill"] = "prompts are cut at max-num-batched-tokens"
@@ -139,11 +152,18 @@ def _engine(given: Given, gpu: str) -> None:
 
 def _graphs(given: Given) -> None:
     compilation = dict(given.table("compilation-config"))
-    sizes, largest = given.integers("cudagraph-capture-sizes"), given.integer("max-cudagraph-capture-size")
-    sizes = sizes or compilation.pop("cudagraph_capture_sizes", None)
-    largest = largest or compilation.pop("max_cudagraph_capture_size", None)
-    mode = str(compilation.pop("cudagraph_mode", "")).upper()
-    level = given.text("optimization-level")
+    known = {name: compilation.pop(name, None) for name in (CAPTURE_SIZES, LARGEST_CAPTURE, "cudagraph_mode")}
+    listed = known.pop(CAPTURE_SIZES)
+    of_table = Given(given.source, {name: str(value) for name, value in known.items() if value is not None})
+    if listed is not None:
+        of_table.values[CAPTURE_SIZES] = [str(size) for size in listed] if isinstance(listed, list) else [str(listed)]
+    sizes = given.integers("cudagraph-capture-sizes") or of_table.integers(CAPTURE_SIZES)
+    largest = given.integer("max-cudagraph-capture-size", most=MAX_SIZE) or of_table.integer(
+        LARGEST_CAPTURE, most=MAX_SIZE
+    )
+    mode = of_table.choice("cudagraph_mode", GRAPH_MODES)
+    level = given.choice("optimization-level", ("0", "1", "2", "3"))
+    given.problems += [Problem(f"--compilation-config {one.key[2:]}", one.message) for one in of_table.problems]
     if given.flag("enforce-eager") or mode == "NONE" or level == "0":
         given.settings["hardware.cuda_graphs"] = False
     else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ...core.errors import ConfigError, ForedraftError, Problem, nearest
@@ -215,7 +215,9 @@ def _check_results(values: dict[str, Any], problem: Any) -> None:
         problem("mean_tpot_ms", "is missing, and there is no output_tokens_per_s either: nothing to fit")
     if tpot is None and closed is None:
         problem("mean_tpot_ms", "is missing: the throughput of an open loop tells its rate and not the server")
-    if tpot is not None and rate is not None and closed is not None:
+    if tpot is not None and values["output_tokens"] < 2:
+        problem("output_tokens", "is 1: there is no output token after the first, so no mean_tpot_ms")
+    elif tpot is not None and rate is not None and closed is not None:
         most = closed * 1e3 / tpot * values["output_tokens"] / max(values["output_tokens"] - 1, 1)
         if rate > 1.1 * most:
             message = (
@@ -225,7 +227,7 @@ def _check_results(values: dict[str, Any], problem: Any) -> None:
 
 
 def check_together(points: Sequence[Point]) -> None:
-    """Raise ConfigError if two points contradict each other, or are of different models or GPUs."""
+    """Raise ConfigError if two points contradict each other, are one run twice, or are of different models or GPUs."""
     for name, look_up in (("model", lookup_model), ("gpu", lookup_gpu)):
         seen: dict[str, str] = {}
         for point in points:
@@ -236,6 +238,12 @@ def check_together(points: Sequence[Point]) -> None:
             (known, by), (other, another), *_ = seen.items()
             message = f"{other}, but {by} measured {known}: a profile holds for one"
             raise ConfigError.of(another, name, message)
+    runs: dict[Point, Point] = {}
+    for point in points:
+        first = runs.setdefault(replace(point, source="", file=""), point)
+        if first is not point:
+            message = f"is {first.source} once more, number by number: leave one of them out, or measure again"
+            raise ConfigError.of(point.source, "", message)
     by_setting: dict[tuple[Any, ...], Point] = {}
     for point in points:
         first = by_setting.setdefault(point.setting, point)

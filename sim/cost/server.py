@@ -286,15 +286,19 @@ def server_profile(name: str) -> ServerProfile:
     if key == FORMER_NAME:
         raise UnknownServer(renamed(key))
     if key not in PROFILES:
-        server, _, version = key.partition("-")
-        others = [known for known in PROFILES if known.startswith(f"{server}-")]
         hint = nearest_name(key, PROFILES)
-        if not hint and others and version:
-            near = min(others, key=lambda known: abs(_number(known) - _number(key)))
+        if not hint and (near := nearest_profile(key)) is not None:
             told = f" ({releases})" if (releases := about_releases(near)) else ""
             hint = f": no profile stands for this release; the nearest is {near}{told}, and `foredraft calibrate --from` fits your own"
         raise UnknownServer(f"unknown server {name!r}{hint}; known: {', '.join(PROFILES)}")
     return PROFILES[key]
+
+
+def nearest_profile(release: str) -> str | None:
+    """Return the profile whose version is nearest to a release, such as vllm-0.10.1; None without one of its server."""
+    server, _, version = release.partition("-")
+    others = [known for known in PROFILES if version and known.startswith(f"{server}-")]
+    return min(others, key=lambda known: abs(_number(known) - _number(release)), default=None)
 
 
 def _number(server: str) -> int:

@@ -212,6 +212,23 @@ def test_the_batch_limit_is_written_for_sglang(steps: int, groups: int):
         ("sglang", "--tp 3 --dp 2 --enable-dp-attention", ["2 groups of data-parallel attention do not divide"]),
         ("sglang", "--model-path $MODEL", ["$MODEL: has a variable"]),
         ("sglang", "--disable-radix-cache=7", ["takes no value"]),
+        ("sglang", "--cuda-graph-max-bs 999999999", ["expected an integer from 1 to 1048576"]),
+        ("sglang", "--cuda-graph-bs 8 999999999", ["is '8 999999999'; expected numbers from 1 to 1048576"]),
+        ("sglang", "--disaggregation-mode both", ["is 'both'; expected null, prefill or decode"]),
+        ("sglang", "--radix-eviction-policy release", ["is 'release'; expected lru, lfu, slru, priority or tlru"]),
+        ("sglang", "--tp-size.most 2", ["--tp-size: has no keys, got tp-size.most"]),
+        ("vllm", "vllm serve x --scheduling-policy fair", ["is 'fair'; expected fcfs or priority"]),
+        ("vllm", "vllm serve x --watermark 1.5", ["is '1.5'; expected a number from 0 to 1"]),
+        ("vllm", "vllm serve x -O9", ["is '9'; expected 0, 1, 2 or 3"]),
+        (
+            "vllm",
+            "vllm serve x -cc.cudagraph_mode HALF -cc.max_cudagraph_capture_size 512.5 -cc.cudagraph_capture_sizes [0]",
+            [
+                "--compilation-config cudagraph_mode: is 'HALF'",
+                "--compilation-config max_cudagraph_capture_size: is '512.5'",
+                "--compilation-config cudagraph_capture_sizes: is '0'",
+            ],
+        ),
         ("sglang", "'unclosed", ["No closing quotation"]),
         ("sglang", " ", ["is empty"]),
         ("vllm", "vllm serve x --speculative-config '{\"method\": 3'", ["is no JSON"]),
@@ -230,6 +247,60 @@ def test_the_batch_limit_is_written_for_sglang(steps: int, groups: int):
 def test_what_cannot_be_read_is_said_all_at_once(server: str, command: str, messages: list[str]):
     text = problems_of(server, command)
     assert all(message in text for message in messages), text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("tensor_parallel_size: true", "tensor_parallel_size: is True; expected a number or a word"),
+        ("max_batch_size: {most: 3}", "max_batch_size: is {'most': 3}; expected a number or a word"),
+        ("kv_cache_config: true", "kv_cache_config: is True; expected keys with values"),
+        ("kv_cache_config: {enable_block_reuse: 'no'}", "kv_cache_config.enable_block_reuse: is 'no'"),
+        ("cuda_graph_config: {max_batch_size: 999999999}", "expected a number from 1 to 1048576"),
+        ("scheduler_config: {capacity_scheduler_policy: FAIR}", "is 'FAIR'; expected GUARANTEED_NO_EVICT"),
+    ],
+)
+def test_impossible_values_of_a_yaml_file_are_refused(tmp_path: Path, options: str, message: str):
+    path = tmp_path / "options.yaml"
+    path.write_text(options)
+    assert message in problems_of("trtllm", f"trtllm-serve llama-3.1-8b --config {path}")
+
+
+@pytest.mark.parametrize(
+    ("server", "command", "expected"),
+    [
+        (
+            "sglang",
+            "docker run lmsysorg/sglang:v0.4.1-cu124 python3 -m sglang.launch_server --model x",
+            "the command names release 0.4.1: the timing is that of sglang-0.5, and its published points are of",
+        ),
+        ("vllm", "docker run vllm/vllm-openai:v0.33.0 --model x", "the command names release 0.33.0: the timing is"),
+        (
+            "vllm",
+            "pip install vllm==0.9.1 && vllm serve x",
+            "; vllm-0.9 is nearer: set hardware.server",
+        ),
+        (
+            "trtllm",
+            "docker run nvcr.io/nvidia/tensorrt-llm/release:1.2.0 trtllm-serve x",
+            "the command names release 1.2.0: the timing is that of trtllm-1.x",
+        ),
+        ("vllm", "vllm serve x", "the command names no release: the timing is that of vllm-0.18"),
+    ],
+)
+def test_a_release_that_the_command_names_is_said_beside_the_profile(server: str, command: str, expected: str):
+    launch = read_launch(server, command, "--from", "H100")
+    assert launch.settings["model.target"] == "x"
+    lines = [line for line in launch.notes() if "the timing is that of" in line]
+    assert len(lines) == 1 and expected in lines[0], lines
+
+
+def test_vllm_admits_as_its_arguments_say():
+    config = assemble(scenario_of("vllm", "vllm serve llama-3.1-8b")).spec.config
+    assert (config.watermark, config.admit_with, config.mode) == (0.0, "context", "overlap")
+    words = "--watermark 0.05 --no-scheduler-reserve-full-isl --no-async-scheduling"
+    config = assemble(scenario_of("vllm", f"vllm serve llama-3.1-8b {words}")).spec.config
+    assert (config.watermark, config.admit_with, config.mode) == (0.05, "chunk", "synchronous")
 
 
 def test_the_rules_of_the_scheduler_are_read_and_written():

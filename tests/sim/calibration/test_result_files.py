@@ -161,6 +161,8 @@ BAD = {
     "csv without accept length": (table([SPEC | {"accept_length": ""}]), "accept_length: is missing for a run of EAGLE3"),
     "csv without steps": (table([SPEC | {"steps": ""}]), "steps: is missing for a run of EAGLE3"),
     "csv quotes": ('concurrency,input_tokens,output_tokens\n1,"2,3\n', "is no CSV"),
+    "csv no TPOT": (table([PLAIN | {"output_tokens": 1}]), "line 2: output_tokens: is 1: there is no output token after"),
+    "copied run": (table([PLAIN, SPEC, PLAIN]), "line 4: is .*line 2 once more, number by number"),
     "repeated run": (
         table([PLAIN, PLAIN | {"mean_tpot_ms": 5.7}, PLAIN | {"mean_tpot_ms": 5.5 / 1.5}]),
         r"line 4: mean_tpot_ms: 3.66.* contradicts 5.5 of .*line 2",
