@@ -121,4 +121,5 @@ class TracePart:
 
 def _spans(times_s: np.ndarray, count: int) -> np.ndarray:
     """Return how long each stretch of `count` requests lasts, float64 by its first request."""
-    return times_s[count - 1 :] - times_s[: len(times_s) - count + 1]
+    spans: np.ndarray = times_s[count - 1 :] - times_s[: len(times_s) - count + 1]
+    return spans
