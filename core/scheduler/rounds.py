@@ -292,9 +292,10 @@ class DecodeRounds:
     def check(self, steps: list[DecodeStep]) -> None:
         """Raise InvariantViolation RELAY-06 unless every row has the slots that decode steps in flight may write."""
         rows = self.rows
-        unseen = sum(step.max_rounds for step in steps)
-        covered = np.isin(rows, np.concatenate([step.rows for step in steps])) if steps else False
-        needed = self.kv_len[rows] + np.where(covered, unseen * self.sizes.alloc_len, 0)
+        unseen = sum(
+            (step.max_rounds * np.isin(rows, step.rows) for step in steps), np.zeros(len(rows), dtype=np.int64)
+        )
+        needed = self.kv_len[rows] + unseen * self.sizes.alloc_len
         short = self.store.allocated[rows] < np.minimum(needed, self.sizes.row_width)
         if short.any():
             message = f"row {rows[short.argmax()]} has fewer slots than launched rounds may write"

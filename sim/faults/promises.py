@@ -28,6 +28,7 @@ from ...core.contract.events import (
 from ...core.contract.request import FinishedRequest, FinishReason
 from ...core.contract.step import FailureCause, Step
 from ...core.errors import InvariantViolation, count_of
+from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.engine import Engine
 
 PROMISES = {
@@ -135,10 +136,12 @@ class Promises:
 class Witness:
     """Keeps the records of one replica; `take` is an event sink of its engine."""
 
-    def __init__(self, promises: Promises, max_queue: int | None, max_rows: int) -> None:
+    def __init__(self, promises: Promises, config: EngineConfig) -> None:
         self.promises = promises
+        self._delivers_late = config.late_tokens == "delivered"  # to requests that were retracted
+        self._late: set[str] = set()  # retracted, and a step in flight may still compute tokens for them; only asked
         self.expected_output: dict[str, int] = {}  # id -> tokens until its own stop
-        self._queue_limit = None if max_queue is None else max_queue + max_rows
+        self._queue_limit = None if config.max_queue is None else config.max_queue + config.max_running
         self._limit: dict[str, int] = {}  # id -> its cap, as its join says
         self._live: dict[str, int] = {}  # id -> arrival
         self._taken: set[str] = set()  # ids ever let in; only asked
@@ -146,7 +149,7 @@ class Witness:
         self._row_of: dict[str, int] = {}
         self._delivered: dict[str, int] = {}  # of those without a row
         self._knows_last: set[str] = set()  # the last token that was delivered ends their prefill; only asked
-        self._by_row = np.zeros(max_rows + 1, dtype=np.int64)
+        self._by_row = np.zeros(config.num_rows + 1, dtype=np.int64)
         self._awaited: dict[str, int] = {}  # reserved for, and not here yet: the tokens that they come with
         self.just_joined: set[str] = set()  # their acknowledgement comes next; only asked
         self._in_flight: dict[int, Step] = {}
@@ -249,6 +252,7 @@ class Witness:
             if self._leaving:
                 self._check_leaving(event, rows, event.kept)
             self._by_row[rows] += np.add.reduce(event.kept, axis=0)
+        self._settle_late()
 
     def _check_failures(self, event: Committed) -> None:
         """Check that requests fail only if the result says that their rows have failed."""
@@ -273,6 +277,7 @@ class Witness:
                 )
 
     def _lost(self, event: StepsLost) -> None:
+        self._settle_late()
         promises, failure = self.promises, event.failure
         failed = self._in_flight.get(failure.step_id)
         in_step = self._requests_of(failed) if failed is not None else []
@@ -311,13 +316,27 @@ class Witness:
     def _requests_of(self, step: Step) -> list[str]:
         parts = [part for part in (step.prefill, step.decode) if part is not None]
         rows = {row for part in parts for row in part.rows.tolist()}
-        return [name for name, row in self._row_of.items() if row in rows and name in self._live]
+        return [
+            name for name, row in self._row_of.items() if row in rows and name in self._live and name not in self._late
+        ]
 
     def _leave(self, names: tuple[str, ...]) -> None:
         for name in names:
-            if name in self._row_of:  # else it has joined, and no step has it yet
-                self._delivered[name] = int(self._by_row[self._row_of.pop(name)])
+            if self._delivers_late and self._in_flight and name in self._row_of:
+                self._late.add(name)
+            else:
+                self._close_row(name)
         self._num_waiting += len(names)
+
+    def _close_row(self, name: str) -> None:
+        if name in self._row_of:  # else it has joined, and no step has it yet
+            self._delivered[name] = int(self._by_row[self._row_of.pop(name)])
+
+    def _settle_late(self) -> None:
+        """Close the rows of retracted requests: no step in flight computes tokens for them any more."""
+        for name in sorted(self._late):
+            self._close_row(name)
+        self._late.clear()
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 

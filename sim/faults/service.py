@@ -76,7 +76,7 @@ class FaultyService:
 
     def make_injector(self) -> FaultInjector:
         """Make the injector of the next replica."""
-        witness = Witness(self.promises, self._config.max_queue, self._config.max_running)
+        witness = Witness(self.promises, self._config)
         self.injectors.append(FaultInjector(len(self.injectors), self.ledger, self.promises, witness))
         return self.injectors[-1]
 

@@ -12,11 +12,13 @@ import json
 import math
 import os
 import statistics
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, NamedTuple
 from zipfile import BadZipFile
 
@@ -175,6 +177,13 @@ class KernelTables:
 
 
 _ARRAYS = ("layers", "comm", "lm_head", "decode", "verify", "prefill", "experts")
+_SHAPES = {
+    **dict.fromkeys(("layers", "comm", "lm_head", "experts"), (len(TOKENS),)),
+    "decode": (len(ROWS), len(CONTEXTS)),
+    "verify": (len(ROWS), len(QUERIES), len(CONTEXTS)),
+    "prefill": (len(CHUNKS), len(PASTS)),
+}
+_OPTIONAL = ("verify", "experts")  # empty where the roofline prices this, or there is nothing to price
 _ABOUT = ("source", "provenance", "measured_share", "place", "has_states", "disagreement")
 
 
@@ -202,11 +211,13 @@ def measured_tables(
             source = f"{database.PACKAGE} {version}: {shape.name} on {system}, {server}, {parallel}"
             has_head_norms = any(getattr(mixer, "qk_norm", False) for mixer, _ in shape.mixers)
             has_verify = all(isinstance(mixer, Attention) for mixer, _ in shape.mixers)
-            tables = replace(
+            found = replace(
                 _query(operations, source, has_verify, has_head_norms),
                 place=f"{gpu} under {server}",
                 disagreement=_disagreement(operations, others),
             )
+            hole = _table_with_hole(found)
+            tables = found if hole is None else f"the database has no usable time at some points of {hole!r}"
         except NotMeasured as error:
             tables = str(error)
         _store(path, identity, tables)
@@ -215,6 +226,18 @@ def measured_tables(
             raise refusal(shape, gpu, server, parallel, tables)
         raise NotMeasured(f"{shape.name} on {gpu} under {server}, {parallel}: no measured kernels ({tables})")
     return tables
+
+
+def _table_with_hole(tables: KernelTables) -> str | None:
+    """Return the name of a table that lacks a time, or has a number that is none; None if every table is whole."""
+    for name, shape in _SHAPES.items():
+        table = getattr(tables, name)
+        if table.size == 0 and name in _OPTIONAL:
+            continue
+        is_whole = table.shape == shape and np.issubdtype(table.dtype, np.floating)
+        if not is_whole or not np.isfinite(table).all() or (table < 0).any():
+            return name
+    return None
 
 
 def _other_handles(shape: ModelShape, system: str, server: str, parallel: Parallelism) -> list[Any]:
@@ -321,8 +344,15 @@ def _load(path: Path, identity: str) -> KernelTables | str | None:
     or of another identity."""
     try:
         return _read(path, identity, path.stat().st_mtime_ns)
-    except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile):
+    except _OF_DAMAGED_FILES:
         return None
+
+
+_OF_DAMAGED_FILES = (
+    *(OSError, ValueError, KeyError, TypeError, EOFError, SyntaxError, RuntimeError),
+    *(BadZipFile, TokenError, zlib.error),
+)
+"""What zipfile and NumPy raise for files in which any byte may be wrong."""
 
 
 @lru_cache(maxsize=64)
@@ -334,7 +364,8 @@ def _read(path: Path, identity: str, _written_ns: int) -> KernelTables | str | N
             return None
         if about.get("refused"):
             return str(about["refused"])
-        return KernelTables(**{name: about[name] for name in _ABOUT}, **{name: file[name] for name in _ARRAYS})
+        tables = KernelTables(**{name: about[name] for name in _ABOUT}, **{name: file[name] for name in _ARRAYS})
+    return tables if _table_with_hole(tables) is None else None
 
 
 def _store(path: Path, identity: str, tables: KernelTables | str) -> None:

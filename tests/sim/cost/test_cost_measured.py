@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -245,6 +248,56 @@ def test_tables_are_kept_and_a_damaged_file_is_made_again(tmp_path, monkeypatch)
         file.write_bytes(file.read_bytes()[:100])
     measured_tables(SHAPE, "H200", "sglang", 1)
     assert len(asked) == 9
+    for count, damage in enumerate((wrong_version_of_zip, wrong_header_of_array, with_hole, with_missing_row), 4):
+        damage(max((tmp_path / "kernels").iterdir(), key=lambda file: file.stat().st_size))
+        again = measured_tables(SHAPE, "H200", "sglang", 1)
+        assert len(asked) == 3 * count
+        assert all(np.array_equal(getattr(first, name), getattr(again, name)) for name in tables._ARRAYS)
+
+
+def wrong_version_of_zip(path: Path):
+    content = bytearray(path.read_bytes())
+    content[content.rindex(b"PK\x01\x02") + 6] = 255  # the version that is needed to extract, which is 2.0
+    path.write_bytes(content)
+
+
+def wrong_header_of_array(path: Path):
+    rewrite(path, lambda name, content: content.replace(b"'shape': ()", b"'shape': (,") if name == "about" else content)
+
+
+def with_hole(path: Path):
+    replace_array(path, "decode", lambda table: np.where(table == table[2, 2], np.nan, table))
+
+
+def with_missing_row(path: Path):
+    replace_array(path, "layers", lambda table: table[1:])
+
+
+def replace_array(path: Path, name: str, change: Callable[[np.ndarray], np.ndarray]):
+    with np.load(path) as file:
+        arrays = {key: file[key] for key in file.files}
+    np.savez(path, **(arrays | {name: change(arrays[name])}))
+
+
+def rewrite(path: Path, change: Callable[[str, bytes], bytes]):
+    with ZipFile(path) as archive:
+        contents = {entry: archive.read(entry) for entry in archive.namelist()}
+    with ZipFile(path, "w") as archive:
+        for entry, content in contents.items():
+            archive.writestr(entry, change(entry.removesuffix(".npy"), content))
+
+
+def test_a_database_with_holes_is_no_source_of_times(tmp_path, monkeypatch):
+    monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path))
+    monkeypatch.setattr(tables, "package_version", lambda: "9.9")
+    monkeypatch.setattr(database, "compiled", lambda *given: Handle({}))
+    whole = made_up_tables()
+    for devices, name, value in ((1, "prefill", np.nan), (2, "layers", np.inf), (4, "comm", -1.0)):
+        holed = getattr(whole, name).copy()
+        holed.flat[3] = value
+        monkeypatch.setattr(tables, "_query", lambda *given, name=name, holed=holed: replace(whole, **{name: holed}))
+        with pytest.raises(NotMeasured, match=f"no usable time at some points of '{name}'"):
+            measured_tables(SHAPE, "H200", "sglang", devices)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,17 @@ def test_eight_services_under_the_swarm():
     assert sum(map(bool, fired.values())) > len(OF_ANY_SERVICE) / 2, fired
 
 
+@pytest.mark.parametrize("server", ["vllm-0.18", "sglang-0.5", "trtllm-1.x"])
+def test_the_rules_of_other_servers_keep_the_promises_too(server: str):
+    for seed in (0, 3, 5):
+        scenario = service(seed)
+        scenario |= {"hardware": scenario.get("hardware", {}) | {"server": server, "kernels": "roofline"}}
+        scenario["workload"] |= {"num_requests": 60, "rate": 6.0, "stop_s": None}
+        del scenario["engine"]["mode"]
+        _, report = serve(scenario, swarm_plan(seed))
+        assert report is not None and report.kept, f"seed {seed}:\n" + "\n".join(map(str, report.broken))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("hundred", range(10))
 @pytest.mark.parametrize(("serve_seed", "kinds"), [(serve_swarm, OF_ANY_SERVICE), (serve_disaggregated_swarm, KINDS)])
