@@ -17,7 +17,7 @@ from foredraft.observe.metrics import RunMetrics
 from foredraft.observe.summary import SLO
 from foredraft.sim.capacity import is_overloaded, saturation
 from foredraft.sim.confidence import intervals, rests_on
-from foredraft.sim.effects import given_keys
+from foredraft.sim.effects.given_keys import given_keys
 from foredraft.sim.load import length_notice
 from foredraft.sim.run import RunReport, Simulation
 from foredraft.sim.scenario import Scenario

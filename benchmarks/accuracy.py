@@ -39,7 +39,7 @@ from fit_expert_independence import distinct_experts, published_counts
 from foredraft.core.errors import ForedraftError
 from foredraft.observe.distribution.install_hint import install_command
 from foredraft.sim.assembly import assemble
-from foredraft.sim.cost.forward import EXPERT_INDEPENDENCE
+from foredraft.sim.cost.passes.tokens import EXPERT_INDEPENDENCE
 from foredraft.sim.scenario_file import scenario_from_dict
 from pages import write_block, write_row
 from points import Point, plain_points, read_rows, round_points

@@ -1,5 +1,5 @@
 """Fits how independently the tokens of one request choose experts, and prints it with its errors, as
-`sim/cost/forward.py` has it.
+`sim/cost/passes/tokens.py` has it.
 
     python benchmarks/fit_expert_independence.py
 
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from foredraft.sim.cost.forward import EXPERT_INDEPENDENCE, UNEVEN_INDEPENDENCE
+from foredraft.sim.cost.passes.tokens import EXPERT_INDEPENDENCE, UNEVEN_INDEPENDENCE
 from points import read_rows
 from scipy.optimize import minimize_scalar, nnls
 
@@ -101,7 +101,7 @@ def main() -> None:
     counts = published_counts()
     stored = {True: EXPERT_INDEPENDENCE, False: UNEVEN_INDEPENDENCE}
     for is_even, words in ((True, "experts equally popular"), (False, "experts by a power law")):
-        print(f"{words}: independence {fit(counts, is_even):.2f} (sim/cost/forward.py: {stored[is_even]})")
+        print(f"{words}: independence {fit(counts, is_even):.2f} (sim/cost/passes/tokens.py: {stored[is_even]})")
         for i, (count, error) in enumerate(zip(counts, errors(counts, fit(counts, is_even), is_even), strict=True)):
             left_out = errors([count], fit(counts[:i] + counts[i + 1 :], is_even), is_even)[0]
             alone = errors([count], 1.0, is_even)[0]

@@ -29,7 +29,7 @@ from foredraft.core.scheduler.spec import default_graph_sizes
 from foredraft.sim.assembly import assemble
 from foredraft.sim.cost.calibration import LAUNCH_TIMES
 from foredraft.sim.cost.efficiency import default_efficiency
-from foredraft.sim.cost.forward import ForwardCost
+from foredraft.sim.cost.passes.forward import ForwardCost
 from foredraft.sim.cost.server import PROFILES
 from foredraft.sim.scenario_file import scenario_from_dict
 

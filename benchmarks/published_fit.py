@@ -20,6 +20,7 @@ import argparse
 import json
 import math
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -315,6 +316,27 @@ def constant_score(residuals: np.ndarray) -> float:
     return min(interval_score(residuals, np.full(len(residuals), width)) for width in np.geomspace(0.02, 2, 200))
 
 
+def release_table(judged: Judged) -> Iterator[str]:
+    """Yield a Markdown table of the errors of times per output token by release, the oldest first."""
+    points, found = judged.model.points, {}
+    for i, row in enumerate(points.rows):
+        release = ".".join(row.place.run.split(" ")[0].split(".")[:3]) if row.place.run[:1].isdigit() else ""
+        is_day = not release or release[:2] == "20"
+        found.setdefault((row.place.server, "not given" if is_day else release), []).append(i)
+    yield "| profile | release | points | as simulated: mean | bias | corrected, rows left out: mean | bias |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    for (server, release), places in sorted(found.items(), key=lambda item: (item[0][0], _order(item[0][1]))):
+        chosen = np.zeros(len(points.rows), bool)
+        chosen[places] = True
+        cells = (errors(judged.model, means, chosen) for means in (np.zeros(len(chosen)), judged.rows[0]))
+        text = " | ".join(f"{100 * value:.1f}" for cell in cells for value in cell)
+        yield f"| {server} | {release} | {len(places):,} | {text} |"
+
+
+def _order(release: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", release)))
+
+
 # -- what is written ---------------------------------------------------------------------------------------------------
 
 
@@ -373,6 +395,9 @@ def main() -> None:
                 *tables[f"published: {source}, {words}"],
                 sep="\n",
             )
+        if source == "measured":
+            tables["published: releases"] = list(release_table(judged[TPOT]))
+            print("", *tables["published: releases"], sep="\n")
         kernels[source] = effects_of(own, judged)
     if arguments.write:
         data = {"format": "foredraft-published-effects", "version": 1, "kernels": kernels}

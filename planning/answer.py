@@ -13,7 +13,7 @@ from ..observe.output_files import write_text
 from ..sim.assembly import Assembly
 from .confidence.comparison import source_of_comparisons
 from .confidence.ranked import Ranked
-from .plan import Plan, cost_per_million_tokens, tokens_per_s
+from .plan import Plan
 
 ANSWER = "answer.json"
 FULL_POOL = 0.97  # of the KV slots, in use at some time
@@ -76,6 +76,20 @@ def _candidate(whole: Plan, item: Ranked, is_first: bool, prices: Mapping[str, f
         "taken_interval": item.taken_range,
         "intervals_rest_on": item.rests_on or None,
     }
+
+
+def tokens_per_s(plan: Plan, item: Ranked) -> float:
+    """Return the output tokens per second of a candidate at the load found.
+    A run's own throughput counts its ramp and its drain, too."""
+    summary = item.finding.summary
+    if plan.scenario.workload.trace is None:
+        return item.load * float(summary["mean_output_tokens"])
+    return float(summary["output_throughput"])
+
+
+def cost_per_million_tokens(item: Ranked, tokens: float, price_per_gpu_hour: float) -> float:
+    """Return what a million output tokens cost, in the price's currency, at `tokens` per second."""
+    return item.gpus * price_per_gpu_hour / 3600 / tokens * 1e6
 
 
 def limit_of(whole: Plan, item: Ranked) -> tuple[str, str]:

@@ -15,17 +15,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
-
 from ..core.errors import ForedraftError, count_of
 from ..sim.assembly import assemble
-from ..sim.cost.published.evidence import Difference
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
 from .candidates import REPLICAS, Candidate, base_tables
-from .confidence.comparison import ModelErrors, curve_of, curve_of_counts
-from .confidence.model_error import Curve
-from .confidence.ranked import Ranked
+from .confidence.comparison import ModelErrors
 from .search import Finding, Search, greatest_load, least_count, run_searches
 from .slo import Objective
 from .trace_part import TracePart
@@ -113,7 +108,7 @@ class Plan:
             again = {index: self._fine_search(index) for index in kept}
             yield from self._searched("second", self.fine, again, workers)
         elif kept:
-            closer = partial(self._search_again, tolerance=CLOSER, seeds=seeds[:1], sized=self._busiest_quarter)
+            closer = partial(self._search_again, tolerance=CLOSER, seeds=seeds[:1], sized=lambda load: self._quarter)
             yield from self._best_first("first", self.rough, kept, workers, closer, 1 + ROUGH)
             self.on_a_quarter = kept
             # What a quarter cannot tell apart a whole trace hardly can: so few are enough to find the load of the best.
@@ -165,37 +160,24 @@ class Plan:
         requests."""
         return TracePart.of(self.scenario, self.question.requests)
 
-    @cached_property
-    def _arrivals_s(self) -> np.ndarray:
-        """When the requests of a trace that is run as a whole arrive: seconds of the trace, float64, in order;
-        empty if none is."""
-        part = self.trace_part
-        if self.question.requests is not None or part is None:
-            return np.empty(0)
-        return self.scenario.workload.start_s + part.rows.times_ns[: part.count] / 1e9
-
     @property
     def _has_slices(self) -> bool:
         """Whether the first round takes slices of a trace, and a quarter is more than its least."""
-        return self.question.load is None and FIRST_SHARE * len(self._arrivals_s) > ROUGH_ROWS
+        if self.question.load is not None or self.question.requests is not None:
+            return False
+        return self.trace_part is not None and FIRST_SHARE * self.trace_part.count > ROUGH_ROWS
 
     @cached_property
-    def _slices(self) -> dict[int, dict[str, Any]]:
-        """The settings of runs of this many requests: those that arrived in the least time, because the limits are
-        exceeded there first."""
-        slices = {}
-        for count in (ROUGH_ROWS, math.ceil(FIRST_SHARE * len(self._arrivals_s))):
-            slices[count] = {"workload.num_requests": count}
-            if len(self._arrivals_s) > count:
-                spans = self._arrivals_s[count - 1 :] - self._arrivals_s[: len(self._arrivals_s) - count + 1]
-                first = int(np.argmin(spans))
-                start_s = math.floor(self._arrivals_s[first] * 1e6) / 1e6  # so that no rounding passes over the first
-                slices[count]["workload.start_s"] = max(start_s, self.scenario.workload.start_s)
-        return slices
+    def _least_slice(self) -> dict[str, Any]:
+        """The settings of a run of the least slice of a trace."""
+        assert self.trace_part is not None, "runs without a trace have a number of requests"
+        return self.trace_part.busiest(ROUGH_ROWS)
 
-    def _busiest_quarter(self, load: float) -> Mapping[str, Any]:
-        """Return the settings of a run of a quarter of a trace's requests."""
-        return self._slices[math.ceil(FIRST_SHARE * len(self._arrivals_s))]
+    @cached_property
+    def _quarter(self) -> dict[str, Any]:
+        """The settings of a run of a quarter of a trace's requests."""
+        assert self.trace_part is not None, "runs without a trace have a number of requests"
+        return self.trace_part.busiest(math.ceil(FIRST_SHARE * self.trace_part.count))
 
     def _is_hopeless(self, index: int) -> bool:
         """Return whether a candidate was far from the given load in the first round."""
@@ -209,44 +191,6 @@ class Plan:
         found = self.rough[index]
         return -found.value / self.candidates[index].gpus_per_unit, found.excess
 
-    def ranked(self) -> list[Ranked]:
-        """Return the candidates that could be searched, the best first."""
-        found = [self._ranked(index, finding) for index, finding in {**self.rough, **self.fine}.items()]
-        found = [item for item in found if not item.finding.reason]
-        found.sort(key=self._order)
-        if found and found[0].holds:
-            found = [self._with_errors(found[0], item) for item in found]
-        return found
-
-    def _with_errors(self, best: Ranked, item: Ranked) -> Ranked:
-        """Return a candidate with its intervals, and whether it can be told from the best one."""
-        if not item.holds:
-            return item
-        curve = self._curve(item)
-        error = self.errors.compare(best, item, (self._curve(best), curve))
-        found = replace(item, equal=self._is_equal(best, item, error))
-        if item.dropped:
-            return found
-        if self.question.load is not None:
-            found = replace(found, gpu_range=self.errors.gpu_range(item, curve))
-        else:
-            found = replace(found, load_range=self.errors.load_range(item, curve))
-            if item is not best:
-                ends = (
-                    item.load / best.load * math.exp(end - error.mean) for end in (-error.half_width, error.half_width)
-                )
-                found = replace(found, of_best_range=(next(ends), next(ends)))
-        return replace(found, taken_range=self.errors.taken_range(item), rests_on=self.errors.rests_on(item))
-
-    def _curve(self, item: Ranked) -> Curve:
-        """Return what the runs of a candidate say of its limits by the load of an engine."""
-        rough, load = self.rough[self.candidates.index(item.candidate)], self.question.load
-        if load is None:
-            return curve_of(item.finding, rough, 1.0, 1.0)
-        if item.dropped:
-            return curve_of(rough, None, item.candidate.unit, item.candidate.unit)
-        return curve_of_counts(item.finding, rough, load, item.candidate.unit)
-
     def refused(self) -> list[tuple[Candidate, str]]:
         """Return the candidates that cannot run, each with the reason."""
         return [(self.candidates[i], found.reason) for i, found in sorted(self.rough.items()) if found.reason]
@@ -257,50 +201,17 @@ class Plan:
         candidate, rough = self.candidates[index], self.rough[index]
         return candidate.gpus_per_unit * math.ceil(self.question.load / rough.value) if rough.value else 0
 
-    def _order(self, item: Ranked) -> tuple[float, ...]:
-        if self.question.load is None:
-            return (item.dropped, -item.load)
-        return (item.dropped, not item.holds, item.gpus * self._gpu_cost(item.candidate), item.finding.excess)
-
-    def _is_equal(self, best: Ranked, item: Ranked, error: Difference) -> bool:
-        """Return whether a candidate cannot be told from the best one. `error`: of log(load of the best / its load)."""
-        if item is best or best.dropped:
-            return item is best
-        if item.dropped:
-            places = [self.candidates.index(one.candidate) for one in (best, item)]
-            if not set(places) <= set(self.on_a_quarter):
-                return False
-            loads = [self.rough[place].value for place in places]
-            return math.log(loads[0] / loads[1]) + error.mean <= math.hypot(CLOSER, error.half_width)
-        if self.question.load is not None:
-            costs = [one.gpus * self._gpu_cost(one.candidate) for one in (item, best)]
-            return costs[0] <= costs[1]
-        spread = math.hypot(*(_relative(found.finding) for found in (best, item)), error.half_width)
-        return math.log(best.load / item.load) + error.mean <= spread
-
-    def _ranked(self, index: int, finding: Finding) -> Ranked:
-        candidate, asked = self.candidates[index], self.question
-        dropped, first_share = index not in self.fine, self.first_share.get(index, 0.0)
-        if asked.load is None:
-            gpus = self._engines(candidate) * candidate.gpus_per_engine
-            return Ranked(candidate, finding, gpus, finding.value, dropped, first_share)
-        engines = finding.value
-        if dropped:  # by its load per smallest deployment
-            engines = candidate.unit * math.ceil(asked.load / finding.value) if finding.value else 0
-        gpus = int(engines) * candidate.gpus_per_engine
-        return Ranked(candidate, finding, gpus, asked.load, dropped, first_share)
-
     def gpu_of(self, candidate: Candidate) -> str:
         gpu: str = candidate.settings.get("hardware.gpu", self.scenario.hardware.gpu)
         return gpu
 
-    def _gpu_cost(self, candidate: Candidate) -> float:
+    def gpu_cost(self, candidate: Candidate) -> float:
         """Return the price of a candidate's GPU; 1 for all if not every candidate has one."""
         prices = self.question.prices
         all_priced = all(self.gpu_of(one) in prices for one in self.candidates)
         return prices[self.gpu_of(candidate)] if all_priced else 1.0
 
-    def _engines(self, candidate: Candidate) -> int:
+    def engines(self, candidate: Candidate) -> int:
         """Return the engines on the given devices: as many whole deployments as fit."""
         gpus = self.question.gpus or candidate.gpus_per_unit
         return gpus // candidate.gpus_per_unit * candidate.unit
@@ -313,7 +224,7 @@ class Plan:
     def _rough_search(self, candidate: Candidate, ends_early: bool) -> Search:
         """Search a candidate roughly. With `ends_early`, skip loads at which it would need too many engines."""
         asked, within = self.question, (0.0, math.inf)
-        engines = candidate.unit if asked.load is not None else self._engines(candidate)
+        engines = candidate.unit if asked.load is not None else self.engines(candidate)
         if asked.load is not None:  # of a smallest deployment: so little is hopeless, and more is not needed
             hopeless = asked.load * candidate.unit / (HOPELESS * self._most_engines(candidate))
             within = (hopeless if ends_early else 0.0, asked.load)
@@ -344,7 +255,7 @@ class Plan:
         """Search the greatest load of a candidate from `start`.
         `factor`: to the next load; None: what `tolerance` allows."""
         return greatest_load(
-            {**self.candidates[index].settings, REPLICAS: self._engines(self.candidates[index])},
+            {**self.candidates[index].settings, REPLICAS: self.engines(self.candidates[index])},
             self.load_key,
             start,
             self.question.objectives,
@@ -379,7 +290,7 @@ class Plan:
 
     def _few_requests(self, load: float) -> dict[str, Any]:
         """Return how many requests a run of the first round has."""
-        return self._slices[ROUGH_ROWS] if self.question.requests is None else self._requests(load, FIRST_SHARE)
+        return self._least_slice if self.question.requests is None else self._requests(load, FIRST_SHARE)
 
     def _kept(self, among: Iterable[int], share: float) -> list[int]:
         """Choose the candidates to search on: those with `share` of the best load per cost, at least KEPT_AT_LEAST, and
@@ -390,8 +301,8 @@ class Plan:
 
         def per_cost(index: int) -> float:
             candidate = self.candidates[index]
-            engines = candidate.unit if self.question.load is not None else self._engines(candidate)
-            return self.rough[index].value / (engines * candidate.gpus_per_engine * self._gpu_cost(candidate))
+            engines = candidate.unit if self.question.load is not None else self.engines(candidate)
+            return self.rough[index].value / (engines * candidate.gpus_per_engine * self.gpu_cost(candidate))
 
         able = sorted((index for index in among if self.rough[index].value > 0), key=per_cost, reverse=True)
         if not able:
@@ -406,26 +317,7 @@ class Plan:
         ]
 
 
-def _relative(finding: Finding) -> float:
-    """Return half the width of a finding's interval as a share of it."""
-    return finding.interval.half_width / finding.interval.mean if finding.interval is not None else 0.0
-
-
 def _nothing(finding: Finding) -> Search:
     """Return a search that asks for no run."""
     return finding
     yield  # a generator
-
-
-def tokens_per_s(plan: Plan, item: Ranked) -> float:
-    """Return the output tokens per second of a candidate at the load found.
-    A run's own throughput counts its ramp and its drain, too."""
-    summary = item.finding.summary
-    if plan.scenario.workload.trace is None:
-        return item.load * float(summary["mean_output_tokens"])
-    return float(summary["output_throughput"])
-
-
-def cost_per_million_tokens(item: Ranked, tokens: float, price_per_gpu_hour: float) -> float:
-    """Return what a million output tokens cost, in the price's currency, at `tokens` per second."""
-    return item.gpus * price_per_gpu_hour / 3600 / tokens * 1e6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -75,6 +76,18 @@ class TracePart:
             f"trace.{more}"
         )
 
+    def busiest(self, count: int) -> dict[str, Any]:
+        """Return the settings of a run of so many requests: those that arrived in the least time, because the limits
+        are exceeded there first."""
+        usual_s = self.scenario.workload.start_s
+        arrivals_s = usual_s + self.rows.times_ns[: self.count] / 1e9
+        settings: dict[str, Any] = {"workload.num_requests": count}
+        if len(arrivals_s) > count:
+            start_s = arrivals_s[int(np.argmin(_spans(arrivals_s, count)))]
+            start_s = math.floor(start_s * 1e6) / 1e6  # so that no rounding passes over the first
+            settings["workload.start_s"] = max(start_s, usual_s)
+        return settings
+
     def first_only(self) -> list[str]:
         """Return a sentence if runs take only the first requests, with the busiest stretch of as many if that lies
         elsewhere."""
@@ -82,7 +95,7 @@ class TracePart:
         if count == len(times_s):
             return []
         text = f"The runs take the first {count:,} of the {len(times_s):,} requests"
-        spans = times_s[count - 1 :] - times_s[: len(times_s) - count + 1]
+        spans = _spans(times_s, count)
         busiest = int(np.argmin(spans))
         if spans[busiest] <= 0 or spans[0] <= BUSIER * spans[busiest]:
             return [f"{text} of the trace."]
@@ -104,3 +117,9 @@ class TracePart:
             "--out` makes a workload whose bursts keep their length."
         )
         return [*self.first_only(), speed]
+
+
+def _spans(times_s: np.ndarray, count: int) -> np.ndarray:
+    """Return how long each stretch of `count` requests lasts, float64 by its first request."""
+    spans: np.ndarray = times_s[count - 1 :] - times_s[: len(times_s) - count + 1]
+    return spans

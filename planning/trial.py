@@ -13,7 +13,7 @@ from foredraft.simulation import summarize_run
 
 from ..core.errors import ForedraftError, InvariantViolation
 from ..observe.metrics import RunMetrics
-from ..sim.effects import given_keys
+from ..sim.effects.given_keys import given_keys
 from ..sim.run import Progress, Simulation
 from ..sim.scenario_file import OVERRIDES, SCENARIO, SETTINGS, scenario_with
 

@@ -10,7 +10,8 @@ from ..core.algorithm.algorithm import Drafter
 from ..core.errors import count_of
 from .assembly import Assembly
 from .cost.hardware import MIB
-from .effects import drafts_nothing, mode_fell_back, without_effect
+from .effects.given_keys import without_effect
+from .effects.rules import drafts_nothing, mode_fell_back
 
 GRAPHS_SHARE = 0.1  # of the KV pool's size: graphs that take more are told
 

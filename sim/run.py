@@ -21,18 +21,20 @@ from ..core.scheduler.config import EngineRole
 from ..observe.engine_lines import engine_lines
 from .actors.client import Patience, closed_loop_client, open_loop_source
 from .actors.clock import Environment, call_at
-from .actors.device import Device, HostJitter, Jitter, Truth
-from .actors.engine import EngineActor, SpanSink
+from .actors.device import Device, Jitter, Truth
+from .actors.engine import EngineActor
 from .actors.hooks import NO_HOOKS
+from .actors.host_work import HostJitter, HostWork
 from .actors.interruption import deferred_signals
 from .actors.router import Link, ReplicaRouter
+from .actors.spans import SpanSink
 from .actors.streaming import TokenStreamer
 from .assembly import Assembly, assemble
 from .cost.calibration import Calibration
 from .disaggregation.cluster import Cluster
 from .disaggregation.endpoint import EndpointHooks
 from .disaggregation.network import DisaggregationReport, Network, PacketHooks
-from .effects import refuse_without_effect
+from .effects.given_keys import refuse_without_effect
 from .faults.clock import StampedMoves
 from .faults.injector import FaultInjector
 from .faults.plan import FaultPlan
@@ -283,16 +285,16 @@ class Simulation:
         jitter = Jitter(device_spread, seed, Purpose.DEVICE_TIME, replica) if device_spread else None
         device = Device(assembly.cost, num_rows, assembly.acceptance, self._tree_process, jitter)
         host_jitter = HostJitter(host_spread, seed, replica) if host_spread else None
+        host = HostWork(assembly.host, not engine.config.overlap, host_jitter)
         actor = EngineActor(
             self.env,
             replica,
             engine,
             device,
-            assembly.host,
+            host,
             self._on_finished,
             spans,
             hooks,
-            host_jitter,
             assembly.deployment.front_end,
         )
         if injector is not None:

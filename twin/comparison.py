@@ -18,8 +18,9 @@ from ..core.scheduler.spec import EngineSpec
 from ..observe.metrics import RunMetrics
 from ..observe.summary import SHORT_NAMES
 from ..sim.actors.clock import Environment, call_at
-from ..sim.actors.device import Device, HostJitter, Jitter, Truth
+from ..sim.actors.device import Device, Jitter, Truth
 from ..sim.actors.engine import EngineActor
+from ..sim.actors.host_work import HostJitter, HostWork
 from ..sim.cost.executor_steps import StepCost
 from ..sim.cost.host import HostCost
 from .served import Asked
@@ -61,7 +62,8 @@ def simulate(
     host_jitter = HostJitter(host_spread, seed, 0) if host_spread else None
     device = Device(cost, spec.config.max_running, acceptance, lambda *shape: acceptance, jitter)
     engine = spec.make_engine(events.append)
-    actor = EngineActor(env, 0, engine, device, host, ended, jitter=host_jitter)
+    work = HostWork(host, not engine.config.overlap, host_jitter)
+    actor = EngineActor(env, 0, engine, device, work, ended)
     for one in asked if concurrency is None else asked[:concurrency]:
         call_at(env, one.arrival_ns if concurrency is None else 0, send)
     env.run()

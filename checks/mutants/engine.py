@@ -126,7 +126,7 @@ PushesOutTheFirst (ENGINE-10): Under memory pressure the first in the batch goes
         good(self, record if record is first or self.retraction_demands else first)
 
 WaitsWithNothingInFlight (ENGINE-11): After a retraction no round is planned until a step is committed, also if none is in flight.
-    Engine._plan_rounds = None if self.requests._retracted_lately and not self.num_uncommitted else good(self)
+    Engine._plan_rounds = None if self.requests.pause._has_begun and not self.num_uncommitted else good(self)
 
 ComputesTheChunkAgain (ENGINE-14): The next chunk begins where the last committed one ended, though another is in flight.
     Admission._chunk_of

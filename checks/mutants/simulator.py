@@ -12,8 +12,9 @@ import numpy as np
 from ...core.contract.events import Committed
 from ...core.draws import request_key
 from ...sim.actors.router import Link
-from ...sim.cost.forward import ForwardCost
-from ...sim.cost.round import RoundCost
+from ...sim.cost.passes.curve import Pass
+from ...sim.cost.passes.drafting import DraftPasses
+from ...sim.cost.passes.forward import ForwardCost
 from ...sim.workload.workload import Arrival
 from ..adapters.simulator import CheckedSimulator
 from .planting import lookup, subclasses
@@ -214,7 +215,8 @@ RefusesTheSmall (SIM-11): A service of a single request is refused: there would 
 DraftsOnceTooOften (SIM-14): A round is charged one draft pass more than it has.
     CheckedSimulator.make:
         simulation = good(self, scenario, metrics, history, faults)
-        simulation.assembly.cost.__class__ = OneMoreDraftPass
+        if simulation.assembly.cost._draft is not None:
+            simulation.assembly.cost._draft.__class__ = OneMoreDraftPass
         return simulation
 
 ReadsTheExpertsOfOneToken (SIM-14): Verifying many tokens of a sparse model reads the experts that one token reaches.
@@ -234,7 +236,7 @@ PlansForNothing (SIM-14): The time of planning is not charged.
     CheckedSimulator.make:
         simulation = good(self, scenario, metrics, history, faults)
         for actor in simulation.replicas:
-            actor.host = replace(actor.host, plan_base_ns=0)
+            actor.host.cost = replace(actor.host.cost, plan_base_ns=0)
         return simulation
 
 ReceivesManyAtOnce (SIM-14, RAISES): A port takes in transfers from several engines at the same time.
@@ -297,11 +299,11 @@ TakesACopyForAnother (SIM-15, SIM-16, RAISES): A message that is delivered twice
 """
 
 
-class OneMoreDraftPass(RoundCost):
+class OneMoreDraftPass(DraftPasses):
     """A draft pass more than there are steps."""
 
-    def _draft_passes(self, batch_size, steps, *rest, **options):
-        return super()._draft_passes(batch_size, steps and steps + 1, *rest, **options)
+    def of_steps(self, batch_size: int, steps: int, topk: int, has_graph: bool = True) -> list[Pass]:
+        return super().of_steps(batch_size, steps and steps + 1, topk, has_graph)
 
 
 class ExpertsOfOneToken(ForwardCost):

@@ -78,6 +78,7 @@ def plan(
         foredraft plan --trace requests.csv --rate 1 --try hardware.gpu=H100,L40S
     """
     from ...planning.answer import answer_of, write_answer
+    from ...planning.confidence.ranking import rank_candidates
     from ...planning.plan import Question
     from ...planning.slo import parse_slo
     from ...sim.scenario_file import load_scenario
@@ -91,7 +92,7 @@ def plan(
     error = None if model_error is None else model_error / 100
     whole = _plan(resolved, Question(objectives, rate, gpus, decisive, requests, error, prices), tried or ())
     place = _search(whole, out, workers, cluster, quiet)
-    ranked = whole.ranked()
+    ranked = rank_candidates(whole)
     lines, sentences = _report(whole, ranked, prices)
     answer = answer_of(whole, ranked, prices, sentences)
     write_answer(place, answer)
@@ -217,7 +218,7 @@ def _report(whole: Plan, ranked: list[Ranked], prices: dict[str, float]) -> tupl
 
 
 def _best(whole: Plan, best: Ranked) -> str:
-    from ...planning.plan import tokens_per_s
+    from ...planning.answer import tokens_per_s
 
     unit = "times the trace" if whole.scenario.workload.trace is not None else "requests/s"
     gpus = count_of(best.gpus, "GPU")
@@ -257,7 +258,7 @@ def _unit(whole: Plan) -> str:
 
 
 def _table(whole: Plan, shown: list[Ranked], prices: dict[str, float]) -> list[str]:
-    from ...planning.plan import cost_per_million_tokens, tokens_per_s
+    from ...planning.answer import cost_per_million_tokens, tokens_per_s
 
     greatest = whole.question.load is None
     priced = any(whole.gpu_of(item.candidate) in prices for item in shown)

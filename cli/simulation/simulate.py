@@ -117,7 +117,7 @@ def given_by_options(trace: Path | None, seed: int | None) -> list[str]:
 def _explained(scenario: Scenario, origins: dict[str, str]) -> str:
     """Return the scenario, every number that follows from it, and what it does that a user may not expect."""
     from ...sim.assembly import assemble
-    from ...sim.effects import refuse_without_effect
+    from ...sim.effects.given_keys import refuse_without_effect
     from ...sim.notices import notices_of
     from .scenario_text import derived_rows, scenario_text
 

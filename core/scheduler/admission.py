@@ -17,10 +17,8 @@ import math
 from collections.abc import Collection
 from typing import NamedTuple
 
-import numpy as np
-
 from ..contract.request import Request
-from ..contract.step import NO_TOKEN, Join, PrefillStep
+from ..contract.step import Join
 from ..kv.radix import PrefixMatch
 from ..kv.request_table import ceil_to_page
 from ..kv.store import KVStore
@@ -105,7 +103,7 @@ class Admission:
             budget = min(budget, self.config.max_step_tokens - num_verify_tokens)
         is_paused = requests.is_admission_paused
         if not is_paused:
-            requests.resume_admission()  # if no decode round is to come, no commit would end the pause
+            requests.pause.end()  # if no decode round is to come, no commit would end the pause
         may_admit = not is_paused and not self._waits_for_more(budget, num_verify_tokens)
         return self.next_chunks(budget, len(requests.rounds.rows), may_admit)
 
@@ -153,8 +151,8 @@ class Admission:
         The share falls by single rounds also where these ran in a block. It does not fall in a step with a prompt.
         """
         has_live = counted.live is None or bool(counted.live.any())  # None: all rows are live
-        if has_live and self.config.pause_until == "commit":
-            self.requests.resume_admission()
+        if has_live:
+            self.requests.pause.pass_commit()
         if flight.is_decode_only:
             self.share.count(rounds)
 
@@ -410,27 +408,3 @@ class Admission:
             record.num_cached,
             cached,
         )
-
-
-def _token_at(context: np.ndarray, position: int) -> int:
-    return int(context[position]) if position < len(context) else NO_TOKEN
-
-
-def prefill_step(chunks: list[Chunk], with_tokens: bool) -> PrefillStep:
-    """Return the prefill part of a step, one row per chunk. It contains the tokens if the executor computes on them."""
-    lens = [chunk.length for chunk in chunks]
-    tokens = None
-    tails = [NO_TOKEN] * len(chunks)
-    if with_tokens:
-        parts = [c.record.known_context()[c.start : c.start + c.length] for c in chunks]
-        tokens = np.concatenate(parts, dtype=np.int64)
-        tails = [_token_at(c.record.known_context(), c.start + c.length) for c in chunks]
-    return PrefillStep(
-        rows=np.array([chunk.record.row for chunk in chunks], dtype=np.int32),
-        epochs=np.array([chunk.record.epoch for chunk in chunks], dtype=np.int64),
-        starts=np.array([chunk.start for chunk in chunks], dtype=np.int64),
-        lens=np.array(lens, dtype=np.int64),
-        is_last=np.array([chunk.is_last for chunk in chunks], dtype=bool),
-        tokens=tokens,
-        tail_tokens=np.array(tails, dtype=np.int64),
-    )

@@ -39,9 +39,9 @@ from ..contract.request import FinishedRequest, FinishReason, Request, TextDecod
 from ..contract.step import DecodeResult, Join, PrefillResult, Step, StepFailure, StepResult
 from ..kv.radix import RadixCache
 from ..kv.store import KVStore
-from .admission import Admission, prefill_step
+from .admission import Admission
 from .config import EngineConfig, EngineRole, EngineSizes
-from .flights import Chunk, PlannedRounds, StepInFlight
+from .flights import Chunk, PlannedRounds, StepInFlight, prefill_step
 from .life import RequestState
 from .output import OutputLog
 from .recovery import Recovery

@@ -1,4 +1,4 @@
-"""Steps in flight: launched, and not committed yet."""
+"""Steps in flight: launched, and not committed yet; and the prompt chunks and rounds that a step is made of."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..contract.step import DecodeStep, Step
+from ..contract.step import NO_TOKEN, DecodeStep, PrefillStep, Step
+from ..errors import InvariantViolation
 from .life import RequestRecord
 
 
@@ -24,6 +25,30 @@ class Chunk(NamedTuple):
     @property
     def is_last(self) -> bool:
         return self.start + self.length == self.record.prefill_len
+
+
+def _token_at(context: np.ndarray, position: int) -> int:
+    return int(context[position]) if position < len(context) else NO_TOKEN
+
+
+def prefill_step(chunks: list[Chunk], with_tokens: bool) -> PrefillStep:
+    """Return the prefill part of a step, one row per chunk. It contains the tokens if the executor computes on them."""
+    lens = [chunk.length for chunk in chunks]
+    tokens = None
+    tails = [NO_TOKEN] * len(chunks)
+    if with_tokens:
+        parts = [c.record.known_context()[c.start : c.start + c.length] for c in chunks]
+        tokens = np.concatenate(parts, dtype=np.int64)
+        tails = [_token_at(c.record.known_context(), c.start + c.length) for c in chunks]
+    return PrefillStep(
+        rows=np.array([chunk.record.row for chunk in chunks], dtype=np.int32),
+        epochs=np.array([chunk.record.epoch for chunk in chunks], dtype=np.int64),
+        starts=np.array([chunk.start for chunk in chunks], dtype=np.int64),
+        lens=np.array(lens, dtype=np.int64),
+        is_last=np.array([chunk.is_last for chunk in chunks], dtype=bool),
+        tokens=tokens,
+        tail_tokens=np.array(tails, dtype=np.int64),
+    )
 
 
 @dataclass(slots=True)
@@ -109,3 +134,27 @@ class StepsInFlight(deque[StepInFlight]):
                 later = flight.planned.decode.rows
                 return True if later is rows else np.isin(rows, later)
         return False
+
+    def oldest(self, step_id: int, what: str) -> StepInFlight:
+        """Return the oldest step. Raises RELAY-07, about the result or failure `what`, if it is not `step_id`."""
+        flight = self[0] if self else None
+        if flight is None or flight.step.step_id != step_id:
+            oldest = None if flight is None else flight.step.step_id
+            message = f"{what} of step {step_id}, but the oldest uncommitted step is {oldest}"
+            raise InvariantViolation("RELAY-07", message)
+        return flight
+
+    def fence_of(self, row: int) -> int:
+        """Return the newest step that touches `row`; 0 if none does."""
+        for flight in reversed(self):
+            if flight.touches(row):
+                return flight.step.step_id
+        return 0
+
+    def runs_block_of(self, row: int) -> bool:
+        """Return whether the oldest step is a block with rounds of `row`.
+
+        A block has not begun if another step is in flight before it.
+        """
+        decode = self[0].step.decode if self else None
+        return decode is not None and decode.max_rounds > 1 and row in decode.rows

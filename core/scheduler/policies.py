@@ -211,6 +211,45 @@ class GuaranteedShare:
         self._rounds = -rounds_in_flight - 1
 
 
+class AdmissionPause:
+    """Whether admission pauses after a retraction: until the next decode round of a live row is committed, or only
+    launched, or until the next plan (`Policies.pause_until`).
+
+    It does not pause if no round can come. Without the pause two requests could retract each other in turns and neither
+    would advance.
+    """
+
+    def __init__(self, policies: Policies) -> None:
+        self._until = policies.pause_until
+        self._has_begun = False
+
+    def goes_on(self, may_have_rounds: bool) -> bool:
+        """Return whether admission pauses. `may_have_rounds`: rows decode, or a step in flight has rounds."""
+        return self._has_begun and (self._until == "plan" or may_have_rounds)
+
+    def begin(self) -> None:
+        """Pause: a request was retracted."""
+        self._has_begun = True
+
+    def end(self) -> None:
+        self._has_begun = False
+
+    def pass_plan(self) -> None:
+        """Take note of a plan that begins."""
+        if self._until == "plan":
+            self.end()
+
+    def pass_launch(self) -> None:
+        """Take note of a launched step with rounds."""
+        if self._until == "launch":
+            self.end()
+
+    def pass_commit(self) -> None:
+        """Take note of committed rounds of a live row."""
+        if self._until == "commit":
+            self.end()
+
+
 class BatchWait:
     """How long newcomers have waited for more of them, beside requests that decode.
 

@@ -106,7 +106,7 @@ class Recovery:
         RELAY-07 for another step.
         """
         requests = self.requests
-        failed = requests.oldest_step(failure.step_id, "failure")
+        failed = requests.in_flight.oldest(failure.step_id, "failure")
         in_failed = requests.records_of(failed)
         suspects = [record for record in in_failed if record.has_committed_nothing] or in_failed
         blamed = in_failed[0] if in_failed and self._count_failure(failed, len(in_failed), len(suspects)) else None

@@ -26,6 +26,7 @@ from .flights import Chunk, StepInFlight, StepsInFlight
 from .late import LateTokens
 from .life import ENDINGS, JOINT_RULES, Demand, RequestEvent, RequestRecord, RequestState, Response
 from .output import OutputLog
+from .policies import AdmissionPause
 from .rounds import DecodeRounds
 from .waiting import WaitingQueue
 
@@ -59,8 +60,7 @@ class Requests:
         self._goes_to_tail = config.retracted_to == "tail"
         self._caches_retracted = config.cache_retracted
         self.late: LateTokens = LateTokens(config.late_tokens == "delivered")
-        self._pause = config.pause_until
-        self._retracted_lately = False  # see `is_admission_paused`
+        self.pause: AdmissionPause = AdmissionPause(config)
 
     @property
     def num_with_row(self) -> int:
@@ -188,7 +188,7 @@ class Requests:
         if self._goes_to_tail and not keeps_place:
             record.arrival_number = self._next_number()
         self.waiting.push(record)
-        self._retracted_lately = True
+        self.pause.begin()
         self.retracted.append(record.request.request_id)
 
     def demand_retraction(self, request_id: str) -> bool:
@@ -248,7 +248,8 @@ class Requests:
         """Apply joint rules until a rule does not change the state. Returns the finished request if it ended."""
         while True:
             rule = JOINT_RULES[demand][record.state]
-            response = rule.inside if self._is_in_running_block(record) else rule.outside
+            is_inside = not self.steps_are_lost and self.in_flight.runs_block_of(record.row)
+            response = rule.inside if is_inside else rule.outside
             assert response is not None, (
                 f"{record.request.request_id!r} is {record.state.value} and cannot {demand.value}"
             )
@@ -291,34 +292,23 @@ class Requests:
         if self.in_progress is record:
             self.in_progress = None
         self.output.close(record)
-        departure = Departure(self._fence_of(row), row, context, num_valid, record.request.namespace)
+        departure = Departure(self.in_flight.fence_of(row), row, context, num_valid, record.request.namespace)
         self.store.close_row(departure, self.last_committed)
 
-    # -- admission pauses after a retraction ------------------------------------------------------------------------
+    # -- plan -------------------------------------------------------------------------------------------------------
 
     @property
     def is_admission_paused(self) -> bool:
-        """Whether admission waits, after a retraction, for the next decode round of a live row to be committed, or only
-        to be launched (`Policies.pause_until`).
-
-        It does not wait if no round can come. Without the pause two requests could retract each other in turns and
-        neither would advance.
-        """
-        return self._retracted_lately and (
-            self._pause == "plan"
-            or len(self.rounds.rows) > 0
-            or any(flight.planned is not None for flight in self.in_flight)
+        """Whether no request may enter, because of a retraction."""
+        return self.pause.goes_on(
+            len(self.rounds.rows) > 0 or any(flight.planned is not None for flight in self.in_flight)
         )
 
     def begin_plan(self) -> None:
         """End a pause that lasts no longer than a plan, let rows rest that surely end, retract where it was asked."""
-        if self._pause == "plan":
-            self._retracted_lately = False
+        self.pause.pass_plan()
         self.rounds.rest()
         self.apply_retractions()
-
-    def resume_admission(self) -> None:
-        self._retracted_lately = False
 
     def take_retracted(self) -> tuple[str, ...]:
         if not self.retracted:
@@ -331,27 +321,15 @@ class Requests:
     def launch(self, flight: StepInFlight) -> None:
         self.in_flight.append(flight)
         self.last_step_id = flight.step.step_id
-        if self._pause == "launch" and flight.planned is not None:
-            self.resume_admission()
-
-    def oldest_step(self, step_id: int, what: str) -> StepInFlight:
-        """Return the oldest step in flight.
-
-        Raises RELAY-07, about the result or failure `what`, if it is not `step_id`.
-        """
-        flight = self.in_flight[0] if self.in_flight else None
-        if flight is None or flight.step.step_id != step_id:
-            oldest = None if flight is None else flight.step.step_id
-            message = f"{what} of step {step_id}, but the oldest uncommitted step is {oldest}"
-            raise InvariantViolation("RELAY-07", message)
-        return flight
+        if flight.planned is not None:
+            self.pause.pass_launch()
 
     def begin_commit(self, result: StepResult) -> tuple[StepInFlight, list[FinishedRequest]]:
         """Take the oldest step out of flight.
 
         Requests that the executor reports as failed end, or leave if the step is a block.
         """
-        flight = self.oldest_step(result.step_id, "result")
+        flight = self.in_flight.oldest(result.step_id, "result")
         assert (result.prefill is None) == (flight.step.prefill is None), "a result has the parts of its step"
         assert (result.decode is None) == (flight.planned is None), "a result has the parts of its step"
         self.last_committed = result.step_id
@@ -409,23 +387,6 @@ class Requests:
         for flight in self.in_flight:
             described.append(flight.describe([record.request.request_id for record in self.records_of(flight)]))
         return "; ".join(described) or "nothing"
-
-    def _is_in_running_block(self, record: RequestRecord) -> bool:
-        """Return whether the oldest step in flight is a block with rounds of this request.
-
-        A block has not begun if another step is in flight before it.
-        """
-        if not self.in_flight or self.steps_are_lost:
-            return False
-        decode = self.in_flight[0].step.decode
-        return decode is not None and decode.max_rounds > 1 and record.row in decode.rows
-
-    def _fence_of(self, row: int) -> int:
-        """Return the newest step in flight that touches `row`; 0 if none does."""
-        for flight in reversed(self.in_flight):
-            if flight.touches(row):
-                return flight.step.step_id
-        return 0
 
     # -- checks -----------------------------------------------------------------------------------------------------
 

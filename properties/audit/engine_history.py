@@ -21,7 +21,8 @@ from ...core.algorithm.registry import get_algorithm
 from ...core.errors import ForedraftError
 from ...observe.decoding import MalformedRecord, decode_lens
 from .findings import Tally
-from .requests import Requests, StepInFlight
+from .requests import Requests
+from .rows import StepInFlight
 
 Ends = dict[str, tuple[str, int]]
 """Request id -> (reason, tokens) of the ends that a step's result implies."""

@@ -62,14 +62,6 @@ class Jitter:
         return (times_ns * self.factors(first, len(times_ns))).astype(np.int64)
 
 
-class HostJitter:
-    """The fluctuation of the scheduler's work: of planning and launching a step, and of committing it."""
-
-    def __init__(self, spread: float, seed: int, replica: int) -> None:
-        self.launch: Jitter = Jitter(spread, seed, Purpose.HOST_TIME, replica)
-        self.commit: Jitter = Jitter(spread, seed, Purpose.HOST_TIME, replica, lane=1)
-
-
 @dataclass(frozen=True, slots=True)
 class Truth:
     """Facts about a request that only the model knows: how many tokens it emits before it stops, and the key of its

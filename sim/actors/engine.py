@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import simpy
@@ -24,22 +23,16 @@ from ...core.contract.request import FinishedRequest, FinishReason, Request
 from ...core.contract.step import DecodeStep, Step, StepFailure, StepResult
 from ...core.errors import InvariantViolation
 from ...core.scheduler.engine import Engine
-from ..cost.host import NO_DELAY, FrontEnd, HostCost
+from ..cost.host import NO_DELAY, FrontEnd
 from .block_times import overlap_times, synchronous_times
 from .clock import AFTER_ARRIVALS, Environment, until
-from .device import Device, DrawnRounds, HostJitter, Truth
+from .device import Device, DrawnRounds, Truth
 from .hooks import NO_HOOKS, HandoffPart, Hooks, StepFault
+from .host_work import HostWork
 from .intake import Intake
+from .spans import Spans, SpanSink
 
 NOTHING_LOST = LossOutcome((), ())
-
-
-class SpanSink(Protocol):
-    """Takes intervals of time for a timeline: a device step or a stretch of scheduler work."""
-
-    def span(
-        self, replica: int, track: str, name: str, start_ns: int, duration_ns: int, args: dict[str, int]
-    ) -> None: ...
 
 
 @dataclass(slots=True)
@@ -61,11 +54,10 @@ class EngineActor:
         replica: int,
         engine: Engine,
         device: Device,
-        host: HostCost,
+        host: HostWork,
         on_finished: Callable[[int, FinishedRequest], None],
         spans: SpanSink | None = None,
         hooks: Hooks = NO_HOOKS,
-        jitter: HostJitter | None = None,
         front_end: FrontEnd = NO_DELAY,
     ) -> None:
         self.env = env
@@ -74,7 +66,6 @@ class EngineActor:
         self.device = device
         self.host = host
         self.hooks = hooks
-        self.jitter = jitter
         self.intake: Intake = Intake(env, front_end, self._look_soon)
         self.handoff: HandoffPart | None = None  # set where prefill and decode are apart
         self.rounds: int = 0
@@ -83,7 +74,7 @@ class EngineActor:
         self.ran_ns: tuple[int, int] = (0, 0)  # from and to when the device was at the newest step of one round
         self.next_commit: tuple[Step, StepResult] | None = None  # a single round that is drawn and not over
         self._on_finished = on_finished
-        self._spans = spans
+        self._spans: Spans = Spans(replica, spans)
         self._flights: deque[Flight] = deque()
         self._cpu_free_ns = 0
         self._device_free_ns = 0
@@ -216,20 +207,18 @@ class EngineActor:
         batch_size = (len(step.prefill.rows) if step.prefill is not None else 0) + (
             len(step.decode.rows) if step.decode is not None else 0
         )
-        host_ns = self.host.plan_ns(batch_size) + self.host.launch_ns(batch_size)
+        host_ns = self.host.mean_launch_ns(batch_size)
         self.device.open_rows(step.joins)
         self.intake.launched(step)
         if self._flights and self._is_block(self._flights[0]):
             self._flights.append(Flight(step, None, host_ns))
             self._tail_planned_ns = self.env.now
             return
-        taken_ns = host_ns
-        if self.jitter is not None:  # those in flight run one round each
-            taken_ns = self.jitter.launch.time_ns(self.device.num_run + len(self._flights), host_ns)
+        # The steps in flight run one round each.
+        taken_ns = self.host.launch_ns(self.device.num_run + len(self._flights), host_ns)
         self._cpu_free_ns = self.env.now + taken_ns
         self._flights.append(Flight(step, self._cpu_free_ns, host_ns))
-        if self._spans is not None:
-            self._spans.span(self.replica, "scheduler", "plan", self.env.now, taken_ns, {"step": step.step_id})
+        self._spans.add_host("plan", step, self.env.now, taken_ns)
 
     def _is_block(self, flight: Flight) -> bool:
         """Return whether a step will run more than one round, as far as its requests and the driver let it.
@@ -340,23 +329,12 @@ class EngineActor:
         started_ns = self._start_ns(flight)
         self._device_free_ns = started_ns + device_ns
         self.ran_ns = (started_ns, self._device_free_ns)
-        batch_size = 0 if step.decode is None else len(step.decode.rows)
         committing_ns = max(self._cpu_free_ns, self._device_free_ns)
-        commit_ns = self.host.commit_ns(batch_size, tokens, self._verified_rows(step.decode))
-        if self.jitter is not None:
-            commit_ns = self.jitter.commit.time_ns(number, commit_ns)
+        commit_ns = self.host.commit_ns(number, step.decode, tokens)
         self._cpu_free_ns = committing_ns + commit_ns
         device.busy_ns += device_ns
-        if self._spans is not None:
-            self._span_device(self._spans, step, started_ns, device_ns, 1)
-            self._spans.span(
-                self.replica,
-                "scheduler",
-                "commit",
-                committing_ns,
-                self._cpu_free_ns - committing_ns,
-                {"step": step.step_id},
-            )
+        self._spans.add_device(step, started_ns, device_ns, 1)
+        self._spans.add_host("commit", step, committing_ns, commit_ns)
         return StepResult(step.step_id, prefill, decode, np.array([self._cpu_free_ns], dtype=np.int64))
 
     # -- a block ------------------------------------------------------------------------------------------------------
@@ -369,7 +347,9 @@ class EngineActor:
         step = flight.step
         has_tail = len(self._flights) > 1  # none in synchronous mode, nor where a step behind the block got no KV
         started_ns = self._start_ns(flight)
-        commit_ns, launch_ns = self._commit_costs(decode, drawn), self._launch_costs(flight, drawn)
+        number = self.device.num_run
+        commit_ns = self.host.commits_ns(number, decode, drawn)
+        launch_ns = self.host.launches_ns(number, flight.host_ns, drawn.rounds)
         if has_tail:
             times = overlap_times(started_ns, self._tail_planned_ns, drawn.device_ns, commit_ns, launch_ns)
         else:
@@ -395,42 +375,6 @@ class EngineActor:
             self._flights[1].launched_ns = int(times.next_launch_ns[rounds - 1])
         self.device.busy_ns += int(np.add.reduce(drawn.device_ns[:rounds]))
         self.rounds += rounds
-        if self._spans is not None:
-            self._span_device(self._spans, step, started_ns, self._device_free_ns - started_ns, rounds)
+        self._spans.add_device(step, started_ns, self._device_free_ns - started_ns, rounds)
         decoded = self.device.apply(decode, drawn, rounds, asked)
         return StepResult(step.step_id, None, decoded, times.commit_end_ns[:rounds])
-
-    def _commit_costs(self, decode: DecodeStep, drawn: DrawnRounds) -> np.ndarray:
-        """Return the host time to commit each round, int64 [rounds]."""
-        batch_size, emitted = len(decode.rows), drawn.emitted[: drawn.rounds]
-        verified = self._verified_rows(decode)
-        base_ns = self.host.commit_ns(batch_size, 0, verified)
-        commit_ns = base_ns + (self.host.commit_ns(batch_size, 1, verified) - base_ns) * emitted
-        return commit_ns if self.jitter is None else self.jitter.commit.times_ns(self.device.num_run, commit_ns)
-
-    def _verified_rows(self, decode: DecodeStep | None) -> int:
-        """Return the rows whose acceptance the host must read before it goes on."""
-        return len(decode.rows) if decode is not None and decode.steps and not self.engine.config.overlap else 0
-
-    def _launch_costs(self, flight: Flight, drawn: DrawnRounds) -> int | np.ndarray:
-        """Return the host time to plan and launch the round after each, int64 [rounds], or one number if it is
-        the same for all."""
-        if self.jitter is None:
-            return flight.host_ns
-        means_ns = np.full(drawn.rounds, flight.host_ns, dtype=np.int64)
-        return self.jitter.launch.times_ns(self.device.num_run + 1, means_ns)
-
-    def _span_device(self, spans: SpanSink, step: Step, start_ns: int, duration_ns: int, rounds: int) -> None:
-        args: dict[str, int] = {"step": step.step_id}
-        name = "prefill"
-        if step.decode is not None:
-            name = "mixed" if step.prefill is not None else "decode"
-            args |= {
-                "rows": len(step.decode.rows),
-                "steps": step.decode.steps,
-                "draft_tokens": step.decode.num_draft_tokens,
-                "rounds": rounds,
-            }
-        if step.prefill is not None:
-            args["prefill_tokens"] = int(step.prefill.lens.sum())
-        spans.span(self.replica, "device", name, start_ns, duration_ns, args)

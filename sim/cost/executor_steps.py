@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from ...core.errors import ConfigError, Problem, nearest
 from ...core.scheduler.spec import EngineSpec
-from .forward import DecodeWork
 from .host import HostCost
+from .passes.decode_work import DecodeWork
 
 AXES: dict[str, tuple[str, ...]] = {
     "prefill": ("chunks", "tokens", "context"),

@@ -7,7 +7,6 @@ driver decides whether a part hides behind the device (overlap mode) or delays i
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -311,17 +310,3 @@ def launch_preset(name: str) -> LaunchCost:
         message = f"unknown launch preset {name!r}{nearest(name, LAUNCH_PRESETS)}; known: {', '.join(LAUNCH_PRESETS)}"
         raise UnknownPreset(message)
     return LAUNCH_PRESETS[name]
-
-
-def padded_tokens(
-    batch_size: int, width: int, graph_sizes: tuple[int, ...] | None, unit: GraphUnit = "rows"
-) -> int | None:
-    """Return the tokens that the captured graph of a pass with `width` tokens per row computes.
-
-    None where no graph does (the pass is too large, or graphs are off). `graph_sizes` must be in increasing order.
-    """
-    size = batch_size if unit == "rows" else batch_size * width
-    if not graph_sizes or size > graph_sizes[-1]:
-        return None
-    captured = graph_sizes[bisect_left(graph_sizes, size)]
-    return captured * width if unit == "rows" else captured

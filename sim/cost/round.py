@@ -27,21 +27,21 @@ from numpy.typing import NDArray
 from ...core.model_shape import ModelShape
 from ...core.scheduler.spec import GRAPH_SIZES
 from .calibration import Calibration
-from .curve import Curve, Pass
-from .draft import MULTI_LAYER_EAGLE, DraftShape
+from .draft import DraftShape
 from .efficiency import Efficiency, default_efficiency
-from .forward import EXPERT_INDEPENDENCE, DecodeWork, ForwardCost, InvalidRound, Line, PassTokens, check_round
 from .hardware import GPU, Parallelism
-from .host import FULL_GRAPH, GraphUnit, LaunchCost, padded_tokens
+from .host import FULL_GRAPH, GraphUnit, LaunchCost
 from .measured import KernelTables, MeasuredForward
+from .passes.curve import Curve, Line, Pass
+from .passes.decode_work import DecodeWork, InvalidRound, check_round
+from .passes.drafting import DraftPasses
+from .passes.forward import ForwardCost
+from .passes.launch import LAUNCH, PassLaunch
+from .passes.tokens import EXPERT_INDEPENDENCE, PassTokens
 from .published.evidence import Evidence
 
 GREEDY = "greedy"
 STOCHASTIC = "stochastic"
-LAUNCH = "launch"
-"""The part of a pass that its launch takes."""
-
-__all__ = ["GREEDY", "STOCHASTIC", "DecodeWork", "InvalidRound", "RoundCost"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class RoundCost:
     `tables`, `draft_tables`: measured times of the target's and the draft's passes, which replace the roofline's.
     `graph_sizes`: captured sizes in increasing order, None for no graphs; `graph_unit`: what they count. `sampling`:
     "stochastic" (softmax and lossless acceptance over the vocabulary) or "greedy" (argmax). `keep_draft_warm`: whether
-    rounds with 0 steps run the catch-up. `expert_independence`: see `forward.ExpertRouting`. `published`: the published
-    points whose factor every pass has.
+    rounds with 0 steps run the catch-up. `expert_independence`: see `ExpertRouting`. `published`: the published points
+    whose factor every pass has.
     """
 
     sees_rows: Literal[False] = False  # a round's time follows from its shape and the KV tokens of all rows together
@@ -110,13 +110,14 @@ class RoundCost:
         self.published = published
         roofline = ForwardCost(target, gpu, self.efficiency, self.parallel)
         self._target = roofline if tables is None else MeasuredForward(roofline, tables)
-        self._draft: ForwardCost | None = None
+        self._pass_launch: PassLaunch = PassLaunch(launch, graph_sizes, graph_unit, expert_independence)
+        self._draft: DraftPasses | None = None
         if draft is not None and draft.body is not None:
             own = ForwardCost(draft.body, gpu, self.efficiency, self.parallel.without_experts, draft.qkv_inputs)
-            self._draft = own if draft_tables is None else MeasuredForward(own, draft_tables)
+            forward = own if draft_tables is None else MeasuredForward(own, draft_tables)
+            self._draft = DraftPasses(draft, forward, self._pass_launch, keep_draft_warm)
         self._curves: dict[tuple[int, int, int, int], Curve] = {}
-        self._lm_heads: dict[tuple[bool, int], float] = {}
-        self._fusions: dict[int, float] = {}
+        self._lm_heads: dict[int, float] = {}
         self._riders: dict[tuple[int, int, int, int], _Rider] = {}
         self._first_samplings: dict[int, Pass] = {}
         fitted = None if calibration is None else calibration.parameters
@@ -163,7 +164,7 @@ class RoundCost:
     def priced_by(self) -> str:
         """The source of the times of passes: the roofline, measured kernels, or one of them for the target and one for
         the draft."""
-        by = [forward.priced_by for forward in (self._target, self._draft) if forward is not None]
+        by = [forward.priced_by for forward in self._forwards.values()]
         return (
             by[0] if len(set(by)) == 1 else f"{by[0]} for the target, {by[1]} for the draft"
         ) + self._target.about_prices
@@ -177,13 +178,16 @@ class RoundCost:
     def kernel_sources(self) -> dict[str, str]:
         """What prices the passes of the target and of the draft:
         the database with its version and what it was asked, or the roofline."""
-        both = {"target": self._target, "draft": self._draft}
-        return {name: forward.source for name, forward in both.items() if forward is not None}
+        return {name: forward.source for name, forward in self._forwards.items()}
 
     @property
     def has_experts(self) -> bool:
         """Whether the target or the draft is a mixture of experts."""
-        return any(forward is not None and forward.shape.moe_layers for forward in (self._target, self._draft))
+        return any(forward.shape.moe_layers for forward in self._forwards.values())
+
+    @property
+    def _forwards(self) -> dict[str, ForwardCost]:
+        return {"target": self._target} | ({} if self._draft is None else {"draft": self._draft.forward})
 
     def explain(self) -> list[tuple[str, float | str, str, str]]:
         """Return rows (name, value, unit, source) of all parts of this cost."""
@@ -213,14 +217,14 @@ class RoundCost:
         return self._curves[key]
 
     def _decode_passes(self, batch_size: int, steps: int, topk: int, nodes: int) -> list[Pass]:
-        tokens = self._tokens(batch_size, nodes)
+        tokens, draft = self._pass_launch.tokens(batch_size, nodes), self._draft
         verify = self._target_pass(batch_size, nodes, tokens)
         return [
-            *self._draft_passes(batch_size, steps, topk),
+            *(() if draft is None else draft.of_steps(batch_size, steps, topk)),
             verify,
             *self._host_pass(verify, steps),
             self._after_verify(tokens.num_tokens, steps, topk, nodes),
-            *self._catch_up(batch_size, steps),
+            *(() if draft is None else draft.catch_up(batch_size, steps)),
         ]
 
     def _target_pass(self, batch_size: int, nodes: int, tokens: PassTokens) -> Pass:
@@ -229,12 +233,14 @@ class RoundCost:
         parts = {
             "verify": Line(self._target.layers_ns(tokens.num_tokens, tokens.routing)),
             "attention": self._target.decode_attention(batch_size, nodes, batch_size * nodes),
-            "lm_head": Line(self._lm_head_ns(False, tokens.num_tokens)),
-            LAUNCH: Line(self.launch.target_gap_ns(self._own_rows(batch_size)) + self._waits_ns(self._target, tokens)),
+            "lm_head": Line(self._lm_head_ns(tokens.num_tokens)),
+            LAUNCH: Line(
+                self.launch.target_gap_ns(self._own_rows(batch_size)) + self._pass_launch.waits_ns(self._target, tokens)
+            ),
         }
         if self.parallel.devices > 1:
             parts["comm"] = Line(self._target.comm_ns(tokens.num_tokens))
-        return Pass(parts, self._floor_ns(self._target, tokens), window_cap_tokens=cap)
+        return Pass(parts, self._pass_launch.floor_ns(self._target, tokens), window_cap_tokens=cap)
 
     def _curve_of(self, passes: Sequence[Pass]) -> Curve:
         """Return the curve of `passes`, with kernels scaled by the profile's factor; the launch has its own fit.
@@ -248,35 +254,16 @@ class RoundCost:
     def is_captured(self, batch_size: int, nodes: int) -> bool:
         """Return whether a verify pass of so many rows and tokens per row runs as a captured graph, if it comes
         without prefill."""
-        return padded_tokens(batch_size, nodes, self.graph_sizes, self.graph_unit) is not None
-
-    def _tokens(self, batch_size: int, width: int, has_graph: bool = True) -> PassTokens:
-        """Return the tokens of a decode pass; `has_graph`: there may be a captured one, as it comes without prefill."""
-        padded = padded_tokens(batch_size, width, self.graph_sizes, self.graph_unit) if has_graph else None
-        return PassTokens.of_requests(batch_size, batch_size * width, self.expert_independence, padded)
+        return self._pass_launch.is_captured(batch_size, nodes)
 
     def _own_rows(self, rows: int) -> float:
         """Return the rows of one attention-data parallel group: each group has a scheduler and samples by itself."""
         return rows / self.parallel.data
 
-    def _skew_ns(self, forward: ForwardCost) -> float:
-        return self.launch.collectives_gap_ns(forward.collectives, self.parallel.devices)
-
-    def _waits_ns(self, forward: ForwardCost, tokens: PassTokens) -> float:
-        """Return what the device waits within a pass: for slower devices, and between the pieces of a graph."""
-        pieces_ns = self.launch.pieces_gap_ns(forward.shape.layers) if tokens.is_captured else 0.0
-        return self._skew_ns(forward) + pieces_ns
-
-    def _floor_ns(self, forward: ForwardCost, tokens: PassTokens) -> float:
-        return 0.0 if tokens.is_captured else forward.kernels * self.launch.eager_kernel_ns
-
-    def _lm_head_ns(self, of_draft: bool, rows: int) -> float:
-        key = (of_draft, rows)
-        if key not in self._lm_heads:
-            forward = self._draft if of_draft else self._target
-            assert forward is not None
-            self._lm_heads[key] = forward.lm_head_ns(rows)
-        return self._lm_heads[key]
+    def _lm_head_ns(self, rows: int) -> float:
+        if rows not in self._lm_heads:
+            self._lm_heads[rows] = self._target.lm_head_ns(rows)
+        return self._lm_heads[rows]
 
     def _sampling_ns(self, rows: int) -> float:
         """Return the time of sampling.
@@ -309,102 +296,23 @@ class RoundCost:
         total = Line(*(sum(getattr(line, item) for line in share.values()) for item in Line.__slots__))
         return [Pass({"draft": total}, window_cap_tokens=verify.window_cap_tokens)]
 
-    def _draft_passes(self, batch_size: int, steps: int, topk: int, has_graph: bool = True) -> list[Pass]:
-        """Return the S − 1 passes after the first step's drafts, and the tree.
-        With one head per step they run in the catch-up instead."""
-        forward, draft = self._draft, self.draft
-        if forward is None or draft is None or not steps:
-            return []
-        passes = []
-        if steps > 1 and draft.algorithm != MULTI_LAYER_EAGLE:
-            # On average a branch has half of the steps' own tokens behind it.
-            own, tokens = batch_size * steps // 2, self._tokens(batch_size, topk, has_graph)
-            attention = forward.decode_attention(batch_size, 1, own, reads=topk)
-            passes.append(
-                self._draft_pass("draft", batch_size, tokens, tokens.num_tokens, attention, steps - 1, later=True)
-            )
-        if topk > 1:
-            # Cumulative scores, selection, sorting, parents, sibling links, mask.
-            tree_ns = (steps + 5) * self.efficiency.small_kernel_ns
-            passes.append(Pass({"tree": Line(tree_ns), LAUNCH: Line(self.launch.tree_ns)}))
-        step_ns = self.launch.step_ns(draft.algorithm)
-        if step_ns:
-            passes.append(Pass({LAUNCH: Line(steps * step_ns)}))
-        return passes
-
-    def _catch_up(self, batch_size: int, steps: int) -> list[Pass]:
-        """Return the pass in which the draft sees the accepted tokens:
-        S + 1 per row at most, and the graph computes them all."""
-        forward, draft = self._draft, self.draft
-        if forward is None or draft is None or not (steps or self.keep_draft_warm):
-            return []
-        attention = forward.decode_attention(batch_size, steps + 1, batch_size * (steps + 1))
-        repeat = max(steps, 1) if draft.algorithm == MULTI_LAYER_EAGLE else 1
-        tokens = self._tokens(batch_size, steps + 1)
-        rows = -(-tokens.num_tokens // (steps + 1)) if steps or self.launch.has_resting_logits else 0
-        return [self._draft_pass("draft_catch_up", batch_size, tokens, rows, attention, repeat)]
-
-    def _draft_pass(
-        self,
-        label: str,
-        batch_size: int,
-        tokens: PassTokens,
-        logit_rows: int,
-        attention: Line,
-        repeat: int,
-        later: bool = False,
-    ) -> Pass:
-        """Return one pass of the draft; `later`: a pass after the first of a round, on its own hidden states."""
-        forward, draft = self._draft, self.draft
-        assert forward is not None and draft is not None
-        body = forward.shape
-        layers_ns = forward.layers_ns(tokens.num_tokens, tokens.routing)
-        if draft.fusion_inputs and (draft.fusion_every_pass or not later):
-            layers_ns += self._fusion_ns(tokens.num_tokens)
-        # Softmax and top-k over the draft's logits: read 2 bytes, write and read 4.
-        choose_ns = lm_head_ns = 0.0
-        if logit_rows:
-            logit_bytes = 10.0 * logit_rows * body.vocab
-            choose_ns = self.efficiency.stream_ns(self.gpu, logit_bytes) + self.efficiency.small_kernel_ns
-            lm_head_ns = self._lm_head_ns(True, logit_rows)
-        parts = {
-            label: Line(layers_ns + choose_ns),
-            "draft_attention": attention,
-            "draft_lm_head": Line(lm_head_ns),
-            LAUNCH: Line((0.0 if later else self.launch.graph_gap_ns) + self._waits_ns(forward, tokens)),
-        }
-        if self.parallel.devices > 1:
-            parts["comm"] = Line(forward.comm_ns(tokens.num_tokens))
-        floor_ns = max(self._floor_ns(forward, tokens), self.launch.draft_pass_floor_ns)
-        return Pass(parts, floor_ns, repeat, batch_size * forward.knee)
-
-    def _fusion_ns(self, tokens: int) -> float:
-        """Return the time of the fully connected layer in front of a head."""
-        if tokens not in self._fusions:
-            forward, draft = self._draft, self.draft
-            assert forward is not None and draft is not None
-            hidden = forward.shape.hidden
-            self._fusions[tokens] = forward.gemm_ns(tokens, draft.fusion_inputs * hidden, -(-hidden // self.tp))
-        return self._fusions[tokens]
-
     def _rider(self, batch_size: int, steps: int, topk: int, nodes: int) -> _Rider:
         """Return the part of a decode round in a step with prefill; nothing of it depends on the chunks."""
         key = (batch_size, steps, topk, nodes)
         if key not in self._riders:
             check_round(self.draft, *key)
-            caught_up = batch_size * (steps + 1) if steps or self.keep_draft_warm else 0
+            draft, no_attention = self._draft, Line(0.0)
+            caught_up = 0 if draft is None else draft.caught_up(batch_size, steps)
             self._riders[key] = _Rider(
-                drafting=tuple(self._draft_passes(batch_size, steps, topk, has_graph=False)) if batch_size else (),
-                after_verify=(self._after_verify(batch_size * nodes, steps, topk, nodes),) if batch_size else (),
-                attention=self._target.decode_attention(batch_size, nodes, batch_size * nodes)
-                if batch_size
-                else Line(0.0),
-                caught_up_tokens=caught_up,
-                catch_up_attention=(
-                    self._draft.decode_attention(batch_size, steps + 1, caught_up)
-                    if self._draft and caught_up
-                    else Line(0.0)
+                drafting=(
+                    tuple(draft.of_steps(batch_size, steps, topk, has_graph=False)) if draft and batch_size else ()
                 ),
+                after_verify=(self._after_verify(batch_size * nodes, steps, topk, nodes),) if batch_size else (),
+                attention=(
+                    self._target.decode_attention(batch_size, nodes, batch_size * nodes) if batch_size else no_attention
+                ),
+                caught_up_tokens=caught_up,
+                catch_up_attention=draft.catch_up_attention(batch_size, steps) if draft and caught_up else no_attention,
             )
         return self._riders[key]
 
@@ -421,34 +329,25 @@ class RoundCost:
         if first_tokens is None:
             first_tokens = self._first_samplings[len(chunks)] = Pass({"sampling": Line(self._sampling_ns(len(chunks)))})
         passes = [*rider.drafting, verify, *self._host_pass(verify, steps), *rider.after_verify, first_tokens]
-        if self._draft is not None and self.draft is not None:
-            logit_rows = len(chunks) + (batch_size if rider.caught_up_tokens else 0)
-            line = rider.catch_up_attention
-            prefill_ns = self._draft.prefill_attention_ns(chunks)
-            attention = Line(line.base_ns + prefill_ns, line.slope_ns, line.window_slope_ns)
-            tokens = PassTokens.of_requests(logit_rows, new_tokens + rider.caught_up_tokens, self.expert_independence)
-            # Each head of a multi-layer draft has its own KV of the prompt.
-            passes.append(
-                self._draft_pass("draft_catch_up", batch_size, tokens, logit_rows, attention, self.draft.heads)
-            )
+        if self._draft is not None:
+            passes.append(self._draft.prefill(chunks, batch_size, rider.caught_up_tokens, rider.catch_up_attention))
         return self._curve_of(passes)
 
     def _mixed_target_pass(
         self, chunks: Sequence[tuple[int, int]], new_tokens: int, batch_size: int, nodes: int, line: Line
     ) -> Pass:
-        tokens = PassTokens.of_requests(
-            len(chunks) + batch_size, new_tokens + batch_size * nodes, self.expert_independence
-        )
+        tokens = self._pass_launch.of_requests(len(chunks) + batch_size, new_tokens + batch_size * nodes)
         prefill_ns = self._target.prefill_attention_ns(chunks)
         parts = {
             "verify": Line(self._target.layers_ns(tokens.num_tokens, tokens.routing)),
             "attention": Line(line.base_ns + prefill_ns, line.slope_ns, line.window_slope_ns),
-            "lm_head": Line(self._lm_head_ns(False, len(chunks) + batch_size * nodes)),
+            "lm_head": Line(self._lm_head_ns(len(chunks) + batch_size * nodes)),
             LAUNCH: Line(
-                self.launch.target_gap_ns(self._own_rows(len(chunks) + batch_size)) + self._skew_ns(self._target)
+                self.launch.target_gap_ns(self._own_rows(len(chunks) + batch_size))
+                + self._pass_launch.skew_ns(self._target)
             ),
         }
         if self.parallel.devices > 1:
             parts["comm"] = Line(self._target.comm_ns(tokens.num_tokens))
         cap = batch_size * self._target.knee
-        return Pass(parts, self._floor_ns(self._target, tokens), window_cap_tokens=cap)
+        return Pass(parts, self._pass_launch.floor_ns(self._target, tokens), window_cap_tokens=cap)

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ...core.adaptive.interchange import table_schema
-from ..cost.forward import EXPERT_INDEPENDENCE
 from ..cost.host import GraphUnit
+from ..cost.passes.tokens import EXPERT_INDEPENDENCE
 from .engine_table import EngineTable
 from .table import Count, Engines, Policy, Positive, Seconds, Share, Spread, Table
 from .workload import Clients, Workload

@@ -16,6 +16,7 @@ from foredraft.core.kv.store import KVStore
 from foredraft.core.scheduler import config, rounds
 from foredraft.core.scheduler.admission import Admission
 from foredraft.core.scheduler.engine import Engine
+from foredraft.core.scheduler.flights import StepsInFlight
 from foredraft.core.scheduler.output import OutputLog
 from foredraft.core.scheduler.policies import least_entitled
 from foredraft.core.scheduler.requests import Requests
@@ -51,7 +52,7 @@ def noticed_in(cell: Cell, run=run_cell) -> bool:
 
 IN_ONE_ENGINE = """
 SlotsFreedUnderAStepInFlight (MATRIX): No step in flight is found that touches a row.
-    Requests._fence_of = 0
+    StepsInFlight.fence_of = 0
 
 ReserveOfOneRoundInOverlapMode (MATRIX): A round in flight behind another has no slots of its own.
     config.reserve_per_decode = alloc_len
@@ -155,7 +156,7 @@ NewcomersNeverWakeTheDriver (MATRIX): A newcomer waits for the end of the block.
     Admission.could_enter_before_commit = False
 
 AbortedRoundsForgotten (MATRIX): A request that is aborted in a block ends at once.
-    Requests._is_in_running_block = False
+    StepsInFlight.runs_block_of = False
 
 BlocksPlannedWhileARequestCouldEnter (MATRIX): The queue is not looked at before a block.
     Engine._max_rounds
@@ -173,6 +174,7 @@ PLACES = [
         ReferenceExecutor,
         ReferencePasses,
         Requests,
+        StepsInFlight,
         shadow.ShadowKV,
         shadow.ShadowPool,
         drafting._Branches,

@@ -15,6 +15,7 @@ from foredraft.planning.answer import limit_of
 from foredraft.planning.candidates import make_candidates
 from foredraft.planning.confidence.comparison import ModelErrors
 from foredraft.planning.confidence.ranked import Ranked
+from foredraft.planning.confidence.ranking import rank_candidates
 from foredraft.planning.plan import Plan, Question
 from foredraft.planning.search import Finding, greatest_load, least_count, run_searches
 from foredraft.planning.slo import excess, parse_slo
@@ -217,7 +218,7 @@ def plan_of(load: float | None, gpus: int | None) -> tuple[Plan, Service]:
 
 def test_a_plan_ranks_by_the_greatest_load():
     whole, service = plan_of(None, None)
-    ranked = whole.ranked()
+    ranked = rank_candidates(whole)
     assert [item.candidate.name for item in ranked][:2] == ["EAGLE3, 3 steps", "EAGLE3, 2 steps"]
     assert ranked[0].load == pytest.approx(8.0, rel=0.01) and ranked[0].gpus == 1
     assert [item.candidate.name for item in ranked if item.dropped] == ["EAGLE3, 5 steps"]
@@ -259,7 +260,7 @@ def test_a_plan_on_a_whole_trace_drops_candidates_on_its_slices(tmp_path: Path):
     service = Service(answer)
     for _ in whole.run(service):
         pass
-    ranked = whole.ranked()
+    ranked = rank_candidates(whole)
     assert ranked[0].candidate.name == "EAGLE3, 6 steps" and ranked[0].load == pytest.approx(3.9, rel=0.02)
     assert {item.candidate.name for item in ranked if not item.dropped} == {f"EAGLE3, {n} steps" for n in (5, 6, 7)}
     assert {item.candidate.name for item in ranked if item.dropped and item.equal} == {
@@ -274,7 +275,7 @@ def test_a_plan_on_a_whole_trace_drops_candidates_on_its_slices(tmp_path: Path):
 
 def test_a_plan_finds_the_least_gpus_for_a_load():
     whole, _ = plan_of(25.0, None)
-    ranked = whole.ranked()
+    ranked = rank_candidates(whole)
     assert [(item.candidate.name, item.gpus) for item in ranked][:2] == [("EAGLE3, 3 steps", 4), ("EAGLE3, 2 steps", 5)]
     assert next(item for item in ranked if item.candidate.name == "plain decoding").gpus == 13
     assert [item.equal for item in ranked][:2] == [True, False]
@@ -282,9 +283,9 @@ def test_a_plan_finds_the_least_gpus_for_a_load():
 
 def test_a_load_beyond_the_given_gpus_holds_nowhere():
     whole, _ = plan_of(25.0, 2)
-    assert not any(item.holds for item in whole.ranked() if not item.dropped)
+    assert not any(item.holds for item in rank_candidates(whole) if not item.dropped)
     far, service = plan_of(2500.0, 2)
-    assert not any(item.holds for item in far.ranked() if not item.dropped)
+    assert not any(item.holds for item in rank_candidates(far) if not item.dropped)
     assert max(run["workload.rate"] for run in service.runs) < 100  # what is out of reach is not run
     assert len(service.runs) < 20  # all candidates but the nearest give up early
     assert min(filter(None, map(far.needed, far.rough))) == pytest.approx(2500 / 8, rel=0.3)
@@ -305,7 +306,7 @@ def test_a_plan_with_prices_takes_the_cheapest_gpus():
         whole = Plan(Scenario(), candidates, Question(LIMIT, 11.0, None, range(2), 400, 0.05, prices))
         for _ in whole.run(Service(answer)):
             pass
-        found[bool(prices)] = [(item.candidate.settings["hardware.gpu"], item.gpus) for item in whole.ranked()]
+        found[bool(prices)] = [(item.candidate.settings["hardware.gpu"], item.gpus) for item in rank_candidates(whole)]
     assert found == {False: [("H200", 2), ("H100", 3)], True: [("H100", 3), ("H200", 2)]}
 
 
@@ -323,7 +324,7 @@ def test_a_tie_is_a_ratio_within_the_error_of_the_comparison(
     """Of 2 steps, which hold 6 where 3 steps hold 8. `mean`: of the error of log(load of the best / its load)."""
     monkeypatch.setattr(ModelErrors, "compare", lambda *_: Difference(mean, half_width))
     whole, _ = plan_of(None, None)
-    best, second = whole.ranked()[:2]
+    best, second = rank_candidates(whole)[:2]
     assert (second.candidate.name, second.equal) == ("EAGLE3, 2 steps", is_equal)
     assert second.of_best_range == pytest.approx(
         [0.75 * math.exp(-mean + end) for end in (-half_width, half_width)], rel=0.02

@@ -15,7 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..forward import ExpertRouting, ForwardCost, Line
+from ..passes.curve import Line
+from ..passes.forward import ForwardCost
+from ..passes.tokens import ExpertRouting
 from .limits import PhysicalLimits
 from .tables import CHUNKS, COMPARED_ROWS, CONTEXTS, KNEE, PASTS, QUERIES, ROWS, TOKENS, KernelTables
 

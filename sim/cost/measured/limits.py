@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ....core.model_shape import DTYPE_BYTES, Cache, Experts, ModelShape, Product
-from ..forward import query_key_pairs
 from ..hardware import GPU, Parallelism
+from ..passes.forward import query_key_pairs
 
 _SIXTEEN_BITS = ("bf16", "fp16")
 

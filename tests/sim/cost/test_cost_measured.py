@@ -17,7 +17,6 @@ from foredraft.observe.distribution.install_hint import install_command
 from foredraft.sim.assembly import assemble
 from foredraft.sim.cost.draft import eagle3_head
 from foredraft.sim.cost.efficiency import default_efficiency
-from foredraft.sim.cost.forward import ExpertRouting, ForwardCost
 from foredraft.sim.cost.hardware import Parallelism, lookup_gpu
 from foredraft.sim.cost.measured import (
     KernelTables,
@@ -31,6 +30,8 @@ from foredraft.sim.cost.measured import (
 from foredraft.sim.cost.measured.forward import _risen
 from foredraft.sim.cost.measured.limits import PhysicalLimits
 from foredraft.sim.cost.measured.tables import CHUNKS, CONTEXTS, KNEE, PASTS, QUERIES, ROWS, TOKENS
+from foredraft.sim.cost.passes.forward import ForwardCost
+from foredraft.sim.cost.passes.tokens import ExpertRouting
 from foredraft.sim.cost.round import RoundCost
 from foredraft.sim.scenario_file import load_scenario
 

@@ -6,9 +6,9 @@ import pytest
 from foredraft.core.model_shape import lookup_model
 from foredraft.sim.assembly import assemble
 from foredraft.sim.cost.efficiency import default_efficiency
-from foredraft.sim.cost.forward import ForwardCost
 from foredraft.sim.cost.hardware import Parallelism, UnsupportedParallelism, lookup_gpu
 from foredraft.sim.cost.memory import kv_pool_slots
+from foredraft.sim.cost.passes.forward import ForwardCost
 from foredraft.sim.cost.round import RoundCost
 from foredraft.sim.scenario_file import load_scenario
 from hypothesis import given

@@ -11,11 +11,12 @@ from foredraft.core.model_shape import lookup_model
 from foredraft.core.scheduler.spec import GRAPH_SIZES
 from foredraft.sim.cost.draft import eagle3_head
 from foredraft.sim.cost.efficiency import default_efficiency
-from foredraft.sim.cost.forward import ForwardCost
 from foredraft.sim.cost.hardware import lookup_gpu
 from foredraft.sim.cost.measured import MeasuredForward
 from foredraft.sim.cost.measured.tables import CHUNKS, CONTEXTS, PASTS, QUERIES, ROWS, TOKENS, KernelTables
-from foredraft.sim.cost.round import LAUNCH, RoundCost
+from foredraft.sim.cost.passes.forward import ForwardCost
+from foredraft.sim.cost.passes.launch import LAUNCH
+from foredraft.sim.cost.round import RoundCost
 from foredraft.sim.cost.server import PROFILES
 from hypothesis import example, given, settings
 from hypothesis import strategies as st

@@ -9,10 +9,11 @@ from foredraft.core.errors import ForedraftError
 from foredraft.core.model_shape import lookup_model
 from foredraft.sim.assembly import assemble
 from foredraft.sim.cost.draft import eagle3_head
-from foredraft.sim.cost.forward import ForwardCost, Line
 from foredraft.sim.cost.hardware import Parallelism, lookup_gpu
 from foredraft.sim.cost.measured import NotMeasured, measured_tables, packaged_models, tables
 from foredraft.sim.cost.measured.database import SERVERS, SYSTEMS
+from foredraft.sim.cost.passes.curve import Line
+from foredraft.sim.cost.passes.forward import ForwardCost
 from foredraft.sim.cost.round import RoundCost
 from foredraft.sim.cost.server import PROFILES
 from foredraft.sim.scenario_file import load_scenario

@@ -8,9 +8,10 @@ import pytest
 from foredraft.core.model_shape import lookup_model
 from foredraft.sim.cost.draft import eagle3_head, eagle_head
 from foredraft.sim.cost.efficiency import default_efficiency
-from foredraft.sim.cost.forward import EXPERT_INDEPENDENCE, UNEVEN_INDEPENDENCE, ForwardCost, PassTokens
 from foredraft.sim.cost.hardware import lookup_gpu
 from foredraft.sim.cost.host import PIECEWISE, VLLM_0_10
+from foredraft.sim.cost.passes.forward import ForwardCost
+from foredraft.sim.cost.passes.tokens import EXPERT_INDEPENDENCE, UNEVEN_INDEPENDENCE, PassTokens
 from foredraft.sim.cost.round import RoundCost
 
 H100 = lookup_gpu("H100")

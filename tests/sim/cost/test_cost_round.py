@@ -10,12 +10,14 @@ import pytest
 from foredraft.core.errors import ConfigError
 from foredraft.core.model_shape import lookup_model
 from foredraft.sim.cost.calibration import DEVICE, Calibration, FittedParameter, FittedParameters
-from foredraft.sim.cost.curve import Curve, Line, Pass, TimeOverflow
 from foredraft.sim.cost.draft import eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
-from foredraft.sim.cost.forward import ForwardCost, UnsupportedParallelism
 from foredraft.sim.cost.hardware import lookup_gpu
-from foredraft.sim.cost.host import FULL_GRAPH, PIECEWISE, UnknownPreset, launch_preset, padded_tokens
-from foredraft.sim.cost.round import DecodeWork, InvalidRound, RoundCost
+from foredraft.sim.cost.host import FULL_GRAPH, PIECEWISE, UnknownPreset, launch_preset
+from foredraft.sim.cost.passes.curve import Curve, Line, Pass, TimeOverflow
+from foredraft.sim.cost.passes.decode_work import DecodeWork, InvalidRound
+from foredraft.sim.cost.passes.forward import ForwardCost, UnsupportedParallelism
+from foredraft.sim.cost.passes.tokens import padded_tokens
+from foredraft.sim.cost.round import RoundCost
 
 H100 = lookup_gpu("H100")
 LLAMA = lookup_model("llama-3.1-8b")

@@ -14,7 +14,7 @@ from foredraft.planning.answer import bottleneck
 from foredraft.planning.rounds import RoundModel
 from foredraft.sim.assembly import assemble
 from foredraft.sim.cost.calibration import Calibration, profile_document
-from foredraft.sim.effects import refuse_without_effect
+from foredraft.sim.effects.given_keys import refuse_without_effect
 from foredraft.sim.notices import notices_of
 from foredraft.sim.run import Simulation
 from foredraft.sim.scenario_file import load_scenario

@@ -14,6 +14,7 @@ from foredraft.core.kv.store import KVStore
 from foredraft.core.scheduler import engine as engine_module
 from foredraft.core.scheduler.admission import Admission
 from foredraft.core.scheduler.engine import Engine
+from foredraft.core.scheduler.flights import StepsInFlight
 from foredraft.core.scheduler.output import OutputLog
 from foredraft.core.scheduler.recovery import StepLimits
 from foredraft.core.scheduler.requests import Requests
@@ -260,7 +261,7 @@ BREAKS: list[tuple[str, Callable, FaultPlan]] = [
         replace(KVStore, "close_row", lambda self, departure, last_committed: self._release(departure)),
         only("device.raises", 0.05),
     ),
-    ("fenced", replace(Requests, "_fence_of", lambda self, row: 0), only("device.restarts", 0.05)),
+    ("fenced", replace(StepsInFlight, "fence_of", lambda self, row: 0), only("device.restarts", 0.05)),
     ("victim_alone", replace(StepLimits, "count_failure", lambda self, *arguments: True), RAISES),
     ("fails_for_itself", give_no_reason, only("device.nan", 0.05)),
     ("watchdog_speaks", replace(Requests, "describe_in_flight", lambda self: "something"), only("device.hangs", 0.02)),

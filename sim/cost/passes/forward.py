@@ -8,97 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
-from typing import NamedTuple
 
-from ...core.errors import ForedraftError
-from ...core.model_shape import DTYPE_BYTES, Attention, Cache, Experts, Mlp, ModelShape, Product, Recurrence
-from ...core.model_shape.layers import Mixer
-from .draft import MULTI_LAYER_EAGLE, DraftShape
-from .efficiency import Efficiency
-from .hardware import GPU, Parallelism, UnsupportedParallelism
-
-EXPERT_INDEPENDENCE = 0.58
-"""Fitted by benchmarks/fit_expert_independence.py to published counts of distinct experts; see `ExpertRouting`."""
-UNEVEN_INDEPENDENCE = 0.80
-"""The same where some experts are more popular than others, as the database of measured kernels routes its tokens."""
-
-
-class InvalidRound(ForedraftError):
-    """A decode round that cannot exist; the message says which of steps, topk and num_draft_tokens
-    contradict each other."""
-
-
-class DecodeWork(NamedTuple):
-    """The decode half of a step: requests, draft depth, branching, tree nodes (root included), KV tokens over the
-    batch."""
-
-    batch_size: int
-    steps: int
-    topk: int
-    num_draft_tokens: int
-    kv_tokens: int
-
-
-class ExpertRouting(NamedTuple):
-    """How the tokens of a pass choose experts: `tokens` of them, which reach as many experts as `independent`
-    independently routed tokens.
-
-    Requests choose experts independently. Each further token of a request counts as `independence` (0 … 1) of a token,
-    since successive tokens of one text share experts. So w tokens reach the experts of 1 + independence · (w − 1)
-    independent ones. The padding of a captured graph is copies of one token that an earlier step left there. So it
-    reaches experts as one further token of a request would: 3 tokens in a graph of 4 reach no more experts than 4
-    tokens do. The work on the copies is not counted.
-
-    `uneven`: how many tokens reach as many where some experts are more popular than others, None if that is the same.
-    Part of what tokens of a request share is what all tokens share then, so a further one counts as more of a token.
-    """
-
-    tokens: int
-    independent: float
-    uneven: float | None = None
-
-
-class PassTokens(NamedTuple):
-    """The tokens of a pass, those of padding included, their routing, and whether the pass is captured."""
-
-    num_tokens: int
-    routing: ExpertRouting
-    is_captured: bool
-
-    @classmethod
-    def of_requests(cls, requests: int, tokens: int, independence: float, padded: int | None = None) -> PassTokens:
-        """Return the tokens of a number of requests that have `tokens` together. `padded`: the tokens of their graph;
-        None: there is none."""
-        copies = int(padded is not None and padded > tokens)
-        uneven = independence ** (math.log(UNEVEN_INDEPENDENCE) / math.log(EXPERT_INDEPENDENCE))
-        counted = (requests + share * (tokens - requests) + share * copies for share in (independence, uneven))
-        return cls(tokens if padded is None else padded, ExpertRouting(tokens, *counted), padded is not None)
-
-
-def check_round(draft: DraftShape | None, batch_size: int, steps: int, topk: int, num_draft_tokens: int) -> None:
-    """Raise `InvalidRound` unless `draft` can produce a tree of this depth, branching and size."""
-    shape = f"steps={steps}, topk={topk}, num_draft_tokens={num_draft_tokens}"
-    if batch_size < 0 or steps < 0 or topk < 1 or num_draft_tokens < 1:
-        raise InvalidRound(f"batch_size={batch_size}, {shape}: sizes are out of range")
-    if steps == 0:
-        if num_draft_tokens != 1:
-            raise InvalidRound(f"{shape}: a round with 0 steps verifies 1 token per row")
-        return
-    if draft is None:
-        raise InvalidRound(f"{shape}: drafting needs a draft; this engine has none")
-    if draft.on_host:
-        return
-    if topk == 1 and num_draft_tokens != steps + 1:
-        raise InvalidRound(f"{shape}: a chain of {steps} steps verifies {steps + 1} tokens")
-    offered = topk + (steps - 1) * topk * topk
-    if num_draft_tokens - 1 > offered:
-        raise InvalidRound(f"{shape}: a tree offers at most {offered} drafts")
-    if draft.algorithm == MULTI_LAYER_EAGLE and steps > draft.heads:
-        raise InvalidRound(f"{shape}: {draft.name} has {draft.heads} heads, one per step")
-
+from ....core.model_shape import DTYPE_BYTES, Attention, Cache, Experts, Mlp, ModelShape, Product, Recurrence
+from ....core.model_shape.layers import Mixer
+from ..efficiency import Efficiency
+from ..hardware import GPU, Parallelism, UnsupportedParallelism
+from .curve import Line
+from .tokens import ExpertRouting
 
 # Above this many tokens (prompts, whose lengths vary freely) times are computed for whole quanta, so that they can be
 # looked up. A matrix kernel pads to 16 rows at least, so only the small kernels' traffic is overstated, by at most 3 %.
@@ -109,15 +27,6 @@ _TOKEN_QUANTUM = 16
 _SCAN_CHUNK = 64
 
 _RATE_OF = {"mxfp8": "fp8"}  # formats that are multiplied at another's rate
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Time that is linear in KV tokens: `base_ns + slope_ns · kv + window_slope_ns · min(kv, rows · window)`."""
-
-    base_ns: float
-    slope_ns: float = 0.0
-    window_slope_ns: float = 0.0
 
 
 class ForwardCost:

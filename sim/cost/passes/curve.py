@@ -18,8 +18,7 @@ from typing import NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.errors import ForedraftError
-from .forward import Line
+from ....core.errors import ForedraftError
 
 SHIFT = 16
 # Up to this many KV tokens in a batch no product of the formula leaves int64; the constructor checks it.
@@ -30,6 +29,15 @@ DISPATCH = "dispatch"
 
 class TimeOverflow(ForedraftError):
     """The time of a pass exceeds 64 bits, so a parameter must be wrong (often the unit of a calibration)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Time that is linear in KV tokens: `base_ns + slope_ns · kv + window_slope_ns · min(kv, rows · window)`."""
+
+    base_ns: float
+    slope_ns: float = 0.0
+    window_slope_ns: float = 0.0
 
 
 class _Term(NamedTuple):

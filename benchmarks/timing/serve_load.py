@@ -1,8 +1,8 @@
 """Load on a simulated server: streams that are held for a minute, and what the server adds to the simulated times.
 
-    python benchmarks/serve_load.py --streams 256 --seconds 60
-    python benchmarks/serve_load.py --scenario examples/chat_on_h100.toml --set hardware.gpu=A100
-    python benchmarks/serve_load.py --write        # and puts the table into docs/serve.md
+    python -m benchmarks.timing.serve_load --streams 256 --seconds 60
+    python -m benchmarks.timing.serve_load --scenario examples/chat_on_h100.toml --set hardware.gpu=A100
+    python -m benchmarks.timing.serve_load --write        # and puts the table into docs/serve.md
 
 Starts `foredraft serve --simulate --stamp` and keeps so many streams open, each the next request of a client whose last
 one has ended. Prints the table of docs/serve.md: requests that were lost (a stream without its end, or with another
@@ -28,9 +28,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from pages import write_block
 
-ROOT = Path(__file__).resolve().parents[1]
+from ..pages import write_block
+
+ROOT = Path(__file__).resolve().parents[2]
 LARGE = ("model.target='llama-3.1-70b'", "hardware.tensor_parallel=4")
 """Some thousand tokens per second for 256 streams."""
 RAMP_S = 5.0

@@ -1,0 +1,94 @@
+"""The order of a plan's candidates by their results, and which of them can be told from the best one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+
+from ...sim.cost.published.evidence import Difference
+from ..plan import CLOSER, Plan
+from ..search import Finding
+from .comparison import curve_of, curve_of_counts
+from .model_error import Curve
+from .ranked import Ranked
+
+
+def rank_candidates(whole: Plan) -> list[Ranked]:
+    """Return the candidates that could be searched, the best first."""
+    found = [_result(whole, index, finding) for index, finding in {**whole.rough, **whole.fine}.items()]
+    found = [item for item in found if not item.finding.reason]
+    found.sort(key=partial(_order, whole))
+    if found and found[0].holds:
+        found = [_with_errors(whole, found[0], item) for item in found]
+    return found
+
+
+def _with_errors(whole: Plan, best: Ranked, item: Ranked) -> Ranked:
+    """Return a candidate with its intervals, and whether it can be told from the best one."""
+    if not item.holds:
+        return item
+    curve = _curve(whole, item)
+    error = whole.errors.compare(best, item, (_curve(whole, best), curve))
+    found = replace(item, equal=_is_equal(whole, best, item, error))
+    if item.dropped:
+        return found
+    if whole.question.load is not None:
+        found = replace(found, gpu_range=whole.errors.gpu_range(item, curve))
+    else:
+        found = replace(found, load_range=whole.errors.load_range(item, curve))
+        if item is not best:
+            ends = (item.load / best.load * math.exp(end - error.mean) for end in (-error.half_width, error.half_width))
+            found = replace(found, of_best_range=(next(ends), next(ends)))
+    return replace(found, taken_range=whole.errors.taken_range(item), rests_on=whole.errors.rests_on(item))
+
+
+def _curve(whole: Plan, item: Ranked) -> Curve:
+    """Return what the runs of a candidate say of its limits by the load of an engine."""
+    rough, load = whole.rough[whole.candidates.index(item.candidate)], whole.question.load
+    if load is None:
+        return curve_of(item.finding, rough, 1.0, 1.0)
+    if item.dropped:
+        return curve_of(rough, None, item.candidate.unit, item.candidate.unit)
+    return curve_of_counts(item.finding, rough, load, item.candidate.unit)
+
+
+def _order(whole: Plan, item: Ranked) -> tuple[float, ...]:
+    if whole.question.load is None:
+        return (item.dropped, -item.load)
+    return (item.dropped, not item.holds, item.gpus * whole.gpu_cost(item.candidate), item.finding.excess)
+
+
+def _is_equal(whole: Plan, best: Ranked, item: Ranked, error: Difference) -> bool:
+    """Return whether a candidate cannot be told from the best one. `error`: of log(load of the best / its load)."""
+    if item is best or best.dropped:
+        return item is best
+    if item.dropped:
+        places = [whole.candidates.index(one.candidate) for one in (best, item)]
+        if not set(places) <= set(whole.on_a_quarter):
+            return False
+        loads = [whole.rough[place].value for place in places]
+        return math.log(loads[0] / loads[1]) + error.mean <= math.hypot(CLOSER, error.half_width)
+    if whole.question.load is not None:
+        costs = [one.gpus * whole.gpu_cost(one.candidate) for one in (item, best)]
+        return costs[0] <= costs[1]
+    spread = math.hypot(*(_relative(found.finding) for found in (best, item)), error.half_width)
+    return math.log(best.load / item.load) + error.mean <= spread
+
+
+def _result(whole: Plan, index: int, finding: Finding) -> Ranked:
+    candidate, asked = whole.candidates[index], whole.question
+    dropped, first_share = index not in whole.fine, whole.first_share.get(index, 0.0)
+    if asked.load is None:
+        gpus = whole.engines(candidate) * candidate.gpus_per_engine
+        return Ranked(candidate, finding, gpus, finding.value, dropped, first_share)
+    engines = finding.value
+    if dropped:  # by its load per smallest deployment
+        engines = candidate.unit * math.ceil(asked.load / finding.value) if finding.value else 0
+    gpus = int(engines) * candidate.gpus_per_engine
+    return Ranked(candidate, finding, gpus, asked.load, dropped, first_share)
+
+
+def _relative(finding: Finding) -> float:
+    """Return half the width of a finding's interval as a share of it."""
+    return finding.interval.half_width / finding.interval.mean if finding.interval is not None else 0.0
