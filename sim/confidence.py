@@ -66,7 +66,10 @@ def factors(run: Assembly, summary: Mapping[str, Any]) -> dict[str, Interval]:
     if run.evidence is None or summary["mean_ttft_ms"] is None:
         return {}
     load = _load_of(run, summary)
-    return {time: run.evidence.interval(time, load, run.is_corrected) for time in (TPOT, TTFT, REQUEST)}
+    found = {time: run.evidence.interval(time, load, run.is_corrected) for time in (TPOT, TTFT, REQUEST)}
+    if summary["mean_tpot_ms"] is None:  # a request ends with its first token
+        found[REQUEST] = found[TTFT]
+    return found
 
 
 def factors_of_rounds(run: Assembly, rows: int) -> Interval | None:

@@ -43,7 +43,7 @@ def cost(
         foredraft cost chat.toml --set hardware.gpu=L40S --steps 0,2,4
     """
     from ...core.errors import ConfigError
-    from ...observe.tables import intervals_rest_on
+    from ...observe.tables import intervals_rest_on, outside_of_intervals
     from ...planning.confidence.comparison import about_speed_ups
     from ...planning.grid import parse_values
     from ...planning.rounds import RoundModel
@@ -62,7 +62,16 @@ def cost(
         raise ConfigError.of("--context", "", f"{context:,} tokens do not fit into the model's context of {longest:,}")
     run = model.with_steps(max(counts))
     texts = [run.timing, intervals_rest_on(rests_on(run), are_known=factors_of_rounds(run, 1) is not None)]
-    lines = [line for text in [*texts, about_speed_ups(run)] for line in textwrap.wrap(text, WIDTH)]
+    found = {
+        f"rounds of {count_of(size, 'request')}": (1.0, interval)
+        for size in batches
+        if (interval := factors_of_rounds(run, size)) is not None
+    }
+    lines = [
+        line
+        for text in [*texts, outside_of_intervals(found), about_speed_ups(run)]
+        for line in textwrap.wrap(text, WIDTH)
+    ]
     for size in batches:
         if size > model.most_rows(context, 0):
             lines += [

@@ -164,7 +164,7 @@ def _expectation(model: RoundModel) -> list[str]:
 
 def _latencies(run: Assembly, with_it: Mapping[str, Any], plain: Assembly, without: Mapping[str, Any]) -> list[str]:
     """Return the table of the simulated load, with the 80 % intervals of the means that have one."""
-    from ...observe.tables import format_number, intervals_rest_on
+    from ...observe.tables import format_number, intervals_rest_on, outside_of_intervals
     from ...sim.confidence import intervals, rests_on
 
     mine_in, other_in = intervals(run, with_it), intervals(plain, without)
@@ -183,10 +183,19 @@ def _latencies(run: Assembly, with_it: Mapping[str, Any], plain: Assembly, witho
         for key, name in LATENCIES.items()
         for statistic in ("mean", "p99")
     ]
+    numbers: dict[str, tuple[float, Sequence[float]]] = {}
     for key, name, unit in [("output_throughput", "output tokens", "/s"), *keys]:
         mine, other = with_it[key], without[key]
         if mine is None or not other:
             continue
         told = cells(f"{mine:,.1f}", mine_in, key) + cells(f"{other:,.1f}", other_in, key)
         lines.append(f"{f'{name} {unit}':{width}}{told}{mine / other:>7.2f}")
-    return [*lines, *_wrapped(intervals_rest_on(rests_on(run), are_known=is_known))]
+        short = "output tokens/s" if key == "output_throughput" else f"mean {name.removesuffix(', mean')}"
+        for value, found, where in ((mine, mine_in, ""), (other, other_in, " without speculation")):
+            if (ends := found.get(f"{key}_interval")) is not None:
+                numbers[f"{short}{where}"] = (value, ends)
+    return [
+        *lines,
+        *_wrapped(intervals_rest_on(rests_on(run), are_known=is_known)),
+        *_wrapped(outside_of_intervals(numbers)),
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 import textwrap
@@ -288,21 +289,31 @@ def _table(whole: Plan, shown: list[Ranked], prices: dict[str, float]) -> list[s
 
 def _model_table(whole: Plan, shown: list[Ranked]) -> list[str]:
     """Return a table of what holds if times are not as simulated, and what it rests on."""
-    from ...observe.tables import intervals_rest_on
+    from ...observe.tables import intervals_rest_on, outside_of_intervals
 
     rests = [item.rests_on for item in shown if item.holds]
     if all(item.taken_range is None for item in shown):
         return textwrap.wrap(intervals_rest_on(*rests, are_known=False), WIDTH)
     is_load, rows = whole.question.load is None, []
-    for item in shown:
-        cells = f"{_ends(item.load_range if is_load else item.gpu_range):>18}"
+    numbers: dict[str, tuple[float, Sequence[float]]] = {}
+    for place, item in enumerate(shown, 1):
+        ends = item.load_range if is_load else item.gpu_range
+        cells = f"{_ends(ends):>18}"
+        if ends is not None:
+            low, high = ends
+            span = (-math.inf if low is None else low, math.inf if high is None else high)
+            numbers[f"{'requests/s' if is_load else 'GPUs'} of row {place}"] = (
+                item.load if is_load else item.gpus,
+                span,
+            )
         if item.taken_range is not None:
             low, high = item.taken_range
             cells += f"  {_tightest(item.finding).name} {low:.0%} to {high:.0%}"
         rows.append(cells)
     lines = ["", "If the times of passes and first tokens are not as simulated, 80 % intervals", ""]
     lines += [*_rows(shown, f"{_unit(whole) if is_load else 'GPUs':>18}  tightest", rows), ""]
-    return lines + textwrap.wrap(intervals_rest_on(*rests), WIDTH)
+    texts = (intervals_rest_on(*rests), outside_of_intervals(numbers))
+    return lines + [line for text in texts for line in textwrap.wrap(text, WIDTH)]
 
 
 def _ends(ends: Sequence[float | None] | None) -> str:

@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 
 from ...core.errors import ForedraftError, count_of
 from ..summary import SHORT_NAMES
-from ..tables import LATENCIES, format_number, format_share, intervals_rest_on, times_rest_on
+from ..tables import LATENCIES, format_number, format_share, intervals_rest_on, outside_of_intervals, times_rest_on
 from . import run as of_run
 from . import trials as of_trials
 from . import twin as of_twin
@@ -106,8 +106,11 @@ def _run_page(run: Run) -> Page:
     requests = f"requests.parquet, all {summary['completed']:,} completed requests"
     page.source("latencies", f"{requests}; ITL: summary.json, counted during the run")
     if points := summary.get("intervals_rest_on"):
-        known = any(f"{key}_interval" in summary for key in of_run.INTERVALS)
-        page.source("intervals", intervals_rest_on(points, are_known=known))
+        names = {key: name for key, name in of_run.INTERVALS.items() if f"{key}_interval" in summary}
+        outside = outside_of_intervals(
+            {name: (summary[key], summary[f"{key}_interval"]) for key, name in names.items()}
+        )
+        page.source("intervals", f"{intervals_rest_on(points, are_known=bool(names))} {outside}".rstrip())
     rounds = "rounds.parquet, every decode round"
     page.source("over time, acceptance", f"summary.json; draft steps by batch size: {rounds}")
     _made_by(page, summary.get("version"))

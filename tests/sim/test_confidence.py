@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import foredraft
 import pytest
+from foredraft.observe.tables import outside_of_intervals
 from foredraft.sim.assembly import assemble
 from foredraft.sim.confidence import difference, factors_of_rounds, intervals, rests_on
 from foredraft.sim.cost.published.evidence import Load
@@ -45,6 +46,31 @@ def test_a_server_with_points_has_intervals():
     for low, high in found.values():
         assert 0 < low < high
     assert "published points of this model, GPU and server" in rests_on(run)
+
+
+def test_numbers_outside_of_their_intervals_are_named():
+    numbers = {"mean TTFT": (1.0, (1.5, 3.0)), "TPOT": (2.0, (1.0, 3.0)), "output tokens/s": (9.0, (5.0, 8.0))}
+    text = "Outside of the interval as simulated: {}. Most published services like this one were {}."
+    assert outside_of_intervals(numbers) == text.format("mean TTFT, output tokens/s", "slower")
+    assert outside_of_intervals({"TPOT": (4.0, (1.0, 3.0))}) == text.format("TPOT", "faster")
+    assert outside_of_intervals({"TPOT": (3.0, (1.0, 3.0))}) == ""
+
+
+@pytest.mark.parametrize("kernels", ["roofline", "auto"])
+def test_a_report_names_exactly_the_means_outside_of_their_intervals(kernels: str):
+    scenario = SMALL | {"hardware": SMALL["hardware"] | {"server": "vllm-0.18", "kernels": kernels}}
+    result = foredraft.simulate(scenario)
+    text = " ".join(str(result).split())
+    told = text.partition("Outside of the interval as simulated: ")[2].partition(".")[0].split(", ")
+    for key, name in {"mean_ttft_ms": "mean TTFT", "mean_tpot_ms": "TPOT"}.items():
+        low, high = result.summary[f"{key}_interval"]
+        assert (name in told) is not (low <= result.summary[key] <= high)
+
+
+def test_requests_of_one_token_are_as_sure_as_their_first_token():
+    same = SUMMARY | {"mean_tpot_ms": None, "mean_e2el_ms": SUMMARY["mean_ttft_ms"], "mean_output_tokens": 1.0}
+    found = intervals(run_of(server="trtllm-1.x"), same)
+    assert found["mean_e2el_ms_interval"] == found["mean_ttft_ms_interval"] and "mean_tpot_ms_interval" not in found
 
 
 def test_the_factor_is_in_the_times_or_in_the_interval():
