@@ -1,4 +1,4 @@
-"""The settings that an engine gets at its start, and the sizes that follow from them, computed once."""
+"""The settings that an engine gets at its start, and the sizes and the KV store that follow from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 from ..adaptive import AdaptiveController
 from ..algorithm.algorithm import DraftKV, SpecAlgorithm
 from ..errors import ConfigError, Problem
+from ..kv.radix import RadixCache
 from ..kv.request_table import ceil_to_page, get_alloc_len_per_decode, request_table_width, reserve_per_decode
+from ..kv.store import KVStore
 from .policies import OUR_POLICIES, Policies
 
 
@@ -203,3 +205,11 @@ class EngineSizes:
             f"the KV pool ended it at {allowed} of {asked} tokens: it has {pool} slots, {self.reserve} of them for the drafts of a "
             "round; a larger pool or fewer draft tokens let it go on"
         )
+
+
+def make_store(config: EngineConfig, sizes: EngineSizes, algorithm: SpecAlgorithm, named_slots: bool) -> KVStore:
+    """Make the empty KV store of an engine. Without `named_slots` it only counts slots."""
+    form = (config.page_size, algorithm.prefix_key_kind(), config.eviction_policy)
+    cache = RadixCache(*form) if config.prefix_cache and named_slots else None
+    pool = (config.num_pages, config.page_size)
+    return KVStore(config.num_rows, sizes.row_width, *pool, cache, named_slots, config.at_once)

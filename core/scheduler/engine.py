@@ -37,10 +37,9 @@ from ..contract.events import (
 from ..contract.outcomes import AbortOutcome, CommitOutcome, LossOutcome, SubmitOutcome
 from ..contract.request import FinishedRequest, FinishReason, Request, TextDecoder, finish_reason
 from ..contract.step import DecodeResult, Join, PrefillResult, Step, StepFailure, StepResult
-from ..kv.radix import RadixCache
 from ..kv.store import KVStore
 from .admission import Admission
-from .config import EngineConfig, EngineRole, EngineSizes
+from .config import EngineConfig, EngineRole, EngineSizes, make_store
 from .flights import Chunk, PlannedRounds, StepInFlight, prefill_step
 from .life import RequestState
 from .output import OutputLog
@@ -68,10 +67,7 @@ class Engine:
         self.algorithm = algorithm
         self.controller: AdaptiveController = controller if controller is not None else fixed_controller(0)
         self.sizes: EngineSizes = EngineSizes.resolve(config, algorithm, self.controller)
-        form = (config.page_size, algorithm.prefix_key_kind(), config.eviction_policy)
-        cache = RadixCache(*form) if config.prefix_cache and named_slots else None
-        pool = (config.num_pages, config.page_size)
-        self.store: KVStore = KVStore(config.num_rows, self.sizes.row_width, *pool, cache, named_slots, config.at_once)
+        self.store: KVStore = make_store(config, self.sizes, algorithm, named_slots)
         self.rounds: DecodeRounds = DecodeRounds(config, self.sizes, self.controller, self.store)
         self.output: OutputLog = OutputLog(config, self.sizes, self.rounds.kv_len, text_decoder)
         self.requests: Requests = Requests(config, self.store, self.rounds, self.output)
