@@ -169,8 +169,10 @@ def _graphs(given: Given) -> None:
     else:
         if mode == "PIECEWISE":
             given.settings["hardware.launch"] = "piecewise"
-        if sizes or largest:
-            given.settings["hardware.graph_sizes"] = sizes or sizes_up_to(largest)
+        if largest and not sizes:
+            sizes = sizes_up_to(largest)
+        if sizes:
+            given.settings["hardware.graph_sizes"] = sizes
     if compilation:
         given.not_modelled["--compilation-config"] = (
             f"{', '.join(sorted(compilation))}: times are those of measured kernels or of the roofline"
