@@ -134,8 +134,10 @@ class RoundModel:
         return max(rounds, key=lambda candidate: candidate.tokens_per_s)
 
     def best_drafted(self, batch_size: int, context_len: int, most_steps: int) -> Round:
-        """Return the round with the most tokens per second among 1 to `most_steps` draft steps."""
-        rounds = (self.round(batch_size, context_len, steps) for steps in range(1, most_steps + 1))
+        """Return the round with the most tokens per second among 1 to `most_steps` draft steps, without those that so
+        many requests do not decode with together."""
+        counts = [steps for steps in range(1, most_steps + 1) if batch_size <= self.most_rows(context_len, steps)]
+        rounds = (self.round(batch_size, context_len, steps) for steps in counts or [1])
         return max(rounds, key=lambda candidate: candidate.tokens_per_s)
 
     def gain(self, found: Round) -> float:
@@ -143,13 +145,13 @@ class RoundModel:
         return found.tokens_per_s / self.round(found.batch_size, found.context_len, 0).tokens_per_s
 
     def largest_that_pays(self, context_len: int, most_steps: int, least_gain: float = 1.0) -> int:
-        """Return the largest batch, among those that fit, at which some number of draft steps gives more than
-        `least_gain` times the tokens of plain decoding; 0 if none does."""
+        """Return the largest batch, among those that fit with drafts, at which some number of draft steps gives more
+        than `least_gain` times the tokens of plain decoding; 0 if none does."""
 
         def pays(size: int) -> bool:
             return self.gain(self.best_drafted(size, context_len, most_steps)) > least_gain
 
-        largest = self.most_rows(context_len, 0)
+        largest = self.most_drafted_rows(context_len)
         sizes = [*itertools.takewhile(lambda size: size < largest, (1 << i for i in itertools.count())), largest]
         pay = [size for size in sizes if size and pays(size)]
         if not pay or pay[-1] == largest:
@@ -159,6 +161,10 @@ class RoundModel:
             middle = (low + high) // 2
             low, high = (middle, high) if pays(middle) else (low, middle)
         return low
+
+    def most_drafted_rows(self, context_len: int) -> int:
+        """Return how many requests of this context can decode together both with and without drafts; 0 if none fits."""
+        return min(self.most_rows(context_len, 0), self.most_rows(context_len, 1))
 
     def most_rows(self, context_len: int, steps: int) -> int:
         """Return how many requests of this context the KV pool holds, at most `engine.max_running`; 0 if none fits."""

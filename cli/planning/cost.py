@@ -73,17 +73,26 @@ def cost(
         for line in textwrap.wrap(text, WIDTH)
     ]
     for size in batches:
-        if size > model.most_rows(context, 0):
-            lines += [
-                "",
-                f"{count_of(size, 'request')} with {context:,} tokens of context: no room (KV slots, engine.max_running)",
-            ]
+        fitting = [
+            count for count in counts if size <= min(model.most_rows(context, count), model.most_rows(context, 0))
+        ]
+        missing = [count for count in counts if count not in fitting]
+        if missing:
+            lines += ["", *textwrap.wrap(_without_room(size, context, missing if fitting else []), WIDTH)]
+        if not fitting:
             continue
         plain = model.round(size, context, 0)
-        rounds = [model.round(size, context, count) for count in counts]
+        rounds = [model.round(size, context, count) for count in fitting]
         for first in range(0, len(rounds), MOST_COLUMNS):
             lines += ["", *_table(rounds[first : first + MOST_COLUMNS], plain, factors_of_rounds(run, size))]
     typer.echo("\n".join(lines))
+
+
+def _without_room(size: int, context: int, counts: list[int]) -> str:
+    """Say that so many requests do not decode together. `counts`: with which draft steps; empty: with any number."""
+    steps = f" and {', '.join(map(str, counts))} draft steps" if counts else ""
+    text = f"{count_of(size, 'request')} with {context:,} tokens of context{steps}"
+    return f"{text}: no room (KV slots, engine.max_running)"
 
 
 def _table(rounds: list[Round], plain: Round, interval: Interval | None) -> list[str]:

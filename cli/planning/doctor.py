@@ -77,7 +77,7 @@ def _verdict(model: RoundModel, context: int, output: float) -> list[str]:
     scenario, error = model.scenario, math.exp(speed_up_error(model.with_steps(1)))
     name = f"{scenario.speculation.algorithm} on {scenario.model.target}, {scenario.hardware.gpu}"
     at = f"with {context:,} tokens of context"
-    most = model.most_rows(context, 0)
+    most, plain = model.most_drafted_rows(context), model.most_rows(context, 0)
     surely, perhaps = (model.largest_that_pays(context, MOST_STEPS, least) for least in (error, 1 / error))
     if not perhaps:
         return _wrapped(
@@ -88,13 +88,15 @@ def _verdict(model: RoundModel, context: int, output: float) -> list[str]:
     gains = (f"{model.gain(model.best_drafted(size, context, MOST_STEPS)):.2f} × at batch {size}" for size in sizes)
     gives = f"{at}, {name} gives this many times the tokens of plain decoding: {', '.join(gains)}."
     last = "" if perhaps == most else f" Beyond batch {perhaps} it does not pay."
+    if perhaps == most < plain:
+        last = f" Without drafts up to {count_of(plain, 'request')} decode together (engine.max_running, KV slots)."
     if not surely:
         return _wrapped(
             f"Whether speculation pays cannot be told: {gives} These are within the error of speed-ups.{last}"
         )
     if surely == most:
         return _wrapped(
-            f"Speculation pays: {gives} It pays at every batch that fits, up to {count_of(most, 'request')}."
+            f"Speculation pays: {gives} It pays at every batch that fits, up to {count_of(most, 'request')}.{last}"
         )
     rate = model.round(surely, context, 0).tokens_per_s / output
     busy = f"which about {rate:.1f} requests/s keep busy ({output:.0f} output tokens each)"
@@ -107,8 +109,9 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _batches(model: RoundModel) -> list[int]:
-    most = model.plain.spec.config.max_running
-    return [size for size in (1, 4, 16, 64, 256, 1024) if size <= most]
+    most = min(model.with_steps(steps).spec.config.max_running for steps in (0, 1))
+    usual = (1, 4, 16, 64, 256, 1024)
+    return sorted({*(size for size in usual if size <= most), min(most, usual[-1])})
 
 
 def _gains(model: RoundModel) -> list[str]:
@@ -121,7 +124,7 @@ def _gains(model: RoundModel) -> list[str]:
     for size in _batches(model):
         cells = []
         for context in contexts:
-            if size > model.most_rows(context, 0):
+            if size > model.most_drafted_rows(context):
                 cells.append("no room")
                 continue
             found = model.best_drafted(size, context, MOST_STEPS)
@@ -139,7 +142,7 @@ def _break_even(model: RoundModel, context: int) -> list[str]:
     lines = [f"Accept length at which speculation breaks even, with {context:,} tokens of context"]
     lines.append(f"{'draft steps':>12}" + "".join(f"{steps:>8}" for steps in counts))
     for size in _batches(model):
-        if size > model.most_rows(context, 0):
+        if size > model.most_drafted_rows(context):
             continue
         plain = model.round(size, context, 0)
         cells = (model.round(size, context, steps).break_even(plain) for steps in counts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ...core.acceptance.presets import PresetChoice
@@ -93,22 +94,32 @@ class Assembly:
 
     def explain(self) -> list[tuple[str, float | str, str, str]]:
         """Return (name, value, unit, source) of every number behind the run."""
-        gpu, server = self.deployment.gpu, self.deployment.server
+        server = self.deployment.server
         rows: list[tuple[str, float | str, str, str]] = [("timing of the server", server.name, "", server.about)]
         rows += [*self.cost.explain(), *self.host.explain(), *self.deployment.front_end.explain()]
         if self.memory is not None:
             rows += self.memory.explain()
-        config, engine = self.spec.config, self.scenario.engine
-        for name, unit in (("max_running", "requests in a batch"), ("chunk_size", "prompt tokens of a step")):
-            value, usual = getattr(config, name), getattr(server.on(gpu), name)
-            source = f"default of {server.name} on {gpu.name}" if getattr(engine, name) is None else "scenario"
-            if source != "scenario" and value < usual:
-                source += f" ({usual:,}), within engine.max_step_tokens"
-            rows.append((f"engine: {name}", value, unit, source))
+        rows += self._explain_scheduling()
+        config = self.spec.config
         rows.append(("scheduling mode", config.mode, "", config.mode_reason))
         source = acceptance_source(self.scenario, self.preset)
         rows.append(("acceptance", type(self.acceptance).__name__, "", source))
         return rows
+
+    def _explain_scheduling(self) -> Iterator[tuple[str, float | str, str, str]]:
+        """Yield the limits and rules of the scheduler, those of the server where the scenario gives none."""
+        gpu, server = self.deployment.gpu, self.deployment.server
+        units = {"max_running": "requests in a batch", "chunk_size": "prompt tokens of a step"}
+        usual = server.scheduling(gpu, self.deployment.parallel.data, self.algorithm.is_speculative)
+        for name, default in usual.items():
+            value = getattr(self.spec.config, name)
+            source = f"default of {server.name}" if getattr(self.scenario.engine, name) is None else "scenario"
+            if source != "scenario" and name in units:
+                source += f" on {gpu.name}"
+                source += f" ({default:,}), within engine.max_step_tokens" if value < default else ""
+            if value is not None:
+                shown = str(value).lower() if isinstance(value, bool) else value
+                yield f"engine: {name}", shown, units.get(name, ""), source
 
 
 def assemble(scenario: Scenario, calibration: Calibration | None = None) -> Assembly:

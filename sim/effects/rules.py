@@ -262,7 +262,20 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(("engine.mode",), mode_fell_back),
     Rule(("engine.prefix_cache",), _content_is_unknown),
-    Rule(("engine.eviction_policy",), _eviction_is_unused),
+    Rule(_keys("engine", "eviction_policy", "cached_at", "cache_retracted"), _eviction_is_unused),
+    Rule(
+        _keys("engine", "admit_with", "watermark"),
+        _when(
+            lambda run: bool(run.spec.config.guarantee_output),
+            "outputs are guaranteed instead (engine.guarantee_output is {run.spec.config.guarantee_output:g})",
+        ),
+    ),
+    Rule(
+        _keys("engine", "late_tokens", "sure_ends"),
+        _when(lambda run: not run.spec.config.overlap, "no step is in flight when the next one is planned"),
+        {"engine.late_tokens": "dropped", "engine.sure_ends": "run"},
+    ),
+    Rule(("engine.lone_token",), _when(drafts_nothing, "nothing is drafted"), {"engine.lone_token": "chunk"}),
     Rule(
         _keys("engine", "guarantee_floor", "guarantee_rounds", "guarantee_limit", "guarantee_fixed"),
         _when(

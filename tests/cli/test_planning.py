@@ -44,6 +44,19 @@ def test_doctor_says_where_it_pays_and_where_not(command):
     assert max(map(len, (pays.out + untold.out + pays_not.out).splitlines())) <= 80
 
 
+def test_doctor_and_cost_compare_no_batch_that_drafts_do_not_allow(command):
+    """SGLang decodes at most 48 requests at a time with a draft."""
+    server = ("--set", "hardware.server=sglang-0.5")
+    told = command("doctor", "--requests", "20", *server)
+    assert "It pays at every batch that fits, up to 48 requests. Without drafts up to" in " ".join(told.out.split())
+    assert "batch 48 " in told.out and "batch 64 " not in told.out
+    told = command("cost", "--batch", "48,64", "--steps", "3,0", *server)
+    assert "64 requests with 1,024 tokens of context and 3 draft steps: no room" in " ".join(told.out.split())
+    tables = told.out.split("microseconds")
+    heads = [line.split()[2:] for line in told.out.splitlines() if line.startswith("draft steps")]
+    assert len(tables) == 3 and heads == [["3", "0"], ["0"]]
+
+
 def test_doctor_and_cost_have_the_intervals_of_published_points(command):
     server = ("--set", "hardware.server=vllm-0.18")
     told = command("doctor", "--requests", "30", *server)

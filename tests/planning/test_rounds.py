@@ -40,6 +40,15 @@ def test_a_round_breaks_even_at_the_accept_length_that_gives_the_tokens_of_plain
     assert per_token == pytest.approx(plain.tokens_per_s)
 
 
+def test_drafts_are_compared_only_where_so_many_requests_decode_with_them():
+    model = RoundModel(scenario_with({}, {"hardware.server": "sglang-0.5", "hardware.kernels": "roofline"}))
+    assert (model.most_drafted_rows(512), model.largest_that_pays(512, 3)) == (48, 48)
+    assert model.most_rows(512, 0) > 48
+    vllm = RoundModel(scenario_with({}, {"hardware.server": "vllm-0.18", "hardware.kernels": "roofline"}))
+    assert vllm.most_rows(64, 1) == 1024 > vllm.most_rows(64, 7) == 1023
+    assert 1 <= vllm.best_drafted(1024, 64, 7).steps < 7
+
+
 @pytest.mark.parametrize("acceptance", [0.05, 0.3, 0.9])
 def test_the_largest_batch_that_pays_is_followed_by_one_that_does_not(acceptance: float):
     model = RoundModel(scenario_with({}, {"acceptance.conditional": [acceptance]}))
