@@ -358,7 +358,7 @@ def resting_table() -> Iterator[str]:
     yield "| --- | --- | --- | --- | --- |"
     for row in read_rows("resting_drafts.csv"):
         clients = int(row["clients"])
-        hardware = {"gpu": row["gpu"], "server": row["server"], "correction": "none", "kernels": ROOFLINE}
+        hardware = {"gpu": row["gpu"], "server": row["server"], "correction": "off", "kernels": ROOFLINE}
         scenario: dict[str, Any] = {
             "model": {"target": row["model"], "weight_dtype": row["weight_dtype"], "context_len": 4096},
             "hardware": hardware,

@@ -132,7 +132,7 @@ class Point:
             "gpu": self.gpu,
             "server": self.server,
             "kernels": kernels,
-            "correction": "none",
+            "correction": "off",
             "tensor_parallel": self.tensor_parallel,
         }
         for key in ("expert_parallel", "attention_data_parallel"):

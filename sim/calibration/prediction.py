@@ -170,7 +170,7 @@ def point_scenario(point: Point, base: Scenario) -> Scenario:
     settings: dict[str, Any] = {
         "workload": workload,
         "hardware.profile": None,
-        "hardware.correction": "none",
+        "hardware.correction": "off",
         "slo": {},
         "acceptance": {},
     }

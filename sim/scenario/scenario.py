@@ -108,10 +108,10 @@ class Hardware(Table):
     kernels_of: Literal["sglang", "vllm", "trtllm"] | None = Field(
         default=None, description="server whose measured kernels are used; default: the simulated server"
     )
-    correction: Literal["published", "none"] = Field(
+    correction: Literal["published", "off"] = Field(
         default="published",
         description="published: the factor on the times of passes that published serving points of this model, GPU and "
-        "server, or of those near it, show (docs/accuracy.md); none: as the cost model has them",
+        "server, or of those near it, show (docs/accuracy.md); off: as the cost model has them",
     )
     launch: Literal["full-graph", "piecewise"] | None = Field(
         default=None,

@@ -9,7 +9,7 @@ from foredraft.observe.tables import outside_of_intervals
 from foredraft.sim.assembly import assemble
 from foredraft.sim.confidence import difference, factors_of_rounds, intervals, rests_on
 from foredraft.sim.cost.published.evidence import Load
-from foredraft.sim.scenario_file import scenario_from_dict
+from foredraft.sim.scenario_file import load_scenario, scenario_from_dict
 
 SMALL = {
     "model": {"target": "llama-3.1-8b", "context_len": 4096},
@@ -87,6 +87,12 @@ def test_intervals_are_wider_where_nothing_near_was_measured():
 
     known, unknown = width(server="trtllm-1.x", gpu="H100"), width(server="trtllm-1.x", gpu="L40S")
     assert unknown > known
+
+
+def test_a_setting_turns_the_correction_off():
+    settings = ["hardware.server=vllm-0.18", "hardware.correction=off"]
+    assert not assemble(load_scenario(None, settings)[0]).deployment.is_corrected
+    assert assemble(load_scenario(None, settings[:1])[0]).deployment.is_corrected
 
 
 def test_a_server_without_points_is_not_corrected():

@@ -69,19 +69,19 @@ SERVICES = {
     },
     "others": {
         "engine": {"batch_wait_rounds": 12, "batch_wait_tokens": 0.9},
-        "hardware": {"server": "trtllm-1.x", "correction": "none"},
+        "hardware": {"server": "trtllm-1.x", "correction": "off"},
     },
     "share": {"engine": {"guarantee_output": 0.7, "kv_slots": 2600}, "workload": {"max_tokens": 800}},
     "estimate": {
         "model": {"context_len": 600},
         "engine": {"guarantee_rounds": 60, "kv_slots": 2600, "chunk_size": 64},
-        "hardware": {"server": "sglang-0.5", "correction": "none"},
+        "hardware": {"server": "sglang-0.5", "correction": "off"},
         "workload": {"max_tokens": 500, "output": {"mean": 120.0, "high": 500}},
     },
     "retractions": {
         "model": {"context_len": 600},
         "engine": {"guarantee_output": 0.05, "guarantee_rounds": 60, "kv_slots": 1800, "chunk_size": 64},
-        "hardware": {"server": "sglang-0.5", "correction": "none"},
+        "hardware": {"server": "sglang-0.5", "correction": "off"},
         "workload": {"max_tokens": 300, "output": {"mean": 240.0, "high": 500}},
     },
 }
@@ -130,7 +130,7 @@ def test_blocks_say_what_single_rounds_say(mode, faults, waits_for):
 def test_a_share_that_falls_lets_requests_enter_that_ask_for_more_than_they_emit(engine, waits):
     """24 requests per second under SGLang's rules, each with room for 2,048 tokens of output."""
     workload = {"num_requests": 300, "rate": 24.0, "max_tokens": 2048}
-    hardware = {"server": "sglang-0.5", "correction": "none"}
+    hardware = {"server": "sglang-0.5", "correction": "off"}
     tables = {"hardware": hardware, "engine": {"kv_slots": 120_000, **engine}, "workload": workload}
     _, _, summary = simulate({**tables, "speculation": {"algorithm": "NONE"}})
     assert (summary["median_ttft_ms"] > 900) == waits and (summary["median_ttft_ms"] < 200) != waits

@@ -79,7 +79,7 @@ def test_clients_see_what_a_plain_server_sends(speculation, first_chunk, rules):
         "prompt": {"mean": 40.0, "high": 100},
         "output": {"mean": 120.0, "high": 300},
     }
-    hardware = SERVICE["hardware"] | ({} if rules == "roomy" else {"server": rules, "correction": "none"})
+    hardware = SERVICE["hardware"] | ({} if rules == "roomy" else {"server": rules, "correction": "off"})
     tables = {"speculation": speculation, "engine": engine, "workload": workload, "hardware": hardware}
     events, summary, _ = run(CHUNKS | {"first_chunk": first_chunk}, **tables)
     plain = PlainServer(7, first_chunk == "token", 900_000, 70_000)

@@ -45,6 +45,14 @@ DEEPSEEK_V3 = {
 }  # fmt: skip
 
 
+GPT_OSS = {
+    "model_type": "gpt_oss", "num_hidden_layers": 36, "hidden_size": 2880, "num_attention_heads": 64, "head_dim": 64,
+    "num_key_value_heads": 8, "vocab_size": 201088, "max_position_embeddings": 131072, "intermediate_size": 2880,
+    "num_local_experts": 128, "num_experts_per_tok": 4, "sliding_window": 128,
+    "quantization_config": {"quant_method": "mxfp4"},
+}  # fmt: skip
+
+
 class Handle:
     """Answers as the database's handle of a model does, with the given microseconds of each operation
     whatever the pass."""
@@ -131,6 +139,17 @@ def test_products_that_were_timed_with_the_hosts_launches_take_what_they_take_un
     monkeypatch.setattr(database, "compiled", compiled)
     alone = measured_tables(SHAPE, "H200", "vllm", 2)
     assert alone.layers[0] == 400e3, "without another server nothing shows which part is a launch"
+
+
+def test_tensorrt_llm_computes_mxfp4_experts_on_blackwell_with_activations_of_8_bits():
+    shape = read_model_shape(GPT_OSS, "config.json", "gpt-oss-120b")
+
+    def mode(system: str, server: str) -> str | None:
+        return database.question(shape, system, server, Parallelism(1))[1].get("moe_quant_mode")
+
+    assert shape.weight_dtype == "mxfp4"
+    assert mode("b200_sxm", "trtllm") == mode("gb300", "trtllm") == "w4a8_mxfp4_mxfp8"
+    assert mode("h200_sxm", "trtllm") is mode("b200_sxm", "vllm") is None, "as the database has the checkpoint"
 
 
 def made_up_tables() -> KernelTables:

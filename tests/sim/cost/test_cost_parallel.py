@@ -80,6 +80,21 @@ def test_groups_have_their_own_requests():
     assert costs[1] < costs[0]
 
 
+@pytest.mark.parametrize("server", ["sglang-0.5", "vllm-0.18", "trtllm-1.x"])
+def test_each_attention_data_parallel_group_plans_and_samples_its_own_rows(server):
+    """With as many rows for each, eight groups wait for the host and sample as long as one."""
+    settings = ["model.target=qwen3-30b-a3b", f"hardware.server={server}", "hardware.kernels=roofline"]
+    settings += ["engine.kv_slots=100000", "speculation.algorithm=NONE"]
+    groups = ["hardware.attention_data_parallel=8", "hardware.expert_parallel=8"]
+    one, eight = (assemble(load_scenario(None, [*settings, *more])[0]) for more in ([], groups))
+    parts, shared = (run.cost.decode_parts(rows, 0, 1, 1, rows * 1000) for run, rows in ((one, 64), (eight, 8 * 64)))
+    assert shared["sampling"] == pytest.approx(parts["sampling"], rel=1e-6)
+    skew_ns = eight.cost.launch.collectives_gap_ns(eight.cost._target.collectives, 8)
+    assert shared["launch"] - skew_ns == pytest.approx(parts["launch"], abs=2)
+    assert eight.host.plan_ns(8 * 64) == pytest.approx(one.host.plan_ns(64), abs=8 * 64)
+    assert eight.host.commit_ns(8 * 64, 8 * 64) == pytest.approx(one.host.commit_ns(64, 64), abs=8 * 64)
+
+
 def test_a_scenario_gives_the_devices():
     settings = ["model.target=qwen3-30b-a3b", "hardware.tensor_parallel=2", "hardware.attention_data_parallel=4"]
     run = assemble(load_scenario(None, [*settings, "hardware.expert_parallel=8"])[0])
