@@ -182,10 +182,11 @@ KeepsALargePool (SIM-10, SIM-11): Of a pool above a limit all but a small part i
             service = replace(service, pages=64 // self.config.page_size)
         return good(self, service, workload)
 
-RetractsInALargePool (SIM-10, SIM-17): In a large pool a request is retracted at every other step, needed or not.
+RetractsAfterGrowth (SIM-10): A pool that has room for everything, and ran with fewer pages before, retracts a request at every other step.
     CheckedSimulator.plan:
-        is_calm = not any(share for _, share in service.faults or ())
-        if is_calm and service.pages * self.config.page_size > max(128, *service.prompt_lens):
+        longest = max(service.prompt_lens) + max(service.output_lens) + 4 * self.config.page_size
+        least = memory.setdefault(replace(service, pages=0), service.pages)
+        if least < service.pages and service.num_requests * longest < service.pages * self.config.page_size:
             service = replace(service, faults=(("pool.retraction", 500),))
         return good(self, service)
 

@@ -40,6 +40,7 @@ EXPONENTIAL = tuple(max(1, round(-12 * log(1 - (share + 0.5) / 20))) for share i
 ALONE = Service(num_requests=40, arrivals="even", rate_per_ks=10, prompt_lens=(16,), max_running=1)
 
 STEP_FAULTS = ("device.raises", "device.restarts")
+MANY = 8
 QUIET_FAULTS = ("device.slow", "device.raises", "device.restarts", "link.late", "pool.denied", "pool.retraction")
 """Faults that change nothing of what is asked for."""
 
@@ -344,14 +345,15 @@ class SimulatorTrial(Trial):
 
     @operation(weight=12, when=_has_room_for, pages=(1, 4, 8, 16, 64), percent=(0, 120, 150, 200, 60), together=(4, 8))
     def more_pages(self, pages: int, percent: int, together: int) -> None:
-        """Run it without faults, and again with more pages: first with its pool, or with so many per cent of what its
-        longest request needs, in batches of `together`."""
+        """Run it without faults, and again with more pages: first with its pool, or, of at least `MANY` requests, with
+        so many per cent of what its longest request needs, in batches of `together`."""
         if not percent:
             more = replace(self.service, pages=self.service.pages + pages)
             self.moment.enlarged = self._pair(self.subject.run, more)
             return
         tight = -(-self._longest(self.service) * percent // (100 * self.config.page_size))
-        first = self._simulate(self.subject.run, replace(self.service, pages=tight, max_running=together))
+        many = {"num_requests": max(MANY, self.service.num_requests), "max_running": together}
+        first = self._simulate(self.subject.run, replace(self.service, pages=tight, **many))
         if first is not None:
             second = self._simulate(self.subject.run, replace(first.service, pages=tight + pages))
             self.moment.enlarged = None if second is None else (first, second)
