@@ -7,8 +7,8 @@
     {"t":"plan","r":0,"ns":…,"step":7,"joins":[[id,row,epoch,cached,emitted,max_tokens]],"prefill":[[row,start,len,last]],
      "decode":[rows] or "=",
      "S":3,"k":1,"nd":4,"rounds":8,"retracted":[id],"waiting":0,"held":512,"released":[[row,epoch]],"writes":crc}
-     `step` may be null; a join of KV that was sent has a seventh value, its length; `tokens` in `finished` is their
-     number
+     `step` may be null; a join of KV that was sent has a seventh value, its length; one with KV from host memory has an
+     eighth, the tokens that come from there; `tokens` in `finished` is their number
     {"t":"commit","r":0,"ns":…,"step":7,"rounds":2,"lens":"4231…","stops":[[round,column,index]],"ended":[column],"end":"request_ended",
      "stopped":[chunk],"failures":[[row,message]],"at":[first end, gap, …],"finished":[[id,reason,tokens]]}
     {"t":"lost","r":0,"ns":…,"step":7,"cause":"hung","message":"…","steps":[7,8],"retracted":[id],"finished":[[id,reason,tokens]]}
@@ -129,7 +129,7 @@ class LineEncoder:
             if step.joins:
                 joins = [
                     f"[{_quote(j.request.request_id)},{j.row},{j.epoch},{j.num_cached},{j.num_emitted},{j.max_tokens}"
-                    f"{f',{j.num_received}' if j.num_received else ''}]"
+                    f"{f',{j.num_received}' if j.num_received else f',0,{j.num_loaded}' if j.num_loaded else ''}]"
                     for j in step.joins
                 ]
                 parts.append(f'"joins":[{",".join(joins)}]')

@@ -12,6 +12,7 @@ is None, never NaN.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +45,7 @@ TOTALS = (
     "retractions",
     "looked_up_tokens",
     "cached_tokens",
+    "loaded_tokens",
     "verified_rows",
     "correct_drafts",
     "proposed_drafts",
@@ -257,6 +259,7 @@ def _resources(measured: Measurements, duration_ns: int, mean_gauges: list[float
     return {
         "prefill_tokens": measured.totals["prefill_tokens"],
         "prefix_cache_hit_rate": share(measured.totals["cached_tokens"], measured.totals["looked_up_tokens"]),
+        **_from_host(measured.totals),
         "kv_capacity_slots": capacity or None,
         "kv_occupancy_mean": share(held, capacity) if held is not None else None,
         "kv_occupancy_max": max(peaks, default=None),
@@ -270,6 +273,13 @@ def _resources(measured: Measurements, duration_ns: int, mean_gauges: list[float
         "device_busy_share": share(sum(known), len(known)),
         "device_busy_share_per_replica": busy,
     }
+
+
+def _from_host(totals: Mapping[str, int]) -> dict[str, Any]:
+    """Return the share of looked-up tokens that came from host memory, if any did."""
+    if not totals["loaded_tokens"]:
+        return {}
+    return {"host_cache_hit_rate": share(totals["loaded_tokens"], totals["looked_up_tokens"])}
 
 
 def _mean_gauges(measured: Measurements, duration_ns: int | None) -> list[float | None]:

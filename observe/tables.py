@@ -223,12 +223,17 @@ def _resources(summary: Mapping[str, Any]) -> list[Row]:
     return [
         ("KV slots", format_number(summary["kv_capacity_slots"])),
         ("KV used, mean / max", " / ".join(occupancy)),
-        ("prefix cache hits", format_share(summary["prefix_cache_hit_rate"])),
+        ("prefix cache hits", _cache_hits(summary)),
         ("running, mean / max", _pair(summary["mean_running"], summary["max_running"])),
         ("saturation", format_share(summary.get("saturation"))),
         ("device busy", format_share(summary["device_busy_share"])),
         ("replicas", format_number(summary["replicas"])),
     ]
+
+
+def _cache_hits(summary: Mapping[str, Any]) -> str:
+    hits, from_host = format_share(summary["prefix_cache_hit_rate"]), summary.get("host_cache_hit_rate")
+    return hits if from_host is None else f"{hits} ({format_share(from_host)} from host memory)"
 
 
 def _pools(summary: Mapping[str, Any]) -> list[Row]:

@@ -283,7 +283,7 @@ class Simulation:
         device_spread, host_spread = self.scenario.hardware.device_jitter, self.scenario.hardware.host_jitter
         seed, num_rows = self.scenario.seed, assembly.spec.config.num_rows
         jitter = Jitter(device_spread, seed, Purpose.DEVICE_TIME, replica) if device_spread else None
-        device = Device(assembly.cost, num_rows, assembly.acceptance, self._tree_process, jitter)
+        device = Device(assembly.cost, num_rows, assembly.acceptance, self._tree_process, jitter, assembly.host_link)
         host_jitter = HostJitter(host_spread, seed, replica) if host_spread else None
         host = HostWork(assembly.host, not engine.config.overlap, host_jitter)
         actor = EngineActor(

@@ -96,6 +96,7 @@ class Join:
     # int64 [num_cached]: these tokens (of an arrival: all num_received tokens); None if the executor needs no tokens
     cached_tokens: np.ndarray | None
     num_received: int = 0  # KV length that a prefill worker has computed and sent: the row decodes without a prefill
+    num_loaded: int = 0  # the last of the `num_cached` tokens: their KV is copied from host memory before it is read
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ from ..contract.arrays import Int64Array
 from ..contract.step import NO_WRITES, TableWrites, WrittenRanges
 from ..errors import InvariantViolation
 from .allocator import KVAllocator, SlotCount
-from .radix import PrefixMatch, RadixCache
+from .host_tier import HostTier
+from .radix import Insertion, PrefixMatch, RadixCache
 from .radix_node import RadixNode
 from .request_table import RequestTable, SlotlessTable
 
@@ -59,12 +60,15 @@ class KVStore:
         cache: RadixCache | None,
         named: bool = True,
         at_once: bool = False,
+        host: HostTier | None = None,
     ) -> None:
         assert row_width % page_size == 0, f"a row of {row_width} slots is no multiple of the page size {page_size}"
         assert named or cache is None, "a prefix cache needs to know which slots it has"
+        assert host is None or cache is not None, "host memory is a tier behind a prefix cache"
         self.allocator: KVAllocator | SlotCount = (KVAllocator if named else SlotCount)(num_pages, page_size)
         self.table: RequestTable | SlotlessTable = (RequestTable if named else SlotlessTable)(num_rows, row_width)
         self.cache = cache
+        self.host = host
         self.at_once = at_once
         self.page_size = page_size
         self.row_width = row_width
@@ -111,6 +115,13 @@ class KVStore:
         """Find the cached prefix of a request's context, one token short of a full hit at most. There is a cache."""
         assert self.cache is not None
         return self.cache.match(tokens, namespace, max_length=len(tokens) - 1, count=False)
+
+    def num_in_host(self, tokens: np.ndarray, namespace: str, num_cached: int) -> int:
+        """Return how many tokens of a request's context behind its `num_cached` cached ones can be copied from host
+        memory."""
+        if self.host is None:
+            return 0
+        return max(0, self.host.find(tokens, namespace, len(tokens) - 1) - num_cached)
 
     def count_hit(self, num_tokens: int, num_cached: int) -> None:
         """Count a request of `num_tokens` that entered with `num_cached` of them from the cache."""
@@ -225,6 +236,8 @@ class KVStore:
         """Empty the cache: the KV is gone, with the worker that held it. No row is held any more."""
         if self.cache is not None and self.cache.evictable_slots:
             self.allocator.free(self.cache.evict(self.cache.evictable_slots))
+        if self.host is not None:
+            self.host.forget()
         self._writes.clear()
         self._released.clear()
         self.revision += 1
@@ -269,7 +282,7 @@ class KVStore:
             return
         if self.at_once and self.cache.peek(tokens, namespace, num_keys) > old_shared:
             return
-        insertion = self.cache.insert(tokens, self.table.gather(row, 0, num_keys), namespace)
+        insertion = self._cache_row(row, tokens, num_keys, namespace)
         self.cache.lock(insertion.node)
         locked = self._locked[row]
         if locked is not None:
@@ -318,7 +331,7 @@ class KVStore:
         if self.cache is not None and tokens is not None:
             num_keys = _num_keys(self.cache, tokens, departure.num_valid)
             if num_keys // self.page_size * self.page_size > own_from:
-                insertion = self.cache.insert(tokens, self.table.gather(row, 0, num_keys), departure.namespace)
+                insertion = self._cache_row(row, tokens, num_keys, departure.namespace)
                 own = np.concatenate([insertion.duplicates, own[len(insertion.canonical) - own_from :]])
         locked = self._locked[row]
         if self.cache is not None and locked is not None:
@@ -328,6 +341,15 @@ class KVStore:
         self.allocated[row] = 0
         self._shared[row] = 0
         self.revision += 1
+
+    def _cache_row(self, row: int, tokens: np.ndarray, num_keys: int, namespace: str) -> Insertion:
+        """Hand the first `num_keys` positions of a row over to the cache, and copy them to host memory if that is
+        there."""
+        assert self.cache is not None
+        insertion = self.cache.insert(tokens, self.table.gather(row, 0, num_keys), namespace)
+        if self.host is not None:
+            self.host.store(tokens, num_keys, namespace)
+        return insertion
 
     def slots_gained_without(self, rows: Iterable[int]) -> int:
         """Count the slots that are free, or that the cache could evict, once these rows have left."""
@@ -377,6 +399,8 @@ class KVStore:
                 raise InvariantViolation("ALLOC-15", f"row {row} is free but has {allocated} slots")
         if self.cache is not None:
             self.cache.check([node for node in self._locked if node is not None])
+        if self.host is not None:
+            self.host.check()
 
     def _holders(self) -> Iterator[np.ndarray]:
         for row in range(1, self.table.num_rows + 1):

@@ -231,16 +231,16 @@ class Admission:
             budget -= chunk.length + padding
         return chunks, joins
 
-    def needs(self, record: RequestRecord, num_cached: int, budget: int, padding: int = 0) -> int:
+    def needs(self, record: RequestRecord, num_cached: int, budget: int, padding: int = 0, num_loaded: int = 0) -> int:
         """Return the slots that a request takes: its context beyond the cached prefix, its output if that is
-        guaranteed, and one reserve; or only those of its context or first chunk, of at most `budget` tokens
-        (`Policies.admit_with`).
+        guaranteed, and one reserve; or only those of its context or first chunk, of at most `budget` tokens behind the
+        `num_loaded` from host memory (`Policies.admit_with`).
         """
         length = record.prompt_len + record.emitted_before
         if self.guarantees:
             length += self._counted(record.max_tokens - record.emitted_before)
         elif self.config.admit_with != "reserve":
-            first = min(num_cached + budget, length) + padding + self.sizes.lookahead
+            first = min(num_cached + num_loaded + budget, length) + padding + self.sizes.lookahead
             least = first if self.config.admit_with == "chunk" else max(first, length)
             return ceil_to_page(least, self.config.page_size) - num_cached
         return self.slots_for_length(length) - num_cached
@@ -333,7 +333,8 @@ class Admission:
             return None
         prefix = self._prefix_of(record)
         num_cached = prefix.length if prefix else 0
-        padding = self._padding(record, num_cached, num_decoding) if may_pad else 0
+        num_loaded = self._num_in_host(record, num_cached)
+        padding = self._padding(record, num_cached + num_loaded, num_decoding) if may_pad else 0
         if padding >= budget:
             return None  # not refused: the next step may have room for a round
         headroom = self.headroom(num_decoding + len(chunks), [chunk.record for chunk in chunks]) - sum(
@@ -344,10 +345,10 @@ class Admission:
             # The cache cannot evict the prefix once it is locked.
             cache.lock(prefix.node)
             available = self.store.available_slots
-        fits = self.needs(record, num_cached, budget, padding) + headroom <= available
+        fits = self.needs(record, num_cached, budget, padding, num_loaded) + headroom <= available
         denied = fits and self.store.take_denial()
         if fits and not denied:
-            self._enter(prefix)
+            self._enter(prefix, num_loaded)
         if cache is not None and prefix is not None and prefix.length:
             cache.unlock(prefix.node, was_used=False)
         if denied:
@@ -378,11 +379,17 @@ class Admission:
         known = record.context[: record.prompt_len + record.emitted_before]
         return self.store.match(known, record.request.namespace)
 
-    def _enter(self, prefix: PrefixMatch | None) -> RequestRecord:
+    def _num_in_host(self, record: RequestRecord, num_cached: int) -> int:
+        if self.store.host is None or record.context is None:
+            return 0
+        known = record.context[: record.prompt_len + record.emitted_before]
+        return self.store.num_in_host(known, record.request.namespace, num_cached)
+
+    def _enter(self, prefix: PrefixMatch | None, num_loaded: int) -> RequestRecord:
         self._refused = None
-        record = self.requests.admit(prefix)
+        record = self.requests.admit(prefix, num_loaded)
         if prefix is not None:
-            self.store.count_hit(record.prefill_len, prefix.length)
+            self.store.count_hit(record.prefill_len, record.num_cached)
         return record
 
     def _chunk_of(self, record: RequestRecord, budget: int, padding: int) -> Chunk | None:
@@ -407,4 +414,5 @@ class Admission:
             record.emitted_before,
             record.num_cached,
             cached,
+            num_loaded=record.num_loaded,
         )

@@ -9,6 +9,7 @@ from typing import Any
 from ..adaptive import AdaptiveController
 from ..algorithm.algorithm import DraftKV, SpecAlgorithm
 from ..errors import ConfigError, Problem
+from ..kv.host_tier import HostTier
 from ..kv.radix import RadixCache
 from ..kv.request_table import ceil_to_page, get_alloc_len_per_decode, request_table_width, reserve_per_decode
 from ..kv.store import KVStore
@@ -41,6 +42,7 @@ class EngineConfig(Policies):
     max_step_tokens: int | None = None  # prefill and verify tokens of one step; None: no bound beside chunk_size
     mixed: bool = True  # prefill chunks and decode rounds in one step; else prefill goes first, alone
     prefix_cache: bool = True
+    host_pages: int = 0  # pages of host memory behind the prefix cache; the executor must copy them (`Join.num_loaded`)
     eviction_policy: str = "lru"
     watermark: float = 0.01  # share of the pool that admission leaves free for running requests to grow into
     guarantee_output: float = 0.0  # share of the remaining output that a newcomer leaves free; 0: only the next round's
@@ -92,6 +94,12 @@ class EngineConfig(Policies):
             problems.append(Problem("watermark", f"must be in [0, 1), got {self.watermark}"))
         if not (0.0 <= self.guarantee_output <= 1.0):
             problems.append(Problem("guarantee_output", f"must be in [0, 1], got {self.guarantee_output}"))
+        if self.host_pages < 0:
+            problems.append(Problem("host_pages", f"must be at least 0, got {self.host_pages}"))
+        if self.host_pages and not self.prefix_cache:
+            problems.append(Problem("host_pages", "is host memory behind the prefix cache, and prefix_cache is false"))
+        if self.host_pages and self.role is not EngineRole.BOTH:
+            problems.append(Problem("host_pages", "is for engines that do not hand requests over"))
         if self.preempt and self.batch_wait_rounds:
             problems.append(
                 Problem("batch_wait_rounds", "contradicts preempt: a newcomer cannot both wait and take a row at once")
@@ -99,10 +107,13 @@ class EngineConfig(Policies):
         return problems + self.policy_problems()
 
     def to_json(self) -> dict[str, Any]:
-        """Return all settings, without the policies that are the default ones."""
+        """Return all settings, without those of `OMITTED` that have the value there."""
         values = {field.name: getattr(self, field.name) for field in fields(self)} | {"role": str(self.role)}
-        usual = OUR_POLICIES.policy_values()
-        return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
+        return {name: value for name, value in values.items() if name not in OMITTED or value != OMITTED[name]}
+
+
+OMITTED: dict[str, Any] = OUR_POLICIES.policy_values() | {"host_pages": 0}
+"""Settings that a description of an engine leaves out, with the value that they then have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,4 +223,6 @@ def make_store(config: EngineConfig, sizes: EngineSizes, algorithm: SpecAlgorith
     form = (config.page_size, algorithm.prefix_key_kind(), config.eviction_policy)
     cache = RadixCache(*form) if config.prefix_cache and named_slots else None
     pool = (config.num_pages, config.page_size)
-    return KVStore(config.num_rows, sizes.row_width, *pool, cache, named_slots, config.at_once)
+    has_host = cache is not None and config.host_pages > 0
+    host = HostTier(config.host_pages, config.page_size, algorithm.prefix_key_kind()) if has_host else None
+    return KVStore(config.num_rows, sizes.row_width, *pool, cache, named_slots, config.at_once, host)

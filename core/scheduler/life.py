@@ -190,7 +190,8 @@ class RequestRecord:
     prefill_len: int = 0  # tokens to compute before decoding, fixed at admission
     prefill_launched: int = 0  # KV length that launched chunks reach
     prefill_committed: int = 0  # KV length that committed chunks reach
-    num_cached: int = 0  # KV tokens taken from the prefix cache at the last admission
+    num_cached: int = 0  # KV tokens taken from the prefix cache at the last admission, and from host memory
+    num_loaded: int = 0  # those of them that come from host memory
     emitted_before: int = 0  # tokens emitted before the last admission: the prefill computes their KV, too
     has_first_token: bool = False  # a worker that was lost later has delivered the token after the prefill
     overtaken: int = 0  # admissions of later arrivals while this one waited

@@ -90,12 +90,15 @@ class Requests:
         self.waiting.push(record)
         return record
 
-    def admit(self, prefix: PrefixMatch | None) -> RequestRecord:
-        """Give the head of the queue a row, with the slots of its cached prefix. Its chunks come next."""
+    def admit(self, prefix: PrefixMatch | None, num_loaded: int) -> RequestRecord:
+        """Give the head of the queue a row, with the slots of its cached prefix. The next `num_loaded` tokens come from
+        host memory, and then its chunks."""
         record = self.waiting.pop()
         self._take_row(record, self.store.open_row(prefix), record.prompt_len + record.emitted_before)
         self._advance(record, RequestEvent.ADMIT)
-        record.num_cached = record.prefill_launched = record.prefill_committed = prefix.length if prefix else 0
+        record.num_loaded = num_loaded
+        record.num_cached = num_loaded + (prefix.length if prefix else 0)
+        record.prefill_launched = record.prefill_committed = record.num_cached
         self.in_progress = record
         return record
 

@@ -31,9 +31,8 @@ from ..contract.events import EventSink
 from ..contract.request import TextDecoder
 from ..errors import ConfigError, ForedraftError, Problem, nearest
 from ..tree.build import MAX_TREE_NODES, tree_capacity
-from .config import EngineConfig, EngineRole, EngineSizes
+from .config import OMITTED, EngineConfig, EngineRole, EngineSizes
 from .engine import Engine
-from .policies import OUR_POLICIES
 
 Mode = Literal["overlap", "synchronous"]
 MODES: tuple[Mode, ...] = ("overlap", "synchronous")
@@ -211,7 +210,7 @@ class EngineSpec:
         """Read the object that `to_json` wrote. Raises ConfigError with `source` and every key that does not fit."""
         _check_keys(value, cls, "engine", source)
         config = value["config"]
-        config = {**OUR_POLICIES.policy_values(), **config} if isinstance(config, Mapping) else config
+        config = {**OMITTED, **config} if isinstance(config, Mapping) else config
         _check_keys(config, EngineConfig, "engine.config", source)
         table, sizes = value["cost_table"], value["graph_sizes"]
         problems: list[Problem] = []

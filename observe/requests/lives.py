@@ -318,6 +318,7 @@ class RequestLives:
         if state.config.get("prefix_cache", True) and request.prompt.content_is_known:
             self._totals["looked_up_tokens"] += request.prompt.length + join.num_emitted
             self._totals["cached_tokens"] += join.num_cached
+            self._totals["loaded_tokens"] += join.num_loaded
 
     def _wait(self, state: ReplicaMetrics, waiting: int) -> None:
         self.waiting += waiting - state.waiting

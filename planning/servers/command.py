@@ -251,6 +251,11 @@ class Given:
         self.assumed.append(
             "the other pool has one engine as well, of the same kind; give disaggregation.prefill and disaggregation.decode"
         )
+        for name in ("hicache-ratio", "hicache-size", "enable-hierarchical-cache", "kv-offloading-size"):
+            if name in self.values:
+                self.not_modelled[f"--{name}"] = "host memory behind the prefix cache is not simulated with two pools"
+        for key in ("engine.host_cache_gb", "engine.host_cache_ratio"):
+            self.settings.pop(key, None)
 
 
 def command_words(given: str, source: str) -> list[str]:

@@ -15,7 +15,7 @@ MAPPED = {
         (
             "enable-mixed-chunk", "disable-overlap-schedule", "disable-radix-cache", "disable-cuda-graph", "disable-decode-cuda-graph",
             "speculative-adaptive", "enable-multi-layer-eagle", "enable-dp-attention", "enable-priority-scheduling",
-            "disable-priority-preemption",
+            "disable-priority-preemption", "enable-hierarchical-cache",
         ),
         FLAG,
     ),
@@ -27,6 +27,7 @@ MAPPED = {
             "speculative-num-draft-tokens", "speculative-adaptive-config", "speculative-draft-model-path", "kv-cache-dtype", "quantization",
             "dtype", "context-length", "disaggregation-mode", "schedule-policy", "scheduler-recv-interval",
             "schedule-conservativeness", "retraction-policy", "stream-interval",
+            "hicache-ratio", "hicache-size", "hicache-write-policy",
         ),
         VALUE,
     ),
@@ -40,6 +41,7 @@ OTHER_NAMES = {
     "attention-data-parallel-size": "attn-dp-size",
     "expert-parallel-size": "ep-size",
     "ep": "ep-size",
+    "enable-hicache": "enable-hierarchical-cache",
     "speculative-draft-model": "speculative-draft-model-path",
     "cuda-graph-max-bs": "cuda-graph-max-bs-decode",  # the name before prefill had its own sizes
     "cuda-graph-bs": "cuda-graph-bs-decode",
@@ -51,6 +53,8 @@ WEIGHTS = {
     "fp8": "fp8", "w8a8_fp8": "fp8", "modelopt_fp8": "fp8", "w8a8_int8": "int8", "awq": "int4", "awq_marlin": "int4", "gptq": "int4",
     "gptq_marlin": "int4", "modelopt_fp4": "nvfp4", "mxfp4": "mxfp4",
 }  # fmt: skip
+WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
+HOST_RATIO = 2.0  # --hicache-ratio
 EVICTION = ("lru", "lfu")  # of --radix-eviction-policy; slru, priority and tlru are not simulated
 KV = {"fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bf16": "bf16", "bfloat16": "bf16"}
 
@@ -128,6 +132,7 @@ def _engine(given: Given, gpu: str) -> None:
         given.settings["engine.eviction_policy"] = policy
     elif policy is not None:
         given.not_modelled["--radix-eviction-policy"] = f"{policy}: the cache evicts by lru"
+    _host_memory(given)
     _policies(given, usual["guarantee_output"])
     if given.flag("enable-priority-scheduling"):
         given.settings["engine.preempt"] = not given.flag("disable-priority-preemption")
@@ -139,6 +144,20 @@ def _engine(given: Given, gpu: str) -> None:
         given.settings["hardware.graph_sizes"] = sizes
     elif (largest := given.integer("cuda-graph-max-bs-decode", most=MAX_SIZE)) is not None:
         given.settings["hardware.graph_sizes"] = sizes_up_to(largest)
+
+
+def _host_memory(given: Given) -> None:
+    """Read the size of the hierarchical cache. It counts for each device, and replaces the ratio if it is not 0."""
+    ratio, size = given.number("hicache-ratio"), given.number("hicache-size")
+    policy = given.choice("hicache-write-policy", WRITE_POLICIES)
+    if not given.flag("enable-hierarchical-cache"):
+        return
+    if size:
+        given.settings["engine.host_cache_gb"] = size * (given.integer("tp-size") or 1)
+    elif ratio is None or ratio > 0:
+        given.settings["engine.host_cache_ratio"] = ratio or HOST_RATIO
+    if policy not in (None, WRITE_POLICIES[0]):
+        given.not_modelled["--hicache-write-policy"] = f"{policy}: prefixes are copied to host memory at once"
 
 
 def _policies(given: Given, usual_share: float) -> None:

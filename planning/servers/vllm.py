@@ -30,6 +30,7 @@ MAPPED = {
             "kv-cache-dtype", "num-gpu-blocks-override", "max-num-batched-tokens", "max-num-seqs", "max-num-queued-reqs",
             "scheduling-policy", "max-cudagraph-capture-size", "speculative-config", "spec-method", "spec-model", "spec-tokens",
             "kv-transfer-config", "compilation-config", "optimization-level", "stream-interval", "watermark",
+            "kv-offloading-size",
         ),
         VALUE,
     ),
@@ -140,6 +141,9 @@ def _engine(given: Given, gpu: str) -> None:
         given.settings["engine.mode"] = "overlap" if overlaps else "synchronous"
     if (blocks := given.integer("num-gpu-blocks-override")) is not None:
         given.settings["engine.kv_slots"] = blocks * block
+    if (gibibytes := given.number("kv-offloading-size")) is not None and gibibytes > 0:
+        groups = given.settings.get("hardware.attention_data_parallel", 1)
+        given.settings["engine.host_cache_gb"] = round(gibibytes * groups * 2**30 / 1e9, 6)
     if (watermark := given.number("watermark", most=1.0)) is not None:
         given.settings["engine.watermark"] = watermark
     if given.flag("scheduler-reserve-full-isl") is False:

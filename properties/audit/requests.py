@@ -152,9 +152,18 @@ class Requests:
     # -- admissions ----------------------------------------------------------------------------------------------------
 
     def admit(
-        self, request_id: str, row: int, epoch: int, cached: int, emitted: int, max_tokens: int, received: int = 0
+        self,
+        request_id: str,
+        row: int,
+        epoch: int,
+        cached: int,
+        emitted: int,
+        max_tokens: int,
+        received: int = 0,
+        loaded: int = 0,
     ) -> None:
-        """Give a request its row. With `received` tokens of KV it decodes at once."""
+        """Give a request its row. With `received` tokens of KV it decodes at once. `loaded` of the cached tokens come
+        from host memory."""
         check = self.tally.check
         request = self.live.get(request_id)
         if received:
@@ -197,7 +206,7 @@ class Requests:
         request.transferring = False
         if cached and not received:
             was = f"{request_id!r} starts with {cached} tokens cached of {request.prefill_len}"
-            check("RADIX-13", cached < request.prefill_len, was, "at least one is left to compute")
+            check("RADIX-13", loaded <= cached < request.prefill_len, was, "at least one is left to compute")
 
     def _take_row(self, request_id: str, row: int) -> None:
         self.rows.reach(row)

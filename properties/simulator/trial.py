@@ -352,8 +352,9 @@ class SimulatorTrial(Trial):
             self.moment.enlarged = self._pair(self.subject.run, more)
             return
         tight = -(-self._longest(self.service) * percent // (100 * self.config.page_size))
-        many = {"num_requests": max(MANY, self.service.num_requests), "max_running": together}
-        first = self._simulate(self.subject.run, replace(self.service, pages=tight, **many))
+        many = max(MANY, self.service.num_requests)
+        tightened = replace(self.service, pages=tight, max_running=together, num_requests=many)
+        first = self._simulate(self.subject.run, tightened)
         if first is not None:
             second = self._simulate(self.subject.run, replace(first.service, pages=tight + pages))
             self.moment.enlarged = None if second is None else (first, second)

@@ -20,6 +20,7 @@ from ...core.acceptance.process import AcceptanceProcess
 from ...core.contract.step import BlockEnd, DecodeResult, DecodeStep, Join, PrefillResult, Step
 from ...core.draws import Purpose, normal_at, stream_keys
 from ..cost.executor_steps import StepCost
+from ..cost.host_link import HostLink
 from ..cost.round import RoundCost
 from .run_cache import RunCache
 
@@ -103,8 +104,10 @@ class Device:
         acceptance: AcceptanceProcess,
         for_tree: Callable[[int, int, int], AcceptanceProcess],
         jitter: Jitter | None = None,
+        host_link: HostLink | None = None,
     ) -> None:
         self.cost = cost
+        self.host_link = host_link
         self.jitter = jitter
         self.num_run: int = 0  # decode rounds, and steps with prefill alone
         self.truths: dict[str, Truth] = {}
@@ -181,7 +184,13 @@ class Device:
         device_ns = self._cost_ns(step, drawn)
         if self.jitter is not None:
             device_ns = self.jitter.time_ns(self.num_run, device_ns)
-        return device_ns if self.slowdown == 1.0 else int(device_ns * self.slowdown)
+        if self.slowdown != 1.0:
+            device_ns = int(device_ns * self.slowdown)
+        loads = [join.num_loaded for join in step.joins if join.num_loaded]
+        if not loads:
+            return device_ns
+        assert self.host_link is not None, "only engines with host memory load from it"
+        return self.host_link.step_ns(device_ns, loads)
 
     def _cost_ns(self, step: Step, drawn: DrawnRounds | None) -> int:
         assert step.prefill is not None, "only a step with prompt chunks is given here"

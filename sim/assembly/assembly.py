@@ -23,6 +23,7 @@ from ..cost.draft import DraftShape
 from ..cost.executor_steps import ExecutorSteps, StepCost
 from ..cost.goodput import cost_table
 from ..cost.host import HostCost
+from ..cost.host_link import HostLink
 from ..cost.memory import MemoryPlan
 from ..cost.published.evidence import Evidence
 from ..cost.round import RoundCost
@@ -51,6 +52,7 @@ class Assembly:
     preset: PresetChoice  # what the acceptance is made of, as far as the scenario does not give it
     pools: Pools
     evidence: Evidence | None = None  # what published points say of the passes; None: of our own executor nothing
+    host_link: HostLink | None = None  # None: no host memory behind the prefix cache
     not_measured: str | None = None  # why hardware.kernels=auto took the roofline
 
     def make_engine(self, events: EventSink | None, replica: int = 0, named_slots: bool = True) -> Engine:
@@ -99,6 +101,8 @@ class Assembly:
         rows += [*self.cost.explain(), *self.host.explain(), *self.deployment.front_end.explain()]
         if self.memory is not None:
             rows += self.memory.explain()
+        if self.host_link is not None:
+            rows += self.host_link.explain(self.spec.config.host_pages * self.spec.config.page_size)
         rows += self._explain_scheduling()
         config = self.spec.config
         rows.append(("scheduling mode", config.mode, "", config.mode_reason))
@@ -140,7 +144,9 @@ def assemble(scenario: Scenario, calibration: Calibration | None = None) -> Asse
     if slots is None:
         memory = deployment.memory_plan(target, draft, spec)
         slots = memory.slots
-    spec = spec.with_config(num_pages=slots // spec.config.page_size)
+    host_link, host_tokens = _host_memory(scenario, deployment, target, draft, slots)
+    page_size = spec.config.page_size
+    spec = spec.with_config(num_pages=slots // page_size, host_pages=host_tokens // page_size)
     if spec.policy == "goodput":
         spec = replace(spec, cost_table=cost_table(spec, cost, host))
     preset = chosen_preset(scenario, algorithm, target)
@@ -161,8 +167,32 @@ def assemble(scenario: Scenario, calibration: Calibration | None = None) -> Asse
         preset=preset,
         pools=pools_of(scenario),
         evidence=evidence,
+        host_link=host_link,
         not_measured=not_measured,
     )
+
+
+def _host_memory(
+    scenario: Scenario, deployment: Deployment, target: ModelShape, draft: DraftShape | None, pool_slots: int
+) -> tuple[HostLink | None, int]:
+    """Return the link to the host memory behind the prefix cache, None without one, and the tokens that it holds."""
+    engine, parallel = scenario.engine, deployment.parallel
+    if engine.host_cache_gb is None and engine.host_cache_ratio is None:
+        return None, 0
+    key = "engine.host_cache_gb" if engine.host_cache_gb is not None else "engine.host_cache_ratio"
+    problem = None
+    if engine.host_cache_gb is not None and engine.host_cache_ratio is not None:
+        problem = "and engine.host_cache_ratio are given: expected one of them"
+    elif not engine.prefix_cache:
+        problem = "is host memory behind the prefix cache, and engine.prefix_cache is false"
+    elif pools_of(scenario).is_disaggregated:
+        problem = "is not modelled with disaggregation"
+    if problem is not None:
+        raise ConfigError.of(SCENARIO, key, problem)
+    link = HostLink.of(deployment.gpu, parallel, target, draft, scenario.hardware.host_link_gbps)
+    if engine.host_cache_gb is not None:
+        return link, link.num_tokens(engine.host_cache_gb * 1e9, parallel.tensor)
+    return link, int(pool_slots * (engine.host_cache_ratio or 0))
 
 
 def _costs(
@@ -214,7 +244,8 @@ def _executor_steps(
 def _spec(scenario: Scenario, deployment: Deployment, algorithm: SpecAlgorithm, target: ModelShape) -> EngineSpec:
     """Return the specification of the engines, without the values that follow from memory and cost."""
     engine, speculation, server = scenario.engine, scenario.speculation, deployment.server
-    given = engine.model_dump(exclude={"mode", "kv_slots"})  # fields of the table that the engine does not have
+    others = {"mode", "kv_slots", "host_cache_gb", "host_cache_ratio"}
+    given = engine.model_dump(exclude=others)  # fields of the table that the engine does not have
     defaults = server.scheduling(deployment.gpu, deployment.parallel.data, algorithm.is_speculative)
     given |= {key: value for key, value in defaults.items() if given[key] is None}
     context_len = scenario.model.context_len or target.max_context

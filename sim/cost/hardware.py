@@ -100,6 +100,7 @@ class GPU:
     interconnect: Interconnect
     network: Interconnect
     per_node: int
+    host_link_bytes_per_s: float  # from host memory to the device
     sources: Mapping[str, str] = field(hash=False, repr=False, compare=False)
 
     def flops(self, dtype: str) -> float:
@@ -159,13 +160,18 @@ _DGX = {
     "MI300X": (50.0, "assumption: a 400 Gb/s port for each GPU, as 8-GPU platforms have"),
     "Ultra": (100.0, f"{_DATABASE}: an 800 Gb/s ConnectX-8 port for each GPU"),
 }  # gigabytes per second and direction between nodes
+_HOST_LINKS = {
+    "PCIe 4": (25e9, "assumption: four fifths of PCIe 4 x16"),
+    "PCIe 5": (50e9, "assumption: four fifths of PCIe 5 x16"),
+    "C2C": (360e9, "assumption: four fifths of NVLink-C2C, 450 GB/s per direction"),
+}
 _REPORTED = "memory.total as the driver reports it"
 _DTYPES = ("fp16", "fp8", "nvfp4")  # of the rates of an entry; bf16 has the rate of fp16
 
 
 def _entry(
     name: str, tflops: tuple[float, ...], mebibytes: int, gigabytes_per_s: float, sm_count: int, link: tuple[str, float],
-    ports: str, sheet: str, *, peak_note: str = "", per_node: int = 8,
+    ports: str, sheet: str, *, peak_note: str = "", per_node: int = 8, host: str = "PCIe 5",
 ) -> GPU:  # fmt: skip
     link_name, link_gigabytes_per_s = link
     latency_ns, latency_source = {
@@ -181,6 +187,7 @@ def _entry(
         "interconnect": f"{sheet}: half of the bidirectional total",
         "interconnect_latency": latency_source,
         "network": _DGX[ports][1],
+        "host_link_bytes_per_s": _HOST_LINKS[host][1],
         "per_node": "eight GPUs are the usual node" if per_node == 8 else sheet,
     }
     return GPU(
@@ -192,6 +199,7 @@ def _entry(
         interconnect=Interconnect(link_name, link_gigabytes_per_s * 1e9, latency_ns),
         network=Interconnect("network", _DGX[ports][0] * 1e9, 20_000),
         per_node=per_node,
+        host_link_bytes_per_s=_HOST_LINKS[host][0],
         sources=sources,
     )
 
@@ -200,8 +208,10 @@ def _entry(
 _CATALOGUE: tuple[GPU, ...] = (
     # name, dense TFLOP/s (16 bits, fp8, nvfp4), MiB, GB/s, SMs, link with GB/s per direction, ports between nodes,
     # source
-    _entry("A100-40G", (312.0,), 40_960, 1555, 108, ("NVLink 3", 300), "A100", "NVIDIA A100 Tensor Core GPU data sheet (40 GB SXM)"),
-    _entry("A100", (312.0,), 81_920, 2039, 108, ("NVLink 3", 300), "A100", "NVIDIA A100 Tensor Core GPU data sheet (80 GB SXM)"),
+    _entry("A100-40G", (312.0,), 40_960, 1555, 108, ("NVLink 3", 300), "A100",
+           "NVIDIA A100 Tensor Core GPU data sheet (40 GB SXM)", host="PCIe 4"),
+    _entry("A100", (312.0,), 81_920, 2039, 108, ("NVLink 3", 300), "A100",
+           "NVIDIA A100 Tensor Core GPU data sheet (80 GB SXM)", host="PCIe 4"),
     _entry("H100", (989.4, 1978.9), 81_559, 3350, 132, ("NVLink 4", 450), "Hopper",
            "NVIDIA H100 Tensor Core GPU architecture white paper (SXM5)"),
     _entry("H200", (989.4, 1978.9), 143_771, 4800, 132, ("NVLink 4", 450), "Hopper",
@@ -209,13 +219,16 @@ _CATALOGUE: tuple[GPU, ...] = (
     _entry("B200", (2250.0, 4500.0, 9000.0), 183_359, 8000, 148, ("NVLink 5", 900), "B200",
            "NVIDIA Blackwell HGX B200 data sheet (1000 W)"),
     _entry("B300", (2250.0, 4500.0, 14000.0), 275_040, 7750, 148, ("NVLink 5", 900), "Ultra", _DATABASE),
-    _entry("GB200", (2500.0, 5000.0, 10000.0), 189_471, 8000, 148, ("NVLink 5", 900), "Ultra", _DATABASE, per_node=72),
-    _entry("GB300", (2500.0, 5000.0, 15000.0), 284_208, 8000, 148, ("NVLink 5", 900), "Ultra", _DATABASE, per_node=72),
+    _entry("GB200", (2500.0, 5000.0, 10000.0), 189_471, 8000, 148, ("NVLink 5", 900), "Ultra", _DATABASE,
+           per_node=72, host="C2C"),
+    _entry("GB300", (2500.0, 5000.0, 15000.0), 284_208, 8000, 148, ("NVLink 5", 900), "Ultra", _DATABASE,
+           per_node=72, host="C2C"),
     _entry("L4", (121.0, 242.0), 23_034, 300, 58, ("PCIe 4", 32), "PCIe", "NVIDIA L4 data sheet",
-           peak_note=" (half of the sparse rates printed)"),
-    _entry("L40S", (362.05, 733.0), 46_068, 864, 142, ("PCIe 4", 32), "PCIe", "NVIDIA L40S data sheet"),
+           peak_note=" (half of the sparse rates printed)", host="PCIe 4"),
+    _entry("L40S", (362.05, 733.0), 46_068, 864, 142, ("PCIe 4", 32), "PCIe", "NVIDIA L40S data sheet", host="PCIe 4"),
     _entry("RTX 4090", (165.2, 330.3), 24_564, 1008, 128, ("PCIe 4", 32), "PCIe",
-           "NVIDIA Ada GPU architecture white paper (GeForce RTX 4090)", peak_note=" with fp32 accumulation"),
+           "NVIDIA Ada GPU architecture white paper (GeForce RTX 4090)", peak_note=" with fp32 accumulation",
+           host="PCIe 4"),
     _entry("MI300X", (1307.4, 2614.9), 196_592, 5300, 304, ("Infinity Fabric", 448), "MI300X", "AMD Instinct MI300X data sheet"),
 )
 # fmt: on

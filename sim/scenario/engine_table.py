@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .table import Count, Share, Table
+from .table import Count, Positive, Share, Table
 
 
 class EngineTable(Table):
@@ -37,6 +37,15 @@ class EngineTable(Table):
     )
     prefix_cache: bool = Field(
         default=True, description="cache prefixes of prompts with known content, in a radix tree"
+    )
+    host_cache_gb: Positive | None = Field(
+        default=None,
+        description="gigabytes of host memory behind the prefix cache of a replica, which keep what the device evicts "
+        "(SGLang --hicache-size per rank, vLLM --kv-offloading-size); default: none",
+    )
+    host_cache_ratio: Positive | None = Field(
+        default=None,
+        description="the same as a multiple of the KV pool (SGLang --hicache-ratio)",
     )
     eviction_policy: str | None = Field(
         default=None,

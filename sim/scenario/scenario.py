@@ -63,6 +63,11 @@ class Hardware(Table):
         "default: 8, or 72 in a rack of GB200 or GB300",
     )
     replicas: Annotated[Engines, Field(ge=1)] = Field(default=1, description="number of engines behind the router")
+    host_link_gbps: Positive | None = Field(
+        default=None,
+        description="gigabits per second from host memory to each device, for engine.host_cache_gb; default: four "
+        "fifths of PCIe 4 or 5, or of NVLink-C2C, as the GPU has it",
+    )
     reserved_fraction: Annotated[float, Field(ge=0, lt=1)] | None = Field(
         default=None,
         description="share of the device memory that stays unused; default: 0.10; for SGLang and TensorRT-LLM the rest "

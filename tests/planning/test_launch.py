@@ -421,3 +421,25 @@ def test_defaults_follow_the_device_and_the_model():
         groups["hardware.attention_data_parallel"],
         groups["hardware.replicas"],
     ) == (2, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("sglang serve m --enable-hierarchical-cache", {"engine.host_cache_ratio": 2.0}),
+        ("sglang serve m --tp 2 --enable-hierarchical-cache --hicache-ratio 3", {"engine.host_cache_ratio": 3.0}),
+        (
+            "sglang serve m --tp 2 --enable-hierarchical-cache --hicache-ratio 3 --hicache-size 40",
+            {"engine.host_cache_gb": 80.0},
+        ),
+        ("sglang serve m --hicache-size 40", {}),
+        ("vllm serve m --kv-offloading-size 40", {"engine.host_cache_gb": 42.949673}),
+        ("vllm serve m --kv-offloading-size 0", {}),
+    ],
+)
+def test_host_memory_behind_the_prefix_cache_is_read(command, expected):
+    server = command.split()[0]
+    command = command.replace(" m", " --model-path Qwen/Qwen3-8B" if server == "sglang" else " Qwen/Qwen3-8B", 1)
+    found = read_launch(server, command, "--from", "H100")
+    assert {key: value for key, value in found.settings.items() if "host_cache" in key} == expected
+    assert not any("hicache" in name or "offloading" in name for name in found.not_modelled)
