@@ -51,6 +51,13 @@ MOST = {
     "tensor_parallel": 64,
 }
 LONGEST = 10**6  # tokens
+PLAUSIBLE = {
+    "mean_tpot_ms": (1e-3, 60e3, "milliseconds"),
+    "mean_ttft_ms": (1e-3, 86.4e6, "milliseconds"),
+    "output_tokens_per_s": (1e-3, 1e8, "tokens per second"),
+    "rate_per_s": (1e-6, 1e6, "requests per second"),
+}
+"""Column -> smallest and greatest number, and its unit. What is outside has another unit, or was not measured."""
 CONTRADICTION = 0.25
 """Two runs of the same setting whose results differ by more than this share contradict each other."""
 FAILED = 0.02
@@ -163,6 +170,9 @@ def _values(record: Record, problem: Any) -> Iterator[tuple[str, Any]]:
             problem(column, f"expected a whole number, at most {MOST[column]:,}, found {_short(value)}")
         elif number < 0 or (number == 0 and column not in ("steps", "input_std", "output_std")):
             problem(column, f"expected a number above 0, found {_short(value)}")
+        elif column in PLAUSIBLE and not PLAUSIBLE[column][0] <= number <= PLAUSIBLE[column][1]:
+            least, most, unit = PLAUSIBLE[column]
+            problem(column, f"expected {least:g} … {most:,.0f} {unit}, found {_short(value)}")
         elif column in ("input_tokens", "output_tokens") and not 1 <= number <= LONGEST:
             problem(column, f"expected 1 … {LONGEST:,} tokens, found {number:g}")
         else:

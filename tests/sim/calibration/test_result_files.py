@@ -154,6 +154,8 @@ BAD = {
     "csv number": (table([PLAIN | {"mean_tpot_ms": "5,5"}]), "line 2: mean_tpot_ms: expected a finite number"),
     "csv NaN": (table([PLAIN | {"mean_tpot_ms": "nan"}]), "line 2: mean_tpot_ms: expected a finite number"),
     "csv fraction": (table([PLAIN | {"concurrency": 1.5}]), "line 2: concurrency: expected a whole number"),
+    "csv other unit": (table([PLAIN | {"mean_tpot_ms": 1e12}]), "line 2: mean_tpot_ms: expected 0.001 … 60,000 millisec"),
+    "vllm other unit": (vllm(PLAIN, mean_ttft_ms=1e9), "mean_ttft_ms: expected 0.001 … 86,400,000 milliseconds"),
     "csv zero": (table([PLAIN | {"output_tokens": 0}]), "line 2: output_tokens: expected a number above 0"),
     "csv without result": ("concurrency,input_tokens,output_tokens\n1,2,3\n", "mean_tpot_ms: is missing"),
     "csv without load": ("mean_tpot_ms,input_tokens,output_tokens\n1,2,3\n", "concurrency: is missing"),
