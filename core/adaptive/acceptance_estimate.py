@@ -15,7 +15,8 @@ It follows from p_j by the tree that such a draft would build (`core/acceptance/
 This is an assumption about trees, and rounds of different lengths meet different stretches of text. So each shape has a
 correction c: the acceptance of its own rounds, divided by the prediction of the shared p_j. While few of its rows are
 known, c is pulled towards 1 by a normal prior of log c around 0 with standard deviation `_SPREAD_OF_CHAINS` or
-`_SPREAD_OF_TREES`.
+`_SPREAD_OF_TREES`. A chain accepts all that a shorter chain accepts, so the corrections of chains are bounded by each
+other (`_order_chains`).
 """
 
 from __future__ import annotations
@@ -133,6 +134,11 @@ class AcceptanceEstimate:
         shift = accepts - p * recent
         variance = (p * (1 - p) * recent * (1 + recent / older) + 1) * ROWS_PER_INDEPENDENT_ROW
         return abs(shift) > _CHANGE_SHIFT * recent and shift**2 > _CHANGE_DEVIATIONS**2 * variance
+
+    @property
+    def recent_rows(self) -> float:
+        """The decayed number of rows in the fast memory."""
+        return self._fast_trials[0] if self.depth else 0.0
 
     def trials(self, position: int) -> float:
         """Return the decayed number of rows that tried a position (from 1 on)."""
@@ -279,6 +285,25 @@ class AcceptLengths:
             self.probabilities = self._shared()
         for shape, own in self._own.items():
             self._corrections[shape] = self._correction(shape, own)
+        if not self._are_trees:
+            self._order_chains()
+
+    def _order_chains(self) -> None:
+        """Correct chains so that none yields less than a shorter one, for it accepts all that the shorter one does.
+
+        Corrections contradict that where acceptance has changed since a chain was last used. So the chain with the most
+        rows of late keeps its estimate and bounds the others, then the one with the next most, and so on.
+        """
+        ordered: list[tuple[int, float]] = []  # depth, expected tokens
+        for shape, own in sorted(self._own.items(), key=lambda item: -item[1].recent_rows):
+            least = max((tokens for depth, tokens in ordered if depth <= own.depth), default=0.0)
+            most = min((tokens for depth, tokens in ordered if depth >= own.depth), default=math.inf)
+            tokens = self.expected(shape)
+            bounded = min(max(tokens, least), most)
+            if bounded != tokens:
+                factor = self._corrections[shape].factor * bounded / tokens
+                self._corrections[shape] = self._corrections[shape]._replace(factor=factor)
+            ordered.append((own.depth, bounded))
 
     def _shared(self) -> list[float]:
         """Return p_1 … p_depth from the rows of all shapes; unknown ones extrapolate the position before."""
