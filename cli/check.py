@@ -45,6 +45,8 @@ Capability = Annotated[list[str] | None, option("--capability",
     "A capability of the component, such as paged, sharing or misuse; repeatable. Replaces make.capabilities.", "NAME")]
 Expect = Annotated[list[str] | None, option("--expect",
     "An invariant that is known to be broken, with the reason; repeatable. If it holds, that is an error.", "ID=REASON")]
+Allow = Annotated[list[str] | None, option("--allow",
+    "An invariant that may be broken or hold; repeatable. If it is broken, that is reported and no error.", "ID")]
 Without = Annotated[list[str] | None, option("--without",
     "Leave out this kind of operation, by its name in a history; repeatable.", "NAME")]
 ShowList = Annotated[bool, option("--list",
@@ -59,7 +61,7 @@ Cases = Annotated[Path, option("--cases", "Directory for the stored cases of fai
 
 def check(
     contract: Contract = None, subject: Subject = None, budget: BudgetText = None, seed: Seed = DEFAULT_SEED,
-    capability: Capability = None, expect: Expect = None, without: Without = None, show_list: ShowList = False,
+    capability: Capability = None, expect: Expect = None, allow: Allow = None, without: Without = None, show_list: ShowList = False,
     mutants: Mutants = False, replay: Replay = None, json_file: JsonFile = None, cases: Cases = DEFAULT_CASES,
 ) -> None:  # fmt: skip
     """Check a component against its invariants.
@@ -85,6 +87,7 @@ def check(
         ("--seed", seed != DEFAULT_SEED and elsewhere, f"{other} has seeds of its own"),
         ("--capability", bool(capability) and elsewhere, f"{other} asks for none"),
         ("--expect", bool(expect) and elsewhere, f"{other} expects nothing"),
+        ("--allow", bool(allow) and elsewhere, f"{other} allows nothing"),
         ("--cases", cases != DEFAULT_CASES and elsewhere, f"{other} stores no case"),
     )
     if show_list:
@@ -94,22 +97,34 @@ def check(
     elif mutants:
         _check_mutants(contract, budget, json_file)
     else:
-        _check(contract, subject, budget, seed, capability, expect, without, json_file, cases)
+        options = {
+            "capabilities": capability or None,
+            "expected_failures": _expected(expect),
+            "allowed_failures": allow or (),
+            "without": without or (),
+        }
+        _check(contract, subject, budget, {**options, "seed": seed}, json_file, cases)
 
 
-def _check(contract, subject, budget, seed, capability, expect, without, json_file, cases) -> None:
+def _check(
+    contract: str | None,
+    subject: str | None,
+    budget: str | None,
+    options: dict[str, Any],
+    json_file: Path | None,
+    cases: Path,
+) -> None:
     from ..checks.registry import SUBJECTS, contracts, suite_of
     from ..properties.harness.swarm import Budget
 
     names = [suite_of(name).name for name in ([contract] if contract is not None else contracts())]
-    if (capability or expect or without) and subject is None:
-        _bad("--capability, --expect and --without", "are for a component of your own: name it as module:make")
+    if subject is None and any(value for name, value in options.items() if name != "seed"):
+        _bad("--capability, --expect, --allow and --without", "are for a component of your own: name it as module:make")
     chosen = [(name, one) for name in names for one in ([subject] if subject is not None else SUBJECTS[name])]
     share = None
     if budget is not None or subject is not None:
         share = Budget.of(budget or DEFAULT_BUDGET).divided(len(chosen))
-    options = {"capabilities": capability or None, "expected_failures": _expected(expect), "without": without or ()}
-    run = partial(_run, subject is not None, share, cases, {**options, "seed": seed}, len(names) > 1)
+    run = partial(_run, subject is not None, share, cases, options, len(names) > 1)
     outcomes, line = [], StatusLine(quiet=len(names) == 1 or not sys.stderr.isatty())
     for text, outcome in _side_by_side(run, chosen) if len(names) > 1 else map(run, chosen):
         line.clear()

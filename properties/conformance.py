@@ -36,6 +36,7 @@ def check(
     *,
     capabilities: Any = None,
     expected_failures: Mapping[str, str] | None = None,
+    allowed_failures: Iterable[str] = (),
     budget: str | int | Budget | None = None,
     seed: int = 1,
     spec: str = SUITE_VERSION,
@@ -49,7 +50,8 @@ def check(
 
     `make(config)` returns a fresh component. `capabilities` are names, or what the contract's package declares them
     with; if not given, `make.capabilities`, and none if there are none. `expected_failures` maps an invariant's id to
-    the reason why it is known to fail: that is reported, but no error, and an error if it holds. `budget` is a number
+    the reason why it is known to fail: that is reported, but no error, and an error if it holds. `allowed_failures` are
+    ids that may fail or hold, for a component whose failure is not found in every run. `budget` is a number
     of operations or a time ("60s"); if not given, it is the contract's quick one. If not every operation has happened
     within the time, the check goes on until it has, but not past the quick number of operations. `supports(config)`
     says which configurations the component can be made from; if not given, `make.supports`, and all if there is none.
@@ -63,11 +65,12 @@ def check(
     if spec != SUITE_VERSION:
         raise ConfigError.of("spec", "", f"written for suite {spec!r}, this is {SUITE_VERSION!r}")
     component = suite.component(make, capabilities)
-    announced = dict(expected_failures or {})
+    allowed = tuple(allowed_failures)
+    announced = dict.fromkeys(allowed, "it is allowed to") | dict(expected_failures or {})
     known = [item.id for item in of_contract(suite.name)] + list(MISBEHAVIOURS)
     problems = [Problem(id, f"no invariant of {suite.name}{nearest(id, known)}") for id in announced if id not in known]
     if problems:
-        raise ConfigError("expected_failures", problems)
+        raise ConfigError("expected and allowed failures", problems)
     budget = Budget.of(suite.quick if budget is None else budget)
     subject = subject or name_of(make)
     if supports is not None:
@@ -87,7 +90,8 @@ def check(
             break
         invariants = [item for item in invariants if item.id != failure.id]
         probing += suite.probes.get(failure.id, ())
-    return _report(swarm, subject, announced, failures)
+    must_fail = [id for id in announced if id not in allowed]
+    return _report(swarm, subject, must_fail, failures)
 
 
 def _kinds(suite: Suite, names: Iterable[str]) -> tuple[type[Operation], ...]:
@@ -112,7 +116,7 @@ def _search(swarm: Swarm, invariants, budget: Budget, probing, progress) -> Foun
     return found
 
 
-def _report(swarm: Swarm, subject: str, announced: Mapping[str, str], failures: dict[str, Failure]) -> Report:
+def _report(swarm: Swarm, subject: str, must_fail: Iterable[str], failures: dict[str, Failure]) -> Report:
     skipped = _skipped(swarm)
     counts = {item.id: swarm.evaluations.get(item.id, 0) for item in swarm.enabled if item.id not in skipped}
     executed = {kind.tag: swarm.executed.get(kind, 0) for kind in swarm.kinds}
@@ -131,7 +135,7 @@ def _report(swarm: Swarm, subject: str, announced: Mapping[str, str], failures: 
         failures=unexpected,
         disputed=tuple(failure for failure in failures.values() if failure.is_disputed and not failure.expected),
         expected=tuple(failure for failure in failures.values() if failure.expected),
-        held=tuple(id for id in announced if id not in failures) if not unexpected else (),
+        held=tuple(id for id in must_fail if id not in failures) if not unexpected else (),
         vacuous=swarm.vacuous() if not failures and not swarm.is_restricted else (),
         unreached=swarm.unreached() if not failures else {},
         unexercised=swarm.unexercised() if not failures else (),

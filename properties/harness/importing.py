@@ -64,6 +64,12 @@ def load_make(text: str) -> Callable[[Any], Any]:
     return Adapter(found, getattr(found, "capabilities", capabilities), getattr(found, "supports", supports))
 
 
+def resolved(text: str) -> str:
+    """Return the `module:make` behind the name of an adapter. Another text is returned as it is."""
+    point = next((point for point in entry_points(group=ENTRY_POINTS) if point.name == text), None)
+    return text if point is None else f"{point.module}:{point.attr}"
+
+
 def _missing_package(error: Exception, module_name: str) -> str:
     """Return the package that an import did not find, empty if it failed for another reason, such as a wrong name of
     the module itself."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..invariants import Invariant, invariant
 from .contract import MISBEHAVIOURS, Adapter
-from .importing import NotInstalled, load_make
+from .importing import NotInstalled, load_make, resolved
 from .letters import Choices, simpler_choices, translated
 from .operation import Operation, renamed, simpler
 from .suite import Component
@@ -28,7 +28,7 @@ def control_of(component: Component, subject: str) -> tuple[str, Component] | No
     """Return the plainest component of ours, other than `subject`, that can do all that this one can, behind
     its import string."""
     for name in component.suite.controls:
-        if name == subject:
+        if name == resolved(subject):
             continue
         try:
             make = load_make(name)

@@ -89,6 +89,18 @@ def test_expected_failures_on_the_command_line(command, theirs):
     assert outcome.code == 0 and "expected: known" in outcome.out
 
 
+@pytest.mark.parametrize("id", ["ALLOC-14", "ALLOC-10"])
+def test_an_allowed_failure_may_also_hold(command, theirs, id):
+    words = ("check", "allocator", "theirs:Exact", "--budget", "20000", "--expect", "ALLOC-14=known")
+    outcome = command(*(words if id == "ALLOC-10" else words[:-2]), "--allow", id)
+    assert outcome.code == 0
+    assert ("expected: it is allowed to" in outcome.out) == (id == "ALLOC-14")
+
+
+def test_an_unknown_invariant_is_not_allowed(refused, theirs):
+    assert "ALLOC-14" in refused("check", "allocator", "theirs:Exact", "--allow", "ALOC-14")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
