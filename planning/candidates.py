@@ -10,7 +10,7 @@ from ..core.errors import ConfigError, Problem, count_of
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
 from .grid import ALGORITHM, NO_SPECULATION, combinations
-from .rounds import without_speculation
+from .rounds.model import without_speculation
 
 USUAL_ALGORITHM = "EAGLE3"
 CHAIN_STEPS = (1, 2, 3, 5, 7)

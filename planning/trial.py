@@ -9,13 +9,12 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from foredraft.simulation import summarize_run
-
 from ..core.errors import ForedraftError, InvariantViolation
 from ..observe.metrics import RunMetrics
 from ..sim.effects.given_keys import given_keys
 from ..sim.run import Progress, Simulation
 from ..sim.scenario_file import OVERRIDES, SCENARIO, SETTINGS, scenario_with
+from ..sim.summary.summary import summarize_run
 
 Status = Literal["done", "refused", "failed"]
 

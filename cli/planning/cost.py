@@ -12,7 +12,7 @@ from ..options import ScenarioFile, Settings, option
 from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 
 if TYPE_CHECKING:
-    from ...planning.rounds import Round
+    from ...planning.rounds.model import Round
     from ...sim.cost.published.evidence import Interval
 
 MOST_COLUMNS = 8
@@ -46,7 +46,7 @@ def cost(
     from ...observe.tables import intervals_rest_on, outside_of_intervals
     from ...planning.confidence.comparison import about_speed_ups
     from ...planning.grid import parse_values
-    from ...planning.rounds import RoundModel
+    from ...planning.rounds.model import RoundModel
     from ...sim.confidence import factors_of_rounds, rests_on
     from ...sim.scenario_file import load_scenario
 

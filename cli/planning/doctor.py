@@ -15,7 +15,7 @@ from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 from ..simulation.simulate import given_by_options
 
 if TYPE_CHECKING:
-    from ...planning.rounds import RoundModel
+    from ...planning.rounds.model import RoundModel
     from ...sim.assembly import Assembly
 
 CONTEXTS = (256, 1024, 4096, 16_384)
@@ -44,7 +44,7 @@ def doctor(
         foredraft doctor --trace requests.csv --set hardware.gpu=H200
     """
     from ...core.errors import ForedraftError
-    from ...planning.rounds import RoundModel, without_speculation
+    from ...planning.rounds.model import RoundModel, without_speculation
     from ...planning.trial import run_trial
     from ...sim.assembly import assemble
     from ...sim.scenario_file import load_scenario

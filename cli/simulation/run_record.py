@@ -126,7 +126,7 @@ class RunRecord:
 
     def finish(self, report: RunReport) -> dict[str, Any]:
         """Close all files, write the summary, and return it."""
-        from foredraft.simulation import summarize_run
+        from ...sim.summary.summary import summarize_run
 
         assert self._metrics is not None, "a run asks for its sinks"
         summary = summarize_run(self.scenario, report, self._metrics)

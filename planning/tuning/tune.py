@@ -17,7 +17,7 @@ from ...core.errors import ForedraftError, count_of
 from ...sim.scenario import Scenario
 from ..confidence.intervals import Estimate, estimate
 from ..grid import NO_SPECULATION
-from ..rounds import RoundModel
+from ..rounds.model import RoundModel
 from ..trial import Trial
 from ..workers import Job, Workers
 from .phases import Phase, mean_context, phases_of

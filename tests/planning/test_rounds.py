@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from foredraft import simulate
-from foredraft.planning.rounds import RoundModel
+from foredraft.planning.rounds.model import RoundModel
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import scenario_with
 

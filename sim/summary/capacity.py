@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from .assembly import Assembly
+from ..assembly import Assembly
 
 GROUPS = 4  # of the second half of the arrivals, at most: in an overload the queue grows from each to the next
 CHANCE = 2.0  # standard deviations of the arrivals in that half, which a queue in balance hardly grows by

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ..core.acceptance.process import GaussianAcceptance
-from ..core.tree.build import tree_capacity
-from ..sim.assembly import Assembly, assemble
-from ..sim.scenario import Scenario
-from ..sim.scenario_file import scenario_with
+from ...core.acceptance.process import GaussianAcceptance
+from ...core.tree.build import tree_capacity
+from ...sim.assembly import Assembly, assemble
+from ...sim.scenario import Scenario
+from ...sim.scenario_file import scenario_with
 
 _SAMPLE_REQUESTS, _SAMPLE_ROUNDS = 256, 64
 
