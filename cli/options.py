@@ -44,6 +44,10 @@ Log = Annotated[Path, argument(None, "events.jsonl of a run, or its directory.")
 AllowTruncated = Annotated[
     bool, option("--allow-truncated", "Accept the log of a run that was killed; such a log has no end.")
 ]
+AsJson = Annotated[
+    bool,
+    option("--json", "Print one JSON document instead of text; `foredraft schema COMMAND` has its schema."),
+]
 Quiet = Annotated[bool, option("--quiet -q", "Print no progress on standard error.")]
 
 
