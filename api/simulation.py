@@ -22,6 +22,9 @@ from foredraft.sim.summary.summary import summarize_run
 if TYPE_CHECKING:
     import pyarrow
 
+ScenarioLike = Scenario | Mapping[str, Any] | str | PathLike[str] | None
+"""What functions of the package take as a scenario: itself, its tables, a file, or None for the defaults."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -72,18 +75,22 @@ class Result:
         return captured.get()
 
 
-def run_scenario(
-    scenario: Scenario | Mapping[str, Any] | str | PathLike[str] | None, overrides: Mapping[str, Any]
-) -> Result:
-    """Run the scenario that `foredraft.simulate` was given."""
+def resolve(scenario: ScenarioLike, overrides: Mapping[str, Any] | None) -> tuple[Scenario, dict[str, str]]:
+    """Return the scenario that a function of the package was given, and the source of every key that is no default.
+    Raises ConfigError."""
     check_variables(os.environ)
-    origins: dict[str, str] = {}
+    overrides, origins = overrides or {}, dict[str, str]()
     if scenario is None or isinstance(scenario, str | PathLike):
         scenario, origins = load_scenario(scenario)
     if isinstance(scenario, Scenario):
         scenario = scenario.model_dump(mode="json")
     whole = scenario_with(scenario, overrides)
-    return _run(whole, {**given_keys(whole, "scenario"), **origins, **dict.fromkeys(overrides, OVERRIDES)})
+    return whole, {**given_keys(whole, "scenario"), **origins, **dict.fromkeys(overrides, OVERRIDES)}
+
+
+def run_scenario(scenario: ScenarioLike, overrides: Mapping[str, Any]) -> Result:
+    """Run the scenario that `foredraft.simulate` was given."""
+    return _run(*resolve(scenario, overrides))
 
 
 def _run(scenario: Scenario, origins: Mapping[str, str]) -> Result:

@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any
 
-from ..core.errors import ForedraftError, count_of
+from ..core.errors import ConfigError, ForedraftError, Problem, count_of
 from ..sim.assembly import assemble
+from ..sim.cost.hardware import lookup_gpu
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
-from .candidates import REPLICAS, Candidate, base_tables
+from .candidates import REPLICAS, Candidate, base_tables, make_candidates
 from .confidence.comparison import ModelErrors
 from .search import Finding, Search, greatest_load, least_count, run_searches
-from .slo import Objective
+from .slo import Objective, parse_slo
 from .trace_part import TracePart
 from .trial import reason_of
 from .workers import Workers
@@ -40,6 +43,8 @@ FIRST_SHARE = 0.25  # of the requests, in the first round
 ROUGH_ROWS = 1000  # of a trace, in the first round
 LEAST_ARRIVALS_S = 60.0  # a run at a given rate covers at least so much of it
 MOST_ENGINES = 512
+MOST_GPUS, MOST_SEEDS, LEAST_REQUESTS = 4096, 100, 100
+REQUESTS = 600  # of a run, where no trace has its own
 HOPELESS = 2.0
 """A candidate is not searched again if, by the first round, it needs more than this many times the allowed engines."""
 
@@ -68,6 +73,48 @@ class Question:
     prices: Mapping[str, float] = field(default_factory=dict)
 
 
+def question_of(
+    scenario: Scenario,
+    slo: str,
+    load: float | None = None,
+    gpus: int | None = None,
+    seeds: int = 4,
+    requests: int | None = None,
+    model_error: float | None = None,
+    prices: Mapping[str, float] = MappingProxyType({}),
+) -> Question:
+    """Return the question about a scenario: `seeds` runs per load from its own seed on, and without a trace REQUESTS
+    requests per run. Raises ConfigError with every value that is out of range."""
+    rules = {
+        "rate": (load is None or 0 < load < math.inf, load, "above 0"),
+        "gpus": (gpus is None or 1 <= gpus <= MOST_GPUS, gpus, f"from 1 to {MOST_GPUS:,}"),
+        "seeds": (2 <= seeds <= MOST_SEEDS, seeds, f"from 2 to {MOST_SEEDS}"),
+        "requests": (requests is None or requests >= LEAST_REQUESTS, requests, f"from {LEAST_REQUESTS} on"),
+        "model_error": (model_error is None or 0 <= model_error <= 1, model_error, "a share from 0 to 1"),
+        **{f"prices.{gpu}": (0 < price < math.inf, price, "above 0") for gpu, price in prices.items()},
+    }
+    if wrong := [
+        Problem(key, f"is {value}; expected {what}") for key, (is_right, value, what) in rules.items() if not is_right
+    ]:
+        raise ConfigError("<arguments>", wrong)
+    if requests is None and scenario.workload.trace is None:
+        requests = REQUESTS
+    named = {lookup_gpu(gpu).name: price for gpu, price in prices.items()}
+    decisive = range(scenario.seed, scenario.seed + seeds)
+    return Question(parse_slo(slo), load, gpus, decisive, requests, model_error, named)
+
+
+def make_plan(scenario: Scenario, tried: Mapping[str, Sequence[Any]], asked: Question) -> Plan:
+    """Return the plan that compares these values of keys (`make_candidates`).
+
+    Raises ConfigError for a closed loop, and for values that no scenario can have.
+    """
+    if scenario.workload.concurrency is not None:
+        message = "a closed loop has no request rate to plan for; give workload.rate or a trace"
+        raise ConfigError.of("workload", "concurrency", message)
+    return Plan(scenario, make_candidates(scenario, tried, asked.gpus), asked)
+
+
 @dataclass
 class Plan:
     """Candidates being compared: `rough` and `fine` are the findings of the two rounds by index of the candidate."""
@@ -86,8 +133,33 @@ class Plan:
         return ModelErrors(self.scenario, self.question.objectives, self.question.model_error)
 
     @property
+    def asked(self) -> dict[str, Any]:
+        """What makes two plans of a scenario the same; prices change no run."""
+        described = {**asdict(replace(self.question, prices={})), "seeds": list(self.question.seeds)}
+        return {"asked": described, "candidates": [one.settings for one in self.candidates]}
+
+    def notices(self) -> list[str]:
+        """Return what a user should know of the trace before the search, which reads it.
+
+        Raises TraceError, or ConfigError if no request has room in the context of any candidate that can be assembled.
+        """
+        if self.trace_part is None:
+            return []
+        contexts = dict[tuple[str, int], None]()
+        for candidate in self.candidates:
+            with suppress(ForedraftError):
+                run = self.errors.assembly(candidate, candidate.unit)
+                contexts[run.target.name, run.spec.config.context_len] = None
+        return self.trace_part.notices(contexts)
+
+    @property
     def load_key(self) -> str:
         return "workload.rate" if self.scenario.workload.trace is None else "workload.rate_scale"
+
+    @property
+    def load_unit(self) -> str:
+        """What a load is counted in."""
+        return "requests/s" if self.scenario.workload.trace is None else "× the trace"
 
     @property
     def usual_load(self) -> float:

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
 import textwrap
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...core.errors import count_of
-from ..options import Quiet, ScenarioFile, Seed, Settings, TraceFile, option
+from ..options import AsJson, Quiet, ScenarioFile, Seed, Settings, TraceFile, option
 from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 from ..simulation.simulate import given_by_options
 from .options import Cluster, NumWorkers, OutDirectory, kept_runs
 
 if TYPE_CHECKING:
+    from ...planning.answer import PlanAnswer
     from ...planning.confidence.ranked import Ranked
-    from ...planning.plan import Plan, Question
-    from ...planning.search import Finding
-    from ...planning.slo import Objective
-    from ...planning.store import TrialStore
-    from ...planning.workers import Workers
-    from ...sim.scenario import Scenario
+    from ...planning.plan import Plan
 
 WIDTH = 80
-REQUESTS = 600  # of a run, where no trace has its own
 
 
 # fmt: off
@@ -48,7 +38,6 @@ Seeds = Annotated[int, option("--seeds", "Most runs per load; each run has its o
 Requests = Annotated[int | None, option("--requests", "Requests per run; of a trace the first. Default: 600, or all of a trace.", min=100)]
 ModelError = Annotated[float | None, option("--model-error",
     "Error of the cost model in comparisons, in percent. Default: by published points.", min=0, max=100)]
-AsJson = Annotated[bool, option("--json", "Print one JSON object instead of text tables.")]
 # fmt: on
 
 
@@ -78,71 +67,32 @@ def plan(
             --try speculation.steps=0..4
         foredraft plan --trace requests.csv --rate 1 --try hardware.gpu=H100,L40S
     """
-    from ...planning.answer import answer_of, write_answer
-    from ...planning.confidence.ranking import rank_candidates
-    from ...planning.plan import Question
-    from ...planning.slo import parse_slo
+    from ...planning.answer import search_plan
+    from ...planning.candidates import base_tables
+    from ...planning.grid import parse_grid
+    from ...planning.plan import make_plan, question_of
     from ...sim.scenario_file import load_scenario
+    from ..progress import StatusLine
 
-    objectives, prices = parse_slo(slo), _prices(price or ())
+    prices = _prices(price or ())
     launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
     resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)], launch)
-    if requests is None and resolved.workload.trace is None:
-        requests = REQUESTS
-    decisive = range(resolved.seed, resolved.seed + seeds)
     error = None if model_error is None else model_error / 100
-    whole = _plan(resolved, Question(objectives, rate, gpus, decisive, requests, error, prices), tried or ())
-    place = _search(whole, out, workers, cluster, quiet)
-    ranked = rank_candidates(whole)
-    lines, sentences = _report(whole, ranked, prices)
-    answer = answer_of(whole, ranked, prices, sentences)
-    write_answer(place, answer)
-    typer.echo(json.dumps(answer, indent=1) if as_json else "\n".join(lines))
+    asked = question_of(resolved, slo, rate, gpus, seeds, requests, error, prices)
+    whole = make_plan(resolved, parse_grid(tried or (), "--try"), asked)
+    for notice in whole.notices():
+        print(textwrap.fill(f"foredraft: {notice}", WIDTH, break_on_hyphens=False), file=sys.stderr)
+    line = StatusLine(quiet)
+    with kept_runs("plan", base_tables(resolved), out, workers, cluster, **whole.asked) as (pool, store):
+        try:
+            ranked, answer = search_plan(whole, pool, store, line.show)
+        finally:
+            line.clear()
+    typer.echo(answer.to_text() if as_json else "\n".join(_report(whole, ranked, answer)), nl=not as_json)
     if not ranked:
         raise typer.Exit(2)
     if not ranked[0].holds:
         raise typer.Exit(1)
-
-
-def _plan(scenario: Scenario, asked: Question, tried: Sequence[str]) -> Plan:
-    """Return the plan, whose trace has been read."""
-    from ...core.errors import ConfigError
-    from ...planning.candidates import make_candidates
-    from ...planning.grid import parse_grid
-    from ...planning.plan import Plan
-
-    if scenario.workload.concurrency is not None:
-        message = "a closed loop has no request rate to plan for; give workload.rate or a trace"
-        raise ConfigError.of("workload", "concurrency", message)
-    whole = Plan(scenario, make_candidates(scenario, parse_grid(tried, "--try"), asked.gpus), asked)
-    if whole.trace_part is not None:  # a trace that cannot be read is refused now
-        for notice in whole.trace_part.notices(_contexts(whole)):
-            print(textwrap.fill(f"foredraft: {notice}", WIDTH, break_on_hyphens=False), file=sys.stderr)
-    return whole
-
-
-def _contexts(whole: Plan) -> list[tuple[str, int]]:
-    """Return the models of the candidates that can be assembled, with the lengths of their contexts."""
-    from ...core.errors import ForedraftError
-
-    contexts = dict[tuple[str, int], None]()
-    for candidate in whole.candidates:
-        with suppress(ForedraftError):
-            run = whole.errors.assembly(candidate, candidate.unit)
-            contexts[run.target.name, run.spec.config.context_len] = None
-    return list(contexts)
-
-
-def _search(whole: Plan, out: Path | None, workers: int | None, cluster: str | None, quiet: bool) -> Path:
-    """Search all candidates, keep every run in the directory of the plan, and return it."""
-    from ...planning.candidates import base_tables
-
-    described = {**asdict(replace(whole.question, prices={})), "seeds": list(whole.question.seeds)}
-    candidates = [one.settings for one in whole.candidates]
-    tables = base_tables(whole.scenario)
-    with kept_runs("plan", tables, out, workers, cluster, asked=described, candidates=candidates) as (pool, store):
-        _watch(whole, pool, store, quiet)
-    return store.path
 
 
 def _prices(texts: Sequence[str]) -> dict[str, float]:
@@ -158,46 +108,14 @@ def _prices(texts: Sequence[str]) -> dict[str, float]:
     return prices
 
 
-def _watch(whole: Plan, pool: Workers, store: TrialStore, quiet: bool) -> None:
-    """Search all candidates; each that ends is a line on standard error."""
-    from ..progress import StatusLine
-
-    line = StatusLine(quiet)
-    unit = _unit(whole)
-    try:
-        for which, index, found in whole.run(pool):
-            if found.reason:  # told below the table
-                continue
-            is_load = which == "first" or whole.question.load is None
-            value = f"{found.value:.3g} {unit}" if is_load else count_of(round(found.value), "engine")
-            result = (
-                value if found.value else f"holds {'no load' if is_load else 'with no number of engines that may be'}"
-            )
-            line.show(f"{which} round, {whole.candidates[index].name}: {result} ({count_of(len(store), 'run')})")
-    finally:
-        line.clear()
-
-
-def _report(whole: Plan, ranked: list[Ranked], prices: dict[str, float]) -> tuple[list[str], list[str]]:
-    """Return the lines of the answer, and the sentences in it that concern the best."""
-    asked, scenario = whole.question, whole.scenario
-    limits = ", ".join(map(str, asked.objectives))
-    trace = scenario.workload.trace
-    if asked.load is None:
-        what = f"greatest {'load' if trace else 'rate'} on {count_of(asked.gpus, 'GPU') if asked.gpus else 'the GPUs of one engine'}"
-    else:
-        what = f"least GPUs for {asked.load:g} {'× the trace' if trace else 'requests/s'}"
-    sentences = [f"{scenario.name}: {what} within {limits}"]
-    lines = textwrap.wrap(sentences[0], WIDTH)
+def _report(whole: Plan, ranked: list[Ranked], answer: PlanAnswer) -> list[str]:
+    lines = textwrap.wrap(answer.sentences[0], WIDTH)
     shown = [item for item in ranked if not item.dropped]
     if shown and shown[0].holds:
-        remarks = _remarks(whole, shown)
-        sentences += [_best(whole, shown[0]), *remarks[:-1]]
-        lines += ["", *_table(whole, shown, prices), *_model_table(whole, shown)]
-        lines += [line for text in remarks for line in textwrap.wrap(text, WIDTH)]
+        lines += ["", *_table(whole, shown), *_model_table(whole, shown)]
+        lines += [line for text in (*answer.sentences[2:], answer.timing) for line in textwrap.wrap(text, WIDTH)]
     elif ranked:
-        sentences.append(_nothing_holds(whole, min(ranked, key=lambda item: item.finding.excess)))
-        lines += ["", *textwrap.wrap(sentences[-1], WIDTH)]
+        lines += ["", *textwrap.wrap(answer.sentences[1], WIDTH)]
     left = "not searched on (in brackets: of the best load in the first round)"
     for is_equal, why in ((True, f"Equal within the error of comparisons, {left}"), (False, f"Behind, {left}")):
         dropped = [item for item in ranked if item.dropped and item.holds and item.equal == is_equal]
@@ -215,55 +133,16 @@ def _report(whole: Plan, ranked: list[Ranked], prices: dict[str, float]) -> tupl
         by_reason.setdefault(what, []).append(candidate.name)
     for what, refused in by_reason.items():
         lines += ["", *textwrap.wrap(f"Cannot run: {'; '.join(refused)}: {reasons[what]}", WIDTH)]
-    return lines, sentences
+    return lines
 
 
-def _best(whole: Plan, best: Ranked) -> str:
-    from ...planning.answer import tokens_per_s
+def _table(whole: Plan, shown: list[Ranked]) -> list[str]:
+    from ...planning.answer import cost_per_million_tokens, tightest_of, tokens_per_s
 
-    unit = "times the trace" if whole.scenario.workload.trace is not None else "requests/s"
-    gpus = count_of(best.gpus, "GPU")
-    return f"{best.candidate.name} holds {best.load:.3g} {unit} on {gpus}, {tokens_per_s(whole, best):,.0f} output tokens/s."
-
-
-def _nothing_holds(whole: Plan, nearest: Ranked) -> str:
-    found, gpus = nearest.finding, whole.question.gpus
-    needed = {index: whole.needed(index) for index in whole.rough} if whole.question.load is not None else {}
-    least = min((index for index in needed if needed[index]), key=lambda index: needed[index], default=None)
-    if least is not None:
-        there = f"the {count_of(gpus, 'GPU')}" if gpus else "the engines that are tried"
-        return f"Nothing holds on {there}. {whole.candidates[least].name} needs the least: about {count_of(needed[least], 'GPU')}."
-    devices = f" on {count_of(gpus, 'GPU')}" if gpus else ""
-    if refused := found.summary.get("refused"):
-        count = f"{refused:,} of {count_of(found.summary['submitted'], 'request')}"
-        return f"Nothing holds{devices}: at any load the engines refuse {count}. `foredraft simulate` says for which reason."
-    at = found.summary.get("request_throughput")
-    if found.excess == float("inf"):
-        within = "it is an overloaded run"
-    else:
-        tightest = _tightest(found)
-        value = found.excess * tightest.limit_ms
-        within = f"{tightest.name} is {value:.3g} ms, {found.excess:.3g} times the limit of {tightest.limit_ms:g} ms"
-    return f"Nothing holds{devices}. Nearest is {nearest.candidate.name}: at {at:.3g} requests/s {within}."
-
-
-def _tightest(found: Finding) -> Objective:
-    """Return the objective that takes the most of its limit, of a candidate that could be searched."""
-    assert found.tightest is not None
-    return found.tightest
-
-
-def _unit(whole: Plan) -> str:
-    """Return what a load is counted in."""
-    return "requests/s" if whole.scenario.workload.trace is None else "× the trace"
-
-
-def _table(whole: Plan, shown: list[Ranked], prices: dict[str, float]) -> list[str]:
-    from ...planning.answer import cost_per_million_tokens, tokens_per_s
-
+    prices = whole.question.prices
     greatest = whole.question.load is None
     priced = any(whole.gpu_of(item.candidate) in prices for item in shown)
-    head = (f"{_unit(whole):>14}" if greatest else "") + f"{'GPUs':>6}{'tokens/s':>10}"
+    head = (f"{whole.load_unit:>14}" if greatest else "") + f"{'GPUs':>6}{'tokens/s':>10}"
     head += (f"{'per 1M tokens':>15}" if priced else "") + "  tightest"
     rows = []
     for item in shown:
@@ -282,7 +161,7 @@ def _table(whole: Plan, shown: list[Ranked], prices: dict[str, float]) -> list[s
             per_hour = prices.get(whole.gpu_of(item.candidate))
             cost = None if per_hour is None else cost_per_million_tokens(item, tokens, per_hour)
             cells += f"{'–' if cost is None else f'{cost:.3g}':>15}"
-        rows.append(f"{cells}  {_tightest(found).name} {found.excess:.0%}")
+        rows.append(f"{cells}  {tightest_of(found).name} {found.excess:.0%}")
     price = ", per 1M tokens their price" if priced else ""
     return [*_rows(shown, head, rows), "", f"tokens/s are the output tokens of all GPUs of a row{price}."]
 
@@ -290,6 +169,7 @@ def _table(whole: Plan, shown: list[Ranked], prices: dict[str, float]) -> list[s
 def _model_table(whole: Plan, shown: list[Ranked]) -> list[str]:
     """Return a table of what holds if times are not as simulated, and what it rests on."""
     from ...observe.tables import intervals_rest_on, outside_of_intervals
+    from ...planning.answer import tightest_of
 
     rests = [item.rests_on for item in shown if item.holds]
     if all(item.taken_range is None for item in shown):
@@ -308,10 +188,10 @@ def _model_table(whole: Plan, shown: list[Ranked]) -> list[str]:
             )
         if item.taken_range is not None:
             low, high = item.taken_range
-            cells += f"  {_tightest(item.finding).name} {low:.0%} to {high:.0%}"
+            cells += f"  {tightest_of(item.finding).name} {low:.0%} to {high:.0%}"
         rows.append(cells)
     lines = ["", "If the times of passes and first tokens are not as simulated, 80 % intervals", ""]
-    lines += [*_rows(shown, f"{_unit(whole) if is_load else 'GPUs':>18}  tightest", rows), ""]
+    lines += [*_rows(shown, f"{whole.load_unit if is_load else 'GPUs':>18}  tightest", rows), ""]
     texts = (intervals_rest_on(*rests), outside_of_intervals(numbers))
     return lines + [line for text in texts for line in textwrap.wrap(text, WIDTH)]
 
@@ -332,27 +212,3 @@ def _rows(shown: list[Ranked], head: str, rows: Sequence[str]) -> list[str]:
         first, *more = textwrap.wrap(item.candidate.name, width - 1, break_on_hyphens=False)
         lines += [f"{mark:>3} {first:{width}}{cells}", *(f"{'':6}{line}" for line in more)]
     return lines
-
-
-def _remarks(whole: Plan, shown: list[Ranked]) -> list[str]:
-    """Return what limits the best candidate, what the marks mean, what the runs took of a trace, and at the end whose
-    timing it is."""
-    from ...planning.answer import limit_of
-    from ...planning.confidence.comparison import source_of_comparisons
-
-    limited, timing = limit_of(whole, shown[0])
-    texts = [limited]
-    if any(item.equal for item in shown[1:]) and whole.question.load is not None:
-        texts.append(
-            "= serves the load at no more cost than the first; the one that takes less of the limits stands first."
-        )
-    elif any(item.equal for item in shown[1:]):
-        seeds, source = len(whole.question.seeds), source_of_comparisons(whole.question.model_error)
-        texts.append(
-            f"= cannot be told from the first by {'up to ' if seeds > 2 else ''}{seeds} seeds and a cost model that may be "
-            f"wrong about the ratio of two candidates, but not about what they share (80 % intervals; {source})."
-        )
-    part = whole.trace_part
-    if part is not None:
-        texts += part.qualifications(whole.question.load)
-    return [*texts, timing]

@@ -119,7 +119,7 @@ def _explained(scenario: Scenario, origins: dict[str, str]) -> str:
     from ...sim.assembly import assemble
     from ...sim.effects.given_keys import refuse_without_effect
     from ...sim.notices import notices_of
-    from .scenario_text import derived_rows, scenario_text
+    from ...sim.scenario.scenario_text import derived_rows, scenario_text
 
     with errors_at(origins):
         assembly = assemble(scenario)
@@ -139,9 +139,9 @@ def _run(
 ) -> RunReport:
     """Simulate, write the files, print the report."""
     from ...sim.run import Simulation
+    from ...sim.scenario.scenario_text import derived_rows
     from ..progress import simulation_progress
     from .run_record import RunRecord
-    from .scenario_text import derived_rows
 
     record = RunRecord(scenario, out, events=events, perfetto=perfetto)
     with record:

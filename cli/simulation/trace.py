@@ -241,7 +241,7 @@ def _number(value: float | None) -> str:
 
 def _workload_text(file: Path, made: Synthesis) -> str:
     """Return the table as TOML, for `foredraft simulate`."""
-    from .scenario_text import toml_value
+    from ...sim.scenario.scenario_text import toml_value
 
     lines = [
         f"# A synthetic workload, fitted by `foredraft trace` to {file.name}.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, Problem
 from ...observe.output_files import Document
 from ...sim.confidence import factors_of_rounds, rests_on
 from ...sim.cost.published.evidence import Interval
@@ -85,9 +85,16 @@ class Cost(Document):
 def cost_of_rounds(scenario: Scenario, batches: Sequence[int], context: int, steps: Sequence[int]) -> Cost:
     """Return what the rounds of these batches cost with these numbers of draft steps.
 
-    Without speculation the rounds are plain. Raises ForedraftError for a scenario that cannot be assembled, and a
-    context that the model does not have.
+    Without speculation the rounds are plain. Raises ForedraftError for a scenario that cannot be assembled, numbers out
+    of range, and a context that the model does not have.
     """
+    ranges = {"batch": (batches, 1), "context": ((context,), 0), "steps": (steps, 0)}
+    if wrong := [
+        Problem(name, f"is {list(values)}; expected whole numbers from {least} on")
+        for name, (values, least) in ranges.items()
+        if not values or min(values) < least
+    ]:
+        raise ConfigError("<arguments>", wrong)
     model = RoundModel(scenario)
     steps = [0] if scenario.speculation.algorithm == NO_SPECULATION else steps
     longest = model.plain.spec.config.context_len

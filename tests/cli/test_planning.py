@@ -145,7 +145,7 @@ class Queue:
 
 def test_plan_keeps_two_statements_apart(command, tmp_path, monkeypatch):
     """What holds if the times are right, and the range if they are not; a name that is too wide is wrapped."""
-    monkeypatch.setattr("foredraft.cli.planning.options.make_workers", lambda tables, count, cluster: Queue())
+    monkeypatch.setattr("foredraft.planning.store.make_workers", lambda tables, count, cluster: Queue())
     asked = ["plan", "--slo", "tpot_p99<50ms", "--try", "speculation.steps=1,3", "--try", "hardware.gpu=H100,L40S"]
     asked += ["--try", "engine.max_running=64", "--try", "speculation.algorithm=EAGLE3", "--price", "H100=2.5"]
     asked += ["--set", "hardware.server=vllm-0.18", "--seeds", 2, "--workers", 1, "--quiet"]
@@ -185,14 +185,14 @@ def test_plan_keeps_two_statements_apart(command, tmp_path, monkeypatch):
 
 
 def test_plan_speaks_of_its_trace_before_it_searches(command, refused, tmp_path, monkeypatch):
-    monkeypatch.setattr("foredraft.cli.planning.plan._search", lambda *_: pytest.fail("it searches"))
+    monkeypatch.setattr("foredraft.planning.answer.search_plan", lambda *_: pytest.fail("it searches"))
     trace = tmp_path / "long.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:00,200000,5\n")
     asked = ("plan", "--trace", trace, "--try", "speculation.steps=1", "--model-error", "1")
     assert "the longest has 200,000 tokens (line 2); expected prompts below the context" in refused(*asked)
     with trace.open("a") as rows:
         rows.write("2024-01-01 00:00:01,20,5\n")
-    monkeypatch.setattr("foredraft.cli.planning.plan._search", lambda *_: sys.exit(7))
+    monkeypatch.setattr("foredraft.planning.answer.search_plan", lambda *_: sys.exit(7))
     code, out, errors = command(*asked)
     assert (code, out) == (7, "") and "in 1 of 2 requests" in " ".join(errors.split())
 
@@ -224,7 +224,7 @@ class Toy:
 
 
 def test_tune_writes_what_it_prints(command, tmp_path, monkeypatch):
-    monkeypatch.setattr("foredraft.cli.planning.options.make_workers", lambda tables, count, cluster: Toy())
+    monkeypatch.setattr("foredraft.planning.store.make_workers", lambda tables, count, cluster: Toy())
     fixed = ["--set", "engine.max_running=16", "--trials", "14", "--requests", "20", "--quiet"]
     asked = ["tune", *fixed, "--out", tmp_path]
     code, out, errors = command(*asked)
@@ -273,7 +273,7 @@ class Even:
 
 
 def test_sweep_prints_a_table_of_80_columns(command, tmp_path, monkeypatch):
-    monkeypatch.setattr("foredraft.cli.planning.options.make_workers", lambda tables, count, cluster: Even())
+    monkeypatch.setattr("foredraft.planning.store.make_workers", lambda tables, count, cluster: Even())
     monkeypatch.setenv("COLUMNS", "80")
     asked = [
         "sweep",

@@ -13,10 +13,10 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import pytest
 from foredraft.cli.progress import simulation_progress
-from foredraft.cli.simulation.scenario_text import toml_value
 from foredraft.core.model_shape import known_models
 from foredraft.sim.run import Progress
 from foredraft.sim.scenario import Scenario
+from foredraft.sim.scenario.scenario_text import toml_value
 from foredraft.sim.scenario_file import flat_items, load_scenario
 
 ROOT = Path(__file__).resolve().parents[2]

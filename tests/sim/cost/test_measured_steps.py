@@ -7,7 +7,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from foredraft.cli.simulation.scenario_text import derived_rows
 from foredraft.core.errors import ConfigError
 from foredraft.observe.metrics import RunMetrics
 from foredraft.planning.answer import bottleneck
@@ -17,6 +16,7 @@ from foredraft.sim.cost.calibration import Calibration, profile_document
 from foredraft.sim.effects.given_keys import refuse_without_effect
 from foredraft.sim.notices import notices_of
 from foredraft.sim.run import Simulation
+from foredraft.sim.scenario.scenario_text import derived_rows
 from foredraft.sim.scenario_file import load_scenario
 from foredraft.sim.summary.summary import summarize_run
 from made_steps import made_grid, made_steps

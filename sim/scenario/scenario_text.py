@@ -11,12 +11,12 @@ from pydantic import BaseModel
 from ...core.acceptance.process import GaussianAcceptance
 from ...core.adaptive.graphs import graph_plan
 from ...core.contract.future_map import LENGTH_FIELD
-from ...sim.cost.executor_steps import StepCost
-from ...sim.cost.memory import GRAPH_BYTES
-from ...sim.scenario import Scenario
+from ..cost.executor_steps import StepCost
+from ..cost.memory import GRAPH_BYTES
+from .scenario import Scenario
 
 if TYPE_CHECKING:
-    from ...sim.assembly import Assembly
+    from ..assembly import Assembly
 
 
 DerivedRow = tuple[str, float | str, str, str]  # name, value, unit, source
