@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..options import argument, in_panel, output_option, refuse_without_effect
+from ..options import argument, in_panel, print_document, refuse_without_effect
 from ..terminal import EXIT_INTERRUPTED
-from .options import Device, Dtype, Quiet, Threads, engine_option, model_option, problems_name_options
+from .options import AsJson, Device, Dtype, Quiet, Threads, engine_option, model_option, problems_name_options
 from .tiny import default_directory
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ Clock = Annotated[str, engine_option("--clock",
     "wall: real time. cpu: processor time of this thread, for a machine that does other work too.", "wall|cpu")]
 MaxRunning = Annotated[int, engine_option("--max-running", "Most requests that are decoded together.", min=1)]
 Seed = Annotated[int, workload_option("--seed", "Seed of the workload.", min=0)]
-Json = Annotated[Path | None, output_option("--json", "Write every number to this file.", "FILE")]
 # fmt: on
 
 
@@ -57,7 +56,7 @@ def twin(
     scenario: ScenarioFile = None, settings: Settings = None, pair: Pair = None, model: Model = None,
     draft: Draft = None, profile: Profile = None, dtype: Dtype = "auto", loads: LoadNames = None,
     seconds: Seconds = None, repeat: Repeat = 3, seed: Seed = 0, max_running: MaxRunning = MAX_RUNNING,
-    device: Device = "auto", threads: Threads = None, clock: Clock = "wall", json_file: Json = None,
+    device: Device = "auto", threads: Threads = None, clock: Clock = "wall", as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Run a workload on the real executor, simulate the same one, and print both.
@@ -80,8 +79,6 @@ def twin(
     """
     from ...gpu.session.hub import local_checkpoint
     from ...gpu.session.plan import SessionOptions
-    from ...observe.log import package_version
-    from ...observe.output_files import JsonRecord
     from ...sim.scenario_file import load_scenario
     from ...twin.arms import open_arms, way_of_scenario, ways_of_draft, ways_of_pair
     from ...twin.run import TwinPlan, default_scenario, run_twin
@@ -95,7 +92,7 @@ def twin(
         ("--loads", has_scenario and loads is not None, why), ("--seconds", has_scenario and seconds is not None, why)
     )
     workload, given = load_scenario(scenario, settings or ()) if has_scenario else (default_scenario(), {})
-    record, progress = JsonRecord(json_file), StatusLine(quiet)
+    progress = StatusLine(quiet)
     if model is None:
         pair = pair or _usual_pair(quiet)
         target = pair / "target"
@@ -121,14 +118,16 @@ def twin(
         steps = measured_steps(arms, clock, profile, progress)
         for comparison in run_twin(arms, steps, plan, progress.show):
             found.append(comparison)
-            facts = {"version": package_version(), "device": steps.device, "clock": clock}
-            record.write(facts | {"comparisons": [one.to_json() for one in found]})
         finished = True
     except KeyboardInterrupt:
         pass
     finally:
         progress.clear()
-    if found:
+    if found and as_json:
+        from ..documents.decoding import TwinDocument
+
+        print_document(TwinDocument(finished, steps.device, clock, [one.to_json() for one in found]))
+    elif found:
         _show(found, clock)
     if not finished:
         print(f"foredraft: interrupted; {len(found)} comparisons are finished", file=sys.stderr)

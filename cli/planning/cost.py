@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...core.errors import count_of
-from ..options import AsJson, ScenarioFile, Settings, option
+from ..options import AsJson, ScenarioFile, Settings, option, print_document
 from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 
 if TYPE_CHECKING:
@@ -53,7 +53,10 @@ def cost(
     )
     batches, counts = parse_values("--batch", batch, int, 1), parse_values("--steps", steps, int, 0)
     found = cost_of_rounds(resolved, batches, context, counts)
-    typer.echo(found.to_text() if as_json else "\n".join(_report(found)), nl=not as_json)
+    if as_json:
+        print_document(found)
+    else:
+        typer.echo("\n".join(_report(found)))
 
 
 def _report(found: Cost) -> list[str]:

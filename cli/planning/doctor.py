@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...core.errors import count_of
-from ..options import AsJson, ScenarioFile, Settings, TraceFile, option
+from ..options import AsJson, ScenarioFile, Settings, TraceFile, option, print_document
 from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 from ..simulation.simulate import given_by_options
 
@@ -44,7 +44,7 @@ def doctor(
     resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, None)], launch)
     found = diagnose(resolved, requests)
     if as_json:
-        typer.echo(found.to_text(), nl=False)
+        print_document(found)
     else:
         parts = (
             _wrapped(found.timing),

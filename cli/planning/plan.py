@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..options import AsJson, Quiet, ScenarioFile, Seed, Settings, TraceFile, option
+from ..options import AsJson, Quiet, ScenarioFile, Seed, Settings, TraceFile, option, print_document
 from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 from ..simulation.simulate import given_by_options
 from .options import Cluster, NumWorkers, OutDirectory, kept_runs
@@ -88,7 +88,10 @@ def plan(
             ranked, answer = search_plan(whole, pool, store, line.show)
         finally:
             line.clear()
-    typer.echo(answer.to_text() if as_json else "\n".join(_report(whole, ranked, answer)), nl=not as_json)
+    if as_json:
+        print_document(answer)
+    else:
+        typer.echo("\n".join(_report(whole, ranked, answer)))
     if not ranked:
         raise typer.Exit(2)
     if not ranked[0].holds:

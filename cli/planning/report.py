@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..options import argument, option
+from ..options import AsJson, argument, option, print_document
 
 if TYPE_CHECKING:
     from ...observe.figures.page import Page
@@ -17,7 +17,7 @@ PIXELS = (1000, 2)  # width of a picture, and its scale
 
 # fmt: off
 Source = Annotated[Path, argument("RUN|SWEEP|PLAN|TUNE|TWIN",
-    "Directory of simulate --out, sweep, plan or tune; or the file of twin --json.")]
+    "Directory of simulate --out, sweep, plan or tune; or a file of twin --json.")]
 Out = Annotated[Path | None, option("--out", "File of the page. Default: report.html in the directory.", "FILE")]
 Png = Annotated[Path | None, option("--png", "Also write each figure as a picture; needs Chrome or Chromium.", "DIR")]
 # fmt: on
@@ -27,6 +27,7 @@ def report(
     source: Source,
     out: Out = None,
     png: Png = None,
+    as_json: AsJson = False,
 ) -> None:
     """Make one HTML file of a run, a sweep, a plan, a tune or a twin: answer, figures, scenario, provenance.
 
@@ -38,7 +39,7 @@ def report(
         foredraft simulate --out runs/chat
         foredraft report runs/chat
         foredraft report runs/plan-5a6b7c8d --out plan.html --png pictures
-        foredraft twin --json twin.json
+        foredraft twin --json > twin.json
         foredraft report twin.json --out twin.html
     """
     from ...observe.figures.reports import page_of
@@ -49,9 +50,18 @@ def report(
     page = page_of(source)
     text = page.html()
     write_text(place, text, replace=True)
-    typer.echo(f"Written to {place} ({len(text.encode()) / 1e6:.1f} MB, {len(page.pictures)} figures).")
+    num_bytes = len(text.encode())
+    if not as_json:
+        typer.echo(f"Written to {place} ({num_bytes / 1e6:.1f} MB, {len(page.pictures)} figures).")
     if png is not None:
         _write_pictures(page, png)
+    if as_json:
+        from ..documents.simulation import ReportDocument
+
+        names = [picture.name for picture in page.pictures]
+        print_document(ReportDocument(str(place), num_bytes, names, None if png is None else str(png)))
+    elif png is not None:
+        typer.echo(f"{len(page.pictures)} pictures are in {png}.")
 
 
 def _check_replaceable(place: Path) -> None:
@@ -97,4 +107,3 @@ def _write_pictures(page: Page, folder: Path) -> None:
     except (BrowserClosedError, BrowserDepsError, BrowserFailedError) as error:
         message = f"--png: the browser did not start: {str(error).strip() or type(error).__name__}"
         raise ForedraftError(message) from None
-    typer.echo(f"{len(figures)} pictures are in {folder}.")

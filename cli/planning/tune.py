@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...core.errors import count_of
-from ..options import AsJson, Quiet, ScenarioFile, Seed, Settings, TraceFile, option
+from ..options import AsJson, Quiet, ScenarioFile, Seed, Settings, TraceFile, option, print_document
 from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 from ..simulation.simulate import given_by_options
 from .options import Cluster, NumWorkers, OutDirectory, kept_runs
@@ -75,7 +75,7 @@ def tune(
     ):
         result = search_table(whole, pool, store, show)
     if as_json:
-        typer.echo(result.to_text(), nl=False)
+        print_document(result)
     else:
         typer.echo("\n".join([*_report(whole), *_written(store.path, result)]))
     if not result.holds:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...core.errors import count_of
-from ..options import AsJson, Quiet, Settings, argument, option
+from ..options import AsJson, Quiet, Settings, argument, option, print_document
 
 if TYPE_CHECKING:
     from ...sim.calibration.result import CalibrateResult
@@ -95,7 +95,7 @@ def calibrate(
 
         measure(
             out=out, model=model, draft=draft, steps=steps, topk=topk, num_draft_tokens=num_draft_tokens, max_running=max_running,
-            context_len=context_len, repeat=repeat, clock=clock, device=device, threads=threads, quiet=quiet,
+            context_len=context_len, repeat=repeat, clock=clock, device=device, threads=threads, as_json=as_json, quiet=quiet,
         )  # fmt: skip
         return
     if draft is not None or not files:
@@ -130,7 +130,7 @@ def _fit(
         line.clear()
     record.write(dict(found.profile))
     if as_json:
-        typer.echo(found.to_text(), nl=False)
+        print_document(found)
         return
     lines = [*_parameters(found), "", *_results(found), "", *_remarks(found)]
     typer.echo("\n".join([*lines, f"Written to {out}. In a scenario:", "", *_table(found, out)]))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...core.errors import count_of
-from ..options import Quiet, ScenarioFile, Settings, argument, option
+from ..options import AsJson, Quiet, ScenarioFile, Settings, argument, option, print_document
 from .simulate import given_by_options
 
 if TYPE_CHECKING:
@@ -41,13 +41,12 @@ CacheTokens = Annotated[str | None, option("--cache-tokens",
 Out = Annotated[Path | None, option("--out",
     "Fit a synthetic workload to the trace, and write it to this file.", "FILE")]
 Check = Annotated[bool, option("--check", "Simulate the trace and the synthetic workload, and compare the results.")]
-JsonFile = Annotated[Path | None, option("--json", "Write every number to this file.", "FILE")]
 # fmt: on
 
 
 def trace(
     file: File, scenario: ScenarioFile = None, settings: Settings = None, cache_tokens: CacheTokens = None, out: Out = None,
-    check: Check = False, json_file: JsonFile = None, quiet: Quiet = False,
+    check: Check = False, as_json: AsJson = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Describe a trace: rates, lengths, burstiness, prefix reuse; fit a synthetic workload to it.
 
@@ -69,7 +68,7 @@ def trace(
     """
     from ...core.errors import ConfigError
     from ...observe.input_files import read_lines
-    from ...observe.output_files import JsonRecord, write_text
+    from ...observe.output_files import write_text
     from ...planning.grid import parse_values
     from ...sim.load import make_workload
     from ...sim.scenario_file import load_scenario
@@ -77,7 +76,6 @@ def trace(
     from ...sim.workload.synthesis import synthesize
     from ...sim.workload.traces import TraceSource
 
-    record = JsonRecord(json_file)
     sizes = parse_values("--cache-tokens", cache_tokens, int, 1) if cache_tokens is not None else []
     if out is not None and out.exists() and file.exists() and out.samefile(file):
         raise ConfigError.of("--out", "", f"{out} is the trace itself, which would be replaced: name another file")
@@ -92,20 +90,26 @@ def trace(
     whole = source.scan()
     described, columns = describe(source, tuple(dict.fromkeys(sizes)))
     skipped = whole.num_rows - whole.num_requests
+    made = synthesize(source, described, columns) if out is not None or check else None
     lines = [*_heading(file, whole.format, described, skipped), *_arrivals(described.arrivals), *_lengths(described)]
-    typer.echo("\n".join([*lines, *_reuse(described, slots), *_unknown(described)]))
-    document: dict[str, Any] = {"trace": str(file), "format": whole.format, "rows_without_work": skipped}
-    document |= {"unknown": list(_untold(described)), "description": described.to_json()}
-    if out is not None or check:
-        made = synthesize(source, described, columns)
-        typer.echo("\n".join(["", *_compared(described, made)]))
-        document["synthetic"] = made.to_json()
-        if out is not None:
-            write_text(out, _workload_text(file, made), replace=True)
-            typer.echo(f"\nWritten to {out}.")
-        if check:
-            document["check"] = _check(resolved, made, quiet)
-    record.write(document)
+    lines += [*_reuse(described, slots), *_unknown(described)]
+    if made is not None:
+        lines += ["", *_compared(described, made)]
+    if made is not None and out is not None:
+        write_text(out, _workload_text(file, made), replace=True)
+        lines += ["", f"Written to {out}."]
+    if not as_json:
+        typer.echo("\n".join(lines))
+    checked = _check(resolved, made, quiet) if made is not None and check else None
+    if checked is not None and not as_json:
+        typer.echo("\n".join(_checked(resolved, checked)))
+    if as_json:
+        from ..documents.simulation import TraceDocument
+
+        synthetic = None if made is None else made.to_json()
+        results = checked and {name: {key: summary[key] for key in CHECKED} for name, summary in checked.items()}
+        parts = (skipped, list(_untold(described)), described.to_json(), synthetic, results)
+        print_document(TraceDocument(str(file), whole.format, *parts))
 
 
 def _kv_slots(scenario: Scenario) -> int:
@@ -256,8 +260,8 @@ def _workload_text(file: Path, made: Synthesis) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _check(scenario: Scenario, made: Synthesis, quiet: bool) -> dict[str, dict[str, Any]]:
-    """Simulate both workloads, print their latencies side by side, and return them."""
+def _check(scenario: Scenario, made: Synthesis, quiet: bool) -> dict[str, Mapping[str, Any]]:
+    """Simulate both workloads, and return their summaries."""
     from ...core.errors import ForedraftError
     from ...planning.trial import run_trial
     from ..progress import simulation_progress
@@ -271,6 +275,11 @@ def _check(scenario: Scenario, made: Synthesis, quiet: bool) -> dict[str, dict[s
         if trial.status != "done":
             raise ForedraftError(trial.message)
         found[name] = trial.summary
+    return found
+
+
+def _checked(scenario: Scenario, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the latencies of both workloads side by side."""
     lines = ["", f"{f'Simulated: {_deployment(scenario)}':34}{'trace':>14}{'synthetic':>14}{'ratio':>8}"]
     lines += [
         _row(name, *(summary[key] for summary in found.values())) for key, name in CHECKED.items() if _told(found, key)
@@ -279,8 +288,7 @@ def _check(scenario: Scenario, made: Synthesis, quiet: bool) -> dict[str, dict[s
     if overloaded:
         text = f"Overloaded: {' and '.join(overloaded)}; latencies depend on how long the run is."
         lines += textwrap.wrap(text, WIDTH)
-    typer.echo("\n".join(lines))
-    return {name: {key: summary[key] for key in CHECKED} for name, summary in found.items()}
+    return lines
 
 
 def _deployment(scenario: Scenario) -> str:

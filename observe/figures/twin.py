@@ -29,7 +29,7 @@ class Twin:
             isinstance(one, dict) and "metrics" in one for one in comparisons
         ):
             raise missing(path, "is no record of foredraft twin --json (no comparisons with metrics)")
-        self.version: Any | None = found.get("version")
+        self.version: Any | None = found.get("foredraft")
         self.device: str = str(found.get("device"))
         self.clock: str = str(found.get("clock"))
         self.comparisons: Sequence[Mapping[str, Any]] = comparisons

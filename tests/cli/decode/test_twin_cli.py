@@ -38,7 +38,7 @@ def test_a_profile_is_measured_and_both_sides_are_printed(command, tmp_path, mod
     monkeypatch.setattr(run, "TwinPlan", few)
     monkeypatch.setattr("foredraft.gpu.bench.run.CORPUS_BYTES", 400_000)
     target, draft = models["target"], models["EAGLE3"]
-    profile, numbers = tmp_path / "profile.json", tmp_path / "twin.json"
+    profile = tmp_path / "profile.json"
     size = ("--max-running", 2, "--context-len", 64, "--threads", 1, "--clock", "cpu", "-q")
     code, text, errors = command(
         "calibrate", "--model", target, "--draft", draft, "--steps", "1,2", "--repeat", 1, *size, "--out", profile
@@ -50,12 +50,13 @@ def test_a_profile_is_measured_and_both_sides_are_printed(command, tmp_path, mod
     assert not (tmp_path / "profile.json.partial").exists()
 
     more = ("--model", target, "--draft", draft, "--threads", 1, "--clock", "cpu", "--repeat", 1, "-q")
-    code, text, errors = command("twin", scenario, *more, "--profile", profile, "--json", numbers)
+    code, text, errors = command("twin", scenario, *more, "--profile", profile)
     assert (code, errors) == (0, "")
     assert (
         "measured" in text and "error" in text and "noise" in text and "predicted  batch" in " ".join(text.split(" "))
     )
-    (one,) = json.loads(numbers.read_text())["comparisons"]
+    as_json = command("twin", scenario, *more, "--profile", profile, "--json")
+    (one,) = json.loads(as_json.out)["comparisons"]
     assert one["requests"] == 6 and one["metrics"]["output_throughput"]["measured"] > 0
 
     steps["device"] = "another device"
