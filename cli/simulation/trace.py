@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...core.errors import count_of
-from ..options import AsJson, Quiet, ScenarioFile, Settings, argument, option, print_document
+from ..options import AsJson, Quiet, ScenarioFile, Settings, argument, option, print_document, refuse_without_effect
 from .simulate import given_by_options
 
 if TYPE_CHECKING:
@@ -40,13 +40,17 @@ CacheTokens = Annotated[str | None, option("--cache-tokens",
     "Cache sizes, in tokens, whose hit rates to print: 500000, or 65536..4194304:log.", "VALUES")]
 Out = Annotated[Path | None, option("--out",
     "Fit a synthetic workload to the trace, and write it to this file.", "FILE")]
+Since = Annotated[Path | None, option("--since",
+    "Of a Prometheus page: the workload since this earlier page of the same servers.", "FILE")]
+Seconds = Annotated[float | None, option("--seconds",
+    "Of a Prometheus page: the time that its counts cover, for the rate of requests.", min=1e-3)]
 Check = Annotated[bool, option("--check", "Simulate the trace and the synthetic workload, and compare the results.")]
 # fmt: on
 
 
 def trace(
     file: File, scenario: ScenarioFile = None, settings: Settings = None, cache_tokens: CacheTokens = None, out: Out = None,
-    check: Check = False, as_json: AsJson = False, quiet: Quiet = False,
+    check: Check = False, since: Since = None, seconds: Seconds = None, as_json: AsJson = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Describe a trace: rates, lengths, burstiness, prefix reuse; fit a synthetic workload to it.
 
@@ -65,21 +69,39 @@ def trace(
     --out writes the table `workload` of a scenario: rates over time, burstiness,
     lengths, shared prefixes. The report shows how close each of them is to the
     trace. --check shows how much the difference changes a simulation's results.
+
+    FILE is a trace, a log of vLLM or SGLang with its requests, OpenTelemetry
+    spans, or a Prometheus page of these servers (docs/traces.md):
+
+        foredraft trace later.prom --since earlier.prom --seconds 600 \\
+            --out workload.toml
     """
     from ...core.errors import ConfigError
-    from ...observe.input_files import read_lines
     from ...observe.output_files import write_text
     from ...planning.grid import parse_values
     from ...sim.load import make_workload
+    from ...sim.scenario.scenario_text import workload_text
     from ...sim.scenario_file import load_scenario
     from ...sim.workload.description import describe
+    from ...sim.workload.prometheus import is_page
     from ...sim.workload.synthesis import synthesize
     from ...sim.workload.traces import TraceSource
 
     sizes = parse_values("--cache-tokens", cache_tokens, int, 1) if cache_tokens is not None else []
     if out is not None and out.exists() and file.exists() and out.samefile(file):
         raise ConfigError.of("--out", "", f"{out} is the trace itself, which would be replaced: name another file")
-    next(read_lines(file), None)  # refused now, if it cannot be read
+    if is_page(str(file)):  # a file that cannot be read is refused
+        from .metrics_page import describe_page
+
+        why = "a page of metrics has no single requests"
+        given = {"SCENARIO": scenario, "--set": settings, "--cache-tokens": cache_tokens, "--check": check}
+        refuse_without_effect(*((name, bool(value), why) for name, value in given.items()))
+        describe_page(file, since, seconds, out, as_json)
+        return
+    refuse_without_effect(
+        ("--since", since is not None, "only pages of metrics count from an earlier one on"),
+        ("--seconds", seconds is not None, "a trace has the times of its requests"),
+    )
     resolved, origins = load_scenario(scenario, [*(settings or ()), *given_by_options(file, None)])
     slots = None
     if scenario is not None or any(not key.startswith("workload.") for key in origins):
@@ -96,7 +118,7 @@ def trace(
     if made is not None:
         lines += ["", *_compared(described, made)]
     if made is not None and out is not None:
-        write_text(out, _workload_text(file, made), replace=True)
+        write_text(out, workload_text(made.table, file.name, made.losses), replace=True)
         lines += ["", f"Written to {out}."]
     if not as_json:
         typer.echo("\n".join(lines))
@@ -241,23 +263,6 @@ def _number(value: float | None) -> str:
     from ...observe.tables import format_number
 
     return format_number(float(value) if value is not None else None)
-
-
-def _workload_text(file: Path, made: Synthesis) -> str:
-    """Return the table as TOML, for `foredraft simulate`."""
-    from ...sim.scenario.scenario_text import toml_value
-
-    lines = [
-        f"# A synthetic workload, fitted by `foredraft trace` to {file.name}.",
-        *(f"# Without {x}." for x in made.losses),
-    ]
-    below = {name: value for name, value in made.table.items() if isinstance(value, Mapping)}
-    tables = [("workload", {name: value for name, value in made.table.items() if name not in below})]
-    for name, table in [*tables, *((f"workload.{name}", table) for name, table in below.items())]:
-        lines += ["", f"[{name}]"]
-        for key, value in table.items():
-            lines += textwrap.wrap(f"{key} = {toml_value(value)}", 100, subsequent_indent="  ")
-    return "\n".join(lines) + "\n"
 
 
 def _check(scenario: Scenario, made: Synthesis, quiet: bool) -> dict[str, Mapping[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -151,6 +152,18 @@ def _derived_line(name: str, value: float | str, unit: str, source: str) -> str:
     shown = f"{value:.6g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
     text = f"# {name} = {shown} {unit}".rstrip()
     return f"{text:<{_COMMENT_COLUMN}} # {source}"
+
+
+def workload_text(workload: Mapping[str, Any], source: str, without: Sequence[str]) -> str:
+    """Return the table `workload` as TOML, for `foredraft simulate`. without: what it leaves out of its source."""
+    lines = [f"# A workload that `foredraft trace` made from {source}.", *(f"# Without {what}." for what in without)]
+    below = {name: value for name, value in workload.items() if isinstance(value, Mapping)}
+    tables = [("workload", {name: value for name, value in workload.items() if name not in below})]
+    for name, table in [*tables, *((f"workload.{name}", table) for name, table in below.items())]:
+        lines += ["", f"[{name}]"]
+        for key, value in table.items():
+            lines += textwrap.wrap(f"{key} = {toml_value(value)}", 100, subsequent_indent="  ")
+    return "\n".join(lines) + "\n"
 
 
 def toml_value(value: Any) -> str:
