@@ -49,6 +49,9 @@ class PlannedCandidate:
         gpus: Devices.
         gpus_interval: [low, high] of the devices for a given load; an end that is not known is None.
         of_best_interval: [low, high] of the load as a share of the best one's, if the comparison is wrong.
+        engines: Engines on these devices.
+        requests_per_s: The load as requests per second of all engines; None for a trace whose requests come at once.
+        running_per_engine: Requests that run in one engine on average at the load.
         tokens_per_s: Output tokens of all devices at the load.
         per_million: The price of a million output tokens; None without a price of the device.
         tightest: The limit that is taken the most, by its name.
@@ -66,6 +69,9 @@ class PlannedCandidate:
     gpus: int | None
     gpus_interval: tuple[int | None, int | None] | None
     of_best_interval: tuple[float, float] | None
+    engines: int | None
+    requests_per_s: float | None
+    running_per_engine: float | None
     tokens_per_s: float | None
     per_million: float | None
     tightest: str | None
@@ -173,7 +179,7 @@ def _candidate(whole: Plan, item: Ranked, is_first: bool) -> PlannedCandidate:
         status = "hopeless"
     else:
         status = "dropped" if item.dropped else "equal" if item.equal else "behind"
-    tokens = tokens_per_s(whole, item) if holds else None
+    tokens, rate = tokens_per_s(whole, item) if holds else None, item.load * whole.trace_rate
     price = whole.question.prices.get(whole.gpu_of(item.candidate))
     half_width = None if found.interval is None else found.interval.half_width
     return PlannedCandidate(
@@ -186,6 +192,9 @@ def _candidate(whole: Plan, item: Ranked, is_first: bool) -> PlannedCandidate:
         gpus=item.gpus if holds else None,
         gpus_interval=item.gpu_range,
         of_best_interval=item.of_best_range,
+        engines=item.gpus // item.candidate.gpus_per_engine if holds else None,
+        requests_per_s=rate if holds and math.isfinite(rate) else None,
+        running_per_engine=found.summary["mean_running"] / found.summary["replicas"] if holds else None,
         tokens_per_s=tokens,
         per_million=cost_per_million_tokens(item, tokens, price) if tokens and price is not None else None,
         tightest=None if found.tightest is None else found.tightest.name,

@@ -162,6 +162,11 @@ class Plan:
         return "requests/s" if self.scenario.workload.trace is None else "× the trace"
 
     @property
+    def trace_rate(self) -> float:
+        """Requests per second of a load of 1: of the part of a trace that runs take, or 1 without a trace."""
+        return 1.0 if self.trace_part is None else self.trace_part.rate
+
+    @property
     def usual_load(self) -> float:
         """The load that a search begins at: the scenario's own, or less if less is asked for."""
         table = self.scenario.workload

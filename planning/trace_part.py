@@ -43,6 +43,12 @@ class TracePart:
             raise ConfigError.of("workload", "trace", message)
         return cls(scenario, rows, min(requests or table.num_requests or len(rows.lines), len(rows.lines)))
 
+    @property
+    def rate(self) -> float:
+        """Requests per second of the part; infinite if all come at one time."""
+        span_s = float(self.rows.times_ns[self.count - 1] - self.rows.times_ns[0]) / 1e9
+        return (self.count - 1) / span_s if span_s else math.inf
+
     def notices(self, contexts: Iterable[tuple[str, int]]) -> list[str]:
         """Return what a user should know before deployments are searched that have these models and context lengths.
 

@@ -23,6 +23,7 @@ DOCUMENTS = {
     "doctor": ("planning.rounds.doctor:Diagnosis",),
     "cost": ("planning.rounds.cost:Cost",),
     "sweep": (f"{_OWN}simulation:SweepDocument",),
+    "export": ("planning.servers.export:Export",),
     "report": (f"{_OWN}simulation:ReportDocument",),
     "trace": (f"{_OWN}simulation:TraceDocument",),
     "acceptance": (f"{_OWN}simulation:AcceptanceDocument",),

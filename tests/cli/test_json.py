@@ -98,6 +98,7 @@ LINES: dict[str, Lines] = {
     "sweep": lambda get, folder: (
         *("sweep", "--grid", "speculation.steps=1,30", "--seeds", 2, "--workers", 1, *FEW, "--out", folder / "sweep"),
     ),
+    "export": lambda get, folder: ("export", get("tuned"), "--for", "vllm"),
     "report": lambda get, folder: ("report", get("run")),
     "trace": lambda get, folder: ("trace", ROOT / "examples/tutorial/requests.csv", *FEW, "--out", folder / "w.toml"),
     "acceptance": lambda get, folder: ("acceptance", get("run")),
@@ -132,6 +133,14 @@ SLOW = ("calibrate", "plan", "tiny", "twin")  # some seconds each
 def speeds(monkeypatch, tmp_path) -> Path:
     """Runs that take no time. Returns a directory for them."""
     monkeypatch.setattr("foredraft.planning.store.make_workers", lambda tables, count, cluster: Speeds())
+    return tmp_path
+
+
+@pytest.fixture
+def tuned(tmp_path) -> Path:
+    """The directory of a tune that found four steps for every batch."""
+    (tmp_path / "question.json").write_text('{"kind": "tune"}')
+    (tmp_path / "scenario.toml").write_text('[speculation]\npolicy = "fixed"\nsteps = 4\n')
     return tmp_path
 
 
