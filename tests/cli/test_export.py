@@ -7,35 +7,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from foredraft.core.errors import ForedraftError
 from foredraft.planning.servers.export import export
 from foredraft.planning.servers.launch import read_launch
-from foredraft.planning.trial import Trial
 from foredraft.sim.scenario_file import load_scenario, scenario_with
-
-
-class Linear:
-    """Workers whose service has a p99 TPOT that rises with the load of an engine."""
-
-    count = 1
-
-    def __init__(self) -> None:
-        self.jobs = []
-
-    def submit(self, job) -> None:
-        self.jobs.append(job)
-
-    def next_ended(self):
-        job = self.jobs.pop()
-        engines = job.settings["hardware.replicas"]
-        share = job.settings["workload.rate"] / engines / (8 - 0.2 * job.settings["speculation.steps"])
-        summary = dict.fromkeys(("refused", "aborted", "failed", "unfinished", "retractions", "max_queue_length"), 0)
-        summary |= {"overloaded": False, "saturation": 0.5, "replicas": engines, "mean_running": 6.0 * engines}
-        summary |= {"p99_tpot_ms": 50 * share**2, "mean_tpot_ms": 10.0, "mean_ttft_ms": 100.0}
-        summary |= {"mean_output_tokens": 200.0, "mean_input_tokens": 500.0, "decode_rounds": 9, "duration": 9.0}
-        return job, Trial("done", "", summary | {"kv_occupancy_max": 0.5, "device_busy_share": 0.5})
-
-    def close(self) -> None:
-        pass
+from linear_service import Linear
 
 
 @pytest.fixture
@@ -129,8 +105,6 @@ def test_a_launch_command_is_read_back_as_the_same_deployment(server, settings):
     ],
 )
 def test_what_a_server_has_no_arguments_for_is_refused(server, settings, message):
-    from foredraft.core.errors import ForedraftError
-
     with pytest.raises(ForedraftError, match=message):
         export("x", scenario_with({}, settings), server, None)
 

@@ -12,6 +12,7 @@ import foredraft
 import pytest
 from foredraft.cli.__main__ import main
 from foredraft.core.errors import ConfigError, ForedraftError
+from linear_service import Linear
 
 SMALL = {"workload": {"num_requests": 30, "rate": 20.0}}
 
@@ -81,6 +82,66 @@ def test_bad_scenarios_name_the_key():
         foredraft.simulate(SMALL, {"workload.rte": 3})
     with pytest.raises(ForedraftError, match="sets no SLO"):
         foredraft.simulate(SMALL).meets_slo()
+
+
+def command_json(monkeypatch, capsys, *words: object) -> dict:
+    """What a command prints with --json."""
+    monkeypatch.setattr(sys, "argv", ["foredraft", *map(str, words), "--json"])
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    return json.loads(capsys.readouterr().out)
+
+
+def test_answers_are_the_documents_of_the_commands(tmp_path, monkeypatch, capsys):
+    def told(*words: object) -> dict:
+        return command_json(monkeypatch, capsys, *words)
+
+    cost = foredraft.cost({"model": {"kv_dtype": "fp8"}}, {"hardware.gpu": "H200"}, batch=[1, 8], steps=[0, 2])
+    wide = ("--set", "model.kv_dtype=fp8", "--set", "hardware.gpu=H200", "--batch", "1,8", "--steps", "0,2")
+    assert json.loads(cost.to_text()) == told("cost", *wide)
+    assert cost.batches[1].rounds[1].break_even > 1
+    doctor = foredraft.doctor(overrides={"hardware.gpu": "L40S"}, requests=20)
+    assert json.loads(doctor.to_text()) == told("doctor", "--set", "hardware.gpu=L40S", "--requests", 20)
+    monkeypatch.setattr("foredraft.planning.store.make_workers", lambda tables, count, cluster: Linear())
+    lines: list[str] = []
+    asked = {"slo": "tpot_p99<50ms", "compare": {"speculation.steps": [1, 3]}, "seeds": 2, "prices": {"h100": 2.5}}
+    plan = foredraft.plan(**asked, out=tmp_path / "python", on_progress=lines.append)
+    words = ("--slo", "tpot_p99<50ms", "--try", "speculation.steps=1,3", "--seeds", 2, "--price", "H100=2.5", "--quiet")
+    assert json.loads(plan.to_text()) == told("plan", *words, "--out", tmp_path / "command")
+    assert json.loads((tmp_path / "python" / "answer.json").read_text()) == plan.to_json() | json.loads(plan.to_text())
+    assert plan.best is not None and plan.best.name == "EAGLE3, 1 step" and plan.best.per_million is not None
+    assert len(lines) == 4 and lines[0].startswith("first round, EAGLE3, ")
+    assert foredraft.plan(**asked).candidates == plan.candidates, "the runs need not be kept"
+
+
+def test_a_search_ends_with_an_exception_of_on_progress(monkeypatch):
+    def stop(line: str) -> None:
+        raise TimeoutError(line)
+
+    closed: list[bool] = []
+    monkeypatch.setattr(Linear, "close", lambda self: closed.append(True))
+    monkeypatch.setattr("foredraft.planning.store.make_workers", lambda tables, count, cluster: Linear())
+    with pytest.raises(TimeoutError, match="first round"):
+        foredraft.plan(slo="tpot_p99<50ms", compare={"speculation.steps": [1, 3]}, on_progress=stop)
+    assert closed == [True]
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda: foredraft.cost(batch=[], context=-1), r"batch: is \[\]; expected whole numbers from 1 on"),
+        (lambda: foredraft.doctor(overrides={"speculation.algorithm": "NONE"}), "does not speculate"),
+        (lambda: foredraft.plan(rate=-1.0, seeds=1), "rate: is -1.0; expected above 0\n.*seeds: is 1; expected from 2"),
+        (lambda: foredraft.plan(prices={"H10": 1.0}), "did you mean 'H100'"),
+        (lambda: foredraft.plan(compare={"speculation.stps": [1]}), "unknown key"),
+        (lambda: foredraft.tune(trials=0, requests=1), "trials: is 0; expected 1 or more\n.*requests: is 1"),
+        (lambda: foredraft.calibrate("none.csv"), "none.csv"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_one_typed_error(ask, message):
+    with pytest.raises(ForedraftError, match=message):
+        ask()
 
 
 def test_check_reports_what_breaks():
