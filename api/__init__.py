@@ -106,8 +106,8 @@ def plan(
     """
     from foredraft.questions import ask_plan
 
-    asked = {"slo": slo, "load": rate, "gpus": gpus, "seeds": seeds, "requests": requests, "model_error": model_error}
-    asked["prices"] = prices or {}
+    asked: dict[str, Any] = {"slo": slo, "load": rate, "gpus": gpus, "seeds": seeds, "requests": requests}
+    asked |= {"model_error": model_error, "prices": prices or {}}
     return ask_plan(scenario, overrides, compare, asked, out, workers, cluster, on_progress)
 
 

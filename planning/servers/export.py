@@ -217,7 +217,8 @@ def _vllm_speculation(run: Assembly, notes: list[str]) -> dict[str, Any] | None:
     if len(steps) == 1:
         return found | {"num_speculative_tokens": steps[0]}
     config = load_adaptive_config(table.adaptive if table.adaptive is not None else "default")
-    return found | json.loads(export_table(config, "vllm", run.spec.config.max_running))
+    schedule: dict[str, Any] = json.loads(export_table(config, "vllm", run.spec.config.max_running))
+    return found | schedule
 
 
 def _refuse(run: Assembly, server: str, *, trees: bool) -> None:

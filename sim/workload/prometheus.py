@@ -149,8 +149,8 @@ def read_workload(page: str, since: str | None, seconds: float | None) -> PageWo
     """
     late, early = _histograms(page), None if since is None else _histograms(since)
     if seconds is None and early is not None and since is not None:
-        ends = [_time_ms(path) for path in (since, page)]
-        seconds = None if None in ends else (ends[1] - ends[0]) / 1e3
+        begin, end = _time_ms(since), _time_ms(page)
+        seconds = None if begin is None or end is None else (end - begin) / 1e3
         if seconds is not None and seconds <= 0:
             raise ConfigError.of(page, "", f"its samples are {-seconds:g} s older than those of {since}")
     server, found = late
@@ -191,7 +191,8 @@ def _histogram(path: str, name: str, samples: Iterable[Sample]) -> LengthHistogr
     if math.inf not in reached or len(reached) < 2:
         raise ConfigError.of(path, f"{name}_bucket", 'expected classes up to le="+Inf" (a truncated page?)')
     bounds = sorted(reached)
-    counts = [reached[bound] - before for bound, before in zip(bounds, (0.0, *map(reached.get, bounds)), strict=False)]
+    totals = [reached[bound] for bound in bounds]
+    counts = [after - before for before, after in zip((0.0, *totals), totals, strict=False)]
     if min(counts) < 0:
         raise ConfigError.of(path, f"{name}_bucket", "counts fall with le: expected counts of all requests up to it")
     if sum(counts) and not total:

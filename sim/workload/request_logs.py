@@ -39,8 +39,10 @@ _OUTPUT_IDS = re.compile(r"output_token_ids: (?:array\('\w', )?[\[(]([^\])]*)")
 _SGLANG_TIME = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 _FINISH, _META = "Finish: obj=", "'meta_info': {"
 _EVENT = "request.finished"
-_FIELD = re.compile(r"'(prompt_tokens|completion_tokens|e2e_latency|request_received_ts)': ([\d.eE+-]+)")
-_RECEIVED = re.compile(r"\breceived_time=([\d.]+)")
+_FIELD = re.compile(
+    r"'(prompt_tokens|completion_tokens|e2e_latency|request_received_ts)': (\d{1,20}(?:\.\d+)?(?:[eE][+-]?\d{1,2})?)\b"
+)
+_RECEIVED = re.compile(r"\breceived_time=(\d{1,20}(?:\.\d+)?)\b")
 _UNIX_S = 1e9  # a time above this is one since 1970, one below it since the machine's start
 _TOKEN_KEYS = (
     ("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"),
@@ -157,8 +159,8 @@ def _read_sglang(path: str) -> list[LogRow]:
     for number, text in enumerate(read_lines(path), 1):
         if _FINISH in text:
             begin = text.rfind(_META)
-            told = dict(_FIELD.findall(text[begin:])) if begin >= 0 else {}
-            rows.append(_sglang_row({key: float(value) for key, value in told.items()}, text, number))
+            fields = _FIELD.findall(text[begin:]) if begin >= 0 else ()
+            rows.append(_sglang_row({key: float(value) for key, value in fields}, text, number))
         elif f'"{_EVENT}"' in text:
             entry = _object(text[text.find("{") :], number)
             if entry.get("event") == _EVENT:
