@@ -218,7 +218,7 @@ def _replay(path: Path, subject: str | None, as_json: bool) -> None:
     if as_json:
         from .documents.checking import CaseDocument
 
-        broken = [
+        told_of = [
             {
                 "id": one.id,
                 "sentence": one.sentence,
@@ -227,7 +227,7 @@ def _replay(path: Path, subject: str | None, as_json: bool) -> None:
             for one in (violation.broken if violation else ())
         ]
         holds = violation is None
-        parts = (case.contract, subject or case.subject, list(told(history, calls)), holds, broken)
+        parts = (case.contract, subject or case.subject, list(told(history, calls)), holds, told_of)
         print_document(CaseDocument(str(path), *parts, None if holds else ends_in))
         raise typer.Exit(0 if holds else EXIT_BROKEN)
     typer.echo(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -31,7 +31,7 @@ def describe_page(file: Path, since: Path | None, seconds: float | None, out: Pa
     if as_json:
         from ..documents.simulation import TraceDocument
 
-        description = {"num_requests": found.requests, "rate": found.rate, "seconds": found.seconds}
+        description: dict[str, Any] = {"num_requests": found.requests, "rate": found.rate, "seconds": found.seconds}
         description |= {kind: _numbers(getattr(found, kind)) for kind in ("prompt", "output")}
         made = None if out is None else {"workload": found.table()}
         print_document(TraceDocument(str(file), "prometheus", 0, list(unknown), description, made, None))
@@ -44,7 +44,7 @@ def describe_page(file: Path, since: Path | None, seconds: float | None, out: Pa
     typer.echo("\n".join(lines))
 
 
-def _numbers(one: LengthHistogram) -> dict[str, object]:
+def _numbers(one: LengthHistogram) -> dict[str, Any]:
     percentiles = {name: one.percentile(share) for name, share in SHARES.items()}
     return {"mean": one.mean, "up_to": percentiles, "bounds": list(one.bounds), "counts": list(one.counts)}
 
