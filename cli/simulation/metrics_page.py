@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ...core.errors import count_of
-from ..options import print_document
+from ..options import print_document, refuse_without_effect
 
 if TYPE_CHECKING:
     from ...sim.workload.prometheus import LengthHistogram, PageWorkload
@@ -18,12 +19,19 @@ WIDTH = 80
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
-def describe_page(file: Path, since: Path | None, seconds: float | None, out: Path | None, as_json: bool) -> None:
-    """Print what a page tells of a workload; write the workload to `out`, if it is given."""
+def describe_page(
+    file: Path, since: Path | None, seconds: float | None, out: Path | None, as_json: bool, given: Mapping[str, Any]
+) -> None:
+    """Print what a page tells of a workload; write the workload to `out`, if it is given.
+
+    given: options that are for requests, with their values; one that is set is refused.
+    """
     from ...observe.output_files import write_text
     from ...sim.scenario.scenario_text import workload_text
     from ...sim.workload.prometheus import read_workload, unknown_of
 
+    why = "a page of metrics has no single requests"
+    refuse_without_effect(*((name, bool(value), why) for name, value in given.items()))
     found = read_workload(str(file), None if since is None else str(since), seconds)
     unknown = unknown_of(found)
     if out is not None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ...sim.scenario import Scenario
     from ...sim.workload.description import Arrivals, Description, Lengths
     from ...sim.workload.synthesis import Synthesis
+    from ..documents.simulation import TraceDocument
 
 WIDTH = 80
 SHOWN_PERCENTILES = (50, 90, 99, 99.9)
@@ -93,10 +94,8 @@ def trace(
     if is_page(str(file)):  # a file that cannot be read is refused
         from .metrics_page import describe_page
 
-        why = "a page of metrics has no single requests"
         given = {"SCENARIO": scenario, "--set": settings, "--cache-tokens": cache_tokens, "--check": check}
-        refuse_without_effect(*((name, bool(value), why) for name, value in given.items()))
-        describe_page(file, since, seconds, out, as_json)
+        describe_page(file, since, seconds, out, as_json, given)
         return
     refuse_without_effect(
         ("--since", since is not None, "only pages of metrics count from an earlier one on"),
@@ -123,15 +122,25 @@ def trace(
     if not as_json:
         typer.echo("\n".join(lines))
     checked = _check(resolved, made, quiet) if made is not None and check else None
-    if checked is not None and not as_json:
-        typer.echo("\n".join(_checked(resolved, checked)))
     if as_json:
-        from ..documents.simulation import TraceDocument
+        print_document(_document(file, whole.format, skipped, described, made, checked))
+    elif checked is not None:
+        typer.echo("\n".join(_checked(resolved, checked)))
 
-        synthetic = None if made is None else made.to_json()
-        results = checked and {name: {key: summary[key] for key in CHECKED} for name, summary in checked.items()}
-        parts = (skipped, list(_untold(described)), described.to_json(), synthetic, results)
-        print_document(TraceDocument(str(file), whole.format, *parts))
+
+def _document(
+    file: Path,
+    form: str,
+    skipped: int,
+    described: Description,
+    made: Synthesis | None,
+    checked: Mapping[str, Mapping[str, Any]] | None,
+) -> TraceDocument:
+    from ..documents.simulation import TraceDocument
+
+    results = checked and {name: {key: summary[key] for key in CHECKED} for name, summary in checked.items()}
+    synthetic = None if made is None else made.to_json()
+    return TraceDocument(str(file), form, skipped, list(_untold(described)), described.to_json(), synthetic, results)
 
 
 def _kv_slots(scenario: Scenario) -> int:

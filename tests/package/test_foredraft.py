@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import io
 import json
+import re
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 
 import foredraft
 import pytest
 from foredraft.cli.__main__ import main
+from foredraft.cli.simulation.schema import WITHOUT
 from foredraft.core.errors import ConfigError, ForedraftError
-from linear_service import Linear
 
 SMALL = {"workload": {"num_requests": 30, "rate": 20.0}}
 
@@ -93,7 +97,7 @@ def command_json(monkeypatch, capsys, *words: object) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def test_answers_are_the_documents_of_the_commands(tmp_path, monkeypatch, capsys):
+def test_answers_are_the_documents_of_the_commands(monkeypatch, capsys):
     def told(*words: object) -> dict:
         return command_json(monkeypatch, capsys, *words)
 
@@ -103,28 +107,6 @@ def test_answers_are_the_documents_of_the_commands(tmp_path, monkeypatch, capsys
     assert cost.batches[1].rounds[1].break_even > 1
     doctor = foredraft.doctor(overrides={"hardware.gpu": "L40S"}, requests=20)
     assert json.loads(doctor.to_text()) == told("doctor", "--set", "hardware.gpu=L40S", "--requests", 20)
-    monkeypatch.setattr("foredraft.planning.store.make_workers", lambda tables, count, cluster: Linear())
-    lines: list[str] = []
-    asked = {"slo": "tpot_p99<50ms", "compare": {"speculation.steps": [1, 3]}, "seeds": 2, "prices": {"h100": 2.5}}
-    plan = foredraft.plan(**asked, out=tmp_path / "python", on_progress=lines.append)
-    words = ("--slo", "tpot_p99<50ms", "--try", "speculation.steps=1,3", "--seeds", 2, "--price", "H100=2.5", "--quiet")
-    assert json.loads(plan.to_text()) == told("plan", *words, "--out", tmp_path / "command")
-    assert json.loads((tmp_path / "python" / "answer.json").read_text()) == plan.to_json() | json.loads(plan.to_text())
-    assert plan.best is not None and plan.best.name == "EAGLE3, 1 step" and plan.best.per_million is not None
-    assert len(lines) == 4 and lines[0].startswith("first round, EAGLE3, ")
-    assert foredraft.plan(**asked).candidates == plan.candidates, "the runs need not be kept"
-
-
-def test_a_search_ends_with_an_exception_of_on_progress(monkeypatch):
-    def stop(line: str) -> None:
-        raise TimeoutError(line)
-
-    closed: list[bool] = []
-    monkeypatch.setattr(Linear, "close", lambda self: closed.append(True))
-    monkeypatch.setattr("foredraft.planning.store.make_workers", lambda tables, count, cluster: Linear())
-    with pytest.raises(TimeoutError, match="first round"):
-        foredraft.plan(slo="tpot_p99<50ms", compare={"speculation.steps": [1, 3]}, on_progress=stop)
-    assert closed == [True]
 
 
 @pytest.mark.parametrize(
@@ -210,3 +192,44 @@ def test_a_trace_asks_for_no_mean(tmp_path):
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.0,10,5\n")
     summary = foredraft.simulate({"workload": {"trace": str(trace)}}).summary
     assert summary["asked_mean_input_tokens"] is None and summary["mean_input_tokens"] == 10
+
+
+# -- docs/programs.md --------------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs/programs.md").read_text(encoding="utf-8")
+PROGRAMS = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+SLOW = ("calibrate", "plan", "tune")
+
+
+def name_of(program: str) -> str:
+    return re.search(r"foredraft\.(\w+)\(", program)[1]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
+        for name in (name_of(p) for p, _ in PROGRAMS)
+    ],
+)
+def test_a_program_prints_what_is_shown(monkeypatch, name):
+    monkeypatch.chdir(ROOT)
+    names: dict[str, object] = {}
+    service = re.search(r"^service = .*$", TEXT, re.MULTILINE)
+    exec("import foredraft\n" + service[0], names)
+    (program, shown) = next(pair for pair in PROGRAMS if name_of(pair[0]) == name)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(program, names)
+    assert printed.getvalue() == shown
+
+
+def test_every_function_has_a_program():
+    assert [name_of(program) for program, _ in PROGRAMS] == ["cost", "doctor", "calibrate", "plan", "tune"]
+
+
+def test_the_page_names_the_commands_without_json():
+    for name, reason in WITHOUT.items():
+        (row,) = (line for line in TEXT.splitlines() if line.startswith("| `") and f"`{name}`" in line)
+        assert reason.split(maxsplit=1)[1].partition(";")[0] in row

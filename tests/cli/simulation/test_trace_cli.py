@@ -4,11 +4,9 @@ what it refuses."""
 from __future__ import annotations
 
 import json
-import tomllib
 
 import numpy as np
 import pytest
-from metrics_pages import page
 
 
 @pytest.fixture(scope="module")
@@ -82,21 +80,3 @@ def test_the_kv_slots_of_a_scenario_are_a_cache(command, traces):
 def test_bad_input_is_one_message(refused, traces, monkeypatch, arguments, message):
     monkeypatch.chdir(traces)
     assert message in refused("trace", *arguments)
-
-
-def test_a_page_of_metrics_becomes_a_workload_that_runs(command, refused, tmp_path):
-    early = page(tmp_path / "a.prom", [5, 5], [1, 2])
-    late = page(tmp_path / "b.prom", [5, 5, 50, 60, 70, 80], [1, 2, 3, 4, 5, 6])
-    asked = ("trace", late, "--since", early, "--seconds", 8, "--out", tmp_path / "w.toml")
-    code, out, errors = command(*asked)
-    assert (code, errors) == (0, "") and max(len(line) for line in out.splitlines() if str(tmp_path) not in line) <= 80
-    assert "4 requests more than a.prom, 0.5 per second" in out and "nothing about prefix reuse" in " ".join(
-        out.split()
-    )
-    assert tomllib.loads((tmp_path / "w.toml").read_text())["workload"]["rate"] == 0.5
-    assert command("simulate", tmp_path / "w.toml", "--set", "workload.num_requests=20", "--quiet").code == 0
-    assert "does not tell how long they took" in " ".join(command("trace", late).out.split())
-    assert "--check: has no effect: a page of metrics has no single requests" in refused("trace", late, "--check")
-    trace = tmp_path / "t.csv"
-    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.0,10,5\n")
-    assert "--since: has no effect: only pages of metrics" in refused("trace", trace, "--since", early)

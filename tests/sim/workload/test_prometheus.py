@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+
 import numpy as np
 import pytest
+from foredraft.cli.app import app
 from foredraft.core.errors import ConfigError
-from foredraft.sim.scenario_file import scenario_with
+from foredraft.sim.load import make_workload
+from foredraft.sim.scenario_file import load_scenario, scenario_with
 from foredraft.sim.workload.prometheus import LengthHistogram, read_workload
-from metrics_pages import BOUNDS, SGLANG, VLLM, page
+from typer.testing import CliRunner
+
+VLLM = ("vllm:request_prompt_tokens", "vllm:request_generation_tokens")
+SGLANG = ("sglang:prompt_tokens_histogram", "sglang:generation_tokens_histogram")
+BOUNDS = (1, 10, 100, 1000, 10_000)
+
+
+def histogram(name: str, lengths: list[int], labels: str = 'engine="0",', time: str = "") -> list[str]:
+    """The lines of a histogram of these lengths."""
+    lines = [f"# HELP {name} Number of tokens.", f"# TYPE {name} histogram"]
+    model = f'{labels}model_name="meta-llama/Llama-3.1-8B-Instruct"'
+    for bound in (*map(float, BOUNDS), float("inf")):
+        le = "+Inf" if bound == float("inf") else bound
+        count = float(sum(length <= bound for length in lengths))
+        lines.append(f'{name}_bucket{{{labels}le="{le}",model_name="meta-llama/Llama-3.1-8B-Instruct"}} {count}{time}')
+    lines += [
+        f"{name}_count{{{model}}} {float(len(lengths))}{time}",
+        f"{name}_sum{{{model}}} {float(sum(lengths))}{time}",
+    ]
+    return [*lines, f"{name}_created{{{model}}} 1.764e+09{time}"]
+
+
+def page(path: Path, prompts: list[int], outputs: list[int], names: tuple[str, str] = VLLM, **more: str) -> str:
+    lines = ["# TYPE process_start_time_seconds gauge", "process_start_time_seconds 1.764e+09"]
+    lines += [*histogram(names[0], prompts, **more), *histogram(names[1], outputs, **more)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(path)
+
 
 PROMPTS, OUTPUTS = [5, 50, 60, 700, 20_000], [1, 20, 30, 40, 300]
 
@@ -91,3 +123,26 @@ def test_pages_that_do_not_follow_each_other_are_refused(tmp_path):
     times = [page(tmp_path / f"t{i}.prom", [5] * 2, [5] * 2, time=f" {2 - i}000") for i in (0, 1)]
     with pytest.raises(ConfigError, match="its samples are 1 s older than those of"):
         read_workload(times[1], times[0], None)
+
+
+def test_a_page_of_metrics_becomes_a_workload_that_runs(tmp_path):
+    def command(*words: object) -> str:
+        done = CliRunner().invoke(app, list(map(str, words)))
+        return f"{done.output}{done.exception or ''}"
+
+    early = page(tmp_path / "a.prom", [5, 5], [1, 2])
+    late = page(tmp_path / "b.prom", [5, 5, 50, 60, 70, 80], [1, 2, 3, 4, 5, 6])
+    asked = ("trace", late, "--since", early, "--seconds", 8, "--out", tmp_path / "w.toml")
+    out = command(*asked)
+    assert max(len(line) for line in out.splitlines() if str(tmp_path) not in line) <= 80
+    assert "4 requests more than a.prom, 0.5 per second" in out and "nothing about prefix reuse" in " ".join(
+        out.split()
+    )
+    assert tomllib.loads((tmp_path / "w.toml").read_text())["workload"]["rate"] == 0.5
+    resolved, _ = load_scenario(tmp_path / "w.toml", ["workload.num_requests=20"])
+    assert len(list(make_workload(resolved, 131_072))) == 20
+    assert "does not tell how long they took" in " ".join(command("trace", late).split())
+    assert "--check: has no effect: a page of metrics has no single requests" in command("trace", late, "--check")
+    trace = tmp_path / "t.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.0,10,5\n")
+    assert "--since: has no effect: only pages of metrics" in command("trace", trace, "--since", early)

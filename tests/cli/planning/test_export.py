@@ -5,13 +5,39 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import foredraft
 import pytest
 import yaml
 from foredraft.core.errors import ForedraftError
 from foredraft.planning.servers.export import export
 from foredraft.planning.servers.launch import read_launch
+from foredraft.planning.trial import Trial
 from foredraft.sim.scenario_file import load_scenario, scenario_with
-from linear_service import Linear
+
+
+class Linear:
+    """Workers whose service has a p99 TPOT that rises with the load of an engine."""
+
+    count = 1
+
+    def __init__(self) -> None:
+        self.jobs = []
+
+    def submit(self, job) -> None:
+        self.jobs.append(job)
+
+    def next_ended(self):
+        job = self.jobs.pop()
+        engines = job.settings["hardware.replicas"]
+        share = job.settings["workload.rate"] / engines / (8 - 0.2 * job.settings["speculation.steps"])
+        summary = dict.fromkeys(("refused", "aborted", "failed", "unfinished", "retractions", "max_queue_length"), 0)
+        summary |= {"overloaded": False, "saturation": 0.5, "replicas": engines, "mean_running": 6.0 * engines}
+        summary |= {"p99_tpot_ms": 50 * share**2, "mean_tpot_ms": 10.0, "mean_ttft_ms": 100.0}
+        summary |= {"mean_output_tokens": 200.0, "mean_input_tokens": 500.0, "decode_rounds": 9, "duration": 9.0}
+        return job, Trial("done", "", summary | {"kv_occupancy_max": 0.5, "device_busy_share": 0.5})
+
+    def close(self) -> None:
+        pass
 
 
 @pytest.fixture
@@ -153,3 +179,30 @@ def test_bad_input_is_one_message(refused, planned, arguments, message):
     assert "answer.json: is not of this version" in refused("export", planned)
     (planned / "question.json").write_text('{"kind": "sweep"}')
     assert "is no directory of a plan or a tune" in refused("export", planned)
+
+
+def test_plan_answers_from_python_as_the_command_does(command, tmp_path, monkeypatch):
+    monkeypatch.setattr("foredraft.planning.store.make_workers", lambda tables, count, cluster: Linear())
+    lines: list[str] = []
+    asked = {"slo": "tpot_p99<50ms", "compare": {"speculation.steps": [1, 3]}, "seeds": 2, "prices": {"h100": 2.5}}
+    plan = foredraft.plan(**asked, out=tmp_path / "python", on_progress=lines.append)
+    words = ("--slo", "tpot_p99<50ms", "--try", "speculation.steps=1,3", "--seeds", 2, "--price", "H100=2.5", "--quiet")
+    assert json.loads(plan.to_text()) == json.loads(
+        command("plan", *words, "--json", "--out", tmp_path / "command").out
+    )
+    assert json.loads((tmp_path / "python" / "answer.json").read_text()) == plan.to_json() | json.loads(plan.to_text())
+    assert plan.best is not None and plan.best.name == "EAGLE3, 1 step" and plan.best.per_million is not None
+    assert len(lines) == 4 and lines[0].startswith("first round, EAGLE3, ")
+    assert foredraft.plan(**asked).candidates == plan.candidates, "the runs need not be kept"
+
+
+def test_a_search_ends_with_an_exception_of_on_progress(monkeypatch):
+    def stop(line: str) -> None:
+        raise TimeoutError(line)
+
+    closed: list[bool] = []
+    monkeypatch.setattr(Linear, "close", lambda self: closed.append(True))
+    monkeypatch.setattr("foredraft.planning.store.make_workers", lambda tables, count, cluster: Linear())
+    with pytest.raises(TimeoutError, match="first round"):
+        foredraft.plan(slo="tpot_p99<50ms", compare={"speculation.steps": [1, 3]}, on_progress=stop)
+    assert closed == [True]
