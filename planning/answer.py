@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from ..core.errors import count_of
 from ..observe.output_files import Document, write_text
@@ -105,7 +105,7 @@ class PlanAnswer(Document):
         refused: The others.
     """
 
-    FORMAT = "foredraft-plan"
+    FORMAT: ClassVar[str] = "foredraft-plan"
 
     sentences: tuple[str, ...]
     timing: str

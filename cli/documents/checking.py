@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ...observe.output_files import Document
 
@@ -20,7 +20,7 @@ class LosslessDocument(Document):
         outcome: Counts, and every finding with both texts and all log-probabilities.
     """
 
-    FORMAT = "foredraft-lossless"
+    FORMAT: ClassVar[str] = "foredraft-lossless"
 
     lossless: bool
     endpoints: Mapping[str, Mapping[str, Any]]
@@ -41,7 +41,7 @@ class ReplayDocument(Document):
         difference: The first difference, in words; null if there is none.
     """
 
-    FORMAT = "foredraft-replay"
+    FORMAT: ClassVar[str] = "foredraft-replay"
 
     identical: bool
     decisions: int
@@ -60,7 +60,7 @@ class CheckDocument(Document):
         components: A report each, or why it was skipped.
     """
 
-    FORMAT = "foredraft-check"
+    FORMAT: ClassVar[str] = "foredraft-check"
 
     ok: bool
     components: Sequence[Mapping[str, Any]]
@@ -75,7 +75,7 @@ class MutantsDocument(Document):
         contracts: By contract, its defects and how each was found.
     """
 
-    FORMAT = "foredraft-mutants"
+    FORMAT: ClassVar[str] = "foredraft-mutants"
 
     ok: bool
     contracts: Mapping[str, Sequence[Mapping[str, Any]]]
@@ -95,7 +95,7 @@ class InvariantLine:
 class InvariantsDocument(Document):
     """Every invariant, or those of one contract (`check --list`)."""
 
-    FORMAT = "foredraft-invariants"
+    FORMAT: ClassVar[str] = "foredraft-invariants"
 
     invariants: Sequence[InvariantLine]
 
@@ -114,7 +114,7 @@ class CaseDocument(Document):
         ends_in: Where they broke; null if the invariant holds.
     """
 
-    FORMAT = "foredraft-case"
+    FORMAT: ClassVar[str] = "foredraft-case"
 
     case: str
     contract: str
@@ -134,7 +134,7 @@ class AuditDocument(Document):
         report: What was read, which invariants were evaluated, and every contradiction with its line.
     """
 
-    FORMAT = "foredraft-audit"
+    FORMAT: ClassVar[str] = "foredraft-audit"
 
     ok: bool
     report: Mapping[str, Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ...observe.output_files import Document
 
@@ -23,7 +23,7 @@ class BenchDocument(Document):
         graphs: What captured CUDA graphs cost; null if none was captured.
     """
 
-    FORMAT = "foredraft-bench"
+    FORMAT: ClassVar[str] = "foredraft-bench"
 
     complete: bool
     command: Sequence[str]
@@ -45,7 +45,7 @@ class TwinDocument(Document):
         comparisons: Predicted and measured numbers per way to decode and load.
     """
 
-    FORMAT = "foredraft-twin"
+    FORMAT: ClassVar[str] = "foredraft-twin"
 
     complete: bool
     device: str
@@ -63,7 +63,7 @@ class TinyDocument(Document):
         pair: The content of pair.json.
     """
 
-    FORMAT = "foredraft-tiny"
+    FORMAT: ClassVar[str] = "foredraft-tiny"
 
     directory: str
     reused: bool
@@ -81,7 +81,7 @@ class WarmupDocument(Document):
         graph_sizes: Batch sizes for which a GPU captures graphs; empty where they were captured.
     """
 
-    FORMAT = "foredraft-warmup"
+    FORMAT: ClassVar[str] = "foredraft-warmup"
 
     device: str
     compiled: bool
@@ -99,7 +99,7 @@ class SelftestDocument(Document):
         report: The content of selftest.json.
     """
 
-    FORMAT = "foredraft-selftest"
+    FORMAT: ClassVar[str] = "foredraft-selftest"
 
     ok: bool
     directory: str
@@ -119,7 +119,7 @@ class GenerateDocument(Document):
         message: What went wrong, or why the output ends early; empty otherwise.
     """
 
-    FORMAT = "foredraft-generate"
+    FORMAT: ClassVar[str] = "foredraft-generate"
 
     id: str
     text: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ...observe.output_files import Document
 
@@ -19,7 +19,7 @@ class SimulateDocument(Document):
         directory: The directory of the run's files; null if there is none.
     """
 
-    FORMAT = "foredraft-simulate"
+    FORMAT: ClassVar[str] = "foredraft-simulate"
 
     scenario: Mapping[str, Any]
     summary: Mapping[str, Any]
@@ -47,7 +47,7 @@ class ExplainDocument(Document):
         notices: What a user may not expect.
     """
 
-    FORMAT = "foredraft-explain"
+    FORMAT: ClassVar[str] = "foredraft-explain"
 
     scenario: Mapping[str, Any]
     sources: Mapping[str, str]
@@ -92,7 +92,7 @@ class SweepDocument(Document):
         table: The Parquet file with a row per run.
     """
 
-    FORMAT = "foredraft-sweep"
+    FORMAT: ClassVar[str] = "foredraft-sweep"
 
     scenario: str
     seeds: Sequence[int]
@@ -112,7 +112,7 @@ class ReportDocument(Document):
         pictures: The directory of their pictures; null without --png.
     """
 
-    FORMAT = "foredraft-report"
+    FORMAT: ClassVar[str] = "foredraft-report"
 
     page: str
     bytes: int
@@ -134,7 +134,7 @@ class TraceDocument(Document):
         check: The results of simulating both; null without --check.
     """
 
-    FORMAT = "foredraft-trace"
+    FORMAT: ClassVar[str] = "foredraft-trace"
 
     trace: str
     trace_format: str
@@ -167,7 +167,7 @@ class AcceptanceDocument(Document):
         acceptance: The table `acceptance` of a scenario.
     """
 
-    FORMAT = "foredraft-acceptance"
+    FORMAT: ClassVar[str] = "foredraft-acceptance"
 
     recognised: str
     statistics: Sequence[FittedStatistic]
@@ -187,7 +187,7 @@ class MeasureDocument(Document):
         closures: Served steps by how they were decoded: the seconds that they took, and those of the profile.
     """
 
-    FORMAT = "foredraft-measure"
+    FORMAT: ClassVar[str] = "foredraft-measure"
 
     file: str
     profile: Mapping[str, Any]

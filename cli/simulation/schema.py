@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ...observe.output_files import Document
 
 _OWN = "cli.documents."
-DOCUMENTS = {
+DOCUMENTS: dict[str, tuple[str, ...]] = {
     "simulate": (f"{_OWN}simulation:SimulateDocument", f"{_OWN}simulation:ExplainDocument"),
     "plan": ("planning.answer:PlanAnswer",),
     "tune": ("planning.tuning.result:TuneResult",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ...core.errors import ConfigError, Problem
 from ...observe.output_files import Document
@@ -73,7 +74,7 @@ class Cost(Document):
         batches: One entry per batch size.
     """
 
-    FORMAT = "foredraft-cost"
+    FORMAT: ClassVar[str] = "foredraft-cost"
 
     timing: str
     intervals_rest_on: str

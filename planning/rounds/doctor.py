@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from ...core.errors import ForedraftError
 from ...observe.output_files import Document
@@ -81,7 +81,7 @@ class Diagnosis(Document):
         load: Its results by their names in a summary.
     """
 
-    FORMAT = "foredraft-doctor"
+    FORMAT: ClassVar[str] = "foredraft-doctor"
 
     timing: str
     intervals_rest_on: str

@@ -7,7 +7,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ...core.adaptive.config import load_adaptive_config
 from ...core.adaptive.interchange import export_table
@@ -66,7 +66,7 @@ class Export(Document):
         notes: What is to be added or to be known.
     """
 
-    FORMAT = "foredraft-export"
+    FORMAT: ClassVar[str] = "foredraft-export"
 
     name: str
     server: str

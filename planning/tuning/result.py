@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 from ...observe.output_files import Document, write_text
 from ...sim.confidence import rests_on
@@ -51,7 +51,7 @@ class TuneResult(Document):
         not_written: By server, why there is no file.
     """
 
-    FORMAT = "foredraft-tune"
+    FORMAT: ClassVar[str] = "foredraft-tune"
 
     scenario: str
     phases: Mapping[str, Mapping[str, Any]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ...observe.output_files import Document
 from ..cost.calibration import profile_document
@@ -92,7 +92,7 @@ class CalibrateResult(Document):
         profile: The content of a profile, for `hardware.profile`.
     """
 
-    FORMAT = "foredraft-calibrate"
+    FORMAT: ClassVar[str] = "foredraft-calibrate"
 
     model: str
     gpu: str

@@ -67,7 +67,8 @@ class LogProblem(Exception):
 
     def __init__(self, line: int, message: str) -> None:
         super().__init__(line, message)
-        self.line, self.message = line, message
+        self.line: int = line
+        self.message: str = message
 
 
 def log_format(lines: Iterable[str]) -> str | None:
