@@ -7,6 +7,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+from foredraft.core.errors import count_of
 from foredraft.observe.output_files import JsonRecord
 from foredraft.planning.answer import PlanAnswer, search_plan
 from foredraft.planning.candidates import base_tables
@@ -90,13 +91,11 @@ def ask_calibrate(
     named = [files] if isinstance(files, str | PathLike) else files
     name = "profile" if place is None else place.stem
     show = on_progress or _ignore
-    found = calibrate_from_files(
-        [fspath(file) for file in named],
-        base,
-        given,
-        name,
-        lambda points, runs: show(f"{points} points, {runs} simulations"),
-    )
+
+    def count(points: int, simulations: int) -> None:
+        show(f"{count_of(points, 'point')}, {count_of(simulations, 'simulation')}")
+
+    found = calibrate_from_files([fspath(file) for file in named], base, given, name, count)
     record.write(dict(found.profile))
     return found
 
