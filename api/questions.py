@@ -20,7 +20,6 @@ from foredraft.planning.tuning.tune import Tune, question_of_tune
 from foredraft.sim.calibration.result import CalibrateResult, calibrate_from_files
 from foredraft.simulation import ScenarioLike, resolve
 
-ARGUMENTS = "<arguments>"
 Progress = Callable[[str], None] | None
 Place = str | PathLike[str] | None
 
