@@ -11,6 +11,7 @@ Each function takes the directory or file that a command has written (or what `R
 and returns a `plotly.graph_objects.Figure`. Raises ConfigError for a path that holds something else.
 """
 
+from .plans import cost_against_load, frontier, latency_against_load
 from .run import (
     Run,
     acceptance_by_position,
@@ -21,20 +22,13 @@ from .run import (
     steps_by_batch,
     steps_over_time,
 )
-from .trials import (
-    Trials,
-    against,
-    frontier,
-    latency_against_load,
-    throughput_against_latency,
-    tuned_gains,
-    tuned_steps,
-)
+from .speeds import attainment_against_load, throughput_per_gpu
+from .trials import Trials, against, throughput_against_latency, tuned_gains, tuned_steps
 from .twin import Twin, batch_over_time, errors, predicted_against_measured
 
 __all__ = [
-    "Run", "Trials", "Twin", "acceptance_by_position", "against", "batch_over_time", "errors", "frontier", "intervals",
-    "kv_over_time", "latencies",
+    "Run", "Trials", "Twin", "acceptance_by_position", "against", "attainment_against_load", "batch_over_time",
+    "cost_against_load", "errors", "frontier", "intervals", "kv_over_time", "latencies",
     "latency_against_load", "load_over_time", "predicted_against_measured", "steps_by_batch", "steps_over_time",
-    "throughput_against_latency", "tuned_gains", "tuned_steps",
+    "throughput_against_latency", "throughput_per_gpu", "tuned_gains", "tuned_steps",
 ]  # fmt: skip

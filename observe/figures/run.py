@@ -17,7 +17,7 @@ from ..distribution.former_name import is_former_version, made_by_former
 from ..input_files import read_text, read_toml
 from ..summary import CURVE_SHARES
 from ..tables import LATENCIES, format_number
-from .style import COLOURS, FAINT, RAMP, figure, limit_line, missing, names_beside, read_object
+from .style import COLOURS, FAINT, LIMIT, RAMP, figure, limit_line, missing, names_beside, read_object
 
 MARKED = (0.5, 0.9, 0.99, 0.999)
 """Percentiles that are marked on the curves of latencies."""
@@ -153,7 +153,7 @@ def latencies(run: Run | str | PathLike[str]) -> go.Figure:
             marker={"color": colour, "size": 7}, hovertemplate=hover, legendgroup=name, showlegend=False,
         )  # fmt: skip
     for name, limit in run.limits_ms.items():
-        colour = next((line.line.color for line in made.data if line.legendgroup == name), COLOURS[3])
+        colour = next((line.line.color for line in made.data if line.legendgroup == name), LIMIT)
         limit_line(made, (limit, limit), (0.0, deepest), f"{LATENCIES[name][0]} limit {limit:g} ms", colour)
     ticks = [0, 0.5, *(1 - 10.0**-nines for nines in range(1, int(deepest) + 1))]
     made.update_yaxes(
