@@ -14,6 +14,7 @@ from ..sim.assembly import Assembly
 from .confidence.comparison import source_of_comparisons
 from .confidence.ranked import Ranked
 from .plan import Plan
+from .rounds import mean_round, round_of_run
 
 ANSWER = "answer.json"
 FULL_POOL = 0.97  # of the KV slots, in use at some time
@@ -75,6 +76,9 @@ def _candidate(whole: Plan, item: Ranked, is_first: bool, prices: Mapping[str, f
         "taken": found.excess if math.isfinite(found.excess) else None,
         "taken_interval": item.taken_range,
         "intervals_rest_on": item.rests_on or None,
+        "round": round_of_run(whole.errors.assembly(item.candidate, item.candidate.unit), found.summary)
+        if is_first
+        else None,
     }
 
 
@@ -109,15 +113,9 @@ def bottleneck(run: Assembly, summary: Mapping[str, Any]) -> str:
     """
     if summary["kv_occupancy_max"] >= FULL_POOL and (summary["retractions"] or summary["max_queue_length"]):
         return "KV memory"
-    spec = run.spec
-    batch = max(1, min(round(summary["mean_running"]), spec.config.max_running))
-    steps = max(spec.adaptive.candidate_steps, key=lambda count: summary.get(f"rounds_at_steps_{count}") or 0.0)
-    topk = spec.topk if steps else 1
-    nodes = spec.draft_shape.num_draft_tokens(steps, batch) if steps else 1
-    context = summary["mean_input_tokens"] + summary["mean_output_tokens"] / 2
-    parts = run.cost.decode_parts(batch, steps, topk, nodes, round(batch * context))
-    device_ns, host_ns = sum(parts.values()), run.host.round_ns(batch, batch)
-    if host_ns > (device_ns if spec.config.overlap else LARGE_SHARE * device_ns):
+    found = mean_round(run, summary)
+    parts, device_ns, host_ns = found.parts_ns, found.device_ns, found.host_ns
+    if host_ns > (device_ns if found.is_overlapped else LARGE_SHARE * device_ns):
         return "host"
     decode_ns = summary["decode_rounds"] * device_ns / summary["replicas"]
     if decode_ns < (1 - LARGE_SHARE) * summary["device_busy_share"] * summary["duration"] * 1e9:
@@ -126,7 +124,8 @@ def bottleneck(run: Assembly, summary: Mapping[str, Any]) -> str:
         return "link"
     if parts.get("attention", 0) > LARGE_SHARE * device_ns:
         return "KV bandwidth"
-    one_row = sum(run.cost.decode_parts(1, steps, topk, nodes, round(context)).values())
+    topk = run.spec.topk if found.steps else 1
+    one_row = sum(run.cost.decode_parts(1, found.steps, topk, found.num_draft_tokens, found.context_len).values())
     return "weights' bandwidth" if one_row > 0.6 * (device_ns - parts.get("attention", 0)) else "compute"
 
 

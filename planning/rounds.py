@@ -13,6 +13,7 @@ import numpy as np
 from ..core.acceptance.process import GaussianAcceptance
 from ..core.tree.build import tree_capacity
 from ..sim.assembly import Assembly, assemble
+from ..sim.confidence import factors_of_rounds
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
 
@@ -52,6 +53,16 @@ class Round:
         """Nanoseconds from one round to the next."""
         return max(self.device_ns, self.host_ns) if self.is_overlapped else self.device_ns + self.host_ns
 
+    def plain_data(self, interval: tuple[float, float] | None) -> dict[str, Any]:
+        """Return the round as data that JSON holds, times in microseconds. interval: the 80 % interval of its time, as
+        factors."""
+        return {
+            "batch": self.batch_size, "context": self.context_len, "steps": self.steps, "nodes": self.num_draft_tokens,
+            "accept_length": self.accept_length, "parts_us": {part: ns / 1e3 for part, ns in self.parts_ns.items()},
+            "host_us": self.host_ns / 1e3, "overlapped": self.is_overlapped, "round_us": self.total_ns / 1e3,
+            "round_us_interval": None if interval is None else [end * self.total_ns / 1e3 for end in interval],
+        }  # fmt: skip
+
     @property
     def tokens_per_s(self) -> float:
         """Output tokens per second of the whole batch."""
@@ -65,6 +76,35 @@ class Round:
 def without_speculation(tables: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tables of a scenario with plain decoding."""
     return {**tables, "speculation": {"algorithm": "NONE"}}
+
+
+def mean_round(run: Assembly, summary: Mapping[str, Any]) -> Round:
+    """Return the round of a run's mean batch, at the mean context and with the draft steps that most rounds had.
+
+    summary: of the run, which has completed requests. The batch is that of one engine.
+    """
+    spec = run.spec
+    rounds = summary["decode_rounds"]
+    rows = summary.get("verified_rows", 0) / rounds if rounds else 0.0
+    rows = rows or summary["mean_running"] / summary["replicas"]
+    batch = max(1, min(round(rows), spec.config.max_running))
+    steps = max(spec.adaptive.candidate_steps, key=lambda count: summary.get(f"rounds_at_steps_{count}") or 0.0)
+    topk = spec.topk if steps else 1
+    nodes = spec.draft_shape.num_draft_tokens(steps, batch) if steps else 1
+    context = round(summary["mean_input_tokens"] + summary["mean_output_tokens"] / 2)
+    parts = run.cost.decode_parts(batch, steps, topk, nodes, batch * context)
+    accept_length = summary.get("accept_length") or 1.0
+    host_ns = run.host.round_ns(batch, round(batch * accept_length))
+    return Round(batch, context, steps, nodes, parts, host_ns, spec.config.overlap, accept_length)
+
+
+def round_of_run(run: Assembly, summary: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the mean round of a run with the 80 % interval of its time, as data; None of a run without rounds."""
+    if summary["mean_input_tokens"] is None or not summary["decode_rounds"]:
+        return None
+    found = mean_round(run, summary)
+    interval = factors_of_rounds(run, found.batch_size)
+    return found.plain_data(None if interval is None else (interval.low, interval.high))
 
 
 class RoundModel:

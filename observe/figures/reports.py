@@ -17,6 +17,8 @@ from . import speeds as of_speeds
 from . import trials as of_trials
 from .labels import distinct_parts
 from .page import Folded, Page, Table
+from .pair import pair_page
+from .rounds import round_waterfall
 from .run import Run
 from .run_pages import deployment, draw, ends_in_words, made_by, run_page, twin_page
 from .style import missing
@@ -26,9 +28,14 @@ from .twin import Twin
 MOST_ROWS = 100
 
 
-def page_of(path: Path) -> Page:
-    """Return the report of the directory or file at `path`. Raises ConfigError if that is nothing that a command has
-    written, or unreadable."""
+def page_of(path: Path, other: Path | None = None) -> Page:
+    """Return the report of the directory or file at `path`; with `other`, of two runs side by side. Raises ConfigError
+    if that is nothing that a command has written, or unreadable."""
+    if other is not None:
+        for each in (path, other):
+            if not (each / "summary.json").exists():
+                raise missing(each, "is no run of simulate --out, which alone can stand beside another")
+        return pair_page(Run(path), Run(other))
     if path.is_dir():
         if (path / "question.json").exists():
             return _trials_page(Trials(path))
@@ -179,6 +186,7 @@ def _add_plan(page: Page, trials: Trials) -> None:
         draw(page, limit["name"], caption, of_plans.latency_against_load, trials, limit)
     caption = "How the bill grows with the load: a step is one more deployment."
     draw(page, "cost", caption, of_plans.cost_against_load, trials)
+    draw(page, "round", "Where the time of the best candidate's mean round goes.", round_waterfall, trials)
     greatest = answer["load"] is None
     columns = ["candidate", "", *(["load", "±"] if greatest else []), "GPUs", "tokens/s", "tightest limit", "taken"]
     columns.insert(4 if greatest else 3, "80 %")

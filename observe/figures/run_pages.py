@@ -15,6 +15,7 @@ from ..tables import LATENCIES, format_number, format_share, intervals_rest_on, 
 from . import run as of_run
 from . import twin as of_twin
 from .page import Folded, Page, Picture, Table
+from .rounds import round_waterfall
 from .run import Run
 from .twin import Twin
 
@@ -68,6 +69,7 @@ def run_page(run: Run) -> Page:
         "latencies": (of_run.latencies, "The wait for the first token, for each further one, between emissions, and in all."),
         "intervals": (of_run.intervals, "How far published points of serving were from such simulations."),
         "load": (of_run.load_over_time, "Requests that are decoded together, and those that wait for a place."),
+        "round": (round_waterfall, "Where the time of a round goes that has the mean batch and context of the run."),
         "steps-by-batch": (of_run.steps_by_batch, "How many tokens were drafted ahead, by how many requests shared the round."),
         "acceptance": (of_run.acceptance_by_position, "How far drafts are right: a position counts where all before it were accepted."),
         "steps": (of_run.steps_over_time, "Draft steps of a round as the run went on."),

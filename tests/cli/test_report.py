@@ -18,7 +18,7 @@ from foredraft.cli.simulation.run_record import RunRecord
 from foredraft.core.errors import ConfigError
 from foredraft.observe import figures
 from foredraft.observe.figures.reports import page_of
-from foredraft.observe.tables import format_number
+from foredraft.observe.tables import LATENCIES, format_number
 from foredraft.planning.store import TrialStore, question
 from foredraft.planning.trial import run_trial
 from foredraft.sim.run import Simulation
@@ -109,14 +109,15 @@ def tune_store(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> dict[str, Path]:
-    """A run, a sweep, a plan and a twin."""
+    """Two runs, a sweep, a plan, a tune and a twin."""
     folder = tmp_path_factory.mktemp("report")
-    scenario = scenario_with(TABLES, {"speculation.steps": 3})
-    record = RunRecord(scenario, folder / "run", events=False, perfetto=False)
-    with record:
-        simulation = Simulation(scenario, sinks=record.sinks)
-        record.write_scenario({}, [], [])
-        record.finish(simulation.run())
+    for name, settings in (("run", {"speculation.steps": 3}), ("plain", {"speculation": {"algorithm": "NONE"}})):
+        scenario = scenario_with(TABLES, settings)
+        record = RunRecord(scenario, folder / name, events=False, perfetto=False)
+        with record:
+            simulation = Simulation(scenario, sinks=record.sinks)
+            record.write_scenario({}, [], [])
+            record.finish(simulation.run())
     points = [{"speculation.steps": steps, "workload.rate": rate} for rate in (5.0, 20.0) for steps in (0, 3)]
     store = TrialStore(folder / "sweep", question("sweep", TABLES, points=points, seeds=[0, 1]))
     for settings in ({**point, "seed": seed} for point in points for seed in (0, 1)):
@@ -125,15 +126,17 @@ def made(tmp_path_factory) -> dict[str, Path]:
     plan_store(folder / "plan")
     (folder / "twin.json").write_text(json.dumps(twin_record()))
     tune_store(folder / "tune")
-    return {name: folder / name for name in ("run", "sweep", "plan", "tune")} | {"twin": folder / "twin.json"}
+    return {name: folder / name for name in ("run", "plain", "sweep", "plan", "tune")} | {"twin": folder / "twin.json"}
 
 
 @pytest.fixture(scope="module")
 def pages(made, tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
-    for name, source in made.items():
-        (folder / f"{name}.html").write_text(page_of(source).html(), encoding="utf-8")
-    return {name: folder / f"{name}.html" for name in made}
+    wanted = {name: (source,) for name, source in made.items() if name != "plain"}
+    wanted["pair"] = (made["plain"], made["run"])
+    for name, sources in wanted.items():
+        (folder / f"{name}.html").write_text(page_of(*sources).html(), encoding="utf-8")
+    return {name: folder / f"{name}.html" for name in wanted}
 
 
 def test_percentiles_of_the_curves_are_those_of_all_requests(made):
@@ -203,6 +206,38 @@ def test_the_frontier_has_the_candidates_of_the_answer(made):
     assert lines[0].x == (4.0, 8.0, 16.0) and lines[0].y == (3.5, 5.5, 9.5), "the means over both seeds"
 
 
+def test_a_waterfall_adds_up_to_the_round(made):
+    run, plain = (figures.Run(made[name]) for name in ("run", "plain"))
+    parts, whole = figures.round_waterfall(run).data
+    assert (whole.base, whole.y) == ((0.0,), ("round",)) and parts.y[-1].startswith("host")
+    ends = [start + length for start, length in zip(parts.base, parts.x, strict=True)][:-1]
+    assert parts.base[0] == 0 and parts.base[1 : len(ends)] == pytest.approx(ends[:-1], rel=1e-3)
+    assert whole.x[0] == pytest.approx(max(ends[-1], parts.x[-1]), rel=1e-3)
+    found = run.summary["mean_round"]
+    assert found["batch"] == round(run.summary["verified_rows"] / run.summary["decode_rounds"]) and found["steps"] == 3
+    assert not any(part.startswith("draft") for part in plain.summary["mean_round"]["parts_us"])
+
+
+def test_two_runs_stand_side_by_side(command, refused, made, tmp_path):
+    out = tmp_path / "pair.html"
+    assert command("report", made["plain"], made["run"], "--out", out).code == 0 and out.exists()
+    assert command("report", made["plain"], made["run"]).code == 0 and (made["plain"] / "beside-run.html").exists()
+    for latency in ("ttft", "itl"):
+        lines = [
+            one for one in figures.latencies_of_two(made["plain"], made["run"], latency).data if one.mode == "lines"
+        ]
+        assert [one.name for one in lines] == ["plain", "run"] and len({one.line.color for one in lines}) == 2
+        assert lines[1].x == figures.latencies(made["run"]).data[2 * list(LATENCIES).index(latency)].x
+    assert [max(one.y) for one in figures.steps_of_two(made["plain"], made["run"]).data] == [0.0, 3.0]
+    assert len(figures.batch_of_two(made["plain"], made["run"]).data) == 2
+    page = page_of(made["plain"], made["run"])
+    numbers = {row[0]: row[1:] for row in page.tables[0].rows}
+    was, is_now = (figures.Run(made[name]).summary["mean_tpot_ms"] for name in ("plain", "run"))
+    assert numbers["mean TPOT, ms"][2] == f"{is_now / was - 1:+.1%}"
+    assert ["speculation.algorithm", "NONE", "EAGLE3"] in page.tables[1].rows and not page.notices
+    assert "is no run of simulate --out" in refused("report", made["run"], made["sweep"])
+
+
 def test_a_tune_is_drawn_by_phase_and_batch_size(made):
     light, knee = figures.tuned_gains(made["tune"]).data
     assert (light.x, light.y) == ((0.5, 0.01), ("no speculation", "5 steps")) and knee.y == ("no speculation",)
@@ -214,6 +249,10 @@ def test_a_tune_is_drawn_by_phase_and_batch_size(made):
     ("name", "says"),
     [
         ("run", ["40 of 40 requests completed", "a &lt;/script&gt; &amp; b", "hardware.server", "TTFT 200 ms"]),
+        (
+            "pair",
+            ["From plain to run: output tokens/s +", "speculation.algorithm", "The scenario of plain", "accept length"],
+        ),
         ("sweep", ["Most output tokens per second: steps 3, rate 20", "means of 2 seeds", "p99 TTFT by workload.rate"]),
         (
             "plan",
