@@ -156,18 +156,22 @@ def _run_tiles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 def twin_page(twin: Twin) -> Page:
     page = Page(f"Predicted against measured on {twin.device}", str(twin.path))
     errors = {
-        key: [one["metrics"][key]["error"] for one in twin.comparisons if key in one["metrics"]] for key in SHORT_NAMES
+        key: [one["metrics"][key]["error"] for one in twin.measured if key in one["metrics"]] for key in SHORT_NAMES
     }
     errors = {key: [value for value in values if value is not None] for key, values in errors.items()}
     told = {key: values for key, values in errors.items() if values}
     parts = [f"{SHORT_NAMES[key]} by {np.median(np.abs(values)):.1%}" for key, values in told.items()]
-    page.answer.append(
-        f"The simulator is off by this much, in the median of {len(twin.comparisons)} comparisons: {', '.join(parts)}."
-    )
+    if told:
+        page.answer.append(
+            f"The simulator is off by this much, in the median of {count_of(len(twin.measured), 'comparison')}: {', '.join(parts)}."
+        )
+    else:
+        page.answer.append("Not measured: other work ran on the machine.")
     share = min((one["processor_share"] for one in twin.comparisons), default=1.0)
     if share < 0.97 and twin.clock == "wall":
         page.notices.append(
-            f"Note: the measuring process had a processor for only {share:.0%} of the time that it worked: other work ran on this machine."
+            f"Note: the measuring process had a processor for only {share:.0%} of the time that it worked: other work ran on this machine. "
+            f"{len(twin.comparisons) - len(twin.measured)} of {count_of(len(twin.comparisons), 'comparison')} count as not measured."
         )
     page.tiles += [
         (SHORT_NAMES[key], f"{np.median(np.abs(values)):.1%}", f"at most {max(values, key=abs):+.1%}")
@@ -182,7 +186,11 @@ def twin_page(twin: Twin) -> Page:
         draw(page, f"batch-{load}", caption, of_twin.batch_over_time, twin, load)
     columns = ["load", "way to decode", *SHORT_NAMES.values()]
     rows = [
-        [one["load"], one["arm"], *(_error_cell(one["metrics"].get(key)) for key in SHORT_NAMES)]
+        [
+            one["load"],
+            one["arm"],
+            *(_error_cell(one["metrics"].get(key)) if one in twin.measured else "not measured" for key in SHORT_NAMES),
+        ]
         for one in twin.comparisons
     ]
     page.tables.append(Table("Measured, and the error of the prediction", columns, rows))

@@ -52,6 +52,19 @@ def without_effect(run: Assembly, origins: Mapping[str, str]) -> Iterator[Ineffe
                 break
 
 
+def said_anyway(run: Assembly, origins: Mapping[str, str]) -> Iterator[Ineffective]:
+    """Yield the keys of the command line whose value says what the run does without it, too."""
+    for key, value, _ in _leaves(run.scenario, Scenario()):
+        if origins.get(key) not in COMMAND_LINE:
+            continue
+        rules = [rule for rule in RULES if rule.is_about(key)]
+        if any(rule.concerns(key, value) and rule.reason(run) is not None for rule in rules):
+            continue
+        reasons = (rule.reason(run) for rule in rules if rule.agrees(key, value))
+        if (reason := next(filter(None, reasons), None)) is not None:
+            yield Ineffective(key, value, origins[key], f"says what happens anyway: {reason}")
+
+
 def refuse_without_effect(run: Assembly, origins: Mapping[str, str]) -> None:
     """Raise ConfigError with every key from the command line that the run does not use."""
     found = [item for item in without_effect(run, origins) if item.origin in COMMAND_LINE]

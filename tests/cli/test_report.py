@@ -340,6 +340,23 @@ def test_pages_open_without_a_network_and_without_an_error(pages, tmp_path, turn
         assert least_percent >= 40, f"{name}: {least_percent} % of a figure's width are left for its points"
 
 
+def test_what_a_busy_machine_measured_is_no_error_of_the_simulation(tmp_path):
+    record = twin_record()
+    for one in record["comparisons"][:2]:
+        one["processor_share"] = 0.5
+    (tmp_path / "twin.json").write_text(json.dumps(record))
+    page = page_of(tmp_path / "twin.json")
+    assert "2 of 4 comparisons count as not measured" in page.notices[0] and "median of 2 comparisons" in page.answer[0]
+    assert [row[2] == "not measured" for row in page.tables[0].rows] == [True, True, False, False]
+    for one in record["comparisons"]:
+        one["processor_share"] = 0.5
+    (tmp_path / "twin.json").write_text(json.dumps(record))
+    page = page_of(tmp_path / "twin.json")
+    assert page.answer == ["Not measured: other work ran on the machine."] and not page.pictures
+    (tmp_path / "twin.json").write_text(json.dumps(record | {"clock": "cpu"}))
+    assert len(page_of(tmp_path / "twin.json").pictures) == 4
+
+
 def test_a_file_of_another_program_is_not_replaced(command, made, tmp_path):
     out = tmp_path / "page.html"
     assert command("report", made["twin"], "--out", out).code == 0
