@@ -19,6 +19,7 @@ from foredraft.sim.capacity import is_overloaded, saturation
 from foredraft.sim.confidence import intervals, rests_on
 from foredraft.sim.effects.given_keys import given_keys
 from foredraft.sim.load import length_notice
+from foredraft.sim.rounds import round_of_run
 from foredraft.sim.run import RunReport, Simulation
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import OVERRIDES, load_scenario, scenario_with
@@ -123,6 +124,7 @@ def summarize_run(scenario: Scenario, report: RunReport, metrics: RunMetrics) ->
     summary |= _asked(report, summary)
     if report.complete:
         summary |= intervals(report.assembly, summary)
+        summary |= round_of_run(report.assembly, summary)
     summary["intervals_rest_on"] = rests_on(report.assembly)
     timeline = metrics.timeline()
     summary |= _load(report, summary, timeline)

@@ -11,10 +11,10 @@ from typing import Any
 
 from ..observe.output_files import write_text
 from ..sim.assembly import Assembly
+from ..sim.rounds import mean_round
 from .confidence.comparison import source_of_comparisons
 from .confidence.ranked import Ranked
 from .plan import Plan
-from .rounds import mean_round, round_of_run
 
 ANSWER = "answer.json"
 FULL_POOL = 0.97  # of the KV slots, in use at some time
@@ -76,10 +76,13 @@ def _candidate(whole: Plan, item: Ranked, is_first: bool, prices: Mapping[str, f
         "taken": found.excess if math.isfinite(found.excess) else None,
         "taken_interval": item.taken_range,
         "intervals_rest_on": item.rests_on or None,
-        "round": round_of_run(whole.errors.assembly(item.candidate, item.candidate.unit), found.summary)
-        if is_first
-        else None,
+        "round": _mean_round(found.summary) if is_first else None,
     }
+
+
+def _mean_round(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a run's mean round, which a report draws."""
+    return {key: value for key, value in summary.items() if key.startswith("round_") or key == "accept_length"}
 
 
 def tokens_per_s(plan: Plan, item: Ranked) -> float:

@@ -128,11 +128,8 @@ class RunRecord:
         """Close all files, write the summary, and return it."""
         from foredraft.simulation import summarize_run
 
-        from ...planning.rounds import round_of_run
-
         assert self._metrics is not None, "a run asks for its sinks"
         summary = summarize_run(self.scenario, report, self._metrics)
-        summary["mean_round"] = round_of_run(report.assembly, summary)
         self._close(complete=report.complete)
         if self.directory is not None:
             write_summary(self.directory / SUMMARY, summary)

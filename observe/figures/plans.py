@@ -102,11 +102,19 @@ def _notes_of_rows(found: Sequence[Mapping[str, Any]], common: str, greatest: bo
 # -- against the load -------------------------------------------------------------------------------------------------
 
 
+def latency_limits(answer: Answer) -> list[Mapping[str, Any]]:
+    """Return the limits of a plan that are times."""
+    return [one for one in answer["limits"] if one.get("limit_ms") is not None]
+
+
 def latency_against_load(trials: Trials | str | PathLike[str], limit: Mapping[str, Any] | None = None) -> go.Figure:
     """Draw a limited latency of a plan's candidates against the load, and the limit. The best candidate has a band, the
     80 % interval of the latency that limits it. limit: one of the answer's; default: the first."""
     trials = as_trials(trials)
-    limited: Mapping[str, Any] = answer_of(trials)["limits"][0] if limit is None else limit
+    limits = latency_limits(answer_of(trials)) if limit is None else [limit]
+    if not limits:
+        raise missing(trials.path, "limits no latency")
+    limited = limits[0]
     shown = curves(trials)
     what, most = limit_title(limited["name"]), OF_LIMIT * limited["limit_ms"]
     made = figure(f"{what} against load", f"load, {shown.unit}", f"{what}, ms")

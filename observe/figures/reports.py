@@ -181,7 +181,7 @@ def _add_plan(page: Page, trials: Trials) -> None:
             page.tiles.append(("cost", f"{best['per_million']:.3g}", "per million output tokens"))
     draw(page, "frontier", "What each candidate holds within all limits, the best first.", of_plans.frontier, trials)
     _draw_speeds(page, trials)
-    for limit in answer["limits"]:
+    for limit in of_plans.latency_limits(answer):
         caption = f"Where a line crosses the limit of {limit['limit_ms']:g} ms, the candidate holds no more."
         draw(page, limit["name"], caption, of_plans.latency_against_load, trials, limit)
     caption = "How the bill grows with the load: a step is one more deployment."

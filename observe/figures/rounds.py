@@ -26,7 +26,7 @@ def round_waterfall(source: Run | Trials | str | PathLike[str]) -> go.Figure:
     its 80 % interval. source: a run, or a plan, of which it is the best candidate's."""
     if isinstance(source, Trials):
         best = next((one for one in answer_of(source)["candidates"] if one["status"] == "best"), {})
-        if best.get("round") is None:
+        if "round_whole_us" not in (best.get("round") or {}):
             raise missing(source.path, "has no round of the best candidate: an earlier version made it")
         return waterfall({best["name"]: best["round"]})
     run = as_run(source)
@@ -35,11 +35,10 @@ def round_waterfall(source: Run | Trials | str | PathLike[str]) -> go.Figure:
 
 def round_of(run: Run) -> Mapping[str, Any]:
     """Return the mean round in the summary of a run. Raises ConfigError if there is none."""
-    found = run.summary.get("mean_round")
-    if found is None:
-        why = "no round decoded" if "mean_round" in run.summary else "an earlier version made the run"
-        raise missing(run.path / "summary.json", f"has no mean_round: {why}")
-    return dict(found)
+    if "round_whole_us" not in run.summary:
+        why = "an earlier version made the run, or no round decoded"
+        raise missing(run.path / "summary.json", f"has no round_whole_us: {why}")
+    return run.summary
 
 
 def waterfall(rounds: Mapping[str, Mapping[str, Any]]) -> go.Figure:
@@ -72,7 +71,7 @@ def waterfall(rounds: Mapping[str, Mapping[str, Any]]) -> go.Figure:
         height=150 + (24 if len(bars) == 1 else 38) * len(names),
     )
     notes = [f"{name}: {_about(one)}" if len(bars) > 1 else _about(one) for name, one in rounds.items()]
-    if any(one.get("round_us_interval") for one in rounds.values()):
+    if any(one.get("round_whole_us_interval") for one in rounds.values()):
         notes.append("whisker: 80 % interval of the round")
     note_of(made, notes)
     return made
@@ -81,19 +80,25 @@ def waterfall(rounds: Mapping[str, Mapping[str, Any]]) -> go.Figure:
 def _bars(one: Mapping[str, Any]) -> list[Bar]:
     """Return the bars of a round, the topmost first."""
     at_us, found = 0.0, []
-    for part, length_us in one["parts_us"].items():
-        found.append((part.replace("_", " "), at_us, length_us, DEVICE))
+    for part, length_us in _parts_us(one).items():
+        found.append((part, at_us, length_us, DEVICE))
         at_us += length_us
-    host = ("host, beside it", 0.0) if one["overlapped"] else ("host, after it", at_us)
-    return [*found, (*host, one["host_us"], HOST), (ROUND, 0.0, one["round_us"], WHOLE)]
+    host = ("host, beside it", 0.0) if one["round_overlapped"] else ("host, after it", at_us)
+    return [*found, (*host, one["round_host_us"], HOST), (ROUND, 0.0, one["round_whole_us"], WHOLE)]
+
+
+def _parts_us(one: Mapping[str, Any]) -> dict[str, float]:
+    """Return the parts of a round on the device by their names."""
+    named = {key: value for key, value in one.items() if key.startswith("round_part_")}
+    return {key.removeprefix("round_part_").removesuffix("_us").replace("_", " "): us for key, us in named.items()}
 
 
 def _whisker(one: Mapping[str, Any], scale: float) -> dict[str, Any] | None:
     """Return the error bar of a round: its 80 % interval; None if that is not known."""
-    if not one.get("round_us_interval"):
+    if not one.get("round_whole_us_interval"):
         return None
-    low, high = one["round_us_interval"]
-    up, down = scale * (high - one["round_us"]), scale * (one["round_us"] - low)
+    low, high = one["round_whole_us_interval"]
+    up, down = scale * (high - one["round_whole_us"]), scale * (one["round_whole_us"] - low)
     return {"type": "data", "array": [up], "arrayminus": [down], "symmetric": False, "width": 4}
 
 
@@ -102,8 +107,8 @@ def _written(value: float) -> str:
 
 
 def _about(one: Mapping[str, Any]) -> str:
-    steps = f"{count_of(one['steps'], 'draft step')}, " if one["steps"] else ""
+    steps = f"{count_of(one['round_steps'], 'draft step')}, " if one["round_steps"] else ""
     return (
-        f"{count_of(one['batch'], 'request')} with {one['context']:,} tokens of context, {steps}"
-        f"{one['accept_length']:.2f} tokens for each request"
+        f"{count_of(one['round_batch'], 'request')} with {one['round_context']:,} tokens of context, {steps}"
+        f"{one.get('accept_length') or 1.0:.2f} tokens for each request"
     )

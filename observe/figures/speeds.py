@@ -14,9 +14,9 @@ import plotly.graph_objects as go
 
 from .curves import Curve, curves, gpus_of, load_key, requests_of
 from .labels import End, label_ends, mark_region
-from .plans import add_band, taken_factors
+from .plans import add_band, latency_limits, taken_factors
 from .style import COLOURS, figure, missing, note_of, short, whiskers
-from .trials import Point, Trials, as_trials, limit_title
+from .trials import Point, Trials, answer_of, as_trials, limit_title
 
 WITHIN = 0.99
 """Of a sweep with an SLO a point is within it if so many requests keep every limit, as for `Result.meets_slo`."""
@@ -43,9 +43,8 @@ class Limits:
 
 def limits_of(trials: Trials) -> Limits:
     """Return the limits of a plan, or those of the scenario's SLO, which hold for each request."""
-    answer = trials.answer or {}
-    limited = [one for one in answer.get("limits", ()) if one.get("limit_ms") is not None]
     if trials.question["kind"] == "plan":
+        limited = latency_limits(answer_of(trials))
         tpot = next((one for one in limited if one["key"].endswith("_tpot_ms")), None)
 
         def keeps(point: Point) -> bool:

@@ -53,16 +53,12 @@ def without_effect(run: Assembly, origins: Mapping[str, str]) -> Iterator[Ineffe
 
 
 def said_anyway(run: Assembly, origins: Mapping[str, str]) -> Iterator[Ineffective]:
-    """Yield the keys of the command line whose value says what the run does without it, too."""
+    """Yield the keys of the command line whose value says what the run does without it, too, where that is told."""
     for key, value, _ in _leaves(run.scenario, Scenario()):
-        if origins.get(key) not in COMMAND_LINE:
-            continue
-        rules = [rule for rule in RULES if rule.is_about(key)]
-        if any(rule.concerns(key, value) and rule.reason(run) is not None for rule in rules):
-            continue
-        reasons = (rule.reason(run) for rule in rules if rule.agrees(key, value))
-        if (reason := next(filter(None, reasons), None)) is not None:
-            yield Ineffective(key, value, origins[key], f"says what happens anyway: {reason}")
+        rules = (rule for rule in RULES if rule.tells_agreement and rule.agrees(key, value))
+        for rule in rules if origins.get(key) in COMMAND_LINE else ():
+            if (reason := rule.reason(run)) is not None:
+                yield Ineffective(key, value, origins[key], f"says what happens anyway: {reason}")
 
 
 def refuse_without_effect(run: Assembly, origins: Mapping[str, str]) -> None:

@@ -213,9 +213,9 @@ def test_a_waterfall_adds_up_to_the_round(made):
     ends = [start + length for start, length in zip(parts.base, parts.x, strict=True)][:-1]
     assert parts.base[0] == 0 and parts.base[1 : len(ends)] == pytest.approx(ends[:-1], rel=1e-3)
     assert whole.x[0] == pytest.approx(max(ends[-1], parts.x[-1]), rel=1e-3)
-    found = run.summary["mean_round"]
-    assert found["batch"] == round(run.summary["verified_rows"] / run.summary["decode_rounds"]) and found["steps"] == 3
-    assert not any(part.startswith("draft") for part in plain.summary["mean_round"]["parts_us"])
+    found = run.summary
+    assert found["round_batch"] == round(found["verified_rows"] / found["decode_rounds"]) and found["round_steps"] == 3
+    assert not any(part.startswith("round_part_draft") for part in plain.summary)
 
 
 def test_two_runs_stand_side_by_side(command, refused, made, tmp_path):
