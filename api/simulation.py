@@ -15,11 +15,11 @@ from foredraft.core.errors import ForedraftError
 from foredraft.observe.distribution.former_name import check_variables
 from foredraft.observe.metrics import RunMetrics
 from foredraft.observe.summary import SLO
+from foredraft.sim.assembly.rounds import round_of_run
 from foredraft.sim.capacity import is_overloaded, saturation
 from foredraft.sim.confidence import intervals, rests_on
 from foredraft.sim.effects.given_keys import given_keys
 from foredraft.sim.load import length_notice
-from foredraft.sim.rounds import round_of_run
 from foredraft.sim.run import RunReport, Simulation
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import OVERRIDES, load_scenario, scenario_with

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..observe.output_files import write_text
 from ..sim.assembly import Assembly
-from ..sim.rounds import mean_round
+from ..sim.assembly.rounds import mean_round
 from .confidence.comparison import source_of_comparisons
 from .confidence.ranked import Ranked
 from .plan import Plan

@@ -12,7 +12,7 @@ import numpy as np
 from ..core.acceptance.process import GaussianAcceptance
 from ..core.tree.build import tree_capacity
 from ..sim.assembly import Assembly, assemble
-from ..sim.rounds import Round
+from ..sim.assembly.rounds import Round
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
 

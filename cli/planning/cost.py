@@ -12,7 +12,7 @@ from ..options import ScenarioFile, Settings, option
 from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 
 if TYPE_CHECKING:
-    from ...planning.rounds import Round
+    from ...sim.assembly.rounds import Round
     from ...sim.cost.published.evidence import Interval
 
 MOST_COLUMNS = 8

@@ -21,6 +21,7 @@ UNITS = {
     "workload.concurrency": "requests at once",
 }
 SHOWN = ("best", "equal", "behind")
+Found = tuple[str, list[float], list[Point], Mapping[str, Any]]  # name, loads, points, the candidate of a plan
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,8 @@ def gpus_of(trials: Trials, point: Point) -> int:
     return int(np.prod([setting(trials, point, f"hardware.{key}", 1) for key in keys]))
 
 
-def _of_sweep(trials: Trials) -> list[tuple[str, list[float], list[Point], Mapping[str, Any]]]:
-    key = load_key(trials)
-    found = []
+def _of_sweep(trials: Trials) -> list[Found]:
+    key, found = load_key(trials), list[Found]()
     for name, points in trials.lines(key).items():
         known = [point for point in points if key in point.settings]
         if known:
@@ -137,8 +137,8 @@ def _of_sweep(trials: Trials) -> list[tuple[str, list[float], list[Point], Mappi
     return found
 
 
-def _of_plan(trials: Trials) -> list[tuple[str, list[float], list[Point], Mapping[str, Any]]]:
-    key, found = load_key(trials), []
+def _of_plan(trials: Trials) -> list[Found]:
+    key, found = load_key(trials), list[Found]()
     for one in answer_of(trials)["candidates"]:
         if one["status"] not in SHOWN:
             continue

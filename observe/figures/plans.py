@@ -186,14 +186,14 @@ class Deployment:
     def of(cls, trials: Trials, one: Mapping[str, Any], is_priced: bool) -> Deployment:
         """Return that of a candidate: the GPUs of its row; of a plan for a given load one engine."""
         price = one["per_million"] * one["tokens_per_s"] * 3600 / 1e6 / one["gpus"] if is_priced else 1.0
-        ends, asked = one.get("load_interval"), answer_of(trials)["load"]
+        asked = answer_of(trials)["load"]
+        low, high = one.get("load_interval" if asked is None else "gpus_interval") or (None, None)
+        is_known = bool(low) and high is not None
         if asked is None:
-            known = ends is not None and None not in ends and ends[0] > 0
-            return cls(price * one["gpus"], one["load"], tuple(ends) if known else None)
-        gpus, ends = _gpus_of_unit(trials, one), one.get("gpus_interval")
-        known = ends is not None and None not in ends
-        loads = [asked * gpus / number for number in (one["gpus"], *(ends[::-1] if known else ()))]
-        return cls(price * gpus, loads[0], (loads[1], loads[2]) if known else None)
+            return cls(price * one["gpus"], one["load"], (low, high) if is_known else None)
+        gpus = _gpus_of_unit(trials, one)
+        ends = (asked * gpus / high, asked * gpus / low) if is_known else None
+        return cls(price * gpus, asked * gpus / one["gpus"], ends)
 
     def stairs(self, most: float, load: float | None = None) -> tuple[list[float], list[float]]:
         """Return the corners of the cost by load, up to `most`. load: the load of one, if it is not `self.load`."""
@@ -228,7 +228,7 @@ def cost_against_load(trials: Trials | str | PathLike[str]) -> go.Figure:
     made = figure(f"{what} against load", f"load, {answer['load_unit']}", y)
     parts = [Deployment.of(trials, one, is_priced) for one in shown]
     most = max(DEPLOYMENTS * parts[0].load, 1.2 * (answer["load"] or 0.0))
-    ends, notes = [], names_in_note(names, common)
+    ends, notes = list[End](), names_in_note(names, common)
     if parts[0].interval is not None:
         (low_x, low_y), (high_x, high_y) = (parts[0].stairs(most, end) for end in parts[0].interval)
         add_band(made, [*low_x, *high_x[::-1]], [*low_y, *high_y[::-1]], COLOURS[0])

@@ -25,10 +25,10 @@ def round_waterfall(source: Run | Trials | str | PathLike[str]) -> go.Figure:
     """Draw the parts of a run's mean round one after the other, the scheduler's time on the host, and the round with
     its 80 % interval. source: a run, or a plan, of which it is the best candidate's."""
     if isinstance(source, Trials):
-        best = next((one for one in answer_of(source)["candidates"] if one["status"] == "best"), {})
-        if "round_whole_us" not in (best.get("round") or {}):
-            raise missing(source.path, "has no round of the best candidate: an earlier version made it")
-        return waterfall({best["name"]: best["round"]})
+        best = [one for one in answer_of(source)["candidates"] if one["status"] == "best"]
+        if not best or "round_whole_us" not in (best[0].get("round") or {}):
+            raise missing(source.path, "has no round of a best candidate: nothing holds, or an earlier version made it")
+        return waterfall({best[0]["name"]: best[0]["round"]})
     run = as_run(source)
     return waterfall({run.path.name: round_of(run)})
 

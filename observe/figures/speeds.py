@@ -52,7 +52,7 @@ def limits_of(trials: Trials) -> Limits:
                 (values := point.values(one["key"])) and float(np.mean(values)) <= one["limit_ms"] for one in limited
             )
 
-        return Limits(tpot["key"] if tpot else MEAN_TPOT, tpot and tpot["limit_ms"], keeps)
+        return Limits(tpot["key"] if tpot else MEAN_TPOT, tpot["limit_ms"] if tpot else None, keeps)
     slo: Mapping[str, Any] = trials.question["scenario"].get("slo") or {}
 
     def attains(point: Point) -> bool:
