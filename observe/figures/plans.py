@@ -188,11 +188,11 @@ class Deployment:
         price = one["per_million"] * one["tokens_per_s"] * 3600 / 1e6 / one["gpus"] if is_priced else 1.0
         asked = answer_of(trials)["load"]
         low, high = one.get("load_interval" if asked is None else "gpus_interval") or (None, None)
-        is_known = bool(low) and high is not None
+        known = (float(low), float(high)) if low and high else None
         if asked is None:
-            return cls(price * one["gpus"], one["load"], (low, high) if is_known else None)
+            return cls(price * one["gpus"], one["load"], known)
         gpus = _gpus_of_unit(trials, one)
-        ends = (asked * gpus / high, asked * gpus / low) if is_known else None
+        ends = None if known is None else (asked * gpus / known[1], asked * gpus / known[0])
         return cls(price * gpus, asked * gpus / one["gpus"], ends)
 
     def stairs(self, most: float, load: float | None = None) -> tuple[list[float], list[float]]:

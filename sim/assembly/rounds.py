@@ -80,10 +80,10 @@ def round_of_run(run: Assembly, summary: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     found = mean_round(run, summary)
     interval = factors_of_rounds(run, found.batch_size)
-    sizes = {"batch": found.batch_size, "context": found.context_len, "steps": found.steps}
-    sizes |= {"nodes": found.num_draft_tokens, "overlapped": found.is_overlapped}
-    parts = {f"part_{name}_us": ns / 1e3 for name, ns in found.parts_ns.items()}
     whole_us = found.total_ns / 1e3
-    times = {"host_us": found.host_ns / 1e3, "whole_us": whole_us}
-    ends = {} if interval is None else {"whole_us_interval": [interval.low * whole_us, interval.high * whole_us]}
-    return {f"round_{name}": value for name, value in (sizes | parts | times | ends).items()}
+    sizes = {"round_batch": found.batch_size, "round_context": found.context_len, "round_steps": found.steps}
+    sizes |= {"round_nodes": found.num_draft_tokens, "round_overlapped": found.is_overlapped}
+    times = {f"round_part_{name}_us": ns / 1e3 for name, ns in found.parts_ns.items()}
+    times |= {"round_host_us": found.host_ns / 1e3, "round_whole_us": whole_us}
+    ends = {} if interval is None else {"round_whole_us_interval": [interval.low * whole_us, interval.high * whole_us]}
+    return sizes | times | ends
