@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from .curves import SHOWN, Curve, curves, gpus_of, setting
 from .labels import TITLE_PX, End, distinct_parts, label_ends, mark_limit, names_in_note
-from .style import COLOURS, FAINT, NAME_WIDTH, figure, missing, names_beside, note_of, short, whiskers, wrapped
+from .style import COLOURS, FAINT, figure, missing, names_beside, note_of, short, whiskers, wrapped
 from .trials import MOST_LINES, Point, Trials, answer_of, as_trials, limit_title
 
 Answer = Mapping[str, Any]
@@ -64,7 +64,7 @@ def frontier(trials: Trials | str | PathLike[str]) -> go.Figure:
             hovertemplate="%{y}: %{x:.4~g}<br>%{customdata}<extra></extra>",
         )  # fmt: skip
     texts = [
-        f"{wrapped(f'{_mark(one, place)} {name}', NAME_WIDTH)}<br><b>{_value(one, value, greatest)}</b>"
+        f"{wrapped(f'{_mark(one, place)} {name}')}<br><b>{_value(one, value, greatest)}</b>"
         for place, (one, name) in enumerate(zip(found, names, strict=True), 1)
     ]
     names_beside(made, [one["name"] for one in found], texts)

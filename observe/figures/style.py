@@ -26,10 +26,8 @@ DARK = ("#e2e8f0", "#334155", "#0f172a")
 HEIGHT = 360
 NOTE_WIDTH = 130  # characters of a line of a note below an axis, as pictures are wide; a page has notes elsewhere
 NOTE_MARK = "<br><span"
-# Characters of a line of names, so that at a phone's width (390 px) beside names there is room for points, and names in
-# a legend are whole.
+# Characters of a line of names, so that at a phone's width (390 px) beside names there is room for points.
 NAME_WIDTH = 22
-LEGEND_WIDTH = 36
 MOST_NAME_LINES = 4
 
 
@@ -82,15 +80,15 @@ def short(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def wrapped(name: str, width: int = LEGEND_WIDTH) -> str:
-    """Return a name in at most four lines of at most `width` characters; a longer name ends with an ellipsis."""
-    return "<br>".join(textwrap.wrap(name, width, max_lines=MOST_NAME_LINES, placeholder=" …")) or name
+def wrapped(name: str) -> str:
+    """Return a name in at most four lines of at most `NAME_WIDTH` characters; a longer name ends with an ellipsis."""
+    return "<br>".join(textwrap.wrap(name, NAME_WIDTH, max_lines=MOST_NAME_LINES, placeholder=" …")) or name
 
 
 def names_beside(made: go.Figure, names: Sequence[str], texts: Sequence[str] | None = None) -> None:
     """Write the names of rows, from the topmost down, beside the y axis in lines, and give each row the
     height that they take. texts: lines that are written in the place of the names."""
-    lines = list(texts or [wrapped(name, NAME_WIDTH) for name in names])
+    lines = list(texts or [wrapped(name) for name in names])
     row_px = max([30, *(8 + 15 * (1 + text.count("<br>")) for text in lines)])
     made.update_yaxes(categoryorder="array", categoryarray=names[::-1], tickvals=names, ticktext=lines)
     legend = {"xanchor": "right", "x": 1}  # above names and points, not above the points alone

@@ -17,7 +17,7 @@ from ..distribution.former_name import is_former_form, made_by_former
 from ..input_files import read_lines
 from ..tables import LATENCIES
 from .labels import End, distinct_parts, label_ends, names_in_note
-from .style import COLOURS, FAINT, figure, missing, names_beside, note_of, read_object, short, whiskers, wrapped
+from .style import COLOURS, FAINT, figure, missing, names_beside, note_of, read_object, short, whiskers
 
 LOADS = ("workload.rate", "workload.rate_scale", "workload.concurrency")
 TITLES = {
@@ -162,47 +162,46 @@ def against(trials: Trials | str | PathLike[str], key: str, metric: str) -> go.F
     made = figure(f"{heading(metric)} by {key}", key, _title(metric))
     settings = [point.settings.get(key) for point in trials.points]
     numbers = [setting for setting in settings if isinstance(setting, int | float)]
-    if len(numbers) < len(settings):
-        made.update_xaxes(type="category")
+    categories: list[Any] = []
+    if len(numbers) < len(settings):  # they stand side by side, at 0, 1, 2, …
+        categories = sorted(dict.fromkeys(settings), key=_order)
+        made.update_xaxes(tickvals=[*range(len(categories))], ticktext=[str(one) for one in categories])
     else:
         values = sorted(set(numbers))
         if key in LOADS and values[0] > 0 and values[-1] >= 10 * values[0]:
             made.update_xaxes(type="log")
         if len(values) <= MOST_LINES:
             made.update_xaxes(tickvals=values, ticktext=[f"{value:g}" for value in values])
-    _add_lines(made, trials, trials.lines(key), key, metric)
+    _add_lines(made, trials, trials.lines(key), key, metric, categories)
     return made
 
 
-def _add_lines(made: go.Figure, trials: Trials, lines: Mapping[str, list[Point]], x: str, y: str) -> None:
-    """Draw a line through the points of each deployment that have both numbers, with its name at its end."""
+def _add_lines(
+    made: go.Figure, trials: Trials, lines: Mapping[str, list[Point]], x: str, y: str, categories: Sequence[Any] = ()
+) -> None:
+    """Draw a line through the points of each deployment that have both numbers, with its name at its end. categories:
+    values of `x` that are no numbers, in their order."""
     names, common = distinct_parts(list(lines)[:MOST_LINES])
     ends: list[End] = []
     for name, short_name, colour in zip(lines, names, COLOURS, strict=False):
         shown = [point for point in lines[name] if point.values(y) and (point.values(x) or x in point.settings)]
         if shown:
             _add_points(made, shown, name, colour, x, y, "lines+markers")
+            if categories:
+                made.data[-1].x = [categories.index(value) for value in made.data[-1].x]
             last = max(zip(made.data[-1].x, made.data[-1].y, strict=True), key=lambda place: place[0])
             ends.append(End(short_name, colour, *last))
     left_out = len(lines) - MOST_LINES
     note_of(
         made, [*_notes(trials), *names_in_note(names, common), f"{left_out} more have no line" if left_out > 0 else ""]
     )
-    if made.layout.xaxis.type == "category" or not ends:
-        name_in_legend(made)
+    if not ends:
         return
     xs, ys = ([value for one in made.data for value in one[axis]] for axis in "xy")
     is_log = made.layout.xaxis.type == "log"
     margin = 0.03 * (max(xs) - min(xs)) or 0.05 * abs(max(xs)) or 1.0
     low, high = (min(xs) / 1.05, max(xs) * 1.05) if is_log else (min(xs) - margin, max(xs) + margin)
     label_ends(made, ends, (low, high), (0, 1.08 * max(ys) or 1.0))
-
-
-def name_in_legend(made: go.Figure) -> None:
-    """Name the lines of a figure without a scale in its legend, and give it a line's height more for each line of
-    the legend beyond five."""
-    num_lines = sum(1 + one.name.count("<br>") for one in made.data)
-    made.update_layout(showlegend=len(made.data) > 1, height=made.layout.height + 15 * max(num_lines - 5, 0))
 
 
 def _add_points(made: go.Figure, points: Sequence[Point], name: str, colour: str, x: str, y: str, mode: str) -> None:
@@ -215,7 +214,7 @@ def _add_points(made: go.Figure, points: Sequence[Point], name: str, colour: str
         return whiskers([float(np.mean(found)) for found in spans], spans) if all(spans) else None
 
     made.add_scatter(
-        x=[mean(point, x) for point in points], y=[mean(point, y) for point in points], name=wrapped(name or "all"), mode=mode,
+        x=[mean(point, x) for point in points], y=[mean(point, y) for point in points], name=name or "all", mode=mode,
         error_x=spread(x), error_y=spread(y), line={"color": colour, "width": 2},
         marker={"color": colour, "size": 8, "symbol": ["circle-open" if point.is_overloaded else "circle" for point in points]},
         customdata=[label(point.settings) for point in points], textfont={"size": 10},

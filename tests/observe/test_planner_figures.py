@@ -171,3 +171,15 @@ def test_the_attainment_of_a_sweep_is_drawn_if_it_has_an_slo(tmp_path):
     del runs[:4]  # one load is left
     with pytest.raises(ConfigError, match="does not vary a load"):
         figures.throughput_per_gpu(store(tmp_path / "one", "sweep", runs))
+
+
+def test_words_stand_side_by_side_and_lines_through_them_have_their_names(tmp_path):
+    runs = [
+        run({"hardware.gpu": gpu, "speculation.steps": steps}, 10.0, output_throughput=100.0 * place + steps)
+        for place, gpu in enumerate(("H100", "H200"))
+        for steps in (1, 3)
+    ]
+    made = figures.against(store(tmp_path / "sweep", "sweep", runs), "hardware.gpu", "output_throughput")
+    assert made.layout.xaxis.ticktext == ("H100", "H200") and made.layout.xaxis.tickvals == (0, 1)
+    assert [(one.x, one.y) for one in made.data] == [((0, 1), (1.0, 101.0)), ((0, 1), (3.0, 103.0))]
+    assert [one.text for one in made.layout.annotations] == ["steps 3", "steps 1"]
