@@ -48,7 +48,9 @@ def test_the_tokens_of_a_gpu_stand_above_those_of_a_user(tmp_path):
     plain, drafts = ({"speculation.steps": steps} for steps in (0, 3))
     runs = [run({**plain, "workload.rate": rate}, tpot) for rate, tpot in ((2.0, 20.0), (8.0, 50.0))]
     runs += [run({**drafts, "workload.rate": rate}, tpot) for rate, tpot in ((2.0, 10.0), (8.0, 25.0))]
-    runs += [run({**drafts, "workload.rate": 8.0}, 20.0, seed=1, mean_tpot_ms=1.0)]  # a seed that the other load has not
+    runs += [
+        run({**drafts, "workload.rate": 8.0}, 20.0, seed=1, mean_tpot_ms=1.0)
+    ]  # a seed that the other load has not
     candidates = [candidate("drafts", drafts, "best", taken_interval=[0.8, 1.25]), candidate("plain", plain, "behind")]
     made = figures.throughput_per_gpu(store(tmp_path / "plan", "plan", runs, {"candidates": candidates}))
     found = lines(made)
