@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 from ..core.errors import count_of
 from ..observe.output_files import Document, write_text
 from ..sim.assembly import Assembly
+from ..sim.assembly.rounds import mean_round
 from .confidence.comparison import source_of_comparisons
 from .confidence.ranked import Ranked
 from .confidence.ranking import rank_candidates
@@ -58,6 +59,7 @@ class PlannedCandidate:
         taken: The share of it.
         taken_interval: [low, high] of the share.
         intervals_rest_on: The published points behind the intervals of the cost model.
+        round: The numbers of the mean round at the load, of the best alone.
     """
 
     name: str
@@ -78,6 +80,7 @@ class PlannedCandidate:
     taken: float | None
     taken_interval: tuple[float, float] | None
     intervals_rest_on: str | None
+    round: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -201,6 +204,7 @@ def _candidate(whole: Plan, item: Ranked, is_first: bool) -> PlannedCandidate:
         taken=found.excess if math.isfinite(found.excess) else None,
         taken_interval=item.taken_range,
         intervals_rest_on=item.rests_on or None,
+        round=_mean_round(found.summary) if is_first else None,
     )
 
 
@@ -270,6 +274,11 @@ def _remarks(whole: Plan, shown: list[Ranked]) -> list[str]:
 # -- numbers ----------------------------------------------------------------------------------------------------------
 
 
+def _mean_round(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a run's mean round, which a report draws."""
+    return {key: value for key, value in summary.items() if key.startswith("round_") or key == "accept_length"}
+
+
 def tokens_per_s(plan: Plan, item: Ranked) -> float:
     """Return the output tokens per second of a candidate at the load found.
     A run's own throughput counts its ramp and its drain, too."""
@@ -307,15 +316,9 @@ def bottleneck(run: Assembly, summary: Mapping[str, Any]) -> str:
     """
     if summary["kv_occupancy_max"] >= FULL_POOL and (summary["retractions"] or summary["max_queue_length"]):
         return "KV memory"
-    spec = run.spec
-    batch = max(1, min(round(summary["mean_running"]), spec.config.max_running))
-    steps = max(spec.adaptive.candidate_steps, key=lambda count: summary.get(f"rounds_at_steps_{count}") or 0.0)
-    topk = spec.topk if steps else 1
-    nodes = spec.draft_shape.num_draft_tokens(steps, batch) if steps else 1
-    context = summary["mean_input_tokens"] + summary["mean_output_tokens"] / 2
-    parts = run.cost.decode_parts(batch, steps, topk, nodes, round(batch * context))
-    device_ns, host_ns = sum(parts.values()), run.host.round_ns(batch, batch)
-    if host_ns > (device_ns if spec.config.overlap else LARGE_SHARE * device_ns):
+    found = mean_round(run, summary)
+    parts, device_ns, host_ns = found.parts_ns, found.device_ns, found.host_ns
+    if host_ns > (device_ns if found.is_overlapped else LARGE_SHARE * device_ns):
         return "host"
     decode_ns = summary["decode_rounds"] * device_ns / summary["replicas"]
     if decode_ns < (1 - LARGE_SHARE) * summary["device_busy_share"] * summary["duration"] * 1e9:
@@ -324,5 +327,6 @@ def bottleneck(run: Assembly, summary: Mapping[str, Any]) -> str:
         return "link"
     if parts.get("attention", 0) > LARGE_SHARE * device_ns:
         return "KV bandwidth"
-    one_row = sum(run.cost.decode_parts(1, steps, topk, nodes, round(context)).values())
+    topk = run.spec.topk if found.steps else 1
+    one_row = sum(run.cost.decode_parts(1, found.steps, topk, found.num_draft_tokens, found.context_len).values())
     return "weights' bandwidth" if one_row > 0.6 * (device_ns - parts.get("attention", 0)) else "compute"

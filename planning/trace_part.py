@@ -9,11 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, count_of
 from ..sim.scenario import Scenario
 from ..sim.workload.trace_files import TraceRows
 from ..sim.workload.traces import TraceSource
 
+LEAST_REQUESTS = 20
+"""A plan of a shorter trace is refused: its load and its percentiles are those of single requests."""
+SAME_RATE = 0.05
+"""The rate of a part is told beside the whole trace's if they differ by more than this share."""
 BUSIER = 1.1
 """Another stretch of a trace is named if it has so many times the requests per second of the part that is taken."""
 
@@ -52,8 +56,15 @@ class TracePart:
     def notices(self, contexts: Iterable[tuple[str, int]]) -> list[str]:
         """Return what a user should know before deployments are searched that have these models and context lengths.
 
-        Raises ConfigError if no request of the part has room in any of these contexts.
+        Raises ConfigError for a trace of less than `LEAST_REQUESTS`, and if no request of the part has room in any of
+        these contexts.
         """
+        if len(self.rows.lines) < LEAST_REQUESTS:
+            message = (
+                f"{self.scenario.workload.trace} has {count_of(len(self.rows.lines), 'request')}, too few for a load and a "
+                f"percentile; expected at least {LEAST_REQUESTS}"
+            )
+            raise ConfigError.of("workload", "trace", message)
         found = [self._too_long(name, context) for name, context in contexts]
         if found and all(is_all for is_all, _ in found):
             raise ConfigError.of("workload", "trace", found[0][1])
@@ -95,21 +106,30 @@ class TracePart:
         return settings
 
     def first_only(self) -> list[str]:
-        """Return a sentence if runs take only the first requests, with the busiest stretch of as many if that lies
-        elsewhere."""
+        """Return a sentence if runs take only the first requests, with the rate of the whole trace if that is another,
+        and with the busiest stretch of as many if that lies elsewhere."""
         times_s, count = self.rows.times_ns / 1e9, self.count
         if count == len(times_s):
             return []
-        text = f"The runs take the first {count:,} of the {len(times_s):,} requests"
+        text = f"The runs take the first {count:,} of the {len(times_s):,} requests of the trace"
         spans = _spans(times_s, count)
-        busiest = int(np.argmin(spans))
-        if spans[busiest] <= 0 or spans[0] <= BUSIER * spans[busiest]:
-            return [f"{text} of the trace."]
+        whole_s, busiest = float(times_s[-1] - times_s[0]), int(np.argmin(spans))
+        is_busiest = spans[busiest] <= 0 or spans[0] <= BUSIER * spans[busiest]
+        # The rate of the part to that of the whole trace, by the gaps between arrivals.
+        relative = (count - 1) / spans[0] / (len(times_s) - 1) * whole_s if spans[0] > 0 else 1.0
+        is_as_whole = count < 2 or abs(relative - 1) <= SAME_RATE
+        if is_busiest and is_as_whole:
+            return [f"{text}."]
+        text += f", {count / spans[0]:.3g} per second"
+        if not is_as_whole:
+            whole = len(times_s) / whole_s
+            text += f"; the whole trace has {whole:.3g}, so 1 × the trace is {relative:.2g} × its mean rate here"
+        if is_busiest:
+            return [f"{text}."]
         start_s = math.floor(self.scenario.workload.start_s + times_s[busiest])
-        first, most = (count / spans[place] for place in (0, busiest))
         return [
-            f"{text} of the trace, {first:.3g} per second. The busiest {count:,} begin at {start_s} s, {most:.3g} per "
-            f"second: --set workload.start_s={start_s} takes them."
+            f"{text}. The busiest {count:,} begin at {start_s} s, {count / spans[busiest]:.3g} per second: "
+            f"--set workload.start_s={start_s} takes them."
         ]
 
     def qualifications(self, scale: float | None) -> list[str]:

@@ -262,9 +262,19 @@ def _explain(detail: Mapping[str, Any], key: str) -> str:
         everywhere = [item[0] for item in flat_items(Scenario())]
         hint = nearest(name, known) or _elsewhere(name, everywhere) or nearest(key, everywhere)
         return f"unknown key{hint}" + ("" if hint else f"; known here: {', '.join(known)}")
+    if detail["type"] == "model_type":
+        return _as_table(detail["input"], key)
     message = detail["msg"]
     message = message[0].lower() + message[1:]
     return f"{message}, got {shown(detail['input'])}"
+
+
+def _as_table(value: Any, key: str) -> str:
+    """Say how to write a value that was given in the place of a table."""
+    known = _keys_of(key)
+    if "value" in known and isinstance(value, int) and not isinstance(value, bool):
+        return f"{value} is no table; for a length of {value} tokens write '{key}={{value={value}}}'"
+    return f"{shown(value)} is no table; give its keys, such as {key}.{known[0]}" if known else "expected a table"
 
 
 def _keys_of(table: str) -> list[str]:

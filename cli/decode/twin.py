@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...core.errors import count_of
 from ..options import argument, in_panel, print_document, refuse_without_effect
 from ..terminal import EXIT_INTERRUPTED
 from .options import AsJson, Device, Dtype, Quiet, Threads, engine_option, model_option, problems_name_options
@@ -213,16 +214,18 @@ def _show(found: Sequence[Comparison], clock: str) -> None:
         table.add_column("", no_wrap=True)
         for key, name in SHORT_NAMES.items():
             table.add_column(f"{name} ms" if key.endswith("_ms") else name, justify="right", no_wrap=True)
+        measured = [one for one in rows if _is_measured(one, clock)]
         for one in rows:
+            if one not in measured:
+                table.add_row(one.arm, "not measured", *("–" for _ in SHORT_NAMES), end_section=True)
+                continue
             for number, side in enumerate(SIDES):
                 cells = (_cells(one.metrics.get(key))[number] for key in SHORT_NAMES)
                 table.add_row("" if number else one.arm, side, *cells, end_section=number == len(SIDES) - 1)
         console.print(table)
-        for one in rows:
+        for one in measured:
             console.print(_over_time(one), markup=False)
-        paces = ", ".join(
-            f"{one.arm} {one.pace - 1:+.1%}" for one in found if one.load == load and one.pace is not None
-        )
+        paces = ", ".join(f"{one.arm} {one.pace - 1:+.1%}" for one in measured if one.pace is not None)
         if paces:
             console.print(
                 f"\nTime of single rounds of {found[0].arm}, measured between the runs of each way, against the profile: {paces}. "
@@ -231,11 +234,20 @@ def _show(found: Sequence[Comparison], clock: str) -> None:
             )
     least = min(one.processor_share for one in found)
     if least < 0.97 and clock == "wall":
+        left_out = sum(not _is_measured(one, clock) for one in found)
+        rule = f", so {left_out} of {count_of(len(found), 'comparison')} count as not measured" if left_out else ""
         console.print(
-            f"\nThis process had a processor for only {least:.0%} of the time that it worked: other work runs on this machine. "
-            "Measure again when it is quiet, or with --clock cpu.",
+            f"\nThis process had a processor for only {least:.0%} of the time that it worked: other work runs on this "
+            f"machine{rule}. Measure again when it is quiet, or with --clock cpu.",
             markup=False,
         )
+
+
+def _is_measured(one: Comparison, clock: str) -> bool:
+    """Return whether the measured side is that of the executor, and not of the other work of a busy machine."""
+    from ...observe.summary import LEAST_PROCESSOR_SHARE
+
+    return clock != "wall" or one.processor_share >= LEAST_PROCESSOR_SHARE
 
 
 def _cells(one: Compared | None) -> tuple[str, str, str]:

@@ -1,4 +1,4 @@
-"""`foredraft report`: a run, a sweep, a plan, a tune or a twin as one HTML file, and its pictures."""
+"""`foredraft report`: a run, two runs, a sweep, a plan, a tune or a twin as one HTML file, and its pictures."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ PIXELS = (1000, 2)  # width of a picture, and its scale
 # fmt: off
 Source = Annotated[Path, argument("RUN|SWEEP|PLAN|TUNE|TWIN",
     "Directory of simulate --out, sweep, plan or tune; or a file of twin --json.")]
+Other = Annotated[Path | None, argument("OTHER", "Directory of another run, to stand beside the first.")]
 Out = Annotated[Path | None, option("--out", "File of the page. Default: report.html in the directory.", "FILE")]
 Png = Annotated[Path | None, option("--png", "Also write each figure as a picture; needs Chrome or Chromium.", "DIR")]
 # fmt: on
@@ -25,11 +26,15 @@ Png = Annotated[Path | None, option("--png", "Also write each figure as a pictur
 
 def report(
     source: Source,
+    other: Other = None,
     out: Out = None,
     png: Png = None,
     as_json: AsJson = False,
 ) -> None:
     """Make one HTML file of a run, a sweep, a plan, a tune or a twin: answer, figures, scenario, provenance.
+
+    With two runs the page puts them side by side: their numbers, latencies and
+    rounds, and the keys of the scenarios that differ.
 
     The page needs no network and no other file, so you can mail it or keep it
     beside the run. It fits a phone and follows the light or dark setting.
@@ -38,6 +43,7 @@ def report(
 
         foredraft simulate --out runs/chat
         foredraft report runs/chat
+        foredraft report runs/plain runs/drafts
         foredraft report runs/plan-5a6b7c8d --out plan.html --png pictures
         foredraft twin --json > twin.json
         foredraft report twin.json --out twin.html
@@ -45,9 +51,9 @@ def report(
     from ...observe.figures.reports import page_of
     from ...observe.output_files import write_text
 
-    place = out or (source / "report.html" if source.is_dir() else source.with_suffix(".html"))
+    place = out or _default_place(source, other)
     _check_replaceable(place)
-    page = page_of(source)
+    page = page_of(source, other)
     text = page.html()
     write_text(place, text, replace=True)
     num_bytes = len(text.encode())
@@ -62,6 +68,12 @@ def report(
         print_document(ReportDocument(str(place), num_bytes, names, None if png is None else str(png)))
     elif png is not None:
         typer.echo(f"{len(page.pictures)} pictures are in {png}.")
+
+
+def _default_place(source: Path, other: Path | None) -> Path:
+    if other is not None:
+        return source / f"beside-{other.resolve().name}.html"
+    return source / "report.html" if source.is_dir() else source.with_suffix(".html")
 
 
 def _check_replaceable(place: Path) -> None:

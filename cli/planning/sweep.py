@@ -76,6 +76,9 @@ def sweep(
     values = parse_grid(grid)
     if not values:
         raise ConfigError.of("--grid", "", "give at least one key with its values: speculation.steps=0..7")
+    if "seed" in values:
+        message = f"every combination has the same seeds: give --seeds {len(values['seed'])} (and --seed for the first)"
+        raise ConfigError.of("--grid", "seed", message)
     given = [*(settings or ()), *given_by_options(trace, seed)]
     launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
     resolved, origins = load_scenario(scenario, given, launch)

@@ -16,7 +16,8 @@ MIN_GAIN = 0.005  # relative gain below which steps are not changed
 class ChoiceCell:
     """The choice for the batch sizes that run at one size: a captured graph size, or a size of the grid without graphs.
 
-    `decided` is the fold whose estimates the choice was last made with.
+    `decided` is the fold whose estimates the choice was last made with, and `rows` the batch size at that time: rows
+    that pad a batch to `batch_size` have no KV.
     """
 
     batch_size: int
@@ -25,6 +26,7 @@ class ChoiceCell:
     steps: int
     gate: SwitchGate
     decided: int = -1
+    rows: int = 0
     switches: int = 0
 
 
@@ -37,9 +39,13 @@ class ExpectedRates:
         self.cost_table = cost_table
         self.kv_per_row: float = 0.0
 
-    def times(self, candidates: Sequence[int], size: int) -> list[int]:
-        """Return the ns of a round of `size` rows for each of the candidates."""
-        kv_tokens = int(self.kv_per_row * size)
+    def times_of(self, cell: ChoiceCell) -> list[int]:
+        """Return the ns of a round of a cell for each of its candidates."""
+        return self.times(cell.candidates, cell.batch_size, cell.rows)
+
+    def times(self, candidates: Sequence[int], size: int, rows: int) -> list[int]:
+        """Return the ns of a round of `rows` rows, padded to `size`, for each of the candidates."""
+        kv_tokens = int(self.kv_per_row * rows)
         return [self.cost_table.round_time_ns(steps, size, kv_tokens) for steps in candidates]
 
     def of(self, cell: ChoiceCell, times: Sequence[int], p: Sequence[float] | None = None) -> dict[int, float]:

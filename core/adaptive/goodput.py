@@ -107,7 +107,7 @@ class GoodputPolicy:
             self._rates.kv_per_row = float(kv_tokens / max(batch_size, 1))
         cell = self._cell_of.get(batch_size) or self._find_cell(batch_size)
         if cell.decided != self._folds:
-            cell.decided = self._folds
+            cell.decided, cell.rows = self._folds, batch_size
             if self._folds and len(cell.candidates) > 1:
                 self._decide(cell)
         return cell.steps
@@ -170,7 +170,9 @@ class GoodputPolicy:
             if self._folds or steps not in candidates:
                 rates = {
                     count: self.estimate.expected(shape) / time
-                    for count, shape, time in zip(candidates, shapes, self._rates.times(candidates, size), strict=True)
+                    for count, shape, time in zip(
+                        candidates, shapes, self._rates.times(candidates, size, batch_size), strict=True
+                    )
                     if count or self._folds or len(candidates) == 1  # with 0 steps no acceptance would be measured
                 }
                 steps = max(rates, key=rates.__getitem__)
@@ -186,7 +188,7 @@ class GoodputPolicy:
 
     def _decide(self, cell: ChoiceCell) -> None:
         now = self._fold_round
-        times = self._rates.times(cell.candidates, cell.batch_size)
+        times = self._rates.times_of(cell)
         probe = self.probes.current
         if probe is not None:
             if probe.cell is cell:
@@ -194,8 +196,7 @@ class GoodputPolicy:
                     self._switch(cell, self.probes.end(probe, times, now))
                 return
             if probe.timed_out(now):
-                of_probe = self._rates.times(probe.cell.candidates, probe.cell.batch_size)
-                self._switch(probe.cell, self.probes.end(probe, of_probe, now))
+                self._switch(probe.cell, self.probes.end(probe, self._rates.times_of(probe.cell), now))
         if self._is_look:
             self._look(cell, times)
         if self._next_look <= _LAST_LOOK_ROUND or self._is_look:

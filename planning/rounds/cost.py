@@ -8,12 +8,13 @@ from typing import ClassVar
 
 from ...core.errors import ConfigError, Problem
 from ...observe.output_files import Document
+from ...sim.assembly.rounds import Round
 from ...sim.confidence import factors_of_rounds, rests_on
 from ...sim.cost.published.evidence import Interval
 from ...sim.scenario import Scenario
 from ..confidence.comparison import about_speed_ups
 from ..grid import NO_SPECULATION
-from .model import Round, RoundModel
+from .model import RoundModel
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -13,53 +12,11 @@ import numpy as np
 from ...core.acceptance.process import GaussianAcceptance
 from ...core.tree.build import tree_capacity
 from ...sim.assembly import Assembly, assemble
+from ...sim.assembly.rounds import Round
 from ...sim.scenario import Scenario
 from ...sim.scenario_file import scenario_with
 
 _SAMPLE_REQUESTS, _SAMPLE_ROUNDS = 256, 64
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One decode round of a full batch.
-
-    Attributes:
-        batch_size: Requests that take part.
-        context_len: KV tokens of each when the round starts.
-        steps: Draft steps; 0 is a plain pass.
-        num_draft_tokens: Nodes that the target verifies per request, the root included.
-        parts_ns: Nanoseconds on the device by part; they sum to the device's time.
-        host_ns: The scheduler's time for the round.
-        is_overlapped: Whether the host works beside the device, not before and after it.
-        accept_length: Tokens that a request gets of the round on average.
-    """
-
-    batch_size: int
-    context_len: int
-    steps: int
-    num_draft_tokens: int
-    parts_ns: Mapping[str, int]
-    host_ns: int
-    is_overlapped: bool
-    accept_length: float
-
-    @property
-    def device_ns(self) -> int:
-        return sum(self.parts_ns.values())
-
-    @property
-    def total_ns(self) -> int:
-        """Nanoseconds from one round to the next."""
-        return max(self.device_ns, self.host_ns) if self.is_overlapped else self.device_ns + self.host_ns
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Output tokens per second of the whole batch."""
-        return self.batch_size * self.accept_length * 1e9 / self.total_ns
-
-    def break_even(self, plain: Round) -> float:
-        """Return the accept length at which this round is as fast as plain decoding, whose round is `plain`."""
-        return self.total_ns / plain.total_ns
 
 
 def without_speculation(tables: Mapping[str, Any]) -> dict[str, Any]:

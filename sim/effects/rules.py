@@ -23,17 +23,23 @@ class Rule:
     """When `keys` have no effect: `reason` returns why, or None if they have one. A key that ends with a dot means the
     whole table.
 
-    `agreeing` are values that describe what the run does anyway, so they are no mistake. `outcome` is the message's
-    text about the key.
+    `agreeing` are values that describe what the run does anyway, so they are no mistake. With `tells_agreement` such a
+    value of the command line is told, because who gives it expects a difference (`given_keys.said_anyway`). `outcome`
+    is the message's text about the key.
     """
 
     keys: tuple[str, ...]
     reason: Reason
     agreeing: Mapping[str, Any] = field(default_factory=dict)
     outcome: str = "has no effect"
+    tells_agreement: bool = False
+
+    def agrees(self, key: str, value: Any) -> bool:
+        """Return whether the run does what this value says even without it."""
+        return key in self.agreeing and self.agreeing[key] == value
 
     def concerns(self, key: str, value: Any) -> bool:
-        if key in self.agreeing and self.agreeing[key] == value:
+        if self.agrees(key, value):
             return False
         return any(key.startswith(mine) if mine.endswith(".") else key == mine for mine in self.keys)
 
@@ -261,7 +267,7 @@ RULES: tuple[Rule, ...] = (
         _when(lambda run: run.deployment.graphs is None, "hardware.cuda_graphs is false"),
     ),
     Rule(("engine.mode",), mode_fell_back),
-    Rule(("engine.prefix_cache",), _content_is_unknown),
+    Rule(("engine.prefix_cache",), _content_is_unknown, {"engine.prefix_cache": False}, tells_agreement=True),
     Rule(_keys("engine", "eviction_policy", "cached_at", "cache_retracted"), _eviction_is_unused),
     Rule(
         _keys("engine", "admit_with", "watermark"),

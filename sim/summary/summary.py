@@ -8,6 +8,7 @@ from typing import Any
 
 from ...observe.metrics import RunMetrics
 from ...observe.summary import SLO
+from ..assembly.rounds import round_of_run
 from ..confidence import intervals, rests_on
 from ..load import length_notice
 from ..run import RunReport
@@ -33,6 +34,7 @@ def summarize_run(scenario: Scenario, report: RunReport, metrics: RunMetrics) ->
     summary |= _asked(report, summary)
     if report.complete:
         summary |= intervals(report.assembly, summary)
+        summary |= round_of_run(report.assembly, summary)
     summary["intervals_rest_on"] = rests_on(report.assembly)
     timeline = metrics.timeline()
     summary |= _load(report, summary, timeline)

@@ -187,14 +187,15 @@ def test_plan_keeps_two_statements_apart(command, tmp_path, monkeypatch):
 def test_plan_speaks_of_its_trace_before_it_searches(command, refused, tmp_path, monkeypatch):
     monkeypatch.setattr("foredraft.planning.answer.search_plan", lambda *_: pytest.fail("it searches"))
     trace = tmp_path / "long.csv"
-    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:00,200000,5\n")
+    rows = "".join(f"2024-01-01 00:00:{second:02},200000,5\n" for second in range(20))
+    trace.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
     asked = ("plan", "--trace", trace, "--try", "speculation.steps=1", "--model-error", "1")
     assert "the longest has 200,000 tokens (line 2); expected prompts below the context" in refused(*asked)
     with trace.open("a") as rows:
-        rows.write("2024-01-01 00:00:01,20,5\n")
+        rows.write("2024-01-01 00:00:20,20,5\n")
     monkeypatch.setattr("foredraft.planning.answer.search_plan", lambda *_: sys.exit(7))
     code, out, errors = command(*asked)
-    assert (code, out) == (7, "") and "in 1 of 2 requests" in " ".join(errors.split())
+    assert (code, out) == (7, "") and "in 20 of 21 requests" in " ".join(errors.split())
 
 
 class Toy:

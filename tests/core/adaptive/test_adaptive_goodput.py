@@ -88,6 +88,30 @@ def switches(history: list[int]) -> int:
     return sum(a != b for a, b in itertools.pairwise(history))
 
 
+def test_rows_that_pad_a_batch_have_no_kv():
+    """Four rows of 20,000 tokens in a graph of 32: the KV of 32 would hide what three draft steps cost."""
+    controller = make((0, 3), warmup_batches=0, update_interval=1)
+    controller.policy.set_cuda_graph_bs((32,))
+    runs = longest_runs("poor", 4, 3000, seed=4)
+    rate, history = closed_loop(controller, runs, kv_per_row=20_000)
+    assert history[-1] == 0 and history.count(0) > 2000
+    assert rate > 0.98 * best_fixed(runs, (0, 3), kv_per_row=20_000)
+
+
+def test_a_longer_chain_is_expected_to_yield_no_less():
+    """Also where acceptance was poor when it was last used, and a shorter one has been used since."""
+    estimate = AcceptLengths([(2, 3), (5, 6), (7, 8)])
+    for now in range(1, 40):
+        estimate.add((5, 6), [60, 3, 1, 0, 0, 0])
+        estimate.fold(now, 1)
+    for now in range(40, 80):
+        estimate.add((2, 3), [40, 14, 10])
+        estimate.fold(now, 1)
+    of_two, of_five, of_seven = (estimate.expected(shape) for shape in ((2, 3), (5, 6), (7, 8)))
+    assert 1 < of_two <= of_five <= of_seven
+    assert of_two == pytest.approx(1 + 24 / 64 + 10 / 64, rel=0.2)
+
+
 def test_zero_is_not_absorbing_and_probes_are_bounded():
     controller = make(initial=0)
     rounds = 9000
