@@ -56,7 +56,8 @@ def _the_command(
                 commands.append((script, [*earlier, *statement[:start]], statement[start:]))
     if commands:
         first = commands[0]
-        other = next((words for _, _, words in commands if words != first[2]), None)
+        own = _what_matters(server, first[2])
+        other = next((words for _, _, words in commands[1:] if _what_matters(server, words) != own), None)
         if other is not None:
             message = (
                 f"starts {server.name} {len(commands)} times, also with {' '.join(other)[:80]!r}; give one command"
@@ -66,12 +67,21 @@ def _the_command(
     alone = [word for script in scripts for statement in script.statements for word in statement]
     while alone and ASSIGNMENT.fullmatch(alone[0]) and alone[0][0] != "-":
         alone.pop(0)
-    if not alone:
+    if not alone and not in_manifest:
         raise ConfigError.of(source, "", "is empty; expected a launch command or its arguments")
-    if in_manifest or not alone[0].startswith("-"):
+    if not alone or not alone[0].startswith("-"):
         begins = "no container of this manifest has a" if in_manifest else f"{alone[0]!r} is no"
         raise ConfigError.of(source, "", f"{begins} command of {server.name}; expected one, or its arguments alone")
     return scripts[0], [], alone
+
+
+def _what_matters(server: Server, words: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """Return the arguments of a command without those that have no effect, in which the nodes of one engine differ."""
+    found = Given("")
+    _Reader(server, words, found).read()
+    return found.positional, {
+        name: value for name, value in found.values.items() if server.known[name].reason is not None
+    }
 
 
 def _refuse_lost_line(following: list[list[str]], source: str) -> None:

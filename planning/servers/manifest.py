@@ -31,8 +31,10 @@ def read_manifest(text: str, source: str) -> list[Script]:
         for container in _containers(document):
             script = Script(variables=_environment(container.get("env", container.get("environment"))))
             words = [word for key in ("entrypoint", "command", "args") for word in _words(container.get(key), source)]
-            # Without a command of its own a container runs that of its image, with these words as arguments.
-            starts_itself = "entrypoint" not in container and not ("command" in container and "args" in container)
+            # Without a command of its own a container runs that of its image, with these words as arguments. What
+            # Kubernetes calls command, in a container with a name, Compose calls entrypoint.
+            own = "command" if "name" in container else "entrypoint"
+            starts_itself = own not in container and not ("command" in container and "args" in container)
             image = container.get("image")
             if isinstance(image, str):
                 words = ["docker", "run", *([] if starts_itself else ["--entrypoint"]), image, *words]

@@ -41,7 +41,7 @@ METHODS = {
     "EAGLE3": "EAGLE3",
     "MTP": "own layers",
     "NGRAM": "NGRAM",
-    "DRAFT_TARGET": "STANDALONE",
+    "DRAFTTARGET": "STANDALONE",
 }
 KV = {"fp8": "fp8", "bfloat16": "bf16", "float16": "fp16"}
 KV_KEYS = {"free_gpu_memory_fraction", "enable_block_reuse", "tokens_per_block", "max_tokens", "dtype"}
@@ -221,7 +221,7 @@ def _speculation(given: Given) -> None:
         given.settings["speculation.algorithm"] = "NONE"
         return
     name = str(table.get("decoding_type"))
-    algorithm = METHODS.get(name.upper())
+    algorithm = METHODS.get(name.upper().replace("_", ""))
     steps = table.get(TRTLLM_MAX_STEPS, table.get("num_nextn_predict_layers"))
     if algorithm is None:
         message = f"{name!r} is not simulated; there are Eagle, Eagle3, MTP, NGram and Draft_Target"
@@ -259,7 +259,9 @@ def _speculation(given: Given) -> None:
         except ConfigError as error:
             given.problems += error.problems
     for key in sorted(set(map(str, table)) - OF_SPECULATION):
-        given.not_modelled[f"speculative_config.{key}"] = "drafts are chains of up to max_draft_len tokens"
+        given.not_modelled[f"speculative_config.{key}"] = (
+            "drafts are chains of up to max_draft_len tokens, without such rules"
+        )
 
 
 def _is_size(value: Any) -> TypeGuard[int]:

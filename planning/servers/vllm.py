@@ -224,6 +224,10 @@ def _speculation(given: Given) -> None:
         return
     if algorithm == OWN_LAYERS:
         draft_with_own_layers(given, steps)
+        if model not in ("", given.settings.get("model.target")):
+            given.not_modelled["--speculative-config model"] = (
+                "a layer of the target's own form drafts, not this checkpoint"
+            )
     else:
         given.settings["speculation.algorithm"] = algorithm
     if algorithm == "STANDALONE" and model:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ...core.errors import ConfigError
@@ -24,6 +24,8 @@ _REDIRECTION = re.compile(r"[0-9]*[<>]{1,3}(.*)", re.DOTALL)
 _HERE_DOCUMENT = re.compile(r"""<<(?!<)-?[ \t]*(?P<quote>['"]?)(?P<end>[A-Za-z_]\w*)(?P=quote)""")
 _WRITTEN_TO = re.compile(r"""(?:>{1,2}|\btee)[ \t]*(?P<quote>["']?)(?P<path>[^\s"'|&;<>]+)(?P=quote)""")
 _VARIABLE = re.compile(r"\$(?:(?P<plain>\w+)|\{(?P<name>\w+)(?::?[-=](?P<default>[^}]*))?\}|\((?P<of_manifest>\w+)\))")
+_ARRAY = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<adds>\+?)=\((?P<first>.*)", re.DOTALL)
+_WHOLE_ARRAY = re.compile(r"\$\{(?P<name>\w+)\[@\]\}")
 _PLACEHOLDER = re.compile(r"<[^<>\s]+>|\.\.\.|…")
 ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
 _SHELLS = ("bash", "sh", "zsh", "dash")
@@ -37,12 +39,14 @@ class Script:
         statements: The words of each statement.
         written: The texts of the files that here-documents write, by path.
         variables: The value of each variable that is assigned; None if it is assigned several values.
+        arrays: The words of each array, likewise.
         used: The variables that `expand` has replaced.
     """
 
     statements: list[list[str]] = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)
     variables: dict[str, str | None] = field(default_factory=dict)
+    arrays: dict[str, list[str] | None] = field(default_factory=dict)
     used: dict[str, str] = field(default_factory=dict)
 
     def expand(self, words: Iterable[str]) -> list[str]:
@@ -86,6 +90,7 @@ def read_script(text: str, source: str, variables: Mapping[str, str | None] | No
         words = list(lexer)
     except ValueError as error:
         raise ConfigError.of(source, "", f"cannot be read as a command: {error}") from None
+    words = _without_arrays(script, words)
     for is_separator, group in itertools.groupby(words, lambda word: _SEPARATOR.fullmatch(word) is not None):
         if not is_separator:
             add_statement(script, list(group), source, depth)
@@ -108,10 +113,42 @@ def _without_documents(text: str) -> tuple[str, list[tuple[str, str, bool]]]:
             kept.append(line)
             continue
         line = line[: found.start()] + line[found.end() :]
-        body = itertools.takewhile(lambda one, end=found["end"]: one.strip() != end, lines)
+        body: list[str] = []
+        for one in lines:
+            if one.strip() == found["end"]:
+                break
+            body.append(one)
         documents.append((line, "\n".join(body), bool(found["quote"])))
         kept.append(line)
     return "\n".join(kept), documents
+
+
+def _without_arrays(script: Script, words: list[str]) -> list[str]:
+    """Return words without the arrays that they assign, with the words of an array where it is used whole."""
+    kept: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        found, used = _ARRAY.fullmatch(word), _WHOLE_ARRAY.fullmatch(word)
+        if found is not None:
+            members = _members(itertools.chain([found["first"]], rest))
+            is_new = not found["adds"] and found["name"] not in script.arrays
+            script.arrays[found["name"]] = _without_arrays(script, members) if is_new else None
+        elif used is not None and (known := script.arrays.get(used["name"])) is not None:
+            kept += known
+        else:
+            kept.append(word)
+    return kept
+
+
+def _members(words: Iterator[str]) -> list[str]:
+    """Take the words of an array up to its closing parenthesis; the ends of lines between them do not count."""
+    members: list[str] = []
+    for word in words:
+        if word.endswith(")") and not word.endswith("$)"):
+            members += [word[:-1]] if word != ")" else []
+            break
+        members.append(word)
+    return [word for word in members if word and _SEPARATOR.fullmatch(word) is None]
 
 
 def is_unknown(word: str) -> bool:
@@ -145,7 +182,8 @@ def add_statement(script: Script, words: list[str], source: str, depth: int = 0)
     if place is None or depth >= MAX_NESTING:
         script.statements += [words] if words else []
         return
-    nested = read_script(words[place + 1], source, script.variables, depth + 1)
+    text = next((word for word in words[place + 1 :] if word != "--"), "")
+    nested = read_script(text, source, script.variables, depth + 1)
     script.variables, script.written = nested.variables, script.written | nested.written
     script.statements += [[*words[: place + 1], *statement] for statement in nested.statements]
 
