@@ -32,7 +32,6 @@ def read_arguments(server: Server, given: str, source: str) -> Given:
     script, before, words = _the_command(server, scripts, source, is_manifest(text))
     found = Given(source, written=script.written, folder=folder)
     found.release = next((one[1] for word in before if (one := server.release.search(word))), None)
-    words = script.expand(words)
     if server.merges_config:
         words = _with_config(server, words, found)
     _Reader(server, words, found).read()
@@ -53,7 +52,7 @@ def _the_command(
             if start is not None:
                 _refuse_lost_line(script.statements[place + 1 : place + 2], source)
                 earlier = [word for one in script.statements[:place] for word in one]
-                commands.append((script, [*earlier, *statement[:start]], statement[start:]))
+                commands.append((script, [*earlier, *statement[:start]], script.expand(statement[start:])))
     if commands:
         first = commands[0]
         own = _what_matters(server, first[2])
@@ -72,7 +71,7 @@ def _the_command(
     if not alone or not alone[0].startswith("-"):
         begins = "no container of this manifest has a" if in_manifest else f"{alone[0]!r} is no"
         raise ConfigError.of(source, "", f"{begins} command of {server.name}; expected one, or its arguments alone")
-    return scripts[0], [], alone
+    return scripts[0], [], scripts[0].expand(alone)
 
 
 def _what_matters(server: Server, words: list[str]) -> tuple[list[str], dict[str, Any]]:
