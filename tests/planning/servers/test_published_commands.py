@@ -25,6 +25,7 @@ NAMES = {
     "slots": "engine.kv_slots",
     "page": "engine.page_size",
     "cache": "engine.prefix_cache",
+    "host_ratio": "engine.host_cache_ratio",
     "mode": "engine.mode",
     "context": "model.context_len",
     "kv": "model.kv_dtype",
