@@ -15,6 +15,7 @@ from .yaml_text import parse_yaml
 
 FLAG, VALUE, LIST = "flags", "values", "lists"
 MAX_SIZE = 1 << 20  # the largest captured batch
+NODE = 8  # devices of a node that stands alone
 NEAR = 0.8  # of hundreds of names some are a little alike: only a slip is worth a hint
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -233,14 +234,27 @@ class Given:
             if (number := self.integer(name)) is not None:
                 self.settings[key] = number
 
-    def refuse_pipeline(self, name: str) -> None:
-        """Refuse more than one pipeline stage, because a run of one stage has other times and another KV pool."""
+    def refuse_pipeline(self, name: str) -> int:
+        """Refuse more than one pipeline stage, because a run of one stage has other times and another KV pool. Return
+        their number."""
         if (stages := self.integer(name)) is not None and stages > 1:
             message = (
                 f"is {stages}, but pipeline stages have no price here: a run of one stage would have other times and "
                 "another KV pool; expected 1, with more tensor parallelism or replicas instead"
             )
             self.refuse(name, message)
+        return stages or 1
+
+    def spread(self, name: str, devices: int, per_node: int) -> None:
+        """Divide the devices of all engines among the nodes of the argument `name`. `per_node`: those that the GPU's
+        fast link connects; in a rack it connects nodes too."""
+        nodes = self.integer(name) or 1
+        if devices % nodes:
+            self.refuse(name, f"is {nodes}, which does not divide the {devices} devices of the command")
+        elif nodes > 1 and devices // nodes < per_node == NODE:
+            self.settings["hardware.gpus_per_node"] = devices // nodes
+        elif nodes > 1 and per_node != NODE:
+            self.assumed.append(f"the fast link of a rack connects {per_node} devices, over its nodes")
 
     def read_formats(self, weights: Mapping[str, str], kvs: Mapping[str, str]) -> None:
         """Take the formats of weights and KV; `weights`, `kvs`:

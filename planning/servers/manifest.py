@@ -28,8 +28,9 @@ def read_manifest(text: str, source: str) -> list[Script]:
     for document in parse_yaml(text, source, as_text=True):
         if isinstance(document, list) and all(isinstance(word, str) for word in document):
             document = {"args": document}  # the arguments alone
-        for container in _containers(document):
-            script = Script(variables=_environment(container.get("env", container.get("environment"))))
+        for container, nodes in _containers(document):
+            given = container.get("env", container.get("environment"))
+            script = Script(variables={"LWS_GROUP_SIZE": nodes, **_environment(given)})
             words = [word for key in ("entrypoint", "command", "args") for word in _words(container.get(key), source)]
             # Without a command of its own a container runs that of its image, with these words as arguments. What
             # Kubernetes calls command, in a container with a name, Compose calls entrypoint.
@@ -43,16 +44,18 @@ def read_manifest(text: str, source: str) -> list[Script]:
     return scripts
 
 
-def _containers(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the objects that have words of a command, from the outside to the inside."""
+def _containers(value: Any, nodes: str | None = None) -> Iterator[tuple[Mapping[str, Any], str | None]]:
+    """Yield the objects that have words of a command, from the outside to the inside, each with the size of the
+    LeaderWorkerSet around it."""
     if isinstance(value, list):
         for item in value:
-            yield from _containers(item)
+            yield from _containers(item, nodes)
     elif isinstance(value, dict):
         if any(isinstance(value.get(key), list | str) for key in ("args", "command")):
-            yield value
+            yield value, nodes
+        size = value.get("size") if "workerTemplate" in value else None
         for item in value.values():
-            yield from _containers(item)
+            yield from _containers(item, size if isinstance(size, str) else nodes)
 
 
 def _words(value: Any, source: str) -> list[str]:

@@ -86,7 +86,7 @@ def read(given: Given, gpu: str) -> None:
     is not modelled."""
     given.settings["hardware.server"] = PROFILE
     model = given.model("model-path")
-    _parallel(given)
+    _parallel(given, gpu)
     given.read_formats(WEIGHTS, KV)
     given.copy_integers({"context-length": "model.context_len"})
     _engine(given, gpu)
@@ -95,7 +95,7 @@ def read(given: Given, gpu: str) -> None:
         given.disaggregate()
 
 
-def _parallel(given: Given) -> None:
+def _parallel(given: Given, gpu: str) -> None:
     """Read the devices: with attention data parallelism tp-size counts them all, otherwise data parallelism
     makes more engines."""
     devices, groups = given.integer("tp-size") or 1, given.integer("attn-dp-size")
@@ -113,8 +113,8 @@ def _parallel(given: Given) -> None:
     spans = given.flag("enable-deepep-moe") or (given.flag("enable-ep-moe") and given.text("ep-size") is None)
     if backend in SPANNING or spans:
         given.settings["hardware.expert_parallel"] = devices
-    given.refuse_pipeline("pp-size")
-    given.integer("nnodes")
+    stages = given.refuse_pipeline("pp-size")
+    given.spread("nnodes", devices * engines * stages, lookup_gpu(gpu).per_node)
 
 
 def _engine(given: Given, gpu: str) -> None:

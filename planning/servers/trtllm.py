@@ -9,8 +9,9 @@ from typing import Any, TypeGuard
 from ...core.adaptive.interchange import TRTLLM_MAX_STEPS, TRTLLM_SCHEDULE, import_table, to_json
 from ...core.errors import ConfigError, Problem, nearest
 from ...core.parsing import parse_json
+from ...sim.cost.hardware import lookup_gpu
 from ...sim.cost.server import server_profile
-from .command import FLAG, MAX_SIZE, NEAR, VALUE, Given, Server, known_arguments
+from .command import FLAG, MAX_SIZE, NEAR, NODE, VALUE, Given, Server, known_arguments
 from .own_layers import draft_with_own_layers
 from .sglang import sizes_up_to
 
@@ -22,6 +23,7 @@ MAPPED = {
             "model", "backend", "dtype", "tensor-parallel-size", "pipeline-parallel-size", "moe-expert-parallel-size", "max-batch-size",
             "max-num-tokens", "max-seq-len", "free-gpu-memory-fraction", "config", "server-role", "kv-cache-config", "cuda-graph-config",
             "speculative-config", "scheduler-config", "stream-interval", "batch-wait-timeout-iters", "batch-wait-max-tokens-ratio",
+            "gpus-per-node",
         ),
         VALUE,
     ),
@@ -77,7 +79,7 @@ def read(given: Given, gpu: str) -> None:
         )
     if given.text("backend") not in (None, "pytorch"):
         given.not_modelled["--backend"] = f"{given.text('backend')}: times are those of the backend pytorch"
-    _parallel(given)
+    _parallel(given, gpu)
     given.read_formats({}, {})
     _engine(given)
     _kv(given)
@@ -112,7 +114,7 @@ def _take_options(given: Given, path: str) -> None:
             given.values[name] = str(value)
 
 
-def _parallel(given: Given) -> None:
+def _parallel(given: Given, gpu: str) -> None:
     """Read the devices: with attention data parallelism each has its own requests, and all of them
     divide the experts."""
     devices = given.integer("tensor-parallel-size") or 1
@@ -120,6 +122,8 @@ def _parallel(given: Given) -> None:
     given.settings |= {"hardware.tensor_parallel": devices // groups, "hardware.attention_data_parallel": groups}
     given.copy_integers({"moe-expert-parallel-size": "hardware.expert_parallel"})
     given.refuse_pipeline("pipeline-parallel-size")
+    if (number := given.integer("gpus-per-node")) is not None and lookup_gpu(gpu).per_node == NODE:
+        given.settings["hardware.gpus_per_node"] = number
 
 
 def _engine(given: Given) -> None:

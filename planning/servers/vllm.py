@@ -104,7 +104,7 @@ def read(given: Given, gpu: str) -> None:
     is not modelled."""
     given.settings["hardware.server"] = PROFILE
     given.model("model")
-    _parallel(given)
+    _parallel(given, gpu)
     given.read_formats(WEIGHTS, KV)
     if given.text("max-model-len") not in ("auto", "-1"):
         given.copy_integers({"max-model-len": "model.context_len"})
@@ -118,7 +118,7 @@ def read(given: Given, gpu: str) -> None:
         given.not_modelled["--kv-transfer-config"] = "KV outside the device's memory is not simulated"
 
 
-def _parallel(given: Given) -> None:
+def _parallel(given: Given, gpu: str) -> None:
     devices, groups = given.integer("tensor-parallel-size") or 1, given.integer("data-parallel-size") or 1
     given.settings["hardware.tensor_parallel"] = devices
     if given.flag("enable-expert-parallel"):
@@ -129,7 +129,8 @@ def _parallel(given: Given) -> None:
             given.assumed.append(
                 "data-parallel ranks are engines of their own; of a mixture of experts vLLM divides the experts over them"
             )
-    given.refuse_pipeline("pipeline-parallel-size")
+    stages = given.refuse_pipeline("pipeline-parallel-size")
+    given.spread("nnodes", devices * groups * stages, lookup_gpu(gpu).per_node)
     for name in PARALLEL_BESIDE:
         if (given.integer(name) or 1) > 1:
             given.not_modelled[f"--{name}"] = "parallel are tensors, experts and data alone"

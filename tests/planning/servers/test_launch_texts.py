@@ -292,3 +292,21 @@ def test_all_to_all_kernels_divide_the_experts_among_all_devices():
     command = "sglang serve --model-path deepseek-ai/DeepSeek-V3 --tp 8 --dp 8 --enable-dp-attention --moe-a2a-backend"
     assert launch_of(f"{command} deepep", "sglang").settings["hardware.expert_parallel"] == 8
     assert "hardware.expert_parallel" not in launch_of(f"{command} none", "sglang").settings
+
+
+@pytest.mark.parametrize(
+    ("server", "command"),
+    [
+        ("vllm", "vllm serve a/b -tp 8 --nnodes 2 --node-rank 0"),
+        ("sglang", "sglang serve --model-path a/b --tp 8 --nnodes 2 --node-rank 1"),
+        ("trtllm", "trtllm-serve a/b --tp_size 8 --gpus_per_node 4"),
+    ],
+)
+def test_nodes_end_the_fast_link_but_in_a_rack(server: str, command: str):
+    assert launch_of(command, server).settings["hardware.gpus_per_node"] == 4
+    assert "hardware.gpus_per_node" not in read_launch(server, command, "--from", "GB200").settings
+    if server != "trtllm":
+        assert "--nnodes: is 3, which does not divide the 8 devices" in refusal_of(
+            command.replace("s 2", "s 3"), server
+        )
+        assert "hardware.gpus_per_node" not in launch_of(command.replace("8", "16"), server).settings

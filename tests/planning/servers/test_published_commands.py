@@ -21,6 +21,7 @@ NAMES = {
     "tp": "hardware.tensor_parallel",
     "adp": "hardware.attention_data_parallel",
     "ep": "hardware.expert_parallel",
+    "per_node": "hardware.gpus_per_node",
     "running": "engine.max_running",
     "slots": "engine.kv_slots",
     "page": "engine.page_size",
