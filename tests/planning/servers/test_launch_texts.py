@@ -4,11 +4,13 @@ servers' own rules follows from their arguments."""
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from foredraft.core.errors import ConfigError
+from foredraft.core.model_shape import built_in_config
 from foredraft.planning.servers.files import server_files
 from foredraft.planning.servers.launch import Launch, read_launch
 from foredraft.planning.servers.yaml_text import parse_yaml
@@ -76,7 +78,8 @@ class TestScripts:
 
 class TestModels:
     def test_a_command_without_one_is_refused(self):
-        assert "names none" in refusal_of("vllm serve --max-num-seqs 4") or "model" in refusal_of("--max-num-seqs 4")
+        for text in ("vllm serve --max-num-seqs 4", "--max-num-seqs 4"):
+            assert "model: the command names none" in refusal_of(text)
         given = read_launch("vllm", "vllm serve --max-num-seqs 4", "--from", "H100", has_model=True)
         assert "model.target" not in given.settings
 
@@ -262,6 +265,14 @@ class TestSpeculation:
             assembled = assemble(scenario)
             found[server] = (scenario.speculation.algorithm, scenario.speculation.steps, assembled.acceptance)
         assert found["sglang"] == found["vllm"] == found["trtllm"]
+
+    @pytest.mark.parametrize(("steps", "algorithm"), [(3, "MULTI_LAYER_EAGLE"), (4, "EAGLE")])
+    def test_several_own_layers_draft_one_token_each(self, steps: int, algorithm: str, tmp_path: Path):
+        config = dict(built_in_config("qwen3-8b")[1]) | {"num_nextn_predict_layers": 3}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        table = json.dumps({"method": "mtp", "num_speculative_tokens": steps})
+        settings = launch_of(f"vllm serve {tmp_path} --speculative-config '{table}'").settings
+        assert settings["speculation"]["algorithm"] == algorithm
 
     def test_eagle_of_tensorrt_is_eagle3_unless_its_backend_says_otherwise(self, tmp_path: Path):
         options = tmp_path / "o.yaml"
