@@ -23,7 +23,7 @@ from ..observe.input_files import read_toml
 from .cost.hardware import lookup_gpu
 from .cost.host import host_preset
 from .cost.measured import packaged_models
-from .cost.model_files import find_model_files
+from .cost.measured.model_files import find_model_files
 from .cost.server import server_profile
 from .scenario import Scenario
 

@@ -8,14 +8,14 @@ from ...core.model_shape import ModelShape, known_models, lookup_model, modelopt
 from ...core.parsing import read_json_object
 from ...observe.input_files import read_text
 from ..cost.draft import EAGLE, DraftShape, eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
-from ..cost.model_files import find_model_files
+from ..cost.measured.model_files import find_model_files
 from ..scenario import Scenario
 from ..scenario_file import SCENARIO
 
 
 def model_shape(name: str, key: str) -> ModelShape:
     """Return a model by its name, built in or known elsewhere, or by the path of its configuration
-    (`sim/cost/model_files.py`). Raises a ForedraftError; `key` is the scenario's key in it."""
+    (`sim/cost/measured/model_files.py`). Raises a ForedraftError; `key` is the scenario's key in it."""
     files = find_model_files(name)
     if files is None:
         try:

@@ -21,7 +21,7 @@ from ..assembly import Assembly, assemble
 from ..cost.calibration import PARAMETERS, Calibration, FittedParameter, FittedParameters
 from ..cost.draft import EAGLE3
 from ..cost.hardware import lookup_gpu
-from ..cost.model_files import is_config_file
+from ..cost.measured.model_files import is_config_file
 from ..cost.round import RoundCost
 from ..run import Simulation
 from ..scenario import Scenario

@@ -9,7 +9,7 @@ import pytest
 from foredraft.core.errors import ConfigError
 from foredraft.core.model_shape import BUILT_IN
 from foredraft.sim.assembly.models import model_shape
-from foredraft.sim.cost.model_files import find_model_files
+from foredraft.sim.cost.measured.model_files import find_model_files
 from foredraft.sim.scenario_file import check_names, load_scenario
 
 OWNER, NAME = "some-lab", "Own-8B"

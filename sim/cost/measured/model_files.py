@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...core.model_shape import HF_QUANT_CONFIG, built_in_config, published_alike
-from .measured import packaged_config
+from ....core.model_shape import HF_QUANT_CONFIG, built_in_config, published_alike
+from .database import packaged_config
 
 CONFIG = "config.json"
 _CACHED = "models--"  # what a model's folder in the cache begins with: models--ORGANISATION--NAME
