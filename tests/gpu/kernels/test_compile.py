@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -29,11 +30,12 @@ KERNEL_FILES = {
 HELPERS = {"words"}
 
 
-def compile_and_check(architecture: int, *which: str) -> list[dict]:
-    """Compile in another process; return what the compiler says of each kernel, which keeps the limits of
-    the architecture."""
+def compile_and_check(architecture: int, *which: str, variables: Mapping[str, str] | None = None) -> list[dict]:
+    """Compile in another process with these environment variables; return what the compiler says of each kernel, which
+    keeps the limits of the architecture."""
     pytest.importorskip("triton")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment = {**os.environ, **(variables or {})}
+    environment.pop("TRITON_INTERPRET", None)
     run = subprocess.run(
         [sys.executable, str(HERE / "compile_ahead.py"), str(architecture), *which],
         env=environment,
