@@ -194,6 +194,8 @@ Processes = Annotated[int, cells_option("--processes",
 Graphs = Annotated[bool | None, engine_option("--graphs/--no-graphs",
     "Run whole rounds as CUDA graphs. Default: on a GPU only.")]
 Seed = Annotated[int, engine_option("--seed", "Seed of prompts, random weights and simulated acceptance.")]
+Estimate = Annotated[str | None, output_option("--estimate",
+    "Time nothing: print launches, bytes and expected times of a round on this GPU, part by part.", "GPU")]
 Json = Annotated[Path | None, output_option("--json",
     "Write every number to this file; the command updates it after each cell.", "FILE")]
 # fmt: on
@@ -206,7 +208,7 @@ def bench(
     acceptance: Acceptance = None, batch_sizes: BatchSizes = "1,8,32", context_lengths: ContextLengths = "128,1024",
     output_tokens: OutputTokens = 128, prompts: Prompts = 4, repeat: Repeat = 3, processes: Processes = 1,
     device: Device = "auto", threads: Threads = None, overlap: Overlap = None, graphs: Graphs = None,
-    page_size: PageSize = 1, seed: Seed = 0, json_file: Json = None, quiet: Quiet = False,
+    page_size: PageSize = 1, seed: Seed = 0, estimate: Estimate = None, json_file: Json = None, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Time decoding: batch sizes × context lengths × draft steps, each against plain decoding.
 
@@ -229,6 +231,10 @@ def bench(
     On a GPU the host works at the same time, and idle is the share in which the
     GPU waited.
 
+    --estimate needs no GPU. It writes down the launches of the rounds that the
+    executor would run, with the bytes that they must move, and gives each the
+    simulator's price.
+
     Ctrl-C keeps the finished cells; the exit code is 130. On bad input or too
     little memory the command prints one message before it reads any weight, and
     exits with code 2.
@@ -243,8 +249,11 @@ def bench(
         output_tokens=output_tokens, acceptance=acceptance, overlap=overlap, graphs=graphs, device=device,
         dtype=dtype, threads=threads, page_size=page_size, prompts=prompts, repeat=repeat, seed=seed,
     )  # fmt: skip
-    plan = plan_bench(options)
     record = JsonRecord(json_file)
+    if estimate is not None:
+        _estimate(estimate, options, processes, record)
+        return
+    plan = plan_bench(options)
     progress = StatusLine(quiet)
     progress.show(f"{plan.name} on {plan.device}: {plan.memory}")
     measure = _measure if processes == 1 else partial(_measure_in_processes, processes)
@@ -254,6 +263,30 @@ def bench(
         cells = len({(result.batch_size, result.context_len) for result in results})
         print(f"foredraft: interrupted; {cells} of {len(plan.cells)} cells are finished", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _estimate(gpu: str, options: BenchOptions, processes: int, record: JsonRecord) -> None:
+    """Print what rounds should take on a GPU, and write it to the record."""
+    from dataclasses import asdict
+
+    from ...gpu.bench.plan import BenchOptions, plan_bench
+    from ...gpu.bench.report import parameters
+    from ...twin.estimate import estimates, lines
+    from ..options import refuse_without_effect
+
+    usual = BenchOptions()
+    given = {
+        name: getattr(options, name) != getattr(usual, name) for name in ("device", "threads", "prompts", "repeat")
+    }
+    reason = "an estimate runs nothing"
+    refuse_without_effect(
+        *((f"--{name}", is_given, reason) for name, is_given in {**given, "processes": processes > 1}.items())
+    )
+    plan = plan_bench(options, on_meta=True)
+    found = estimates(plan, gpu)
+    for line in lines(plan, found):
+        print(line)
+    record.write({"parameters": parameters(plan), "estimates": [asdict(estimate) for estimate in found]})
 
 
 def _measure(
