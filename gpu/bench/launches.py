@@ -18,11 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...core.errors import ForedraftError
 from ..executor.build import DraftModel, build_executor
 from ..executor.executor import TorchExecutor
 from ..executor.graphs import RoundKind
-from ..kernels.jit import recorded, triton
+from ..kernels.jit import recorded
 from ..kernels.layers.decode_attention import decode_attention_bytes
 from ..kernels.layers.flash import DeviceTraits, assumed_traits
 from ..kernels.layers.verify_attention import verify_attention_bytes
@@ -58,9 +57,7 @@ class Launch:
 def count_launches(plan: BenchPlan, arm: ArmPlan, context_len: int, traits: DeviceTraits) -> list[Launch]:
     """Return the launches of a greedy round of `arm` on a GPU with these traits, with `context_len` tokens of KV per
     row. `plan` is one for the device "meta"."""
-    if triton is None:
-        raise ForedraftError("launches are counted with Triton, which has wheels for Linux only")
-    ops = TritonOps()
+    ops: Any = TritonOps()
     target, draft = meta_models(plan.target, plan.draft if arm.steps else None, plan.dtype, ops)
     engine = arm.spec.make_engine(lambda event: None)
     executor = build_executor(engine, target, draft, ops, graph_sizes=arm.spec.graph_sizes, graph_outputs=False)
@@ -121,7 +118,7 @@ class _Recorder(TorchDispatchMode):
         outputs = [x for x in (result if isinstance(result, tuple | list) else [result]) if isinstance(x, Tensor)]
         inputs = [x for x in chain.from_iterable(_flat(arg) for arg in args) if isinstance(x, Tensor)]
         if name in _PRODUCTS:
-            self._product(name, *inputs[-2:], outputs[0])
+            self._product(name, inputs[-2], inputs[-1], outputs[0])
         elif name in _READ_ROWS:
             model, weight = self._weights.get(_memory(inputs[0]), ("", "embed_weight"))
             part = ("", REST) if weight == "embed_weight" else (model, EXPERTS)  # copied for a product
@@ -175,7 +172,8 @@ class _Recorder(TorchDispatchMode):
 
 
 def _memory(x: Tensor) -> int:
-    return x.untyped_storage()._cdata
+    address: int = x.untyped_storage()._cdata
+    return address
 
 
 def _flat(argument: Any) -> Iterable[Any]:

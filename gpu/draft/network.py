@@ -59,6 +59,7 @@ class LanguageModelNetwork(DraftNetwork):
 
     def __init__(self, model: Decoder, target_vocab: int) -> None:
         super().__init__(model)
+        self._decoder = model
         self._own, self._shared = model.vocab_size, min(model.vocab_size, target_vocab)
         self._may_lack_tokens = model.vocab_size < target_vocab
 
@@ -66,10 +67,10 @@ class LanguageModelNetwork(DraftNetwork):
         assert hidden is None, "a language model drafts from tokens alone"
         if self._may_lack_tokens:
             tokens = tokens.clamp(max=self._own - 1)
-        return None, self._model.forward(tokens, attention).hidden
+        return None, self._decoder.forward(tokens, attention).hidden
 
     def _logits(self, logits_hidden: Tensor) -> Tensor:
-        logits = self._model.logits(logits_hidden)
+        logits = self._decoder.logits(logits_hidden)
         return logits if self._shared == self._own else logits[:, : self._shared]
 
 

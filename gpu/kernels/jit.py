@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from ...core.errors import ForedraftError
+
 try:
     import triton
     import triton.language as tl
@@ -36,7 +38,10 @@ def jit(function: Callable[..., Any]) -> Any:
 
 @contextmanager
 def recorded(on_launch: Callable[[str, Mapping[str, Any]], None]) -> Iterator[None]:
-    """Call `on_launch(kernel's name, arguments by name)` in place of every launch; nothing is compiled or computed."""
+    """Call `on_launch(kernel's name, arguments by name)` in place of every launch; nothing is compiled or computed.
+    Raises ForedraftError without Triton."""
+    if triton is None:
+        raise ForedraftError("launches are counted with Triton, which has wheels for Linux only")
     kernels: Any = triton.JITFunction
 
     def record(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:

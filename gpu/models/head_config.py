@@ -61,7 +61,7 @@ class HeadConfig:
         """Read a parsed config.json. Raises ConfigError with all problems, or with everything that does not fit the
         target."""
         reader = ConfigReader(data, source)
-        if algorithm == EAGLE and data.get("architectures") in ([name] for name in PREDICTION_LAYERS):
+        if algorithm == EAGLE and data.get("architectures") in [[name] for name in PREDICTION_LAYERS]:
             return _prediction_layer(reader, target)
         if SPECULATORS_KEY in data:
             reader = reader.with_data(_of_speculators(reader, algorithm))
@@ -177,7 +177,7 @@ def head_form(data: Mapping[str, Any], tensor_names: Iterable[str], source: str)
     form = next((form.name for form in _FORMS if form.has(architecture, names)), None)
     if medusa := medusa_message({"medusa_num_heads": 1} if form == _MEDUSA else data):
         reader.problem("architectures", medusa)
-    elif form == _PREDICTION and architectures not in ([name] for name in PREDICTION_LAYERS):
+    elif form == _PREDICTION and architectures not in [[name] for name in PREDICTION_LAYERS]:
         known = ", ".join(PREDICTION_LAYERS)
         reader.problem("architectures", f"{architectures}: prediction layers are implemented for {known} alone")
     reader.raise_problems()

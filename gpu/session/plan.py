@@ -260,6 +260,7 @@ def draft_config(
             message = f"{algorithm.name} takes no draft checkpoint; leave it out, or choose another algorithm"
             raise ConfigError.of(ARGUMENTS, "draft", message)
         return None
+    assert options.draft is not None
     if algorithm.drafter is not Drafter.MODEL:
         return HeadConfig.from_directory(options.draft, algorithm.draft_form, target)
     draft = ModelConfig.from_directory(options.draft)

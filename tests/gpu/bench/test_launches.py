@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 from foredraft.core.algorithm.algorithm import Drafter
 from foredraft.core.errors import ForedraftError
-from foredraft.gpu.bench import launches as launches_module
 from foredraft.gpu.bench.floor import round_bytes
 from foredraft.gpu.bench.launches import ATTENTION, DRAFT, EXPERTS, LM_HEAD, PROJECTIONS, TARGET, Launch, count_launches
 from foredraft.gpu.bench.plan import BenchOptions, BenchPlan, plan_bench
 from foredraft.gpu.bench.shapes import meta_models
+from foredraft.gpu.kernels import jit
 from foredraft.gpu.kernels.layers.flash import DeviceTraits
 
 pytest.importorskip("triton")
@@ -116,6 +116,6 @@ def test_few_tokens_copy_the_experts_that_they_choose(tmp_path):
 
 
 def test_without_triton_nothing_is_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(launches_module, "triton", None)
+    monkeypatch.setattr(jit, "triton", None)
     with pytest.raises(ForedraftError, match="Triton"):
         counted(plan_of(tmp_path))
