@@ -275,13 +275,10 @@ def _estimate(gpu: str, options: BenchOptions, processes: int, record: JsonRecor
     from ..options import refuse_without_effect
 
     usual = BenchOptions()
-    given = {
-        name: getattr(options, name) != getattr(usual, name) for name in ("device", "threads", "prompts", "repeat")
-    }
-    reason = "an estimate runs nothing"
-    refuse_without_effect(
-        *((f"--{name}", is_given, reason) for name, is_given in {**given, "processes": processes > 1}.items())
-    )
+    unused = ("device", "threads", "prompts", "repeat", "graphs", "overlap")
+    given = {name: getattr(options, name) != getattr(usual, name) for name in unused} | {"processes": processes > 1}
+    reason = "an estimate runs nothing, and is of captured rounds"
+    refuse_without_effect(*((f"--{name}", is_given, reason) for name, is_given in given.items()))
     plan = plan_bench(options, on_meta=True)
     found = estimates(plan, gpu)
     for line in lines(plan, found):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...core.errors import ForedraftError
 from ..executor.build import DraftModel, build_executor
 from ..executor.executor import TorchExecutor
 from ..executor.graphs import RoundKind
@@ -56,14 +57,15 @@ class Launch:
 
 def count_launches(plan: BenchPlan, arm: ArmPlan, context_len: int, traits: DeviceTraits) -> list[Launch]:
     """Return the launches of a greedy round of `arm` on a GPU with these traits, with `context_len` tokens of KV per
-    row. `plan` is one for the device "meta"."""
+    row. `plan` is one for the device "meta". Raises ForedraftError for rounds without a graph, and without Triton."""
     ops: Any = TritonOps()
     target, draft = meta_models(plan.target, plan.draft if arm.steps else None, plan.dtype, ops)
     engine = arm.spec.make_engine(lambda event: None)
     executor = build_executor(engine, target, draft, ops, graph_sizes=arm.spec.graph_sizes, graph_outputs=False)
     batch_size = arm.spec.config.max_running
     graph = executor.graphs.find(arm.steps, arm.num_nodes, batch_size, RoundKind.GREEDY)
-    assert graph is not None, "every round of a plan for a GPU has a graph"
+    if graph is None:
+        raise ForedraftError(f"{arm.spec.algorithm}: launches are counted of captured rounds, and these are not")
     recorder = _Recorder(executor, target, draft, context_len)
     token = assumed_traits.set(traits)
     try:

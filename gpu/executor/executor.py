@@ -116,28 +116,12 @@ class TorchExecutor:
             forced=acceptance is not None,
             seed=seed,
         )
-        self._prompts = PromptRunner(
-            ops,
-            target,
-            pool,
-            draft,
-            self._producers,
-            self.future_map,
-            self._rows,
-            self._forced,
-            self._shaping,
-            self._limits,
-            self.algorithm,
-        )
+        shared = (self.future_map, self._rows, self._forced, self._shaping, self._limits, self.algorithm)
+        self._prompts = PromptRunner(ops, target, pool, draft, self._producers, *shared)
         self._rounds = RoundRunner(
             decode_round,
             self.graphs,
-            self.future_map,
-            self._rows,
-            self._forced,
-            self._shaping,
-            self._limits,
-            self.algorithm,
+            *shared,
             alloc_len=sizes.alloc_len,
             padded_sizes=default_graph_sizes(config.max_running) if graph_sizes is None else sorted(graph_sizes),
             device=device,

@@ -148,7 +148,7 @@ def test_an_estimate_needs_no_gpu_and_has_a_row_for_each_part(command, arguments
         (["--estimate", "h201"], "unknown GPU 'h201'"),
         (["--estimate", "mi300x"], "runs none of these kernels"),
         (["--estimate", "h100", "--dtype", "float32"], "give --dtype bfloat16"),
-        (["--estimate", "h100", "--repeat", "2"], "--repeat: has no effect"),
+        (["--estimate", "h100", "--repeat", "2", "--no-graphs"], "--graphs: has no effect"),
     ],
 )
 def test_what_cannot_be_estimated_is_said(refused, arguments, more, words):
