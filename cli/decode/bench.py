@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..options import in_panel, print_document
+from ..options import in_panel, output_option, print_document
 from ..terminal import EXIT_INTERRUPTED
 from .options import (
     AsJson,
@@ -194,6 +194,8 @@ Processes = Annotated[int, cells_option("--processes",
 Graphs = Annotated[bool | None, engine_option("--graphs/--no-graphs",
     "Run whole rounds as CUDA graphs. Default: on a GPU only.")]
 Seed = Annotated[int, engine_option("--seed", "Seed of prompts, random weights and simulated acceptance.")]
+Estimate = Annotated[str | None, output_option("--estimate",
+    "Time nothing: print launches, bytes and expected times of a round on this GPU, part by part.", "GPU")]
 # fmt: on
 
 
@@ -204,7 +206,7 @@ def bench(
     acceptance: Acceptance = None, batch_sizes: BatchSizes = "1,8,32", context_lengths: ContextLengths = "128,1024",
     output_tokens: OutputTokens = 128, prompts: Prompts = 4, repeat: Repeat = 3, processes: Processes = 1,
     device: Device = "auto", threads: Threads = None, overlap: Overlap = None, graphs: Graphs = None,
-    page_size: PageSize = 1, seed: Seed = 0, as_json: AsJson = False, quiet: Quiet = False,
+    page_size: PageSize = 1, seed: Seed = 0, estimate: Estimate = None, as_json: AsJson = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Time decoding: batch sizes × context lengths × draft steps, each against plain decoding.
 
@@ -227,6 +229,10 @@ def bench(
     On a GPU the host works at the same time, and idle is the share in which the
     GPU waited.
 
+    --estimate needs no GPU. It writes down the launches of the rounds that the
+    executor would run, with the bytes that they must move, and gives each the
+    simulator's price.
+
     Ctrl-C keeps the finished cells; the exit code is 130. On bad input or too
     little memory the command prints one message before it reads any weight, and
     exits with code 2.
@@ -240,6 +246,9 @@ def bench(
         output_tokens=output_tokens, acceptance=acceptance, overlap=overlap, graphs=graphs, device=device,
         dtype=dtype, threads=threads, page_size=page_size, prompts=prompts, repeat=repeat, seed=seed,
     )  # fmt: skip
+    if estimate is not None:
+        _estimate(estimate, options, processes, as_json)
+        return
     plan = plan_bench(options)
     progress = StatusLine(quiet)
     progress.show(f"{plan.name} on {plan.device}: {plan.memory}")
@@ -256,6 +265,31 @@ def bench(
         cells = len({(result.batch_size, result.context_len) for result in results})
         print(f"foredraft: interrupted; {cells} of {len(plan.cells)} cells are finished", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _estimate(gpu: str, options: BenchOptions, processes: int, as_json: bool) -> None:
+    """Print what rounds should take on a GPU."""
+    from dataclasses import asdict
+
+    from ...gpu.bench.plan import BenchOptions, plan_bench
+    from ...gpu.bench.report import parameters
+    from ...twin.estimate import estimates, lines
+    from ..documents.decoding import EstimateDocument
+    from ..options import refuse_without_effect
+
+    usual = BenchOptions()
+    unused = ("device", "threads", "prompts", "repeat", "graphs", "overlap")
+    given = {name: getattr(options, name) != getattr(usual, name) for name in unused} | {"processes": processes > 1}
+    reason = "an estimate runs nothing, and is of captured rounds"
+    refuse_without_effect(*((f"--{name}", is_given, reason) for name, is_given in given.items()))
+    plan = plan_bench(options, on_meta=True)
+    found = estimates(plan, gpu)
+    if as_json:
+        parts = [asdict(estimate) for estimate in found]
+        print_document(EstimateDocument(parameters=parameters(plan), estimates=parts))
+        return
+    for line in lines(plan, found):
+        print(line)
 
 
 def _measure(

@@ -35,6 +35,21 @@ class BenchDocument(Document):
 
 
 @dataclass(frozen=True)
+class EstimateDocument(Document):
+    """What rounds should take on a GPU that is not here.
+
+    Attributes:
+        parameters: The options, resolved.
+        estimates: A round per batch size, context and number of steps, with its parts.
+    """
+
+    FORMAT: ClassVar[str] = "foredraft-bench-estimate"
+
+    parameters: Mapping[str, Any]
+    estimates: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
 class TwinDocument(Document):
     """The real executor beside its simulation.
 

@@ -29,7 +29,7 @@ DOCUMENTS: dict[str, tuple[str, ...]] = {
     "acceptance": (f"{_OWN}simulation:AcceptanceDocument",),
     "calibrate": ("sim.calibration.result:CalibrateResult", f"{_OWN}simulation:MeasureDocument"),
     "generate": (f"{_OWN}decoding:GenerateDocument",),
-    "bench": (f"{_OWN}decoding:BenchDocument",),
+    "bench": (f"{_OWN}decoding:BenchDocument", f"{_OWN}decoding:EstimateDocument"),
     "twin": (f"{_OWN}decoding:TwinDocument",),
     "tiny": (f"{_OWN}decoding:TinyDocument",),
     "warmup": (f"{_OWN}decoding:WarmupDocument",),

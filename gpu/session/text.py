@@ -103,6 +103,17 @@ class Tokenizer:
         """Return the tokenizer as `tokenizer.json` has it."""
         return self._tokenizer.to_str()
 
+    def difference(self, other: Tokenizer) -> str:
+        """Return the first token id that stands for two tokens here and in `other`, in words; "" if there is none.
+        Ids that only one of them has are no difference."""
+        mine, theirs = (
+            {number: token for token, number in x.get_vocab().items()} for x in (self._tokenizer, other._tokenizer)
+        )
+        for number in sorted(mine.keys() & theirs.keys()):
+            if mine[number] != theirs[number]:
+                return f"token {number} is {mine[number]!r} in {self.source}, {theirs[number]!r} in {other.source}"
+        return ""
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:
         """Return the tokens int64 [n] of `text`; with the ones that begin a text, unless they are written in it (a
         rendered chat).

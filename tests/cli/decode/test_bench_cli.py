@@ -121,6 +121,40 @@ def test_too_much_memory(refused, arguments, monkeypatch):
     assert all(words in message for words in ("not enough memory", "for weights", "for KV", "--batch-sizes"))
 
 
+def test_an_estimate_needs_no_gpu_and_has_a_row_for_each_part(command, arguments):
+    pytest.importorskip("triton")
+    cells = "--batch-sizes 2 --context-lengths 8 --steps 2 --output-tokens 16 --dtype bfloat16 --acceptance 2.5"
+    words = (*arguments[:3], *cells.split(), "--estimate", "h200")
+    outcome, as_json = command(*words), command(*words, "--json")
+    assert outcome.code == as_json.code == 0, outcome.err
+    out = " ".join(outcome.out.split())
+    plain, chain = json.loads(as_json.out)["estimates"]
+    assert (plain["gpu"], plain["steps"], chain["steps"], chain["num_nodes"]) == ("H200", 0, 2, 3)
+    for estimate in (plain, chain):
+        parts = estimate["parts"]
+        assert all(0 < part["floor_us"] < part["us"] and part["launches"] for part in parts)
+        us = sum(part["us"] for part in parts)
+        assert f"round {sum(part['launches'] for part in parts)}" in out
+        accepted = estimate["accept_length"]
+        assert f"accept length {accepted:.2f}: {2e6 * accepted / us:,.0f} tokens/s" in out
+    assert chain["accept_length"] == pytest.approx(2.5, abs=0.05)
+    assert {part["name"] for part in chain["parts"]} > {"target: projections", "draft: attention", "everything else"}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--estimate", "h201"], "unknown GPU 'h201'"),
+        (["--estimate", "mi300x"], "runs none of these kernels"),
+        (["--estimate", "h100", "--dtype", "float32"], "give --dtype bfloat16"),
+        (["--estimate", "h100", "--repeat", "2", "--no-graphs"], "--graphs: has no effect"),
+    ],
+)
+def test_what_cannot_be_estimated_is_said(refused, arguments, more, words):
+    arguments = [*arguments[:3], *["--batch-sizes", "1", "--context-lengths", "8", "--output-tokens", "16"]]
+    assert words in refused(*arguments, *more)
+
+
 def test_the_options_are_the_plans(command, arguments, monkeypatch):
     """Every option arrives where it belongs."""
     seen = []
