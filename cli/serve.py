@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,12 +27,11 @@ if TYPE_CHECKING:
     from ..gpu.session.plan import SessionOptions
     from ..serve.bodies.port import Body
     from ..serve.limits import Limits
-    from ..serve.metrics import ServerMetrics
+    from ..serve.recording import Recording
     from ..sim.faults.plan import FaultPlan
     from ..sim.scenario import Scenario
 
 server_option, limits_option = in_panel("Server"), in_panel("Limits")
-EVENTS = "events.jsonl"
 
 # fmt: off
 ModelDirectory = Annotated[Path | None, model_option("--model",
@@ -54,8 +53,8 @@ ServedName = Annotated[str | None, server_option("--served-model-name",
 MetricsAs = Annotated[str, server_option("--metrics-as",
     "Server whose names the metrics use: foredraft, vllm, sglang.")]
 Record = Annotated[Path | None, server_option("--record",
-    "Write events.jsonl for foredraft replay to this directory; the directory must not have one. The file grows with "
-    "every round.", "DIR")]
+    "Write the decision log for foredraft replay to a new folder of this directory, named by the time of the start. It "
+    "grows with every round.", "DIR")]
 Stamp = Annotated[bool, server_option("--stamp",
     "Begin each event of a stream with a comment that gives the end of its round, in nanoseconds of Unix time.")]
 DrainS = Annotated[float, server_option("--drain-s", "Seconds that running requests have to end after SIGTERM.", min=1)]
@@ -94,7 +93,7 @@ def serve(
         curl http://127.0.0.1:8000/v1/completions \\
             -H 'Content-Type: application/json' \\
             -d '{"prompt": "Why sing?", "max_tokens": 32, "stream": true}'
-        foredraft replay runs/served
+        foredraft replay runs/served/2026-11-27T08-00-00Z
 
     After SIGTERM or Ctrl-C running requests may end; a second signal gives them
     up. SIGHUP makes the server read the adaptive table again. On bad input the
@@ -102,13 +101,14 @@ def serve(
     """
     from ..serve.limits import Limits
     from ..serve.metrics import STYLES
+    from ..serve.recording import Recording
     from ..serve.server import bind
 
     start_logging(log_level, log_format)
     _check_choice(model, simulate)
     limits = Limits(max_streams, max_body_bytes, max_prompt_tokens, max_choices, deadline_s, stall_s)
     _refuse_unknown("--metrics-as", metrics_as, STYLES)
-    with bind(host, port) as listener, _Recording(record) as recording:
+    with bind(host, port) as listener, Recording(record) as recording:
         if model is not None:
             from ..gpu.session.hub import local_checkpoint
             from ..gpu.session.plan import SessionOptions
@@ -123,7 +123,7 @@ def serve(
             assert simulate is not None, "one of them is given"
             _refuse_for("--simulate", "the scenario has a key for it: set that key with --set", unused, {})
             body, table = _simulated_body(simulate, settings, seed, speed, faults, recording)
-        _run(body, limits, recording.metrics, Path(table) if table is not None and Path(table).is_file() else None,
+        _run(body, limits, recording, Path(table) if table is not None and Path(table).is_file() else None,
              listener=listener, drain_s=drain_s, stamp=stamp, api_key=api_key, model=served_model_name, metrics_as=metrics_as)  # fmt: skip
 
 
@@ -151,46 +151,7 @@ def _refuse_for(kind: str, why: str, given: dict[str, Any], names: dict[str, str
     refuse_without_effect(*rules)
 
 
-class _Recording:
-    """The event sinks of a server's engines: its metrics, and with a directory the log."""
-
-    def __init__(self, directory: Path | None) -> None:
-        from ..serve.metrics import ServerMetrics
-
-        if directory is not None and (directory / EVENTS).exists():
-            from ..core.errors import ConfigError
-
-            message = f"{directory} already has a recording; give another directory, or remove its {EVENTS}"
-            raise ConfigError.of("<arguments>", "--record", message)
-        self.metrics: ServerMetrics = ServerMetrics()
-        self._directory = directory
-        self._log: Any = None
-
-    def sinks(self, header: Callable[[], dict[str, Any]]) -> Callable[[int], Sequence[EventSink]]:
-        """Return the sinks of an engine by its number; the log begins with `header`."""
-
-        def of(engine: int) -> Sequence[EventSink]:
-            if self._directory is None:
-                return (self.metrics.sink(engine),)
-            if self._log is None:
-                from ..observe.log import EventLog
-                from ..observe.output_files import empty_run_directory
-
-                empty_run_directory(self._directory, ())
-                self._log = EventLog(self._directory / EVENTS, header())
-            return (self.metrics.sink(engine), self._log.sink(engine))
-
-        return of
-
-    def __enter__(self) -> _Recording:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._log is not None:
-            self._log.close(complete=kind is None)
-
-
-def _real_body(options: SessionOptions, recording: _Recording) -> Body:
+def _real_body(options: SessionOptions, recording: Recording) -> Body:
     from ..gpu.session.plan import plan_session, refuse_without_effect
     from ..gpu.session.session import DecodeSession, check_vocabulary
     from ..gpu.session.text import Tokenizer
@@ -217,10 +178,10 @@ def _simulated_body(
     seed: int | None,
     speed: float | None,
     faults: str | None,
-    recording: _Recording,
+    recording: Recording,
 ) -> tuple[Body, str | None]:
     from ..core.errors import ConfigError
-    from ..serve.bodies.live import live_scenario
+    from ..serve.bodies.live import live_scenario, with_its_table
     from ..serve.bodies.simulated import SimulatedBody
     from ..sim.scenario_file import load_scenario
     from .simulation.simulate import errors_at, given_by_options
@@ -232,7 +193,7 @@ def _simulated_body(
         origins["seed"] = "--seed"
     plan = None if faults is None else _service_faults(faults, scenario, origins)
     with errors_at(origins):
-        sinks = recording.sinks(lambda: {"scenario": live_scenario(scenario).model_dump(mode="json")})
+        sinks = recording.sinks(lambda: {"scenario": with_its_table(live_scenario(scenario)).model_dump(mode="json")})
         body = SimulatedBody(scenario, speed=speed or 1.0, origins=origins, sinks=sinks, faults=plan)
     for notice in body.simulation.notices:
         print(f"foredraft: note: {notice}", file=sys.stderr)
@@ -258,7 +219,7 @@ def _service_faults(given: str, scenario: Scenario, origins: dict[str, str]) -> 
 def _run(
     body: Body,
     limits: Limits,
-    metrics: ServerMetrics,
+    recording: Recording,
     table: Path | None,
     *,
     listener: socket,
@@ -275,7 +236,9 @@ def _run(
     def tell(message: str) -> None:
         print(f"foredraft: {message}", file=sys.stderr, flush=True)
 
-    frontend = Frontend(body, limits, metrics, tell, stamps=stamp)
+    frontend = Frontend(body, limits, recording.metrics, tell, stamps=stamp, flush=recording.flush)
+    if recording.folder is not None:
+        tell(f"the decision log is in {recording.folder}")
     app = make_app(frontend, model=model, api_key=api_key, metrics_as=metrics_as)
 
     server = Server(app, frontend, listener=listener, drain_s=drain_s, table=table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -32,7 +33,15 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.code = code
-        self.headers: dict[str, str] = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+        self.retry_after_s = retry_after_s
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        given = {"param": self.param, "code": self.code, "retry_after_s": self.retry_after_s}
+        return partial(ApiError, self.status, self.message, **given), ()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
 
     def to_json(self) -> dict[str, Any]:
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")

@@ -10,193 +10,20 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
 
-from ..core.contract.request import FinishReason
-from .bodies.port import Body, Order, Piece, TextDecoder
-from .errors import ApiError, refused
+from .answers.reply import Choice, Delta, Reply
+from .bodies.port import Body, Order, Piece
+from .errors import ApiError
 from .limits import Limits
 from .metrics import ServerMetrics
 from .scheduler import SchedulerThread
 
 Action = Callable[[], None]
-FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
 SPARE_COMMANDS = 8
 """How many commands may wait for the scheduler, beside one order and one abort for each output."""
-
-
-@dataclass(slots=True)
-class Delta:
-    """What a choice has gained since the last look."""
-
-    text: str
-    tokens: list[int]
-    outputs: Mapping[str, list[Any]]
-    finish: str | None
-    at_ns: int  # of its first piece, by the clock of the body
-
-
-class Choice:
-    """One output of a reply: the part of its text that is final, and the pieces that have come since the last call."""
-
-    def __init__(self, index: int, order: Order, decoder: TextDecoder) -> None:
-        self.index = index
-        self.order = order
-        self.num_tokens: int = 0
-        self.finish: str | None = None
-        self.error: str = ""
-        self.is_live = True  # the body has it
-        self._decoder = decoder
-        self._pieces: list[Piece] = []
-
-    def add(self, piece: Piece) -> None:
-        self._pieces.append(piece)
-
-    def take(self) -> Delta | None:
-        """Return everything that has come since the last call, as one piece; None if nothing has come or the choice is
-        over."""
-        pieces, self._pieces = self._pieces, []
-        if not pieces or self.finish is not None or self.error:
-            return None
-        tokens, outputs = pieces[0].tokens, pieces[0].outputs
-        if len(pieces) > 1:
-            tokens = [token for piece in pieces for token in piece.tokens]
-            names = dict.fromkeys(name for piece in pieces for name in piece.outputs)
-            outputs = {name: [value for piece in pieces for value in piece.outputs.get(name, ())] for name in names}
-        text, end = self._decoder.push(tokens), pieces[-1].finished
-        self.num_tokens += len(tokens)
-        if self._decoder.stop is not None:
-            self.finish = "stop"
-        elif end is not None:
-            text += self._decoder.finish()
-            self.finish = "stop" if self._decoder.stop is not None else FINISH.get(end.reason)
-            if self.finish is None:
-                self.error = end.message or "the request failed"
-        return Delta(text, tokens, outputs, self.finish, pieces[0].at_ns)
-
-
-class Writer(Protocol):
-    """Writes a stream in the place of the task that sends it, while that task waits for news."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the client has read all written bytes."""
-
-    def prepare(self) -> bool:
-        """Make the bytes of the pieces that have come. Returns False if the reply is over or has failed: then the task
-        sends the rest."""
-
-    def flush(self) -> None:
-        """Write the prepared bytes; wake the reply if it is over."""
-
-
-class Reply:
-    """The choices of one request. `take` waits for news of any of them."""
-
-    def __init__(self, reply_id: str, choices: Sequence[Choice], num_prompt_tokens: int, deadline_s: float) -> None:
-        self.id = reply_id
-        self.choices = choices
-        self.num_prompt_tokens = num_prompt_tokens
-        self.created: int = int(time.time())
-        self.writer: Writer | None = None  # once the stream has begun
-        self._has_news = False
-        self._waiter: asyncio.Future[None] | None = None
-        self._is_beginning = False  # a stream that waits for its first news
-        self._failure: ApiError | None = None
-        self.deadline: float = asyncio.get_running_loop().time() + deadline_s
-
-    @property
-    def is_over(self) -> bool:
-        return all(choice.finish is not None for choice in self.choices)
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(choice.num_tokens for choice in self.choices)
-
-    def fail(self, error: ApiError) -> None:
-        """Let `take` raise `error`."""
-        self._failure = error
-        self.tell()
-
-    def prepare(self) -> bool:
-        """Let the writer make the bytes of the pieces that have come. Returns False if it cannot, or if the reply is
-        over."""
-        writer = self.ready_writer
-        return writer is not None and writer.prepare()
-
-    def tell(self) -> None:
-        """Let the writer write these bytes. If it cannot, or the reply is over, wake `take`, which fetches it."""
-        self._has_news = True
-        if not self.prepare():
-            self.wake()
-        if self.writer is not None:
-            self.writer.flush()
-
-    def wake(self) -> None:
-        """Let `take` return."""
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    @property
-    def ready_writer(self) -> Writer | None:
-        """The writer, or None if it may not write now. It may write while the sending task waits, once the client has
-        read all earlier bytes."""
-        writer = self.writer
-        may_write = self._is_awaited and self._failure is None and writer is not None and writer.is_ready
-        return writer if may_write else None
-
-    @property
-    def _is_awaited(self) -> bool:
-        return self._waiter is not None and not self._waiter.done()
-
-    async def begin(self) -> list[tuple[Choice, Delta]]:
-        """Wait until the stream may begin. Return the first news, or none if they are certain but not due yet;
-        raise as `take` does."""
-        if not self._has_news:
-            self._is_beginning = True
-            await self._wait()
-            self._is_beginning = False
-        return self.news() if self._has_news else []
-
-    def expect(self) -> bool:
-        """Let a stream begin before its first news are due, because they are certain.
-        Returns whether a stream waits for them."""
-        if not (self._is_beginning and self._is_awaited):
-            return False
-        self.wake()
-        return True
-
-    async def _wait(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
-
-    async def take(self) -> list[tuple[Choice, Delta]]:
-        """Wait for news and return them; an empty list once all choices are over.
-        Raises ApiError if one failed, or the reply did."""
-        while not self.is_over:
-            if not self._has_news:
-                await self._wait()
-            if deltas := self.news():
-                return deltas
-        return []
-
-    def news(self) -> list[tuple[Choice, Delta]]:
-        """Return the pieces that have come since the last call. Raises ApiError as `take` does; pieces that came with
-        the failure are then dropped."""
-        self._has_news = False
-        deltas = []
-        for choice in self.choices:
-            if (delta := choice.take()) is not None:
-                deltas.append((choice, delta))
-            if choice.error and self._failure is None:
-                self._failure = refused(choice.error, 1)
-        if self._failure is not None:
-            raise self._failure
-        return deltas
 
 
 class Frontend:
@@ -210,9 +37,10 @@ class Frontend:
         tell: Callable[[str], None] = lambda message: None,
         *,
         stamps: bool = False,
+        flush: Callable[[], None] = lambda: None,
     ) -> None:
         """Make a frontend of `body`. `stamps`: each event of a stream begins with a comment, when its round
-        ended (Unix, ns)."""
+        ended (Unix, ns). `flush`: see SchedulerThread."""
         self.body = body
         self.limits = limits
         self.metrics = metrics
@@ -230,7 +58,7 @@ class Frontend:
         self._sent_at: list[tuple[float, Iterable[tuple[Choice, Delta]]]] = []  # and not counted yet
         self._held: list[tuple[int, list[Action]]] = []  # (due time, actions that send what was prepared for it)
         self.scheduler: SchedulerThread = SchedulerThread(
-            body, self, self._body_failed, 2 * limits.max_streams + SPARE_COMMANDS
+            body, self, self._body_failed, 2 * limits.max_streams + SPARE_COMMANDS, flush
         )
 
     @property

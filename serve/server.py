@@ -22,7 +22,7 @@ from fastapi import FastAPI
 
 from ..core.errors import ConfigError, ForedraftError
 from ..observe.input_files import read_text
-from .answer import TRANSPORT
+from .answers.answer import TRANSPORT
 from .frontend import Frontend
 
 if TYPE_CHECKING:

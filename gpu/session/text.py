@@ -24,6 +24,8 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 REPLACEMENT = "\ufffd"
 """What a decoder shows for bytes that are no UTF-8, also for a character of which only the first bytes are there."""
 
+_SHRINKS = 4
+"""How many times shorter a text may get before it is cut into tokens: composed characters take a third of the bytes."""
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -43,7 +45,7 @@ class Tokenizer:
     Reads `tokenizer.json`; `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json` and `config.json`
     where they are.
     `eos_ids`: the tokens that end a text, ascending. `bos_id`: the first token of a text, or None. `vocab_size`: ids
-    below it exist.
+    below it exist. `most_bytes_per_token`: of a text, without runs of white space that a tokenizer may drop.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Tokenizer:
         self.eos_ids = tuple(sorted({*eos_ids, *([] if own_eos is None else [own_eos])}))
         # Decoders with byte fallback look at a whole run of such tokens before they know its characters.
         self.byte_ids = frozenset(number for token, number in vocabulary.items() if _BYTE_TOKEN.fullmatch(token))
+        self.most_bytes_per_token = _SHRINKS * max((len(token.encode()) for token in vocabulary), default=1)
 
     @classmethod
     def load(cls, directory: str | Path) -> Tokenizer:

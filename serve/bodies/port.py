@@ -11,7 +11,7 @@ its tokenizer, any thread may use.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -64,6 +64,10 @@ class TextCodec(Protocol):
     def byte_ids(self) -> frozenset[int]:
         """The tokens that stand for single bytes."""
 
+    @property
+    def most_bytes_per_token(self) -> int:
+        """How many bytes of a text one token may stand for."""
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray: ...
     def decode(self, tokens: np.ndarray) -> str: ...
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> np.ndarray: ...
@@ -102,6 +106,7 @@ class Body(Protocol):
     unsupported: Mapping[str, str]
     hand_over_s: float  # how long it may wait after each delivery until the loop has sent that
     engines: Sequence[Engine]
+    make_codec: Callable[[], TextCodec]  # makes the same tokenizer in another process
 
     @property
     def tokenizer(self) -> TextCodec:

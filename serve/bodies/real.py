@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from ...core.contract.request import Grammar, Request
 from ...core.contract.step import FailureCause
@@ -13,7 +14,7 @@ from ...core.scheduler.engine import Engine
 from ...gpu.session.grammar import grammars_of
 from ...gpu.session.session import DecodeSession
 from ...gpu.session.text import StreamDecoder, Tokenizer
-from .port import Order, Outlet, Piece, TextDecoder, longest_request
+from .port import Order, Outlet, Piece, TextCodec, TextDecoder, longest_request
 
 
 class RealBody:
@@ -26,6 +27,7 @@ class RealBody:
     def __init__(self, session: DecodeSession, name: str) -> None:
         self.name = name
         self.tokenizer: Tokenizer = session.tokenizer
+        self.make_codec: Callable[[], TextCodec] = partial(Tokenizer.load, session.tokenizer.source)
         self.vocab_size: int = session.tokenizer.vocab_size
         self.engines: Sequence[Engine] = (session.engine,)
         self.context_len: int = longest_request(self.engines)

@@ -20,7 +20,7 @@ from ...sim.faults.service import FaultReport
 from ...sim.scenario import Scenario
 from .filler import ALL_WORDS, FillerTokenizer, WordDecoder, filler, word_edges, word_outputs
 from .live import Emission, LiveSimulation
-from .port import Order, Outlet, Piece, TextDecoder, longest_request
+from .port import Order, Outlet, Piece, TextCodec, TextDecoder, longest_request
 
 BLOCK_SIZE = 16
 """The number of tokens in a block; the policy prefix_aware compares prompts block by block."""
@@ -60,6 +60,7 @@ class SimulatedBody:
         self._outlet: Outlet  # of the turn that runs
         self.name: str = self.simulation.assembly.target.name
         self.tokenizer: FillerTokenizer = FillerTokenizer()
+        self.make_codec: Callable[[], TextCodec] = FillerTokenizer
         self.vocab_size = MAX_TOKEN_ID + 1
         self.engines: Sequence[Engine] = self.simulation.engines
         self.context_len: int = longest_request(self.engines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from foredraft.serve.limits import Limits
-from foredraft.serve.schema import ChatRequest, CompletionRequest
+from foredraft.serve.requests.schema import ChatRequest, CompletionRequest
 from http_server import serving, simulated_body
 from hypothesis import HealthCheck, given, settings
 

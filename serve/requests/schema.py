@@ -4,23 +4,53 @@ error with its name."""
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from ..core.contract.request import biases
-from ..core.prompt import MAX_TOKEN_ID
+from ...core.contract.request import biases
+from ...core.prompt import MAX_TOKEN_ID
 
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 5
 MAX_BIASES = 300
 """Tokens of a `logit_bias`, as OpenAI limits them."""
 Token = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID, strict=True)]
-Tokens = Annotated[list[Token], Field(min_length=1)]
+Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
 TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$", strict=True)]
 Text = Annotated[str, Field(strict=True)]
+MAX_PROMPTS = 1024
+"""Of one request, whatever the server's own limit of outputs is: what is beyond is not looked at."""
+
+
+def _form_of_prompt(value: Any) -> str:
+    """Return the form that a prompt has by its first item: each has its own errors, and only the first one is told."""
+    if not isinstance(value, list):
+        return "text"
+    first = value[0] if value else None
+    return "texts" if isinstance(first, str) else "lists" if isinstance(first, list) else "tokens"
+
+
+Prompt = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[Tokens, Tag("tokens")]
+    | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("texts")]
+    | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("lists")],
+    Discriminator(_form_of_prompt),
+]
 
 
 @dataclass(frozen=True, eq=False)  # Python keeps one `Annotated` for marks that are equal, as of 0 and of False
@@ -143,31 +173,66 @@ class Sampled(Body):
 
 
 class CompletionRequest(Sampled):
-    prompt: Text | Tokens | Annotated[list[Text], Field(min_length=1)] | Annotated[list[Tokens], Field(min_length=1)]
+    prompt: Prompt
     echo: bool | None = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS, strict=True)] | None = None
     best_of: Annotated[Any, only(1)] = None
     suffix: Annotated[Any, only("")] = None
 
 
-class TextPart(Body):
+class Lenient(BaseModel):
+    """A part of a conversation. Clients send answers back as they came, and other servers' answers, so keys that
+    are unknown here are left out."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore", protected_namespaces=())
+
+
+class TextPart(Lenient):
     type: Literal["text"]
     text: Text
 
 
-class ChatMessage(Body):
+class CalledFunction(Lenient):
+    name: Text
+    arguments: Text = Field("{}", description="JSON")
+
+
+class ToolCall(Lenient):
+    id: Text | None = None
+    function: CalledFunction
+
+    def to_template(self) -> dict[str, Any]:
+        """Return the call as chat templates read it: with its arguments as an object, if they are one."""
+        arguments: Any = self.function.arguments
+        with suppress(ValueError):
+            arguments = json.loads(arguments)
+        return {"type": "function", "id": self.id, "function": {"name": self.function.name, "arguments": arguments}}
+
+
+class ChatMessage(Lenient):
     role: Annotated[Text, Field(min_length=1, max_length=64)]
-    content: Text | Annotated[list[TextPart], Field(min_length=1)]
+    content: Text | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] | None = None
     name: Text | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_call_id: Text | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise PydanticCustomError("content", "expected content, or tool_calls")
+        return self
 
     def to_template(self) -> dict[str, Any]:
         """Return the message as chat templates read it."""
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": self.role, "content": content, **({} if self.name is None else {"name": self.name})}
+        parts = self.content or ""
+        content = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        further: dict[str, Any] = {"name": self.name, "tool_call_id": self.tool_call_id}
+        further["tool_calls"] = [call.to_template() for call in self.tool_calls or ()] or None
+        return {"role": self.role, "content": content, **{k: v for k, v in further.items() if v is not None}}
 
 
 class ChatRequest(Sampled):
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID, strict=True)] | None = None
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS, strict=True)] | None = None
@@ -183,13 +248,13 @@ class ChatRequest(Sampled):
 class TokenizeRequest(Body):
     model: Text | None = None
     prompt: Text | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] | None = None
     add_special_tokens: bool = True
 
 
 class DetokenizeRequest(Body):
     model: Text | None = None
-    tokens: list[Token]
+    tokens: Annotated[list[Token], Field(fail_fast=True)]
 
 
 class AbortRequest(Body):
