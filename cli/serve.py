@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ..sim.faults.plan import FaultPlan
     from ..sim.scenario import Scenario
 
+KEY = "FOREDRAFT_API_KEY"
 server_option, limits_option = in_panel("Server"), in_panel("Limits")
 
 # fmt: off
@@ -47,7 +49,7 @@ Host = Annotated[str, server_option("--host",
 Port = Annotated[int, server_option("--port", "Port to listen on; 0 chooses a free port.", min=0, max=65535)]
 ApiKey = Annotated[str | None, server_option("--api-key",
     "Key that clients must send. The variable is safer: other users can see a command line.",
-    "KEY", envvar="FOREDRAFT_API_KEY")]
+    "KEY", envvar=KEY)]
 ServedName = Annotated[str | None, server_option("--served-model-name",
     "The model's name for clients. Default: the name of the directory, or of the scenario's model.", "NAME")]
 MetricsAs = Annotated[str, server_option("--metrics-as",
@@ -108,6 +110,7 @@ def serve(
     _check_choice(model, simulate)
     limits = Limits(max_streams, max_body_bytes, max_prompt_tokens, max_choices, deadline_s, stall_s)
     _refuse_unknown("--metrics-as", metrics_as, STYLES)
+    _check_key(api_key, host)
     with bind(host, port) as listener, Recording(record) as recording:
         if model is not None:
             from ..gpu.session.hub import local_checkpoint
@@ -133,6 +136,27 @@ def _check_choice(model: Path | None, simulate: Path | None) -> None:
     if (model is None) == (simulate is None):
         message = "give exactly one of them: a checkpoint to decode, or a scenario to simulate"
         raise ConfigError.of("<arguments>", "--model or --simulate", message)
+
+
+def _check_key(api_key: str | None, host: str) -> None:
+    """Refuse an empty key, which would let everyone in; warn if the server is open to other machines without one."""
+    import ipaddress
+
+    from ..core.errors import ConfigError
+
+    if (os.environ.get(KEY) if api_key is None else api_key.strip()) == "":
+        message = "is empty, and the server would be open; give a key, or unset the variable"
+        raise ConfigError.of("<arguments>", f"--api-key, {KEY}", message)
+    try:
+        is_local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_local = host == "localhost"
+    if api_key is None and not is_local:
+        _tell(f"note: everyone who reaches {host} can use the server; give a key by {KEY}")
+
+
+def _tell(message: str) -> None:
+    print(f"foredraft: {message}", file=sys.stderr, flush=True)
 
 
 def _refuse_unknown(name: str, value: str, known: Sequence[str]) -> None:
@@ -162,7 +186,7 @@ def _real_body(options: SessionOptions, recording: Recording) -> Body:
     plan = plan_session(options)
     refuse_without_effect(plan.options, plan.algorithm, plan.device)
     for notice in plan.notices:
-        print(f"foredraft: note: {notice}", file=sys.stderr)
+        _tell(f"note: {notice}")
     check_vocabulary(tokenizer, plan)
 
     def sinks(spec: Any) -> Sequence[EventSink]:
@@ -194,9 +218,9 @@ def _simulated_body(
     plan = None if faults is None else _service_faults(faults, scenario, origins)
     with errors_at(origins):
         sinks = recording.sinks(lambda: {"scenario": with_its_table(live_scenario(scenario)).model_dump(mode="json")})
-        body = SimulatedBody(scenario, speed=speed or 1.0, origins=origins, sinks=sinks, faults=plan)
+        body = SimulatedBody(scenario, speed=speed or 1.0, origins=origins, sinks=sinks, faults=plan, warn=_tell)
     for notice in body.simulation.notices:
-        print(f"foredraft: note: {notice}", file=sys.stderr)
+        _tell(f"note: {notice}")
     table = scenario.speculation.adaptive
     return body, table if isinstance(table, str) else None
 
@@ -212,7 +236,7 @@ def _service_faults(given: str, scenario: Scenario, origins: dict[str, str]) -> 
         transfers = pools_of(scenario).is_disaggregated
     plan, left_out = load_fault_plan(given, scenario.seed, transfers=transfers).of_service()
     if left_out:
-        print(f"foredraft: note: {', '.join(left_out)} left out: clients come from outside", file=sys.stderr)
+        _tell(f"note: {', '.join(left_out)} left out: clients come from outside")
     return plan
 
 
@@ -233,14 +257,11 @@ def _run(
     from ..serve.frontend import Frontend
     from ..serve.server import Server
 
-    def tell(message: str) -> None:
-        print(f"foredraft: {message}", file=sys.stderr, flush=True)
-
-    frontend = Frontend(body, limits, recording.metrics, tell, stamps=stamp, flush=recording.flush)
+    frontend = Frontend(body, limits, recording.metrics, _tell, stamps=stamp, flush=recording.flush)
     if recording.folder is not None:
-        tell(f"the decision log is in {recording.folder}")
+        _tell(f"the decision log is in {recording.folder}")
     app = make_app(frontend, model=model, api_key=api_key, metrics_as=metrics_as)
-
+    app.state.reader.start()
     server = Server(app, frontend, listener=listener, drain_s=drain_s, table=table)
     server.run()
     if not server.started:

@@ -71,8 +71,9 @@ def make_app(
 
     @app.get("/ready")
     async def ready() -> Response:
-        """200 while requests are taken, 503 while the server stops."""
-        return PlainTextResponse("", 200 if frontend.is_ready else 503)
+        """200 while requests are taken, 503 while the server stops. Of a simulation it says whether real time is kept,
+        and the greatest `--speed` that can be expected to hold."""
+        return JSONResponse(_readiness(frontend), 200 if frontend.is_ready else 503)
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -84,6 +85,17 @@ def make_app(
     app.state.frontend = frontend
     app.state.reader = reader
     return app
+
+
+def _readiness(frontend: Frontend) -> dict[str, Any]:
+    told: dict[str, Any] = {"ready": frontend.is_ready}
+    if not frontend.is_ready:
+        told["reason"] = "the server is stopping" if frontend.is_draining else "the engine has failed"
+    if (pace := frontend.body.pace) is not None:
+        told |= {"speed": pace.speed, "possible_speed": pace.possible_speed, "behind_s": round(pace.behind_s, 3)}
+        if not pace.is_kept:
+            told["warning"] = pace.sentence
+    return told
 
 
 def _rules(frontend: Frontend, model: str) -> ReadingRules:
@@ -122,4 +134,6 @@ async def _own_error(request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
+    if error.status_code == 405 and request.method == "OPTIONS":
+        return Response(status_code=204, headers=error.headers)
     return JSONResponse(ApiError(error.status_code, str(error.detail)).to_json(), error.status_code, error.headers)

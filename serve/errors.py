@@ -56,9 +56,14 @@ def event(value: dict[str, Any]) -> bytes:
     return b"data: %b\n\n" % _encode(value).encode()
 
 
+def is_full(message: str) -> bool:
+    """Return whether the engine refused a request, by this message, because its queue was full."""
+    return message.startswith("queue full")
+
+
 def refused(message: str, retry_after_s: int) -> ApiError:
     """Return the error of a request that the engine refused or gave up, by its message."""
-    if message.startswith("queue full"):
+    if is_full(message):
         return ApiError(429, message, code="queue_full", retry_after_s=retry_after_s)
     if message.startswith("too long"):
         return ApiError(400, message, param="prompt", code="context_length_exceeded")

@@ -46,7 +46,7 @@ class Frontend:
         self.metrics = metrics
         self.tell = tell
         self.is_draining: bool = False
-        metrics.engines = body.engines
+        metrics.engines, metrics.pace = body.engines, body.pace
         self._stamps = stamps
         self._ns_per_s = body.at_ns(1.0) - body.at_ns(0.0)
         self._unix_ns = time.time_ns() - (body.at_ns(time.monotonic()) / self._ns_per_s) * 1e9  # at time 0 of the body
@@ -69,6 +69,11 @@ class Frontend:
     @property
     def is_ready(self) -> bool:
         return self.scheduler.is_running and not self.is_draining
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no answer is being made or sent."""
+        return not self._replies
 
     def start(self) -> None:
         """Begin to serve; called in the event loop."""
@@ -96,9 +101,8 @@ class Frontend:
         """Send orders to the body. Raises ApiError 429 beyond the limit of outputs, 503 if the server stops or its
         body has failed."""
         if not self.is_ready:
-            raise ApiError(
-                503, "the server is stopping" if self.is_draining else "the engine has failed", code="not_ready"
-            )
+            message = "the server is stopping" if self.is_draining else "the engine has failed"
+            raise ApiError(503, message, code="not_ready", retry_after_s=self.limits.retry_after_s)
         limit = self.limits.max_streams
         if self.num_live + len(orders) > limit:
             self.metrics.num_refused += 1

@@ -8,6 +8,7 @@ speed.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,10 +20,12 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from ..core.contract.events import Committed, Event, EventSink, Planned, Resumed, StepsLost
-from ..core.contract.request import FinishReason
+from ..core.contract.request import FinishedRequest, FinishReason
 from ..core.errors import ConfigError, nearest
 from ..core.scheduler.engine import Engine
+from .bodies.pace import Pace
 from .bodies.port import Order, Piece
+from .errors import is_full
 
 _SECONDS = (
     0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0,
@@ -63,10 +66,15 @@ NAMES: Mapping[str, tuple[str | None, str | None, str]] = {
     "accept_rate": (None, "spec_accept_rate", "Share of the verified draft tokens that were accepted, since the start."),
     "steps": ("spec_decode_num_steps", None, "Draft steps of the newest decode round."),
     "refused": ("requests_refused", None, "Requests that were refused because too many were being served."),
+    "behind": ("behind_real_time_seconds", None, "How late the simulation is, in real seconds; 0 if it keeps up."),
+    "possible_speed": ("possible_speed", None, "Greatest --speed that can be expected to hold at the load of the last seconds."),
     "failures": ("steps_lost", None, "Steps of the device that failed."),
 }  # fmt: skip
 STYLES = ("foredraft", "vllm", "sglang")
-OWN = ("response_delay_seconds", "spec_decode_accept_length", "spec_decode_num_steps", "requests_refused", "steps_lost")
+OWN = (
+    *("response_delay_seconds", "spec_decode_accept_length", "spec_decode_num_steps", "requests_refused", "steps_lost"),
+    *("behind_real_time_seconds", "possible_speed"),
+)
 """Names that vLLM does not have: shown with our prefix in its style, too."""
 
 
@@ -102,7 +110,9 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.engines: Sequence[Engine] = ()
-        self.num_refused = 0
+        self.pace: Pace | None = None
+        self.num_refused = 0  # by the limit of outputs
+        self.num_queue_full = 0  # by the engine's limit of its queue
         self.totals: Counter[str] = Counter()
         self.ended: Counter[str] = Counter(dict.fromkeys(_REASONS.values(), 0))
         self.accepted_at: list[int] = []
@@ -157,9 +167,13 @@ class ServerMetrics:
                 times.num_tokens += len(piece.tokens)
                 self.totals["output_tokens"] += len(piece.tokens)
             if piece.finished is not None:
-                self._end(piece.finished.reason, piece.at_ns, self._open.pop(piece.request_id))
+                self._end(piece.finished, piece.at_ns, self._open.pop(piece.request_id))
 
-    def _end(self, reason: FinishReason, at_ns: int, times: _Times) -> None:
+    def _end(self, end: FinishedRequest, at_ns: int, times: _Times) -> None:
+        reason = end.reason
+        if reason is FinishReason.ERROR and is_full(end.message):
+            self.num_queue_full += 1
+            return
         self.ended[_REASONS[reason]] += 1
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.histograms["e2e"].add((at_ns - times.arrival_ns) / 1e9)
@@ -185,15 +199,31 @@ class ServerMetrics:
             "accept_length": 1 + totals["accepted"] / totals["rounds"] if totals["rounds"] else 0.0,
             "accept_rate": totals["accepted"] / totals["drafted"] if totals["drafted"] else 0.0,
             "steps": max(self.steps.values(), default=0),
-            "refused": self.num_refused,
+            "refused": self.num_refused + self.num_queue_full,
+            **self._pace_values(),
             **{name: totals[name] for name in _TOTALS},
         }
+
+    def _pace_values(self) -> dict[str, float]:
+        if self.pace is None:
+            return {}
+        return {"behind": self.pace.behind_s, "possible_speed": self.pace.possible_speed or math.nan}
 
 
 _TOTALS = ("prompt_tokens", "output_tokens", "retractions", "rounds", "drafted", "accepted", "failures")
 _MODEL = "model_name"
 """The label that every metric has."""
-_GAUGES = ("running", "waiting", "kv_use", "hit_rate", "accept_length", "accept_rate", "steps")
+_GAUGES = (
+    "running",
+    "waiting",
+    "kv_use",
+    "hit_rate",
+    "accept_length",
+    "accept_rate",
+    "steps",
+    "behind",
+    "possible_speed",
+)
 
 
 class Exposition(Collector):
@@ -229,7 +259,7 @@ class Exposition(Collector):
             elif key == "accepted_at":
                 by_position = ((str(position), count) for position, count in enumerate(self._metrics.accepted_at))
                 yield self._counters(by_position, name, text, "position")
-            else:
+            elif key in values:
                 kind = GaugeMetricFamily if key in _GAUGES else CounterMetricFamily
                 family = kind(name, text, labels=[_MODEL])
                 family.add_metric([self._model], values[key])

@@ -189,8 +189,7 @@ class ChatForm(CompletionForm):
         }
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self._text(token)
-        return {"token": text, "logprob": float(logprob), "bytes": list(text.encode())}
+        return {"token": self._text(token), "logprob": float(logprob), "bytes": list(self.codec.bytes_of(token))}
 
 
 def top_pairs(outputs: Mapping[str, list[Any]]) -> list[list[tuple[int, float]]]:

@@ -55,6 +55,10 @@ class FillerTokenizer:
         """Return the text of tokens int [n]; ids that no text has are left out."""
         return b"".join(_bytes_of(token) for token in np.asarray(tokens).tolist()).decode("utf-8", errors="replace")
 
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of a token, which may be a part of a character."""
+        return _bytes_of(token)
+
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """Return the tokens int64 [n] of a conversation, ready for the answer."""
         return self.encode("".join(map(_written, messages)) + "<assistant>\n")

@@ -66,6 +66,8 @@ def with_its_table(scenario: Scenario) -> Scenario:
 class LiveSimulation(Simulation):
     """Serves requests as they are submitted. The workload of the scenario only says how long outputs are."""
 
+    clients_are_outside = True
+
     def __init__(
         self,
         scenario: Scenario,

@@ -19,6 +19,7 @@ import numpy as np
 
 from ...core.contract.request import FinishedRequest, Grammar, SamplingParams
 from ...core.scheduler.engine import Engine
+from .pace import Pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class TextCodec(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray: ...
     def decode(self, tokens: np.ndarray) -> str: ...
+    def bytes_of(self, token: int) -> bytes: ...
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> np.ndarray: ...
 
 
@@ -106,6 +108,7 @@ class Body(Protocol):
     unsupported: Mapping[str, str]
     hand_over_s: float  # how long it may wait after each delivery until the loop has sent that
     engines: Sequence[Engine]
+    pace: Pace | None  # of a simulation
     make_codec: Callable[[], TextCodec]  # makes the same tokenizer in another process
 
     @property

@@ -14,6 +14,7 @@ from ...core.scheduler.engine import Engine
 from ...gpu.session.grammar import grammars_of
 from ...gpu.session.session import DecodeSession
 from ...gpu.session.text import StreamDecoder, Tokenizer
+from .pace import Pace
 from .port import Order, Outlet, Piece, TextCodec, TextDecoder, longest_request
 
 
@@ -23,6 +24,7 @@ class RealBody:
 
     unsupported: Mapping[str, str] = {}
     hand_over_s: float = 0.0  # a device would idle
+    pace: Pace | None = None
 
     def __init__(self, session: DecodeSession, name: str) -> None:
         self.name = name

@@ -13,6 +13,8 @@ import httpx
 import pytest
 from foredraft.cli.app import app
 from foredraft.core.errors import ForedraftError
+from foredraft.serve.bodies.simulated import SimulatedBody
+from foredraft.sim.scenario_file import load_scenario
 from server_process import FOREDRAFT, recorded, serve, wait_for
 from typer.testing import CliRunner
 
@@ -45,6 +47,51 @@ def test_signals_and_the_record(tmp_path: Path):
     table.write_text('{"1": {"candidate_steps": [2, 7]}}')  # the record has the tables that were used
     done = CliRunner().invoke(app, ["replay", str(folder)])
     assert done.exit_code == 0 and "decisions identical" in done.output, done.output
+
+
+def test_a_server_that_drains_can_be_watched(tmp_path: Path):
+    """It listens until what it serves has ended, and says so."""
+    with serve(tmp_path, "--speed", "0.3") as (process, address, _):
+        asked = {"prompt": "Why?", "max_tokens": 150, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{address}/v1/completions", json=asked, timeout=60) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            while (ready := httpx.get(f"{address}/ready")).status_code == 200:
+                time.sleep(0.01)
+            assert (ready.status_code, ready.json()["reason"]) == (503, "the server is stopping")
+            refused = httpx.post(f"{address}/v1/completions", json=asked)
+            assert refused.status_code == 503 and int(refused.headers["Retry-After"]) >= 1
+            assert httpx.get(f"{address}/health").status_code == 200
+            assert "foredraft:num_requests_running" in httpx.get(f"{address}/metrics").text
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert process.wait(30) == 0
+
+
+def test_an_empty_key_opens_nothing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FOREDRAFT_API_KEY", "")
+    result = CliRunner().invoke(app, ["serve", "--simulate", "missing.toml", "--port", "0"])
+    assert isinstance(result.exception, ForedraftError) and "FOREDRAFT_API_KEY" in str(result.exception)
+
+
+@pytest.mark.parametrize(("host", "is_told"), [("0.0.0.0", True), ("::", True), ("127.0.0.1", False)])
+def test_an_open_server_without_a_key_says_so(host: str, is_told: bool):
+    result = CliRunner().invoke(app, ["serve", "--simulate", "missing.toml", "--port", "0", "--host", host])
+    assert ("give a key" in result.stderr) == is_told
+    result = CliRunner().invoke(
+        app, ["serve", "--simulate", "missing.toml", "--port", "0", "--api-key", "k", "--host", host]
+    )
+    assert "give a key" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "keys", ["router.policy='prefix_aware'", "engine.prefix_cache=true", "engine.eviction_policy='fifo'"]
+)
+def test_keys_that_need_the_contents_of_prompts_have_effect(keys: str):
+    """A workload without contents makes them useless in `simulate`; clients bring contents."""
+    scenario, origins = load_scenario(None, ["hardware.replicas=2", keys])
+    body = SimulatedBody(scenario, origins=origins)
+    assert not [notice for notice in body.simulation.notices if keys.split("=")[0] in notice]
 
 
 @pytest.mark.slow
@@ -134,6 +181,7 @@ def test_a_port_in_use_is_one_message_before_anything_is_written(tmp_path: Path)
         (["--model", "missing", "--speed", "2"], "--speed"),
         (["--model", "missing", "--faults", "swarm"], "--faults"),
         (["--simulate", str(EXAMPLES / "chat_on_h100.toml"), "--faults", "swarn"], "did you mean 'swarm'"),
+        (["--simulate", "x.toml", "--api-key", " "], "--api-key"),
         (["--simulate", "x.toml", "--host", "999.0.0.1"], "cannot listen on 999.0.0.1"),
     ],
 )
