@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -37,7 +38,8 @@ def make_app(
     model = model or frontend.body.name
     reader = RequestReader(_rules(frontend, model), frontend.body.tokenizer)
     api = Api(frontend, model, reader)
-    exposition = Exposition(frontend.metrics, model, metrics_as)
+    body = frontend.body
+    exposition = Exposition(frontend.metrics, model, metrics_as, lambda: body.at_ns(time.monotonic()))
     version = package_version()
 
     @asynccontextmanager
@@ -76,9 +78,9 @@ def make_app(
         return JSONResponse(_readiness(frontend), 200 if frontend.is_ready else 503)
 
     @app.get("/metrics")
-    async def metrics() -> Response:
-        """The metrics in Prometheus' text format."""
-        content, media_type = exposition()
+    async def metrics(request: Request) -> Response:
+        """The metrics in Prometheus' text format, or as OpenMetrics for clients that accept it."""
+        content, media_type = exposition(request.headers.get("accept", ""))
         return Response(content, headers={"Content-Type": media_type})
 
     app.openapi = lambda: _schema(app)  # type: ignore[method-assign]  # FastAPI's own way to add to it

@@ -137,7 +137,7 @@ class Frontend:
 
     def _count_sent(self) -> None:
         self._sent.set()
-        add = self.metrics.histograms["delay"].add
+        add = self.metrics.delay.add
         for at_s, deltas in self._sent_at:
             at_ns = self.body.at_ns(at_s)
             for _, delta in deltas:
@@ -216,6 +216,8 @@ class Frontend:
         if piece.finished is not None:
             choice.is_live = False
             del self._choices[piece.request_id]
+            if not any(one.is_live for one in reply.choices):
+                self.metrics.replied(max(one.num_received for one in reply.choices))
         return reply
 
     def _body_failed(self, error: BaseException) -> None:

@@ -117,8 +117,7 @@ class Simulation:
         Raises a ForedraftError for anything that cannot run: configuration, memory, an unreadable or broken trace.
         """
         self.scenario = scenario
-        assembly = assemble(scenario, calibration)
-        self.assembly: Assembly = replace(assembly, clients_are_outside=self.clients_are_outside)
+        self.assembly: Assembly = replace(assemble(scenario, calibration), clients_are_outside=self.clients_are_outside)
         refuse_without_effect(self.assembly, origins or {})
         if on_assembled is not None:
             on_assembled(self.assembly)

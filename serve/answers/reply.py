@@ -34,7 +34,8 @@ class Choice:
     def __init__(self, index: int, order: Order, decoder: TextDecoder) -> None:
         self.index = index
         self.order = order
-        self.num_tokens: int = 0
+        self.num_tokens: int = 0  # that are text
+        self.num_received: int = 0
         self.finish: str | None = None
         self.error: str = ""
         self.is_live = True  # the body has it
@@ -43,6 +44,7 @@ class Choice:
 
     def add(self, piece: Piece) -> None:
         self._pieces.append(piece)
+        self.num_received += len(piece.tokens)
 
     @property
     def has_news(self) -> bool:

@@ -36,6 +36,10 @@ class Order:
     ignore_eos: bool = False
     outputs: tuple[str, ...] = ()  # of `Request.outputs`
     priority: int = 0
+    # For metrics alone: outputs with each prompt, whether this is the first of its request, whether they are streamed.
+    num_outputs: int = 1
+    is_first: bool = False
+    streams: bool = False
 
     @property
     def request_id(self) -> str:

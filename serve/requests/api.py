@@ -178,6 +178,9 @@ class Api:
                         ignore_eos=asked.ignore_eos,
                         outputs=outputs,
                         priority=asked.priority,
+                        num_outputs=asked.num_outputs,
+                        is_first=not orders,
+                        streams=bool(asked.stream),
                     )
                 )
         return orders
