@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, Annotated, Any
@@ -54,6 +54,9 @@ ServedName = Annotated[str | None, server_option("--served-model-name",
     "The model's name for clients. Default: the name of the directory, or of the scenario's model.", "NAME")]
 MetricsAs = Annotated[str, server_option("--metrics-as",
     "Server whose names the metrics use: foredraft, vllm, sglang.")]
+Dialect = Annotated[str | None, server_option("--dialect",
+    "With --simulate: server whose clients are understood: openai, vllm, sglang. The last two leave out parameters that "
+    "have no effect, and name each once; vllm serves smaller priorities first. Default: openai.")]
 Record = Annotated[Path | None, server_option("--record",
     "Write the decision log for foredraft replay to a new folder of this directory, named by the time of the start. It "
     "grows with every round.", "DIR")]
@@ -78,7 +81,7 @@ def serve(
     model: ModelDirectory = None, simulate: Simulate = None, *, session: Mapping[str, Any], settings: Settings = None,
     faults: Faults = None, speed: Speed = None, seed: Seed = None,
     host: Host = "127.0.0.1", port: Port = 8000, api_key: ApiKey = None, served_model_name: ServedName = None,
-    metrics_as: MetricsAs = "foredraft", record: Record = None, stamp: Stamp = False, drain_s: DrainS = 30.0,
+    metrics_as: MetricsAs = "foredraft", dialect: Dialect = None, record: Record = None, stamp: Stamp = False, drain_s: DrainS = 30.0,
     max_streams: MaxStreams = 512, max_body_bytes: MaxBody = 8 << 20, max_prompt_tokens: MaxPrompt = None,
     max_choices: MaxChoices = 16, deadline_s: DeadlineS = 600.0, stall_s: StallS = 30.0,
     log_level: LogLevel = None, log_format: LogFormat = DEFAULT_FORMAT,
@@ -104,19 +107,21 @@ def serve(
     from ..serve.limits import Limits
     from ..serve.metrics import STYLES
     from ..serve.recording import Recording
+    from ..serve.requests.api import DIALECTS
     from ..serve.server import bind
 
     start_logging(log_level, log_format)
     _check_choice(model, simulate)
     limits = Limits(max_streams, max_body_bytes, max_prompt_tokens, max_choices, deadline_s, stall_s)
     _refuse_unknown("--metrics-as", metrics_as, STYLES)
+    _refuse_unknown("--dialect", dialect or "openai", DIALECTS)
     _check_key(api_key, host)
     with bind(host, port) as listener, Recording(record) as recording:
         if model is not None:
             from ..gpu.session.hub import local_checkpoint
             from ..gpu.session.plan import SessionOptions
 
-            ignored = {"settings": settings, "faults": faults, "speed": speed}
+            ignored = {"settings": settings, "faults": faults, "speed": speed, "dialect": dialect}
             _refuse_for("--model", "a checkpoint is decoded", ignored, {"settings": "--set"})
             values = session_values(session)
             options = SessionOptions(local_checkpoint(model), **values, seed=seed or 0, block_rounds=1)
@@ -127,7 +132,8 @@ def serve(
             _refuse_for("--simulate", "the scenario has a key for it: set that key with --set", unused, {})
             body, table = _simulated_body(simulate, settings, seed, speed, faults, recording)
         _run(body, limits, recording, Path(table) if table is not None and Path(table).is_file() else None,
-             listener=listener, drain_s=drain_s, stamp=stamp, api_key=api_key, model=served_model_name, metrics_as=metrics_as)  # fmt: skip
+             listener=listener, drain_s=drain_s, stamp=stamp, api_key=api_key, model=served_model_name, metrics_as=metrics_as,
+             dialect=dialect or "openai")  # fmt: skip
 
 
 def _check_choice(model: Path | None, simulate: Path | None) -> None:
@@ -159,11 +165,12 @@ def _tell(message: str) -> None:
     print(f"foredraft: {message}", file=sys.stderr, flush=True)
 
 
-def _refuse_unknown(name: str, value: str, known: Sequence[str]) -> None:
+def _refuse_unknown(name: str, value: str, known: Iterable[str]) -> None:
     from ..core.errors import ConfigError, nearest
 
-    if value not in known:
-        raise ConfigError.of("<arguments>", name, f"{value!r} is none of {', '.join(known)}{nearest(value, known)}")
+    names = tuple(known)
+    if value not in names:
+        raise ConfigError.of("<arguments>", name, f"{value!r} is none of {', '.join(names)}{nearest(value, names)}")
 
 
 def _refuse_for(kind: str, why: str, given: dict[str, Any], names: dict[str, str]) -> None:
@@ -252,6 +259,7 @@ def _run(
     api_key: str | None,
     model: str | None,
     metrics_as: str,
+    dialect: str,
 ) -> None:
     from ..serve.app import make_app
     from ..serve.frontend import Frontend
@@ -260,7 +268,7 @@ def _run(
     frontend = Frontend(body, limits, recording.metrics, _tell, stamps=stamp, flush=recording.flush)
     if recording.folder is not None:
         _tell(f"the decision log is in {recording.folder}")
-    app = make_app(frontend, model=model, api_key=api_key, metrics_as=metrics_as)
+    app = make_app(frontend, model=model, api_key=api_key, metrics_as=metrics_as, dialect=dialect)
     app.state.reader.start()
     server = Server(app, frontend, listener=listener, drain_s=drain_s, table=table)
     server.run()

@@ -28,16 +28,21 @@ COMPONENTS = "#/components/schemas/"
 
 
 def make_app(
-    frontend: Frontend, *, model: str | None = None, api_key: str | None = None, metrics_as: str = "foredraft"
+    frontend: Frontend,
+    *,
+    model: str | None = None,
+    api_key: str | None = None,
+    metrics_as: str = "foredraft",
+    dialect: str = "openai",
 ) -> FastAPI:
     """Return the application, which begins to serve with its lifespan.
 
     `model`: the name that clients see, by default the body's. `metrics_as`: the server whose metric names are used.
-    Raises ConfigError.
+    `dialect`: the server whose clients are understood. Raises ConfigError.
     """
     model = model or frontend.body.name
-    reader = RequestReader(_rules(frontend, model), frontend.body.tokenizer)
-    api = Api(frontend, model, reader)
+    reader = RequestReader(_rules(frontend, model, dialect), frontend.body.tokenizer)
+    api = Api(frontend, model, reader, dialect)
     body = frontend.body
     exposition = Exposition(frontend.metrics, model, metrics_as, lambda: body.at_ns(time.monotonic()))
     version = package_version()
@@ -100,10 +105,12 @@ def _readiness(frontend: Frontend) -> dict[str, Any]:
     return told
 
 
-def _rules(frontend: Frontend, model: str) -> ReadingRules:
+def _rules(frontend: Frontend, model: str, dialect: str) -> ReadingRules:
     body, limits = frontend.body, frontend.limits
     longest = min(body.context_len - 1, limits.max_prompt_tokens or body.context_len)
-    return ReadingRules(model, body.vocab_size, body.context_len, longest, limits.max_choices, body.make_codec)
+    sizes = (body.vocab_size, body.context_len, longest, limits.max_choices)
+    without_tools = body.unsupported.get("tools", "")
+    return ReadingRules(model, *sizes, body.make_codec, without_tools, is_lenient=dialect != "openai")
 
 
 def _takes(kind: type[Body]) -> dict[str, Any]:

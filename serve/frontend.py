@@ -22,6 +22,7 @@ from .metrics import ServerMetrics
 from .scheduler import SchedulerThread
 
 Action = Callable[[], None]
+MOST_TOLD = 200
 SPARE_COMMANDS = 8
 """How many commands may wait for the scheduler, beside one order and one abort for each output."""
 
@@ -48,6 +49,7 @@ class Frontend:
         self.is_draining: bool = False
         metrics.engines, metrics.pace = body.engines, body.pace
         self._stamps = stamps
+        self._told: set[str] = set()
         self._ns_per_s = body.at_ns(1.0) - body.at_ns(0.0)
         self._unix_ns = time.time_ns() - (body.at_ns(time.monotonic()) / self._ns_per_s) * 1e9  # at time 0 of the body
         self._numbers = itertools.count()
@@ -109,12 +111,13 @@ class Frontend:
             message = f"{self.num_live} outputs are being served, at most {limit} may be"
             raise ApiError(429, message, code="too_many_streams", retry_after_s=self.limits.retry_after_s)
         orders = [replace(order, number=next(self._numbers)) for order in orders]
-        choices = [Choice(i, order, self.body.make_decoder(order)) for i, order in enumerate(orders)]
+        at_ns = self.body.at_ns
+        lives = [self.metrics.ordered(order, at_ns(order.at_s)) for order in orders]
+        choices = [Choice(i, order, self.body.make_decoder(order), lives[i]) for i, order in enumerate(orders)]
         reply = Reply(reply_id, choices, num_prompt_tokens, self.limits.deadline_s)
         self._replies[reply_id] = reply
         for choice in choices:
             self._choices[choice.order.request_id] = (reply, choice)
-            self.metrics.ordered(choice.order, self.body.at_ns(choice.order.at_s))
             self.scheduler.submit(choice.order)
         return reply
 
@@ -147,6 +150,12 @@ class Frontend:
     def stamp(self, delta: Delta) -> bytes:
         """Return the bytes that come before the event of a delta."""
         return b": %d\n" % (self._unix_ns + delta.at_ns / self._ns_per_s * 1e9) if self._stamps else b""
+
+    def tell_once(self, message: str) -> None:
+        """Tell who runs the server something, the first time that it is to be told."""
+        if message not in self._told and len(self._told) < MOST_TOLD:
+            self._told.add(message)
+            self.tell(message)
 
     def find(self, reply_id: str) -> Reply | None:
         """Return the reply of this id that is being served."""
@@ -193,7 +202,7 @@ class Frontend:
     def _prepare(self, pieces: list[Piece], held: list[Action]) -> None:
         for piece in pieces:
             reply, choice = self._choices[piece.request_id]
-            if choice.order.stop:  # at a stop string the body has to be told, at its time
+            if choice.order.stop or choice.order.stop_tokens:  # at a stop string the body has to be told, at its time
                 held.append(partial(self._dispatch, piece))
             elif (writer := reply.ready_writer) is not None:
                 self._add(piece)

@@ -87,7 +87,7 @@ class CompletionForm:
         shown = []
         for choice in self.reply.choices:
             echo = quote(self._echoes[choice.index])[1:-1] if self._echoes else ""
-            text = fill('"', (echo, *self._texts[choice.index]), '"')
+            text = fill('"', (echo, self._around("".join(self._texts[choice.index]))), '"')
             lists = self._lists[choice.index]
             logprobs = {name: fill("[", (", ".join(filter(None, lists.get(name, ()))),), "]") for name in lists}
             empty = None if self.num_logprobs is None else self._no_logprobs
@@ -97,9 +97,18 @@ class CompletionForm:
         parts[1::2] = [fills[int(number)] for number in parts[1::2]]
         return "".join(parts).encode()
 
-    def usage(self) -> dict[str, int]:
-        prompt, output = self.reply.num_prompt_tokens, self.reply.num_tokens
-        return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+    def _around(self, text: str) -> str:
+        """Return the JSON of a whole text, without its quotes."""
+        return text
+
+    def event(self, choices: list[dict[str, Any]]) -> bytes:
+        """Return an event of the stream."""
+        return event(self._event(choices))
+
+    def usage(self) -> dict[str, Any]:
+        prompt, output, cached = self.reply.num_prompt_tokens, self.reply.num_tokens, self.reply.num_cached_tokens
+        counts = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+        return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.reply.id, "object": kind, "created": self.reply.created, "model": self.model}

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from ...core.contract.request import FinishReason
 from ..bodies.port import Order, Piece, TextDecoder
 from ..errors import ApiError, refused
+from ..metrics.counts import Life
 
 FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
 TOKENS_PER_TURN = 1024
@@ -31,9 +32,10 @@ class Delta:
 class Choice:
     """One output of a reply: the part of its text that is final, and the pieces that have come since the last call."""
 
-    def __init__(self, index: int, order: Order, decoder: TextDecoder) -> None:
+    def __init__(self, index: int, order: Order, decoder: TextDecoder, life: Life) -> None:
         self.index = index
         self.order = order
+        self.life = life
         self.num_tokens: int = 0  # that are text
         self.num_received: int = 0
         self.finish: str | None = None
@@ -41,6 +43,7 @@ class Choice:
         self.is_live = True  # the body has it
         self._decoder = decoder
         self._pieces: list[Piece] = []
+        self._has_stopped = False  # at a stop string or a stop token, which the body does not know of
 
     def add(self, piece: Piece) -> None:
         self._pieces.append(piece)
@@ -72,7 +75,7 @@ class Choice:
             tokens, outputs = tokens[:shown], {name: values[:shown] for name, values in outputs.items()}
         self.num_tokens += len(tokens)
         end = pieces[-1].finished
-        if self._decoder.stop is not None:
+        if self._has_stopped:
             self.finish = "stop"
         elif end is not None:
             text += self._decoder.finish()
@@ -82,14 +85,19 @@ class Choice:
         return Delta(text, tokens, outputs, self.finish, pieces[0].at_ns)
 
     def _text_of(self, tokens: list[int]) -> tuple[str, int]:
-        """Return the text of the next tokens, and how many of them it took: those after a stop string are none of the
-        output."""
-        if not self.order.stop:
+        """Return the text of the next tokens, and how many of them it took: those after a stop string or a stop token
+        are none of the output. A stop token has no text."""
+        order = self.order
+        if not order.stop and not order.stop_tokens:
             return self._decoder.push(tokens), len(tokens)
         text = ""
         for count, token in enumerate(tokens, 1):
+            if token in order.stop_tokens and self.num_tokens + count > order.min_tokens:
+                self._has_stopped = True
+                return text + self._decoder.finish(), count
             text += self._decoder.push((token,))
             if self._decoder.stop is not None:
+                self._has_stopped = True
                 return text, count
         return text, len(tokens)
 
@@ -133,6 +141,12 @@ class Reply:
     @property
     def is_over(self) -> bool:
         return all(choice.finish is not None for choice in self.choices)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of the prompts that a prefix cache had: of each prompt for the first of its outputs."""
+        each = self.choices[0].order.num_outputs
+        return sum(choice.life.num_cached for choice in self.choices[::each])
 
     @property
     def num_tokens(self) -> int:

@@ -36,6 +36,9 @@ class Order:
     ignore_eos: bool = False
     outputs: tuple[str, ...] = ()  # of `Request.outputs`
     priority: int = 0
+    min_tokens: int = 0  # no end of text and no stop token ends the output before
+    stop_tokens: frozenset[int] = frozenset()  # of the request; each ends the output
+    namespace: str = ""  # prompts of other namespaces share no prefix with this one
     # For metrics alone: outputs with each prompt, whether this is the first of its request, whether they are streamed.
     num_outputs: int = 1
     is_first: bool = False

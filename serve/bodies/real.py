@@ -22,7 +22,10 @@ class RealBody:
     """Decodes with `session`; `name` is the model's.
     Steps that fail are tried again as `core/scheduler/recovery.py` has it."""
 
-    unsupported: Mapping[str, str] = {}
+    unsupported: Mapping[str, str] = {
+        "tools": "has no effect here: no parser finds the calls of this model in its text",
+        "min_tokens": "has no effect here: the model's end of text is not held back",
+    }
     hand_over_s: float = 0.0  # a device would idle
     pace: Pace | None = None
 
@@ -54,8 +57,9 @@ class RealBody:
                 Prompt.of_tokens(order.prompt),
                 order.max_tokens,
                 order.priority,
+                order.namespace,
                 sampling=order.sampling,
-                stop_tokens=() if order.ignore_eos else self._stop_tokens,
+                stop_tokens=(*(() if order.ignore_eos else self._stop_tokens), *sorted(order.stop_tokens)),
                 stop_strings=order.stop,
                 outputs=order.outputs,
             )

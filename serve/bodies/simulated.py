@@ -86,9 +86,12 @@ class SimulatedBody:
         prompt = Prompt.of_tokens(order.prompt)
         if self._needs_blocks:
             blocks = [order.prompt[i : i + BLOCK_SIZE].tobytes().hex() for i in range(0, prompt.length, BLOCK_SIZE)]
+            blocks = [order.namespace + block for block in blocks]
             prompt = Prompt.of_blocks([request_key(block) >> 1 for block in blocks], BLOCK_SIZE, prompt.length)
-        request = Request(order.request_id, prompt, order.max_tokens, order.priority)
-        output_len = order.max_tokens + 1 if order.ignore_eos else self.simulation.draw_output_len()
+        request = Request(order.request_id, prompt, order.max_tokens, order.priority, order.namespace)
+        output_len = order.max_tokens + 1
+        if not order.ignore_eos:
+            output_len = max(self.simulation.draw_output_len(), order.min_tokens + 1 if order.min_tokens else 0)
         self._live[order.request_id] = _Writing(order)
         self.simulation.submit(request, output_len, self.at_ns(order.at_s))
         return ""

@@ -68,7 +68,7 @@ def _newest(events: deque[tuple[int, int]], now_ns: int) -> int:
     return sum(number for at_ns, number in tuple(events) if at_ns > now_ns - SECOND_NS)
 
 
-class _Life:
+class Life:
     """A request so far: what it asks for, when it came, was admitted and got tokens, and where."""
 
     __slots__ = (
@@ -101,7 +101,7 @@ class EngineCounts:
         self.emitted: deque[tuple[int, int]] = deque()
         self.retracted: deque[tuple[int, int]] = deque()
 
-    def take(self, event: Event, lives: Mapping[str, _Life], engine: int) -> None:
+    def take(self, event: Event, lives: Mapping[str, Life], engine: int) -> None:
         """Count an event of the engine."""
         if isinstance(event, Planned | StepsLost | Resumed):
             if event.retracted:
@@ -115,7 +115,7 @@ class EngineCounts:
         elif isinstance(event, Committed):
             self._commit(event)
 
-    def _retract(self, retracted: Sequence[str], now_ns: int, lives: Mapping[str, _Life]) -> None:
+    def _retract(self, retracted: Sequence[str], now_ns: int, lives: Mapping[str, Life]) -> None:
         _push(self.retracted, now_ns, len(retracted))
         self.totals["retractions", ""] += len(retracted)
         for request_id in retracted:
@@ -124,7 +124,7 @@ class EngineCounts:
                 self.totals["retracted_prompt", ""] += life.num_prompt
                 self.totals["retracted_output", ""] += life.num_tokens
 
-    def _admit(self, join: Join, life: _Life, now_ns: int) -> None:
+    def _admit(self, join: Join, life: Life, now_ns: int) -> None:
         """Note that a request takes a row; a second time after a retraction, or where its KV was sent to."""
         if life.admitted_ns >= 0 and not join.num_received:
             return
@@ -171,7 +171,7 @@ class EngineCounts:
         for position, count in enumerate(at_least):
             self.totals["accepted_at", str(position)] += count
 
-    def end(self, end: FinishedRequest, at_ns: int, life: _Life) -> None:
+    def end(self, end: FinishedRequest, at_ns: int, life: Life) -> None:
         """Count the end of a request."""
         totals, streams = self.totals, life.streams
         totals["ended", REASONS[end.reason]] += 1
@@ -218,7 +218,7 @@ class ServerMetrics:
         self.num_queue_full = 0  # by the engine's limit of its queue
         self.delay = Histogram()
         self.counts: defaultdict[int, EngineCounts] = defaultdict(EngineCounts)
-        self._open: dict[str, _Life] = {}
+        self._open: dict[str, Life] = {}
 
     def sink(self, engine: int) -> EventSink:
         """Return a sink that counts the events of an engine."""
@@ -229,11 +229,12 @@ class ServerMetrics:
 
         return take
 
-    def ordered(self, order: Order, arrival_ns: int) -> None:
-        """Note a request that goes to the body."""
-        self._open[order.request_id] = _Life(order, arrival_ns)
+    def ordered(self, order: Order, arrival_ns: int) -> Life:
+        """Note a request that goes to the body, and return what is known of it."""
+        life = self._open[order.request_id] = Life(order, arrival_ns)
         if order.is_first:
             self.counts[0].add("n", order.num_outputs)
+        return life
 
     def replied(self, longest: int) -> None:
         """Note the tokens of the longest output of a request whose outputs have all ended."""
@@ -255,7 +256,7 @@ class ServerMetrics:
             if piece.finished is not None:
                 self._end(piece.finished, piece.at_ns, self._open.pop(piece.request_id))
 
-    def _end(self, end: FinishedRequest, at_ns: int, life: _Life) -> None:
+    def _end(self, end: FinishedRequest, at_ns: int, life: Life) -> None:
         if end.reason is FinishReason.ERROR and is_full(end.message):
             self.num_queue_full += 1
         else:

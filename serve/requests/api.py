@@ -15,6 +15,7 @@ from ...core.contract.request import Grammar, SamplingParams
 from ...core.errors import ForedraftError
 from ..answers.answer import Answer, Told
 from ..answers.forms import ChatForm, CompletionForm
+from ..answers.tools import CallForm
 from ..bodies.port import Order
 from ..errors import ApiError
 from ..frontend import Frontend
@@ -23,14 +24,17 @@ from .schema import AbortRequest, Body, ChatRequest, CompletionRequest, Detokeni
 
 DEFAULT_MAX_TOKENS = 16
 """Of `/v1/completions`, as OpenAI has it; a chat goes on as far as the context reaches."""
+DIALECTS = ("openai", "vllm", "sglang")
 UNSEEDED = 0
 SEEDS = 2**63 - 1
 
 
 class Api:
-    """The endpoints of a server that calls its model `model`."""
+    """The endpoints of a server that calls its model `model`. `dialect`: the server whose clients come; parameters
+    that have no effect are then left out and told once, but for openai, where they are errors."""
 
-    def __init__(self, frontend: Frontend, model: str, reader: RequestReader) -> None:
+    def __init__(self, frontend: Frontend, model: str, reader: RequestReader, dialect: str = "openai") -> None:
+        self._dialect = dialect
         self._body = frontend.body
         self._frontend = frontend
         self._model = model
@@ -42,7 +46,7 @@ class Api:
         """Continue one prompt or several."""
         read = await self._asked(CompletionRequest, request)
         asked: CompletionRequest = read.request
-        self._check(asked, {"logprobs": asked.logprobs is not None})
+        self._check(read, {"logprobs": asked.logprobs is not None})
         if asked.echo and asked.logprobs is not None:
             raise ApiError(
                 400, "log-probabilities of the prompt are not supported: leave out echo or logprobs", param="echo"
@@ -59,7 +63,7 @@ class Api:
         """Answer a conversation."""
         read = await self._asked(ChatRequest, request)
         asked: ChatRequest = read.request
-        self._check(asked, {"logprobs": bool(asked.logprobs), "top_logprobs": bool(asked.top_logprobs)})
+        self._check(read, {"logprobs": bool(asked.logprobs), "top_logprobs": bool(asked.top_logprobs)})
         if asked.top_logprobs is not None and not asked.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
         if asked.max_tokens is not None and asked.max_completion_tokens not in (None, asked.max_tokens):
@@ -68,7 +72,10 @@ class Api:
         orders = await self._orders(read, asked.max_completion_tokens or asked.max_tokens, outputs)
         reply = self._frontend.open(_new_id("chatcmpl"), orders, len(read.prompts[0]))
         shown = (asked.top_logprobs or 0) if asked.logprobs else None
-        form = ChatForm(reply, self._model, self._codec, usage=asked.usage, num_logprobs=shown)
+        if read.call is not None:
+            form: ChatForm = CallForm(reply, self._model, self._codec, usage=asked.usage, call=read.call)
+        else:
+            form = ChatForm(reply, self._model, self._codec, usage=asked.usage, num_logprobs=shown)
         return Answer(self._frontend, reply, form, stream=bool(asked.stream))
 
     async def models(self) -> dict[str, Any]:
@@ -118,11 +125,19 @@ class Api:
         card = {"id": self._model, "object": "model", "created": self._created, "owned_by": "foredraft"}
         return card | {"max_model_len": self._body.context_len}
 
-    def _check(self, asked: Sampled, given: dict[str, bool]) -> None:
+    def _check(self, read: Asked, given: dict[str, bool]) -> None:
+        """Raise ApiError for a parameter that the body cannot honour, or leave it out."""
+        asked: Sampled = read.request
         given |= dict.fromkeys(asked.shaping, True) | {"response_format": asked.schema_text is not None}
-        for name, is_given in given.items():
-            if is_given and name in self._body.unsupported:
-                raise ApiError(400, self._body.unsupported[name], param=name, code="unsupported")
+        given["min_tokens"] = bool(asked.min_tokens)
+        unsupported = [name for name, is_given in given.items() if is_given and name in self._body.unsupported]
+        if unsupported and self._dialect == "openai":
+            name = unsupported[0]
+            raise ApiError(400, self._body.unsupported[name], param=name, code="unsupported")
+        for name in unsupported:
+            setattr(asked, name, None)
+        for name in (*unsupported, *read.ignored):
+            self._frontend.tell_once(f"note: {name} of requests has no effect here")
         if asked.stream_options is not None and not asked.stream:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options")
 
@@ -159,6 +174,9 @@ class Api:
         asked, prompts, at_s = read.request, read.prompts, time.monotonic()
         sampling = await self._sampling(asked)
         room = self._body.context_len - max(map(len, prompts))
+        if asked.min_tokens is not None and asked.min_tokens > (max_tokens or room):
+            message = f"{asked.min_tokens} is more than the output may have: {max_tokens or room} tokens"
+            raise ApiError(400, message, param="min_tokens")
         if max_tokens is not None and max_tokens > room:
             asked_for = f"{max_tokens} tokens after a prompt of {self._body.context_len - room}"
             message = f"{asked_for}; the context has room for {room}"
@@ -177,7 +195,10 @@ class Api:
                         stop=asked.stops,
                         ignore_eos=asked.ignore_eos,
                         outputs=outputs,
-                        priority=asked.priority,
+                        priority=-asked.priority if self._dialect == "vllm" else asked.priority,
+                        min_tokens=asked.min_tokens or 0,
+                        stop_tokens=frozenset(asked.stop_token_ids or ()),
+                        namespace=asked.cache_salt or "",
                         num_outputs=asked.num_outputs,
                         is_first=not orders,
                         streams=bool(asked.stream),

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -28,13 +28,25 @@ import numpy as np
 from pydantic import ValidationError
 
 from ...core.errors import InvalidRequest
+from ..answers.tools import Call
 from ..bodies.port import TextCodec
 from ..errors import ApiError
-from .schema import Body, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .schema import (
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    LenientChatRequest,
+    LenientCompletionRequest,
+    TokenizeRequest,
+)
 
 SMALL_BODY = 1 << 13
 """Bytes of a body that is read in the event loop: one to three milliseconds of work."""
 MAX_PARAMETER_BYTES = 1 << 17
+LENIENT = {CompletionRequest: LenientCompletionRequest, ChatRequest: LenientChatRequest}
+MOST_NAME, MOST_NAMES = 64, 20
+"""Of parameters that are left out: what is told of them."""
 MAX_WAITING_BYTES = 1 << 26
 """Bytes of the larger bodies that may wait for the process that reads them, all together."""
 Read = TypeVar("Read", bound=Body)
@@ -50,6 +62,8 @@ class ReadingRules:
     longest_prompt: int  # tokens
     max_choices: int
     make_codec: Callable[[], TextCodec]  # makes the tokenizer of the body in another process
+    without_tools: str = ""  # why the body takes none
+    is_lenient: bool = False  # parameters that are unknown or have no effect are left out
 
 
 @dataclass(slots=True)
@@ -59,20 +73,28 @@ class Asked:
     request: Any  # a CompletionRequest or a ChatRequest
     prompts: list[np.ndarray]
     echoes: list[str] = field(default_factory=list)  # by choice, if the outputs repeat their prompts
+    call: Call | None = None  # what the answer has to be
+    ignored: tuple[str, ...] = ()  # parameters that were left out
 
 
 def read(kind: type[Body], data: bytes, rules: ReadingRules, codec: TextCodec) -> Asked | bytes:
     """Read the body of a request of this kind. Returns the request, or for `/tokenize` and `/detokenize` the answer.
     Raises ApiError."""
-    request = validated(kind, data)
+    ignored: set[str] = set()
+    if rules.is_lenient and kind in LENIENT:
+        request = validated(LENIENT[kind], data, {"ignored": ignored})
+        ignored |= set(request.model_extra or ())
+        (request.model_extra or {}).clear()
+    else:
+        request = validated(kind, data)
     model = getattr(request, "model", None)
     if model is not None and model != rules.model:
         message = f"the model {model!r} is not served here; the served model is {rules.model!r}"
         raise ApiError(404, message, param="model", code="model_not_found")
     if isinstance(request, CompletionRequest):
-        return _read_completion(request, rules, codec)
+        return replace(_read_completion(request, rules, codec), ignored=_short(ignored))
     if isinstance(request, ChatRequest):
-        return _read_chat(request, rules, codec)
+        return replace(_read_chat(request, rules, codec), ignored=_short(ignored))
     if isinstance(request, TokenizeRequest):
         return _tokenized(request, rules, codec)
     assert isinstance(request, DetokenizeRequest), "the others are read by `validated` alone"
@@ -80,10 +102,14 @@ def read(kind: type[Body], data: bytes, rules: ReadingRules, codec: TextCodec) -
     return json.dumps({"prompt": codec.decode(np.array(request.tokens, dtype=np.int64))}).encode()
 
 
-def validated(kind: type[Read], data: bytes) -> Read:
+def _short(names: set[str]) -> tuple[str, ...]:
+    return tuple(sorted(name for name in names if len(name) <= MOST_NAME))[:MOST_NAMES]
+
+
+def validated(kind: type[Read], data: bytes, context: dict[str, Any] | None = None) -> Read:
     """Return the parameters of a request. Raises ApiError with the first problem."""
     try:
-        return kind.model_validate_json(data)
+        return kind.model_validate_json(data, context=context)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
@@ -126,10 +152,18 @@ def _read_chat(request: ChatRequest, rules: ReadingRules, codec: TextCodec) -> A
     if request.num_outputs > rules.max_choices:
         raise ApiError(400, f"{request.num_outputs} outputs; expected at most {rules.max_choices}", param="n")
     messages = [message.to_template() for message in request.messages]
+    call = None
+    if request.tools and rules.without_tools and request.tool_choice != "none":
+        raise ApiError(400, rules.without_tools, param="tools", code="unsupported")
+    if request.tools and not rules.without_tools:
+        text = json.dumps([tool.model_dump(exclude_none=True) for tool in request.tools])
+        messages = [{"role": "tools", "content": text}, *messages]
+        call = None if request.demanded is None else Call.of(request.demanded.model_dump())
     _check_bytes("".join(message["content"] or "" for message in messages), rules, codec, "messages")
     tokens = _encoded(partial(codec.encode_chat, messages), "messages")
-    request.messages = []
-    return Asked(request, [_within_context(tokens, rules, "messages")])
+    asked = Asked(request, [_within_context(tokens, rules, "messages")], call=call)
+    request.messages, request.tools = [], None if request.tools is None else request.tools[:1]
+    return asked
 
 
 def _tokenized(request: TokenizeRequest, rules: ReadingRules, codec: TextCodec) -> bytes:

@@ -16,6 +16,7 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     Tag,
+    ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
@@ -55,7 +56,8 @@ Prompt = Annotated[
 
 @dataclass(frozen=True, eq=False)  # Python keeps one `Annotated` for marks that are equal, as of 0 and of False
 class Only:
-    """Marks an unsupported parameter: `values` have no effect and are accepted, as is null; any other is an error."""
+    """Marks an unsupported parameter: `values` have no effect and are accepted, as is null; any other is an error, or
+    left out and named in the context's "ignored" of a validation that has it."""
 
     values: tuple[Any, ...]
 
@@ -63,8 +65,11 @@ class Only:
         shown = WithJsonSchema({"enum": [None, *self.values]})
         return handler.generate_schema(Annotated[source, AfterValidator(self._checked), shown])
 
-    def _checked(self, value: Any) -> Any:
+    def _checked(self, value: Any, info: ValidationInfo) -> Any:
         if not any(type(value) is type(one) and value == one for one in (*self.values, None)):
+            if info.context is not None:
+                info.context["ignored"].add(info.field_name)
+                return None
             shown = " or ".join(map(repr, self.values))
             raise PydanticCustomError(
                 "unsupported", "is not supported{hint}", {"hint": f"; expected {shown}" if shown else ""}
@@ -139,7 +144,13 @@ class Sampled(Body):
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     response_format: ResponseFormat | None = None
-    min_tokens: Annotated[Any, only(0)] = None  # the benchmark clients of other servers send it
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN_ID, strict=True)] | None = Field(
+        None, description="no end of text and no stop token ends the output before it has so many"
+    )
+    stop_token_ids: Annotated[list[Token], Field(max_length=MAX_STOPS)] | None = None
+    cache_salt: Annotated[Text, Field(max_length=256)] | None = Field(
+        None, description="prompts with another one share no prefix in the cache"
+    )
     user: Text | None = Field(None, description="not looked at")
 
     @property
@@ -231,18 +242,63 @@ class ChatMessage(Lenient):
         return {"role": self.role, "content": content, **{k: v for k, v in further.items() if v is not None}}
 
 
+class ToolFunction(Lenient):
+    name: Text
+    description: Text | None = None
+    parameters: dict[str, Any] | None = Field(None, description="a JSON schema")
+
+
+class Tool(Lenient):
+    type: Literal["function"] = "function"
+    function: ToolFunction
+
+
+class NamedFunction(Lenient):
+    name: Text
+
+
+class ToolChoice(Lenient):
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
 class ChatRequest(Sampled):
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID, strict=True)] | None = None
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS, strict=True)] | None = None
-    tools: Annotated[Any, only([])] = None
-    tool_choice: Annotated[Any, only("none", "auto")] = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     functions: Annotated[Any, only([])] = None
     parallel_tool_calls: Annotated[Any, only(True)] = None
     modalities: Annotated[Any, only(["text"])] = None
     service_tier: Annotated[Any, only("auto", "default")] = None
     store: Annotated[Any, only(False)] = None
+
+    @model_validator(mode="after")
+    def _knows_the_function(self) -> Self:
+        names = [tool.function.name for tool in self.tools or ()]
+        if isinstance(self.tool_choice, ToolChoice) and self.tool_choice.function.name not in names:
+            raise PydanticCustomError("tool_choice", "tool_choice names a function that is not among the tools")
+        if self.tool_choice == "required" and not names:
+            raise PydanticCustomError("tool_choice", "tool_choice is required, and there are no tools")
+        return self
+
+    @property
+    def demanded(self) -> ToolFunction | None:
+        """The function that the answer has to call."""
+        if isinstance(self.tool_choice, ToolChoice):
+            name = self.tool_choice.function.name
+            return next(tool.function for tool in self.tools or () if tool.function.name == name)
+        return self.tools[0].function if self.tool_choice == "required" and self.tools else None
+
+
+class LenientCompletionRequest(CompletionRequest):
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
+
+
+class LenientChatRequest(ChatRequest):
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
 
 
 class TokenizeRequest(Body):

@@ -21,7 +21,6 @@ def test_an_unsupported_parameter_may_have_its_values_without_effect_alone():
         if "enum" in one
     }
     expected = {
-        "min_tokens": [None, 0],
         "store": [None, False],
         "parallel_tool_calls": [None, True],
         "best_of": [None, 1],

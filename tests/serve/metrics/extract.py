@@ -1,6 +1,6 @@
 """Reads the metrics that another server exports from its package, without importing it.
 
-    python tests/support/server_metrics/extract.py vllm-0.33.0-….whl > tests/support/server_metrics/vllm-0.33.0.json
+    python tests/serve/metrics/extract.py vllm-0.33.0-….whl > tests/serve/metrics/vllm-0.33.0.json
 
 Writes name → [kind, labels, buckets], sorted by name. `buckets` is null where the source computes them.
 """

@@ -17,7 +17,7 @@ from http_server import Served, serving, simulated_body
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def _samples(text: str) -> dict[str, float]:
@@ -57,7 +57,7 @@ def test_counts_are_those_of_the_requests():
 
 
 PACKAGES = {"vllm": "vllm-0.33.0.json", "sglang": "sglang-0.5.23.json"}
-"""What `tests/support/server_metrics/extract.py` found in the packages: name → [kind, labels, buckets]."""
+"""What `tests/serve/metrics/extract.py` found in the packages: name → [kind, labels, buckets]."""
 NOT_A_CALL = {"cache_config_info"}
 """vLLM makes this one from the fields of a class."""
 AUTOSCALER = (
@@ -70,7 +70,7 @@ AUTOSCALER = (
 
 def _package(style: str) -> dict[str, list]:
     """Return the metrics of a server's package, as Prometheus' client names them."""
-    found = json.loads((ROOT / "tests/support/server_metrics" / PACKAGES[style]).read_text())
+    found = json.loads((ROOT / "tests/serve/metrics" / PACKAGES[style]).read_text())
     names = {name: name.removesuffix("_total") if kind == "counter" else name for name, (kind, _, _) in found.items()}
     return {names[name].partition(":")[2]: facts for name, facts in found.items()}
 
