@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from socket import socket
@@ -24,11 +23,15 @@ from .options import Settings, in_panel, refuse_without_effect
 from .simulation.simulate import Faults
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from ..core.contract.events import EventSink
     from ..gpu.session.plan import SessionOptions
     from ..serve.bodies.port import Body
     from ..serve.limits import Limits
+    from ..serve.log_lines import ServerLog
     from ..serve.recording import Recording
+    from ..serve.requests.faults import RequestFaults
     from ..sim.faults.plan import FaultPlan
     from ..sim.scenario import Scenario
 
@@ -57,6 +60,14 @@ MetricsAs = Annotated[str, server_option("--metrics-as",
 Dialect = Annotated[str | None, server_option("--dialect",
     "With --simulate: server whose clients are understood: openai, vllm, sglang. The last two leave out parameters that "
     "have no effect, and name each once; vllm serves smaller priorities first. Default: openai.")]
+AccessLog = Annotated[bool, server_option("--access-log", "Write a line for each request that has been answered.")]
+FaultHeaders = Annotated[bool, server_option("--fault-headers",
+    "Do what the headers X-Fault (503, reset, stall, slow) and X-Delay-Ms of a request ask for.")]
+AdminPort = Annotated[int | None, server_option("--admin-port",
+    "Port on 127.0.0.1 for PUT, GET and DELETE of /faults: a fault for a share of all requests. 0 chooses one.",
+    min=0, max=65535)]
+StartS = Annotated[float | None, server_option("--start-s",
+    "With --simulate: simulated seconds that a start takes; until then /ready, /health and requests get 503.", min=0)]
 Record = Annotated[Path | None, server_option("--record",
     "Write the decision log for foredraft replay to a new folder of this directory, named by the time of the start. It "
     "grows with every round.", "DIR")]
@@ -81,7 +92,9 @@ def serve(
     model: ModelDirectory = None, simulate: Simulate = None, *, session: Mapping[str, Any], settings: Settings = None,
     faults: Faults = None, speed: Speed = None, seed: Seed = None,
     host: Host = "127.0.0.1", port: Port = 8000, api_key: ApiKey = None, served_model_name: ServedName = None,
-    metrics_as: MetricsAs = "foredraft", dialect: Dialect = None, record: Record = None, stamp: Stamp = False, drain_s: DrainS = 30.0,
+    metrics_as: MetricsAs = "foredraft", dialect: Dialect = None, access_log: AccessLog = False,
+    fault_headers: FaultHeaders = False, admin_port: AdminPort = None, start_s: StartS = None,
+    record: Record = None, stamp: Stamp = False, drain_s: DrainS = 30.0,
     max_streams: MaxStreams = 512, max_body_bytes: MaxBody = 8 << 20, max_prompt_tokens: MaxPrompt = None,
     max_choices: MaxChoices = 16, deadline_s: DeadlineS = 600.0, stall_s: StallS = 30.0,
     log_level: LogLevel = None, log_format: LogFormat = DEFAULT_FORMAT,
@@ -110,30 +123,34 @@ def serve(
     from ..serve.requests.api import DIALECTS
     from ..serve.server import bind
 
-    start_logging(log_level, log_format)
+    log = _start_log(log_level, log_format)
     _check_choice(model, simulate)
     limits = Limits(max_streams, max_body_bytes, max_prompt_tokens, max_choices, deadline_s, stall_s)
     _refuse_unknown("--metrics-as", metrics_as, STYLES)
     _refuse_unknown("--dialect", dialect or "openai", DIALECTS)
-    _check_key(api_key, host)
+    _check_key(api_key, host, log)
     with bind(host, port) as listener, Recording(record) as recording:
         if model is not None:
             from ..gpu.session.hub import local_checkpoint
             from ..gpu.session.plan import SessionOptions
 
-            ignored = {"settings": settings, "faults": faults, "speed": speed, "dialect": dialect}
+            ignored = {"settings": settings, "faults": faults, "speed": speed, "dialect": dialect, "start_s": start_s}
             _refuse_for("--model", "a checkpoint is decoded", ignored, {"settings": "--set"})
             values = session_values(session)
             options = SessionOptions(local_checkpoint(model), **values, seed=seed or 0, block_rounds=1)
-            body, table = _real_body(options, recording), session["adaptive"]
+            body, table = _real_body(options, recording, log), session["adaptive"]
         else:
             unused = given_session_options(session)
             assert simulate is not None, "one of them is given"
             _refuse_for("--simulate", "the scenario has a key for it: set that key with --set", unused, {})
-            body, table = _simulated_body(simulate, settings, seed, speed, faults, recording)
-        _run(body, limits, recording, Path(table) if table is not None and Path(table).is_file() else None,
-             listener=listener, drain_s=drain_s, stamp=stamp, api_key=api_key, model=served_model_name, metrics_as=metrics_as,
-             dialect=dialect or "openai")  # fmt: skip
+            body, table = _simulated_body(simulate, settings, seed, speed, faults, recording, log)
+        watched = Path(table) if table is not None and Path(table).is_file() else None
+        faults_on_demand = _faults_on_demand(fault_headers, admin_port, log)
+        _run(
+            body, limits, recording, watched, *faults_on_demand, log=log, access_log=access_log, start_s=start_s or 0.0,
+            listener=listener, drain_s=drain_s,
+            stamp=stamp, api_key=api_key, model=served_model_name, metrics_as=metrics_as, dialect=dialect or "openai",
+        )  # fmt: skip
 
 
 def _check_choice(model: Path | None, simulate: Path | None) -> None:
@@ -144,7 +161,7 @@ def _check_choice(model: Path | None, simulate: Path | None) -> None:
         raise ConfigError.of("<arguments>", "--model or --simulate", message)
 
 
-def _check_key(api_key: str | None, host: str) -> None:
+def _check_key(api_key: str | None, host: str, log: ServerLog) -> None:
     """Refuse an empty key, which would let everyone in; warn if the server is open to other machines without one."""
     import ipaddress
 
@@ -158,11 +175,19 @@ def _check_key(api_key: str | None, host: str) -> None:
     except ValueError:
         is_local = host == "localhost"
     if api_key is None and not is_local:
-        _tell(f"note: everyone who reaches {host} can use the server; give a key by {KEY}")
+        log.tell(f"note: everyone who reaches {host} can use the server; give a key by {KEY}")
 
 
-def _tell(message: str) -> None:
-    print(f"foredraft: {message}", file=sys.stderr, flush=True)
+def _start_log(level: str | None, form: str) -> ServerLog:
+    """Return the log in the form that was given; lines of engines are written from `level` on."""
+    from ..observe.engine_lines import FORMATS
+    from ..serve.log_lines import ServerLog
+
+    _refuse_unknown("--log-format", form, FORMATS)
+    start_logging(level, form if level is not None else DEFAULT_FORMAT)
+    log = ServerLog(form == "json")
+    log.take_over()
+    return log
 
 
 def _refuse_unknown(name: str, value: str, known: Iterable[str]) -> None:
@@ -182,7 +207,7 @@ def _refuse_for(kind: str, why: str, given: dict[str, Any], names: dict[str, str
     refuse_without_effect(*rules)
 
 
-def _real_body(options: SessionOptions, recording: Recording) -> Body:
+def _real_body(options: SessionOptions, recording: Recording, log: ServerLog) -> Body:
     from ..gpu.session.plan import plan_session, refuse_without_effect
     from ..gpu.session.session import DecodeSession, check_vocabulary
     from ..gpu.session.text import Tokenizer
@@ -193,7 +218,7 @@ def _real_body(options: SessionOptions, recording: Recording) -> Body:
     plan = plan_session(options)
     refuse_without_effect(plan.options, plan.algorithm, plan.device)
     for notice in plan.notices:
-        _tell(f"note: {notice}")
+        log.tell(f"note: {notice}")
     check_vocabulary(tokenizer, plan)
 
     def sinks(spec: Any) -> Sequence[EventSink]:
@@ -210,6 +235,7 @@ def _simulated_body(
     speed: float | None,
     faults: str | None,
     recording: Recording,
+    log: ServerLog,
 ) -> tuple[Body, str | None]:
     from ..core.errors import ConfigError
     from ..serve.bodies.live import live_scenario, with_its_table
@@ -222,17 +248,17 @@ def _simulated_body(
     scenario, origins = load_scenario(file, [*(settings or ()), *given_by_options(None, seed)])
     if seed is not None:
         origins["seed"] = "--seed"
-    plan = None if faults is None else _service_faults(faults, scenario, origins)
+    plan = None if faults is None else _service_faults(faults, scenario, origins, log)
     with errors_at(origins):
         sinks = recording.sinks(lambda: {"scenario": with_its_table(live_scenario(scenario)).model_dump(mode="json")})
-        body = SimulatedBody(scenario, speed=speed or 1.0, origins=origins, sinks=sinks, faults=plan, warn=_tell)
+        body = SimulatedBody(scenario, speed=speed or 1.0, origins=origins, sinks=sinks, faults=plan, warn=log.tell)
     for notice in body.simulation.notices:
-        _tell(f"note: {notice}")
+        log.tell(f"note: {notice}")
     table = scenario.speculation.adaptive
     return body, table if isinstance(table, str) else None
 
 
-def _service_faults(given: str, scenario: Scenario, origins: dict[str, str]) -> FaultPlan:
+def _service_faults(given: str, scenario: Scenario, origins: dict[str, str], log: ServerLog) -> FaultPlan:
     """Return the faults of the service in a plan;
     clients are those outside, which a note says where the plan has its own."""
     from ..sim.disaggregation.pools import pools_of
@@ -243,8 +269,26 @@ def _service_faults(given: str, scenario: Scenario, origins: dict[str, str]) -> 
         transfers = pools_of(scenario).is_disaggregated
     plan, left_out = load_fault_plan(given, scenario.seed, transfers=transfers).of_service()
     if left_out:
-        _tell(f"note: {', '.join(left_out)} left out: clients come from outside")
+        log.tell(f"note: {', '.join(left_out)} left out: clients come from outside")
     return plan
+
+
+def _faults_on_demand(
+    by_header: bool, admin_port: int | None, log: ServerLog
+) -> tuple[RequestFaults | None, tuple[FastAPI, socket] | None]:
+    """Return the faults that clients or the admin port can ask for, and the application of that port with its
+    address."""
+    if not by_header and admin_port is None:
+        return None, None
+    from ..serve.requests.faults import RequestFaults, admin_app
+    from ..serve.server import bind
+
+    faults = RequestFaults(by_header=by_header)
+    if admin_port is None:
+        return faults, None
+    listener = bind("127.0.0.1", admin_port)
+    log.tell(f"faults are asked for on http://127.0.0.1:{listener.getsockname()[1]}/faults")
+    return faults, (admin_app(faults), listener)
 
 
 def _run(
@@ -252,7 +296,12 @@ def _run(
     limits: Limits,
     recording: Recording,
     table: Path | None,
+    faults: RequestFaults | None,
+    admin: tuple[FastAPI, socket] | None,
     *,
+    log: ServerLog,
+    access_log: bool,
+    start_s: float,
     listener: socket,
     drain_s: float,
     stamp: bool,
@@ -265,12 +314,15 @@ def _run(
     from ..serve.frontend import Frontend
     from ..serve.server import Server
 
-    frontend = Frontend(body, limits, recording.metrics, _tell, stamps=stamp, flush=recording.flush)
+    frontend = Frontend(body, limits, recording.metrics, log.tell, stamps=stamp, flush=recording.flush, start_s=start_s)
     if recording.folder is not None:
-        _tell(f"the decision log is in {recording.folder}")
-    app = make_app(frontend, model=model, api_key=api_key, metrics_as=metrics_as, dialect=dialect)
+        log.tell(f"the decision log is in {recording.folder}")
+    access = log.access if access_log else None
+    app = make_app(
+        frontend, model=model, api_key=api_key, metrics_as=metrics_as, dialect=dialect, access=access, faults=faults
+    )
     app.state.reader.start()
-    server = Server(app, frontend, listener=listener, drain_s=drain_s, table=table)
+    server = Server(app, frontend, listener=listener, drain_s=drain_s, table=table, admin=admin)
     server.run()
     if not server.started:
         raise typer.Exit(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,6 +19,8 @@ from .frontend import Frontend
 from .guards import Guards
 from .metrics import Exposition
 from .requests.api import Api
+from .requests.faults import FaultInjector, RequestFaults
+from .requests.identity import Identity
 from .requests.reading import ReadingRules, RequestReader
 from .requests.schema import AbortRequest, Body, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
@@ -34,11 +36,14 @@ def make_app(
     api_key: str | None = None,
     metrics_as: str = "foredraft",
     dialect: str = "openai",
+    access: Callable[[Mapping[str, Any]], None] | None = None,
+    faults: RequestFaults | None = None,
 ) -> FastAPI:
     """Return the application, which begins to serve with its lifespan.
 
     `model`: the name that clients see, by default the body's. `metrics_as`: the server whose metric names are used.
-    `dialect`: the server whose clients are understood. Raises ConfigError.
+    `dialect`: the server whose clients are understood. `access` gets the facts of each request that has been answered.
+    `faults`: what happens to requests on demand. Raises ConfigError.
     """
     model = model or frontend.body.name
     reader = RequestReader(_rules(frontend, model, dialect), frontend.body.tokenizer)
@@ -55,7 +60,10 @@ def make_app(
         reader.stop()
 
     app = FastAPI(title="Foredraft", version=version, lifespan=lifespan, docs_url=None, redoc_url=None)
+    if faults is not None:
+        app.add_middleware(FaultInjector, faults=faults)
     app.add_middleware(Guards, limits=frontend.limits, api_key=api_key, plain=PLAIN)
+    app.add_middleware(Identity, access=access)
     app.exception_handler(ApiError)(_api_error)
     app.exception_handler(HTTPException)(_http_error)
     app.exception_handler(Exception)(_own_error)
@@ -73,8 +81,9 @@ def make_app(
 
     @app.get("/health")
     async def health() -> Response:
-        """200 while the engine runs, 503 once it has failed."""
-        return PlainTextResponse("", 200 if frontend.scheduler.is_running else 503)
+        """200 while the engine runs, 503 while it starts and once it has failed."""
+        is_well = frontend.scheduler.is_running and not frontend.is_starting
+        return PlainTextResponse("", 200 if is_well else 503)
 
     @app.get("/ready")
     async def ready() -> Response:
@@ -97,7 +106,7 @@ def make_app(
 def _readiness(frontend: Frontend) -> dict[str, Any]:
     told: dict[str, Any] = {"ready": frontend.is_ready}
     if not frontend.is_ready:
-        told["reason"] = "the server is stopping" if frontend.is_draining else "the engine has failed"
+        told["reason"] = frontend.why_not_ready
     if (pace := frontend.body.pace) is not None:
         told |= {"speed": pace.speed, "possible_speed": pace.possible_speed, "behind_s": round(pace.behind_s, 3)}
         if not pace.is_kept:

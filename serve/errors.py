@@ -36,8 +36,8 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
 
     def __reduce__(self) -> tuple[Any, ...]:
-        given = {"param": self.param, "code": self.code, "retry_after_s": self.retry_after_s}
-        return partial(ApiError, self.status, self.message, **given), ()
+        again = partial(ApiError, param=self.param, code=self.code, retry_after_s=self.retry_after_s)
+        return again, (self.status, self.message)
 
     @property
     def headers(self) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -39,9 +40,10 @@ class Frontend:
         *,
         stamps: bool = False,
         flush: Callable[[], None] = lambda: None,
+        start_s: float = 0.0,
     ) -> None:
         """Make a frontend of `body`. `stamps`: each event of a stream begins with a comment, when its round
-        ended (Unix, ns). `flush`: see SchedulerThread."""
+        ended (Unix, ns). `flush`: see SchedulerThread. `start_s`: seconds of the body that a start takes."""
         self.body = body
         self.limits = limits
         self.metrics = metrics
@@ -50,7 +52,9 @@ class Frontend:
         metrics.engines, metrics.pace = body.engines, body.pace
         self._stamps = stamps
         self._told: set[str] = set()
+        self._began_s = time.monotonic()
         self._ns_per_s = body.at_ns(1.0) - body.at_ns(0.0)
+        self._start_s = start_s * 1e9 / self._ns_per_s
         self._unix_ns = time.time_ns() - (body.at_ns(time.monotonic()) / self._ns_per_s) * 1e9  # at time 0 of the body
         self._numbers = itertools.count()
         self._choices: dict[str, tuple[Reply, Choice]] = {}  # of outputs that the body has, by the ids of their orders
@@ -70,7 +74,22 @@ class Frontend:
 
     @property
     def is_ready(self) -> bool:
-        return self.scheduler.is_running and not self.is_draining
+        return self.scheduler.is_running and not self.is_draining and not self.is_starting
+
+    @property
+    def is_starting(self) -> bool:
+        return self._left_to_start_s > 0
+
+    @property
+    def why_not_ready(self) -> str:
+        if self.is_draining:
+            return "the server is stopping"
+        return "the weights are being loaded" if self.is_starting else "the engine has failed"
+
+    @property
+    def _left_to_start_s(self) -> float:
+        """Real seconds until the simulated start is over."""
+        return self._start_s - (time.monotonic() - self._began_s)
 
     @property
     def is_idle(self) -> bool:
@@ -80,6 +99,7 @@ class Frontend:
     def start(self) -> None:
         """Begin to serve; called in the event loop."""
         self._loop = asyncio.get_running_loop()
+        self._began_s = time.monotonic()
         self.scheduler.start()
 
     async def stop(self) -> None:
@@ -103,8 +123,8 @@ class Frontend:
         """Send orders to the body. Raises ApiError 429 beyond the limit of outputs, 503 if the server stops or its
         body has failed."""
         if not self.is_ready:
-            message = "the server is stopping" if self.is_draining else "the engine has failed"
-            raise ApiError(503, message, code="not_ready", retry_after_s=self.limits.retry_after_s)
+            retry_after_s = max(math.ceil(self._left_to_start_s), self.limits.retry_after_s)
+            raise ApiError(503, self.why_not_ready, code="not_ready", retry_after_s=retry_after_s)
         limit = self.limits.max_streams
         if self.num_live + len(orders) > limit:
             self.metrics.num_refused += 1

@@ -156,7 +156,7 @@ class Server(uvicorn.Server):
     """Serves `app` on what `bind` has taken until a signal ends it; `address` is where, once it has begun.
 
     `drain_s`: seconds after the first signal until the remaining replies are aborted. `table`: the file of the adaptive
-    configuration, if any.
+    configuration, if any. `admin`: another application, on another port.
     """
 
     def __init__(
@@ -167,6 +167,7 @@ class Server(uvicorn.Server):
         listener: socket.socket,
         drain_s: float,
         table: Path | None = None,
+        admin: tuple[FastAPI, socket.socket] | None = None,
     ) -> None:
         limits = frontend.limits
 
@@ -179,7 +180,7 @@ class Server(uvicorn.Server):
             # sends what is written at once; uvloop only at the end of its turn, behind all else that is ready
             loop="asyncio",
             lifespan="on",
-            log_level="warning",
+            log_config=None,
             access_log=False,
             server_header=False,
             ws="none",
@@ -189,8 +190,11 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self.address: str = ""
+        self.should_exit: bool = False
         self._frontend = frontend
         self._table = table
+        self._admin = admin
+        self._admin_server: uvicorn.Server | None = None
         self._listener = listener
         self._drain_s = drain_s
         self._drain_ends_s = math.inf
@@ -228,14 +232,25 @@ class Server(uvicorn.Server):
         gc.set_threshold(*COLLECT_AFTER)
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
+        if self._admin is not None:
+            await self._start_admin(*self._admin)
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._frontend.tell(f"{self._frontend.body.name} is served on {self.address}")
+
+    async def _start_admin(self, app: FastAPI, listener: socket.socket) -> None:
+        config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, server_header=False, ws="none")
+        config.load()
+        self._admin_server = server = uvicorn.Server(config)
+        server.lifespan = config.lifespan_class(config)
+        await server.startup([listener])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         left_s = min(self._drain_s, max(self._drain_ends_s - time.monotonic(), 0.0))
         drained = asyncio.get_running_loop().call_later(left_s, self._give_up)
         await super().shutdown(sockets)
         drained.cancel()
+        if self._admin_server is not None and self._admin is not None:
+            await self._admin_server.shutdown([self._admin[1]])
         self._give_up()
         await self._frontend.stop()  # also where uvicorn was forced and left the lifespan out
 

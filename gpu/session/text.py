@@ -74,7 +74,7 @@ class Tokenizer:
         self.byte_ids = frozenset(number for token, number in vocabulary.items() if _BYTE_TOKEN.fullmatch(token))
         is_byte_level = "ByteLevel" in repr(tokenizer.decoder)
         self._bytes_of_letter = _letters_of_bytes() if is_byte_level else {}
-        self.most_bytes_per_token = _SHRINKS * max((len(token.encode()) for token in vocabulary), default=1)
+        self.most_bytes_per_token: int = _SHRINKS * max((len(token.encode()) for token in vocabulary), default=1)
 
     @classmethod
     def load(cls, directory: str | Path) -> Tokenizer:

@@ -50,7 +50,7 @@ class Answer(Response):
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         self._transport = scope.get(TRANSPORT)
         sending = asyncio.ensure_future(self._send_stream(send) if self._stream else self._send_whole(send))
-        leaving = asyncio.ensure_future(_client_leaves(receive))
+        leaving = asyncio.ensure_future(client_leaves(receive))
         try:
             while not await self._has_ended(sending, leaving):
                 pass
@@ -185,7 +185,8 @@ def _parts(body: bytes) -> Iterator[tuple[bytes, bool]]:
         yield body[begin : begin + PART_BYTES], begin + PART_BYTES >= len(body)
 
 
-async def _client_leaves(receive: Receive) -> None:
+async def client_leaves(receive: Receive) -> None:
+    """Wait until the connection is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

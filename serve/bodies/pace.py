@@ -30,7 +30,7 @@ class Pace:
 
     def __init__(self, speed: float, warn: Callable[[str], None]) -> None:
         self.speed = speed
-        self.behind_s = 0.0
+        self.behind_s: float = 0.0
         self._warn = warn
         self._warned_s = -WARN_EVERY_S
         self._began_s: float | None = None  # the window

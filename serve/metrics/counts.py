@@ -36,8 +36,8 @@ class Histogram:
     """Counts of values between the edges of all buckets, and their sum."""
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(ALL_EDGES) + 1)
-        self.total = 0.0
+        self.counts: list[int] = [0] * (len(ALL_EDGES) + 1)
+        self.total: float = 0.0
 
     def add(self, value: float) -> None:
         self.counts[bisect_left(ALL_EDGES, value)] += 1
@@ -215,8 +215,8 @@ class ServerMetrics:
         self.engines: Sequence[Engine] = ()
         self.pace: Pace | None = None
         self.num_refused = 0  # by the limit of outputs
-        self.num_queue_full = 0  # by the engine's limit of its queue
-        self.delay = Histogram()
+        self.num_queue_full: int = 0  # by the engine's limit of its queue
+        self.delay: Histogram = Histogram()
         self.counts: defaultdict[int, EngineCounts] = defaultdict(EngineCounts)
         self._open: dict[str, Life] = {}
 

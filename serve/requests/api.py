@@ -15,10 +15,12 @@ from ...core.contract.request import Grammar, SamplingParams
 from ...core.errors import ForedraftError
 from ..answers.answer import Answer, Told
 from ..answers.forms import ChatForm, CompletionForm
+from ..answers.reply import Reply
 from ..answers.tools import CallForm
 from ..bodies.port import Order
 from ..errors import ApiError
 from ..frontend import Frontend
+from .identity import FACTS
 from .reading import SMALL_BODY, Asked, RequestReader, check_tokens, validated
 from .schema import AbortRequest, Body, ChatRequest, CompletionRequest, DetokenizeRequest, Sampled, TokenizeRequest
 
@@ -53,7 +55,7 @@ class Api:
             )
         outputs = () if asked.logprobs is None else _outputs(asked.logprobs)
         orders = await self._orders(read, asked.max_tokens or DEFAULT_MAX_TOKENS, outputs)
-        reply = self._frontend.open(_new_id("cmpl"), orders, sum(map(len, read.prompts)))
+        reply = self._open("cmpl", request, orders, sum(map(len, read.prompts)))
         form = CompletionForm(
             reply, self._model, self._codec, usage=asked.usage, num_logprobs=asked.logprobs, echoes=read.echoes
         )
@@ -70,7 +72,7 @@ class Api:
             raise ApiError(400, "contradicts max_tokens: give one of them", param="max_completion_tokens")
         outputs = _outputs(asked.top_logprobs or 0) if asked.logprobs else ()
         orders = await self._orders(read, asked.max_completion_tokens or asked.max_tokens, outputs)
-        reply = self._frontend.open(_new_id("chatcmpl"), orders, len(read.prompts[0]))
+        reply = self._open("chatcmpl", request, orders, len(read.prompts[0]))
         shown = (asked.top_logprobs or 0) if asked.logprobs else None
         if read.call is not None:
             form: ChatForm = CallForm(reply, self._model, self._codec, usage=asked.usage, call=read.call)
@@ -120,6 +122,17 @@ class Api:
         told = await self._reader.read(kind, await _json_of(request))
         assert isinstance(told, bytes), "the request is answered where it is read"
         return Told(told, media_type="application/json")
+
+    def _open(self, kind: str, request: Request, orders: list[Order], num_prompt_tokens: int) -> Reply:
+        """Send orders to the body. The answer has the request's id, as that of vLLM has, unless another one has it."""
+        facts = request.scope.get(FACTS, {})
+        reply_id = f"{kind}-{facts.get('request_id') or secrets.token_hex(12)}"
+        if self._frontend.find(reply_id) is not None:
+            reply_id = f"{kind}-{secrets.token_hex(12)}"
+        reply = self._frontend.open(reply_id, orders, num_prompt_tokens)
+        names = [choice.order.request_id for choice in reply.choices]
+        facts["orders"] = names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}"
+        return reply
 
     def _card(self) -> dict[str, Any]:
         card = {"id": self._model, "object": "model", "created": self._created, "owned_by": "foredraft"}
@@ -181,7 +194,7 @@ class Api:
             asked_for = f"{max_tokens} tokens after a prompt of {self._body.context_len - room}"
             message = f"{asked_for}; the context has room for {room}"
             raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
-        orders = []
+        orders: list[Order] = []
         for prompt in prompts:
             for i in range(asked.num_outputs):
                 seed = sampling.seed if asked.seed is None else (sampling.seed + i - 1) % SEEDS + 1
@@ -209,10 +222,6 @@ class Api:
 
 def _outputs(num_top: int) -> tuple[str, ...]:
     return ("logprobs", "top_logprobs", "top_logprob_ids") if num_top else ("logprobs",)
-
-
-def _new_id(kind: str) -> str:
-    return f"{kind}-{secrets.token_hex(12)}"
 
 
 async def _json_of(request: Request) -> bytes:

@@ -29,7 +29,7 @@ def serve(tmp_path: Path, *arguments: str, model: Path | None = None) -> Iterato
         command += ["--port", "0", *arguments]
         process = subprocess.Popen(command, stderr=messages)
         try:
-            address = wait_for(log, "served on ", process).split()[0]
+            address = wait_for(log, "served on ", process).split()[0].rstrip('"}')
             yield process, address, log
         finally:
             process.kill()

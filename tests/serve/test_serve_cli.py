@@ -52,7 +52,7 @@ def test_signals_and_the_record(tmp_path: Path):
 def test_a_server_that_drains_can_be_watched(tmp_path: Path):
     """It listens until what it serves has ended, and says so."""
     with serve(tmp_path, "--speed", "0.3") as (process, address, _):
-        asked = {"prompt": "Why?", "max_tokens": 150, "ignore_eos": True, "stream": True}
+        asked = {"prompt": "Why?", "max_tokens": 500, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{address}/v1/completions", json=asked, timeout=60) as stream:
             lines = stream.iter_lines()
             next(lines)
@@ -66,6 +66,20 @@ def test_a_server_that_drains_can_be_watched(tmp_path: Path):
             assert "foredraft:num_requests_running" in httpx.get(f"{address}/metrics").text
             assert [line for line in lines if line][-1] == "data: [DONE]"
         assert process.wait(30) == 0
+
+
+def test_the_admin_port_of_a_process(tmp_path: Path):
+    with serve(tmp_path, "--admin-port", "0", "--access-log", "--log-format", "json") as (process, address, log):
+        admin = wait_for(log, "faults are asked for on ", process).partition('"')[0]
+        asked = {"prompt": "x", "max_tokens": 3}
+        assert httpx.put(admin, json={"fault": "503"}).status_code == 200
+        assert httpx.post(f"{address}/v1/completions", json=asked).status_code == 503
+        assert httpx.delete(admin).status_code == 200
+        assert httpx.post(f"{address}/v1/completions", json=asked).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line["status"] for line in lines if line["message"] == "request"] == [503, 200]
 
 
 def test_an_empty_key_opens_nothing(monkeypatch: pytest.MonkeyPatch):
