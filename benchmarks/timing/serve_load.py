@@ -24,8 +24,6 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -88,14 +86,14 @@ class Seen:
         whole = sum(count == asked for count, (asked, _) in zip(got, self.answers, strict=True))
         return whole, len(got) - whole, sum(got)
 
-    def delays_ms(self, since_ns: int, until_ns: int = 1 << 62) -> np.ndarray:
+    def delays_ms(self, since_ns: int) -> np.ndarray:
         """Return how long after its stamp each event was there, float64 [events], of those that were
-        stamped in this span."""
+        stamped since then."""
         found = [
             (at_ns, int(stamp)) for _, parts in self.answers for at_ns, data in parts for stamp in STAMP.findall(data)
         ]
         at_ns, stamps = np.array(found, dtype=np.int64).reshape(-1, 2).T
-        return (at_ns - stamps)[(since_ns <= stamps) & (stamps < until_ns)] / 1e6
+        return (at_ns - stamps)[stamps >= since_ns] / 1e6
 
 
 def _usage(parts: list[tuple[int, bytes]]) -> int:
@@ -145,11 +143,16 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-@contextmanager
-def started(scenario: str, settings: Sequence[str]) -> Iterator[tuple[subprocess.Popen, str]]:
-    """Start a server with a core of its own, where the system lets it; return its process and its address."""
-    given = [part for item in settings for part in ("--set", item)]
-    command = [sys.executable, "-m", "foredraft.cli", "serve", "--simulate", scenario, *given]
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scenario", default=str(ROOT / "examples/chat_on_h100.toml"))
+    parser.add_argument("--set", action="append", default=None, metavar="KEY=VALUE")
+    parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--write", action="store_true", help="put the table into docs/serve.md")
+    asked = parser.parse_args()
+    settings = [part for item in asked.set or LARGE for part in ("--set", item)]
+    command = [sys.executable, "-m", "foredraft.cli", "serve", "--simulate", asked.scenario, *settings]
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[:1])  # the server inherits it
     with subprocess.Popen([*command, "--stamp", "--port", "0"], stderr=subprocess.PIPE, text=True) as server:
@@ -160,24 +163,10 @@ def started(scenario: str, settings: Sequence[str]) -> Iterator[tuple[subprocess
             address = line.partition(" is served on ")[2].strip()
         if not address:
             sys.exit(2)
-        try:
-            yield server, address
-        finally:
-            server.terminate()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scenario", default=str(ROOT / "examples/chat_on_h100.toml"))
-    parser.add_argument("--set", action="append", default=None, metavar="KEY=VALUE")
-    parser.add_argument("--streams", type=int, default=256)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/serve.md")
-    asked = parser.parse_args()
-    with started(asked.scenario, asked.set or LARGE) as (server, address):
         begin, cpu_before = time.monotonic(), cpu_s(server.pid)
         seen, since_ns = load(int(address.rpartition(":")[2]), server.pid, asked.streams, asked.seconds)
         took, used_s = time.monotonic() - begin, cpu_s(server.pid) - cpu_before
+        server.terminate()
     (completed, lost, tokens), delays_ms = seen.counts(), seen.delays_ms(since_ns)
     settled = seen.memory[len(seen.memory) // 3 :]
     rows = {

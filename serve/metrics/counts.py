@@ -80,7 +80,8 @@ class Life:
         self.arrival_ns = arrival_ns
         self.admitted_ns = self.first_ns = self.last_ns = -1
         self.engine = 0
-        self.num_prompt, self.max_tokens = len(order.prompt), order.max_tokens
+        self.num_prompt: int = len(order.prompt)
+        self.max_tokens: int = order.max_tokens
         self.num_tokens = self.num_cached = self.num_retractions = 0
         self.streams = "true" if order.streams else "false"
 

@@ -44,7 +44,7 @@ from .schema import (
 SMALL_BODY = 1 << 13
 """Bytes of a body that is read in the event loop: one to three milliseconds of work."""
 MAX_PARAMETER_BYTES = 1 << 17
-LENIENT = {CompletionRequest: LenientCompletionRequest, ChatRequest: LenientChatRequest}
+LENIENT: dict[type[Body], type[Body]] = {CompletionRequest: LenientCompletionRequest, ChatRequest: LenientChatRequest}
 MOST_NAME, MOST_NAMES = 64, 20
 """Of parameters that are left out: what is told of them."""
 MAX_WAITING_BYTES = 1 << 26
@@ -81,8 +81,8 @@ def read(kind: type[Body], data: bytes, rules: ReadingRules, codec: TextCodec) -
     """Read the body of a request of this kind. Returns the request, or for `/tokenize` and `/detokenize` the answer.
     Raises ApiError."""
     ignored: set[str] = set()
-    if rules.is_lenient and kind in LENIENT:
-        request = validated(LENIENT[kind], data, {"ignored": ignored})
+    if rules.is_lenient:
+        request = validated(LENIENT.get(kind, kind), data, {"ignored": ignored})
         ignored |= set(request.model_extra or ())
         (request.model_extra or {}).clear()
     else:
