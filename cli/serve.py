@@ -23,15 +23,13 @@ from .options import Settings, in_panel, refuse_without_effect
 from .simulation.simulate import Faults
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
-
     from ..core.contract.events import EventSink
     from ..gpu.session.plan import SessionOptions
     from ..serve.bodies.port import Body
     from ..serve.limits import Limits
     from ..serve.log_lines import ServerLog
     from ..serve.recording import Recording
-    from ..serve.requests.faults import RequestFaults
+    from ..serve.requests.faults import Admin, RequestFaults
     from ..sim.faults.plan import FaultPlan
     from ..sim.scenario import Scenario
 
@@ -275,12 +273,11 @@ def _service_faults(given: str, scenario: Scenario, origins: dict[str, str], log
 
 def _faults_on_demand(
     by_header: bool, admin_port: int | None, log: ServerLog
-) -> tuple[RequestFaults | None, tuple[FastAPI, socket] | None]:
-    """Return the faults that clients or the admin port can ask for, and the application of that port with its
-    address."""
+) -> tuple[RequestFaults | None, Admin | None]:
+    """Return the faults that clients or the admin port can ask for, and that port."""
     if not by_header and admin_port is None:
         return None, None
-    from ..serve.requests.faults import RequestFaults, admin_app
+    from ..serve.requests.faults import Admin, RequestFaults, admin_app
     from ..serve.server import bind
 
     faults = RequestFaults(by_header=by_header)
@@ -288,7 +285,7 @@ def _faults_on_demand(
         return faults, None
     listener = bind("127.0.0.1", admin_port)
     log.tell(f"faults are asked for on http://127.0.0.1:{listener.getsockname()[1]}/faults")
-    return faults, (admin_app(faults), listener)
+    return faults, Admin(admin_app(faults), listener)
 
 
 def _run(
@@ -297,7 +294,7 @@ def _run(
     recording: Recording,
     table: Path | None,
     faults: RequestFaults | None,
-    admin: tuple[FastAPI, socket] | None,
+    admin: Admin | None,
     *,
     log: ServerLog,
     access_log: bool,

@@ -27,6 +27,7 @@ from ..observe.input_files import read_text
 from .answers.answer import TRANSPORT
 from .errors import ApiError
 from .frontend import Frontend
+from .requests.faults import Admin
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as HttpProtocol
@@ -167,7 +168,7 @@ class Server(uvicorn.Server):
         listener: socket.socket,
         drain_s: float,
         table: Path | None = None,
-        admin: tuple[FastAPI, socket.socket] | None = None,
+        admin: Admin | None = None,
     ) -> None:
         limits = frontend.limits
 
@@ -233,7 +234,7 @@ class Server(uvicorn.Server):
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
         if self._admin is not None:
-            await self._start_admin(*self._admin)
+            await self._start_admin(self._admin.app, self._admin.listener)
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._frontend.tell(f"{self._frontend.body.name} is served on {self.address}")
 
@@ -250,7 +251,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
         drained.cancel()
         if self._admin_server is not None and self._admin is not None:
-            await self._admin_server.shutdown([self._admin[1]])
+            await self._admin_server.shutdown([self._admin.listener])
         self._give_up()
         await self._frontend.stop()  # also where uvicorn was forced and left the lifespan out
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping
+from dataclasses import dataclass
+from socket import socket
 from typing import Annotated, Literal
 
 from fastapi import FastAPI, Request
@@ -71,8 +73,8 @@ class FaultInjector:
         if scope["type"] == "http" and scope["path"] in PATHS:
             try:
                 rule = self._faults.of(dict(scope["headers"]))
-            except ApiError as error:
-                await JSONResponse(error.to_json(), error.status)(scope, receive, send)
+            except ApiError as wrong:
+                await JSONResponse(wrong.to_json(), wrong.status)(scope, receive, send)
                 return
         if rule is None:
             await self._app(scope, receive, send)
@@ -106,6 +108,14 @@ class _Hindered:
                 await asyncio.sleep((SLOW_MS if self._rule.delay_ms is None else self._rule.delay_ms) / 1e3)
             self._num_parts += 1
         await self._send(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Admin:
+    """The application of the admin port, and its address."""
+
+    app: FastAPI
+    listener: socket
 
 
 def admin_app(faults: RequestFaults) -> FastAPI:
