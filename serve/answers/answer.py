@@ -171,12 +171,21 @@ class Answer(Response):
 
 
 class Told(Response):
-    """Sends an answer that is ready, in parts: a long one at once would hold the event loop."""
+    """Sends an answer that is ready, in parts, since a long one would hold the event loop. A client that takes nothing
+    for `stall_s` is given up."""
+
+    def __init__(self, body: bytes, stall_s: float) -> None:
+        super().__init__(body, media_type="application/json")
+        self._stall_s = stall_s
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         for part, is_last in _parts(bytes(self.body)):
-            await send({"type": "http.response.body", "body": part, "more_body": not is_last})
+            message = {"type": "http.response.body", "body": part, "more_body": not is_last}
+            try:
+                await asyncio.wait_for(send(message), self._stall_s)
+            except TimeoutError:
+                return
 
 
 def _parts(body: bytes) -> Iterator[tuple[bytes, bool]]:

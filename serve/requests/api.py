@@ -121,7 +121,7 @@ class Api:
     async def _told(self, kind: type[Body], request: Request) -> Response:
         told = await self._reader.read(kind, await _json_of(request))
         assert isinstance(told, bytes), "the request is answered where it is read"
-        return Told(told, media_type="application/json")
+        return Told(told, self._frontend.limits.stall_s)
 
     def _open(self, kind: str, request: Request, orders: list[Order], num_prompt_tokens: int) -> Reply:
         """Send orders to the body. The answer has the request's id, as that of vLLM has, unless another one has it."""

@@ -56,7 +56,7 @@ class RequestFaults:
                 raise ApiError(400, f"X-Fault is {fault!r}; expected one of {', '.join(KINDS)}")
             if delay is not None and not (delay.isdigit() and int(delay) <= MAX_DELAY_MS):
                 raise ApiError(400, f"X-Delay-Ms is {delay.decode('latin-1')!r}; expected 0 to {MAX_DELAY_MS}")
-            return FaultRule.model_construct(fault=fault, delay_ms=None if delay is None else int(delay))
+            return FaultRule.model_validate({"fault": fault, "delay_ms": None if delay is None else int(delay)})
         rule = self.rule
         return rule if rule is not None and self._dice.random() < rule.share else None
 

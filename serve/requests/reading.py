@@ -249,7 +249,8 @@ _here: tuple[ReadingRules, TextCodec]
 
 def _begin(rules: ReadingRules) -> None:
     global _here
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the server drains, and this process with it
+    for number in (signal.SIGINT, signal.SIGTERM):  # to all processes of a terminal or a service: the server drains
+        signal.signal(number, signal.SIG_IGN)
     os.nice(5)  # where both want the same core, events of the others come first
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _here = (rules, rules.make_codec())
