@@ -119,12 +119,12 @@ class EventLog:
         text = "\n".join(self._lines)
         self._lines.clear()
         self._characters = 0
-        if self._part_bytes is not None and self._written >= self._part_bytes:
-            self._file.close()
-            self._part += 1
-            self._open()
-        self._written += len(text)
         try:
+            if self._part_bytes is not None and self._written >= self._part_bytes:
+                self._file.close()
+                self._part += 1
+                self._open()
+            self._written += len(text)
             self._file.write(text)
             self._file.flush()
         except (OSError, ValueError) as error:

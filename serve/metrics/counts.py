@@ -131,17 +131,21 @@ class EngineCounts:
             return
         received, cached = join.num_received, 0 if join.num_received else join.num_cached
         computed = 0 if received else life.num_prompt - cached
+        loaded = min(join.num_loaded, cached)  # from host memory
         if life.admitted_ns < 0:
             life.admitted_ns, life.num_cached = now_ns, cached
         totals = self.totals
         totals["prompt_tokens", ""] += life.num_prompt
         totals["cached_tokens", ""] += life.num_prompt - computed
         totals["prompt_by_source", "local_compute"] += computed
-        totals["prompt_by_source", "local_cache_hit"] += cached
-        totals["prompt_by_source", "external_kv_transfer"] += life.num_prompt if received else 0
-        if cached:
-            totals["cached_by_source", "device"] += cached
-            totals["by_mode", "prefill_cache"] += cached
+        totals["prompt_by_source", "local_cache_hit"] += cached - loaded
+        totals["prompt_by_source", "external_kv_transfer"] += life.num_prompt if received else loaded
+        totals["external_queries", ""] += life.num_prompt - (cached - loaded)
+        totals["external_hits", ""] += loaded
+        for source, number in (("device", cached - loaded), ("host", loaded)):
+            if number:
+                totals["cached_by_source", source] += number
+                totals["by_mode", "prefill_cache"] += number
 
     def _commit(self, event: Committed) -> None:
         totals, step = self.totals, event.step
@@ -309,6 +313,13 @@ class ServerMetrics:
         if cache is not None:
             found |= {"prefix_queries": cache.queries, "prefix_hits": cache.hits}
             found["hit_rate"] = cache.hits / cache.queries if cache.queries else 0.0
+        if store.host is not None:
+            found |= {
+                "host_used": store.host.num_held,
+                "host_slots": engine.config.host_pages * engine.config.page_size,
+            }
+            found |= {key: totals[key, ""] for key in ("external_queries", "external_hits")}
+            found["prefix_hits"] -= totals["external_hits", ""]  # the engine counts both
         if rounds := totals["rounds", ""]:
             found["accept_length"] = 1 + totals["accepted", ""] / rounds
             found["accept_rate"] = totals["accepted", ""] / totals["drafted", ""]

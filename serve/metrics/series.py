@@ -106,6 +106,10 @@ def _vllm() -> Iterator[Series]:
     text = "Prompt tokens that were looked up in the prefix cache."
     yield Series("prefix_cache_queries", counter, "prefix_queries", text)
     yield Series("prefix_cache_hits", counter, "prefix_hits", "Prompt tokens that were found in the prefix cache.")
+    text = "Prompt tokens that were looked up in host memory."
+    yield Series("external_prefix_cache_queries", counter, "external_queries", text)
+    text = "Prompt tokens that were found in host memory."
+    yield Series("external_prefix_cache_hits", counter, "external_hits", text)
     yield Series("prompt_tokens", counter, "prompt_tokens", "Tokens of prompts.")
     text = "Tokens of prompts, by where their KV came from."
     yield Series("prompt_tokens_by_source", counter, "prompt_by_source", text, "source")
@@ -175,6 +179,9 @@ def _sglang() -> Iterator[Series]:
     yield Series("spec_num_steps", gauge, "steps", "Draft steps of the newest decode round.")
     yield Series("spec_num_draft_tokens", gauge, "nodes", "Nodes of the newest verify tree, root included.")
     yield Series("num_retracted_reqs", gauge, "retracted_now", "Requests that were retracted in the last second.")
+    text = "KV slots of host memory that the prefix cache uses."
+    yield Series("hicache_host_used_tokens", gauge, "host_used", text)
+    yield Series("hicache_host_total_tokens", gauge, "host_slots", "KV slots of host memory behind the prefix cache.")
     yield Series("max_total_num_tokens", gauge, "kv_slots", "KV slots.")
     yield Series("page_size", gauge, "page_size", "KV slots of a page.")
     yield Series("num_pages", gauge, "pages", "Pages of KV slots.")
@@ -240,7 +247,6 @@ STYLES: Mapping[str, tuple[tuple[str, Series], ...]] = {
 
 ABSENT: Mapping[str, Mapping[str, str]] = {
     "vllm": {
-        "external_prefix_cache_*": "no cache outside an engine is simulated",
         "mm_cache_*": "there are no images",
         "engine_sleep_state": "an engine does not sleep",
         "num_requests_kv_fetch_by_stage": "only a decode engine of vLLM has it",
@@ -253,7 +259,6 @@ ABSENT: Mapping[str, Mapping[str, str]] = {
         "*swa_*": "one pool serves all layers",
         "max_total_num_tokens_swa": "one pool serves all layers",
         "*mamba_*": "one pool serves all layers",
-        "hicache_*": "no cache outside an engine is simulated",
         "lora_*": "there are no adapters",
         "dp_*": "ranks of data-parallel attention are one engine here",
         "*grammar*": "a simulation compiles no grammars",
