@@ -34,6 +34,8 @@ class Guards:
         if error is not None:
             await _send_error(send, error)
             return
+        if messages[0]["type"] == "http.disconnect":
+            return
 
         async def replay() -> Message:
             return messages.pop(0) if messages else await receive()

@@ -122,6 +122,13 @@ def test_a_body_that_is_too_large_is_answered_to_the_end():
             assert b" 413 " in _raw(served, _head(5_000_000) + b" " * 5_000_000)
 
 
+def test_a_client_that_leaves_within_its_body_is_no_error(simulated: Served, caplog: pytest.LogCaptureFixture):
+    assert _raw(simulated, _head(500) + b'{"prompt":', then_shut=True) == b""
+    assert simulated.post("/v1/completions", **ASKED).status_code == 200
+    wait_until(lambda: not simulated.server.server_state.tasks)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_probes_and_browsers_may_ask_without_a_body(simulated: Served):
     for path in ("/health", "/ready", "/metrics", "/v1/models"):
         answer = simulated.http.head(path)
