@@ -107,7 +107,7 @@ def _nothing_to_choose(run: Assembly) -> str | None:
 
 
 def _content_is_unknown(run: Assembly) -> str | None:
-    if contents_are_known(run.scenario):
+    if run.clients_are_outside or contents_are_known(run.scenario):
         return None
     return (
         "what the prompts contain is unknown (no workload.prefixes, no hash_ids in the trace), so none is found again"
@@ -119,7 +119,7 @@ def _not_prefix_aware(run: Assembly, policy: str) -> str | None:
         return None
     if not run.scenario.engine.prefix_cache:
         return "there is no prefix cache to look for (engine.prefix_cache is false), so only the tokens that wait are weighed"
-    if contents_are_known(run.scenario):
+    if run.clients_are_outside or contents_are_known(run.scenario):
         return None
     return "prompts without block hashes (workload.prefixes, hash_ids of the trace) go to the least loaded engine"
 
@@ -146,7 +146,7 @@ def _pool_policy_is_unused(side: str) -> Reason:
 
 def _priorities_are_equal(run: Assembly) -> str | None:
     table = run.scenario.workload
-    if table.trace is None and 0 < table.urgent_share < 1:
+    if run.clients_are_outside or (table.trace is None and 0 < table.urgent_share < 1):
         return None
     return "all requests have the same priority (workload.urgent_share)"
 

@@ -198,14 +198,11 @@ def _packaging() -> Iterator[str]:
 
 
 def _metrics() -> Iterator[str]:
-    from foredraft.serve.metrics import NAMES, OWN
+    from foredraft.serve.metrics.series import STYLES
 
-    for ours, of_sglang, _ in NAMES.values():
-        if ours is not None:
-            yield f"foredraft:{ours}"
-            yield f"{'foredraft' if ours in OWN else 'vllm'}:{ours} (--metrics-as vllm)"
-        if of_sglang is not None:
-            yield f"sglang:{of_sglang} (--metrics-as sglang)"
+    for style, series in STYLES.items():
+        given = "" if style == "foredraft" else f" (--metrics-as {style})"
+        yield from (f"{prefix}:{one.name}{given}" for prefix, one in series)
 
 
 if __name__ == "__main__":

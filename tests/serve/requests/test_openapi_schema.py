@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from foredraft.serve.limits import Limits
-from foredraft.serve.schema import ChatRequest, CompletionRequest
+from foredraft.serve.requests.schema import ChatRequest, CompletionRequest
 from http_server import serving, simulated_body
 from hypothesis import HealthCheck, given, settings
 
@@ -21,7 +21,6 @@ def test_an_unsupported_parameter_may_have_its_values_without_effect_alone():
         if "enum" in one
     }
     expected = {
-        "min_tokens": [None, 0],
         "store": [None, False],
         "parallel_tool_calls": [None, True],
         "best_of": [None, 1],

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
 import numpy as np
 
-from .bodies.port import TextCodec
-from .errors import event
-from .frontend import Choice, Delta, Reply
+from ..bodies.port import TextCodec
+from ..errors import event
+from .reply import Choice, Delta, Reply
+
+FILLED = re.compile(r'"\\u0000(\d+)"')
+"""In the JSON of an answer: where a part stands that is JSON already."""
 
 
 class CompletionForm:
@@ -41,6 +45,9 @@ class CompletionForm:
         self._usage = usage
         self._echoes = echoes
         self._offsets = [0] * len(reply.choices)  # characters of the output before the next token
+        # What the outputs of a whole answer have got so far, by choice, as parts of JSON:
+        self._texts: list[list[str]] = [[] for _ in reply.choices]
+        self._lists: list[dict[str, list[str]]] = [{} for _ in reply.choices]
 
     def first(self) -> list[bytes]:
         return [event(self._event([self._choice(i, text, None, None)])) for i, text in enumerate(self._echoes)]
@@ -62,17 +69,46 @@ class CompletionForm:
     def last(self) -> list[bytes]:
         return [event(self._event([]) | {"usage": self.usage()})] if self._usage else []
 
-    def whole(self, choices: list[list[Delta]]) -> dict[str, Any]:
-        shown = []
-        for choice, deltas in zip(self.reply.choices, choices, strict=True):
-            echo = self._echoes[choice.index] if self._echoes else ""
-            text = echo + "".join(delta.text for delta in deltas)
-            shown.append(self._whole_choice(choice.index, text, self._logprobs(choice, joined(deltas)), choice.finish))
-        return self._head(self.object) | {"choices": shown, "usage": self.usage()}
+    def add(self, choice: Choice, delta: Delta) -> None:
+        """Add a piece to the whole answer: as JSON at once, so that its end is no long work."""
+        self._texts[choice.index].append(quote(delta.text)[1:-1])
+        for name, values in (self._logprobs(choice, delta) or {}).items():
+            if values is not None:
+                self._lists[choice.index].setdefault(name, []).append(json.dumps(values)[1:-1])
 
-    def usage(self) -> dict[str, int]:
-        prompt, output = self.reply.num_prompt_tokens, self.reply.num_tokens
-        return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+    def whole(self) -> bytes:
+        """Return the whole answer of the pieces that were added."""
+        fills: list[str] = []
+
+        def fill(opening: str, parts: Iterable[str], closing: str) -> str:
+            fills.append(opening + "".join(parts) + closing)
+            return f"\0{len(fills) - 1}"
+
+        shown = []
+        for choice in self.reply.choices:
+            echo = quote(self._echoes[choice.index])[1:-1] if self._echoes else ""
+            text = fill('"', (echo, self._around("".join(self._texts[choice.index]))), '"')
+            lists = self._lists[choice.index]
+            logprobs = {name: fill("[", (", ".join(filter(None, lists.get(name, ()))),), "]") for name in lists}
+            empty = None if self.num_logprobs is None else self._no_logprobs
+            shown.append(self._whole_choice(choice.index, text, empty and {**empty, **logprobs}, choice.finish))
+        body = json.dumps(self._head(self.object) | {"choices": shown, "usage": self.usage()})
+        parts = FILLED.split(body)
+        parts[1::2] = [fills[int(number)] for number in parts[1::2]]
+        return "".join(parts).encode()
+
+    def _around(self, text: str) -> str:
+        """Return the JSON of a whole text, without its quotes."""
+        return text
+
+    def event(self, choices: list[dict[str, Any]]) -> bytes:
+        """Return an event of the stream."""
+        return event(self._event(choices))
+
+    def usage(self) -> dict[str, Any]:
+        prompt, output, cached = self.reply.num_prompt_tokens, self.reply.num_tokens, self.reply.num_cached_tokens
+        counts = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+        return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.reply.id, "object": kind, "created": self.reply.created, "model": self.model}
@@ -87,6 +123,15 @@ class CompletionForm:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
     _whole_choice = _choice
+
+    @property
+    def _no_logprobs(self) -> dict[str, Any]:
+        return {
+            "tokens": [],
+            "token_logprobs": [],
+            "top_logprobs": [] if self.num_logprobs else None,
+            "text_offset": [],
+        }
 
     def _logprobs(self, choice: Choice, delta: Delta) -> dict[str, Any] | None:
         """Return the log-probabilities of the tokens of a delta;
@@ -134,6 +179,10 @@ class ChatForm(CompletionForm):
         message = {"role": "assistant", "content": text, "refusal": None}
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
 
+    @property
+    def _no_logprobs(self) -> dict[str, Any]:
+        return {"content": [], "refusal": None}
+
     def _logprobs(self, choice: Choice, delta: Delta) -> dict[str, Any] | None:
         if self.num_logprobs is None:
             return None
@@ -149,18 +198,7 @@ class ChatForm(CompletionForm):
         }
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self._text(token)
-        return {"token": text, "logprob": float(logprob), "bytes": list(text.encode())}
-
-
-def joined(deltas: list[Delta]) -> Delta:
-    """Return several deltas of one choice as one."""
-    outputs: dict[str, list[Any]] = {}
-    for delta in deltas:
-        for name, values in delta.outputs.items():
-            outputs.setdefault(name, []).extend(values)
-    tokens = [token for delta in deltas for token in delta.tokens]
-    return Delta("".join(delta.text for delta in deltas), tokens, outputs, deltas[-1].finish, deltas[0].at_ns)
+        return {"token": self._text(token), "logprob": float(logprob), "bytes": list(self.codec.bytes_of(token))}
 
 
 def top_pairs(outputs: Mapping[str, list[Any]]) -> list[list[tuple[int, float]]]:

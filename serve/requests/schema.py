@@ -4,28 +4,60 @@ error with its name."""
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    Tag,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from ..core.contract.request import biases
-from ..core.prompt import MAX_TOKEN_ID
+from ...core.contract.request import biases
+from ...core.prompt import MAX_TOKEN_ID
 
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 5
 MAX_BIASES = 300
 """Tokens of a `logit_bias`, as OpenAI limits them."""
 Token = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID, strict=True)]
-Tokens = Annotated[list[Token], Field(min_length=1)]
+Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
 TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$", strict=True)]
 Text = Annotated[str, Field(strict=True)]
+MAX_PROMPTS = 1024
+"""Of one request, whatever the server's own limit of outputs is: what is beyond is not looked at."""
+
+
+def _form_of_prompt(value: Any) -> str:
+    """Return the form that a prompt has by its first item: each has its own errors, and only the first one is told."""
+    if not isinstance(value, list):
+        return "text"
+    first = value[0] if value else None
+    return "texts" if isinstance(first, str) else "lists" if isinstance(first, list) else "tokens"
+
+
+Prompt = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[Tokens, Tag("tokens")]
+    | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("texts")]
+    | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("lists")],
+    Discriminator(_form_of_prompt),
+]
 
 
 @dataclass(frozen=True, eq=False)  # Python keeps one `Annotated` for marks that are equal, as of 0 and of False
 class Only:
-    """Marks an unsupported parameter: `values` have no effect and are accepted, as is null; any other is an error."""
+    """Marks an unsupported parameter: `values` have no effect and are accepted, as is null; any other is an error, or
+    left out and named in the context's "ignored" of a validation that has it."""
 
     values: tuple[Any, ...]
 
@@ -33,8 +65,11 @@ class Only:
         shown = WithJsonSchema({"enum": [None, *self.values]})
         return handler.generate_schema(Annotated[source, AfterValidator(self._checked), shown])
 
-    def _checked(self, value: Any) -> Any:
+    def _checked(self, value: Any, info: ValidationInfo) -> Any:
         if not any(type(value) is type(one) and value == one for one in (*self.values, None)):
+            if info.context is not None:
+                info.context["ignored"].add(info.field_name)
+                return None
             shown = " or ".join(map(repr, self.values))
             raise PydanticCustomError(
                 "unsupported", "is not supported{hint}", {"hint": f"; expected {shown}" if shown else ""}
@@ -109,7 +144,13 @@ class Sampled(Body):
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     response_format: ResponseFormat | None = None
-    min_tokens: Annotated[Any, only(0)] = None  # the benchmark clients of other servers send it
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN_ID, strict=True)] | None = Field(
+        None, description="no end of text and no stop token ends the output before it has so many"
+    )
+    stop_token_ids: Annotated[list[Token], Field(max_length=MAX_STOPS)] | None = None
+    cache_salt: Annotated[Text, Field(max_length=256)] | None = Field(
+        None, description="prompts with another one share no prefix in the cache"
+    )
     user: Text | None = Field(None, description="not looked at")
 
     @property
@@ -143,53 +184,133 @@ class Sampled(Body):
 
 
 class CompletionRequest(Sampled):
-    prompt: Text | Tokens | Annotated[list[Text], Field(min_length=1)] | Annotated[list[Tokens], Field(min_length=1)]
+    prompt: Prompt
     echo: bool | None = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS, strict=True)] | None = None
     best_of: Annotated[Any, only(1)] = None
     suffix: Annotated[Any, only("")] = None
 
 
-class TextPart(Body):
+class Lenient(BaseModel):
+    """A part of a conversation. Clients send answers back as they came, and other servers' answers, so keys that
+    are unknown here are left out."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore", protected_namespaces=())
+
+
+class TextPart(Lenient):
     type: Literal["text"]
     text: Text
 
 
-class ChatMessage(Body):
+class CalledFunction(Lenient):
+    name: Text
+    arguments: Text = Field("{}", description="JSON")
+
+
+class ToolCall(Lenient):
+    id: Text | None = None
+    function: CalledFunction
+
+    def to_template(self) -> dict[str, Any]:
+        """Return the call as chat templates read it: with its arguments as an object, if they are one."""
+        arguments: Any = self.function.arguments
+        with suppress(ValueError):
+            arguments = json.loads(arguments)
+        return {"type": "function", "id": self.id, "function": {"name": self.function.name, "arguments": arguments}}
+
+
+class ChatMessage(Lenient):
     role: Annotated[Text, Field(min_length=1, max_length=64)]
-    content: Text | Annotated[list[TextPart], Field(min_length=1)]
+    content: Text | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] | None = None
     name: Text | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_call_id: Text | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise PydanticCustomError("content", "expected content, or tool_calls")
+        return self
 
     def to_template(self) -> dict[str, Any]:
         """Return the message as chat templates read it."""
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": self.role, "content": content, **({} if self.name is None else {"name": self.name})}
+        parts = self.content or ""
+        content = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        further: dict[str, Any] = {"name": self.name, "tool_call_id": self.tool_call_id}
+        further["tool_calls"] = [call.to_template() for call in self.tool_calls or ()] or None
+        return {"role": self.role, "content": content, **{k: v for k, v in further.items() if v is not None}}
+
+
+class ToolFunction(Lenient):
+    name: Text
+    description: Text | None = None
+    parameters: dict[str, Any] | None = Field(None, description="a JSON schema")
+
+
+class Tool(Lenient):
+    type: Literal["function"] = "function"
+    function: ToolFunction
+
+
+class NamedFunction(Lenient):
+    name: Text
+
+
+class ToolChoice(Lenient):
+    type: Literal["function"] = "function"
+    function: NamedFunction
 
 
 class ChatRequest(Sampled):
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID, strict=True)] | None = None
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS, strict=True)] | None = None
-    tools: Annotated[Any, only([])] = None
-    tool_choice: Annotated[Any, only("none", "auto")] = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     functions: Annotated[Any, only([])] = None
     parallel_tool_calls: Annotated[Any, only(True)] = None
     modalities: Annotated[Any, only(["text"])] = None
     service_tier: Annotated[Any, only("auto", "default")] = None
     store: Annotated[Any, only(False)] = None
 
+    @model_validator(mode="after")
+    def _knows_the_function(self) -> Self:
+        names = [tool.function.name for tool in self.tools or ()]
+        if isinstance(self.tool_choice, ToolChoice) and self.tool_choice.function.name not in names:
+            raise PydanticCustomError("tool_choice", "tool_choice names a function that is not among the tools")
+        if self.tool_choice == "required" and not names:
+            raise PydanticCustomError("tool_choice", "tool_choice is required, and there are no tools")
+        return self
+
+    @property
+    def demanded(self) -> ToolFunction | None:
+        """The function that the answer has to call."""
+        if isinstance(self.tool_choice, ToolChoice):
+            name = self.tool_choice.function.name
+            return next(tool.function for tool in self.tools or () if tool.function.name == name)
+        return self.tools[0].function if self.tool_choice == "required" and self.tools else None
+
+
+class LenientCompletionRequest(CompletionRequest):
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
+
+
+class LenientChatRequest(ChatRequest):
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
+
 
 class TokenizeRequest(Body):
     model: Text | None = None
     prompt: Text | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] | None = None
     add_special_tokens: bool = True
 
 
 class DetokenizeRequest(Body):
     model: Text | None = None
-    tokens: list[Token]
+    tokens: Annotated[list[Token], Field(fail_fast=True)]
 
 
 class AbortRequest(Body):
