@@ -124,16 +124,15 @@ class RayWorkers:
         """See `Workers.next_ended`."""
         while True:
             try:
+                self._launch()
                 with self._errors_named(), _no_logs_of_nodes():
                     ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=_LOOK_EVERY_S)
                     trial = self._outcome(ready[0]) if ready else None
-                    job = self._running.pop(ready[0]) if ready else None
-                    self._launch()
             except self._ray.exceptions.LocalRayletDiedError:
                 self._join_again()
                 continue
-            if trial is not None and job is not None:
-                return job, trial
+            if trial is not None:
+                return self._running.pop(ready[0]), trial
             self._check_answers()
 
     def close(self) -> None:
@@ -173,7 +172,6 @@ class RayWorkers:
         again. Raises ClusterGone if there is no other, or none is left after some attempts."""
         self._waiting.extendleft(reversed(self._running.values()))
         self._running.clear()
-        gone = f"the node of the Ray cluster {self._address} that this command has joined has died, and no other can be joined"
         until_s = time.monotonic() + (0.0 if self._is_own else _JOIN_WITHIN_S)
         self._joins_left -= 1
         with _own_signals():
@@ -181,19 +179,20 @@ class RayWorkers:
             while self._joins_left >= 0 and time.monotonic() < until_s:
                 with suppress(ConnectionError, ClusterGone, self._ray.exceptions.RayError, RuntimeError):
                     self._join()
-                    self._launch()
                     return
                 self._ray.shutdown()
                 time.sleep(_LOOK_EVERY_S)
-        raise ClusterGone(gone)
+        raise ClusterGone(
+            f"the node of the Ray cluster {self._address} that this command has joined has died, and no other can be joined"
+        )
 
     def _launch(self) -> None:
         """Keep the cluster busy: it has as many runs as it makes at a time, and as many more that wait there."""
         while self._waiting and len(self._running) < 2 * self.count:
-            job = self._waiting.popleft()
+            settings = json.dumps(dict(self._waiting[0].settings))
             with self._errors_named():
-                reference = self._remote.remote(self._tables, json.dumps(dict(job.settings)), version("foredraft"))
-            self._running[reference] = job
+                reference = self._remote.remote(self._tables, settings, version("foredraft"))
+            self._running[reference] = self._waiting.popleft()
 
     def _outcome(self, reference: Any) -> Trial:
         errors = self._ray.exceptions

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -109,32 +109,23 @@ def _report(parts: Sequence[Mapping[str, Any]], simulation: Simulation) -> RunRe
 
 
 def simulate_part(shared: Mapping[str, Any], line: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
-    """Simulate every `workers`-th replica, and write what `run_parts` puts together to a folder."""
-    folder, number = Path(line["folder"]), line["number"]
-    scenario = Scenario.model_validate(shared["scenario"])
+    """Simulate every `workers`-th replica, and write what `run_parts` puts together to a folder. Returns the rest of
+    it, or an error of the user's scenario, files or disk."""
+    scenario, folder, has_events = Scenario.model_validate(shared["scenario"]), Path(line["folder"]), line["events"]
+    own = range(line["number"], scenario.hardware.replicas, shared["workers"])
+    try:
+        with ExitStack() as files:
+            metrics = files.enter_context(closing(RunMetrics(folder, is_part=True)))
+            log = files.enter_context(EventLog(folder / EVENTS, {})) if has_events else None
 
-    def on_progress(progress: Progress) -> None:
-        tell({name.name: getattr(progress, name.name) for name in fields(progress)})
+            def sinks(replica: int) -> list[EventSink]:
+                return [metrics.sink(replica), *([log.sink(replica)] if log is not None else [])]
 
-    with ExitStack() as files:
-        metrics = files.enter_context(closing(RunMetrics(folder, is_part=True)))
-        log = files.enter_context(EventLog(folder / EVENTS, {})) if line["events"] else None
-
-        def sinks(replica: int) -> list[EventSink]:
-            return [metrics.sink(replica), *([log.sink(replica)] if log is not None else [])]
-
-        try:
-            simulation = Simulation(
-                scenario,
-                sinks=sinks,
-                origins=shared["origins"],
-                named_slots=line["events"],
-                own=range(number, scenario.hardware.replicas, shared["workers"]),
-            )
-            report = simulation.run(on_progress)
-        except ForedraftError as error:
-            return {"error": str(error)}
-        metrics.flush()
+            simulation = Simulation(scenario, sinks=sinks, origins=shared["origins"], named_slots=has_events, own=own)
+            report = simulation.run(lambda progress: tell(asdict(progress)))
+            metrics.flush()
+    except (ForedraftError, OSError) as error:
+        return {"error": str(error)}
     names = ("duration_ns", "num_submitted", "num_ended", "num_rounds", "device_busy_ns", "refusals", "last_arrival_ns")
     found = {name: getattr(report, name) for name in names}
     found["ema_accept_len"] = [list(slots.items()) for slots in report.ema_accept_len]
