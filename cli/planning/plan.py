@@ -14,7 +14,7 @@ import typer
 from ..options import AsJson, Quiet, ScenarioFile, Seed, Settings, TraceFile, option, print_document
 from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 from ..simulation.simulate import given_by_options
-from .options import Cluster, NumWorkers, OutDirectory, kept_runs
+from .options import Cluster, NumWorkers, OutDirectory, Requests, kept_runs
 
 if TYPE_CHECKING:
     from ...planning.answer import PlanAnswer
@@ -35,7 +35,6 @@ Tried = Annotated[list[str] | None, option("--try",
     "Values of a key to compare, as for --grid of sweep; repeatable.", "KEY=VALUES")]
 Price = Annotated[list[str] | None, option("--price", "Price of a GPU hour: H100=2.5; repeatable.", "GPU=N")]
 Seeds = Annotated[int, option("--seeds", "Most runs per load; each run has its own seed.", min=2, max=100)]
-Requests = Annotated[int | None, option("--requests", "Requests per run; of a trace the first. Default: 600, or all of a trace.", min=100)]
 ModelError = Annotated[float | None, option("--model-error",
     "Error of the cost model in comparisons, in percent. Default: by published points.", min=0, max=100)]
 # fmt: on
