@@ -100,9 +100,9 @@ def serve(
     up. SIGHUP makes the server read the adaptive table again. On bad input the
     command prints one message and exits with code 2.
     """
+    from ..serve.connections import bind
     from ..serve.limits import Limits
     from ..serve.metrics import STYLES
-    from ..serve.server import bind
 
     start_logging(log_level, log_format)
     _check_choice(model, simulate)

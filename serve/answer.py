@@ -15,12 +15,11 @@ from typing import Any
 
 from starlette.responses import Response
 
+from .connections import TRANSPORT
 from .errors import ApiError, event
 from .forms import CompletionForm
 from .frontend import Choice, Delta, Frontend, Reply
 
-TRANSPORT = "foredraft.transport"
-"""Where in a scope the server puts the connection's transport, if it encodes a streamed body in HTTP's chunks."""
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]

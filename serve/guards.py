@@ -33,7 +33,7 @@ class Guards:
             except ApiError as refused:
                 error = refused
         if error is not None:
-            await _send_error(send, error)
+            await send_error(send, error)
             return
 
         async def replay() -> Message:
@@ -75,7 +75,8 @@ class Guards:
         return ApiError(413, f"the body is larger than {self._limits.max_body_bytes} bytes", code="body_too_large")
 
 
-async def _send_error(send: Send, error: ApiError) -> None:
+async def send_error(send: Send, error: ApiError) -> None:
+    """Send an error in the place of an answer, and close the connection."""
     headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": error.to_bytes()})

@@ -1,0 +1,144 @@
+"""Processes that answer the questions of pages (`process.py`), each one question at a time. To cancel an answer ends
+its process; another takes its place."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from ..serve.errors import ApiError
+from . import process
+from .process import READY
+
+MOST_WAITING = 16
+"""Questions that wait for a process; beyond that the server is busy."""
+MOST_LINE_BYTES = 64 << 20
+Message = dict[str, Any]
+
+
+class _Process:
+    """One process, and the messages that it writes."""
+
+    def __init__(self, niceness: int) -> None:
+        self._niceness = niceness
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        pipe, environment = asyncio.subprocess.PIPE, {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", process.__name__, str(self._niceness),
+            stdin=pipe, stdout=pipe, limit=MOST_LINE_BYTES, env=environment, start_new_session=True,
+        )  # fmt: skip
+        assert await self._message() == READY
+
+    async def ask(self, question: Mapping[str, Any]) -> AsyncIterator[Message]:
+        """Yield the messages of an answer, the last of which has the result or an error."""
+        assert self._process is not None and self._process.stdin is not None
+        self._process.stdin.write(json.dumps(question).encode() + b"\n")
+        await self._process.stdin.drain()
+        while True:
+            message = await self._message()
+            yield message
+            if "result" in message or "error" in message:
+                return
+
+    async def _message(self) -> Message:
+        assert self._process is not None and self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if not line.endswith(b"\n"):
+            raise ApiError(500, f"the process of the answer died (exit code {await self._process.wait()})")
+        found: Message = json.loads(line)
+        return found
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+
+class Pool:
+    """`count` processes; `niceness` is added to that of the server."""
+
+    def __init__(self, count: int, niceness: int) -> None:
+        self.count = count
+        self._niceness = niceness
+        self._idle: list[_Process] = []
+        self._all: set[_Process] = set()
+        self._places = asyncio.Semaphore(count)
+        self._waiting = 0
+        self._starting: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Start all processes, so that no question waits for one."""
+        self._idle += await asyncio.gather(*(self._new() for _ in range(self.count - len(self._idle))))
+
+    async def ask(self, question: Mapping[str, Any]) -> Message:
+        """Return the last message of an answer."""
+        async with self.asking(question) as messages:
+            return [message async for message in messages][-1]
+
+    @asynccontextmanager
+    async def asking(self, question: Mapping[str, Any]) -> AsyncIterator[AsyncIterator[Message]]:
+        """Ask a question; leaving the block before the last message cancels it. Raises ApiError if too many wait."""
+        async with self._place():
+            asked = self._idle.pop() if self._idle else await self._new()
+            is_whole = False
+
+            async def messages() -> AsyncIterator[Message]:
+                nonlocal is_whole
+                async for message in asked.ask(question):
+                    is_whole = "result" in message or "error" in message
+                    yield message
+
+            try:
+                yield messages()
+            finally:
+                if is_whole:
+                    self._idle.append(asked)
+                else:
+                    self._replace(asked)
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        if self._waiting >= MOST_WAITING:
+            raise ApiError(429, f"{MOST_WAITING} questions wait already: try again", code="busy", retry_after_s=1)
+        self._waiting += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._places.release()
+
+    def _replace(self, ended: _Process) -> None:
+        """End a process, and start another one for the next question."""
+        ended.kill()
+        self._all.discard(ended)
+
+        async def refill() -> None:
+            self._idle.append(await self._new())
+
+        task = asyncio.create_task(refill())
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _new(self) -> _Process:
+        made = _Process(self._niceness)
+        self._all.add(made)
+        await made.start()
+        return made
+
+    def close(self) -> None:
+        """End all processes, those in the middle of an answer, too."""
+        for task in self._starting:
+            task.cancel()
+        for one in self._all:
+            one.kill()
