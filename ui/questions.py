@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from ..core.errors import ConfigError, ForedraftError
@@ -58,10 +59,9 @@ def _answer(question: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
         found = answer(scenario, origins, batch, context)
     except ConfigError as error:
         raise at_origins(error, origins) from None
-    more = {
-        "cost": ["--batch", str(found["batch"]), "--context", str(found["context"])],
-        "plan": Asked.of(question["plan"]).words(),
-    }
+    more = {"cost": ["--batch", str(found["batch"]), "--context", str(found["context"])]}
+    with suppress(ConfigError):  # what is asked of a plan is judged when it is asked
+        more["plan"] = Asked.of(question["plan"]).words()
     texts = {"toml": scenario_toml(question["given"]), "commands": commands(question["given"], more)}
     return found | texts
 

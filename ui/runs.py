@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Any
 
-from ..core.errors import ForedraftError
+from foredraft.simulation import summarize_run
+
+from ..observe.metrics import RunMetrics
 from ..planning.rounds import without_speculation
-from ..planning.trial import run_trial
-from ..sim.run import Progress
+from ..sim.effects.given_keys import given_keys
+from ..sim.run import Progress, Simulation
 from ..sim.scenario import Scenario
 from .answers import NO_SPECULATION
 
@@ -40,10 +43,15 @@ def _run(tables: Mapping[str, Any], tell: Callable[[dict[str, Any]], None], name
     def on_progress(progress: Progress) -> None:
         tell({"run": name, "ended": progress.num_ended, "expected": progress.num_expected})
 
-    trial = run_trial(tables, {}, on_progress)
-    if trial.status != "done":
-        raise ForedraftError(trial.message)
-    summary = trial.summary
+    with closing(RunMetrics()) as metrics:
+        scenario = Scenario.model_validate(tables)
+        report = Simulation(
+            scenario,
+            sinks=lambda replica: [metrics.sink(replica)],
+            origins=given_keys(scenario, "scenario"),
+            named_slots=False,
+        ).run(on_progress)
+        summary = summarize_run(scenario, report, metrics)
     return {
         **{name: summary.get(name) for name in (*NUMBERS, *INTERVALS)},
         **{f"{one}_{key}_ms": summary.get(f"{one}_{key}_ms") for key in LATENCIES for one in STATISTICS},
