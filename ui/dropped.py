@@ -18,7 +18,7 @@ from ..sim.workload.traces import TraceSource
 
 DROPPED = "dropped:"
 """Begins the path of a trace that a page has sent: `dropped:DIGEST/NAME` in the folder of the server."""
-MOST_TRACES = 32
+TRACES, MOST_TRACES = "traces", 32
 SERVERS = {  # server -> what its launch commands have
     "vllm": re.compile(r"\bvllm\s+serve\b|\bvllm\.entrypoints\b|\bvllm/vllm-openai\b"),
     "sglang": re.compile(r"\bsglang\.launch_server\b|\bsglang\s+serve\b|\blmsysorg/sglang\b"),
@@ -38,7 +38,7 @@ def place_of(path: str, folder: str) -> str:
     """Return where a trace lies. Raises ConfigError for one that this server does not have."""
     if not path.startswith(DROPPED):
         return path
-    place = Path(folder, *path.removeprefix(DROPPED).split("/"))
+    place = Path(folder, TRACES, *path.removeprefix(DROPPED).split("/"))
     if ".." in path or not place.is_file():
         message = f"this server does not have {shown_name(path)}: drop the file on the page again"
         raise ConfigError.of("<page>", "workload.trace", message)
@@ -90,12 +90,12 @@ def _launch(server: str, name: str, text: str, given: Mapping[str, Any]) -> dict
 def _trace(name: str, text: str, given: Mapping[str, Any], folder: str) -> dict[str, Any]:
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     short = re.sub(r"[^\w.-]", "_", name)[-80:].lstrip(".") or "trace"
-    place = Path(folder, digest, short)
+    place = Path(folder, TRACES, digest, short)
     if not place.exists():
-        if len(list(Path(folder).iterdir())) >= MOST_TRACES:
+        if len(list(Path(folder).glob(f"{TRACES}/*"))) >= MOST_TRACES:
             message = f"this server has {MOST_TRACES} traces: start it again, or with `foredraft ui --trace FILE`"
             raise ForedraftError(message)
-        place.parent.mkdir(exist_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text, encoding="utf-8")
     try:
         summary = TraceSource(str(place)).scan()

@@ -2,73 +2,48 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from ..core.errors import ConfigError
-from ..planning.answer import answer_of, limit_of
-from ..planning.candidates import base_tables, make_candidates
-from ..planning.confidence.ranking import rank_candidates
+from ..planning.answer import search_plan
+from ..planning.candidates import base_tables
 from ..planning.grid import parse_grid
-from ..planning.plan import Plan, Question
-from ..planning.slo import parse_slo
+from ..planning.plan import Question, make_plan, question_of
+from ..planning.store import kept_runs
 from ..planning.trial import Trial
-from ..planning.workers import Job, LocalWorkers
+from ..planning.workers import Job, Workers
 from ..sim.scenario import Scenario
 
 Tell = Callable[[dict[str, Any]], None]
+OPTIONS = {"slo": "--slo", "rate": "--rate", "gpus": "--gpus", "requests": "--requests", "seeds": "--seeds"}
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "slo": (str,), "rate": (int, float), "gpus": (int,), "requests": (int,), "seeds": (int,), "tried": (list,),
+}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What the page asks of a plan, as `foredraft plan` has it; None: the default."""
+def options_of(asked: Mapping[str, Any]) -> list[str]:
+    """Return the options of `foredraft plan` that say the same. Raises ConfigError for values of another kind."""
+    words = [word for name, flag in OPTIONS.items() if asked.get(name) is not None for word in (flag, str(asked[name]))]
+    return words + [word for one in _checked(asked).get("tried", ()) for word in ("--try", one)]
 
-    slo: str
-    rate: float | None
-    gpus: int | None
-    tried: Sequence[str]
-    requests: int
-    seeds: int
 
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Asked:
-        """Return what the page has sent. Raises ConfigError for values of another kind or out of their range."""
-
-        def number(name: str, kind: type, least: float, most: float, default: float | None = None) -> Any:
-            value = given.get(name, default)
-            if value is None and default is None:
-                return None
-            if isinstance(value, bool) or not isinstance(value, int | kind) or not least <= value <= most:
-                raise ConfigError.of("<page>", name, f"expected a number from {least:g} to {most:g}, got {value!r}")
-            return value
-
-        slo, tried = given.get("slo"), given.get("tried", [])
-        if not isinstance(slo, str) or not isinstance(tried, list) or not all(isinstance(one, str) for one in tried):
-            raise ConfigError.of("<page>", "slo", "expected limits such as ttft_p99<1s,tpot_p99<50ms")
-        return cls(
-            slo,
-            number("rate", float, 1e-6, 1e6),
-            number("gpus", int, 1, 4096),
-            tried,
-            number("requests", int, 100, 100_000, 600),
-            number("seeds", int, 2, 100, 4),
-        )
-
-    def words(self) -> list[str]:
-        """Return the options of `foredraft plan` that say the same."""
-        options = {"--slo": self.slo, "--rate": self.rate, "--gpus": self.gpus}
-        options |= {"--requests": self.requests, "--seeds": self.seeds}
-        words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-        return words + [word for one in self.tried for word in ("--try", one)]
+def _checked(asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what the page asks, whose values have the right types. Raises ConfigError."""
+    for name, kinds in _KINDS.items():
+        value = asked.get(name)
+        is_right = isinstance(value, kinds) and not isinstance(value, bool)
+        if value is not None and not (is_right and (name != "tried" or all(isinstance(one, str) for one in value))):
+            raise ConfigError.of("<page>", name, f"expected another kind of value than {value!r}")
+    return asked
 
 
 class _Counted:
     """Workers that tell how many runs have ended of those that are asked for so far."""
 
-    def __init__(self, workers: LocalWorkers, tell: Callable[[int, int], None]) -> None:
+    def __init__(self, workers: Workers, tell: Callable[[int, int], None]) -> None:
         self.count: int = workers.count
         self._workers = workers
         self._tell = tell
@@ -90,26 +65,26 @@ class _Counted:
         self._workers.close()
 
 
-def plan(scenario: Scenario, asked: Asked, tell: Tell) -> dict[str, Any]:
-    """Search the candidates, and return the answer as `foredraft plan --json` prints it. Raises a ForedraftError."""
-    objectives = parse_slo(asked.slo)
-    if scenario.workload.concurrency is not None:
-        message = "a closed loop has no request rate to plan for; give workload.rate or a trace"
-        raise ConfigError.of("<page>", "workload.concurrency", message)
-    seeds = range(scenario.seed, scenario.seed + asked.seeds)
-    question = Question(objectives, asked.rate, asked.gpus, seeds, asked.requests, None)
-    candidates = make_candidates(scenario, parse_grid(asked.tried, "--try"), asked.gpus)
-    whole = Plan(scenario, candidates, question)
-    state: dict[str, Any] = {"candidates": [one.name for one in candidates], "found": {}, "ended": 0, "asked": 0}
+def plan(scenario: Scenario, asked: Mapping[str, Any], folder: str, tell: Tell) -> dict[str, Any]:
+    """Search the candidates, and return the answer as `foredraft plan --json` prints it. Raises a ForedraftError.
+
+    folder: where the runs are kept while the server runs.
+    """
+    whole = make_plan(scenario, parse_grid(_checked(asked).get("tried", ()), "--try"), _question(scenario, asked))
+    tables = base_tables(scenario)
+    place = Path(mkdtemp(prefix="plan-", dir=folder))
+    names = [one.name for one in whole.candidates]
 
     def count(ended: int, asked_for: int) -> None:
-        state.update(ended=ended, asked=asked_for)
-        tell({"plan": state})
+        searched = {"roughly": len(whole.rough), "finely": len(whole.fine)}
+        tell({"plan": {"candidates": len(names), "ended": ended, "asked": asked_for, **searched}})
 
-    with closing(_Counted(LocalWorkers(base_tables(scenario), os.cpu_count() or 1), count)) as workers:
-        for which, index, found in whole.run(workers):
-            state["found"][str(index)] = {"round": which, "value": found.value, "reason": found.reason}
-            tell({"plan": state})
-    ranked = rank_candidates(whole)
-    sentences = list(limit_of(whole, ranked[0])) if ranked and ranked[0].holds else []
-    return answer_of(whole, ranked, {}, sentences)
+    with kept_runs("plan", tables, place, None, None, **whole.asked) as (pool, store):
+        _, found = search_plan(whole, _Counted(pool, count), store, lambda line: None)
+    return found.to_json()
+
+
+def _question(scenario: Scenario, asked: Mapping[str, Any]) -> Question:
+    given = {name: asked[name] for name in OPTIONS if asked.get(name) is not None}
+    load = given.pop("rate", None)
+    return question_of(scenario, given.pop("slo", ""), load, **given)

@@ -12,7 +12,7 @@ from ..sim.scenario import Scenario
 from ..sim.scenario_file import at_origins, scenario_with
 from .answers import answer
 from .dropped import place_of, read_dropped
-from .plans import Asked, plan
+from .plans import options_of, plan
 from .runs import simulate
 from .texts import TRACE, commands, scenario_toml
 
@@ -59,9 +59,10 @@ def _answer(question: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
         found = answer(scenario, origins, batch, context)
     except ConfigError as error:
         raise at_origins(error, origins) from None
-    more = {"cost": ["--batch", str(found["batch"]), "--context", str(found["context"])]}
+    cost = found["cost"]
+    more = {"cost": ["--batch", str(cost["batches"][0]["batch"]), "--context", str(cost["context"])]}
     with suppress(ConfigError):  # what is asked of a plan is judged when it is asked
-        more["plan"] = Asked.of(question["plan"]).words()
+        more["plan"] = options_of(question["plan"])
     texts = {"toml": scenario_toml(question["given"]), "commands": commands(question["given"], more)}
     return found | texts
 
@@ -75,7 +76,7 @@ def _simulate(question: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
 
 
 def _plan(question: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
-    return plan(_scenario(question)[0], Asked.of(question["plan"]), tell)
+    return plan(_scenario(question)[0], question["plan"], question["folder"], tell)
 
 
 _ASKED: Mapping[str, Callable[[Mapping[str, Any], Tell], dict[str, Any]]] = {

@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any
 
-from foredraft.simulation import summarize_run
-
 from ..observe.metrics import RunMetrics
-from ..planning.rounds import without_speculation
+from ..planning.grid import NO_SPECULATION
+from ..planning.rounds.model import without_speculation
 from ..sim.effects.given_keys import given_keys
 from ..sim.run import Progress, Simulation
 from ..sim.scenario import Scenario
-from .answers import NO_SPECULATION
+from ..sim.summary.summary import summarize_run
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 STATISTICS = ("mean", "median", "p90", "p95", "p99")

@@ -12,27 +12,30 @@ function kindOf(part) {
 }
 
 export function showAnswer(found) {
-  const { rounds } = found.cost, plain = rounds[0], gainOf = (one) => one.tokens_per_s / plain.tokens_per_s;
+  const { batch, interval, rounds } = found.cost.batches[0], { context } = found.cost, plain = rounds[0];
+  const gainOf = (one) => one.tokens_per_s / plain.tokens_per_s;
   const best = rounds.reduce((one, other) => (other.tokens_per_s > one.tokens_per_s ? other : one));
-  const [lead, more, short] = verdict(found, best, gainOf);
+  const look = { ...found, batch, context, interval, rounds, best, gainOf };
+  const [lead, more, short] = verdict(look);
   if ($("verdict").textContent !== lead) $("verdict").textContent = lead;
   $("verdict-more").textContent = more;
   $("what").textContent = short;
-  const perUser = best.tokens_per_s / found.batch;
-  const tiles = [
-    ["Draft steps", best.steps ? `${best.steps}` : "none", `best at batch ${number(found.batch, 9)}`],
-    ["Round", `${fixed(best.total_us / 1000, 2)} ms`, around(found, best)],
+  const perUser = best.tokens_per_s / batch, ends = best.interval_us?.map((us) => fixed(us / 1000, 2)).join(" to ");
+  showTiles($("tiles"), [
+    ["Draft steps", best.steps ? `${best.steps}` : "none", `best at batch ${number(batch, 9)}`],
+    ["Round", `${fixed(best.round_us / 1000, 2)} ms`, ends ? `80 %: ${ends}` : `${number(best.accept_length)} tokens for each user`],
     ["Each user", `${number(perUser)} tokens/s`, `${number(1000 / perUser)} ms per token`],
-    ["Each GPU", `${number(best.tokens_per_s / found.devices, 4)} tokens/s`, `${number(best.accept_length, 3)} tokens a round and user`],
-    ["Requests that fit", number(found.most_rows, 9), `${number(found.context, 9)} tokens each, ${number(found.kv_slots, 9)} KV slots`],
-  ];
-  showTiles($("tiles"), tiles);
-  fill($("notices"), found.notices.map((notice) => el("li", {}, notice)));
-  showRounds(found, best, gainOf);
-  showSpeeds(found);
+    ["Each GPU", `${number(best.tokens_per_s / found.devices, 4)} tokens/s`, `batch ${number(batch, 9)}`],
+    ["Requests that fit", number(found.most_rows, 9), `${number(context, 9)} tokens each, ${number(found.kv_slots, 9)} KV slots`],
+  ]);
+  fill($("notices"), found.notices.map((notice) => el("li", {}, sentence(notice))));
+  showRounds(look);
+  showSpeeds(look);
   showGains(found.doctor);
-  $("timing").textContent = found.timing;
+  $("timing").textContent = found.cost.timing;
 }
+
+export function sentence(text) { return `${text[0].toUpperCase()}${text.slice(1)}${text.endsWith(".") ? "" : "."}`; }
 
 export function showTiles(place, tiles) {
   fill(place, tiles.map(([name, value, below]) => {
@@ -41,46 +44,38 @@ export function showTiles(place, tiles) {
   }));
 }
 
-function around(found, best) {
-  const interval = found.cost.interval;
-  return interval ? `80 %: ${interval.map((factor) => fixed((factor * best.total_us) / 1000, 2)).join(" to ")}` : `batch ${number(found.batch, 9)}`;
-}
-
 // Returns the sentence that matters most, what is to be said beside it, and a few words for the head of the page.
-function verdict(found, best, gainOf) {
-  const { doctor, context } = found, at = `with ${number(context, 9)} tokens of context`;
-  const here = `${number(gainOf(best), 3)} × the tokens of plain decoding at batch ${number(found.batch, 9)}`;
-  if (!doctor) return ["Plain decoding: choose how to draft, and this page says whether it pays.", "", `plain decoding, ${number(best.tokens_per_s, 4)} tokens/s`];
-  const { surely, perhaps, most, busy_rate: rate, error } = doctor, margin = `Gains err by ±${fixed(100 * (error - 1), 0)} % (80 %).`;
-  const short = best.steps ? `${number(gainOf(best), 3)} × with ${count(best.steps, "step")} at batch ${number(found.batch, 9)}` : `plain decoding at batch ${number(found.batch, 9)}`;
-  if (!perhaps) return [`Speculation does not pay: ${at}, plain decoding is faster at every batch up to ${number(most, 9)}.`, margin, short];
+function verdict({ doctor, batch, context, best, gainOf }) {
+  if (!doctor) return ["Plain decoding: choose how to draft, and this page says whether it pays.", "", `plain: ${number(best.tokens_per_s, 4)} tokens/s`];
+  const { pays_up_to_batch: surely, may_pay_up_to_batch: perhaps, most_drafted: most, busy_rate: rate } = doctor;
+  const at = `With ${number(doctor.context, 9)} tokens of context`, steps = count(best.steps, "step"), gain = fixed(gainOf(best), 2);
+  const short = best.steps ? `${gain} × with ${steps} at batch ${number(batch, 9)}` : `plain decoding at batch ${number(batch, 9)}`;
+  if (doctor.verdict === "pays not") return [`Speculation does not pay: plain decoding is faster at every batch up to ${number(most, 9)}.`, `${at}.`, short];
+  const other = context === doctor.context ? "" : ` and ${number(context, 9)} tokens`;
+  const here = best.steps ? `${gain} × the tokens of plain decoding at batch ${number(batch, 9)}${other}, with ${steps}` : `but not at batch ${number(batch, 9)}${other}`;
   const beyond = perhaps < most ? ` Beyond batch ${number(perhaps, 9)} it does not pay.` : "";
-  if (!surely) return [`It cannot be told whether speculation pays ${at}: all gains are within their error.${beyond}`, margin, short];
-  const gives = best.steps ? `${here}, with ${count(best.steps, "step")}` : `not at batch ${number(found.batch, 9)}`;
-  if (surely === most) return [`Speculation pays: ${gives}. It pays at every batch that fits, up to ${number(most, 9)}.`, margin, short];
-  const between = perhaps > surely ? ` From there to ${number(perhaps, 9)} it cannot be told.` : "";
+  if (doctor.verdict === "cannot be told") return ["It cannot be told whether speculation pays: all gains are within their error.", `${at}: ${here}.${beyond}`, short];
   const busy = ` About ${number(rate)} requests/s on each engine keep such a batch busy.`;
-  return [`Speculation pays up to batch ${number(surely, 9)}: ${gives}.`, `${at[0].toUpperCase()}${at.slice(1)}.${busy}${between}${beyond} ${margin}`, short];
+  if (surely === most) return [`Speculation pays at every batch that fits, up to ${number(most, 9)}: ${here}.`, `${at}.${busy}`, short];
+  const between = perhaps > surely ? ` From there to batch ${number(perhaps, 9)} it cannot be told.` : "";
+  return [`Speculation pays up to batch ${number(surely, 9)}: ${here}.`, `${at}.${busy}${between}${beyond}`, short];
 }
 
-function showRounds(found, best, gainOf) {
-  const { rounds, about, rests_on: restsOn, interval } = found.cost;
-  const ends = (one) => (one.is_overlapped ? one.total_us : one.device_us + one.host_us), whole = Math.max(...rounds.map(ends));
-  $("cost-caption").textContent = `${count(found.batch, "request")} with ${number(found.context, 9)} tokens of context each`;
-  const head = ["steps", "", "ms", "break-even", "accepted", "tokens/s", "gain"];
+function showRounds({ cost, batch, context, interval, rounds, best, gainOf }) {
+  const whole = Math.max(...rounds.map((one) => (one.is_overlapped ? one.round_us : one.device_us + one.host_us)));
+  $("cost-caption").textContent = `${count(batch, "request")} with ${number(context, 9)} tokens of context each`;
+  const head = ["steps", "", "ms", "break-even", "accepted", "tokens/s", "gain"], isWide = (i) => (i === 3 || i === 4 ? "wide-only" : null);
   const rows = rounds.map((one) => {
     const pieces = Object.entries(grouped(one)).map(([kind, us]) => ({ kind, value: us, title: `${PARTS.find(([name]) => name === kind)[1]}: ${number(us / 1000)} ms` }));
     const host = { kind: "host", value: one.host_us, from: one.is_overlapped ? 0 : one.device_us, title: `host: ${number(one.host_us / 1000)} ms` };
-    const gain = gainOf(one);
-    return el("tr", { class: one === best ? "best" : gain < 1 ? "off" : null }, el("th", { scope: "row" }, one.steps ? String(one.steps) : "plain"),
-      el("td", { class: "bar" }, barCell(pieces, whole, host)), el("td", {}, fixed(one.total_us / 1000, 2)),
-      el("td", { class: "wide-only" }, fixed(one.break_even, 2)), el("td", { class: "wide-only" }, fixed(one.accept_length, 2)),
-      el("td", {}, number(one.tokens_per_s, 4)), el("td", {}, `${fixed(gain, 2)} ×`));
+    const cells = [fixed(one.round_us / 1000, 2), fixed(one.break_even, 2), fixed(one.accept_length, 2), number(one.tokens_per_s, 4), `${fixed(gainOf(one), 2)} ×`];
+    return el("tr", { class: one === best ? "best" : gainOf(one) < 1 ? "off" : null }, el("th", { scope: "row" }, one.steps ? String(one.steps) : "plain"),
+      el("td", { class: "bar" }, barCell(pieces, whole, host)), cells.map((cell, i) => el("td", { class: isWide(i + 2) }, cell)));
   });
-  fill($("rounds"), el("thead", {}, el("tr", {}, head.map((name, i) => el("th", { scope: "col", class: i === 3 || i === 4 ? "wide-only" : null }, name)))), el("tbody", {}, rows));
+  fill($("rounds"), el("thead", {}, el("tr", {}, head.map((name, i) => el("th", { scope: "col", class: isWide(i) }, name)))), el("tbody", {}, rows));
   fill($("parts"), PARTS.map(([kind, name]) => el("span", { class: `key-${kind}` }, name)));
-  const sure = interval ? `80 % intervals of a round: ${fixed(interval[0], 2)} to ${fixed(interval[1], 2)} times; they rest on ${restsOn}. ` : "";
-  $("cost-note").textContent = `Break-even is the accept length at which a round is as fast as plain decoding. ${sure}${rounds.length > 1 ? about : ""}`;
+  const sure = interval ? `80 % intervals of a round: ${interval.map((factor) => fixed(factor, 2)).join(" to ")} times; they rest on ${cost.intervals_rest_on}. ` : "";
+  $("cost-note").textContent = `Break-even is the accept length at which a round is as fast as plain decoding. ${sure}${rounds.length > 1 ? cost.about_speed_ups : ""}`;
 }
 
 function grouped(round) {
@@ -104,18 +99,19 @@ function showSpeeds(found) {
 function showGains(doctor) {
   $("gains-section").hidden = !doctor;
   if (!doctor) return;
-  const head = el("tr", {}, el("th", { scope: "col" }, "batch"), doctor.contexts.map((context) => el("th", { scope: "col" }, number(context, 9))));
-  const rows = doctor.gains.map(({ batch, cells }) => el("tr", {}, el("th", { scope: "row" }, number(batch, 9)), cells.map((cell) => gainCell(cell, doctor.error))));
+  const of = (key) => [...new Set(doctor.gains.map((one) => one[key]))], contexts = of("context");
+  const head = el("tr", {}, el("th", { scope: "col" }, "batch"), contexts.map((context) => el("th", { scope: "col" }, `${number(context, 9)} tokens`)));
+  const rows = of("batch").map((batch) => el("tr", {}, el("th", { scope: "row" }, number(batch, 9)), doctor.gains.filter((one) => one.batch === batch).map(gainCell)));
   fill($("gains"), el("caption", { class: "visually-hidden" }, "Gain and best steps by batch and tokens of context"), el("thead", {}, head), el("tbody", {}, rows));
+  $("gains-note").textContent = doctor.gains.some((one) => one.verdict === "equal") ? "= cannot be told from plain decoding." : "";
 }
 
-function gainCell(cell, error) {
-  if (!cell) return el("td", { class: "none" }, "no room");
-  const { gain, steps } = cell, size = Math.log(gain), isKnown = Math.abs(size) > Math.log(error);
-  const made = el("td", {}, `${isKnown ? "" : "= "}${fixed(gain, 2)} ×`, el("small", {}, gain < 1 && isKnown ? "plain" : count(steps, "step")));
-  if (isKnown) {
-    const share = Math.min(60, 14 + 46 * Math.abs(size));
-    made.style.background = `color-mix(in srgb, var(--${gain > 1 ? "drafted" : "plain"}) ${share.toFixed(0)}%, var(--card))`;
+function gainCell({ gain, steps, verdict }) {
+  if (verdict === "no room") return el("td", { class: "none" }, "no room");
+  const made = el("td", {}, `${verdict === "equal" ? "= " : ""}${fixed(gain, 2)} ×`, el("small", {}, verdict === "slower" ? "plain" : count(steps, "step")));
+  if (verdict !== "equal") {
+    const share = Math.min(60, 14 + 46 * Math.abs(Math.log(gain)));
+    made.style.background = `color-mix(in srgb, var(--${verdict === "faster" ? "drafted" : "plain"}) ${share.toFixed(0)}%, var(--card))`;
   }
   return made;
 }

@@ -221,20 +221,18 @@ function showControls() {
   for (const { keys, line } of made) for (const key of keys) if (line && key in visible) line.hidden = !visible[key];
 }
 
-// Shows each problem at the control of its key; returns those that no control shows.
+// Shows each problem at the control of its key, too.
 export function showProblems(problems) {
-  const left = [];
   for (const { inputs, why } of made) {
     why.hidden = true;
     for (const input of inputs) input.removeAttribute("aria-invalid");
   }
   for (const problem of problems) {
     const control = made.find((one) => one.line && !one.line.hidden && one.keys.includes(problem.key));
-    if (!control) { left.push(problem); continue; }
+    if (!control) continue;
     control.why.textContent = problem.message;
     control.why.hidden = false;
     for (const input of control.inputs) input.setAttribute("aria-invalid", "true");
     control.line.closest("details").open = true;
   }
-  return left;
 }

@@ -49,6 +49,7 @@ async function answer() {
 
 function show(found, words) {
   showProblem(null);
+  $("found").hidden = false;
   showAnswer(found);
   texts = found;
   showTexts();
@@ -80,10 +81,11 @@ function changed() {
 
 function showProblem(error) {
   $("found").classList.toggle("stale", error !== null);
-  const problems = error?.problems ?? [], left = showProblems(problems);
-  $("problem").hidden = error === null || (problems.length > 0 && !left.length);
-  if ($("problem").hidden) return;
-  const lines = left.map(({ key, message }) => el("li", {}, key ? el("code", {}, key) : null, key ? `: ${message}` : message,
+  const problems = error?.problems ?? [];
+  showProblems(problems);
+  $("problem").hidden = error === null;
+  if (error === null) return;
+  const lines = problems.map(({ key, message }) => el("li", {}, key ? el("code", {}, key) : null, key ? `: ${message}` : message,
     key in state.given ? el("button", { type: "button", click: () => set({ [key]: null }, key) }, `Leave ${key} out`) : null));
   fill($("problem"), lines.length ? el("ul", {}, lines) : error.message);
 }

@@ -1,5 +1,6 @@
 // Asks for a plan, shows how far it is, and its answer.
 
+import { sentence } from "./answers.js";
 import { ask } from "./ask.js";
 import { whiskerCell } from "./charts.js";
 import { $, count, el, fill, number } from "./dom.js";
@@ -69,11 +70,10 @@ async function start() {
   }
 }
 
-function showProgress(bar, words, { candidates, found, ended, asked: runs }) {
-  const done = Object.values(found), second = done.filter(({ round }) => round === "second").length;
-  bar.max = candidates.length * 2;
-  bar.value = done.length + second;
-  words.textContent = `${done.length} of ${candidates.length} candidates searched roughly, ${second} finely; ${count(ended, "run")} of ${number(runs, 9)} so far`;
+function showProgress(bar, words, { candidates, roughly, finely, ended, asked: runs }) {
+  bar.max = candidates * 2;
+  bar.value = roughly + finely;
+  words.textContent = `${roughly} of ${count(candidates, "candidate")} searched roughly, ${finely} finely; ${count(ended, "run")} of ${number(runs, 9)} so far`;
 }
 
 function showFound(answer, question, seconds) {
@@ -81,12 +81,12 @@ function showFound(answer, question, seconds) {
   const valueOf = (one) => (isLoad ? one.load : one.gpus), rangeOf = (one) => (isLoad ? one.load_interval : one.gpus_interval);
   const shown = candidates.filter((one) => one.load !== null), best = shown.find((one) => one.status === "best") ?? shown[0];
   const unable = refused.map(({ name, reason }) => `${name} cannot run: ${reason}`);
+  const [title, lead = "No candidate can run.", ...rest] = answer.sentences;
+  $("plan-lead").textContent = lead;
   if (!best) {
-    $("plan-lead").textContent = candidates.length ? "No candidate is within the limits at any load." : "No candidate can run.";
-    $("plan-note").textContent = unable.join(" ");
+    $("plan-note").textContent = [title, ...unable].map(sentence).join(" ");
     return;
   }
-  $("plan-lead").textContent = `${best.name} holds ${number(best.load)} ${unit} on ${count(best.gpus, "GPU")} within the limits, ${number(best.tokens_per_s, 4)} output tokens/s.`;
   const most = Math.max(...shown.flatMap((one) => [valueOf(one), ...(rangeOf(one) ?? []).filter((end) => end !== null)]));
   const head = ["", "", isLoad ? unit : "GPUs", "tokens/s", "tightest limit"];
   const rows = shown.map((one) => {
@@ -103,5 +103,5 @@ function showFound(answer, question, seconds) {
   const hopeless = candidates.filter((one) => one.load === null).map((one) => one.name);
   const never = hopeless.length ? [`Within the limits at no load: ${hopeless.join("; ")}.`] : [];
   const range = shown.some((one) => rangeOf(one)) ? ["Whiskers: 80 % intervals, if the times of passes are not as simulated."] : [];
-  $("plan-note").textContent = [...answer.sentences, ...never, ...range, ...unable, `Found in ${number(seconds)} s.`].join(" ");
+  $("plan-note").textContent = [title, ...rest, ...never, ...range, ...unable, `Found in ${number(seconds)} s`].map(sentence).join(" ");
 }

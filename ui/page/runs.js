@@ -1,6 +1,6 @@
 // Simulates what is on the page, and shows it.
 
-import { showTiles } from "./answers.js";
+import { sentence, showTiles } from "./answers.js";
 import { ask } from "./ask.js";
 import { draw, lineChart, rangeChart } from "./charts.js";
 import { $, count, el, fill, fixed, milliseconds, number } from "./dom.js";
@@ -63,7 +63,7 @@ function show({ as_it_is: mine, without = null }) {
   showTiles($("run-tiles"), tiles);
   const overloaded = both.filter(({ run }) => run.overloaded || run.saturation > 1).map(({ name }) => `More arrives than the engines serve (${name}): queues grow, and latencies say how long the run was.`);
   const refused = both.filter(({ run }) => run.refused).map(({ name, run }) => `${count(run.refused, "request")} refused (${name}).`);
-  fill($("run-notices"), [...overloaded, ...refused, ...mine.notices.map((one) => `${one[0].toUpperCase()}${one.slice(1)}.`)].map((one) => el("li", {}, one)));
+  fill($("run-notices"), [...overloaded, ...refused, ...mine.notices.map(sentence)].map((one) => el("li", {}, one)));
   draw($("latencies"), (width) => rangeChart(width, { title: "Latencies: median, p90 and p99", unit: "ms", rows: LATENCIES.map(([key, name]) => ({
     name, ranges: both.map(({ kind: of, name: what, run }) => ({ kind: of, name: what, median: run[`median_${key}_ms`], p90: run[`p90_${key}_ms`], p99: run[`p99_${key}_ms`] })),
   })) }));
