@@ -156,7 +156,7 @@ class _Api:
 
 def _count(asked: Message, name: str, least: int, most: int, default: int | None = 1) -> int | None:
     value = asked.get(name, default)
-    if value is not None and (not isinstance(value, int) or not least <= value <= most):
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most):
         raise ApiError(400, f"{name}: expected a whole number from {least:,} to {most:,}", param=name)
     return value
 

@@ -73,6 +73,7 @@ class Pool:
         self._places = asyncio.Semaphore(count)
         self._waiting = 0
         self._starting: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
     async def start(self) -> None:
         """Start all processes, so that no question waits for one."""
@@ -122,6 +123,8 @@ class Pool:
         """End a process, and start another one for the next question."""
         ended.kill()
         self._all.discard(ended)
+        if self._is_closed:
+            return
 
         async def refill() -> None:
             self._idle.append(await self._new())
@@ -138,6 +141,7 @@ class Pool:
 
     def close(self) -> None:
         """End all processes, those in the middle of an answer, too."""
+        self._is_closed = True
         for task in self._starting:
             task.cancel()
         for one in self._all:

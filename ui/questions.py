@@ -9,14 +9,13 @@ from typing import Any
 from ..core.errors import ConfigError, ForedraftError
 from ..observe.distribution.install_hint import install_command
 from ..sim.scenario import Scenario
-from ..sim.scenario_file import at_origins, scenario_with
+from ..sim.scenario_file import SETTINGS, at_origins, scenario_with
 from .answers import answer
 from .dropped import place_of, read_dropped
 from .plans import options_of, plan
 from .runs import simulate
 from .texts import TRACE, commands, scenario_toml
 
-PAGE = "<page>"
 Tell = Callable[[dict[str, Any]], None]
 """Takes what is known before the end of an answer."""
 
@@ -27,7 +26,7 @@ def ask(question: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
         return {"result": _ASKED[question["ask"]](question, tell)}
     except ConfigError as error:
         problems = [{"key": problem.key, "message": problem.message} for problem in error.problems]
-        source = "" if error.source.startswith("<") else f"{error.source}: "
+        source = "" if error.source == SETTINGS or error.source.startswith("<") else f"{error.source}: "
         return _error("\n".join(f"{source}{problem}" for problem in error.problems), problems)
     except ForedraftError as error:
         return _error(str(error))
@@ -45,9 +44,9 @@ def _scenario(question: Mapping[str, Any]) -> tuple[Scenario, dict[str, str]]:
     if isinstance(given.get(TRACE), str):
         given[TRACE] = place_of(given[TRACE], question["folder"])
     try:
-        return scenario_with({}, given), dict.fromkeys(given, PAGE)
+        return scenario_with({}, given), dict.fromkeys(given, SETTINGS)  # as the command that says the same
     except ConfigError as error:
-        raise ConfigError(PAGE, error.problems) from None
+        raise ConfigError(SETTINGS, error.problems) from None
 
 
 def _answer(question: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
@@ -72,7 +71,11 @@ def _read(question: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
 
 
 def _simulate(question: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
-    return simulate(_scenario(question)[0], tell)
+    scenario, origins = _scenario(question)
+    try:
+        return simulate(scenario, origins, tell)
+    except ConfigError as error:
+        raise at_origins(error, origins) from None
 
 
 def _plan(question: Mapping[str, Any], tell: Tell) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import Any
 from ..observe.metrics import RunMetrics
 from ..planning.grid import NO_SPECULATION
 from ..planning.rounds.model import without_speculation
-from ..sim.effects.given_keys import given_keys
 from ..sim.run import Progress, Simulation
 from ..sim.scenario import Scenario
 from ..sim.summary.summary import summarize_run
@@ -25,29 +24,32 @@ INTERVALS = ("mean_ttft_ms_interval", "mean_tpot_ms_interval", "mean_e2el_ms_int
 TIMELINE = ("bucket_s", "running", "waiting", "kv_occupancy", "steps")
 
 
-def simulate(scenario: Scenario, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def simulate(scenario: Scenario, origins: Mapping[str, str], tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Simulate the scenario as it is, tell the result, then simulate it without speculation. Returns both results.
+
+    origins: the keys that the page gives.
 
     Raises a ForedraftError for a scenario that cannot run.
     """
-    tables = scenario.model_dump(mode="json")
-    found = {"as_it_is": _run(tables, tell, "as it is")}
+    found = {"as_it_is": _run(scenario, origins, tell, "as it is")}
     if scenario.speculation.algorithm != NO_SPECULATION:
         tell(found)
-        found["without"] = _run(without_speculation(tables), tell, "without speculation")
+        plain = Scenario.model_validate(without_speculation(scenario.model_dump(mode="json")))
+        found["without"] = _run(plain, {}, tell, "without speculation")
     return found
 
 
-def _run(tables: Mapping[str, Any], tell: Callable[[dict[str, Any]], None], name: str) -> dict[str, Any]:
+def _run(
+    scenario: Scenario, origins: Mapping[str, str], tell: Callable[[dict[str, Any]], None], name: str
+) -> dict[str, Any]:
     def on_progress(progress: Progress) -> None:
         tell({"run": name, "ended": progress.num_ended, "expected": progress.num_expected})
 
     with closing(RunMetrics()) as metrics:
-        scenario = Scenario.model_validate(tables)
         report = Simulation(
             scenario,
             sinks=lambda replica: [metrics.sink(replica)],
-            origins=given_keys(scenario, "scenario"),
+            origins=origins,
             named_slots=False,
         ).run(on_progress)
         summary = summarize_run(scenario, report, metrics)
