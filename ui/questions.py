@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -25,9 +26,10 @@ def ask(question: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     try:
         return {"result": _ASKED[question["ask"]](question, tell)}
     except ConfigError as error:
+        if error.source != SETTINGS and not re.fullmatch(r"<\w+>", error.source):  # a file, not the keys of the page
+            return _error(str(error))
         problems = [{"key": problem.key, "message": problem.message} for problem in error.problems]
-        source = "" if error.source == SETTINGS or error.source.startswith("<") else f"{error.source}: "
-        return _error("\n".join(f"{source}{problem}" for problem in error.problems), problems)
+        return _error("\n".join(map(str, error.problems)), problems)
     except ForedraftError as error:
         return _error(str(error))
     except ModuleNotFoundError as error:

@@ -110,7 +110,7 @@ function gainCell({ gain, steps, verdict }) {
   if (verdict === "no room") return el("td", { class: "none" }, "no room");
   const made = el("td", {}, `${verdict === "equal" ? "= " : ""}${fixed(gain, 2)} ×`, el("small", {}, verdict === "slower" ? "plain" : count(steps, "step")));
   if (verdict !== "equal") {
-    const share = Math.min(60, 14 + 46 * Math.abs(Math.log(gain)));
+    const share = Math.min(44, 8 + 36 * Math.abs(Math.log(gain)));
     made.style.background = `color-mix(in srgb, var(--${verdict === "faster" ? "drafted" : "plain"}) ${share.toFixed(0)}%, var(--card))`;
   }
   return made;

@@ -47,19 +47,23 @@ function choice(label, key, options, { hint, change = (value) => ({ [key]: value
   });
 }
 
-// A slider with the number beside it. A logarithmic one has `low` > 0; `zero` puts 0 at its left end.
-function slider(label, keys, low, high, read, write, { integer = false, log = false, zero = false, unit = "", hint, placeholder = "" } = {}) {
-  const ticks = log ? 400 : (high - low) / (integer ? 1 : 0.05);
-  const toValue = (at) => {
-    if (zero && at === 0) return 0;
-    const value = log ? low * (high / low) ** (at / ticks) : low + at * (integer ? 1 : 0.05);
-    return integer ? Math.round(log ? tidy(value) : value) : log ? tidy(value) : Number(value.toFixed(2));
-  };
-  const toTick = (value) => (log ? (value < low ? 0 : (Math.log(value / low) / Math.log(high / low)) * ticks) : (value - low) / (integer ? 1 : 0.05));
-  const range = el("input", { type: "range", min: 0, max: ticks, step: log ? 1 : "any" });
-  if (!log) range.step = 1;
-  const exact = el("input", { type: "number", "aria-label": `${label}${unit ? `, ${unit}` : ""}`, step: "any", min: zero ? 0 : null, placeholder });
-  range.addEventListener("input", () => write(toValue(Number(range.value)), label));
+// The values of a slider: round numbers with one ratio between them, or equal steps.
+function valuesOf(low, high, { integer, log }) {
+  if (!log) return Array.from({ length: Math.round((high - low) / (integer ? 1 : 0.05)) + 1 }, (_, i) => Number((low + i * (integer ? 1 : 0.05)).toFixed(2)));
+  const all = Array.from({ length: 201 }, (_, i) => tidy(low * (high / low) ** (i / 200)));
+  return [...new Set(integer ? all.map(Math.round) : all)];
+}
+
+function nearest(values, value) {
+  return values.reduce((best, one, i) => (Math.abs(one - value) < Math.abs(values[best] - value) ? i : best), 0);
+}
+
+// A slider with the number beside it; each of its steps is another number.
+function slider(label, keys, low, high, read, write, { integer = false, log = false, unit = "", hint, placeholder = "" } = {}) {
+  const values = valuesOf(low, high, { integer, log });
+  const range = el("input", { type: "range", min: 0, max: values.length - 1, step: 1 });
+  const exact = el("input", { type: "number", "aria-label": `${label}${unit ? `, ${unit}` : ""}`, step: "any", placeholder });
+  range.addEventListener("input", () => write(values[range.value], label));
   exact.addEventListener("change", () => {
     const value = exact.value === "" ? null : Number(exact.value);
     write(value !== null && integer ? Math.round(value) : value, label);
@@ -68,7 +72,7 @@ function slider(label, keys, low, high, read, write, { integer = false, log = fa
     slides: true,
     show() {
       const value = read();
-      range.value = Math.min(Math.max(value === null ? 0 : toTick(value), 0), ticks);
+      range.value = value === null ? 0 : nearest(values, value);
       range.setAttribute("aria-valuetext", value === null ? placeholder || "not set" : `${value} ${unit}`.trim());
       if (document.activeElement !== exact || Number(exact.value) !== value) exact.value = value ?? "";
     },

@@ -144,6 +144,7 @@ async function start() {
   acceptDrops((error) => (error ? showProblem(error) : showProblem(null)));
   onChange(changed);
   addEventListener("hashchange", () => { if (location.hash !== address() && readAddress()) set({}, "address"); });
+  $("skip").addEventListener("click", (event) => { event.preventDefault(); $("answers").focus(); }); // the address is the state
   $("simulate").addEventListener("click", run);
   $("auto").addEventListener("change", runLater);
   $("run-progress").lastElementChild.addEventListener("click", () => { cancelRun(); $("run-caption").textContent = "Cancelled."; });

@@ -34,7 +34,7 @@ export function setPage(values, source) {
 }
 
 export function replace(given) {
-  state.given = { ...given };
+  state.given = Object.fromEntries(Object.entries(given).filter(([key, value]) => !same(value, state.keys[key]?.default)));
   changed("replaced");
 }
 
@@ -66,7 +66,7 @@ export function address() {
 
 // Takes the state from the address; false if it has none.
 export function readAddress() {
-  const pairs = location.hash.slice(1).split("&").filter(Boolean).map((pair) => {
+  const pairs = location.hash.slice(1).split("&").filter((pair) => pair.includes("=")).map((pair) => {
     const at = pair.indexOf("=");
     try { return [pair.slice(0, at), fromText(decodeURIComponent(pair.slice(at + 1)))]; } catch { return ["", null]; }
   });
