@@ -55,7 +55,7 @@ function verdict({ doctor, batch, context, best, gainOf }) {
   const here = best.steps ? `${gain} × the tokens of plain decoding at batch ${number(batch, 9)}${other}, with ${steps}` : `but not at batch ${number(batch, 9)}${other}`;
   const beyond = perhaps < most ? ` Beyond batch ${number(perhaps, 9)} it does not pay.` : "";
   if (doctor.verdict === "cannot be told") return ["It cannot be told whether speculation pays: all gains are within their error.", `${at}: ${here}.${beyond}`, short];
-  const busy = ` About ${number(rate)} requests/s on each engine keep such a batch busy.`;
+  const busy = ` About ${number(rate)} requests/s on each engine keep batch ${number(surely, 9)} busy.`;
   if (surely === most) return [`Speculation pays at every batch that fits, up to ${number(most, 9)}: ${here}.`, `${at}.${busy}`, short];
   const between = perhaps > surely ? ` From there to batch ${number(perhaps, 9)} it cannot be told.` : "";
   return [`Speculation pays up to batch ${number(surely, 9)}: ${here}.`, `${at}.${busy}${between}${beyond}`, short];
@@ -100,7 +100,7 @@ function showGains(doctor) {
   $("gains-section").hidden = !doctor;
   if (!doctor) return;
   const of = (key) => [...new Set(doctor.gains.map((one) => one[key]))], contexts = of("context");
-  const head = el("tr", {}, el("th", { scope: "col" }, "batch"), contexts.map((context) => el("th", { scope: "col" }, `${number(context, 9)} tokens`)));
+  const head = el("tr", {}, el("th", { scope: "col" }, "batch \\ tokens"), contexts.map((context) => el("th", { scope: "col" }, number(context, 9))));
   const rows = of("batch").map((batch) => el("tr", {}, el("th", { scope: "row" }, number(batch, 9)), doctor.gains.filter((one) => one.batch === batch).map(gainCell)));
   fill($("gains"), el("caption", { class: "visually-hidden" }, "Gain and best steps by batch and tokens of context"), el("thead", {}, head), el("tbody", {}, rows));
   $("gains-note").textContent = doctor.gains.some((one) => one.verdict === "equal") ? "= cannot be told from plain decoding." : "";
