@@ -13,12 +13,14 @@ from ..core.parsing import ParseError, parse_toml
 from ..planning.servers.launch import read_launch
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import WHOLE_TABLES, scenario_with
-from ..sim.workload.trace_files import TraceError
+from ..sim.workload.request_logs import log_format
+from ..sim.workload.trace_files import MOST_SEARCHED, TraceError
 from ..sim.workload.traces import TraceSource
 
 DROPPED = "dropped:"
 """Begins the path of a trace that a page has sent: `dropped:DIGEST/NAME` in the folder of the server."""
 TRACES, MOST_TRACES = "traces", 32
+TRACE_ENDINGS = (".csv", ".json", ".jsonl", ".log")
 SERVERS = {  # server -> what its launch commands have
     "vllm": re.compile(r"\bvllm\s+serve\b|\bvllm\.entrypoints\b|\bvllm/vllm-openai\b"),
     "sglang": re.compile(r"\bsglang\.launch_server\b|\bsglang\s+serve\b|\blmsysorg/sglang\b"),
@@ -51,15 +53,19 @@ def read_dropped(name: str, text: str, given: Mapping[str, Any], folder: str) ->
     name: of the file, or what the user sees for a pasted text. given: the keys that the page has. folder: where traces
     are kept. Raises ConfigError or TraceError for a text that is none of them, or is wrong.
     """
+    if name.endswith(TRACE_ENDINGS):
+        return _trace(name, text, given, folder)
     for server, words in SERVERS.items():
         if words.search(text):
             return _launch(server, name, text, given)
-    if name.endswith((".csv", ".jsonl")) or (not name.endswith(".toml") and _TRACE_LIKE.match(text)):
+    if not name.endswith(".toml") and (_TRACE_LIKE.match(text) or log_format(text.splitlines()[:MOST_SEARCHED])):
         return _trace(name, text, given, folder)
     try:
         tables = parse_toml(text)
     except ParseError as error:
-        known = "a scenario (TOML), a trace (CSV, JSONL) or a launch command of vLLM, SGLang or TensorRT-LLM"
+        known = (
+            "a scenario (TOML), a trace (CSV, JSON, a request log) or a launch command of vLLM, SGLang or TensorRT-LLM"
+        )
         raise ConfigError.of(name, "", f"is none of {known}; as TOML: {error}") from None
     if not tables:
         raise ConfigError.of(name, "", "is empty: a scenario has at least one key")

@@ -42,6 +42,15 @@ def test_a_trace_is_kept_once(tmp_path: Path):
     )
 
 
+def test_a_log_is_a_trace_by_its_lines(tmp_path: Path):
+    line = "INFO 11-27 00:00:0{0} [logger.py:40] {1}"
+    asked = "Request r-{0} details: prompt: None, prompt_token_ids: [1, 2, 3], prompt_embeds shape: None."
+    told = "Generated response r-{0}: output: 'x', output_token_ids: [4, 5], finish_reason: stop"
+    lines = [line.format(i, text.format(i)) for i in range(3) for text in (asked, told)]
+    found = read("\n".join(lines), tmp_path)
+    assert found["kind"] == "trace" and "3 requests (vllm-log)" in found["notes"][0]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
