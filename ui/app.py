@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +108,7 @@ class _Api:
         asked |= {"batch": _count(asked, "batch", 1, 1 << 20), "context": _count(asked, "context", 0, 1 << 30, None)}
         return _stream(self._answers(asked))
 
-    async def _answers(self, asked: Message) -> AsyncIterator[Message]:
+    async def _answers(self, asked: Message) -> AsyncGenerator[Message]:
         # It goes on where the page asks something else meanwhile: the tables that it makes are kept.
         exact = asyncio.create_task(self._pools.answers.ask(asked))
         self._exact.add(exact)
@@ -127,7 +127,7 @@ class _Api:
         return _stream(self._told(self._pools.plans, await self._asked(request, "plan")))
 
     @staticmethod
-    async def _told(pool: Pool, asked: Message) -> AsyncIterator[Message]:
+    async def _told(pool: Pool, asked: Message) -> AsyncGenerator[Message]:
         async with pool.asking(asked) as messages:
             async for message in messages:
                 yield message
@@ -161,7 +161,7 @@ def _count(asked: Message, name: str, least: int, most: int, default: int | None
     return value
 
 
-def _stream(messages: AsyncIterator[Message]) -> Response:
+def _stream(messages: AsyncGenerator[Message]) -> Response:
     """Return messages as lines of JSON, as they come. An error after the first is a line as well."""
 
     async def lines() -> AsyncIterator[bytes]:

@@ -100,7 +100,7 @@ function showGains(doctor) {
   $("gains-section").hidden = !doctor;
   if (!doctor) return;
   const of = (key) => [...new Set(doctor.gains.map((one) => one[key]))], contexts = of("context");
-  const head = el("tr", {}, el("th", { scope: "col" }, "batch \\ tokens"), contexts.map((context) => el("th", { scope: "col" }, number(context, 9))));
+  const head = el("tr", {}, el("th", { scope: "col" }, "batch"), contexts.map((context) => el("th", { scope: "col" }, number(context, 9))));
   const rows = of("batch").map((batch) => el("tr", {}, el("th", { scope: "row" }, number(batch, 9)), doctor.gains.filter((one) => one.batch === batch).map(gainCell)));
   fill($("gains"), el("caption", { class: "visually-hidden" }, "Gain and best steps by batch and tokens of context"), el("thead", {}, head), el("tbody", {}, rows));
   $("gains-note").textContent = doctor.gains.some((one) => one.verdict === "equal") ? "= cannot be told from plain decoding." : "";
