@@ -33,7 +33,7 @@ export async function ask(path, body, signal, tell = () => {}) {
     rest = lines.pop();
     for (const line of lines) {
       const message = JSON.parse(line);
-      if (message.error) throw new Refused(message.error);
+      if (message.error && !message.is_rough) throw new Refused(message.error);
       if (message.result && !message.is_rough) return message.result;
       tell(message);
     }

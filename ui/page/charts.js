@@ -1,6 +1,6 @@
 // Pictures in SVG, drawn for the width that they have; drawn again when it changes.
 
-import { el, fill, fixed, number } from "./dom.js";
+import { el, fill, number } from "./dom.js";
 
 const drawings = new Map();
 const watcher = new ResizeObserver((entries) => {
@@ -49,7 +49,7 @@ function picture(width, height, label, ...parts) {
 
 function pathOf(points) { return points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join(""); }
 
-// Lines over an axis. series: { name, kind, points: [[x, y]], labels: [text or ""], mark: index or null }.
+// Lines over an axis. series: { name, kind, points: [[x, y or null]], labels: of the points, mark: index of one or null }.
 export function lineChart(width, { title, note = "", x, y, series, height = 250, isStep = false }) {
   const left = 52, right = 12, top = 14, bottom = 38;
   const all = series.flatMap(({ points }) => points).filter(([, value]) => value !== null);
@@ -66,10 +66,10 @@ export function lineChart(width, { title, note = "", x, y, series, height = 250,
     const known = points.filter(([, value]) => value !== null).map(([px, py]) => [toX(px), toY(py)]);
     if (!known.length) return null;
     const stepped = isStep ? known.flatMap(([px, py], i) => (i ? [[px, known[i - 1][1]], [px, py]] : [[px, py]])) : known;
-    const dots = labels.map((label, i) => (label === null ? null : el("circle", { class: "dot", fill: "currentColor", cx: known[i][0], cy: known[i][1], r: 3.5 }, el("title", {}, label))));
+    const dots = labels.map((label, i) => el("circle", { class: `dot fill-${kind}`, cx: known[i][0], cy: known[i][1], r: 3.5 }, el("title", {}, label)));
     return el("g", { class: kind },
       el("path", { class: `line ${kind}`, d: pathOf(stepped) }),
-      el("g", { class: `fill-${kind}` }, dots.map((dot) => { dot?.removeAttribute("fill"); return dot; })),
+      dots,
       mark === null ? null : el("circle", { class: `ring ${kind}`, cx: known[mark][0], cy: known[mark][1], r: 7 }),
       el("title", {}, name));
   });
@@ -139,5 +139,3 @@ export function whiskerCell(value, range, whole, kind) {
   }
   return el("svg", { "aria-hidden": "true" }, parts);
 }
-
-export { fixed };
