@@ -63,21 +63,22 @@ class _Process:
 
 
 class Pool:
-    """`count` processes; `niceness` is added to that of the server."""
+    """At most `count` processes; `niceness` is added to that of the server."""
 
     def __init__(self, count: int, niceness: int) -> None:
         self.count = count
         self._niceness = niceness
-        self._idle: list[_Process] = []
         self._all: set[_Process] = set()
-        self._places = asyncio.Semaphore(count)
-        self._waiting = 0
+        self._idle: asyncio.Queue[_Process | None] = asyncio.Queue()  # None: one that could not be started
         self._starting: set[asyncio.Task[None]] = set()
+        self._waiting = 0
         self._is_closed = False
 
     async def start(self) -> None:
         """Start all processes, so that no question waits for one."""
-        self._idle += await asyncio.gather(*(self._new() for _ in range(self.count - len(self._idle))))
+        while len(self._all) < self.count:
+            self._begin_one()
+        await asyncio.gather(*self._starting)
 
     async def ask(self, question: Mapping[str, Any]) -> Message:
         """Return the last message of an answer."""
@@ -87,57 +88,60 @@ class Pool:
     @asynccontextmanager
     async def asking(self, question: Mapping[str, Any]) -> AsyncIterator[AsyncIterator[Message]]:
         """Ask a question; leaving the block before the last message cancels it. Raises ApiError if too many wait."""
-        async with self._place():
-            asked = self._idle.pop() if self._idle else await self._new()
-            is_whole = False
+        asked, is_whole = await self._take(), False
 
-            async def messages() -> AsyncIterator[Message]:
-                nonlocal is_whole
-                async for message in asked.ask(question):
-                    is_whole = "result" in message or "error" in message
-                    yield message
+        async def messages() -> AsyncIterator[Message]:
+            nonlocal is_whole
+            async for message in asked.ask(question):
+                is_whole = "result" in message or "error" in message
+                yield message
 
-            try:
-                yield messages()
-            finally:
-                if is_whole:
-                    self._idle.append(asked)
-                else:
-                    self._replace(asked)
+        try:
+            yield messages()
+        finally:
+            if is_whole:
+                self._idle.put_nowait(asked)
+            else:
+                self._replace(asked)
 
-    @asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
+    async def _take(self) -> _Process:
+        """Wait for a process that is free."""
         if self._waiting >= MOST_WAITING:
             raise ApiError(429, f"{MOST_WAITING} questions wait already: try again", code="busy", retry_after_s=1)
+        if self._idle.empty() and len(self._all) < self.count:
+            self._begin_one()
         self._waiting += 1
         try:
-            await self._places.acquire()
+            taken = await self._idle.get()
         finally:
             self._waiting -= 1
-        try:
-            yield
-        finally:
-            self._places.release()
+        if taken is None:
+            raise ApiError(500, "no process for the answer could be started; the server's messages say why")
+        return taken
 
     def _replace(self, ended: _Process) -> None:
         """End a process, and start another one for the next question."""
         ended.kill()
         self._all.discard(ended)
-        if self._is_closed:
-            return
+        if not self._is_closed:
+            self._begin_one()
 
-        async def refill() -> None:
-            self._idle.append(await self._new())
-
-        task = asyncio.create_task(refill())
-        self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
-
-    async def _new(self) -> _Process:
+    def _begin_one(self) -> None:
         made = _Process(self._niceness)
         self._all.add(made)
-        await made.start()
-        return made
+
+        async def start() -> None:
+            try:
+                await made.start()
+            except (OSError, ApiError):
+                self._all.discard(made)
+                self._idle.put_nowait(None)
+            else:
+                self._idle.put_nowait(made)
+
+        task = asyncio.create_task(start())
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
 
     def close(self) -> None:
         """End all processes, those in the middle of an answer, too."""

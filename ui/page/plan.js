@@ -21,7 +21,7 @@ export function makePlan() {
   const button = el("button", { type: "submit", class: "main", id: "plan-start" }, "Plan");
   fill($("plan"),
     field("slo", "Limits", { type: "text", class: "wide" }, (text) => text),
-    field("rate", "Load to serve, requests/s", { type: "number", step: "any", min: 0, placeholder: "the greatest" }, (text) => (text === "" ? null : Number(text))),
+    field("rate", "Load, requests/s", { type: "number", step: "any", min: 0, placeholder: "the greatest" }, (text) => (text === "" ? null : Number(text))),
     field("gpus", "GPUs", { type: "number", min: 1, placeholder: "one engine's" }, whole),
     field("tried", "Values to try", { type: "text", class: "wide", placeholder: "plain, 1 to 7 steps, a tree, adaptive" }, (text) => text),
     field("requests", "Requests of a run", { type: "number", min: 100 }, (text) => whole(text) ?? 600),
@@ -93,7 +93,7 @@ function showFound(answer, question, seconds) {
     const isOut = one.status === "dropped";
     const error = isLoad && one.half_width !== null ? ` ± ${number(one.half_width, 2)}` : "";
     const ends = rangeOf(one), range = ends && ends.every((end) => end !== null) ? ends : null;
-    return el("tr", { class: one === best ? "best" : isOut ? "off" : null }, el("th", { scope: "row" }, one.status === "equal" ? `${one.name} (as good)` : one.name),
+    return el("tr", { class: one === best ? "best" : isOut ? "off" : null }, el("th", { scope: "row" }, one.status === "equal" ? `= ${one.name}` : one.name),
       el("td", { class: "bar" }, whiskerCell(valueOf(one), range, most, isOut ? "faint" : one.name.startsWith("plain") ? "plain" : "drafted")),
       el("td", {}, `${number(valueOf(one))}${error}`), el("td", {}, number(one.tokens_per_s, 4)),
       el("td", {}, isOut ? "rough" : `${one.tightest} ${number(100 * one.taken, 3)} %`));

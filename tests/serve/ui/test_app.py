@@ -17,6 +17,7 @@ from starlette.testclient import TestClient
 
 SHORT = {"workload.num_requests": 60}
 LONG = {"workload.num_requests": 500_000}
+PROCESSES = 2 + 1 + 2  # for answers, by the roofline, for simulations; those of plans start with the first
 
 
 def lines(reply: httpx.Response) -> list[dict]:
@@ -168,6 +169,9 @@ def test_the_page_loads_nothing_from_elsewhere(served: PageServer):
 
 
 def test_leaving_cancels_and_two_pages_do_not_disturb_each_other(served: PageServer):
+    assert "result" in answer(served)
+    wait_until(lambda: len(served.group()) > PROCESSES, what="for all processes")
+    settled = len(served.group())
     for _ in range(4):  # more than there are processes
         with served.http.stream("POST", "/api/simulate", json={"given": LONG}) as reply:
             next(reply.iter_lines())
@@ -177,6 +181,7 @@ def test_leaving_cancels_and_two_pages_do_not_disturb_each_other(served: PageSer
         assert lines(served.post("simulate", given=SHORT))[-1]["result"]["as_it_is"]["completed"] == 60
         assert "result" in answer(served)
         assert json.loads(next(progress))["run"] == "as it is"
+    wait_until(lambda: len(served.group()) == settled, what="for those that were left to end")
 
 
 def test_ctrl_c_leaves_nothing_running(tmp_path: Path):

@@ -188,7 +188,7 @@ def test_a_plan_is_cancelled_and_answered(page: Page):
     assert page.text("plan-lead") == "Cancelled."
     for label, value in (("Requests of a run", "100"), ("Most runs per load", "2"), ("GPUs", "1")):
         fill(page, label, value)
-    fill(page, "Load to serve, requests/s", "1")
+    fill(page, "Load, requests/s", "1")
     fill(page, "Values to try", "speculation.steps=0,3")
     page.find("#plan-start").click()
     page.wait("!document.getElementById('plan-scroll').hidden")
