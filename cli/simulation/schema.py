@@ -66,7 +66,7 @@ def schema(command: Command = None, models: Models = False) -> None:
 
     Every document of --json begins with its format and the format's version.
     With --models the command prints a name per line: the built-in models, then
-    those of the extra `measured`. A scenario also takes the path of a config.json.
+    those of the extra `measured`, then other names of both. A scenario also takes the path of a config.json.
     """
     from ...sim.scenario import Scenario
 
@@ -136,11 +136,11 @@ def _describe(schema: dict[str, Any]) -> None:
 
 
 def _print_models() -> None:
-    from ...core.model_shape import known_models
+    from ...core.model_shape import known_models, known_repositories
     from ...observe.distribution.install_hint import install_command
     from ...sim.cost.measured import packaged_models
 
     others = packaged_models()
-    typer.echo("\n".join([*known_models(), *others]))
+    typer.echo("\n".join(dict.fromkeys([*known_models(), *others, *known_repositories(others)])))
     if not others:
         typer.echo(f"foredraft: more names: {install_command('measured')}", err=True)

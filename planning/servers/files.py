@@ -16,8 +16,8 @@ from .sglang import PROFILE as SGLANG_PROFILE
 from .sglang import VICTIMS
 
 SGLANG_VERSION = "0.5.23"
-METHODS = {  # algorithm -> its name in SGLang, vLLM and TensorRT-LLM
-    "EAGLE": ("EAGLE", "eagle", "Eagle"),
+METHODS = {  # algorithm -> its name in SGLang, vLLM and TensorRT-LLM, "" where a server has none
+    "EAGLE": ("EAGLE", "eagle", ""),
     "EAGLE3": ("EAGLE3", "eagle3", "Eagle3"),
     "MULTI_LAYER_EAGLE": ("EAGLE", "mtp", "MTP"),
     "STANDALONE": ("STANDALONE", "draft_model", "Draft_Target"),
@@ -60,6 +60,9 @@ def server_files(
             left_out["vLLM"] = "no batch size is to speculate: leave --speculative-config out"
         else:
             files["vllm-speculative-config.json"] = json.dumps(speculative) + "\n"
+        if not trtllm:
+            left_out["TensorRT-LLM"] = f"its backend pytorch has no {algorithm}"
+            return files, left_out
         keys = export_table(config, "trtllm", max_batch_size).replace("\n", "\n  ")
         files["trtllm.yaml"] = f"speculative_config:\n  decoding_type: {trtllm}\n  {keys}\n"
     except ConfigError as error:

@@ -16,7 +16,10 @@ SETTINGS = {
     "NaN": (["workload.rate=nan"], ["workload.rate", "finite", "nan"]),
     "a rate that no clock holds": (["workload.rate_scale=1e-300"], ["--set: workload.rate_scale", "1e-300"]),
     "unknown GPU": (["hardware.gpu=H10"], ["--set: hardware.gpu", "'H10'", "did you mean 'H100'"]),
-    "another model": (["model.target=Qwen/Qwen3-14B"], ["unknown model 'Qwen/Qwen3-14B'; built in", "config.json"]),
+    "another model": (
+        ["model.target=Qwen/Qwen3-99B"],
+        ["'Qwen/Qwen3-99B'; the nearest known: qwen3-8b", "config.json"],
+    ),
     "several unknown names": (
         ["hardware.gpu=H10", "hardware.host=x", "engine.eviction_policy=lur", "acceptance.preset=chta"],
         ["hardware.gpu", "hardware.host", "engine.eviction_policy", "acceptance.preset", "did you mean 'lru'"],

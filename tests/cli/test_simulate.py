@@ -247,11 +247,14 @@ def test_schema(command):
 
 
 def test_schema_prints_the_names_of_models(command, monkeypatch):
-    monkeypatch.setattr("foredraft.sim.cost.measured.packaged_models", lambda: ["Some/Model-7B"])
-    assert command("schema", "--models").out.splitlines() == [*known_models(), "Some/Model-7B"]
+    v3 = "deepseek-ai/DeepSeek-V3"
+    monkeypatch.setattr("foredraft.sim.cost.measured.packaged_models", lambda: [v3])
+    names = command("schema", "--models").out.splitlines()
+    assert names[: len(known_models()) + 1] == [*known_models(), v3]
+    assert f"{v3}-0324" in names and "zai-org/GLM-4.5-FP8" in names and len(set(names)) == len(names)
     monkeypatch.setattr("foredraft.sim.cost.measured.packaged_models", list)
     built_in = command("schema", "--models")
-    assert built_in.out.splitlines() == [*known_models()] and "measured" in built_in.err
+    assert "measured" in built_in.err and f"{v3}-0324" not in built_in.out
 
 
 def test_version_and_help(command):

@@ -315,6 +315,8 @@ def test_a_launch_command_takes_the_place_of_a_scenario(command, tmp_path):
         "cost", written, "--from-sglang", "--speculative-algorithm EAGLE --speculative-num-steps 4 --model qwen3-8b"
     )
     assert over.code == 0 and over.out.startswith("Timing of sglang-0.5")
+    for model in (["--set", "model.target=qwen3-8b"], [written]):
+        assert command("simulate", *model, "--from-sglang", "--tp 1", "--explain").code == 0
 
 
 @pytest.mark.parametrize(
@@ -327,6 +329,7 @@ def test_a_launch_command_takes_the_place_of_a_scenario(command, tmp_path):
         (["plan", "--from-vllm", "vllm serve x --foo-bar 3"], "is no argument of vLLM\n"),
         (["plan", "--rate", "inf"], "less than or equal to"),
         (["cost", "--from-sglang", "--tp 2", "--from-vllm", "vllm serve x"], "give one of them"),
+        (["cost", "--from-vllm", "vllm serve --max-num-seqs 8"], "model: the command names none"),
         (["plan", "--slo", "ttft_p99<500"], "500 has no unit; write 500ms or 500s"),
         (["plan", "--price", "H100"], "--price: H100: expected GPU=PRICE per hour"),
         (["plan", "--price", "H10=2"], "did you mean 'H100'"),

@@ -9,7 +9,7 @@ import pytest
 from foredraft.sim.assembly import assemble
 from foredraft.sim.scenario_file import load_scenario
 
-PAGE = Path(__file__).parents[2] / "docs" / "servers.md"
+PAGE = Path(__file__).parents[3] / "docs" / "servers.md"
 COLUMNS = {"foredraft": 1, "vllm-0.18": 2, "trtllm-1.x": 3, "sglang-0.5": 4}
 
 
