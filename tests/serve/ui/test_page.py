@@ -210,6 +210,7 @@ NAMELESS = f"""{REACHABLE}.filter((one) => !(one.ariaLabel || one.textContent.tr
 
 
 def test_the_keyboard_alone_is_enough(page: Page):
+    page.wait("document.getElementById('run').dataset.done && document.getElementById('run-progress').hidden")
     assert not page.js(NAMELESS)
     order = page.js(f"{REACHABLE}.map((one) => [one.id, one.ariaLabel ?? ''])")
     page.driver.execute_script("document.activeElement.blur(); scrollTo(0, 0)")
