@@ -11,9 +11,11 @@ from ...core.errors import ForedraftError
 from ...observe.output_files import Document
 from ...sim.assembly import Assembly, assemble
 from ...sim.confidence import intervals, rests_on
+from ...sim.load import asked_lengths, make_workload
 from ...sim.scenario import Scenario
 from ..confidence.comparison import about_speed_ups, speed_up_error
 from ..grid import NO_SPECULATION
+from ..trace_part import TracePart
 from ..trial import run_trial
 from .model import RoundModel, without_speculation
 
@@ -106,25 +108,26 @@ class Diagnosis(Document):
     load: Mapping[str, Compared]
 
 
-def diagnose(scenario: Scenario, requests: int) -> Diagnosis:
+def diagnose(scenario: Scenario, requests: int | None, model: RoundModel | None = None) -> Diagnosis:
     """Judge the speculation of a scenario by the cost model, and by two runs of at most so many requests.
 
-    Raises ForedraftError for a scenario without speculation, and for one that cannot run.
+    requests: None makes no run: `load` is empty, and lengths are those that the workload asks for. model: the rounds of
+    the scenario, if they are known already. Raises ForedraftError for a scenario without speculation, and for one that
+    cannot run.
     """
     if scenario.speculation.algorithm == NO_SPECULATION:
         message = (
             "the scenario does not speculate: name the algorithm to judge, such as --set speculation.algorithm=EAGLE3"
         )
         raise ForedraftError(message)
-    tables = scenario.model_dump(mode="json")
-    changes = {"workload.num_requests": min(requests, scenario.workload.num_requests or requests)}
-    with_it, without = (run_trial(one, changes) for one in (tables, without_speculation(tables)))
-    for trial in (with_it, without):
-        if trial.status != "done":
-            raise ForedraftError(trial.message)
-    mine, other = with_it.summary, without.summary
-    model, own = RoundModel(scenario), assemble(scenario)
-    context = round(mine["mean_input_tokens"] + mine["mean_output_tokens"] / 2)
+    model, own = RoundModel(scenario) if model is None else model, assemble(scenario)
+    if requests is None:
+        completed, load, (prompt, output) = 0, {}, asked_means(own)
+    else:
+        mine, other = _runs(scenario, requests)
+        completed, load = mine["completed"], dict(_load(own, mine, model.plain, other))
+        prompt, output = mine["mean_input_tokens"], mine["mean_output_tokens"]
+    context = round(prompt + output / 2)
     error = math.exp(speed_up_error(model.with_steps(1)))
     surely, perhaps = (model.largest_that_pays(context, MOST_STEPS, least) for least in (error, 1 / error))
     last = surely or perhaps
@@ -146,15 +149,36 @@ def diagnose(scenario: Scenario, requests: int) -> Diagnosis:
         most_drafted=model.most_drafted_rows(context),
         most_plain=model.most_rows(context, 0),
         gains_by_batch=tuple(_gain(model, size, context) for size in sizes),
-        busy_rate=model.round(surely, context, 0).tokens_per_s / mine["mean_output_tokens"] if surely else None,
-        output_tokens=mine["mean_output_tokens"],
+        busy_rate=model.round(surely, context, 0).tokens_per_s / output if surely else None,
+        output_tokens=output,
         gains=tuple(_gain(model, size, one) for size in _batches(model) for one in contexts),
         break_even=dict(_break_even(model, context)),
         expected=tuple(model.round(1, context, count).accept_length for count in steps),
         expected_by=_expectation(model),
-        requests=mine["completed"],
-        load=dict(_load(own, mine, model.plain, other)),
+        requests=completed,
+        load=load,
     )
+
+
+def asked_means(run: Assembly) -> tuple[float, float]:
+    """Return the mean tokens of a prompt and of an output that the workload asks for. Raises TraceError, or ConfigError
+    for a trace without requests."""
+    part = TracePart.of(run.scenario, None)
+    if part is not None:
+        return float(part.rows.prompt_lens[: part.count].mean()), float(part.rows.output_lens[: part.count].mean())
+    lengths = asked_lengths(make_workload(run.scenario, run.spec.config.context_len))
+    return lengths["input"][0], lengths["output"][0]
+
+
+def _runs(scenario: Scenario, requests: int) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the summaries of a run of the scenario, and of one without speculation."""
+    tables = scenario.model_dump(mode="json")
+    changes = {"workload.num_requests": min(requests, scenario.workload.num_requests or requests)}
+    with_it, without = (run_trial(one, changes) for one in (tables, without_speculation(tables)))
+    for trial in (with_it, without):
+        if trial.status != "done":
+            raise ForedraftError(trial.message)
+    return with_it.summary, without.summary
 
 
 def _batches(model: RoundModel) -> list[int]:

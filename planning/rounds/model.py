@@ -32,6 +32,7 @@ class RoundModel:
         self._tables = scenario.model_dump(mode="json")
         self._assemblies: dict[int, Assembly] = {}
         self._accept_lengths: dict[tuple[int, int], float] = {}
+        self._reserves: dict[int, int] = {}
         self.scenario = scenario
 
     @cached_property
@@ -127,5 +128,7 @@ class RoundModel:
         """Return how many requests of this context the KV pool holds, at most `engine.max_running`; 0 if none fits."""
         run = self.with_steps(steps)
         config = run.spec.config
-        held = context_len + run.spec.resolve_sizes().reserve
+        if steps not in self._reserves:
+            self._reserves[steps] = run.spec.resolve_sizes().reserve
+        held = context_len + self._reserves[steps]
         return min(config.max_running, config.num_pages * config.page_size // held)
