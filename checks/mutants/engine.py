@@ -241,7 +241,7 @@ CachesTheLastToken (RADIX-09): The whole text of an ended request is cached, its
 
 RemembersItsFirstLook (RADIX-12): Where a request's own pages begin is what was found when it was looked up first.
     Admission._enter:
-        record = good(self, prefix)
+        record = good(self, prefix, num_loaded)
         first = self.first_looks.get(record.request.request_id, record.num_cached)
         if first < record.num_cached:
             record.num_cached = record.prefill_launched = record.prefill_committed = first
