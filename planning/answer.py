@@ -40,7 +40,7 @@ def answer_of(
         "limits": [{"name": one.name, "key": one.key, "limit_ms": one.limit_ms} for one in asked.objectives],
         "load": asked.load,
         "load_key": whole.load_key,
-        "load_unit": "requests/s" if whole.scenario.workload.trace is None else "× the trace",
+        "load_unit": load_unit(whole),
         "model_error": asked.model_error,
         "model_error_source": source_of_comparisons(asked.model_error),
         "candidates": [_candidate(whole, item, item is first, prices) for item in ranked],
@@ -78,13 +78,21 @@ def _candidate(whole: Plan, item: Ranked, is_first: bool, prices: Mapping[str, f
     }
 
 
+def load_unit(plan: Plan) -> str:
+    """Return what a load is counted in."""
+    return "requests/s" if plan.scenario.workload.trace is None else "× the trace"
+
+
 def tokens_per_s(plan: Plan, item: Ranked) -> float:
-    """Return the output tokens per second of a candidate at the load found.
-    A run's own throughput counts its ramp and its drain, too."""
-    summary = item.finding.summary
-    if plan.scenario.workload.trace is None:
-        return item.load * float(summary["mean_output_tokens"])
-    return float(summary["output_throughput"])
+    """Return the output tokens per second of a candidate at the load found. (A run's own throughput counts its ramp and
+    its drain, too.)"""
+    return requests_per_s(plan, item.load) * float(item.finding.summary["mean_output_tokens"])
+
+
+def requests_per_s(plan: Plan, load: float) -> float:
+    """Return a load in requests per second; of a trace its mean rate times the load."""
+    part = plan.trace_part
+    return load if part is None else load * len(part.rows.lines) / part.span_s
 
 
 def cost_per_million_tokens(item: Ranked, tokens: float, price_per_gpu_hour: float) -> float:

@@ -1,10 +1,11 @@
 """The plan: which configuration serves a load within its objectives on the least GPUs, or the greatest load on given
 ones.
 
-Two rounds. In the first every candidate is searched roughly, with one seed and a quarter of the requests; those far
+Three rounds. In the first every candidate is searched roughly, with one seed and a quarter of the requests; those far
 behind are dropped. With a whole trace, the first round takes a thousand requests, and then a quarter of the trace for
 the candidates that are left. In the second round the other candidates (with a whole trace the best three) are searched
-finely, with several seeds. The search begins where the first round ended.
+finely, with a few seeds. The search begins where the first round ended. The third round says how sure a greatest load
+is: the best candidate runs with many seeds near the load that 95 % of runs hold, the others with a few of these seeds.
 """
 
 from __future__ import annotations
@@ -20,8 +21,13 @@ from ..sim.assembly import assemble
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
 from .candidates import REPLICAS, Candidate, base_tables
+from .confidence.bounds import Level, Spread, differences
 from .confidence.comparison import ModelErrors
-from .search import Finding, Search, greatest_load, least_count, run_searches
+from .search.counts import least_count
+from .search.held import Reference, held_load
+from .search.judge import Finding, Search
+from .search.loads import greatest_load
+from .search.running import run_searches
 from .slo import Objective
 from .trace_part import TracePart
 from .trial import reason_of
@@ -35,6 +41,8 @@ On a trace all candidates meet the same requests, and the tolerance of that resu
 KEPT_AT_LEAST = 3
 ROUGH, CLOSER, FINE = 0.1, 0.05, 0.03
 """Tolerances of the first round, of its part on a quarter of a trace, and of the second round."""
+PAIRS = 4
+"""Seeds of a candidate in the second round, and in the third of those that are not the best."""
 AT_ONCE = 2  # runs of a search that is alone, whatever number of processes there is: the answer does not depend on it
 FIRST_SHARE = 0.25  # of the requests, in the first round
 ROUGH_ROWS = 1000  # of a trace, in the first round
@@ -52,7 +60,7 @@ class Question:
         objectives: What must hold.
         load: Requests per second, or the scale of a trace's arrivals; None asks for the greatest load.
         gpus: Devices there are; None asks for the least number of them.
-        seeds: Those of the second round.
+        seeds: Those of the last round.
         requests: Of a run, at least; None: all of a trace's.
         model_error: Half of the 80 % interval of the logarithm of the ratio of two candidates' times, by which
             candidates may be confused; None takes what is published.
@@ -103,7 +111,10 @@ class Plan:
         if self.question.load is not None and able and all(map(self._is_hopeless, able)):
             nearest = min(able, key=self._distance)  # alone it is searched on: how many devices it would take
             yield from self._first_round([nearest], workers, ends_early=False)
-        kept, seeds = self._kept(self.rough, 1 - ROUGH if self._has_slices else DROPPED_BELOW), self.question.seeds
+        kept, seeds = (
+            self._kept(self.rough, 1 - ROUGH if self._has_slices else DROPPED_BELOW),
+            self.question.seeds[:PAIRS],
+        )
         if not self._has_slices:
             again = {index: self._fine_search(index) for index in kept}
             yield from self._searched("second", self.fine, again, workers)
@@ -117,6 +128,8 @@ class Plan:
                 return
             fine = partial(self._search_again, tolerance=FINE, seeds=seeds, sized=self._requests)
             yield from self._best_first("second", self.fine, kept, workers, fine, 1 + 2 * CLOSER)
+        if self.question.load is None:
+            yield from self._third_round(workers)
 
     def _best_first(
         self,
@@ -139,6 +152,36 @@ class Plan:
         ratio = findings[best].value / before or 1.0
         again = {index: search(index, ratio * self.rough[index].value) for index in others}
         yield from self._searched(name, findings, again, workers)
+
+    def _third_round(self, workers: Workers) -> Iterator[tuple[str, int, Finding]]:
+        """Search the load that nearly all runs hold: of the best candidate, then of the others compared with it."""
+        found = {index: one for index, one in self.fine.items() if one.value and one.crossings and not one.is_bound}
+        if not found:
+            return
+        best = max(found, key=lambda index: found[index].value)
+        groups = [list(one.crossings.values()) for index, one in found.items() if index != best]
+        alone = self._held_search(best, self.question.seeds, partial(Level.of, others=groups))
+        yield from self._searched("third", self.fine, {best: alone}, workers)
+        apart = [differences(one.crossings, found[best].crossings) for index, one in found.items() if index != best]
+        held = self.fine[best]
+        assert held.level is not None, "a search of what runs hold says it"
+        reference = Reference(held, held.level, Spread.of(apart))
+        others = {
+            index: self._held_search(index, self.question.seeds[:PAIRS], reference.level_of)
+            for index in found
+            if index != best
+        }
+        yield from self._searched("third", self.fine, others, workers)
+
+    def settings_at(self, candidate: Candidate, load: float, seed: int) -> dict[str, Any]:
+        """Return the settings of a run of the last round."""
+        settings = {**candidate.settings, REPLICAS: self.engines(candidate), **self._requests(load)}
+        return {**settings, self.load_key: load, "seed": seed}
+
+    def _held_search(self, index: int, seeds: Sequence[int], level_of: Callable[..., Level]) -> Search:
+        settings = {**self.candidates[index].settings, REPLICAS: self.engines(self.candidates[index])}
+        found, limits = self.fine[index], self.question.objectives
+        return held_load(settings, self.load_key, found, limits, seeds, FINE, self._requests, level_of)
 
     def _first_round(
         self, indices: Iterable[int], workers: Workers, ends_early: bool = True
@@ -263,9 +306,6 @@ class Plan:
             tolerance,
             factor or 1 + tolerance,
             sized,
-            bracket_seeds=1
-            if self._has_slices
-            else 2,  # arrivals and lengths of a trace are given: seeds hardly differ
             at_once=at_once,
         )
 
@@ -273,7 +313,7 @@ class Plan:
         asked, candidate, rough = self.question, self.candidates[index], self.rough[index]
         if asked.load is None:
             return self._search_again(
-                index, rough.value, 1 + ROUGH, tolerance=FINE, seeds=asked.seeds, sized=self._requests
+                index, rough.value, 1 + ROUGH, tolerance=FINE, seeds=asked.seeds[:PAIRS], sized=self._requests
             )
         if self._is_hopeless(index):
             return _nothing(replace(rough, value=0.0, interval=None, excess=math.inf))
@@ -282,11 +322,13 @@ class Plan:
         return least_count(settings, REPLICAS, start, candidate.unit, asked.objectives, asked.seeds, most)
 
     def _requests(self, load: float, share: float = 1.0) -> dict[str, Any]:
-        """Return how many requests a run at this load has: enough to see whether the queue grows."""
+        """Return how many requests a run at this load has: enough to see whether the queue grows. Of a trace also the
+        windows that its seed draws."""
+        windows = {} if self.trace_part is None else {"workload.resample_s": self.trace_part.window_s}
         if self.question.requests is None:
-            return {}
+            return windows
         arrivals = math.ceil(load * LEAST_ARRIVALS_S) if self.scenario.workload.trace is None else 0
-        return {"workload.num_requests": math.ceil(share * max(self.question.requests, arrivals))}
+        return {**windows, "workload.num_requests": math.ceil(share * max(self.question.requests, arrivals))}
 
     def _few_requests(self, load: float) -> dict[str, Any]:
         """Return how many requests a run of the first round has."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 import textwrap
@@ -22,10 +21,7 @@ from ..simulation.simulate import given_by_options
 from .options import Cluster, NumWorkers, OutDirectory, kept_runs
 
 if TYPE_CHECKING:
-    from ...planning.confidence.ranked import Ranked
     from ...planning.plan import Plan, Question
-    from ...planning.search import Finding
-    from ...planning.slo import Objective
     from ...planning.store import TrialStore
     from ...planning.workers import Workers
     from ...sim.scenario import Scenario
@@ -35,8 +31,9 @@ REQUESTS = 600  # of a run, where no trace has its own
 
 
 # fmt: off
-Slo = Annotated[str, option("--slo",
-    "Limits, separated by commas: ttft, tpot, itl or e2el, each as mean, p50, p90, p95 or p99.", "LIMITS")]
+Slo = Annotated[str | None, option("--slo",
+    "Limits, with commas between them: ttft_p99<1s (mean, p50, p90, p95 or p99 of ttft, tpot, itl or e2el), or "
+    "attainment>95%,ttft<1s. Default: [slo] of the scenario, else ttft_p99<1s,tpot_p99<50ms.", "LIMITS")]
 Rate = Annotated[float | None, option("--rate",
     "Requests/s to serve; with a trace, how many times as fast to replay it.", min=1e-6, max=1e6)]
 Gpus = Annotated[int | None, option("--gpus",
@@ -44,8 +41,8 @@ Gpus = Annotated[int | None, option("--gpus",
 Tried = Annotated[list[str] | None, option("--try",
     "Values of a key to compare, as for --grid of sweep; repeatable.", "KEY=VALUES")]
 Price = Annotated[list[str] | None, option("--price", "Price of a GPU hour: H100=2.5; repeatable.", "GPU=N")]
-Seeds = Annotated[int, option("--seeds", "Most runs per load; each run has its own seed.", min=2, max=100)]
-Requests = Annotated[int | None, option("--requests", "Requests per run; of a trace the first. Default: 600, or all of a trace.", min=100)]
+Seeds = Annotated[int, option("--seeds", "Most runs of the best candidate at a load; each has its own seed.", min=2, max=100)]
+Requests = Annotated[int | None, option("--requests", "Requests per run. Default: 600, or as many as a trace has.", min=100)]
 ModelError = Annotated[float | None, option("--model-error",
     "Error of the cost model in comparisons, in percent. Default: by published points.", min=0, max=100)]
 AsJson = Annotated[bool, option("--json", "Print one JSON object instead of text tables.")]
@@ -54,8 +51,8 @@ AsJson = Annotated[bool, option("--json", "Print one JSON object instead of text
 
 def plan(
     scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
-    slo: Slo = "ttft_p99<1s,tpot_p99<50ms", rate: Rate = None, gpus: Gpus = None, tried: Tried = None, price: Price = None,
-    settings: Settings = None, trace: TraceFile = None, seeds: Seeds = 4, requests: Requests = None, model_error: ModelError = None,
+    slo: Slo = None, rate: Rate = None, gpus: Gpus = None, tried: Tried = None, price: Price = None,
+    settings: Settings = None, trace: TraceFile = None, seeds: Seeds = 32, requests: Requests = None, model_error: ModelError = None,
     seed: Seed = None, as_json: AsJson = False, out: OutDirectory = None, workers: NumWorkers = None, cluster: Cluster = None,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
@@ -66,10 +63,10 @@ def plan(
     With a trace, --rate 1 is the trace as it is. The candidates are plain
     decoding, chains of 1, 2, 3, 5 and 7 drafts, a tree and adaptive steps, with
     --gpus at each tensor parallelism; --try replaces this list. A rough first
-    round drops candidates that are far behind. The command ranks the others, with
-    95 % intervals over seeds, and 80 % intervals for the errors of the cost model;
-    = marks candidates that are as good as the best one within the error. It keeps
-    every run: after Ctrl-C the same command continues. Exit code 1: no candidate
+    round drops candidates that are far behind. The command ranks the others by the
+    load that 95 % of runs hold, with 80 % intervals for the errors of the cost
+    model; = marks candidates that are as good as the best one within the error. It
+    keeps every run: after Ctrl-C the same command continues. Exit code 1: no candidate
     meets the limits; 2: bad input, or no candidate can run.
 
         foredraft plan --slo 'ttft_p99<500ms,tpot_p99<20ms'
@@ -81,12 +78,14 @@ def plan(
     from ...planning.answer import answer_of, write_answer
     from ...planning.confidence.ranking import rank_candidates
     from ...planning.plan import Question
-    from ...planning.slo import parse_slo
+    from ...planning.slo import objectives_of
     from ...sim.scenario_file import load_scenario
+    from .plan_report import report_of
 
-    objectives, prices = parse_slo(slo), _prices(price or ())
+    prices = _prices(price or ())
     launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
     resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)], launch)
+    objectives, resolved = objectives_of(slo, resolved)
     if requests is None and resolved.workload.trace is None:
         requests = REQUESTS
     decisive = range(resolved.seed, resolved.seed + seeds)
@@ -94,7 +93,7 @@ def plan(
     whole = _plan(resolved, Question(objectives, rate, gpus, decisive, requests, error, prices), tried or ())
     place = _search(whole, out, workers, cluster, quiet)
     ranked = rank_candidates(whole)
-    lines, sentences = _report(whole, ranked, prices)
+    lines, sentences = report_of(whole, ranked, prices)
     answer = answer_of(whole, ranked, prices, sentences)
     write_answer(place, answer)
     typer.echo(json.dumps(answer, indent=1) if as_json else "\n".join(lines))
@@ -160,10 +159,11 @@ def _prices(texts: Sequence[str]) -> dict[str, float]:
 
 def _watch(whole: Plan, pool: Workers, store: TrialStore, quiet: bool) -> None:
     """Search all candidates; each that ends is a line on standard error."""
+    from ...planning.answer import load_unit
     from ..progress import StatusLine
 
     line = StatusLine(quiet)
-    unit = _unit(whole)
+    unit = load_unit(whole)
     try:
         for which, index, found in whole.run(pool):
             if found.reason:  # told below the table
@@ -176,183 +176,3 @@ def _watch(whole: Plan, pool: Workers, store: TrialStore, quiet: bool) -> None:
             line.show(f"{which} round, {whole.candidates[index].name}: {result} ({count_of(len(store), 'run')})")
     finally:
         line.clear()
-
-
-def _report(whole: Plan, ranked: list[Ranked], prices: dict[str, float]) -> tuple[list[str], list[str]]:
-    """Return the lines of the answer, and the sentences in it that concern the best."""
-    asked, scenario = whole.question, whole.scenario
-    limits = ", ".join(map(str, asked.objectives))
-    trace = scenario.workload.trace
-    if asked.load is None:
-        what = f"greatest {'load' if trace else 'rate'} on {count_of(asked.gpus, 'GPU') if asked.gpus else 'the GPUs of one engine'}"
-    else:
-        what = f"least GPUs for {asked.load:g} {'× the trace' if trace else 'requests/s'}"
-    sentences = [f"{scenario.name}: {what} within {limits}"]
-    lines = textwrap.wrap(sentences[0], WIDTH)
-    shown = [item for item in ranked if not item.dropped]
-    if shown and shown[0].holds:
-        remarks = _remarks(whole, shown)
-        sentences += [_best(whole, shown[0]), *remarks[:-1]]
-        lines += ["", *_table(whole, shown, prices), *_model_table(whole, shown)]
-        lines += [line for text in remarks for line in textwrap.wrap(text, WIDTH)]
-    elif ranked:
-        sentences.append(_nothing_holds(whole, min(ranked, key=lambda item: item.finding.excess)))
-        lines += ["", *textwrap.wrap(sentences[-1], WIDTH)]
-    left = "not searched on (in brackets: of the best load in the first round)"
-    for is_equal, why in ((True, f"Equal within the error of comparisons, {left}"), (False, f"Behind, {left}")):
-        dropped = [item for item in ranked if item.dropped and item.holds and item.equal == is_equal]
-        if dropped:
-            names = "; ".join(f"{item.candidate.name} ({item.first_share:.0%})" for item in dropped)
-            lines += ["", *textwrap.wrap(f"{why}: {names}.", WIDTH)]
-    hopeless = [item.candidate.name for item in ranked if not item.holds]
-    if hopeless and shown and shown[0].holds:
-        lines += ["", *textwrap.wrap(f"Within the limits at no load: {'; '.join(hopeless)}.", WIDTH)]
-    by_reason: dict[str, list[str]] = {}
-    reasons: dict[str, str] = {}  # the first in full of those that differ in the numbers in brackets alone
-    for candidate, reason in whole.refused():
-        what = reason.partition("(")[0]
-        reasons.setdefault(what, reason)
-        by_reason.setdefault(what, []).append(candidate.name)
-    for what, refused in by_reason.items():
-        lines += ["", *textwrap.wrap(f"Cannot run: {'; '.join(refused)}: {reasons[what]}", WIDTH)]
-    return lines, sentences
-
-
-def _best(whole: Plan, best: Ranked) -> str:
-    from ...planning.answer import tokens_per_s
-
-    unit = "times the trace" if whole.scenario.workload.trace is not None else "requests/s"
-    gpus = count_of(best.gpus, "GPU")
-    return f"{best.candidate.name} holds {best.load:.3g} {unit} on {gpus}, {tokens_per_s(whole, best):,.0f} output tokens/s."
-
-
-def _nothing_holds(whole: Plan, nearest: Ranked) -> str:
-    found, gpus = nearest.finding, whole.question.gpus
-    needed = {index: whole.needed(index) for index in whole.rough} if whole.question.load is not None else {}
-    least = min((index for index in needed if needed[index]), key=lambda index: needed[index], default=None)
-    if least is not None:
-        there = f"the {count_of(gpus, 'GPU')}" if gpus else "the engines that are tried"
-        return f"Nothing holds on {there}. {whole.candidates[least].name} needs the least: about {count_of(needed[least], 'GPU')}."
-    devices = f" on {count_of(gpus, 'GPU')}" if gpus else ""
-    if refused := found.summary.get("refused"):
-        count = f"{refused:,} of {count_of(found.summary['submitted'], 'request')}"
-        return f"Nothing holds{devices}: at any load the engines refuse {count}. `foredraft simulate` says for which reason."
-    at = found.summary.get("request_throughput")
-    if found.excess == float("inf"):
-        within = "it is an overloaded run"
-    else:
-        tightest = _tightest(found)
-        value = found.excess * tightest.limit_ms
-        within = f"{tightest.name} is {value:.3g} ms, {found.excess:.3g} times the limit of {tightest.limit_ms:g} ms"
-    return f"Nothing holds{devices}. Nearest is {nearest.candidate.name}: at {at:.3g} requests/s {within}."
-
-
-def _tightest(found: Finding) -> Objective:
-    """Return the objective that takes the most of its limit, of a candidate that could be searched."""
-    assert found.tightest is not None
-    return found.tightest
-
-
-def _unit(whole: Plan) -> str:
-    """Return what a load is counted in."""
-    return "requests/s" if whole.scenario.workload.trace is None else "× the trace"
-
-
-def _table(whole: Plan, shown: list[Ranked], prices: dict[str, float]) -> list[str]:
-    from ...planning.answer import cost_per_million_tokens, tokens_per_s
-
-    greatest = whole.question.load is None
-    priced = any(whole.gpu_of(item.candidate) in prices for item in shown)
-    head = (f"{_unit(whole):>14}" if greatest else "") + f"{'GPUs':>6}{'tokens/s':>10}"
-    head += (f"{'per 1M tokens':>15}" if priced else "") + "  tightest"
-    rows = []
-    for item in shown:
-        found = item.finding
-        if not item.holds:
-            rows.append("holds on no number of GPUs that was tried")
-            continue
-        cells = ""
-        if greatest:
-            interval = f" ± {found.interval.half_width:.2g}" if found.interval is not None else ""
-            bound = "≥ " if found.is_bound else ""
-            cells += f"{f'{bound}{item.load:.3g}{interval}':>14}"
-        tokens = tokens_per_s(whole, item)
-        cells += f"{item.gpus:>6}{tokens:>10,.0f}"
-        if priced:
-            per_hour = prices.get(whole.gpu_of(item.candidate))
-            cost = None if per_hour is None else cost_per_million_tokens(item, tokens, per_hour)
-            cells += f"{'–' if cost is None else f'{cost:.3g}':>15}"
-        rows.append(f"{cells}  {_tightest(found).name} {found.excess:.0%}")
-    price = ", per 1M tokens their price" if priced else ""
-    return [*_rows(shown, head, rows), "", f"tokens/s are the output tokens of all GPUs of a row{price}."]
-
-
-def _model_table(whole: Plan, shown: list[Ranked]) -> list[str]:
-    """Return a table of what holds if times are not as simulated, and what it rests on."""
-    from ...observe.tables import intervals_rest_on, outside_of_intervals
-
-    rests = [item.rests_on for item in shown if item.holds]
-    if all(item.taken_range is None for item in shown):
-        return textwrap.wrap(intervals_rest_on(*rests, are_known=False), WIDTH)
-    is_load, rows = whole.question.load is None, []
-    numbers: dict[str, tuple[float, Sequence[float]]] = {}
-    for place, item in enumerate(shown, 1):
-        ends = item.load_range if is_load else item.gpu_range
-        cells = f"{_ends(ends):>18}"
-        if ends is not None:
-            low, high = ends
-            span = (-math.inf if low is None else low, math.inf if high is None else high)
-            numbers[f"{'requests/s' if is_load else 'GPUs'} of row {place}"] = (
-                item.load if is_load else item.gpus,
-                span,
-            )
-        if item.taken_range is not None:
-            low, high = item.taken_range
-            cells += f"  {_tightest(item.finding).name} {low:.0%} to {high:.0%}"
-        rows.append(cells)
-    lines = ["", "If the times of passes and first tokens are not as simulated, 80 % intervals", ""]
-    lines += [*_rows(shown, f"{_unit(whole) if is_load else 'GPUs':>18}  tightest", rows), ""]
-    texts = (intervals_rest_on(*rests), outside_of_intervals(numbers))
-    return lines + [line for text in texts for line in textwrap.wrap(text, WIDTH)]
-
-
-def _ends(ends: Sequence[float | None] | None) -> str:
-    """Return an interval of loads or numbers of GPUs in words; an end that is not known is a dash."""
-    return "–" if ends is None else " to ".join("–" if end is None else f"{end:.3g}" for end in ends)
-
-
-def _rows(shown: list[Ranked], head: str, rows: Sequence[str]) -> list[str]:
-    """Return a table with a row for each candidate: its mark, its name, its cells. Names are wrapped where the table
-    would be wider than 80 columns."""
-    widest = max(map(len, (head, *rows)))
-    width = min(max(len(item.candidate.name) for item in shown) + 2, max(WIDTH - 4 - widest, 16))
-    lines = [f"{'':4}{'':{width}}{head}"]
-    for place, (item, cells) in enumerate(zip(shown, rows, strict=True), 1):
-        mark = "=" if item.equal and place > 1 else str(place)
-        first, *more = textwrap.wrap(item.candidate.name, width - 1, break_on_hyphens=False)
-        lines += [f"{mark:>3} {first:{width}}{cells}", *(f"{'':6}{line}" for line in more)]
-    return lines
-
-
-def _remarks(whole: Plan, shown: list[Ranked]) -> list[str]:
-    """Return what limits the best candidate, what the marks mean, what the runs took of a trace, and at the end whose
-    timing it is."""
-    from ...planning.answer import limit_of
-    from ...planning.confidence.comparison import source_of_comparisons
-
-    limited, timing = limit_of(whole, shown[0])
-    texts = [limited]
-    if any(item.equal for item in shown[1:]) and whole.question.load is not None:
-        texts.append(
-            "= serves the load at no more cost than the first; the one that takes less of the limits stands first."
-        )
-    elif any(item.equal for item in shown[1:]):
-        seeds, source = len(whole.question.seeds), source_of_comparisons(whole.question.model_error)
-        texts.append(
-            f"= cannot be told from the first by {'up to ' if seeds > 2 else ''}{seeds} seeds and a cost model that may be "
-            f"wrong about the ratio of two candidates, but not about what they share (80 % intervals; {source})."
-        )
-    part = whole.trace_part
-    if part is not None:
-        texts += part.qualifications(whole.question.load)
-    return [*texts, timing]

@@ -34,7 +34,6 @@ def test_requests_beyond_the_context_are_counted_and_the_longest_is_named(tmp_pa
     assert "the prompt fills the context of llama-3.1-8b (1,000 tokens) in 2 of 5 requests" in notice
     assert "the longest has 4,000 tokens (line 5)" in notice and "refused" in notice and "In 1 more" in notice
     assert part_of(tmp_path, rows).notices([("large", 9000)]) == []
-    assert "fills" not in "".join(part_of(tmp_path, rows, requests=1).notices([SMALL]))  # the runs do not come so far
 
 
 def test_a_trace_without_a_request_that_fits_is_refused(tmp_path: Path):
@@ -46,25 +45,22 @@ def test_a_trace_without_a_request_that_fits_is_refused(tmp_path: Path):
         part_of(tmp_path, [(0, 10, 5)], start_s=60)
 
 
-def test_the_busiest_stretch_is_named_if_the_first_requests_are_not_it(tmp_path: Path):
-    times = [*range(0, 100, 10), *range(100, 110), *range(110, 210, 10)]
-    rows = [(second, 10, 5) for second in times]
-    (notice,) = part_of(tmp_path, rows, requests=10).notices([SMALL])
-    assert "The runs take the first 10 of the 30 requests of the trace, 0.111 per second" in notice
-    assert "The busiest 10 begin at 100 s, 1.11 per second: --set workload.start_s=100 takes them" in notice
-    (later,) = part_of(tmp_path, rows, num_requests=10, start_s=50).notices([SMALL])
-    assert "first 10 of the 25" in later and "begin at 100 s" in later
-    even = [(second, 10, 5) for second in range(30)]
-    assert part_of(tmp_path, even, requests=10).first_only() == [
-        "The runs take the first 10 of the 30 requests of the trace."
-    ]
-    assert part_of(tmp_path, even, requests=30).first_only() == part_of(tmp_path, even).first_only() == []
+def test_a_plan_says_which_part_of_the_trace_a_run_takes(tmp_path: Path):
+    rows = [(second, 10, 5) for second in range(1800)]
+    whole, part = part_of(tmp_path, rows), part_of(tmp_path, rows, requests=100)
+    assert (
+        whole.window_s == 60.0 and "as many requests as all 1,800 of the trace, in windows of 60 s" in whole.of_a_run()
+    )
+    assert part.window_s == 60.0 and "as 100 of the 1,800 of the trace" in part.of_a_run()
+    assert "at 1 × the trace 1 requests/s on average" in part.of_a_run()
+    assert part_of(tmp_path, rows, resample_s=7.0).window_s == 7.0
+    assert part_of(tmp_path, rows[:5]).window_s == 4.0  # not longer than the trace
 
 
-def test_an_answer_for_a_given_load_says_that_bursts_change_their_length(tmp_path: Path):
+def test_a_load_that_is_given_warns_that_bursts_change_their_length(tmp_path: Path):
     part = part_of(tmp_path, [(0, 10, 5), (1, 10, 5)])
-    assert part.qualifications(None) == part.qualifications(1.0) == []
-    (faster,), (slower,) = part.qualifications(10.0), part.qualifications(0.5)
+    assert part.warnings(None) == part.warnings(1.0) == []
+    (faster,), (slower,) = part.warnings(10.0), part.warnings(0.5)
     assert "replays it 10 times as fast, so its bursts are shorter" in faster
     assert "replays it 0.5 times as fast, so its bursts are longer" in slower
 

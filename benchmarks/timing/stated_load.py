@@ -1,0 +1,160 @@
+"""Checks the load that `plan` states, with runs that no search has seen.
+
+    python -m benchmarks.timing.stated_load [NAME …] [--workers N] [--write]    (needs the extra planning; half an hour)
+
+A plan of each scenario states a load that 95 % of runs hold. Then 100 runs with other seeds (of a trace: with other
+windows) are made at this load, and at greater loads until fewer than 90 of the 100 hold: this is the greatest load that
+the stated one is compared with. `--write` writes the table into docs/planning-reference.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from foredraft.planning.candidates import base_tables, make_candidates
+from foredraft.planning.confidence.ranked import Ranked
+from foredraft.planning.confidence.ranking import rank_candidates
+from foredraft.planning.plan import Plan, Question
+from foredraft.planning.slo import excess, objectives_of
+from foredraft.planning.workers import Job, LocalWorkers
+from foredraft.sim.scenario_file import load_scenario
+
+from ..pages import write_block
+
+ROOT = Path(__file__).resolve().parents[2]
+FRESH = range(1_000_000, 1_000_100)
+"""Seeds of the check, which no plan uses."""
+LEAST = 90
+"""Of the fresh runs, those that must hold."""
+STEP = 1.025
+"""From one load of the check to the next, until a load is held by fewer than LEAST."""
+MOST = 4
+
+
+class Case(NamedTuple):
+    """A question to check: a scenario with settings, its objectives, the candidates, the requests of a run."""
+
+    name: str
+    scenario: str
+    slo: str
+    tried: Mapping[str, Sequence[Any]]
+    requests: int
+    settings: Sequence[str] = ()
+
+
+CASES = (
+    Case(
+        "70B on 4 H100, windows of a trace",
+        "examples/tutorial/service.toml",
+        "ttft_p95<1s,tpot_p95<40ms",
+        {"speculation.steps": [2]},
+        300,
+    ),
+    Case(
+        "70B on 4 L40S, bursty arrivals",
+        "examples/tutorial/service.toml",
+        "ttft_p95<3s,tpot_p95<60ms",
+        {"speculation.algorithm": ["NONE", "EAGLE3"], "speculation.steps": [3]},
+        200,
+        ("workload.trace=none", "workload.arrivals=gamma", "workload.burstiness=2", "hardware.gpu=L40S"),
+    ),
+    Case(
+        "8B on one L4, chats",
+        "examples/chat_on_h100.toml",
+        "attainment>90%",
+        {"speculation.steps": [3]},
+        200,
+        ("hardware.gpu=L4", "slo.ttft_ms=1000", "slo.tpot_ms=60", "workload.rate=1"),
+    ),
+)
+
+
+class Checked(NamedTuple):
+    """The stated load of a case, how many fresh runs held it, and the greatest load that LEAST of them held."""
+
+    case: Case
+    unit: str
+    half: float
+    stated: float
+    seconds: float
+    held: int
+    greatest: float
+
+
+def check(case: Case, num_workers: int) -> Checked:
+    """Plan, and count the fresh runs that hold the stated load and greater ones."""
+    scenario, _ = load_scenario(ROOT / case.scenario, case.settings)
+    objectives, scenario = objectives_of(case.slo, scenario)
+    candidates = make_candidates(scenario, case.tried, None)
+    whole = Plan(scenario, candidates, Question(objectives, None, None, range(32), case.requests, None))
+    with closing(LocalWorkers(base_tables(scenario), num_workers)) as workers:
+        for name, index, finding in whole.run(workers):
+            print(f"  {name} round, {candidates[index].name}: {finding.value:.4g}", flush=True)
+        best = rank_candidates(whole)[0]
+        assert best.finding.interval is not None, "a load that was found has an interval"
+        counts = {best.load: _held(whole, best, best.load, workers)}
+        greatest = best.load
+        for place in range(1, MOST + 1):
+            load = best.load * STEP ** (place if counts[best.load] >= LEAST else -place)
+            counts[load] = _held(whole, best, load, workers)
+            if (counts[load] >= LEAST) != (counts[best.load] >= LEAST):
+                greatest = load if counts[load] >= LEAST else greatest
+                break
+            greatest = load
+    unit = "requests/s" if whole.trace_part is None else "× the trace"
+    seconds = float(best.finding.summary["duration"])
+    return Checked(case, unit, best.finding.interval.mean, best.load, seconds, counts[best.load], greatest)
+
+
+def _held(whole: Plan, best: Ranked, load: float, workers: LocalWorkers) -> int:
+    """Return how many of the fresh runs at a load keep every limit."""
+    for seed in FRESH:
+        workers.submit(Job(seed, whole.settings_at(best.candidate, load, seed)))
+    trials = [workers.next_ended()[1] for _ in FRESH]
+    held = sum(trial.status == "done" and excess(whole.question.objectives, trial.summary)[0] <= 1 for trial in trials)
+    print(f"  {load:.4g}: {held} of {len(FRESH)} hold", flush=True)
+    return held
+
+
+def table(found: Sequence[Checked]) -> Iterator[str]:
+    """Yield a Markdown table."""
+    yield "| service | limits | a run | half of runs | stated | fresh runs that hold it | greatest that 90 hold |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    for one in found:
+        limits = one.case.slo.replace(",", ", ")
+        ahead = one.greatest / one.stated - 1
+        cells = [
+            one.case.name,
+            f"`{limits}`",
+            f"{one.seconds:.0f} s",
+            f"{one.half:.3g}",
+            f"{one.stated:.3g} {one.unit}",
+        ]
+        yield f"| {' | '.join(cells)} | {one.held} of {len(FRESH)} | {one.greatest:.3g} ({ahead:+.1%}) |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="words in the names of the cases; default: all")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--write", action="store_true", help="put the table into docs/planning-reference.md")
+    asked = parser.parse_args()
+    os.chdir(ROOT)
+    found = []
+    for case in CASES:
+        if not asked.names or any(name in case.name for name in asked.names):
+            print(case.name, flush=True)
+            found.append(check(case, asked.workers))
+    lines = list(table(found))
+    print("\n".join(lines))
+    if asked.write:
+        write_block("planning-reference.md", "stated loads", lines)
+
+
+if __name__ == "__main__":
+    main()

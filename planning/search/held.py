@@ -1,0 +1,74 @@
+"""The search of the load that nearly all runs hold, around the load that half of them hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..confidence.bounds import Level, Spread
+from ..confidence.intervals import Estimate
+from ..slo import Objective
+from .judge import Finding, Judge, Search, seed_counts
+from .loads import crossing, tidy
+
+FEWEST = 16
+"""Seeds of the best candidate, at least."""
+MOVES = 4
+"""Loads that are tried at most."""
+NEAR = 0.5
+"""Of the tolerance: a bound so near the load whose runs say it needs no further runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The best candidate, with which the others are compared seed by seed: its finding, its level, and the spread of
+    the differences."""
+
+    finding: Finding
+    level: Level
+    differences: Spread
+
+    def level_of(self, crossings: Mapping[int, float]) -> Level:
+        """Return the level of another candidate by its greatest loads of a few seeds."""
+        return self.level.behind(crossings, self.finding.crossings, self.differences)
+
+
+def held_load(
+    settings: Mapping[str, Any],
+    key: str,
+    found: Finding,
+    objectives: tuple[Objective, ...],
+    seeds: Sequence[int],
+    tolerance: float,
+    sized: Callable[[float], Mapping[str, Any]],
+    level_of: Callable[[Mapping[int, float]], Level],
+    fewest: int = FEWEST,
+) -> Search:
+    """Search the load that SHARE of runs hold, with a tolerance bound over seeds.
+
+    `found`: the load that half of the runs hold, with the slope there. `level_of`: returns what single runs hold, by
+    the greatest loads of some seeds. Runs `fewest` seeds, and more (up to all) while the bound gives more than
+    `tolerance` away, at the load where the bound is by the runs so far. Ends if the bound by the runs at a load is near
+    this load.
+    """
+    judge = Judge(settings, key, objectives, seeds, sized)
+    level = level_of(found.crossings)
+    next_log = level.bound
+    for _ in range(MOVES):
+        load = tidy(math.exp(next_log))
+        for count in seed_counts(fewest, len(seeds)):
+            yield from judge.run([load], seeds[:count])
+            crossings = {seed: crossing(load, judge.log_excess(load, seed), found.slope) for seed in seeds[:count]}
+            level = level_of(crossings)
+            if level.given_away <= tolerance:
+                break
+        if abs(level.bound - math.log(load)) <= NEAR * tolerance:
+            break
+        next_log = level.bound
+    value = math.exp(level.bound)
+    taken = math.exp(found.slope * (math.log(value) - level.mean))
+    interval = Estimate(found.value, found.value * level.spread.half_width(len(found.crossings)))
+    more = {"curve": found.curve, "slope": found.slope, "crossings": crossings, "interval": interval, "level": level}
+    return judge.finding(value, load, **more, excess=taken)
