@@ -27,6 +27,7 @@ from .search.counts import least_count
 from .search.held import Reference, held_load
 from .search.judge import Finding, Search
 from .search.loads import greatest_load
+from .search.pace import ROUNDS, Pace
 from .search.running import run_searches
 from .slo import Objective
 from .trace_part import TracePart
@@ -189,13 +190,19 @@ class Plan:
         searches = {index: self._rough_search(self.candidates[index], ends_early) for index in indices}
         yield from self._searched("first", self.rough, searches, workers)
 
-    @staticmethod
     def _searched(
-        name: str, findings: dict[int, Finding], searches: Mapping[int, Search], workers: Workers
+        self, name: str, findings: dict[int, Finding], searches: Mapping[int, Search], workers: Workers
     ) -> Iterator[tuple[str, int, Finding]]:
+        self.pace.begin(name, len(searches))
         for index, finding in run_searches(searches, workers):
+            self.pace.ended[name] += 1
             findings[index] = finding
             yield name, index, finding
+
+    @cached_property
+    def pace(self) -> Pace:
+        """How far the search is."""
+        return Pace(rounds=ROUNDS if self.question.load is None else ROUNDS[:-1])
 
     @cached_property
     def trace_part(self) -> TracePart | None:

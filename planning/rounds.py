@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +33,8 @@ class Round:
         host_ns: The scheduler's time for the round.
         is_overlapped: Whether the host works beside the device, not before and after it.
         accept_length: Tokens that a request gets of the round on average.
+        prompt_ns: Nanoseconds on the device for prompts per output token of a request: the time of its prompt over its
+            output length; 0 to look at decoding alone.
     """
 
     batch_size: int
@@ -42,6 +45,7 @@ class Round:
     host_ns: int
     is_overlapped: bool
     accept_length: float
+    prompt_ns: float = 0.0
 
     @property
     def device_ns(self) -> int:
@@ -54,12 +58,20 @@ class Round:
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens per second of the whole batch."""
-        return self.batch_size * self.accept_length * 1e9 / self.total_ns
+        """Output tokens per second of the whole batch, whose places are taken by new requests. So a round's time has a
+        part for their prompts."""
+        tokens = self.batch_size * self.accept_length
+        return tokens * 1e9 / (self.total_ns + tokens * self.prompt_ns)
 
     def break_even(self, plain: Round) -> float:
-        """Return the accept length at which this round is as fast as plain decoding, whose round is `plain`."""
-        return self.total_ns / plain.total_ns
+        """Return the accept length at which this round is as fast as plain decoding, whose round is `plain`.
+
+        With r, p: the times of this round and of a plain one, and q, o: those of prompts per output token, with and
+        without drafts, B rows emit a tokens each as fast if r / a + B q = p + B o. Infinite if no length is enough,
+        because prompts take longer with a draft.
+        """
+        left = plain.total_ns + self.batch_size * (plain.prompt_ns - self.prompt_ns)
+        return self.total_ns / left if left > 0 else math.inf
 
 
 def without_speculation(tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,8 +82,13 @@ def without_speculation(tables: Mapping[str, Any]) -> dict[str, Any]:
 class RoundModel:
     """Rounds of one deployment with fixed step counts, and without speculation."""
 
-    def __init__(self, scenario: Scenario) -> None:
-        """Assemble the scenario. Raises a ForedraftError if that is not possible, as `simulate` does."""
+    def __init__(self, scenario: Scenario, output_len: float | None = None) -> None:
+        """Assemble the scenario. Raises a ForedraftError if that is not possible, as `simulate` does.
+
+        `output_len`: tokens of an average output, by which each round bears its part of the prompts; None looks at
+        decoding alone.
+        """
+        self.output_len = output_len
         self._tables = scenario.model_dump(mode="json")
         self._assemblies: dict[int, Assembly] = {}
         self._accept_lengths: dict[tuple[int, int], float] = {}
@@ -110,7 +127,13 @@ class RoundModel:
         parts = run.cost.decode_parts(batch_size, steps, topk, nodes, batch_size * context_len)
         accept_length = self.accept_length(steps, nodes)
         host_ns = run.host.round_ns(batch_size, round(batch_size * accept_length))
-        return Round(batch_size, context_len, steps, nodes, parts, host_ns, run.spec.config.overlap, accept_length)
+        prompt_ns = 0.0
+        if self.output_len is not None:
+            prompt_len = max(1, round(context_len - self.output_len / 2))
+            work = (batch_size, steps, topk, nodes, batch_size * context_len)
+            prompt_ns = _prompt_ns(run, prompt_len, work) / self.output_len
+        overlap = run.spec.config.overlap
+        return Round(batch_size, context_len, steps, nodes, parts, host_ns, overlap, accept_length, prompt_ns)
 
     def accept_length(self, steps: int, num_draft_tokens: int) -> float:
         """Return the mean accept length of rounds with these steps, bonus token included, over a sample of requests."""
@@ -172,3 +195,21 @@ class RoundModel:
         config = run.spec.config
         held = context_len + run.spec.resolve_sizes().reserve
         return min(config.max_running, config.num_pages * config.page_size // held)
+
+
+def _prompt_ns(run: Assembly, prompt_len: int, round_work: tuple[int, int, int, int, int]) -> float:
+    """Return the device's time for one prompt of a deployment under load: steps are filled with prompts, as far as
+    there are any, up to the chunk size. If steps mix prompts with decode rounds, what a round takes longer by it.
+
+    `round_work`: rows, draft steps, top-k, nodes and KV tokens of the round.
+    """
+    config = run.spec.config
+    chunk = config.chunk_size or prompt_len
+    beside = round_work if config.mixed else None
+    alone_ns = run.cost.step_ns([], beside)
+    if prompt_len <= chunk:
+        together = max(1, min(chunk // prompt_len, round_work[0]))
+        return (run.cost.step_ns([(prompt_len, 0)] * together, beside) - alone_ns) / together
+    starts = range(0, prompt_len, chunk)
+    steps = ([(min(chunk, prompt_len - start), start)] for start in starts)
+    return float(sum(run.cost.step_ns(chunks, beside) - alone_ns for chunks in steps))

@@ -62,10 +62,12 @@ def doctor(
     for trial in (with_it, without):
         if trial.status != "done":
             raise ForedraftError(trial.message)
-    model = RoundModel(resolved)
+    model = RoundModel(resolved, with_it.summary["mean_output_tokens"])
     context = round(with_it.summary["mean_input_tokens"] + with_it.summary["mean_output_tokens"] / 2)
     lines = [*_verdict(model, context, with_it.summary["mean_output_tokens"]), "", *_gains(model), ""]
     own = assemble(resolved)
+    rows = max(1, round(with_it.summary["mean_running"] / with_it.summary["replicas"]))
+    lines += [*_unknowns(model, min(rows, model.most_drafted_rows(context) or 1), context), ""]
     lines += [*_break_even(model, context), "", *_latencies(own, with_it.summary, model.plain, without.summary)]
     typer.echo("\n".join([*_wrapped(model.with_steps(1).timing), "", *lines]))
 
@@ -134,7 +136,8 @@ def _gains(model: RoundModel) -> list[str]:
             cells.append("plain" if is_slower else f"{count_of(found.steps, 'step')} {mark}{gain:.2f} ×")
         lines.append(f"{size:>8}" + "".join(f"{cell:>16}" for cell in cells))
     marked = " = cannot be told from plain decoding." if any("=" in line for line in lines) else ""
-    return [*lines, *_wrapped(f"{about_speed_ups(model.with_steps(1))}{marked}")]
+    prompts = f"The gains include the time of prompts, for outputs of {model.output_len:,.0f} tokens. "
+    return [*lines, *_wrapped(f"{prompts}{about_speed_ups(model.with_steps(1))}{marked}")]
 
 
 def _break_even(model: RoundModel, context: int) -> list[str]:
@@ -146,7 +149,9 @@ def _break_even(model: RoundModel, context: int) -> list[str]:
             continue
         plain = model.round(size, context, 0)
         cells = (model.round(size, context, steps).break_even(plain) for steps in counts)
-        lines.append(f"{f'batch {size}':>12}" + "".join(f"{cell:>8.2f}" for cell in cells))
+        lines.append(
+            f"{f'batch {size}':>12}" + "".join(f"{'–' if cell == math.inf else f'{cell:.2f}':>8}" for cell in cells)
+        )
     expected = (model.round(1, context, steps).accept_length for steps in counts)
     lines.append(f"{'expected':>12}" + "".join(f"{length:>8.2f}" for length in expected))
     return [*lines, *_expectation(model)]
@@ -162,6 +167,18 @@ def _expectation(model: RoundModel) -> list[str]:
     return _wrapped(
         f"Expected by the preset {preset.name} ({preset.source}). acceptance.preset takes another kind of text (chat, "
         "code, math, edit), acceptance.mean_length or acceptance.recorded your own numbers."
+    )
+
+
+def _unknowns(model: RoundModel, rows: int, context: int) -> list[str]:
+    """Return a sentence that says which input that is not known moves the gain most."""
+    from ...planning.confidence.unknowns import gains_by_unknown
+
+    moved = gains_by_unknown(model, rows, context, MOST_STEPS)
+    told = ", ".join(f"{one.what} {one.low:.2f} to {one.high:.2f} ×" for one in moved)
+    own = model.gain(model.best_drafted(rows, context, MOST_STEPS))
+    return _wrapped(
+        f"What moves the gain most is {moved[0].name}. At the load's own batch of {rows} it is {own:.2f} ×; {told}."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 import textwrap
@@ -21,12 +22,15 @@ from ..simulation.simulate import given_by_options
 from .options import Cluster, NumWorkers, OutDirectory, kept_runs
 
 if TYPE_CHECKING:
+    from ...planning.candidates import Candidate
     from ...planning.plan import Plan, Question
     from ...planning.store import TrialStore
+    from ...planning.trial import Trial
     from ...planning.workers import Workers
     from ...sim.scenario import Scenario
 
 WIDTH = 80
+MOST_SHARED = 64  # GPUs, if none are given
 REQUESTS = 600  # of a run, where no trace has its own
 
 
@@ -37,7 +41,7 @@ Slo = Annotated[str | None, option("--slo",
 Rate = Annotated[float | None, option("--rate",
     "Requests/s to serve; with a trace, how many times as fast to replay it.", min=1e-6, max=1e6)]
 Gpus = Annotated[int | None, option("--gpus",
-    "GPUs to divide into engines. Default: the GPUs of one engine.", min=1, max=4096)]
+    "GPUs to divide into engines. Default: those of one engine, or as many as all candidates divide.", min=1, max=4096)]
 Tried = Annotated[list[str] | None, option("--try",
     "Values of a key to compare, as for --grid of sweep; repeatable.", "KEY=VALUES")]
 Price = Annotated[list[str] | None, option("--price", "Price of a GPU hour: H100=2.5; repeatable.", "GPU=N")]
@@ -113,11 +117,20 @@ def _plan(scenario: Scenario, asked: Question, tried: Sequence[str]) -> Plan:
     if scenario.workload.concurrency is not None:
         message = "a closed loop has no request rate to plan for; give workload.rate or a trace"
         raise ConfigError.of("workload", "concurrency", message)
-    whole = Plan(scenario, make_candidates(scenario, parse_grid(tried, "--try"), asked.gpus), asked)
+    candidates = make_candidates(scenario, parse_grid(tried, "--try"), asked.gpus)
+    whole = Plan(scenario, candidates, replace(asked, gpus=asked.gpus or _shared_gpus(candidates, asked)))
     if whole.trace_part is not None:  # a trace that cannot be read is refused now
-        for notice in whole.trace_part.notices(_contexts(whole)):
+        for notice in [*whole.trace_part.notices(_contexts(whole)), *whole.trace_part.warnings(asked.load)]:
             print(textwrap.fill(f"foredraft: {notice}", WIDTH, break_on_hyphens=False), file=sys.stderr)
     return whole
+
+
+def _shared_gpus(candidates: Sequence[Candidate], asked: Question) -> int | None:
+    """Return the least number of GPUs that every candidate divides into whole deployments, if these differ in size: so
+    that loads can be compared. None where they are alike, or the number is beyond MOST_SHARED."""
+    sizes = {one.gpus_per_unit for one in candidates}
+    shared = math.lcm(*sizes)
+    return shared if asked.load is None and len(sizes) > 1 and shared <= MOST_SHARED else None
 
 
 def _contexts(whole: Plan) -> list[tuple[str, int]]:
@@ -158,17 +171,29 @@ def _prices(texts: Sequence[str]) -> dict[str, float]:
 
 
 def _watch(whole: Plan, pool: Workers, store: TrialStore, quiet: bool) -> None:
-    """Search all candidates; each that ends is a line on standard error."""
+    """Search all candidates. Each that ends is a line on standard error; so is how far the search is, now and then."""
     from ...planning.answer import load_unit
-    from ..progress import StatusLine
+    from ...planning.search.pace import WatchedWorkers
+    from ..progress import LINE_EVERY_S, StatusLine
 
     line = StatusLine(quiet)
-    unit = load_unit(whole)
+    now_and_then = StatusLine(quiet, redraw_every_s=0.2, line_every_s=LINE_EVERY_S)
+    unit, pace = load_unit(whole), whole.pace
+
+    def on_run(trial: Trial) -> None:
+        pace.note(trial)
+        left_s = pace.left_s(pool.count)
+        if left_s is not None and now_and_then.due_s() is not None:
+            done = f"{pace.ended[pace.round]} of {count_of(pace.searches[pace.round], 'candidate')}"
+            now_and_then.show(
+                f"{pace.round} round, {done}, {count_of(sum(pace.runs.values()), 'run')}, {_in_words(left_s)} left"
+            )
+
     try:
-        for which, index, found in whole.run(pool):
+        for which, index, found in whole.run(WatchedWorkers(pool, on_run)):
             if found.reason:  # told below the table
                 continue
-            is_load = which == "first" or whole.question.load is None
+            is_load = which != "second" or whole.question.load is None
             value = f"{found.value:.3g} {unit}" if is_load else count_of(round(found.value), "engine")
             result = (
                 value if found.value else f"holds {'no load' if is_load else 'with no number of engines that may be'}"
@@ -176,3 +201,8 @@ def _watch(whole: Plan, pool: Workers, store: TrialStore, quiet: bool) -> None:
             line.show(f"{which} round, {whole.candidates[index].name}: {result} ({count_of(len(store), 'run')})")
     finally:
         line.clear()
+        now_and_then.clear()
+
+
+def _in_words(seconds: float) -> str:
+    return f"about {seconds / 60:.0f} min" if seconds >= 90 else f"about {max(seconds, 1):.0f} s"

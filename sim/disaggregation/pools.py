@@ -55,11 +55,16 @@ def pools_of(scenario: Scenario) -> Pools:
     return Pools(prefill, decode, 0)
 
 
-def _divide(ratio: str, replicas: int) -> tuple[int, int]:
+def parts_of(ratio: str) -> tuple[int, int]:
+    """Return the prefill and decode engines of the smallest deployment of a ratio. Raises ConfigError if it is none."""
     match = re.fullmatch(r"([1-9]\d{0,3}):([1-9]\d{0,3})", ratio, re.ASCII)
     if match is None:
         raise _error("ratio", f"{ratio!r} is no P:D; expected two numbers of 1 or more, such as 2:1")
-    parts = int(match[1]), int(match[2])
+    return int(match[1]), int(match[2])
+
+
+def _divide(ratio: str, replicas: int) -> tuple[int, int]:
+    parts = parts_of(ratio)
     if replicas % sum(parts):
         message = f"{ratio} does not divide {replicas} replicas; hardware.replicas must be a multiple of {sum(parts)}"
         raise _error("ratio", message)
