@@ -7,12 +7,15 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ..observe.output_files import write_text
 from ..sim.assembly import Assembly
+from .confidence.bounds import SHARE
 from .confidence.comparison import source_of_comparisons
 from .confidence.ranked import Ranked
+from .demand.bill import Bill, energy
 from .plan import Plan
 
 ANSWER = "answer.json"
@@ -30,25 +33,37 @@ REMEDIES = {
 
 
 def answer_of(
-    whole: Plan, ranked: Sequence[Ranked], prices: Mapping[str, float], sentences: Sequence[str]
+    whole: Plan,
+    ranked: Sequence[Ranked],
+    prices: Mapping[str, float],
+    sentences: Sequence[str],
+    watts: Mapping[str, float] = MappingProxyType({}),
+    hours: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the result of a plan. sentences: about the best candidate, for readers."""
+    """Return the result of a plan. `sentences`: about the best candidate, for readers. `watts`: of a GPU under load, by
+    its name. `hours`: the replicas by the hour (`demand.hours.hours_to_json`)."""
     asked = whole.question
     first = next((item for item in ranked if item.holds and not item.dropped), None)
     return {
         "sentences": list(sentences),
-        "limits": [{"name": one.name, "key": one.key, "limit_ms": one.limit_ms} for one in asked.objectives],
+        "limits": [
+            {"name": one.name, "key": one.key, "limit_ms": one.limit_ms, "text": str(one)} for one in asked.objectives
+        ],
         "load": asked.load,
         "load_key": whole.load_key,
         "load_unit": load_unit(whole),
+        "share_of_runs": SHARE,
+        "hours": hours,
         "model_error": asked.model_error,
         "model_error_source": source_of_comparisons(asked.model_error),
-        "candidates": [_candidate(whole, item, item is first, prices) for item in ranked],
+        "candidates": [_candidate(whole, item, item is first, prices, watts) for item in ranked],
         "refused": [{"name": candidate.name, "reason": reason} for candidate, reason in whole.refused()],
     }
 
 
-def _candidate(whole: Plan, item: Ranked, is_first: bool, prices: Mapping[str, float]) -> dict[str, Any]:
+def _candidate(
+    whole: Plan, item: Ranked, is_first: bool, prices: Mapping[str, float], watts: Mapping[str, float]
+) -> dict[str, Any]:
     found, holds = item.finding, item.holds
     if is_first:
         status = "best"
@@ -56,21 +71,26 @@ def _candidate(whole: Plan, item: Ranked, is_first: bool, prices: Mapping[str, f
         status = "hopeless"
     else:
         status = "dropped" if item.dropped else "equal" if item.equal else "behind"
-    tokens = tokens_per_s(whole, item) if holds else None
     price = prices.get(whole.gpu_of(item.candidate))
-    half_width = None if found.interval is None else found.interval.half_width
+    bill = Bill.of(whole, item, price) if holds and price is not None else None
+    interval, seeds = found.interval, len(found.crossings)
+    half_width = None if interval is None else interval.half_width
     return {
         "name": item.candidate.name,
         "settings": dict(item.candidate.settings),
         "status": status,
         "load": item.load if holds else None,
+        "half_load": None if interval is None else interval.mean,
         "half_width": half_width if half_width is not None and math.isfinite(half_width) else None,
         "load_interval": item.load_range,
         "gpus": item.gpus if holds else None,
         "gpus_interval": item.gpu_range,
         "of_best_interval": item.of_best_range,
-        "tokens_per_s": tokens,
-        "per_million": cost_per_million_tokens(item, tokens, price) if tokens and price is not None else None,
+        "tokens_per_s": tokens_per_s(whole, item) if holds else None,
+        "per_million": None if bill is None else bill.planned.output,
+        "bill": None if bill is None else bill.to_json(),
+        "energy": energy(whole, item, watts) if holds else None,
+        "run": {key: found.summary.get(key) for key in ("submitted", "duration")} | {"seeds": seeds} if holds else None,
         "tightest": None if found.tightest is None else found.tightest.name,
         "taken": found.excess if math.isfinite(found.excess) else None,
         "taken_interval": item.taken_range,
@@ -86,18 +106,7 @@ def load_unit(plan: Plan) -> str:
 def tokens_per_s(plan: Plan, item: Ranked) -> float:
     """Return the output tokens per second of a candidate at the load found. (A run's own throughput counts its ramp and
     its drain, too.)"""
-    return requests_per_s(plan, item.load) * float(item.finding.summary["mean_output_tokens"])
-
-
-def requests_per_s(plan: Plan, load: float) -> float:
-    """Return a load in requests per second; of a trace its mean rate times the load."""
-    part = plan.trace_part
-    return load if part is None else load * len(part.rows.lines) / part.span_s
-
-
-def cost_per_million_tokens(item: Ranked, tokens: float, price_per_gpu_hour: float) -> float:
-    """Return what a million output tokens cost, in the price's currency, at `tokens` per second."""
-    return item.gpus * price_per_gpu_hour / 3600 / tokens * 1e6
+    return plan.requests_per_s(item.load) * float(item.finding.summary["mean_output_tokens"])
 
 
 def limit_of(whole: Plan, item: Ranked) -> tuple[str, str]:

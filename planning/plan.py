@@ -23,6 +23,7 @@ from ..sim.scenario_file import scenario_with
 from .candidates import REPLICAS, Candidate, base_tables
 from .confidence.bounds import Level, Spread, differences
 from .confidence.comparison import ModelErrors
+from .demand.trace_part import TracePart
 from .search.counts import least_count
 from .search.held import Reference, held_load
 from .search.judge import Finding, Search
@@ -30,7 +31,6 @@ from .search.loads import greatest_load
 from .search.pace import ROUNDS, Pace
 from .search.running import run_searches
 from .slo import Objective
-from .trace_part import TracePart
 from .trial import reason_of
 from .workers import Workers
 
@@ -99,11 +99,20 @@ class Plan:
         return "workload.rate" if self.scenario.workload.trace is None else "workload.rate_scale"
 
     @property
+    def own_load(self) -> float:
+        """The load that the scenario has."""
+        table = self.scenario.workload
+        return table.rate if table.trace is None else table.rate_scale
+
+    @property
     def usual_load(self) -> float:
         """The load that a search begins at: the scenario's own, or less if less is asked for."""
-        table = self.scenario.workload
-        own = table.rate if table.trace is None else table.rate_scale
-        return min(own, self.question.load or own)
+        return min(self.own_load, self.question.load or self.own_load)
+
+    def requests_per_s(self, load: float) -> float:
+        """Return a load in requests per second; of a trace it is a multiple of the trace's mean rate."""
+        part = self.trace_part
+        return load if part is None else load * len(part.rows.lines) / part.span_s
 
     def run(self, workers: Workers) -> Iterator[tuple[str, int, Finding]]:
         """Search all candidates, and yield the round, the index of the candidate and the finding as each ends."""

@@ -29,6 +29,7 @@ from ..pages import write_block
 ROOT = Path(__file__).resolve().parents[2]
 FRESH = range(1_000_000, 1_000_100)
 """Seeds of the check, which no plan uses."""
+SEEDS = 48  # of a plan, as by default
 LEAST = 90
 """Of the fresh runs, those that must hold."""
 STEP = 1.025
@@ -53,7 +54,8 @@ CASES = (
         "examples/tutorial/service.toml",
         "ttft_p95<1s,tpot_p95<40ms",
         {"speculation.steps": [2]},
-        300,
+        400,
+        ("workload.resample_s=15",),
     ),
     Case(
         "70B on 4 L40S, bursty arrivals",
@@ -91,7 +93,7 @@ def check(case: Case, num_workers: int) -> Checked:
     scenario, _ = load_scenario(ROOT / case.scenario, case.settings)
     objectives, scenario = objectives_of(case.slo, scenario)
     candidates = make_candidates(scenario, case.tried, None)
-    whole = Plan(scenario, candidates, Question(objectives, None, None, range(32), case.requests, None))
+    whole = Plan(scenario, candidates, Question(objectives, None, None, range(SEEDS), case.requests, None))
     with closing(LocalWorkers(base_tables(scenario), num_workers)) as workers:
         for name, index, finding in whole.run(workers):
             print(f"  {name} round, {candidates[index].name}: {finding.value:.4g}", flush=True)

@@ -45,6 +45,10 @@ Gpus = Annotated[int | None, option("--gpus",
 Tried = Annotated[list[str] | None, option("--try",
     "Values of a key to compare, as for --grid of sweep; repeatable.", "KEY=VALUES")]
 Price = Annotated[list[str] | None, option("--price", "Price of a GPU hour: H100=2.5; repeatable.", "GPU=N")]
+Power = Annotated[list[str] | None, option("--power", "Watts of a GPU under load: H100=600; adds the energy; repeatable.", "GPU=N")]
+ByHour = Annotated[bool, option("--by-hour", "Of a trace: plan its busiest hour, and print the replicas of each hour.")]
+Headroom = Annotated[float, option("--headroom", "With --by-hour: percent to add to the rate of an hour.", min=0, max=1000)]
+WarmUp = Annotated[float, option("--warm-up", "With --by-hour: seconds for which a replica starts, which are paid.", min=0, max=86400)]
 Seeds = Annotated[int, option("--seeds", "Most runs of the best candidate at a load; each has its own seed.", min=2, max=100)]
 Requests = Annotated[int | None, option("--requests", "Requests per run. Default: 600, or as many as a trace has.", min=100)]
 ModelError = Annotated[float | None, option("--model-error",
@@ -56,7 +60,8 @@ AsJson = Annotated[bool, option("--json", "Print one JSON object instead of text
 def plan(
     scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
     slo: Slo = None, rate: Rate = None, gpus: Gpus = None, tried: Tried = None, price: Price = None,
-    settings: Settings = None, trace: TraceFile = None, seeds: Seeds = 32, requests: Requests = None, model_error: ModelError = None,
+    power: Power = None, by_hour: ByHour = False, headroom: Headroom = 20, warm_up: WarmUp = 300,
+    settings: Settings = None, trace: TraceFile = None, seeds: Seeds = 48, requests: Requests = None, model_error: ModelError = None,
     seed: Seed = None, as_json: AsJson = False, out: OutDirectory = None, workers: NumWorkers = None, cluster: Cluster = None,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
@@ -78,18 +83,23 @@ def plan(
         foredraft plan --gpus 8 --set model.target=llama-3.1-70b \\
             --try speculation.steps=0..4
         foredraft plan --trace requests.csv --rate 1 --try hardware.gpu=H100,L40S
+        foredraft plan --trace day.csv --by-hour --price H100=2.5
     """
     from ...planning.answer import answer_of, write_answer
     from ...planning.confidence.ranking import rank_candidates
     from ...planning.plan import Question
     from ...planning.slo import objectives_of
     from ...sim.scenario_file import load_scenario
+    from .plan_day import Day, hours_of
     from .plan_report import report_of
 
-    prices = _prices(price or ())
+    prices, watts = _by_gpu("--price", price or ()), _by_gpu("--power", power or ())
+    day = Day(headroom / 100, warm_up) if by_hour else None
     launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
     resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)], launch)
     objectives, resolved = objectives_of(slo, resolved)
+    if day is not None:
+        resolved = day.busiest_hour_of(resolved, rate)
     if requests is None and resolved.workload.trace is None:
         requests = REQUESTS
     decisive = range(resolved.seed, resolved.seed + seeds)
@@ -97,8 +107,11 @@ def plan(
     whole = _plan(resolved, Question(objectives, rate, gpus, decisive, requests, error, prices), tried or ())
     place = _search(whole, out, workers, cluster, quiet)
     ranked = rank_candidates(whole)
-    lines, sentences = report_of(whole, ranked, prices)
-    answer = answer_of(whole, ranked, prices, sentences)
+    lines, sentences = report_of(whole, ranked, prices, watts)
+    hours = day.answer(whole, ranked, prices) if day is not None else None
+    if hours is not None:
+        lines += hours_of(hours)
+    answer = answer_of(whole, ranked, prices, sentences, watts, hours)
     write_answer(place, answer)
     typer.echo(json.dumps(answer, indent=1) if as_json else "\n".join(lines))
     if not ranked:
@@ -157,17 +170,19 @@ def _search(whole: Plan, out: Path | None, workers: int | None, cluster: str | N
     return store.path
 
 
-def _prices(texts: Sequence[str]) -> dict[str, float]:
+def _by_gpu(name: str, texts: Sequence[str]) -> dict[str, float]:
+    """Return the numbers of an option `GPU=N` by the GPU's name."""
     from ...core.errors import ConfigError
     from ...sim.cost.hardware import lookup_gpu
 
-    prices = {}
+    found = {}
     for text in texts:
-        name, equals, number = text.partition("=")
+        gpu, equals, number = text.partition("=")
         if not equals or not re.fullmatch(r"\d+(\.\d+)?", number.strip()) or not float(number):
-            raise ConfigError.of("--price", text, "expected GPU=PRICE per hour, such as H100=2.5")
-        prices[lookup_gpu(name.strip()).name] = float(number)
-    return prices
+            expected = "GPU=PRICE per hour, such as H100=2.5" if name == "--price" else "GPU=WATTS, such as H100=600"
+            raise ConfigError.of(name, text, f"expected {expected}")
+        found[lookup_gpu(gpu.strip()).name] = float(number)
+    return found
 
 
 def _watch(whole: Plan, pool: Workers, store: TrialStore, quiet: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ...core.errors import count_of
@@ -19,7 +19,9 @@ WIDTH = 80
 HELD = "95 % of runs"
 
 
-def report_of(whole: Plan, ranked: list[Ranked], prices: dict[str, float]) -> tuple[list[str], list[str]]:
+def report_of(
+    whole: Plan, ranked: list[Ranked], prices: Mapping[str, float], watts: Mapping[str, float]
+) -> tuple[list[str], list[str]]:
     """Return the lines of the answer, and the sentences in it that concern the best."""
     sentences = [_question(whole)]
     lines = textwrap.wrap(sentences[0], WIDTH)
@@ -27,7 +29,8 @@ def report_of(whole: Plan, ranked: list[Ranked], prices: dict[str, float]) -> tu
     if shown and shown[0].holds:
         remarks = _remarks(whole, shown)
         sentences += [_best(whole, shown[0]), *remarks[:-1]]
-        lines += ["", *_table(whole, shown, prices), *_model_table(whole, shown)]
+        lines += ["", *_table(whole, shown), *_bill_table(whole, shown, prices), *_energy(whole, shown[0], watts)]
+        lines += _model_table(whole, shown)
         lines += [line for text in remarks for line in textwrap.wrap(text, WIDTH)]
     elif ranked:
         sentences.append(_nothing_holds(whole, min(ranked, key=lambda item: item.finding.excess)))
@@ -123,13 +126,12 @@ def _tightest(found: Finding) -> Objective:
     return found.tightest
 
 
-def _table(whole: Plan, shown: list[Ranked], prices: dict[str, float]) -> list[str]:
-    from ...planning.answer import cost_per_million_tokens, load_unit, tokens_per_s
+def _table(whole: Plan, shown: list[Ranked]) -> list[str]:
+    from ...planning.answer import load_unit, tokens_per_s
 
     greatest = whole.question.load is None
-    priced = any(whole.gpu_of(item.candidate) in prices for item in shown)
     head = (f"{load_unit(whole):>12}{'half of runs':>16}" if greatest else "") + f"{'GPUs':>6}{'tokens/s':>10}"
-    head += (f"{'per 1M':>8}" if priced else "") + "  tightest"
+    head += "  tightest"
     rows = []
     for item in shown:
         found = item.finding
@@ -141,18 +143,48 @@ def _table(whole: Plan, shown: list[Ranked], prices: dict[str, float]) -> list[s
             cells += f"{('≥ ' if found.is_bound else '') + f'{item.load:.3g}':>12}{_half(found):>16}"
         tokens = tokens_per_s(whole, item)
         cells += f"{item.gpus:>6}{tokens:>10,.0f}"
-        if priced:
-            per_hour = prices.get(whole.gpu_of(item.candidate))
-            cost = None if per_hour is None else cost_per_million_tokens(item, tokens, per_hour)
-            cells += f"{'–' if cost is None else f'{cost:.3g}':>8}"
         rows.append(f"{cells}  {_tightest(found).name} {found.excess:.0%}")
-    texts = [f"{HELD} hold the first load, half of them the second." if greatest else ""]
-    texts += [
-        "tokens/s: output tokens per second of all GPUs of a row, its load times the mean output of a request",
-        "; per 1M: the price of a million of them." if priced else ".",
-    ]
-    explained = f"{texts[0]} {texts[1]}{texts[2]}".strip()
+    explained = f"{HELD} hold the first load, half of them the second. " if greatest else ""
+    explained += "tokens/s: output tokens per second of all GPUs of a row, its load times the mean output of a request."
     return [*_rows(shown, head, rows), "", *textwrap.wrap(explained, WIDTH)]
+
+
+def _bill_table(whole: Plan, shown: list[Ranked], prices: Mapping[str, float]) -> list[str]:
+    """Return the costs of the candidates whose GPU has a price: at the load that they hold, and at the scenario's."""
+    from ...planning.answer import load_unit
+    from ...planning.demand.bill import Bill
+
+    bills = []
+    for item in shown:
+        price = prices.get(whole.gpu_of(item.candidate))
+        bills.append(Bill.of(whole, item, price) if item.holds and price is not None else None)
+    if not any(bills):
+        return []
+    rows = []
+    for bill in bills:
+        sides = (None, None) if bill is None else (bill.planned, bill.own)
+        cells = [f"{one.output:>8.3g}{one.input:>7.3g}{one.all:>7.3g}" if one else f"{'–':>8}{'':14}" for one in sides]
+        rows.append("".join(cells) + (f"{bill.month:>9,.0f}" if bill else f"{'–':>9}"))
+    head = 2 * f"{'output':>8}{'input':>7}{'all':>7}" + f"{'month':>9}"
+    text = (
+        f"Price of a million tokens, by --price. Left at the load that the row holds, right at the scenario's own "
+        f"{whole.own_load:g} {load_unit(whole)} on the same GPUs. output, input, all: the whole price, borne by these "
+        "tokens alone. month: 730 hours."
+    )
+    return ["", *textwrap.wrap(text, WIDTH), "", *_rows(shown, head, rows)]
+
+
+def _energy(whole: Plan, best: Ranked, watts: Mapping[str, float]) -> list[str]:
+    from ...planning.demand.bill import energy
+
+    found = energy(whole, best, watts)
+    if found is None:
+        return []
+    text = (
+        f"{best.candidate.name} takes {found['kwh_per_million']:.3g} kWh per million output tokens and "
+        f"{found['kwh_per_month']:,.0f} kWh a month, with {found['watts_per_gpu']:g} W a GPU (--power)."
+    )
+    return ["", *textwrap.wrap(text, WIDTH)]
 
 
 def _half(found: Finding) -> str:

@@ -14,7 +14,10 @@ SHARE = 0.95
 LEAST_SHARE = 0.9
 """A share of runs that hold the stated load in nearly all plans: the number of seeds is chosen by it."""
 CONFIDENCE = 0.85
-"""The share of plans in which SHARE of the runs hold the stated load, or more of them."""
+"""The share of plans in which SHARE of the runs hold the stated load, or more of them, if what single runs hold is
+normally distributed."""
+CONFIDENCE_BY_COUNT = 0.9
+"""The share of plans in which LEAST_SHARE of the runs hold it, whatever the distribution is."""
 
 
 @cache
@@ -28,6 +31,18 @@ def tolerance_factor(count: float, freedom: float) -> float:
 
     root = math.sqrt(count)
     return float(nctdtrit(freedom, float(ndtri(SHARE)) * root, CONFIDENCE)) / root
+
+
+@cache
+def failures_allowed(count: int) -> int:
+    """Return how many of `count` runs may break the limits so that LEAST_SHARE of all runs hold them, with
+    CONFIDENCE_BY_COUNT; 0 if `count` is too small for that."""
+    from scipy.special import bdtr
+
+    allowed = 0
+    while bdtr(allowed + 1, count, 1 - LEAST_SHARE) <= 1 - CONFIDENCE_BY_COUNT:
+        allowed += 1
+    return allowed
 
 
 def student(freedom: float, confidence: float = 0.95) -> float:
@@ -64,25 +79,30 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What single runs hold, as logarithms of loads: their mean, as sure as that of `count` runs, and their spread."""
+    """What single runs hold, as logarithms of loads: their mean, as sure as that of `count` runs, their spread, and how
+    far below the mean a load is that enough of the runs hold."""
 
     mean: float
     count: float
     spread: Spread
+    below: float = 0.0
 
     @classmethod
     def of(cls, own: Mapping[int, float], others: Iterable[Sequence[float]]) -> Level:
         """Return the level of a candidate by each seed's own greatest load; `others` are those of other candidates, for
         the spread."""
-        values = list(own.values())
-        return cls(float(np.mean(values)), len(values), Spread.of([values, *others]))
+        values = sorted(own.values())
+        mean = float(np.mean(values))
+        return cls(mean, len(values), Spread.of([values, *others]), mean - values[failures_allowed(len(values))])
 
     @property
     def bound(self) -> float:
-        """The load that SHARE of runs hold, with CONFIDENCE."""
+        """The load that SHARE of runs hold: the tolerance bound of a normal distribution, or less if more of the runs
+        than `failures_allowed` break the limits there."""
         if not self.spread.freedom:
             return self.mean
-        return self.mean - tolerance_factor(self.count, self.spread.freedom) * self.spread.deviation
+        factor = tolerance_factor(self.count, self.spread.freedom)
+        return self.mean - max(factor * self.spread.deviation, self.below)
 
     @property
     def given_away(self) -> float:
@@ -101,7 +121,7 @@ class Level:
         both = [seed for seed in own if seed in reference]
         mean = self.mean + float(np.mean([own[seed] - reference[seed] for seed in both]))
         ratio = differences.deviation / self.spread.deviation if self.spread.deviation else 0.0
-        return Level(mean, 1 / (1 / self.count + ratio**2 / len(both)), self.spread)
+        return Level(mean, 1 / (1 / self.count + ratio**2 / len(both)), self.spread, self.below)
 
 
 def differences(one: Mapping[int, float], other: Mapping[int, float]) -> list[float]:

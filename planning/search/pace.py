@@ -52,7 +52,8 @@ class Pace:
             searches = self.searches[name] or searches * KEPT
             runs = self.runs[name]
             per_run_s = self.wall_s[name] / runs if runs else per_run_s * LONGER[name]
-            if self.rounds.index(name) < self.rounds.index(self.round):
+            is_past = self.rounds.index(name) < self.rounds.index(self.round)
+            if is_past or 0 < searches <= self.ended[name]:
                 continue
             each = RUNS_PER_SEARCH[name]
             if self.ended[name]:

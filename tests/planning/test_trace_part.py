@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from foredraft.core.errors import ConfigError
 from foredraft.planning.candidates import make_candidates
+from foredraft.planning.demand.trace_part import TracePart
 from foredraft.planning.plan import Plan, Question
 from foredraft.planning.slo import parse_slo
-from foredraft.planning.trace_part import TracePart
 from foredraft.sim.scenario_file import scenario_with
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"

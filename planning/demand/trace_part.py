@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import ConfigError
-from ..sim.scenario import Scenario
-from ..sim.workload.trace_files import TraceRows
-from ..sim.workload.traces import TraceSource
+from ...core.errors import ConfigError
+from ...sim.scenario import Scenario
+from ...sim.workload.trace_files import TraceRows
+from ...sim.workload.traces import TraceSource
 
 WINDOWS = 30
 """A run of a plan consists of so many windows of a trace, unless they would be shorter than LEAST_WINDOW_S."""
