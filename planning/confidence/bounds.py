@@ -111,6 +111,14 @@ class Level:
 
         return self.mean - float(ndtri(LEAST_SHARE)) * self.spread.deviation - self.bound
 
+    @property
+    def error_of_bound(self) -> float:
+        """The standard error of the bound, about: that of the mean and that of the spread."""
+        if not self.spread.freedom:
+            return 0.0
+        factor = tolerance_factor(self.count, self.spread.freedom)
+        return self.spread.deviation * math.sqrt(1 / self.count + factor**2 / (2 * self.spread.freedom))
+
     def behind(self, own: Mapping[int, float], reference: Mapping[int, float], differences: Spread) -> Level:
         """Return the level of another candidate, whose runs are compared with those of this one seed by seed.
 

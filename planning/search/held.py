@@ -10,7 +10,7 @@ from typing import Any
 from ..confidence.bounds import Level, Spread
 from ..confidence.intervals import Estimate
 from ..slo import Objective
-from .judge import Finding, Judge, Search, seed_counts
+from .judge import Finding, Judge, Search
 from .loads import crossing, tidy
 
 FEWEST = 16
@@ -18,7 +18,8 @@ FEWEST = 16
 MOVES = 4
 """Loads that are tried at most."""
 NEAR = 0.5
-"""Of the tolerance: a bound so near the load whose runs say it needs no further runs."""
+"""Of the tolerance: a bound so near the load whose runs say it needs no runs at another load. So does one that is
+nearer than half of its own error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +50,25 @@ def held_load(
     """Search the load that SHARE of runs hold, with a tolerance bound over seeds.
 
     `found`: the load that half of the runs hold, with the slope there. `level_of`: returns what single runs hold, by
-    the greatest loads of some seeds. Runs `fewest` seeds, and more (up to all) while the bound gives more than
-    `tolerance` away, at the load where the bound is by the runs so far. Ends if the bound by the runs at a load is near
-    this load.
+    the greatest loads of some seeds. Runs `fewest` seeds at the load where the bound is by the runs so far. If the
+    bound by these runs is near this load, but gives more than `tolerance` away, runs more seeds, up to all. If it is
+    not near, moves there.
     """
     judge = Judge(settings, key, objectives, seeds, sized)
     level = level_of(found.crossings)
     next_log = level.bound
+    count = min(fewest, len(seeds))
     for _ in range(MOVES):
         load = tidy(math.exp(next_log))
-        for count in seed_counts(fewest, len(seeds)):
+        while True:
             yield from judge.run([load], seeds[:count])
             crossings = {seed: crossing(load, judge.log_excess(load, seed), found.slope) for seed in seeds[:count]}
             level = level_of(crossings)
-            if level.given_away <= tolerance:
+            is_near = abs(level.bound - math.log(load)) <= max(NEAR * tolerance, level.error_of_bound / 2)
+            if not is_near or level.given_away <= tolerance or count == len(seeds):
                 break
-        if abs(level.bound - math.log(load)) <= NEAR * tolerance:
+            count = min(2 * count, len(seeds))
+        if is_near:
             break
         next_log = level.bound
     value = math.exp(level.bound)

@@ -99,7 +99,12 @@ def test_plan_ranks_candidates_and_goes_on_from_its_store(command, tmp_path, mon
     asked = ("plan", "--slo", "e2el_p99<1s", "--try", "speculation.steps=1,3", "--price", "H100=2.5")
     code, out, errors = command(*asked, *SHORT, "--out", tmp_path)
     assert (code, errors) == (0, "")
-    assert "greatest rate" in out and "per 1M" in out and "half of runs  GPUs" in out and "is limited by" in out
+    assert (
+        "greatest rate" in out
+        and "Price of a million tokens, by --price." in out
+        and "half of runs  GPUs" in out
+        and "is limited by" in out
+    )
     told = " ".join(out.split())
     assert "that 95 % of runs hold within e2el_p99 < 1000 ms" in told and "its load times the mean output" in told
     assert "A run has 100 requests in" in told and "is a tolerance bound over 2 seeds" in told
@@ -160,6 +165,9 @@ def test_plan_keeps_two_statements_apart(command, tmp_path, monkeypatch):
     code, out, _ = command(*asked, "--out", tmp_path)
     assert code == 0 and max(map(len, out.splitlines())) <= 80
     right, wrong = out.split("If the times of passes and first tokens are not as simulated, 80 % intervals\n")
+    right, bills = right.split("Price of a million tokens")
+    # Only one GPU has a price, and no row holds the scenario's own 8 requests/s.
+    assert bills.count("–") == 2 * 3 + 2 and bills.count("1,825") == 2
     assert right.count("EAGLE3, ") == wrong.split("The 80 % intervals rest on")[0].count("EAGLE3, ") == 4
     assert "  = EAGLE3, 1 step," in right and "  = EAGLE3, 3" in right
     assert "= cannot be told from the first, compared seed by seed, with a cost model that may be" in " ".join(
