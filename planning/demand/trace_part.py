@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, count_of
 from ...sim.scenario import Scenario
 from ...sim.workload.trace_files import TraceRows
 from ...sim.workload.traces import TraceSource
 
 WINDOWS = 30
 """A run of a plan consists of so many windows of a trace, unless they would be shorter than LEAST_WINDOW_S."""
+FEW = 100
+"""With fewer requests a percentile of 99 is the maximum."""
 LEAST_WINDOW_S = 60.0
 """A window is at least so long, because it keeps only bursts that are shorter than itself."""
 
@@ -53,7 +55,12 @@ class TracePart:
         found = [self._too_long(name, context) for name, context in contexts]
         if found and all(is_all for is_all, _ in found):
             raise ConfigError.of("workload", "trace", found[0][1])
-        return [sentence for _, sentence in found if sentence]
+        trace, number = self.scenario.workload.trace, len(self.rows.lines)
+        if not int(self.rows.times_ns[-1]):
+            message = f"{trace}: {count_of(number, 'request')} at one moment {'has' if number == 1 else 'have'} no rate"
+            raise ConfigError.of("workload", "trace", f"{message} to plan for; expected arrivals over some time")
+        few = f"{trace} has only {count_of(number, 'request')}: a load found with so few says little."
+        return [*(sentence for _, sentence in found if sentence), *([few] if number < FEW else [])]
 
     def _too_long(self, model: str, context: int) -> tuple[bool, str]:
         """Return whether no request has room in a context, and a sentence about the requests that have none; an empty

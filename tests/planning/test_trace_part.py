@@ -30,17 +30,20 @@ def part_of(folder: Path, rows: list[tuple[int, int, int]], requests: int | None
 
 def test_requests_beyond_the_context_are_counted_and_the_longest_is_named(tmp_path: Path):
     rows = [(0, 10, 5), (1, 1000, 5), (2, 0, 5), (3, 4000, 5), (4, 999, 2), (5, 10, 5)]
-    (notice,) = part_of(tmp_path, rows).notices([SMALL, ("large", 9000)])
+    notice, few = part_of(tmp_path, rows).notices([SMALL, ("large", 9000)])
+    assert few.endswith("has only 5 requests: a load found with so few says little.")
     assert "the prompt fills the context of llama-3.1-8b (1,000 tokens) in 2 of 5 requests" in notice
     assert "the longest has 4,000 tokens (line 5)" in notice and "refused" in notice and "In 1 more" in notice
-    assert part_of(tmp_path, rows).notices([("large", 9000)]) == []
+    assert part_of(tmp_path, rows).notices([("large", 9000)]) == [few]
 
 
 def test_a_trace_without_a_request_that_fits_is_refused(tmp_path: Path):
     part = part_of(tmp_path, [(0, 1000, 5), (1, 2000, 5)])
     with pytest.raises(ConfigError, match=r"in every request; the longest has 2,000 tokens \(line 3\)"):
         part.notices([SMALL])
-    assert len(part.notices([SMALL, ("large", 9000)])) == 1
+    assert len(part.notices([SMALL, ("large", 9000)])) == 2
+    with pytest.raises(ConfigError, match="2 requests at one moment have no rate to plan for"):
+        part_of(tmp_path, [(0, 10, 5), (0, 20, 5)]).notices([SMALL])
     with pytest.raises(ConfigError, match=r"has no request between workload\.start_s"):
         part_of(tmp_path, [(0, 10, 5)], start_s=60)
 
