@@ -322,6 +322,7 @@ class Plan:
             tolerance,
             factor or 1 + tolerance,
             sized,
+            bracket_seeds=1 if self._has_slices else 2,  # a whole trace is long, and its runs differ less
             at_once=at_once,
         )
 

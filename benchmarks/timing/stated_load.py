@@ -57,12 +57,12 @@ CASES = (
         ("workload.resample_s=10",),
     ),
     Case(
-        "70B on 4 L40S, bursty arrivals",
+        "70B on 4 H100, bursty arrivals",
         "examples/tutorial/service.toml",
-        "ttft_p90<5s,tpot_p95<150ms",
+        "ttft_p90<1s,tpot_p90<25ms",
         {"speculation.steps": [3]},
         150,
-        ("workload.trace=none", "workload.arrivals=gamma", "workload.burstiness=2", "hardware.gpu=L40S"),
+        ("workload.trace=none", "workload.arrivals=gamma", "workload.burstiness=2", "workload.rate=2"),
     ),
     Case(
         "8B in FP8 on one L4, chats",
