@@ -276,7 +276,8 @@ def _add_plan(page: Page, trials: Trials) -> None:
     page.answer += answer["sentences"]
     best = next((one for one in answer["candidates"] if one["status"] == "best"), None)
     if best is not None:
-        below_load = [answer["load_unit"], *([f"± {best['half_width']:.2g}"] if best["half_width"] else [])]
+        half = best.get("half_load")
+        below_load = [answer["load_unit"], *([f"half of the runs hold {half:.3g}"] if half else [])]
         below_gpus = [f"{format_number(best['tokens_per_s'])} output tokens/s"]
         below_limit = [f"{best['taken']:.0%} of it is taken"]
         forms = (below_load, "load", "{:.3g}"), (below_gpus, "gpus", "{}"), (below_limit, "taken", "{:.0%}")
@@ -293,10 +294,18 @@ def _add_plan(page: Page, trials: Trials) -> None:
             page.tiles.append(("cost", f"{best['per_million']:.3g}", "per million output tokens"))
     _drawn(page, "frontier", "What each candidate holds within all limits, the best first.", of_trials.frontier, trials)
     for limit in answer["limits"]:
-        caption = f"Where a line crosses the limit of {limit['limit_ms']:g} ms, the candidate holds no more."
+        caption = f"Where a line crosses the limit of {limit['limit_ms']:g} {of_trials.limit_unit(limit)}, the candidate holds no more."
         _drawn(page, limit["name"], caption, of_trials.latency_against_load, trials, limit)
     greatest = answer["load"] is None
-    columns = ["candidate", "", *(["load", "±"] if greatest else []), "GPUs", "tokens/s", "tightest limit", "taken"]
+    columns = [
+        "candidate",
+        "",
+        *(["load", "half of runs"] if greatest else []),
+        "GPUs",
+        "tokens/s",
+        "tightest limit",
+        "taken",
+    ]
     columns.insert(4 if greatest else 3, "80 %")
     rows = []
     for one in answer["candidates"]:
@@ -304,7 +313,7 @@ def _add_plan(page: Page, trials: Trials) -> None:
         if greatest:
             cells = [
                 format_number(one["load"]),
-                format_number(one["half_width"]),
+                format_number(one.get("half_load")),
                 _ends(one.get("load_interval")),
                 gpus,
             ]

@@ -223,6 +223,11 @@ def limit_title(name: str) -> str:
     return f"{statistic} {LATENCIES[latency][0]}" if latency in LATENCIES else name
 
 
+def limit_unit(limit: Mapping[str, Any]) -> str:
+    """Return the unit of a limit: a share of requests within limits is counted in these (`slo_taken`)."""
+    return "× its limits" if limit["key"] == "slo_taken" else "ms"
+
+
 # -- plans ------------------------------------------------------------------------------------------------------------
 
 
@@ -234,14 +239,14 @@ def answer_of(trials: Trials) -> Mapping[str, Any]:
 
 
 def frontier(trials: Trials | str | PathLike[str]) -> go.Figure:
-    """Draw the result of each candidate of a plan: the greatest load with the 95 % interval over seeds, or the GPUs
-    that a load needs. Bars are the 80 % intervals of the cost model."""
+    """Draw the result of each candidate of a plan: the load that nearly all runs hold, with a whisker to the load that
+    half of them hold, or the GPUs that a load needs. Bars are the 80 % intervals of the cost model."""
     trials = as_trials(trials)
     answer = answer_of(trials)
     found = [one for one in answer["candidates"] if one["status"] != "hopeless"]
     greatest = answer["load"] is None
     x = f"greatest load, {answer['load_unit']}" if greatest else f"GPUs for {answer['load']:g} {answer['load_unit']}"
-    notes = ["whiskers: 95 % interval over seeds"] if greatest else []
+    notes = ["whiskers: to the load that half of the runs hold"] if greatest else []
     bars = [(one["name"], ends) for one in found if (ends := one.get("load_interval" if greatest else "gpus_interval"))]
     bars = [(name, ends) for name, ends in bars if None not in ends]
     if bars:
@@ -263,10 +268,10 @@ def frontier(trials: Trials | str | PathLike[str]) -> go.Figure:
         shown = [one for one in found if one["status"] == kind]
         if not shown:
             continue
-        widths = [one["half_width"] or 0 for one in shown] if greatest else []
+        widths = [max(0.0, (one.get("half_load") or one["load"]) - one["load"]) for one in shown] if greatest else []
         made.add_scatter(
             x=[one["load"] if greatest else one["gpus"] for one in shown], y=[one["name"] for one in shown], mode="markers",
-            error_x={"type": "data", "array": widths, "thickness": 2, "width": 5} if any(widths) else None,
+            error_x={"array": widths, "arrayminus": [0] * len(widths), "thickness": 2, "width": 5} if any(widths) else None,
             marker={"color": colour, "size": 11}, name=names[kind], showlegend=True,
             customdata=[f"{one['tightest']} at {one['taken']:.0%} of its limit" if one["taken"] else "" for one in shown],
             hovertemplate="%{y}: %{x:.4~g}<br>%{customdata}<extra></extra>",
@@ -285,11 +290,11 @@ def latency_against_load(trials: Trials | str | PathLike[str], limit: Mapping[st
     answer = answer_of(trials)
     limited: Mapping[str, Any] = answer["limits"][0] if limit is None else limit
     key = answer["load_key"]
-    what = limit_title(limited["name"])
+    what, unit = limit_title(limited["name"]), limit_unit(limited)
     made = figure(
         f"{what} against load",
         f"load, {answer['load_unit']}",
-        f"{what}, ms",
+        f"{what}, {unit}",
         "a point per load that was tried, the mean over its seeds",
     )
     shown = [one for one in answer["candidates"] if one["status"] in ("best", "equal", "behind")]
@@ -308,12 +313,12 @@ def latency_against_load(trials: Trials | str | PathLike[str], limit: Mapping[st
         made.add_scatter(
             x=loads, y=[float(f"{mean:.5g}") for mean in means], mode="lines+markers", name=wrapped(one["name"]),
             line={"color": colour, "width": 2}, marker={"size": 6}, showlegend=True,
-            hovertemplate=f"{one['name']}: %{{y:.4~g}} ms at %{{x:.4~g}}<extra></extra>",
+            hovertemplate=f"{one['name']}: %{{y:.4~g}} {unit} at %{{x:.4~g}}<extra></extra>",
         )  # fmt: skip
     loads = [load for line in made.data for load in line.x]
     if loads:
         highest = max(value for line in made.data for value in line.y)
-        limit_line(made, (min(loads), max(loads)), (limited["limit_ms"],) * 2, f"limit {limited['limit_ms']:g} ms")
+        limit_line(made, (min(loads), max(loads)), (limited["limit_ms"],) * 2, f"limit {limited['limit_ms']:g} {unit}")
         made.update_yaxes(range=[0, min(1.1 * max(highest, limited["limit_ms"]), 4 * limited["limit_ms"])])
     tall_enough(made)
     return made
