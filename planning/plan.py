@@ -174,7 +174,8 @@ class Plan:
         yield from self._searched("third", self.fine, {best: alone}, workers)
         apart = [differences(one.crossings, found[best].crossings) for index, one in found.items() if index != best]
         held = self.fine[best]
-        assert held.level is not None, "a search of what runs hold says it"
+        if held.level is None:  # a run of it failed
+            return
         reference = Reference(held, held.level, Spread.of(apart))
         others = {
             index: self._held_search(index, self.question.seeds[:PAIRS], reference.level_of)
