@@ -15,8 +15,12 @@ from .loads import crossing, tidy
 
 FEWEST = 16
 """Seeds of the best candidate, at least."""
-MOVES = 4
+MOVES = 8
 """Loads that are tried at most."""
+APART = 0.03
+"""The least difference of the logarithms of two loads that tell a slope."""
+STEEPER = 8.0
+"""The slope between the loads of the search is at most so many times that at the limit, and at least its inverse."""
 NEAR = 0.5
 """Of the tolerance: a bound so near the load whose runs say it needs no runs at another load. So does one that is
 nearer than half of its own error."""
@@ -55,14 +59,15 @@ def held_load(
     not near, moves there.
     """
     judge = Judge(settings, key, objectives, seeds, sized)
-    level = level_of(found.crossings)
-    next_log = level.bound
-    count = min(fewest, len(seeds))
+    slope, level, count = found.slope, level_of(found.crossings), min(fewest, len(seeds))
+    next_log, before = level.bound, math.nan
+    is_near = False
     for _ in range(MOVES):
         load = tidy(math.exp(next_log))
         while True:
             yield from judge.run([load], seeds[:count])
-            crossings = {seed: crossing(load, judge.log_excess(load, seed), found.slope) for seed in seeds[:count]}
+            slope = _slope(judge, before, load, slope, found.slope)
+            crossings = {seed: crossing(load, judge.log_excess(load, seed), slope) for seed in seeds[:count]}
             level = level_of(crossings)
             is_near = abs(level.bound - math.log(load)) <= max(NEAR * tolerance, level.error_of_bound / 2)
             if not is_near or level.given_away <= tolerance or count == len(seeds):
@@ -70,9 +75,23 @@ def held_load(
             count = min(2 * count, len(seeds))
         if is_near:
             break
-        next_log = level.bound
-    value = math.exp(level.bound)
-    taken = math.exp(found.slope * (math.log(value) - level.mean))
+        next_log, before = level.bound, load
+    # A bound far from the loads that have run rests on a slope alone: it does not raise the stated load.
+    value = math.exp(level.bound if is_near else min(level.bound, math.log(load)))
+    taken = math.exp(slope * (math.log(value) - level.mean))
     interval = Estimate(found.value, found.value * level.spread.half_width(len(found.crossings)))
-    more = {"curve": found.curve, "slope": found.slope, "crossings": crossings, "interval": interval, "level": level}
+    more = {"curve": found.curve, "slope": slope, "crossings": crossings, "interval": interval, "level": level}
     return judge.finding(value, load, **more, excess=taken)
+
+
+def _slope(judge: Judge, before: float, load: float, now: float, at_limit: float) -> float:
+    """Return the slope between two loads that have run, by the seeds of both; `now` where they do not tell it.
+
+    Far below the limit of a mean run the excess often rises less than there.
+    """
+    common = [seed for seed in judge.seeds if (before, seed) in judge.summaries and (load, seed) in judge.summaries]
+    if not common or abs(math.log(load / before)) < APART:
+        return now
+    rises = [judge.log_excess(load, seed) - judge.log_excess(before, seed) for seed in common]
+    slope = sum(rises) / len(rises) / math.log(load / before)
+    return min(max(slope, at_limit / STEEPER), at_limit * STEEPER)
