@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from importlib.metadata import version
 from os import PathLike
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -14,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 from foredraft.core.errors import ForedraftError
 from foredraft.observe.distribution.former_name import check_variables
 from foredraft.observe.metrics import RunMetrics
-from foredraft.observe.summary import SLO
-from foredraft.sim.capacity import is_overloaded, saturation
-from foredraft.sim.confidence import intervals, rests_on
 from foredraft.sim.effects.given_keys import given_keys
-from foredraft.sim.load import length_notice
-from foredraft.sim.run import RunReport, Simulation
+from foredraft.sim.run import Simulation
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import OVERRIDES, load_scenario, scenario_with
+from foredraft.sim.summary.summary import summarize_run
 
 if TYPE_CHECKING:
     import pyarrow
+
+ScenarioLike = Scenario | Mapping[str, Any] | str | PathLike[str] | None
+"""What functions of the package take as a scenario: itself, its tables, a file, or None for the defaults."""
 
 
 @dataclass(frozen=True)
@@ -76,18 +75,22 @@ class Result:
         return captured.get()
 
 
-def run_scenario(
-    scenario: Scenario | Mapping[str, Any] | str | PathLike[str] | None, overrides: Mapping[str, Any]
-) -> Result:
-    """Run the scenario that `foredraft.simulate` was given."""
+def resolve(scenario: ScenarioLike, overrides: Mapping[str, Any] | None) -> tuple[Scenario, dict[str, str]]:
+    """Return the scenario that a function of the package was given, and the source of every key that is no default.
+    Raises ConfigError."""
     check_variables(os.environ)
-    origins: dict[str, str] = {}
+    overrides, origins = overrides or {}, dict[str, str]()
     if scenario is None or isinstance(scenario, str | PathLike):
         scenario, origins = load_scenario(scenario)
     if isinstance(scenario, Scenario):
         scenario = scenario.model_dump(mode="json")
     whole = scenario_with(scenario, overrides)
-    return _run(whole, {**given_keys(whole, "scenario"), **origins, **dict.fromkeys(overrides, OVERRIDES)})
+    return whole, {**given_keys(whole, "scenario"), **origins, **dict.fromkeys(overrides, OVERRIDES)}
+
+
+def run_scenario(scenario: ScenarioLike, overrides: Mapping[str, Any]) -> Result:
+    """Run the scenario that `foredraft.simulate` was given."""
+    return _run(*resolve(scenario, overrides))
 
 
 def _run(scenario: Scenario, origins: Mapping[str, str]) -> Result:
@@ -103,58 +106,3 @@ def _run(scenario: Scenario, origins: Mapping[str, str]) -> Result:
             summary = summarize_run(scenario, report, metrics)
         requests, rounds = (parquet.read_table(f"{directory}/{name}.parquet") for name in ("requests", "rounds"))
     return Result(scenario, summary, requests, rounds)
-
-
-def summarize_run(scenario: Scenario, report: RunReport, metrics: RunMetrics) -> dict[str, Any]:
-    """Return the summary of a run: its name and seed, what was measured, and the timeline."""
-    for replica, busy_ns in enumerate(report.device_busy_ns):
-        metrics.observe_device(replica, busy_ns)
-    slo = SLO(**scenario.slo.model_dump())
-    summary = {
-        "name": scenario.name,
-        "seed": scenario.seed,
-        "version": version("foredraft"),
-        "timing": report.assembly.timing,
-    }
-    summary |= metrics.summary(report.duration_ns, slo, incomplete=not report.complete)
-    summary["skipped_rows"] = report.num_skipped_rows
-    for bound in dict.fromkeys(bound for slots in report.ema_accept_len for bound in slots):
-        summary[f"ema_accept_len_from_{bound}"] = [slots.get(bound) for slots in report.ema_accept_len]
-    summary |= _asked(report, summary)
-    if report.complete:
-        summary |= intervals(report.assembly, summary)
-    summary["intervals_rest_on"] = rests_on(report.assembly)
-    timeline = metrics.timeline()
-    summary |= _load(report, summary, timeline)
-    if report.disaggregation is not None:
-        summary |= report.disaggregation.to_json(report.duration_ns)
-    if report.faults is not None:
-        summary |= report.faults.to_json()
-    return summary | {f"timeline_{key}": value for key, value in timeline.items()}
-
-
-def _load(report: RunReport, summary: Mapping[str, Any], timeline: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how near the run was to what can be served, and whether it was beyond; None where that is not known."""
-    last_s = None if report.last_arrival_ns is None else report.last_arrival_ns / 1e9
-    rate = (report.num_submitted - 1) / last_s if last_s else None
-    overloaded = None
-    if last_s and report.complete:
-        num_shed = sum(count for reason, count in report.refusals.items() if reason.startswith("queue full"))
-        bucket_s, waiting = timeline["bucket_s"], timeline["waiting"]
-        overloaded = is_overloaded(waiting, bucket_s, last_s, report.num_submitted, num_shed)
-    return {"saturation": saturation(report.assembly, summary, rate), "overloaded": overloaded}
-
-
-def _asked(report: RunReport, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the mean lengths that the workload asked for (None for a trace), and the notices of the run."""
-    asked, notices = report.asked_lengths, list(report.notices)
-    for kind in asked if report.complete else ():
-        got = summary[f"mean_{kind}_tokens"]
-        notice = length_notice(kind, asked[kind], got, summary["completed"]) if got is not None else None
-        if notice is not None:
-            notices.append(notice)
-    return {
-        "asked_mean_input_tokens": asked["input"][0] if asked else None,
-        "asked_mean_output_tokens": asked["output"][0] if asked else None,
-        "notices": notices,
-    }

@@ -19,6 +19,7 @@ from .decode.warmup import warmup
 from .planning.adaptive import adaptive
 from .planning.cost import cost
 from .planning.doctor import doctor
+from .planning.export import export
 from .planning.plan import plan
 from .planning.report import report
 from .planning.sweep import sweep
@@ -41,7 +42,7 @@ app = typer.Typer(
 )
 app.add_typer(adaptive, name="adaptive", rich_help_panel="Plan")
 for panel, commands in {
-    "Plan": (simulate, plan, tune, doctor, cost, sweep, report, trace, acceptance, calibrate, schema),
+    "Plan": (simulate, plan, tune, doctor, cost, sweep, export, report, trace, acceptance, calibrate, schema),
     "Decode": (generate, bench, twin, tiny, warmup, selftest),
     "Serve": (serve, lossless, replay),
     "Check": (check, audit),

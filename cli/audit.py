@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from .options import AllowTruncated, Log, option
+from .options import AllowTruncated, AsJson, Log, option, print_document
 
 EXIT_CONTRADICTORY = 1
 
 
 Limit = Annotated[int, option("--limit", "Print at most this number of contradictions.", min=1)]
-JsonFile = Annotated[Path | None, option("--json", "Also write the report to this file.")]
 
 
 def audit(
     log: Log,
     allow_truncated: AllowTruncated = False,
     limit: Limit = 10,
-    json_file: JsonFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Find contradictions in the log of a run; any engine may have written it.
 
@@ -39,11 +37,12 @@ def audit(
     path = log / "events.jsonl" if log.is_dir() else log
     candidates = _candidates(read_header(path), str(path))
     report = audit_log(path, candidates=candidates, allow_truncated=allow_truncated)
-    typer.echo(report.text(limit))
-    if json_file is not None:
-        from ..observe.output_files import write_json
+    if as_json:
+        from .documents.checking import AuditDocument
 
-        write_json(json_file, report.to_json())
+        print_document(AuditDocument(report.ok, report.to_json()))
+    else:
+        typer.echo(report.text(limit))
     if not report.ok:
         raise typer.Exit(EXIT_CONTRADICTORY)
 

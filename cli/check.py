@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..core.errors import count_of
-from .options import argument, option, refuse_without_effect
+from .options import AsJson, argument, option, print_document, refuse_without_effect
 from .progress import StatusLine
 
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ ShowList = Annotated[bool, option("--list",
 Mutants = Annotated[bool, option("--mutants",
     "Plant known defects in the built-in components, and check that each one is found.")]
 Replay = Annotated[Path | None, option("--replay", "Run a stored case again.", "FILE")]
-JsonFile = Annotated[Path | None, option("--json", "Also write the report to this file.", "FILE")]
 Cases = Annotated[Path, option("--cases", "Directory for the stored cases of failures.", "DIR")]
 # fmt: on
 
@@ -62,7 +61,7 @@ Cases = Annotated[Path, option("--cases", "Directory for the stored cases of fai
 def check(
     contract: Contract = None, subject: Subject = None, budget: BudgetText = None, seed: Seed = DEFAULT_SEED,
     capability: Capability = None, expect: Expect = None, allow: Allow = None, without: Without = None, show_list: ShowList = False,
-    mutants: Mutants = False, replay: Replay = None, json_file: JsonFile = None, cases: Cases = DEFAULT_CASES,
+    mutants: Mutants = False, replay: Replay = None, as_json: AsJson = False, cases: Cases = DEFAULT_CASES,
 ) -> None:  # fmt: skip
     """Check a component against its invariants.
 
@@ -83,7 +82,6 @@ def check(
         ("--replay", replay is not None and show_list, "--list runs nothing"),
         ("--mutants", mutants and runs_nothing, f"{other} runs no mutants"),
         ("--budget", budget is not None and runs_nothing, f"{other} draws no operations"),
-        ("--json", json_file is not None and runs_nothing, f"{other} writes no report"),
         ("--seed", seed != DEFAULT_SEED and elsewhere, f"{other} has seeds of its own"),
         ("--capability", bool(capability) and elsewhere, f"{other} asks for none"),
         ("--expect", bool(expect) and elsewhere, f"{other} expects nothing"),
@@ -91,11 +89,11 @@ def check(
         ("--cases", cases != DEFAULT_CASES and elsewhere, f"{other} stores no case"),
     )
     if show_list:
-        _print_invariants(contract)
+        _print_invariants(contract, as_json)
     elif replay is not None:
-        _replay(replay, subject)
+        _replay(replay, subject, as_json)
     elif mutants:
-        _check_mutants(contract, budget, json_file)
+        _check_mutants(contract, budget, as_json)
     else:
         options = {
             "capabilities": capability or None,
@@ -103,7 +101,7 @@ def check(
             "allowed_failures": allow or (),
             "without": without or (),
         }
-        _check(contract, subject, budget, {**options, "seed": seed}, json_file, cases)
+        _check(contract, subject, budget, {**options, "seed": seed}, as_json, cases)
 
 
 def _check(
@@ -111,7 +109,7 @@ def _check(
     subject: str | None,
     budget: str | None,
     options: dict[str, Any],
-    json_file: Path | None,
+    as_json: bool,
     cases: Path,
 ) -> None:
     from ..checks.registry import SUBJECTS, contracts, suite_of
@@ -128,15 +126,17 @@ def _check(
     outcomes, line = [], StatusLine(quiet=len(names) == 1 or not sys.stderr.isatty())
     for text, outcome in _side_by_side(run, chosen) if len(names) > 1 else map(run, chosen):
         line.clear()
-        typer.echo(f"{text}\n")
+        if not as_json:
+            typer.echo(f"{text}\n")
         outcomes.append(outcome)
         line.show(f"{len(outcomes)} of {len(chosen)} components are checked")
     line.clear()
-    if json_file is not None:
-        from ..observe.output_files import write_json
+    ok = all(outcome.get("ok", True) for outcome in outcomes)
+    if as_json:
+        from .documents.checking import CheckDocument
 
-        write_json(json_file, sorted(outcomes, key=lambda outcome: "ok" not in outcome))
-    if not all(outcome.get("ok", True) for outcome in outcomes):
+        print_document(CheckDocument(ok, sorted(outcomes, key=lambda outcome: "ok" not in outcome)))
+    if not ok:
         raise typer.Exit(EXIT_BROKEN)
 
 
@@ -206,7 +206,7 @@ def _bad(option: str, what: str) -> None:
     raise ConfigError.of(option, "", what)
 
 
-def _replay(path: Path, subject: str | None) -> None:
+def _replay(path: Path, subject: str | None, as_json: bool) -> None:
     from ..checks import registry as registry  # a case may be of any contract
     from ..properties.harness.cases import load_case
     from ..properties.harness.importing import load_make
@@ -215,6 +215,21 @@ def _replay(path: Path, subject: str | None) -> None:
     case = load_case(path)
     make = load_make(subject or case.subject)
     violation, history, calls, ends_in = case.tell(make)
+    if as_json:
+        from .documents.checking import CaseDocument
+
+        told_of = [
+            {
+                "id": one.id,
+                "sentence": one.sentence,
+                **{key: str(getattr(one.finding, key)) for key in ("was", "should", "why")},
+            }
+            for one in (violation.broken if violation else ())
+        ]
+        holds = violation is None
+        parts = (case.contract, subject or case.subject, list(told(history, calls)), holds, told_of)
+        print_document(CaseDocument(str(path), *parts, None if holds else ends_in))
+        raise typer.Exit(0 if holds else EXIT_BROKEN)
     typer.echo(
         f"{path}: {case.contract} {subject or case.subject}, {count_of(len(case.operations), 'operation')}, {case.config}"
     )
@@ -232,7 +247,7 @@ def _replay(path: Path, subject: str | None) -> None:
     raise typer.Exit(EXIT_BROKEN)
 
 
-def _print_invariants(contract: str | None) -> None:
+def _print_invariants(contract: str | None, as_json: bool) -> None:
     from ..checks.registry import suite_of
     from ..properties.invariants import all_invariants
 
@@ -240,6 +255,11 @@ def _print_invariants(contract: str | None) -> None:
     if contract is not None:
         suite = suite_of(contract)
         chosen = [item for item in chosen if item.contract == suite.name]
+    if as_json:
+        from .documents.checking import InvariantLine, InvariantsDocument
+
+        print_document(InvariantsDocument([InvariantLine(one.id, one.group, one.sentence, one.how) for one in chosen]))
+        return
     group = ""
     for item in chosen:
         if item.group != group:
@@ -255,7 +275,7 @@ def _print_invariants(contract: str | None) -> None:
     )
 
 
-def _check_mutants(contract: str | None, budget: str | None, json_file: Path | None) -> None:
+def _check_mutants(contract: str | None, budget: str | None, as_json: bool) -> None:
     from ..checks.registry import contracts, mutants_of
     from ..properties.harness.mutants import kill
 
@@ -264,19 +284,20 @@ def _check_mutants(contract: str | None, budget: str | None, json_file: Path | N
     survivors = 0
     for name in names:
         kills = [kill(mutant, budget) for mutant in mutants_of(name)]
-        for result in kills:
+        for result in () if as_json else kills:
             typer.echo(result.line())
         alive = sum(not result.is_killed for result in kills)
         survivors += alive
         matrix[name] = [result.to_json() for result in kills]
         caught = sorted({id for result in kills if result.is_killed for id in result.mutant.caught_by})
-        typer.echo(
-            f"{name}: {len(kills) - alive} of {len(kills)} mutants killed; invariants with a mutant: {', '.join(caught)}"
-        )
-    if json_file is not None:
-        from ..observe.output_files import write_json
+        if not as_json:
+            typer.echo(
+                f"{name}: {len(kills) - alive} of {len(kills)} mutants killed; invariants with a mutant: {', '.join(caught)}"
+            )
+    if as_json:
+        from .documents.checking import MutantsDocument
 
-        write_json(json_file, matrix)
+        print_document(MutantsDocument(not survivors, matrix))
     if survivors:
         raise typer.Exit(EXIT_BROKEN)
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from ..observe.output_files import Document
 
 
 def option(flags: str, text: str, metavar: str | None = None, **settings: Any) -> Any:
@@ -44,7 +47,14 @@ Log = Annotated[Path, argument(None, "events.jsonl of a run, or its directory.")
 AllowTruncated = Annotated[
     bool, option("--allow-truncated", "Accept the log of a run that was killed; such a log has no end.")
 ]
+AS_JSON = "Print one JSON document instead of text; `foredraft schema COMMAND` has its schema."
+AsJson = Annotated[bool, option("--json", AS_JSON)]
 Quiet = Annotated[bool, option("--quiet -q", "Print no progress on standard error.")]
+
+
+def print_document(document: Document) -> None:
+    """Print a document of --json on standard output, where nothing else may stand."""
+    typer.echo(document.to_text(), nl=False)
 
 
 def refuse_without_effect(*rules: tuple[str, bool, str]) -> None:

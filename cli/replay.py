@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..core.errors import count_of
-from .options import AllowTruncated, Log
+from .options import AllowTruncated, AsJson, Log, print_document
 
 if TYPE_CHECKING:
     from ..core.contract.events import EventSink
@@ -21,6 +21,7 @@ EXIT_DIFFERENT = 1
 def replay(
     log: Log,
     allow_truncated: AllowTruncated = False,
+    as_json: AsJson = False,
 ) -> None:
     """Feed the recorded results of a run to fresh engines and compare every decision.
 
@@ -36,6 +37,13 @@ def replay(
 
     path = log / "events.jsonl" if log.is_dir() else log
     report = replay_log(path, _EngineFactory(str(path)), allow_truncated=allow_truncated)
+    if as_json:
+        from .documents.checking import ReplayDocument
+
+        difference = None if report.difference is None else str(report.difference)
+        counts = (report.num_decisions, report.num_commits, report.num_replicas, report.complete)
+        print_document(ReplayDocument(report.identical, *counts, difference))
+        raise typer.Exit(0 if report.identical else EXIT_DIFFERENT)
     replicas, decisions = count_of(report.num_replicas, "replica"), count_of(report.num_decisions, "decision")
     if report.difference is not None:
         typer.echo(f"{decisions} identical, then a difference.")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     from ..gpu.session.plan import SessionOptions
     from ..serve.bodies.port import Body
     from ..serve.limits import Limits
-    from ..serve.metrics import ServerMetrics
+    from ..serve.log_lines import ServerLog
+    from ..serve.recording import Recording
+    from ..serve.requests.faults import Admin, RequestFaults
     from ..sim.faults.plan import FaultPlan
     from ..sim.scenario import Scenario
 
+KEY = "FOREDRAFT_API_KEY"
 server_option, limits_option = in_panel("Server"), in_panel("Limits")
-EVENTS = "events.jsonl"
 
 # fmt: off
 ModelDirectory = Annotated[Path | None, model_option("--model",
@@ -48,14 +50,25 @@ Host = Annotated[str, server_option("--host",
 Port = Annotated[int, server_option("--port", "Port to listen on; 0 chooses a free port.", min=0, max=65535)]
 ApiKey = Annotated[str | None, server_option("--api-key",
     "Key that clients must send. The variable is safer: other users can see a command line.",
-    "KEY", envvar="FOREDRAFT_API_KEY")]
+    "KEY", envvar=KEY)]
 ServedName = Annotated[str | None, server_option("--served-model-name",
     "The model's name for clients. Default: the name of the directory, or of the scenario's model.", "NAME")]
 MetricsAs = Annotated[str, server_option("--metrics-as",
     "Server whose names the metrics use: foredraft, vllm, sglang.")]
+Dialect = Annotated[str | None, server_option("--dialect",
+    "With --simulate: server whose clients are understood: openai, vllm, sglang. The last two leave out parameters that "
+    "have no effect, and name each once; vllm serves smaller priorities first. Default: openai.")]
+AccessLog = Annotated[bool, server_option("--access-log", "Write a line for each request that has been answered.")]
+FaultHeaders = Annotated[bool, server_option("--fault-headers",
+    "Do what the headers X-Fault (503, reset, stall, slow) and X-Delay-Ms of a request ask for.")]
+AdminPort = Annotated[int | None, server_option("--admin-port",
+    "Port on 127.0.0.1 for PUT, GET and DELETE of /faults: a fault for a share of all requests. 0 chooses one.",
+    min=0, max=65535)]
+StartS = Annotated[float | None, server_option("--start-s",
+    "With --simulate: simulated seconds that a start takes; until then /ready, /health and requests get 503.", min=0)]
 Record = Annotated[Path | None, server_option("--record",
-    "Write events.jsonl for foredraft replay to this directory; the directory must not have one. The file grows with "
-    "every round.", "DIR")]
+    "Write the decision log for foredraft replay to a new folder of this directory, named by the time of the start. It "
+    "grows with every round.", "DIR")]
 Stamp = Annotated[bool, server_option("--stamp",
     "Begin each event of a stream with a comment that gives the end of its round, in nanoseconds of Unix time.")]
 DrainS = Annotated[float, server_option("--drain-s", "Seconds that running requests have to end after SIGTERM.", min=1)]
@@ -77,7 +90,9 @@ def serve(
     model: ModelDirectory = None, simulate: Simulate = None, *, session: Mapping[str, Any], settings: Settings = None,
     faults: Faults = None, speed: Speed = None, seed: Seed = None,
     host: Host = "127.0.0.1", port: Port = 8000, api_key: ApiKey = None, served_model_name: ServedName = None,
-    metrics_as: MetricsAs = "foredraft", record: Record = None, stamp: Stamp = False, drain_s: DrainS = 30.0,
+    metrics_as: MetricsAs = "foredraft", dialect: Dialect = None, access_log: AccessLog = False,
+    fault_headers: FaultHeaders = False, admin_port: AdminPort = None, start_s: StartS = None,
+    record: Record = None, stamp: Stamp = False, drain_s: DrainS = 30.0,
     max_streams: MaxStreams = 512, max_body_bytes: MaxBody = 8 << 20, max_prompt_tokens: MaxPrompt = None,
     max_choices: MaxChoices = 16, deadline_s: DeadlineS = 600.0, stall_s: StallS = 30.0,
     log_level: LogLevel = None, log_format: LogFormat = DEFAULT_FORMAT,
@@ -94,7 +109,7 @@ def serve(
         curl http://127.0.0.1:8000/v1/completions \\
             -H 'Content-Type: application/json' \\
             -d '{"prompt": "Why sing?", "max_tokens": 32, "stream": true}'
-        foredraft replay runs/served
+        foredraft replay runs/served/2026-11-27T08-00-00Z
 
     After SIGTERM or Ctrl-C running requests may end; a second signal gives them
     up. SIGHUP makes the server read the adaptive table again. On bad input the
@@ -102,29 +117,38 @@ def serve(
     """
     from ..serve.limits import Limits
     from ..serve.metrics import STYLES
+    from ..serve.recording import Recording
+    from ..serve.requests.api import DIALECTS
     from ..serve.server import bind
 
-    start_logging(log_level, log_format)
+    log = _start_log(log_level, log_format)
     _check_choice(model, simulate)
     limits = Limits(max_streams, max_body_bytes, max_prompt_tokens, max_choices, deadline_s, stall_s)
     _refuse_unknown("--metrics-as", metrics_as, STYLES)
-    with bind(host, port) as listener, _Recording(record) as recording:
+    _refuse_unknown("--dialect", dialect or "openai", DIALECTS)
+    _check_key(api_key, host, log)
+    with bind(host, port) as listener, Recording(record) as recording:
         if model is not None:
             from ..gpu.session.hub import local_checkpoint
             from ..gpu.session.plan import SessionOptions
 
-            ignored = {"settings": settings, "faults": faults, "speed": speed}
+            ignored = {"settings": settings, "faults": faults, "speed": speed, "dialect": dialect, "start_s": start_s}
             _refuse_for("--model", "a checkpoint is decoded", ignored, {"settings": "--set"})
             values = session_values(session)
             options = SessionOptions(local_checkpoint(model), **values, seed=seed or 0, block_rounds=1)
-            body, table = _real_body(options, recording), session["adaptive"]
+            body, table = _real_body(options, recording, log), session["adaptive"]
         else:
             unused = given_session_options(session)
             assert simulate is not None, "one of them is given"
             _refuse_for("--simulate", "the scenario has a key for it: set that key with --set", unused, {})
-            body, table = _simulated_body(simulate, settings, seed, speed, faults, recording)
-        _run(body, limits, recording.metrics, Path(table) if table is not None and Path(table).is_file() else None,
-             listener=listener, drain_s=drain_s, stamp=stamp, api_key=api_key, model=served_model_name, metrics_as=metrics_as)  # fmt: skip
+            body, table = _simulated_body(simulate, settings, seed, speed, faults, recording, log)
+        watched = Path(table) if table is not None and Path(table).is_file() else None
+        faults_on_demand = _faults_on_demand(fault_headers, admin_port, log)
+        _run(
+            body, limits, recording, watched, *faults_on_demand, log=log, access_log=access_log, start_s=start_s or 0.0,
+            listener=listener, drain_s=drain_s,
+            stamp=stamp, api_key=api_key, model=served_model_name, metrics_as=metrics_as, dialect=dialect or "openai",
+        )  # fmt: skip
 
 
 def _check_choice(model: Path | None, simulate: Path | None) -> None:
@@ -135,11 +159,41 @@ def _check_choice(model: Path | None, simulate: Path | None) -> None:
         raise ConfigError.of("<arguments>", "--model or --simulate", message)
 
 
-def _refuse_unknown(name: str, value: str, known: Sequence[str]) -> None:
+def _check_key(api_key: str | None, host: str, log: ServerLog) -> None:
+    """Refuse an empty key, which would let everyone in; warn if the server is open to other machines without one."""
+    import ipaddress
+
+    from ..core.errors import ConfigError
+
+    if (os.environ.get(KEY) if api_key is None else api_key.strip()) == "":
+        message = "is empty, and the server would be open; give a key, or unset the variable"
+        raise ConfigError.of("<arguments>", f"--api-key, {KEY}", message)
+    try:
+        is_local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_local = host == "localhost"
+    if api_key is None and not is_local:
+        log.tell(f"note: everyone who reaches {host} can use the server; give a key by {KEY}")
+
+
+def _start_log(level: str | None, form: str) -> ServerLog:
+    """Return the log in the form that was given; lines of engines are written from `level` on."""
+    from ..observe.engine_lines import FORMATS
+    from ..serve.log_lines import ServerLog
+
+    _refuse_unknown("--log-format", form, FORMATS)
+    start_logging(level, form if level is not None else DEFAULT_FORMAT)
+    log = ServerLog(form == "json")
+    log.take_over()
+    return log
+
+
+def _refuse_unknown(name: str, value: str, known: Iterable[str]) -> None:
     from ..core.errors import ConfigError, nearest
 
-    if value not in known:
-        raise ConfigError.of("<arguments>", name, f"{value!r} is none of {', '.join(known)}{nearest(value, known)}")
+    names = tuple(known)
+    if value not in names:
+        raise ConfigError.of("<arguments>", name, f"{value!r} is none of {', '.join(names)}{nearest(value, names)}")
 
 
 def _refuse_for(kind: str, why: str, given: dict[str, Any], names: dict[str, str]) -> None:
@@ -151,46 +205,7 @@ def _refuse_for(kind: str, why: str, given: dict[str, Any], names: dict[str, str
     refuse_without_effect(*rules)
 
 
-class _Recording:
-    """The event sinks of a server's engines: its metrics, and with a directory the log."""
-
-    def __init__(self, directory: Path | None) -> None:
-        from ..serve.metrics import ServerMetrics
-
-        if directory is not None and (directory / EVENTS).exists():
-            from ..core.errors import ConfigError
-
-            message = f"{directory} already has a recording; give another directory, or remove its {EVENTS}"
-            raise ConfigError.of("<arguments>", "--record", message)
-        self.metrics: ServerMetrics = ServerMetrics()
-        self._directory = directory
-        self._log: Any = None
-
-    def sinks(self, header: Callable[[], dict[str, Any]]) -> Callable[[int], Sequence[EventSink]]:
-        """Return the sinks of an engine by its number; the log begins with `header`."""
-
-        def of(engine: int) -> Sequence[EventSink]:
-            if self._directory is None:
-                return (self.metrics.sink(engine),)
-            if self._log is None:
-                from ..observe.log import EventLog
-                from ..observe.output_files import empty_run_directory
-
-                empty_run_directory(self._directory, ())
-                self._log = EventLog(self._directory / EVENTS, header())
-            return (self.metrics.sink(engine), self._log.sink(engine))
-
-        return of
-
-    def __enter__(self) -> _Recording:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._log is not None:
-            self._log.close(complete=kind is None)
-
-
-def _real_body(options: SessionOptions, recording: _Recording) -> Body:
+def _real_body(options: SessionOptions, recording: Recording, log: ServerLog) -> Body:
     from ..gpu.session.plan import plan_session, refuse_without_effect
     from ..gpu.session.session import DecodeSession, check_vocabulary
     from ..gpu.session.text import Tokenizer
@@ -201,7 +216,7 @@ def _real_body(options: SessionOptions, recording: _Recording) -> Body:
     plan = plan_session(options)
     refuse_without_effect(plan.options, plan.algorithm, plan.device)
     for notice in plan.notices:
-        print(f"foredraft: note: {notice}", file=sys.stderr)
+        log.tell(f"note: {notice}")
     check_vocabulary(tokenizer, plan)
 
     def sinks(spec: Any) -> Sequence[EventSink]:
@@ -217,10 +232,11 @@ def _simulated_body(
     seed: int | None,
     speed: float | None,
     faults: str | None,
-    recording: _Recording,
+    recording: Recording,
+    log: ServerLog,
 ) -> tuple[Body, str | None]:
     from ..core.errors import ConfigError
-    from ..serve.bodies.live import live_scenario
+    from ..serve.bodies.live import live_scenario, with_its_table
     from ..serve.bodies.simulated import SimulatedBody
     from ..sim.scenario_file import load_scenario
     from .simulation.simulate import errors_at, given_by_options
@@ -230,17 +246,17 @@ def _simulated_body(
     scenario, origins = load_scenario(file, [*(settings or ()), *given_by_options(None, seed)])
     if seed is not None:
         origins["seed"] = "--seed"
-    plan = None if faults is None else _service_faults(faults, scenario, origins)
+    plan = None if faults is None else _service_faults(faults, scenario, origins, log)
     with errors_at(origins):
-        sinks = recording.sinks(lambda: {"scenario": live_scenario(scenario).model_dump(mode="json")})
-        body = SimulatedBody(scenario, speed=speed or 1.0, origins=origins, sinks=sinks, faults=plan)
+        sinks = recording.sinks(lambda: {"scenario": with_its_table(live_scenario(scenario)).model_dump(mode="json")})
+        body = SimulatedBody(scenario, speed=speed or 1.0, origins=origins, sinks=sinks, faults=plan, warn=log.tell)
     for notice in body.simulation.notices:
-        print(f"foredraft: note: {notice}", file=sys.stderr)
+        log.tell(f"note: {notice}")
     table = scenario.speculation.adaptive
     return body, table if isinstance(table, str) else None
 
 
-def _service_faults(given: str, scenario: Scenario, origins: dict[str, str]) -> FaultPlan:
+def _service_faults(given: str, scenario: Scenario, origins: dict[str, str], log: ServerLog) -> FaultPlan:
     """Return the faults of the service in a plan;
     clients are those outside, which a note says where the plan has its own."""
     from ..sim.disaggregation.pools import pools_of
@@ -251,34 +267,59 @@ def _service_faults(given: str, scenario: Scenario, origins: dict[str, str]) -> 
         transfers = pools_of(scenario).is_disaggregated
     plan, left_out = load_fault_plan(given, scenario.seed, transfers=transfers).of_service()
     if left_out:
-        print(f"foredraft: note: {', '.join(left_out)} left out: clients come from outside", file=sys.stderr)
+        log.tell(f"note: {', '.join(left_out)} left out: clients come from outside")
     return plan
+
+
+def _faults_on_demand(
+    by_header: bool, admin_port: int | None, log: ServerLog
+) -> tuple[RequestFaults | None, Admin | None]:
+    """Return the faults that clients or the admin port can ask for, and that port."""
+    if not by_header and admin_port is None:
+        return None, None
+    from ..serve.requests.faults import Admin, RequestFaults, admin_app
+    from ..serve.server import bind
+
+    faults = RequestFaults(by_header=by_header)
+    if admin_port is None:
+        return faults, None
+    listener = bind("127.0.0.1", admin_port)
+    log.tell(f"faults are asked for on http://127.0.0.1:{listener.getsockname()[1]}/faults")
+    return faults, Admin(admin_app(faults), listener)
 
 
 def _run(
     body: Body,
     limits: Limits,
-    metrics: ServerMetrics,
+    recording: Recording,
     table: Path | None,
+    faults: RequestFaults | None,
+    admin: Admin | None,
     *,
+    log: ServerLog,
+    access_log: bool,
+    start_s: float,
     listener: socket,
     drain_s: float,
     stamp: bool,
     api_key: str | None,
     model: str | None,
     metrics_as: str,
+    dialect: str,
 ) -> None:
     from ..serve.app import make_app
     from ..serve.frontend import Frontend
     from ..serve.server import Server
 
-    def tell(message: str) -> None:
-        print(f"foredraft: {message}", file=sys.stderr, flush=True)
-
-    frontend = Frontend(body, limits, metrics, tell, stamps=stamp)
-    app = make_app(frontend, model=model, api_key=api_key, metrics_as=metrics_as)
-
-    server = Server(app, frontend, listener=listener, drain_s=drain_s, table=table)
+    frontend = Frontend(body, limits, recording.metrics, log.tell, stamps=stamp, flush=recording.flush, start_s=start_s)
+    if recording.folder is not None:
+        log.tell(f"the decision log is in {recording.folder}")
+    access = log.access if access_log else None
+    app = make_app(
+        frontend, model=model, api_key=api_key, metrics_as=metrics_as, dialect=dialect, access=access, faults=faults
+    )
+    app.state.reader.start()
+    server = Server(app, frontend, listener=listener, drain_s=drain_s, table=table, admin=admin)
     server.run()
     if not server.started:
         raise typer.Exit(1)

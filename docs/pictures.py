@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -48,8 +49,8 @@ INK, FAINT, GRID, PAPER, BLUE, ORANGE, GREEN, RED = (
 )
 DARK = {INK: "#e2e8f0", FAINT: "#94a3b8", GRID: "#334155", PAPER: "#0f172a"}
 DARK |= {BLUE: "#60a5fa", ORANGE: "#fbbf24", GREEN: "#34d399", RED: "#f87171"}
-LINES = (BLUE, ORANGE, GREEN, "#7c3aed", "#0e7490")
-DARK |= {"#7c3aed": "#a78bfa", "#0e7490": "#22d3ee"}
+LINES = (BLUE, ORANGE, GREEN, "#7c3aed", "#db2777", "#0e7490")
+DARK |= {"#7c3aed": "#a78bfa", "#0e7490": "#22d3ee", "#db2777": "#f472b6"}
 STYLE = {
     "svg.fonttype": "none", "svg.hashsalt": "foredraft", "font.family": "DejaVu Sans", "font.size": 16, "text.color": INK,
     "axes.edgecolor": GRID, "axes.labelcolor": FAINT, "axes.facecolor": PAPER, "figure.facecolor": PAPER,
@@ -58,6 +59,7 @@ STYLE = {
     "lines.linewidth": 2.2, "lines.markersize": 6, "figure.dpi": 72,
 }  # fmt: skip
 FONTS = ("'DejaVu Sans'", "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif")  # measured, shown
+NAME_STEP = 0.075  # of the height of the axes: the distance of two names
 SIZE = (560, 420)  # points: letters of 16 stay legible on a phone, at three fifths of this width
 
 
@@ -102,7 +104,8 @@ def _drawn(figure: Any) -> dict[str, Any]:
                 kept[inner] = trace[key][inner]
         traces.append(_rounded(kept))
     axes = {axis: layout[f"{axis}axis"]["title"].get("text", "").partition("<br>")[0] for axis in "xy"}
-    limits = {key: layout[f"{key[0]}axis"].get(key[2:]) for key in ("y_range", "x_type", "x_tickvals")}
+    limits = {key: layout[f"{key[0]}axis"].get(key[2:]) for key in ("x_range", "y_range", "x_type", "x_tickvals")}
+    limits["limit"] = next((one["y0"] for one in layout.get("shapes", ()) if one["line"].get("dash") == "dash"), None)
     return {"title": layout["title"]["text"], **axes, **_rounded(limits), "traces": traces}
 
 
@@ -127,9 +130,11 @@ def pictures(numbers: Mapping[str, Any]) -> dict[str, str]:
     return drawn
 
 
-def _canvas(title: str, subtitle: str, height: int = SIZE[1], left: float = 80) -> tuple[Figure, Axes]:
-    """Return an empty figure with a title and a subtitle above the axes. left: room for names beside the axes."""
-    width, below, right = SIZE[0], 60, 28
+def _canvas(
+    title: str, subtitle: str, height: int = SIZE[1], left: float = 80, right: float = 28
+) -> tuple[Figure, Axes]:
+    """Return an empty figure with a title and a subtitle above the axes. left, right: room for names."""
+    width, below = SIZE[0], 60
     above = 92 if subtitle else 56
     figure = Figure(figsize=(width / 72, height / 72))
     place = (left / width, below / height, (width - left - right) / width, (height - below - above) / height)
@@ -193,7 +198,7 @@ def _rows(drawn: Mapping[str, Any]) -> Figure:
     for trace in bars:
         places = [names.index(name) for name in trace["y"]]
         axes.barh(places, trace["x"], 0.4, trace["base"], color=FAINT, alpha=0.3)
-    for trace, colour in zip(points, (GREEN, BLUE, ORANGE, FAINT), strict=False):
+    for trace, colour in zip(points, LINES * 4, strict=False):
         places = [names.index(name) for name in trace["y"]]
         axes.errorbar(trace["x"], places, xerr=trace.get("array"), fmt="o", color=colour, markersize=9, capsize=4)
         for value, place in zip(trace["x"], places, strict=True):
@@ -207,26 +212,58 @@ def _rows(drawn: Mapping[str, Any]) -> Figure:
 
 
 def _lines(drawn: Mapping[str, Any]) -> Figure:
-    figure, axes = _canvas(drawn["title"], "")
+    names = [trace["name"] for trace in drawn["traces"] if "fill" not in trace]
+    figure, axes = _canvas(drawn["title"], "", right=28 if len(names) < 2 else 20 + 8 * max(map(len, names)))
     bands = [trace for trace in drawn["traces"] if "fill" in trace]
     for trace in bands:  # the best candidate's, whose line is the first
         axes.fill(trace["x"], trace["y"], color=LINES[0], alpha=0.15, linewidth=0)
-    for trace, colour in zip([one for one in drawn["traces"] if "fill" not in one], LINES * 4, strict=False):
-        is_limit = "dash" in trace
-        how = {"color": RED, "linestyle": "--"} if is_limit else {"color": colour}
-        if "hv" in trace.get("shape", ""):
-            how["drawstyle"] = "steps-post"
-        axes.plot(trace["x"], trace["y"], label=trace["name"], marker="o" if "markers" in trace["mode"] else "", **how)
-    if len(drawn["traces"]) > 1:
-        axes.legend(frameon=False, fontsize=12, labelcolor="linecolor")
-    axes.set_ylim(*(drawn["y_range"] or (0, None)))
+    lines = [trace for trace in drawn["traces"] if "fill" not in trace]
+    low, high = drawn["y_range"] or (0, None)
+    for trace, colour in zip(lines, LINES * 4, strict=False):
+        style = "steps-post" if "hv" in trace.get("shape", "") else "default"
+        marker = "o" if "markers" in trace["mode"] else ""
+        axes.plot(trace["x"], trace["y"], marker=marker, color=colour, drawstyle=style)
+    axes.set_ylim(low, high)
     if drawn["x_type"] == "log":
         axes.set_xscale("log")
         axes.set_xticks(drawn["x_tickvals"], [f"{value:g}" for value in drawn["x_tickvals"]], minor=False)
         axes.set_xticks([], minor=True)
+    elif drawn["x_range"]:
+        axes.set_xlim(*drawn["x_range"])
+    if drawn["limit"] is not None:
+        axes.axhline(drawn["limit"], color=RED, linestyle="--")
+        left = axes.get_xlim()[0]
+        axes.annotate(
+            f"limit {drawn['limit']:g} ms", (left, drawn["limit"]), (6, 5), textcoords="offset points", color=RED
+        )
+    if len(lines) > 1:
+        _names_at_ends(axes, lines)
     axes.set_xlabel(drawn["x"])
     axes.set_ylabel(drawn["y"])
     return figure
+
+
+def _names_at_ends(axes: Axes, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Write the names of lines right of the axes, from the highest end down, as the report does."""
+    (low, high), (left, right) = axes.get_ylim(), axes.get_xlim()
+    ends = []
+    for trace, colour in zip(lines, LINES * 4, strict=False):
+        inside = [(x, y) for x, y in zip(trace["x"], trace["y"], strict=True) if y <= high and x <= right]
+        ends.append((*(inside[-1] if inside else (left, high)), trace["name"], colour))
+    step, place = NAME_STEP * (high - low), math.inf
+    for number, (x, y, name, colour) in enumerate(sorted(ends, key=lambda end: (-end[1], end[0]))):
+        place = max(min(y, place - step), low + step * (len(ends) - number - 1))
+        axes.annotate(
+            name,
+            (right, place),
+            (8, 0),
+            textcoords="offset points",
+            va="center",
+            color=colour,
+            fontsize=13,
+            annotation_clip=False,
+        )
+        axes.plot([x, right], [y, place], color=colour, linestyle=":", linewidth=1, alpha=0.6)
 
 
 def _svg(figure: Figure) -> str:

@@ -21,7 +21,7 @@ from foredraft.core.adaptive.config import SlotConfig
 from foredraft.core.handoff.life import DECODE_TRANSITIONS, PREFILL_TRANSITIONS
 from foredraft.core.model_shape import known_models
 from foredraft.core.scheduler.life import JOINT_RULES, TRANSITIONS, RequestState
-from foredraft.serve.metrics import NAMES
+from foredraft.serve.metrics.series import ABSENT, OWN, SGLANG, VLLM, Series
 from foredraft.sim.calibration.accuracy import FIGURES
 from foredraft.sim.calibration.points import COLUMNS
 from foredraft.sim.cost import efficiency
@@ -44,11 +44,34 @@ def life_of_a_request() -> str:
 
 
 def server_metrics() -> str:
-    """Return the metrics of `serve/metrics.py` with their names here, with vLLM's and with SGLang's dashboards."""
+    """Return the series of `serve/metrics/series.py`: what is measured, and its names with each style."""
     rows = ["| what | `foredraft:`, `vllm:` | `sglang:` |", "| --- | --- | --- |"]
-    for vllm, sglang, text in NAMES.values():
-        cells = ("–" if name is None else f"`{name}`" for name in (vllm, sglang))
-        rows.append(f"| {text.removesuffix('.')} | " + " | ".join(cells) + " |")
+    keys = dict.fromkeys((one.key, one.text) for one in (*VLLM, *SGLANG))
+    for key in dict.fromkeys(key for key, _ in keys):
+        ours, theirs = ([one for one in style if one.key == key] for style in (VLLM, SGLANG))
+        rows.append(f"| {(ours or theirs)[0].text.removesuffix('.')} | {_names(ours)} | {_names(theirs)} |")
+    rows += [
+        "",
+        "With each style there are also, with the prefix `foredraft:`:",
+        "",
+        "| what | name |",
+        "| --- | --- |",
+    ]
+    return "\n".join([*rows, *(f"| {one.text.removesuffix('.')} | {_names([one])} |" for one in OWN)])
+
+
+def _names(series: list[Series]) -> str:
+    labels = [f" by `{one.label}`" if one.label else "" for one in series]
+    return ", ".join(f"`{one.name}`{label}" for one, label in zip(series, labels, strict=True)) or "–"
+
+
+def absent_metrics() -> str:
+    """Return which series of other servers are absent, and why."""
+    rows = ["| server | series | why it is absent |", "| --- | --- | --- |"]
+    for style, absent in ABSENT.items():
+        for why in dict.fromkeys(absent.values()):
+            names = ", ".join(f"`{name}`" for name, reason in absent.items() if reason == why)
+            rows.append(f"| {style} | {names} | {why} |")
     return "\n".join(rows)
 
 
@@ -187,6 +210,7 @@ BLOCKS = {
     "life-of-a-request": life_of_a_request,
     "joint-rules": joint_rules,
     "server-metrics": server_metrics,
+    "absent-metrics": absent_metrics,
     "life-of-a-transfer": life_of_a_transfer,
     "scenario-keys": scenario_keys,
     "cost-accuracy": cost_accuracy,

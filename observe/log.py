@@ -2,7 +2,8 @@
 run ended.
 
 A log is written under its final name from the first line on. An interrupted run ends it as incomplete; a killed one has
-no last line `{"t":"end",…}`: readable, and visibly not complete.
+no last line `{"t":"end",…}`: readable, and visibly not complete. A long one may go on in `events.2.jsonl`,
+`events.3.jsonl` and so on, which are read as one with the first.
 """
 
 from __future__ import annotations
@@ -63,12 +64,16 @@ class Record(NamedTuple):
 class EventLog:
     """Writes a log. `header` describes the run (the resolved scenario); schema and package version are added in front.
 
-    As a context manager it closes the log as complete, or as incomplete if an exception passes through. Errors:
-    LogError.
+    `part_bytes`: the log goes on in another file once one has so many. As a context manager it closes the log as
+    complete, or as incomplete if an exception passes through. Errors: LogError.
     """
 
-    def __init__(self, path: str | os.PathLike[str], header: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], header: Mapping[str, Any], *, part_bytes: int | None = None
+    ) -> None:
         self.path: Path = Path(path)
+        self._part_bytes = part_bytes
+        self._part = 1
         self.num_events = 0
         self._lines: list[str] = []
         self._characters = 0
@@ -77,12 +82,17 @@ class EventLog:
             first = dump_line({"t": "header", "schema": SCHEMA, "foredraft": package_version(), **header})
         except (TypeError, ValueError) as error:
             raise LogError(path, 1, f"a header that is no JSON: {error}") from error
-        try:
-            self._file = self.path.open("w", encoding="ascii", newline="\n")
-        except OSError as error:
-            raise LogError(path, 0, f"cannot be written: {error.strerror or error}") from error
+        self._open()
         self._lines.append(first)
         self.flush()
+
+    def _open(self) -> None:
+        path = part_path(self.path, self._part)
+        try:
+            self._file = path.open("w", encoding="ascii", newline="\n")
+        except OSError as error:
+            raise LogError(path, 0, f"cannot be written: {error.strerror or error}") from error
+        self._written = 0
 
     def sink(self, replica: int) -> Callable[[Event], None]:
         """Return the event sink for the engine of `replica`; one per replica."""
@@ -110,6 +120,11 @@ class EventLog:
         self._lines.clear()
         self._characters = 0
         try:
+            if self._part_bytes is not None and self._written >= self._part_bytes:
+                self._file.close()
+                self._part += 1
+                self._open()
+            self._written += len(text)
             self._file.write(text)
             self._file.flush()
         except (OSError, ValueError) as error:
@@ -143,29 +158,39 @@ def read_log(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> 
     log that breaks off (inside a line, or without its last line). With `allow_truncated` a broken last line is left
     out.
     """
-    line, ended = 0, False
-    try:
-        with Path(path).open("rb") as file:
-            while raw := file.readline(MAX_LINE_BYTES):
-                line += 1
-                if not raw.endswith(b"\n"):
-                    if len(raw) >= MAX_LINE_BYTES:
-                        raise LogError(path, line, f"a line of more than {MAX_LINE_BYTES} bytes")
-                    if allow_truncated and line > 1:
-                        return
-                    raise LogError(path, line, "the log breaks off inside this line; expected a whole record")
-                if ended:
-                    raise LogError(path, line, "a record after the end; expected nothing more")
-                record = _parse(path, line, raw)
-                ended = record.kind == "end"
-                yield record
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
-        raise LogError(path, 0, f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if not line:
+    first, part, ended = Path(path), 1, False
+    while True:
+        place, line = part_path(first, part), 0
+        try:
+            with place.open("rb") as file:
+                while raw := file.readline(MAX_LINE_BYTES):
+                    line += 1
+                    if not raw.endswith(b"\n"):
+                        if len(raw) >= MAX_LINE_BYTES:
+                            raise LogError(place, line, f"a line of more than {MAX_LINE_BYTES} bytes")
+                        if allow_truncated and (part, line) > (1, 1):
+                            return
+                        raise LogError(place, line, "the log breaks off inside this line; expected a whole record")
+                    if ended:
+                        raise LogError(place, line, "a record after the end; expected nothing more")
+                    record = _parse(place, line, raw, is_header=(part, line) == (1, 1))
+                    ended = record.kind == "end"
+                    yield record
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+            raise LogError(place, 0, f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        if ended or not part_path(first, part + 1).exists():
+            break
+        part += 1
+    if not line and part == 1:
         raise LogError(path, 0, "is empty; expected a header")
     if not ended and not allow_truncated:
         message = 'the log breaks off after this line; expected {"t":"end",…}: the run was interrupted'
-        raise LogError(path, line, message)
+        raise LogError(place, line, message)
+
+
+def part_path(path: Path, number: int) -> Path:
+    """Return the file of a part of a log, counted from 1."""
+    return path if number == 1 else path.with_name(f"{path.stem}.{number}{path.suffix}")
 
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -173,7 +198,7 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
     return next(read_log(path, allow_truncated=True)).data
 
 
-def _parse(path: str | os.PathLike[str], line: int, raw: bytes) -> Record:
+def _parse(path: str | os.PathLike[str], line: int, raw: bytes, *, is_header: bool) -> Record:
     try:
         text = raw[:-1].decode("utf-8")
         data = parse_json(text)
@@ -183,7 +208,7 @@ def _parse(path: str | os.PathLike[str], line: int, raw: bytes) -> Record:
     if not isinstance(kind, str) or kind not in _REQUIRED:
         hint = nearest(kind, _REQUIRED) if isinstance(kind, str) else ""
         raise LogError(path, line, f'"t" is {kind!r}{hint}; expected one of {", ".join(_REQUIRED)}')
-    if (kind == "header") != (line == 1):
+    if (kind == "header") != is_header:
         found = "a second header" if kind == "header" else f"a record of kind {kind!r}"
         raise LogError(path, line, f"{found}; expected the header in line 1 and only there")
     for key, expected in _REQUIRED[kind]:

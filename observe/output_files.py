@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,6 +24,25 @@ class UnwritableFile(ForedraftError):
 
     def __init__(self, path: Path | str | None, error: OSError, what: str = "written") -> None:
         super().__init__(f"{path}: cannot be {what}: {error.strerror or error}")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A result that a command prints with `--json`. Its fields are the document, whose keys keep their meaning while
+    `VERSION` stays (docs/stability.md)."""
+
+    FORMAT: ClassVar[str]
+    VERSION: ClassVar[int] = 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as plain data: its format, the format's version, the version of Foredraft that made it, and
+        every field."""
+        made_by = {"format": self.FORMAT, "version": self.VERSION, "foredraft": version("foredraft")}
+        return {**made_by, **asdict(self)}
+
+    def to_text(self) -> str:
+        """Return the same as JSON text, with a newline at its end."""
+        return json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n"
 
 
 def empty_run_directory(directory: Path, names: Iterable[str]) -> None:

@@ -35,6 +35,9 @@ SHORT_NAMES = {  # what a simulation and a measurement of the same load are comp
     "accept_length": "accept length",
     "mean_running": "batch",
 }
+LEAST_PROCESSOR_SHARE = 0.9
+"""Of the time that a measuring process works: with less of a processor, what it measures in wall time are the other
+processes of the machine, and counts as not measured."""
 REASONS = ("refused", "stop", "length", "abort", "error", "transferred")  # by FinishReason; 0 never entered
 GAUGES = ("running", "waiting", "held", "system")
 TOTALS = (

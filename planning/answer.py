@@ -1,106 +1,348 @@
-"""The answer of a plan as plain data, and the limits of a run. The answer is stored beside its runs and printed, and
-`foredraft report` draws it."""
+"""The answer of a plan, which is stored beside its runs and printed, and which `foredraft report` draws."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
-from ..observe.output_files import write_text
-from ..sim.assembly import Assembly
-from .confidence.bounds import SHARE
+from ..core.errors import count_of
+from ..observe.output_files import Document, write_text
+from .confidence.bounds import CONFIDENCE, SHARE
 from .confidence.comparison import source_of_comparisons
 from .confidence.ranked import Ranked
-from .demand.bill import Bill, energy
+from .confidence.ranking import rank_candidates
+from .demand.bill import Bill, Energy, energy
+from .demand.hours import Hours
 from .plan import Plan
+from .rounds.bottleneck import REMEDIES, bottleneck
+from .search.judge import Finding
+from .search.pace import WatchedWorkers
+from .slo import TAKEN, Limit, Objective
+from .store import TrialStore
+from .trial import Trial
+from .workers import Workers
 
 ANSWER = "answer.json"
-FULL_POOL = 0.97  # of the KV slots, in use at some time
-LARGE_SHARE = 0.35  # of a round
-REMEDIES = {
-    "KV memory": "more KV: fp8 KV cache, more tensor parallelism, fewer captured graphs",
-    "host": "overlap scheduling, larger batches per step, fewer requests per engine",
-    "prefill": "smaller prompt chunks, more prefix reuse, prefill apart from decode",
-    "link": "less tensor parallelism, a faster interconnect",
-    "weights' bandwidth": "fewer bits per weight, more tensor parallelism",
-    "KV bandwidth": "fp8 KV cache, more tensor parallelism",
-    "compute": "fewer draft tokens, fp8 weights, more GPUs",
-}
+HELD = f"{SHARE * 100:g} % of runs"
 
 
-def answer_of(
+@dataclass(frozen=True)
+class PlannedRun:
+    """The runs at a candidate's load.
+
+    Attributes:
+        submitted: Requests of a run.
+        duration: Its seconds.
+        seeds: Runs that the load rests on; 0 for a number of engines.
+    """
+
+    submitted: int
+    duration: float
+    seeds: int
+
+
+@dataclass(frozen=True)
+class PlannedCandidate:
+    """A configuration with its result.
+
+    Attributes:
+        name: What distinguishes it from the others, in words.
+        settings: The keys of the scenario that it replaces.
+        status: "best"; "equal" and "behind" were compared with it; "dropped" was not searched on after the first
+            round; "hopeless" holds no load.
+        load: The load that nearly all runs hold (`PlanAnswer.share_of_runs`); None if it holds none.
+        half_load: The load that half of the runs hold; None for a given load.
+        half_width: Half of the 95 % interval of `half_load` over seeds.
+        load_interval: [low, high]: the 80 % interval of the load if times are not as simulated.
+        gpus: Devices.
+        gpus_interval: [low, high] of the devices for a given load; an end that is not known is None.
+        of_best_interval: [low, high] of the load as a share of the best one's, if the comparison is wrong.
+        engines: Engines on these devices.
+        requests_per_s: The load as requests per second of all engines.
+        running_per_engine: Requests that run in one engine on average at the load.
+        tokens_per_s: Output tokens of all devices at the load.
+        per_million: The price of a million output tokens; None without a price of the device.
+        bill: What the devices cost; None in the same case.
+        energy: What they take; None without the power of the device.
+        run: The runs at the load.
+        tightest: The limit that is taken the most, by its name.
+        taken: The share of it.
+        taken_interval: [low, high] of the share.
+        intervals_rest_on: The published points behind the intervals of the cost model.
+        round: The numbers of the mean round at the load, of the best alone.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    status: Literal["best", "equal", "behind", "dropped", "hopeless"]
+    load: float | None
+    half_load: float | None
+    half_width: float | None
+    load_interval: tuple[float, float] | None
+    gpus: int | None
+    gpus_interval: tuple[int | None, int | None] | None
+    of_best_interval: tuple[float, float] | None
+    engines: int | None
+    requests_per_s: float | None
+    running_per_engine: float | None
+    tokens_per_s: float | None
+    per_million: float | None
+    bill: Bill | None
+    energy: Energy | None
+    run: PlannedRun | None
+    tightest: str | None
+    taken: float | None
+    taken_interval: tuple[float, float] | None
+    intervals_rest_on: str | None
+    round: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class RefusedCandidate:
+    """A configuration that cannot run, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PlanAnswer(Document):
+    """The answer of a plan, as `foredraft plan --json` prints it.
+
+    Attributes:
+        sentences: What was asked, then what holds and what limits it, for readers.
+        timing: A sentence: whose timing this is; empty if nothing holds.
+        limits: The limits within which a load is held.
+        load: The load that was asked for; None if the greatest was.
+        load_key: The key of the scenario that sets the load.
+        load_unit: What a load is counted in.
+        share_of_runs: The share of runs that hold a load.
+        hours: The best candidate's replicas by the hour of the trace; None if they were not asked for, or none holds.
+        model_error: The error of comparisons that was given.
+        model_error_source: Where the error of comparisons comes from.
+        candidates: The configurations that could run, the best first.
+        refused: The others.
+    """
+
+    FORMAT: ClassVar[str] = "foredraft-plan"
+
+    sentences: tuple[str, ...]
+    timing: str
+    limits: tuple[Limit, ...]
+    load: float | None
+    load_key: str
+    load_unit: str
+    share_of_runs: float
+    hours: Hours | None
+    model_error: float | None
+    model_error_source: str
+    candidates: tuple[PlannedCandidate, ...]
+    refused: tuple[RefusedCandidate, ...]
+
+    @property
+    def best(self) -> PlannedCandidate | None:
+        """The configuration that holds the most load, or needs the fewest devices; None if none holds."""
+        return next((one for one in self.candidates if one.status == "best"), None)
+
+
+def search_plan(
     whole: Plan,
-    ranked: Sequence[Ranked],
-    prices: Mapping[str, float],
-    sentences: Sequence[str],
-    watts: Mapping[str, float] = MappingProxyType({}),
-    hours: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Return the result of a plan. `sentences`: about the best candidate, for readers. `watts`: of a GPU under load, by
-    its name. `hours`: the replicas by the hour (`demand.hours.hours_to_json`)."""
+    pool: Workers,
+    store: TrialStore,
+    on_progress: Callable[[str], None],
+    on_run: Callable[[str], None] | None = None,
+) -> tuple[list[Ranked], PlanAnswer]:
+    """Search all candidates, and return them by their results with the answer, which is stored beside the runs.
+    `on_progress` gets a line for each candidate that a round ends with, `on_run` how far the search is after each
+    run."""
+
+    def note(trial: Trial) -> None:
+        whole.pace.note(trial)
+        if on_run is not None and (text := whole.pace.in_words(pool.count)) is not None:
+            on_run(text)
+
+    for which, index, found in whole.run(WatchedWorkers(pool, note)):
+        if not found.reason:  # else `refused` says it
+            on_progress(f"{which} round, {_progress(whole, which, index, found)} ({count_of(len(store), 'run')})")
+    ranked = rank_candidates(whole)
+    answer = answer_of(whole, ranked)
+    write_text(store.path / ANSWER, answer.to_text(), replace=True)
+    return ranked, answer
+
+
+def _progress(whole: Plan, which: str, index: int, found: Finding) -> str:
+    is_load = which != "second" or whole.question.load is None
+    value = f"{found.value:.3g} {whole.load_unit}" if is_load else count_of(round(found.value), "engine")
+    nothing = f"holds {'no load' if is_load else 'with no number of engines that may be'}"
+    return f"{whole.candidates[index].name}: {value if found.value else nothing}"
+
+
+def answer_of(whole: Plan, ranked: Sequence[Ranked]) -> PlanAnswer:
+    """Return the answer of a plan whose candidates were searched."""
     asked = whole.question
     first = next((item for item in ranked if item.holds and not item.dropped), None)
-    return {
-        "sentences": list(sentences),
-        "limits": [
-            {"name": one.name, "key": one.key, "limit_ms": one.limit_ms, "text": str(one)} for one in asked.objectives
-        ],
-        "load": asked.load,
-        "load_key": whole.load_key,
-        "load_unit": load_unit(whole),
-        "share_of_runs": SHARE,
-        "hours": hours,
-        "model_error": asked.model_error,
-        "model_error_source": source_of_comparisons(asked.model_error),
-        "candidates": [_candidate(whole, item, item is first, prices, watts) for item in ranked],
-        "refused": [{"name": candidate.name, "reason": reason} for candidate, reason in whole.refused()],
-    }
+    sentences, timing = [_title(whole)], ""
+    if first is not None and first is ranked[0]:
+        remarks = _remarks(whole, [item for item in ranked if not item.dropped])
+        sentences += [_best(whole, first), *remarks[:-1]]
+        timing = remarks[-1]
+    elif ranked:
+        sentences.append(_nothing_holds(whole, min(ranked, key=lambda item: item.finding.excess)))
+    return PlanAnswer(
+        tuple(sentences),
+        timing,
+        tuple(one.described() for one in asked.objectives),
+        asked.load,
+        whole.load_key,
+        whole.load_unit,
+        SHARE,
+        _hours(whole, ranked[0]) if ranked and ranked[0].holds else None,
+        asked.model_error,
+        source_of_comparisons(asked.model_error),
+        tuple(_candidate(whole, item, item is first) for item in ranked),
+        tuple(RefusedCandidate(candidate.name, reason) for candidate, reason in whole.refused()),
+    )
 
 
-def _candidate(
-    whole: Plan, item: Ranked, is_first: bool, prices: Mapping[str, float], watts: Mapping[str, float]
-) -> dict[str, Any]:
+def _candidate(whole: Plan, item: Ranked, is_first: bool) -> PlannedCandidate:
     found, holds = item.finding, item.holds
+    status: Literal["best", "equal", "behind", "dropped", "hopeless"]
     if is_first:
         status = "best"
     elif not holds:
         status = "hopeless"
     else:
         status = "dropped" if item.dropped else "equal" if item.equal else "behind"
-    price = prices.get(whole.gpu_of(item.candidate))
+    price = whole.question.prices.get(whole.gpu_of(item.candidate))
     bill = Bill.of(whole, item, price) if holds and price is not None else None
-    interval, seeds = found.interval, len(found.crossings)
-    half_width = None if interval is None else interval.half_width
-    return {
-        "name": item.candidate.name,
-        "settings": dict(item.candidate.settings),
-        "status": status,
-        "load": item.load if holds else None,
-        "half_load": None if interval is None else interval.mean,
-        "half_width": half_width if half_width is not None and math.isfinite(half_width) else None,
-        "load_interval": item.load_range,
-        "gpus": item.gpus if holds else None,
-        "gpus_interval": item.gpu_range,
-        "of_best_interval": item.of_best_range,
-        "tokens_per_s": tokens_per_s(whole, item) if holds else None,
-        "per_million": None if bill is None else bill.planned.output,
-        "bill": None if bill is None else bill.to_json(),
-        "energy": energy(whole, item, watts) if holds else None,
-        "run": {key: found.summary.get(key) for key in ("submitted", "duration")} | {"seeds": seeds} if holds else None,
-        "tightest": None if found.tightest is None else found.tightest.name,
-        "taken": found.excess if math.isfinite(found.excess) else None,
-        "taken_interval": item.taken_range,
-        "intervals_rest_on": item.rests_on or None,
-    }
+    half_width = None if found.interval is None else found.interval.half_width
+    summary = found.summary
+    return PlannedCandidate(
+        name=item.candidate.name,
+        settings=dict(item.candidate.settings),
+        status=status,
+        load=item.load if holds else None,
+        half_load=None if found.interval is None else found.interval.mean,
+        half_width=half_width if half_width is not None and math.isfinite(half_width) else None,
+        load_interval=item.load_range,
+        gpus=item.gpus if holds else None,
+        gpus_interval=item.gpu_range,
+        of_best_interval=item.of_best_range,
+        engines=item.gpus // item.candidate.gpus_per_engine if holds else None,
+        requests_per_s=whole.requests_per_s(item.load) if holds else None,
+        running_per_engine=summary["mean_running"] / summary["replicas"] if holds else None,
+        tokens_per_s=tokens_per_s(whole, item) if holds else None,
+        per_million=None if bill is None else bill.planned.output,
+        bill=bill,
+        energy=energy(whole, item) if holds else None,
+        run=PlannedRun(summary["submitted"], summary["duration"], len(found.crossings)) if holds else None,
+        tightest=None if found.tightest is None else found.tightest.name,
+        taken=found.excess if math.isfinite(found.excess) else None,
+        taken_interval=item.taken_range,
+        intervals_rest_on=item.rests_on or None,
+        round=_mean_round(found.summary) if is_first else None,
+    )
 
 
-def load_unit(plan: Plan) -> str:
-    """Return what a load is counted in."""
-    return "requests/s" if plan.scenario.workload.trace is None else "× the trace"
+def _hours(whole: Plan, best: Ranked) -> Hours | None:
+    day, candidate = whole.question.day, best.candidate
+    if day is None:
+        return None
+    capacity = whole.requests_per_s(best.load) * candidate.gpus_per_unit / best.gpus
+    price = whole.question.prices.get(whole.gpu_of(candidate))
+    return day.answer(candidate.name, capacity, candidate.gpus_per_unit, price)
+
+
+# -- sentences --------------------------------------------------------------------------------------------------------
+
+
+def _title(whole: Plan) -> str:
+    asked, is_trace = whole.question, whole.scenario.workload.trace is not None
+    limits = ", ".join(map(str, asked.objectives))
+    if asked.load is not None:
+        what = f"least GPUs for {asked.load:g} {whole.load_unit} that {HELD} hold"
+    else:
+        on = count_of(asked.gpus, "GPU") if asked.gpus else "the GPUs of one engine"
+        what = f"greatest {'load' if is_trace else 'rate'} on {on} that {HELD} hold"
+    return f"{whole.scenario.name}: {what} within {limits}"
+
+
+def _best(whole: Plan, best: Ranked) -> str:
+    unit = "times the trace" if whole.scenario.workload.trace is not None else whole.load_unit
+    gpus = count_of(best.gpus, "GPU")
+    return (
+        f"{best.candidate.name} holds {best.load:.3g} {unit} on {gpus} in {HELD}, "
+        f"{tokens_per_s(whole, best):,.0f} output tokens/s."
+    )
+
+
+def _length_of_runs(whole: Plan, best: Ranked) -> str:
+    """Say how long a run is, and how the stated load was found."""
+    summary = best.finding.summary
+    text = f"A run has {count_of(summary['submitted'], 'request')} in {summary['duration']:.0f} s."
+    if whole.trace_part is not None:
+        text = f"{text} {whole.trace_part.of_a_run()}"
+    seeds = len(best.finding.crossings)
+    if seeds > 1:
+        text += (
+            f" The load is a tolerance bound over {seeds} seeds: with {CONFIDENCE:.0%} confidence {SHARE:.0%} of runs "
+            "of this length hold it. A longer run meets more bursts."
+        )
+    return text
+
+
+def _nothing_holds(whole: Plan, nearest: Ranked) -> str:
+    found, gpus = nearest.finding, whole.question.gpus
+    needed = {index: whole.needed(index) for index in whole.rough} if whole.question.load is not None else {}
+    least = min((index for index in needed if needed[index]), key=lambda index: needed[index], default=None)
+    if least is not None:
+        there = f"the {count_of(gpus, 'GPU')}" if gpus else "the engines that are tried"
+        return f"Nothing holds on {there}. {whole.candidates[least].name} needs the least: about {count_of(needed[least], 'GPU')}."
+    devices = f" on {count_of(gpus, 'GPU')}" if gpus else ""
+    if refused := found.summary.get("refused"):
+        count = f"{refused:,} of {count_of(found.summary['submitted'], 'request')}"
+        return f"Nothing holds{devices}: at any load the engines refuse {count}. `foredraft simulate` says for which reason."
+    at = found.summary.get("request_throughput")
+    tightest = tightest_of(found)
+    if math.isinf(found.excess):
+        within = "it is an overloaded run"
+    elif tightest.key == TAKEN:
+        within = f"all limits would have to be {found.excess:.3g} times as long for {tightest}"
+    else:
+        value = found.excess * tightest.limit_ms
+        within = f"{tightest.name} is {value:.3g} ms, {found.excess:.3g} times the limit of {tightest.limit_ms:g} ms"
+    return f"Nothing holds{devices}. Nearest is {nearest.candidate.name}: at {at:.3g} requests/s {within}."
+
+
+def _remarks(whole: Plan, shown: list[Ranked]) -> list[str]:
+    """Return what limits the best candidate, what the marks mean, what the runs took of a trace, and at the end whose
+    timing it is."""
+    limited, timing = limit_of(whole, shown[0])
+    texts = [limited]
+    if any(item.equal for item in shown[1:]) and whole.question.load is not None:
+        texts.append(
+            "= serves the load at no more cost than the first; the one that takes less of the limits stands first."
+        )
+    elif any(item.equal for item in shown[1:]):
+        source = source_of_comparisons(whole.question.model_error)
+        texts.append(
+            f"= cannot be told from the first, compared seed by seed, with a cost model that may be wrong about the ratio "
+            f"of two candidates, but not about what they share (80 % intervals; {source})."
+        )
+    texts.append(_length_of_runs(whole, shown[0]))
+    if whole.trace_part is not None:
+        texts += whole.trace_part.warnings(whole.question.load)
+    return [*texts, timing]
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def _mean_round(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a run's mean round, which a report draws."""
+    return {key: value for key, value in summary.items() if key.startswith("round_") or key == "accept_length"}
 
 
 def tokens_per_s(plan: Plan, item: Ranked) -> float:
@@ -109,44 +351,15 @@ def tokens_per_s(plan: Plan, item: Ranked) -> float:
     return plan.requests_per_s(item.load) * float(item.finding.summary["mean_output_tokens"])
 
 
+def tightest_of(found: Finding) -> Objective:
+    """Return the objective that takes the most of its limit, of a candidate that could be searched."""
+    assert found.tightest is not None
+    return found.tightest
+
+
 def limit_of(whole: Plan, item: Ranked) -> tuple[str, str]:
     """Return sentences about what limits a candidate at its load, what would raise this limit, and whose timing is
     simulated."""
     run = whole.errors.assembly(item.candidate, item.candidate.unit)
     limit = bottleneck(run, item.finding.summary)
     return f"{item.candidate.name} is limited by {limit}; what would move it: {REMEDIES[limit]}.", run.timing
-
-
-def bottleneck(run: Assembly, summary: Mapping[str, Any]) -> str:
-    """Return which of `REMEDIES` limits a run, from its summary and the round that its mean batch took.
-
-    Returns the first that applies: the KV pool was full while requests waited or were retracted. The host takes longer
-    than the device. Prompts take the larger part of the device's time. Collectives, attention or the weights take most
-    of a round. Else the arithmetic.
-    """
-    if summary["kv_occupancy_max"] >= FULL_POOL and (summary["retractions"] or summary["max_queue_length"]):
-        return "KV memory"
-    spec = run.spec
-    batch = max(1, min(round(summary["mean_running"]), spec.config.max_running))
-    steps = max(spec.adaptive.candidate_steps, key=lambda count: summary.get(f"rounds_at_steps_{count}") or 0.0)
-    topk = spec.topk if steps else 1
-    nodes = spec.draft_shape.num_draft_tokens(steps, batch) if steps else 1
-    context = summary["mean_input_tokens"] + summary["mean_output_tokens"] / 2
-    parts = run.cost.decode_parts(batch, steps, topk, nodes, round(batch * context))
-    device_ns, host_ns = sum(parts.values()), run.host.round_ns(batch, batch)
-    if host_ns > (device_ns if spec.config.overlap else LARGE_SHARE * device_ns):
-        return "host"
-    decode_ns = summary["decode_rounds"] * device_ns / summary["replicas"]
-    if decode_ns < (1 - LARGE_SHARE) * summary["device_busy_share"] * summary["duration"] * 1e9:
-        return "prefill"
-    if parts.get("comm", 0) > LARGE_SHARE * device_ns:
-        return "link"
-    if parts.get("attention", 0) > LARGE_SHARE * device_ns:
-        return "KV bandwidth"
-    one_row = sum(run.cost.decode_parts(1, steps, topk, nodes, round(context)).values())
-    return "weights' bandwidth" if one_row > 0.6 * (device_ns - parts.get("attention", 0)) else "compute"
-
-
-def write_answer(place: Path, answer: Mapping[str, Any]) -> None:
-    """Write the answer into the directory of a plan. Raises ForedraftError if it cannot be written."""
-    write_text(place / ANSWER, json.dumps(answer, indent=1, allow_nan=False) + "\n", replace=True)

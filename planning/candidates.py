@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.errors import ConfigError, Problem, count_of
+from ..core.errors import ConfigError, ForedraftError, Problem, count_of
+from ..sim.assembly import assemble
+from ..sim.cost.hardware import UnsupportedParallelism
+from ..sim.cost.memory import InsufficientMemory
 from ..sim.disaggregation.pools import parts_of
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import check_names, scenario_with
 from .grid import ALGORITHM, NO_SPECULATION, combinations
-from .rounds import without_speculation
+from .rounds.model import without_speculation
 
 USUAL_ALGORITHM = "EAGLE3"
 CHAIN_STEPS = (1, 2, 3, 5, 7)
@@ -19,7 +22,8 @@ TREE = {"speculation.topk": 4, "speculation.steps": 3, "speculation.num_draft_to
 HEADS = "speculation.heads"
 TENSOR_PARALLEL = "hardware.tensor_parallel"
 REPLICAS = "hardware.replicas"
-MOST_TENSOR_PARALLEL = 8
+USUAL_SIZES = (1, 2, 4, 8)  # of tensor parallelism
+RATIO = "disaggregation.ratio"
 OWNED = (REPLICAS, "workload.rate", "workload.rate_scale", "workload.num_requests", "workload.trace", "seed")
 """Keys that a plan sets itself."""
 
@@ -55,8 +59,9 @@ def make_candidates(scenario: Scenario, tried: Mapping[str, Sequence[Any]], gpus
     usual values.
 
     Usual are plain decoding and, of the scenario's algorithm (EAGLE3 if it has none), chains of 1, 2, 3, 5, 7 drafts, a
-    small tree and `goodput`. With `gpus`, each with every tensor parallelism that divides them. Raises ConfigError for
-    values that no scenario can have.
+    small tree and `goodput`. With `gpus`, each with every tensor parallelism that divides them. Without, a model that
+    has no room on the scenario's GPUs gets the tensor parallelism at which it has. Raises ConfigError for values
+    that no scenario can have.
     """
     owned = [Problem(key, "is what the plan searches; it cannot be tried") for key in tried if key in OWNED]
     if owned:
@@ -64,7 +69,7 @@ def make_candidates(scenario: Scenario, tried: Mapping[str, Sequence[Any]], gpus
     speculation = {key: values for key, values in tried.items() if key.startswith("speculation.")}
     others = {key: values for key, values in tried.items() if key not in speculation}
     if TENSOR_PARALLEL not in others and gpus is not None:
-        others[TENSOR_PARALLEL] = [tp for tp in (1, 2, 4, 8) if tp <= MOST_TENSOR_PARALLEL and gpus % tp == 0]
+        others[TENSOR_PARALLEL] = [tp for tp in USUAL_SIZES if gpus % tp == 0]
     own = {f"speculation.{key}": value for key, value in scenario.speculation.model_dump(exclude_defaults=True).items()}
     algorithm = scenario.speculation.algorithm
     if speculation:
@@ -72,6 +77,8 @@ def make_candidates(scenario: Scenario, tried: Mapping[str, Sequence[Any]], gpus
     else:
         decoding = _usual_speculation(USUAL_ALGORITHM if algorithm == NO_SPECULATION else algorithm, own.get(HEADS))
     tables = base_tables(scenario)
+    if TENSOR_PARALLEL not in others and (larger := _larger_parallelism(scenario, others, decoding)):
+        others[TENSOR_PARALLEL] = larger
     found = []
     problems: dict[str, Problem] = {}  # all of them, each once
     for other in combinations(others, algorithm):
@@ -93,6 +100,36 @@ def _named(tables: Mapping[str, Any], settings: Mapping[str, Any]) -> Scenario:
     scenario = scenario_with(tables, settings)
     check_names(scenario)
     return scenario
+
+
+def _larger_parallelism(
+    scenario: Scenario, others: Mapping[str, Sequence[Any]], decoding: Sequence[Mapping[str, Any]]
+) -> list[int]:
+    """Return the tensor parallelism of a model that has no room on the scenario's GPUs: from the least with room for
+    some way of decoding to the least with room for all of them; empty if there is room, or nowhere."""
+    tables = base_tables(scenario)
+    points = combinations({key: values for key, values in others.items() if key != RATIO}, NO_SPECULATION)
+    if any(_fits(tables, point) for point in points):
+        return []
+    found = []
+    for size in (size for size in USUAL_SIZES if size > scenario.hardware.tensor_parallel):
+        fit = [[_fits(tables, {**one, **way, TENSOR_PARALLEL: size}) for way in decoding] for one in points]
+        found += [size] if any(map(any, fit)) else []
+        if any(map(all, fit)):
+            break
+    return found
+
+
+def _fits(tables: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Return whether a deployment has room for the model. Other errors do not count: they are told where it is
+    searched."""
+    try:
+        assemble(scenario_with(tables, {**settings, RATIO: None, REPLICAS: 1}))
+    except (InsufficientMemory, UnsupportedParallelism):
+        return False
+    except ForedraftError:
+        return True
+    return True
 
 
 def differ_in_speculation(one: Candidate, other: Candidate) -> bool:

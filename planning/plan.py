@@ -12,17 +12,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any
 
-from ..core.errors import ForedraftError, count_of
+from ..core.errors import ConfigError, ForedraftError, Problem, count_of
 from ..sim.assembly import assemble
+from ..sim.cost.hardware import lookup_gpu
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
-from .candidates import REPLICAS, Candidate, base_tables
+from .candidates import REPLICAS, Candidate, base_tables, make_candidates
 from .confidence.bounds import Level, Spread, differences
 from .confidence.comparison import ModelErrors
+from .demand.hours import MOST_HEADROOM, MOST_WARM_UP_S, Day, busiest_hour
 from .demand.trace_part import TracePart
 from .search.counts import least_count
 from .search.held import Reference, held_load
@@ -30,7 +34,7 @@ from .search.judge import Finding, Search
 from .search.loads import greatest_load
 from .search.pace import ROUNDS, Pace
 from .search.running import run_searches
-from .slo import Objective
+from .slo import Objective, objectives_of
 from .trial import reason_of
 from .workers import Workers
 
@@ -49,6 +53,9 @@ FIRST_SHARE = 0.25  # of the requests, in the first round
 ROUGH_ROWS = 1000  # of a trace, in the first round
 LEAST_ARRIVALS_S = 60.0  # a run at a given rate covers at least so much of it
 MOST_ENGINES = 512
+MOST_SHARED = 64  # GPUs, if none are given
+MOST_GPUS, MOST_SEEDS, LEAST_REQUESTS = 4096, 100, 100
+REQUESTS = 600  # of a run, where no trace has its own
 HOPELESS = 2.0
 """A candidate is not searched again if, by the first round, it needs more than this many times the allowed engines."""
 
@@ -66,6 +73,8 @@ class Question:
         model_error: Half of the 80 % interval of the logarithm of the ratio of two candidates' times, by which
             candidates may be confused; None takes what is published.
         prices: Of an hour of a GPU by its name. Where every candidate has one, the least GPUs are the cheapest ones.
+        watts: Of a GPU under load by its name.
+        day: The trace whose hours get replicas; None: no replicas by the hour are asked for.
     """
 
     objectives: tuple[Objective, ...]
@@ -75,6 +84,75 @@ class Question:
     requests: int | None
     model_error: float | None
     prices: Mapping[str, float] = field(default_factory=dict)
+    watts: Mapping[str, float] = field(default_factory=dict)
+    day: Day | None = None
+
+
+def question_of(
+    scenario: Scenario,
+    slo: str | None = None,
+    load: float | None = None,
+    gpus: int | None = None,
+    seeds: int = 48,
+    requests: int | None = None,
+    model_error: float | None = None,
+    prices: Mapping[str, float] = MappingProxyType({}),
+    watts: Mapping[str, float] = MappingProxyType({}),
+    by_hour: bool = False,
+    headroom: float = 0.2,
+    warm_up_s: float = 300.0,
+) -> tuple[Question, Scenario]:
+    """Return the question about a scenario, and the scenario of its runs: with the limits of each request, and with the
+    busiest hour of its trace if replicas are asked for `by_hour`.
+
+    `seeds`: most runs per load, from the scenario's own seed on. Without a trace, a run has REQUESTS requests. Raises
+    ConfigError with every value that is out of range.
+    """
+    rules = {
+        "rate": (load is None or 0 < load < math.inf, load, "above 0"),
+        "gpus": (gpus is None or 1 <= gpus <= MOST_GPUS, gpus, f"from 1 to {MOST_GPUS:,}"),
+        "seeds": (2 <= seeds <= MOST_SEEDS, seeds, f"from 2 to {MOST_SEEDS}"),
+        "requests": (requests is None or requests >= LEAST_REQUESTS, requests, f"from {LEAST_REQUESTS} on"),
+        "model_error": (model_error is None or 0 <= model_error <= 1, model_error, "a share from 0 to 1"),
+        "headroom": (0 <= headroom <= MOST_HEADROOM, headroom, f"a share from 0 to {MOST_HEADROOM}"),
+        "warm_up_s": (0 <= warm_up_s <= MOST_WARM_UP_S, warm_up_s, f"from 0 to {MOST_WARM_UP_S:,}"),
+        **{f"prices.{gpu}": (0 < price < math.inf, price, "above 0") for gpu, price in prices.items()},
+        **{f"power.{gpu}": (0 < power < math.inf, power, "above 0") for gpu, power in watts.items()},
+    }
+    if wrong := [
+        Problem(key, f"is {value}; expected {what}") for key, (is_right, value, what) in rules.items() if not is_right
+    ]:
+        raise ConfigError("<arguments>", wrong)
+    objectives, scenario = objectives_of(slo, scenario)
+    day = Day.of(scenario, load, headroom, warm_up_s) if by_hour else None
+    if day is not None:
+        scenario = busiest_hour(scenario, day.part)
+    if requests is None and scenario.workload.trace is None:
+        requests = REQUESTS
+    priced, powered = ({lookup_gpu(gpu).name: one for gpu, one in of.items()} for of in (prices, watts))
+    decisive = range(scenario.seed, scenario.seed + seeds)
+    return Question(objectives, load, gpus, decisive, requests, model_error, priced, powered, day), scenario
+
+
+def make_plan(scenario: Scenario, tried: Mapping[str, Sequence[Any]], asked: Question) -> Plan:
+    """Return the plan that compares these values of keys (`make_candidates`). Candidates of several sizes get as many
+    GPUs as all of them divide, if none are given.
+
+    Raises ConfigError for a closed loop, and for values that no scenario can have.
+    """
+    if scenario.workload.concurrency is not None:
+        message = "a closed loop has no request rate to plan for; give workload.rate or a trace"
+        raise ConfigError.of("workload", "concurrency", message)
+    candidates = make_candidates(scenario, tried, asked.gpus)
+    return Plan(scenario, candidates, replace(asked, gpus=asked.gpus or _shared_gpus(candidates, asked)))
+
+
+def _shared_gpus(candidates: Sequence[Candidate], asked: Question) -> int | None:
+    """Return the least number of GPUs that every candidate divides into whole deployments, if these differ in size: so
+    that loads can be compared. None where they are alike, or the number is beyond MOST_SHARED."""
+    sizes = {one.gpus_per_unit for one in candidates}
+    shared = math.lcm(*sizes)
+    return shared if asked.load is None and len(sizes) > 1 and shared <= MOST_SHARED else None
 
 
 @dataclass
@@ -95,6 +173,26 @@ class Plan:
         return ModelErrors(self.scenario, self.question.objectives, self.question.model_error)
 
     @property
+    def asked(self) -> dict[str, Any]:
+        """What makes two plans of a scenario the same; prices, watts and the hours of a day change no run."""
+        described = asdict(replace(self.question, prices={}, watts={}, day=None)) | {"seeds": list(self.question.seeds)}
+        return {"asked": described, "candidates": [one.settings for one in self.candidates]}
+
+    def notices(self) -> list[str]:
+        """Return what a user should know of the trace before the search, which reads it.
+
+        Raises TraceError, or ConfigError if no request has room in the context of any candidate that can be assembled.
+        """
+        if self.trace_part is None:
+            return []
+        contexts = dict[tuple[str, int], None]()
+        for candidate in self.candidates:
+            with suppress(ForedraftError):
+                run = self.errors.assembly(candidate, candidate.unit)
+                contexts[run.target.name, run.spec.config.context_len] = None
+        return [*self.trace_part.notices(contexts), *self.trace_part.warnings(self.question.load)]
+
+    @property
     def load_key(self) -> str:
         return "workload.rate" if self.scenario.workload.trace is None else "workload.rate_scale"
 
@@ -103,6 +201,11 @@ class Plan:
         """The load that the scenario has."""
         table = self.scenario.workload
         return table.rate if table.trace is None else table.rate_scale
+
+    @property
+    def load_unit(self) -> str:
+        """What a load is counted in."""
+        return "requests/s" if self.scenario.workload.trace is None else "× the trace"
 
     @property
     def usual_load(self) -> float:

@@ -28,6 +28,25 @@ _ATTAINMENT = re.compile(r"attainment\s*(?:>=?|≥)\s*(?P<number>[0-9.]+)\s*(?P<
 _ORDER = ("p50", "median", "p90", "p95", "p99")  # of percentiles; a higher one is never less
 
 
+@dataclass(frozen=True)
+class Limit:
+    """A limit of a plan, as its answer has it.
+
+    Attributes:
+        name: Such as "ttft_p99", or "attainment".
+        key: The number of a run's summary that is limited.
+        limit_ms: What a latency stays below; None for an attainment.
+        share: Of the requests that are within the limits of `text` at least; None for a latency.
+        text: The limit in words.
+    """
+
+    name: str
+    key: str
+    limit_ms: float | None
+    share: float | None
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class Objective:
     """One limit: a statistic of a latency stays below `limit_ms`."""
@@ -40,6 +59,10 @@ class Objective:
     def latencies(self) -> tuple[str, ...]:
         """The latencies that are limited, of `LATENCIES`."""
         return (self.name.rpartition("_")[0],)
+
+    def described(self) -> Limit:
+        """Return the limit for the answer of a plan."""
+        return Limit(self.name, self.key, self.limit_ms, None, str(self))
 
     def __str__(self) -> str:
         return f"{self.name} < {self.limit_ms:g} ms"
@@ -59,6 +82,10 @@ class Attainment(Objective):
     @property
     def latencies(self) -> tuple[str, ...]:
         return tuple(latency for latency, _ in self.limits)
+
+    def described(self) -> Limit:
+        """Return the limit for the answer of a plan: its number is the attainment itself."""
+        return Limit(self.name, "slo_attainment", None, self.share, str(self))
 
     def __str__(self) -> str:
         within = " and ".join(f"{latency} < {limit_ms:g} ms" for latency, limit_ms in self.limits)

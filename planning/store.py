@@ -13,10 +13,11 @@ import json
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..core.errors import ConfigError, ForedraftError
@@ -25,7 +26,7 @@ from ..observe.distribution.former_name import is_former_form, made_by_former
 from ..observe.input_files import read_lines, read_text
 from ..observe.output_files import UnwritableFile
 from .trial import Trial
-from .workers import Job, Workers
+from .workers import ANY_CLUSTER, CLIENT_SCHEME, Job, LocalWorkers, RayWorkers, Workers
 
 QUESTION = "question.json"
 JOURNAL = "trials.jsonl"
@@ -206,3 +207,33 @@ class StoredWorkers:
     def close(self) -> None:
         self._workers.close()
         self._store.close()
+
+
+def make_workers(tables: Mapping[str, Any], count: int | None, cluster: str | None) -> Workers:
+    """Return what makes the runs of a scenario: `count` processes of this machine (None: one per core), or the cluster
+    at an address. Raises ConfigError for another address."""
+    if cluster is None:
+        return LocalWorkers(tables, count or os.cpu_count() or 1)
+    port = cluster.rpartition(":")[2].partition("/")[0]
+    if cluster != ANY_CLUSTER and not (cluster.startswith(CLIENT_SCHEME) and port.isdecimal()):
+        raise ConfigError.of("--cluster", "", f"{cluster!r} is neither ray nor ray://HOST:PORT")
+    return RayWorkers(tables, count, cluster)
+
+
+@contextmanager
+def kept_runs(
+    kind: str, tables: Mapping[str, Any], place: Path | None, count: int | None, cluster: str | None, **asked: Any
+) -> Iterator[tuple[StoredWorkers, TrialStore]]:
+    """Yield workers that simulate `tables` and keep every run in `place`, and the store of the runs, whose table is
+    written at the end.
+
+    `asked` is what makes two questions of this kind the same; where the runs are made is no part of it. `place` None
+    keeps the runs until the end of the context.
+    """
+    with ExitStack() as stack:
+        if place is None:
+            place = Path(stack.enter_context(TemporaryDirectory(prefix="foredraft-")))
+        store = TrialStore(place, question(kind, tables, **asked))
+        yield stack.enter_context(closing(StoredWorkers(make_workers(tables, count, cluster), store))), store
+        if len(store):
+            store.write_table()

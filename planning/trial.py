@@ -9,13 +9,12 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from foredraft.simulation import summarize_run
-
 from ..core.errors import ForedraftError, InvariantViolation
 from ..observe.metrics import RunMetrics
 from ..sim.effects.given_keys import given_keys
 from ..sim.run import Progress, Simulation
 from ..sim.scenario_file import OVERRIDES, SCENARIO, SETTINGS, scenario_with
+from ..sim.summary.summary import summarize_run
 
 Status = Literal["done", "refused", "failed"]
 
@@ -28,7 +27,7 @@ class Trial:
         status: "done"; "refused" if the scenario cannot run with these settings (they contradict each other, have no
             effect, the model does not fit); "failed" if the run broke off.
         message: Why it was refused or failed.
-        summary: The numbers, texts and truth values of the run's summary by name; empty unless it is done.
+        summary: The numbers, texts, truth values and intervals of the run's summary by name; empty unless it is done.
         wall_s: Seconds that it took.
     """
 
@@ -64,5 +63,9 @@ def run_trial(
         return Trial("refused", reason_of(error), wall_s=time.monotonic() - started_s)
     except (InvariantViolation, ArithmeticError, LookupError, ValueError, TypeError) as error:
         return Trial("failed", f"{type(error).__name__}: {error}", wall_s=time.monotonic() - started_s)
-    scalars = {key: value for key, value in summary.items() if isinstance(value, str | int | float | None)}
-    return Trial("done", "", scalars, time.monotonic() - started_s)
+    kept = {
+        key: value
+        for key, value in summary.items()
+        if isinstance(value, str | int | float | None) or key.endswith("_interval")
+    }
+    return Trial("done", "", kept, time.monotonic() - started_s)

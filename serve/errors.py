@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -32,7 +33,15 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.code = code
-        self.headers: dict[str, str] = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+        self.retry_after_s = retry_after_s
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        again = partial(ApiError, param=self.param, code=self.code, retry_after_s=self.retry_after_s)
+        return again, (self.status, self.message)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
 
     def to_json(self) -> dict[str, Any]:
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
@@ -47,9 +56,14 @@ def event(value: dict[str, Any]) -> bytes:
     return b"data: %b\n\n" % _encode(value).encode()
 
 
+def is_full(message: str) -> bool:
+    """Return whether the engine refused a request, by this message, because its queue was full."""
+    return message.startswith("queue full")
+
+
 def refused(message: str, retry_after_s: int) -> ApiError:
     """Return the error of a request that the engine refused or gave up, by its message."""
-    if message.startswith("queue full"):
+    if is_full(message):
         return ApiError(429, message, code="queue_full", retry_after_s=retry_after_s)
     if message.startswith("too long"):
         return ApiError(400, message, param="prompt", code="context_length_exceeded")

@@ -8,195 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
 
-from ..core.contract.request import FinishReason
-from .bodies.port import Body, Order, Piece, TextDecoder
-from .errors import ApiError, refused
+from .answers.reply import Choice, Delta, Reply
+from .bodies.port import Body, Order, Piece
+from .errors import ApiError
 from .limits import Limits
 from .metrics import ServerMetrics
 from .scheduler import SchedulerThread
 
 Action = Callable[[], None]
-FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
+MOST_TOLD = 200
 SPARE_COMMANDS = 8
 """How many commands may wait for the scheduler, beside one order and one abort for each output."""
-
-
-@dataclass(slots=True)
-class Delta:
-    """What a choice has gained since the last look."""
-
-    text: str
-    tokens: list[int]
-    outputs: Mapping[str, list[Any]]
-    finish: str | None
-    at_ns: int  # of its first piece, by the clock of the body
-
-
-class Choice:
-    """One output of a reply: the part of its text that is final, and the pieces that have come since the last call."""
-
-    def __init__(self, index: int, order: Order, decoder: TextDecoder) -> None:
-        self.index = index
-        self.order = order
-        self.num_tokens: int = 0
-        self.finish: str | None = None
-        self.error: str = ""
-        self.is_live = True  # the body has it
-        self._decoder = decoder
-        self._pieces: list[Piece] = []
-
-    def add(self, piece: Piece) -> None:
-        self._pieces.append(piece)
-
-    def take(self) -> Delta | None:
-        """Return everything that has come since the last call, as one piece; None if nothing has come or the choice is
-        over."""
-        pieces, self._pieces = self._pieces, []
-        if not pieces or self.finish is not None or self.error:
-            return None
-        tokens, outputs = pieces[0].tokens, pieces[0].outputs
-        if len(pieces) > 1:
-            tokens = [token for piece in pieces for token in piece.tokens]
-            names = dict.fromkeys(name for piece in pieces for name in piece.outputs)
-            outputs = {name: [value for piece in pieces for value in piece.outputs.get(name, ())] for name in names}
-        text, end = self._decoder.push(tokens), pieces[-1].finished
-        self.num_tokens += len(tokens)
-        if self._decoder.stop is not None:
-            self.finish = "stop"
-        elif end is not None:
-            text += self._decoder.finish()
-            self.finish = "stop" if self._decoder.stop is not None else FINISH.get(end.reason)
-            if self.finish is None:
-                self.error = end.message or "the request failed"
-        return Delta(text, tokens, outputs, self.finish, pieces[0].at_ns)
-
-
-class Writer(Protocol):
-    """Writes a stream in the place of the task that sends it, while that task waits for news."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the client has read all written bytes."""
-
-    def prepare(self) -> bool:
-        """Make the bytes of the pieces that have come. Returns False if the reply is over or has failed: then the task
-        sends the rest."""
-
-    def flush(self) -> None:
-        """Write the prepared bytes; wake the reply if it is over."""
-
-
-class Reply:
-    """The choices of one request. `take` waits for news of any of them."""
-
-    def __init__(self, reply_id: str, choices: Sequence[Choice], num_prompt_tokens: int, deadline_s: float) -> None:
-        self.id = reply_id
-        self.choices = choices
-        self.num_prompt_tokens = num_prompt_tokens
-        self.created: int = int(time.time())
-        self.writer: Writer | None = None  # once the stream has begun
-        self._has_news = False
-        self._waiter: asyncio.Future[None] | None = None
-        self._is_beginning = False  # a stream that waits for its first news
-        self._failure: ApiError | None = None
-        self.deadline: float = asyncio.get_running_loop().time() + deadline_s
-
-    @property
-    def is_over(self) -> bool:
-        return all(choice.finish is not None for choice in self.choices)
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(choice.num_tokens for choice in self.choices)
-
-    def fail(self, error: ApiError) -> None:
-        """Let `take` raise `error`."""
-        self._failure = error
-        self.tell()
-
-    def prepare(self) -> bool:
-        """Let the writer make the bytes of the pieces that have come. Returns False if it cannot, or if the reply is
-        over."""
-        writer = self.ready_writer
-        return writer is not None and writer.prepare()
-
-    def tell(self) -> None:
-        """Let the writer write these bytes. If it cannot, or the reply is over, wake `take`, which fetches it."""
-        self._has_news = True
-        if not self.prepare():
-            self.wake()
-        if self.writer is not None:
-            self.writer.flush()
-
-    def wake(self) -> None:
-        """Let `take` return."""
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    @property
-    def ready_writer(self) -> Writer | None:
-        """The writer, or None if it may not write now. It may write while the sending task waits, once the client has
-        read all earlier bytes."""
-        writer = self.writer
-        may_write = self._is_awaited and self._failure is None and writer is not None and writer.is_ready
-        return writer if may_write else None
-
-    @property
-    def _is_awaited(self) -> bool:
-        return self._waiter is not None and not self._waiter.done()
-
-    async def begin(self) -> list[tuple[Choice, Delta]]:
-        """Wait until the stream may begin. Return the first news, or none if they are certain but not due yet;
-        raise as `take` does."""
-        if not self._has_news:
-            self._is_beginning = True
-            await self._wait()
-            self._is_beginning = False
-        return self.news() if self._has_news else []
-
-    def expect(self) -> bool:
-        """Let a stream begin before its first news are due, because they are certain.
-        Returns whether a stream waits for them."""
-        if not (self._is_beginning and self._is_awaited):
-            return False
-        self.wake()
-        return True
-
-    async def _wait(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
-
-    async def take(self) -> list[tuple[Choice, Delta]]:
-        """Wait for news and return them; an empty list once all choices are over.
-        Raises ApiError if one failed, or the reply did."""
-        while not self.is_over:
-            if not self._has_news:
-                await self._wait()
-            if deltas := self.news():
-                return deltas
-        return []
-
-    def news(self) -> list[tuple[Choice, Delta]]:
-        """Return the pieces that have come since the last call. Raises ApiError as `take` does; pieces that came with
-        the failure are then dropped."""
-        self._has_news = False
-        deltas = []
-        for choice in self.choices:
-            if (delta := choice.take()) is not None:
-                deltas.append((choice, delta))
-            if choice.error and self._failure is None:
-                self._failure = refused(choice.error, 1)
-        if self._failure is not None:
-            raise self._failure
-        return deltas
 
 
 class Frontend:
@@ -210,17 +39,22 @@ class Frontend:
         tell: Callable[[str], None] = lambda message: None,
         *,
         stamps: bool = False,
+        flush: Callable[[], None] = lambda: None,
+        start_s: float = 0.0,
     ) -> None:
         """Make a frontend of `body`. `stamps`: each event of a stream begins with a comment, when its round
-        ended (Unix, ns)."""
+        ended (Unix, ns). `flush`: see SchedulerThread. `start_s`: seconds of the body that a start takes."""
         self.body = body
         self.limits = limits
         self.metrics = metrics
         self.tell = tell
         self.is_draining: bool = False
-        metrics.engines = body.engines
+        metrics.engines, metrics.pace = body.engines, body.pace
         self._stamps = stamps
+        self._told: set[str] = set()
+        self._began_s = time.monotonic()
         self._ns_per_s = body.at_ns(1.0) - body.at_ns(0.0)
+        self._start_s = start_s * 1e9 / self._ns_per_s
         self._unix_ns = time.time_ns() - (body.at_ns(time.monotonic()) / self._ns_per_s) * 1e9  # at time 0 of the body
         self._numbers = itertools.count()
         self._choices: dict[str, tuple[Reply, Choice]] = {}  # of outputs that the body has, by the ids of their orders
@@ -230,7 +64,7 @@ class Frontend:
         self._sent_at: list[tuple[float, Iterable[tuple[Choice, Delta]]]] = []  # and not counted yet
         self._held: list[tuple[int, list[Action]]] = []  # (due time, actions that send what was prepared for it)
         self.scheduler: SchedulerThread = SchedulerThread(
-            body, self, self._body_failed, 2 * limits.max_streams + SPARE_COMMANDS
+            body, self, self._body_failed, 2 * limits.max_streams + SPARE_COMMANDS, flush
         )
 
     @property
@@ -240,11 +74,32 @@ class Frontend:
 
     @property
     def is_ready(self) -> bool:
-        return self.scheduler.is_running and not self.is_draining
+        return self.scheduler.is_running and not self.is_draining and not self.is_starting
+
+    @property
+    def is_starting(self) -> bool:
+        return self._left_to_start_s > 0
+
+    @property
+    def why_not_ready(self) -> str:
+        if self.is_draining:
+            return "the server is stopping"
+        return "the weights are being loaded" if self.is_starting else "the engine has failed"
+
+    @property
+    def _left_to_start_s(self) -> float:
+        """Real seconds until the simulated start is over."""
+        return self._start_s - (time.monotonic() - self._began_s)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no answer is being made or sent."""
+        return not self._replies
 
     def start(self) -> None:
         """Begin to serve; called in the event loop."""
         self._loop = asyncio.get_running_loop()
+        self._began_s = time.monotonic()
         self.scheduler.start()
 
     async def stop(self) -> None:
@@ -268,21 +123,21 @@ class Frontend:
         """Send orders to the body. Raises ApiError 429 beyond the limit of outputs, 503 if the server stops or its
         body has failed."""
         if not self.is_ready:
-            raise ApiError(
-                503, "the server is stopping" if self.is_draining else "the engine has failed", code="not_ready"
-            )
+            retry_after_s = max(math.ceil(self._left_to_start_s), self.limits.retry_after_s)
+            raise ApiError(503, self.why_not_ready, code="not_ready", retry_after_s=retry_after_s)
         limit = self.limits.max_streams
         if self.num_live + len(orders) > limit:
             self.metrics.num_refused += 1
             message = f"{self.num_live} outputs are being served, at most {limit} may be"
             raise ApiError(429, message, code="too_many_streams", retry_after_s=self.limits.retry_after_s)
         orders = [replace(order, number=next(self._numbers)) for order in orders]
-        choices = [Choice(i, order, self.body.make_decoder(order)) for i, order in enumerate(orders)]
+        at_ns = self.body.at_ns
+        lives = [self.metrics.ordered(order, at_ns(order.at_s)) for order in orders]
+        choices = [Choice(i, order, self.body.make_decoder(order), lives[i]) for i, order in enumerate(orders)]
         reply = Reply(reply_id, choices, num_prompt_tokens, self.limits.deadline_s)
         self._replies[reply_id] = reply
         for choice in choices:
             self._choices[choice.order.request_id] = (reply, choice)
-            self.metrics.ordered(choice.order, self.body.at_ns(choice.order.at_s))
             self.scheduler.submit(choice.order)
         return reply
 
@@ -305,7 +160,7 @@ class Frontend:
 
     def _count_sent(self) -> None:
         self._sent.set()
-        add = self.metrics.histograms["delay"].add
+        add = self.metrics.delay.add
         for at_s, deltas in self._sent_at:
             at_ns = self.body.at_ns(at_s)
             for _, delta in deltas:
@@ -315,6 +170,12 @@ class Frontend:
     def stamp(self, delta: Delta) -> bytes:
         """Return the bytes that come before the event of a delta."""
         return b": %d\n" % (self._unix_ns + delta.at_ns / self._ns_per_s * 1e9) if self._stamps else b""
+
+    def tell_once(self, message: str) -> None:
+        """Tell who runs the server something, the first time that it is to be told."""
+        if message not in self._told and len(self._told) < MOST_TOLD:
+            self._told.add(message)
+            self.tell(message)
 
     def find(self, reply_id: str) -> Reply | None:
         """Return the reply of this id that is being served."""
@@ -361,7 +222,7 @@ class Frontend:
     def _prepare(self, pieces: list[Piece], held: list[Action]) -> None:
         for piece in pieces:
             reply, choice = self._choices[piece.request_id]
-            if choice.order.stop:  # at a stop string the body has to be told, at its time
+            if choice.order.stop or choice.order.stop_tokens:  # at a stop string the body has to be told, at its time
                 held.append(partial(self._dispatch, piece))
             elif (writer := reply.ready_writer) is not None:
                 self._add(piece)
@@ -384,6 +245,8 @@ class Frontend:
         if piece.finished is not None:
             choice.is_live = False
             del self._choices[piece.request_id]
+            if not any(one.is_live for one in reply.choices):
+                self.metrics.replied(max(one.num_received for one in reply.choices))
         return reply
 
     def _body_failed(self, error: BaseException) -> None:

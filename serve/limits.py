@@ -17,6 +17,7 @@ class Limits:
     max_choices: int = 16  # outputs of one request: n times prompts
     deadline_s: float = 600.0  # for the body of a request, and then again for its outputs
     stall_s: float = 30.0  # after this time without sending or reading, a client counts as gone
+    quiet_s: float = 5.0  # after this time without news, a stream gets a comment
     retry_after_s: int = 1  # what 429 advises
     max_connections: int = 4096
 

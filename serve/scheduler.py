@@ -13,6 +13,7 @@ client has not read waits as its token ids on the asyncio side, at most the toke
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -20,11 +21,14 @@ from functools import partial
 from ..core.contract.request import FinishedRequest, FinishReason
 from .bodies.port import Body, Order, Outlet, Piece
 
+FLUSH_S = 1.0
+
 
 class SchedulerThread:
     """Runs `body` between `start` and `stop`.
 
-    On this thread `outlet` gets the pieces of each round, and `on_failure` an error of the body, which ends it.
+    On this thread `outlet` gets the pieces of each round, and `on_failure` an error of the body, which ends it. `flush`
+    is called there each FLUSH_S, and when the body has nothing to do.
     """
 
     def __init__(
@@ -33,12 +37,15 @@ class SchedulerThread:
         outlet: Outlet,
         on_failure: Callable[[BaseException], None],
         max_commands: int,
+        flush: Callable[[], None] = lambda: None,
     ) -> None:
         self.body = body
         self.error: BaseException | None = None  # why the loop has ended before `stop`
         self._outlet = outlet
         self._on_failure = on_failure
         self._max_commands = max_commands
+        self._flush = flush
+        self._flushed_s = 0.0
         self._commands: list[Callable[[], None]] = []
         self._changed = threading.Condition()
         self._stopping = False
@@ -98,6 +105,7 @@ class SchedulerThread:
             while not self._stopping:
                 self._take_commands()
                 self.body.turn(self._outlet)
+                self._flush_if_due()
         except BaseException as error:
             self.error = error
             self._on_failure(error)
@@ -107,8 +115,16 @@ class SchedulerThread:
         with self._changed:
             if not self._commands and not self._stopping:
                 wait_s = self.body.wait_s()
-                if wait_s != 0.0:
-                    self._changed.wait(wait_s)
+                if wait_s is None:
+                    self._changed.wait()
+                elif wait_s:
+                    self._changed.wait(min(wait_s, FLUSH_S))
             commands, self._commands = self._commands, []
         for carry_out in commands:
             carry_out()
+
+    def _flush_if_due(self) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._flushed_s + FLUSH_S or self.body.wait_s() is None:
+            self._flush()
+            self._flushed_s = now_s

@@ -10,8 +10,9 @@ from ..core.algorithm.algorithm import Drafter
 from ..core.errors import count_of
 from .assembly import Assembly
 from .cost.hardware import MIB
-from .effects.given_keys import without_effect
+from .effects.given_keys import said_anyway, without_effect
 from .effects.rules import drafts_nothing, mode_fell_back
+from .scenario_file import origin_of
 
 GRAPHS_SHARE = 0.1  # of the KV pool's size: graphs that take more are told
 
@@ -19,9 +20,10 @@ GRAPHS_SHARE = 0.1  # of the KV pool's size: graphs that take more are told
 def notices_of(run: Assembly, origins: Mapping[str, str]) -> tuple[str, ...]:
     """Return sentences for the user: about given keys without effect, and about decisions that the scenario left to the
     run."""
-    notices = [str(item) for item in without_effect(run, origins)]
+    notices = [str(item) for found in (without_effect, said_anyway) for item in found(run, origins)]
     if run.algorithm.drafter is Drafter.MODEL and run.draft is not None and run.scenario.model.draft is None:
         notices.append(f"model.draft is not given: {run.draft.name} drafts")
+    notices += _steps_notices(run, origins)
     if mode_fell_back(run) is not None and not any("engine.mode =" in notice for notice in notices):
         notices.append(f"the mode is {run.spec.config.mode}: {run.spec.config.mode_reason}")
     notices += _preset_notices(run)
@@ -34,6 +36,18 @@ def notices_of(run: Assembly, origins: Mapping[str, str]) -> tuple[str, ...]:
     if calibration is not None:
         notices += calibration.notices(run.target.name, tensor)
     return (*notices, *run.spec.notices)
+
+
+def _steps_notices(run: Assembly, origins: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence if steps are given and the policy, which is not, changes them."""
+    table, policy = run.scenario.speculation, run.spec.policy
+    is_chosen = any(origin_of(f"speculation.{key}", origins) for key in ("policy", "adaptive"))
+    if table.steps is None or is_chosen or policy == "fixed" or drafts_nothing(run):
+        return
+    yield (
+        f"speculation.steps = {table.steps} are the first steps, which the policy {policy} changes; "
+        "speculation.policy = fixed keeps them"
+    )
 
 
 def _preset_notices(run: Assembly) -> Iterator[str]:

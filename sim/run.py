@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 import simpy
@@ -88,6 +89,7 @@ class Simulation:
     """One run of one scenario. `sinks(replica)` are the event sinks of a replica's engine, `spans` takes device and
     scheduler times."""
 
+    clients_are_outside: ClassVar[bool] = False
     PROGRESS_EVERY_S = 0.1
     EVENTS_PER_LOOK = 2000
     REQUESTS_FORESEEN = 64
@@ -115,7 +117,7 @@ class Simulation:
         Raises a ForedraftError for anything that cannot run: configuration, memory, an unreadable or broken trace.
         """
         self.scenario = scenario
-        self.assembly: Assembly = assemble(scenario, calibration)
+        self.assembly: Assembly = replace(assemble(scenario, calibration), clients_are_outside=self.clients_are_outside)
         refuse_without_effect(self.assembly, origins or {})
         if on_assembled is not None:
             on_assembled(self.assembly)

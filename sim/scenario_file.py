@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
 from os import PathLike
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -17,12 +16,14 @@ from ..core.acceptance.presets import choose_preset
 from ..core.algorithm.registry import get_algorithm
 from ..core.errors import ConfigError, ForedraftError, Problem, nearest, shown
 from ..core.kv.eviction import unknown_policy
-from ..core.model_shape import ModelShape, UnknownModel, built_in_config, lookup_model
+from ..core.model_shape import ModelShape, UnknownModel, known_models, known_repositories, lookup_model
 from ..core.parsing import ParseError, parse_toml
+from ..observe.distribution.install_hint import install_command
 from ..observe.input_files import read_toml
 from .cost.hardware import lookup_gpu
 from .cost.host import host_preset
-from .cost.measured import packaged_config, packaged_models
+from .cost.measured import packaged_models
+from .cost.measured.model_files import find_model_files
 from .cost.server import server_profile
 from .scenario import Scenario
 
@@ -38,35 +39,33 @@ _TABLE_OF = {
 }
 
 
-def is_config_file(name: str) -> bool:
-    """Return whether a model's name is the path of a config.json or of its directory."""
-    return name.endswith(".json") or Path(name).is_dir()
-
-
-def _has_config(name: str) -> bool:
-    return is_config_file(name) or (built_in_config(name) is None and packaged_config(name) is not None)
-
-
 def _lookup_model(name: str) -> ModelShape:
-    """Return a built-in model. Raises UnknownModel, whose message has the other ways to name a model."""
+    """Return a built-in model. Raises UnknownModel, whose message has the nearest names and the other ways to name a
+    model."""
     try:
         return lookup_model(name)
-    except UnknownModel as error:
-        others = {other.rpartition("/")[2].lower(): other for other in packaged_models()}
-        near = get_close_matches(name.rpartition("/")[2].lower(), others, n=3)
-        nearest_ones = f" (the nearest: {', '.join(others[one] for one in near)})" if near else ""
-        known = f"knows {len(others)} by name{nearest_ones}" if others else "knows more by name"
-        raise UnknownModel(
-            f"{error}; the extra `measured` {known}; `foredraft schema --models` prints all names"
-        ) from None
+    except UnknownModel:
+        packaged = packaged_models()
+        known = {
+            other.rpartition("/")[2].lower(): other
+            for other in (*packaged, *known_repositories(packaged), *known_models())
+        }
+        near = [known[one] for one in get_close_matches(name.rpartition("/")[2].lower(), known, n=3, cutoff=0.5)]
+        nearest_ones = f"the nearest known: {', '.join(near)}" if near else "none that is known has a like name"
+        more = "" if packaged else f", {install_command('measured')} adds ninety"
+        message = (
+            f"unknown model {name!r}; {nearest_ones} (`foredraft schema --models` prints all {len(known)}{more}). Any other "
+            f"model: give the path of its config.json (`hf download {name} config.json` prints it)"
+        )
+        raise UnknownModel(message) from None
 
 
 def check_names(scenario: Scenario) -> None:
     """Look up every name in the scenario. Raises ConfigError with all unknown ones under their keys."""
     hardware, model, preset = scenario.hardware, scenario.model, scenario.acceptance.preset
     lookups: list[tuple[str, str | None, Callable[[str], object]]] = [
-        ("model.target", None if _has_config(model.target) else model.target, _lookup_model),
-        ("model.draft", None if model.draft is None or _has_config(model.draft) else model.draft, _lookup_model),
+        ("model.target", None if find_model_files(model.target) else model.target, _lookup_model),
+        ("model.draft", None if model.draft is None or find_model_files(model.draft) else model.draft, _lookup_model),
         ("hardware.gpu", hardware.gpu, lookup_gpu),
         ("hardware.server", hardware.server, server_profile),
         ("hardware.host", hardware.host, host_preset),
@@ -262,9 +261,19 @@ def _explain(detail: Mapping[str, Any], key: str) -> str:
         everywhere = [item[0] for item in flat_items(Scenario())]
         hint = nearest(name, known) or _elsewhere(name, everywhere) or nearest(key, everywhere)
         return f"unknown key{hint}" + ("" if hint else f"; known here: {', '.join(known)}")
+    if detail["type"] == "model_type":
+        return _as_table(detail["input"], key)
     message = detail["msg"]
     message = message[0].lower() + message[1:]
     return f"{message}, got {shown(detail['input'])}"
+
+
+def _as_table(value: Any, key: str) -> str:
+    """Say how to write a value that was given in the place of a table."""
+    known = _keys_of(key)
+    if "value" in known and isinstance(value, int) and not isinstance(value, bool):
+        return f"{value} is no table; for a length of {value} tokens write '{key}={{value={value}}}'"
+    return f"{shown(value)} is no table; give its keys, such as {key}.{known[0]}" if known else "expected a table"
 
 
 def _keys_of(table: str) -> list[str]:

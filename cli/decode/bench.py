@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..options import in_panel, output_option
+from ..options import in_panel, output_option, print_document
 from ..terminal import EXIT_INTERRUPTED
 from .options import (
+    AsJson,
     Device,
     Dtype,
     Nodes,
@@ -31,7 +32,6 @@ from .options import (
 if TYPE_CHECKING:
     from ...gpu.bench.plan import BenchOptions, BenchPlan
     from ...gpu.bench.run import ArmResult, Machine
-    from ...observe.output_files import JsonRecord
     from ..progress import StatusLine
 
 
@@ -194,8 +194,8 @@ Processes = Annotated[int, cells_option("--processes",
 Graphs = Annotated[bool | None, engine_option("--graphs/--no-graphs",
     "Run whole rounds as CUDA graphs. Default: on a GPU only.")]
 Seed = Annotated[int, engine_option("--seed", "Seed of prompts, random weights and simulated acceptance.")]
-Json = Annotated[Path | None, output_option("--json",
-    "Write every number to this file; the command updates it after each cell.", "FILE")]
+Estimate = Annotated[str | None, output_option("--estimate",
+    "Time nothing: print launches, bytes and expected times of a round on this GPU, part by part.", "GPU")]
 # fmt: on
 
 
@@ -206,7 +206,7 @@ def bench(
     acceptance: Acceptance = None, batch_sizes: BatchSizes = "1,8,32", context_lengths: ContextLengths = "128,1024",
     output_tokens: OutputTokens = 128, prompts: Prompts = 4, repeat: Repeat = 3, processes: Processes = 1,
     device: Device = "auto", threads: Threads = None, overlap: Overlap = None, graphs: Graphs = None,
-    page_size: PageSize = 1, seed: Seed = 0, json_file: Json = None, quiet: Quiet = False,
+    page_size: PageSize = 1, seed: Seed = 0, estimate: Estimate = None, as_json: AsJson = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Time decoding: batch sizes × context lengths × draft steps, each against plain decoding.
 
@@ -216,7 +216,7 @@ def bench(
 
         foredraft bench --model models/target --draft models/eagle3
         foredraft bench --model models/target --draft models/eagle3 --topk 4 \\
-            --num-draft-tokens 16 --steps 2,3,5 --json bench.json
+            --num-draft-tokens 16 --steps 2,3,5 --json > bench.json
         foredraft bench --random-weights llama-3.1-8b --acceptance 3.0 --steps 4
         foredraft bench --random-weights llama-3.1-8b --algorithm STANDALONE \\
             --draft llama-3.2-1b --acceptance code
@@ -229,12 +229,15 @@ def bench(
     On a GPU the host works at the same time, and idle is the share in which the
     GPU waited.
 
+    --estimate needs no GPU. It writes down the launches of the rounds that the
+    executor would run, with the bytes that they must move, and gives each the
+    simulator's price.
+
     Ctrl-C keeps the finished cells; the exit code is 130. On bad input or too
     little memory the command prints one message before it reads any weight, and
     exits with code 2.
     """
     from ...gpu.bench.plan import BenchOptions, plan_bench
-    from ...observe.output_files import JsonRecord
     from ..progress import StatusLine
 
     options = BenchOptions(
@@ -243,24 +246,56 @@ def bench(
         output_tokens=output_tokens, acceptance=acceptance, overlap=overlap, graphs=graphs, device=device,
         dtype=dtype, threads=threads, page_size=page_size, prompts=prompts, repeat=repeat, seed=seed,
     )  # fmt: skip
+    if estimate is not None:
+        _estimate(estimate, options, processes, as_json)
+        return
     plan = plan_bench(options)
-    record = JsonRecord(json_file)
     progress = StatusLine(quiet)
     progress.show(f"{plan.name} on {plan.device}: {plan.memory}")
     measure = _measure if processes == 1 else partial(_measure_in_processes, processes)
-    machine, results, finished = measure(options, plan, record, progress)
-    show(plan, machine, results)
+    machine, results, finished = measure(options, plan, progress)
+    if as_json:
+        from ...gpu.bench.report import report
+        from ..documents.decoding import BenchDocument
+
+        print_document(BenchDocument(**report(plan, machine, results, sys.argv[1:])))
+    else:
+        show(plan, machine, results)
     if not finished:
         cells = len({(result.batch_size, result.context_len) for result in results})
         print(f"foredraft: interrupted; {cells} of {len(plan.cells)} cells are finished", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
+def _estimate(gpu: str, options: BenchOptions, processes: int, as_json: bool) -> None:
+    """Print what rounds should take on a GPU."""
+    from dataclasses import asdict
+
+    from ...gpu.bench.plan import BenchOptions, plan_bench
+    from ...gpu.bench.report import parameters
+    from ...twin.estimate import estimates, lines
+    from ..documents.decoding import EstimateDocument
+    from ..options import refuse_without_effect
+
+    usual = BenchOptions()
+    unused = ("device", "threads", "prompts", "repeat", "graphs", "overlap")
+    given = {name: getattr(options, name) != getattr(usual, name) for name in unused} | {"processes": processes > 1}
+    reason = "an estimate runs nothing, and is of captured rounds"
+    refuse_without_effect(*((f"--{name}", is_given, reason) for name, is_given in given.items()))
+    plan = plan_bench(options, on_meta=True)
+    found = estimates(plan, gpu)
+    if as_json:
+        parts = [asdict(estimate) for estimate in found]
+        print_document(EstimateDocument(parameters=parameters(plan), estimates=parts))
+        return
+    for line in lines(plan, found):
+        print(line)
+
+
 def _measure(
-    options: BenchOptions, plan: BenchPlan, record: JsonRecord, progress: StatusLine
+    options: BenchOptions, plan: BenchPlan, progress: StatusLine
 ) -> tuple[Machine | None, list[ArmResult], bool]:
     """Return the results of the finished cells, and whether all are finished."""
-    from ...gpu.bench.report import report
     from ...gpu.bench.run import Bench
 
     machine: Machine | None = None
@@ -270,9 +305,7 @@ def _measure(
         machine = bench.machine
         for cell in bench.cells():
             results += cell
-            record.write(report(plan, machine, results, sys.argv[1:]))
     except KeyboardInterrupt:
-        record.write(report(plan, machine, results, sys.argv[1:]))
         return machine, results, False
     finally:
         progress.clear()
@@ -280,11 +313,10 @@ def _measure(
 
 
 def _measure_in_processes(
-    count: int, options: BenchOptions, plan: BenchPlan, record: JsonRecord, progress: StatusLine
+    count: int, options: BenchOptions, plan: BenchPlan, progress: StatusLine
 ) -> tuple[Machine | None, list[ArmResult], bool]:
     """Return the medians over the processes that have finished, and whether all have."""
     from ...gpu.bench.processes import run_process, summarised
-    from ...gpu.bench.report import report
 
     runs: list[list[ArmResult]] = []
     machine: Machine | None = None
@@ -293,7 +325,6 @@ def _measure_in_processes(
             progress.show(f"process {number} of {count}")
             machine, results = run_process(options)
             runs.append(results)
-            record.write(report(plan, machine, summarised(runs), sys.argv[1:]))
     except KeyboardInterrupt:
         pass
     finally:

@@ -125,7 +125,8 @@ Disaggregate = Annotated[str | None, engine_option("--disaggregate",
     "Prefill in N processes and decode in M, each on its own GPU if there are GPUs.", "prefill=N,decode=M")]
 Logprobs = Annotated[bool, output_option("--logprobs",
     "Print the log-probability of each token; the output is then JSON.")]
-Json = Annotated[bool, output_option("--json", "Print one line of JSON per prompt, as with --prompts.")]
+AsJson = Annotated[bool, output_option("--json",
+    "Print a JSON document per prompt, each in a line, as with --prompts; `foredraft schema generate` has its schema.")]
 Stats = Annotated[bool, output_option("--stats",
     "Print accept length, tokens/s and the time of each phase to standard error.")]
 Out = Annotated[Path | None, output_option("--out",
@@ -163,7 +164,7 @@ def generate(
     temperature: Temperature = 0.0, top_p: TopP = 1.0, top_k: TopK = 0, min_p: MinP = 0.0, seed: Seed = 0, stop: Stop = None,
     presence_penalty: PresencePenalty = 0.0, frequency_penalty: FrequencyPenalty = 0.0,
     repetition_penalty: RepetitionPenalty = 1.0, json_schema: JsonSchema = None, grammar: LarkGrammar = None,
-    ignore_eos: IgnoreEos = False, logprobs: Logprobs = False, as_json: Json = False, stats: Stats = False,
+    ignore_eos: IgnoreEos = False, logprobs: Logprobs = False, as_json: AsJson = False, stats: Stats = False,
     out: Out = None, disaggregate: Disaggregate = None, quiet: Quiet = False,
     log_level: LogLevel = None, log_format: LogFormat = DEFAULT_FORMAT,
 ) -> None:  # fmt: skip

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...core.errors import count_of
-from ..options import argument, in_panel, output_option
+from ..options import argument, in_panel, output_option, print_document
 from ..progress import LINE_EVERY_S, StatusLine
+from .options import AsJson
 
 if TYPE_CHECKING:
     from ...serve.lossless.difference import Difference
@@ -45,7 +46,6 @@ TimeoutS = Annotated[float, asking_option("--timeout-s", "Seconds to wait for th
 ApiKey = Annotated[str | None, asking_option("--api-key",
     "Key to send to both endpoints. The variable is safer: other users can see a command line.",
     "KEY", envvar="FOREDRAFT_API_KEY")]
-JsonFile = Annotated[Path | None, output_option("--json", "Write every finding to this file.", "FILE")]
 Quiet = Annotated[bool, output_option("--quiet", "Print no progress on standard error.")]
 # fmt: on
 
@@ -53,7 +53,7 @@ Quiet = Annotated[bool, output_option("--quiet", "Print no progress on standard 
 def lossless(
     url_plain: Plain, url_speculative: Speculative = None, model: Model = None, prompts: Prompts = None, max_tokens: MaxTokens = 64,
     repeat: Repeat = 1, tie_margin: TieMargin = 0.25, concurrency: Concurrency = 4, timeout_s: TimeoutS = 120.0,
-    api_key: ApiKey = None, json_file: JsonFile = None, quiet: Quiet = False,
+    api_key: ApiKey = None, as_json: AsJson = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Check that speculative decoding is lossless on OpenAI-compatible endpoints.
 
@@ -74,12 +74,10 @@ def lossless(
     from dataclasses import asdict
 
     from ...core.errors import ForedraftError
-    from ...observe.output_files import JsonRecord
     from ...serve.lossless.endpoint import Endpoint, make_client
     from ...serve.lossless.prompts import BUILT_IN, read_prompts
     from ...serve.lossless.trial import Trial
 
-    record = JsonRecord(json_file)
     texts = BUILT_IN if prompts is None else read_prompts(prompts)
     line = StatusLine(quiet, redraw_every_s=0.1, line_every_s=LINE_EVERY_S)
 
@@ -99,10 +97,14 @@ def lossless(
         trial = asyncio.run(run())
     finally:
         line.clear()
-    typer.echo("\n".join(_report(trial)))
-    settings = {"prompts": len(texts), "max_tokens": max_tokens, "repeat": repeat, "tie_margin": tie_margin}
-    endpoints = {name: one.to_json() for name, one in trial.endpoints.items()}
-    record.write({**endpoints, "settings": settings, **asdict(trial.outcome)})
+    if as_json:
+        from ..documents.checking import LosslessDocument
+
+        settings = {"prompts": len(texts), "max_tokens": max_tokens, "repeat": repeat, "tie_margin": tie_margin}
+        endpoints = {name: one.to_json() for name, one in trial.endpoints.items()}
+        print_document(LosslessDocument(not trial.outcome.count("error"), endpoints, settings, asdict(trial.outcome)))
+    else:
+        typer.echo("\n".join(_report(trial)))
     if trial.outcome.count("error"):
         raise typer.Exit(EXIT_ERROR_FOUND)
     if failures := trial.outcome.failures:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from ...core.errors import count_of
+from ..options import print_document
 from ..terminal import EXIT_INTERRUPTED
 from .options import problems_name_options
 
@@ -35,6 +37,7 @@ def measure(
     clock: str,
     device: str,
     threads: int | None,
+    as_json: bool,
     quiet: bool,
 ) -> None:
     """Measure plain decoding and, with a draft, chains of every step count and trees; write `out` and print a summary.
@@ -77,9 +80,15 @@ def measure(
     found = measured.steps
     source = f"foredraft calibrate --model {model.name}" + ("" if draft is None else f" --draft {draft.name}")
     calibration = Calibration(out.stem, source, found.device, model.resolve().name, steps=found)
-    write_json(out, profile_document(calibration))
+    profile = profile_document(calibration)
+    write_json(out, profile)
     record.close(finished=True)
-    _show(measured, out)
+    if as_json:
+        from ..documents.simulation import MeasureDocument
+
+        print_document(MeasureDocument(str(out), profile, [asdict(one) for one in measured.closures]))
+    else:
+        _show(measured, out)
 
 
 def _ways(

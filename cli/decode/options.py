@@ -9,7 +9,7 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ..options import in_panel, output_option
+from ..options import AS_JSON, in_panel, output_option
 
 if TYPE_CHECKING:
     from ...core.errors import Problem
@@ -93,6 +93,7 @@ ContextLen = Annotated[int | None, engine_option("--context-len",
 KvTokens = Annotated[int | None, engine_option("--kv-tokens",
     "KV slots of the pool. Default: as many as the running requests need.")]
 Debug = Annotated[bool, engine_option("--debug", "Check every index that moves, reads or writes KV; slow.")]
+AsJson = Annotated[bool, output_option("--json", AS_JSON)]
 Quiet = Annotated[bool, output_option("--quiet -q", "Print no progress on standard error.")]
 # fmt: on
 

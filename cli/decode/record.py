@@ -93,18 +93,12 @@ class GenerationRecord:
 
 
 def output_line(output: Output, *, ensure_ascii: bool = False) -> str:
-    """Return one output as a line of JSON."""
-    value: dict[str, Any] = {
-        "id": output.request_id,
-        "text": output.text,
-        "finish": output.finish,
-        "tokens": list(output.tokens),
-    }
-    if output.logprobs:
-        value["logprobs"] = list(output.logprobs)
-    if output.message:
-        value["message"] = output.message
-    return json.dumps(value, ensure_ascii=ensure_ascii)
+    """Return one output as a line of JSON: a `GenerateDocument`."""
+    from ..documents.decoding import GenerateDocument
+
+    logprobs = list(output.logprobs) if output.logprobs else None
+    parts = (output.text, output.finish, list(output.tokens), logprobs, output.message)
+    return json.dumps(GenerateDocument(output.request_id, *parts).to_json(), ensure_ascii=ensure_ascii)
 
 
 def counted(outputs: Sequence[Output], stats: SessionStats, *, incomplete: bool) -> Mapping[str, Any]:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ..options import output_option
-from .options import Device, Quiet, engine_option, problems_name_options
+from ..options import output_option, print_document
+from .options import AsJson, Device, Quiet, engine_option, problems_name_options
 
 Out = Annotated[Path, output_option("--out", "Directory of selftest.md and selftest.json.", "DIR")]
 Budget = Annotated[
@@ -18,7 +18,11 @@ Budget = Annotated[
 
 @problems_name_options
 def selftest(
-    device: Device = "auto", out: Out = Path("selftest"), budget: Budget = "10m", quiet: Quiet = False
+    device: Device = "auto",
+    out: Out = Path("selftest"),
+    budget: Budget = "10m",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Test decoding on this machine, the most basic parts first, then measure its speed.
 
@@ -48,5 +52,10 @@ def selftest(
         report = run.selftest(device, out, budget, progress.show)
     finally:
         progress.clear()
-    print("\n".join(run.closing_lines(report)))
+    if as_json:
+        from ..documents.decoding import SelftestDocument
+
+        print_document(SelftestDocument(report.ok, str(report.directory), report.document()))
+    else:
+        print("\n".join(run.closing_lines(report)))
     raise typer.Exit(run.exit_code(report))

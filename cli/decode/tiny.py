@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..options import Quiet, argument, option
+from ..options import AsJson, Quiet, argument, option, print_document
 from ..terminal import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ TimeBudget = Annotated[float | None, option("--time-budget-s",
 
 def tiny(
     directory: Directory = None, size: Size = "tiny", seed: Seed = 0, device: Device = "cpu", time_budget_s: TimeBudget = None,
-    quiet: Quiet = False,
+    as_json: AsJson = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Train a small language model and three drafts for it.
 
@@ -75,7 +75,12 @@ def tiny(
         )
         print(f"foredraft: interrupted{kept}", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    _print_report(pair)
+    if as_json:
+        from ..documents.decoding import TinyDocument
+
+        print_document(TinyDocument(str(pair.directory), pair.reused, pair.summary))
+    else:
+        _print_report(pair)
 
 
 def default_directory(size: str, seed: int, time_budget_s: float | None) -> Path:

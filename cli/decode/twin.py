@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..options import argument, in_panel, output_option, refuse_without_effect
+from ...core.errors import count_of
+from ..options import argument, in_panel, print_document, refuse_without_effect
 from ..terminal import EXIT_INTERRUPTED
-from .options import Device, Dtype, Quiet, Threads, engine_option, model_option, problems_name_options
+from .options import AsJson, Device, Dtype, Quiet, Threads, engine_option, model_option, problems_name_options
 from .tiny import default_directory
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ Clock = Annotated[str, engine_option("--clock",
     "wall: real time. cpu: processor time of this thread, for a machine that does other work too.", "wall|cpu")]
 MaxRunning = Annotated[int, engine_option("--max-running", "Most requests that are decoded together.", min=1)]
 Seed = Annotated[int, workload_option("--seed", "Seed of the workload.", min=0)]
-Json = Annotated[Path | None, output_option("--json", "Write every number to this file.", "FILE")]
 # fmt: on
 
 
@@ -57,7 +57,7 @@ def twin(
     scenario: ScenarioFile = None, settings: Settings = None, pair: Pair = None, model: Model = None,
     draft: Draft = None, profile: Profile = None, dtype: Dtype = "auto", loads: LoadNames = None,
     seconds: Seconds = None, repeat: Repeat = 3, seed: Seed = 0, max_running: MaxRunning = MAX_RUNNING,
-    device: Device = "auto", threads: Threads = None, clock: Clock = "wall", json_file: Json = None,
+    device: Device = "auto", threads: Threads = None, clock: Clock = "wall", as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Run a workload on the real executor, simulate the same one, and print both.
@@ -80,8 +80,6 @@ def twin(
     """
     from ...gpu.session.hub import local_checkpoint
     from ...gpu.session.plan import SessionOptions
-    from ...observe.log import package_version
-    from ...observe.output_files import JsonRecord
     from ...sim.scenario_file import load_scenario
     from ...twin.arms import open_arms, way_of_scenario, ways_of_draft, ways_of_pair
     from ...twin.run import TwinPlan, default_scenario, run_twin
@@ -95,7 +93,7 @@ def twin(
         ("--loads", has_scenario and loads is not None, why), ("--seconds", has_scenario and seconds is not None, why)
     )
     workload, given = load_scenario(scenario, settings or ()) if has_scenario else (default_scenario(), {})
-    record, progress = JsonRecord(json_file), StatusLine(quiet)
+    progress = StatusLine(quiet)
     if model is None:
         pair = pair or _usual_pair(quiet)
         target = pair / "target"
@@ -121,14 +119,16 @@ def twin(
         steps = measured_steps(arms, clock, profile, progress)
         for comparison in run_twin(arms, steps, plan, progress.show):
             found.append(comparison)
-            facts = {"version": package_version(), "device": steps.device, "clock": clock}
-            record.write(facts | {"comparisons": [one.to_json() for one in found]})
         finished = True
     except KeyboardInterrupt:
         pass
     finally:
         progress.clear()
-    if found:
+    if found and as_json:
+        from ..documents.decoding import TwinDocument
+
+        print_document(TwinDocument(finished, steps.device, clock, [one.to_json() for one in found]))
+    elif found:
         _show(found, clock)
     if not finished:
         print(f"foredraft: interrupted; {len(found)} comparisons are finished", file=sys.stderr)
@@ -214,16 +214,18 @@ def _show(found: Sequence[Comparison], clock: str) -> None:
         table.add_column("", no_wrap=True)
         for key, name in SHORT_NAMES.items():
             table.add_column(f"{name} ms" if key.endswith("_ms") else name, justify="right", no_wrap=True)
+        measured = [one for one in rows if _is_measured(one, clock)]
         for one in rows:
+            if one not in measured:
+                table.add_row(one.arm, "not measured", *("–" for _ in SHORT_NAMES), end_section=True)
+                continue
             for number, side in enumerate(SIDES):
                 cells = (_cells(one.metrics.get(key))[number] for key in SHORT_NAMES)
                 table.add_row("" if number else one.arm, side, *cells, end_section=number == len(SIDES) - 1)
         console.print(table)
-        for one in rows:
+        for one in measured:
             console.print(_over_time(one), markup=False)
-        paces = ", ".join(
-            f"{one.arm} {one.pace - 1:+.1%}" for one in found if one.load == load and one.pace is not None
-        )
+        paces = ", ".join(f"{one.arm} {one.pace - 1:+.1%}" for one in measured if one.pace is not None)
         if paces:
             console.print(
                 f"\nTime of single rounds of {found[0].arm}, measured between the runs of each way, against the profile: {paces}. "
@@ -232,11 +234,20 @@ def _show(found: Sequence[Comparison], clock: str) -> None:
             )
     least = min(one.processor_share for one in found)
     if least < 0.97 and clock == "wall":
+        left_out = sum(not _is_measured(one, clock) for one in found)
+        rule = f", so {left_out} of {count_of(len(found), 'comparison')} count as not measured" if left_out else ""
         console.print(
-            f"\nThis process had a processor for only {least:.0%} of the time that it worked: other work runs on this machine. "
-            "Measure again when it is quiet, or with --clock cpu.",
+            f"\nThis process had a processor for only {least:.0%} of the time that it worked: other work runs on this "
+            f"machine{rule}. Measure again when it is quiet, or with --clock cpu.",
             markup=False,
         )
+
+
+def _is_measured(one: Comparison, clock: str) -> bool:
+    """Return whether the measured side is that of the executor, and not of the other work of a busy machine."""
+    from ...observe.summary import LEAST_PROCESSOR_SHARE
+
+    return clock != "wall" or one.processor_share >= LEAST_PROCESSOR_SHARE
 
 
 def _cells(one: Compared | None) -> tuple[str, str, str]:

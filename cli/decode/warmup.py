@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..options import print_document
 from .generate import Model
-from .options import Quiet, problems_name_options, session_values, with_session_options
+from .options import AsJson, Quiet, problems_name_options, session_values, with_session_options
 
 
 @problems_name_options
 @with_session_options
-def warmup(model: Model, session: Mapping[str, Any], quiet: Quiet = False) -> None:
+def warmup(model: Model, session: Mapping[str, Any], as_json: AsJson = False, quiet: Quiet = False) -> None:
     """Compile the kernels of a session on this GPU, so that the next session starts at once.
 
     The command puts compiled kernels into Triton's cache. Sessions with the same
@@ -27,13 +28,20 @@ def warmup(model: Model, session: Mapping[str, Any], quiet: Quiet = False) -> No
     from ...gpu.session.hub import local_checkpoint
     from ...gpu.session.plan import SessionOptions, plan_session, with_look_up
     from ...gpu.session.session import DecodeSession, warm_up
+    from ..documents.decoding import WarmupDocument
     from ..progress import StatusLine
 
     options = with_look_up(SessionOptions(local_checkpoint(model), **session_values(session)))
     plan = plan_session(options)
     if plan.device == "cpu":
-        sizes = ", ".join(map(str, default_graph_sizes(plan.spec.config.max_running)))
-        print(f"nothing to compile on a CPU; on a GPU: {plan.algorithm.name}'s kernels, graphs of batches of {sizes}")
+        sizes = default_graph_sizes(plan.spec.config.max_running)
+        if as_json:
+            print_document(WarmupDocument(plan.device, False, 0, list(sizes)))
+        else:
+            batches = ", ".join(map(str, sizes))
+            print(
+                f"nothing to compile on a CPU; on a GPU: {plan.algorithm.name}'s kernels, graphs of batches of {batches}"
+            )
         return
     progress = StatusLine(quiet)
     try:
@@ -43,4 +51,7 @@ def warmup(model: Model, session: Mapping[str, Any], quiet: Quiet = False) -> No
     finally:
         progress.clear()
     opened.close()
-    print(f"{plan.device}: kernels are compiled, {num_graphs} graphs fit")
+    if as_json:
+        print_document(WarmupDocument(plan.device, True, num_graphs, []))
+    else:
+        print(f"{plan.device}: kernels are compiled, {num_graphs} graphs fit")

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...core.errors import count_of
-from ..options import ScenarioFile, Settings, option
+from ..options import AsJson, ScenarioFile, Settings, option, print_document
 from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 
 if TYPE_CHECKING:
-    from ...planning.rounds import Round
-    from ...sim.cost.published.evidence import Interval
+    from collections.abc import Sequence
+
+    from ...planning.rounds.cost import BatchCost, Cost, RoundCost
 
 MOST_COLUMNS = 8
 WIDTH = 80
@@ -29,6 +30,7 @@ Steps = Annotated[str, option("--steps", "Numbers of draft steps, as values of -
 def cost(
     scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
     settings: Settings = None, batch: Batch = "1,8,64", context: Context = 1024, steps: Steps = "0..7",
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Print the time of one decode round, part by part, and how many tokens it must give to beat plain decoding.
 
@@ -42,83 +44,71 @@ def cost(
         foredraft cost --batch 1,64 --context 4096
         foredraft cost chat.toml --set hardware.gpu=L40S --steps 0,2,4
     """
-    from ...core.errors import ConfigError
-    from ...observe.tables import intervals_rest_on, outside_of_intervals
-    from ...planning.confidence.comparison import about_speed_ups
     from ...planning.grid import parse_values
-    from ...planning.rounds import RoundModel
-    from ...sim.confidence import factors_of_rounds, rests_on
+    from ...planning.rounds.cost import cost_of_rounds
     from ...sim.scenario_file import load_scenario
 
     resolved, _ = load_scenario(
         scenario, settings or (), launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
     )
-    model = RoundModel(resolved)
     batches, counts = parse_values("--batch", batch, int, 1), parse_values("--steps", steps, int, 0)
-    if resolved.speculation.algorithm == "NONE":
-        counts = [0]
-    longest = model.plain.spec.config.context_len
-    if context > longest:
-        raise ConfigError.of("--context", "", f"{context:,} tokens do not fit into the model's context of {longest:,}")
-    run = model.with_steps(max(counts))
-    texts = [run.timing, intervals_rest_on(rests_on(run), are_known=factors_of_rounds(run, 1) is not None)]
-    found = {
-        f"rounds of {count_of(size, 'request')}": (1.0, interval)
-        for size in batches
-        if (interval := factors_of_rounds(run, size)) is not None
+    found = cost_of_rounds(resolved, batches, context, counts)
+    if as_json:
+        print_document(found)
+    else:
+        typer.echo("\n".join(_report(found)))
+
+
+def _report(found: Cost) -> list[str]:
+    from ...observe.tables import intervals_rest_on, outside_of_intervals
+
+    factors = {
+        f"rounds of {count_of(one.batch, 'request')}": (1.0, one.interval) for one in found.batches if one.interval
     }
-    lines = [
-        line
-        for text in [*texts, outside_of_intervals(found), about_speed_ups(run)]
-        for line in textwrap.wrap(text, WIDTH)
+    texts = [
+        found.timing,
+        intervals_rest_on(found.intervals_rest_on, are_known=bool(factors)),
+        outside_of_intervals(factors),
+        found.about_speed_ups,
     ]
-    for size in batches:
-        fitting = [
-            count for count in counts if size <= min(model.most_rows(context, count), model.most_rows(context, 0))
-        ]
-        missing = [count for count in counts if count not in fitting]
-        if missing:
-            lines += ["", *textwrap.wrap(_without_room(size, context, missing if fitting else []), WIDTH)]
-        if not fitting:
-            continue
-        plain = model.round(size, context, 0)
-        rounds = [model.round(size, context, count) for count in fitting]
-        for first in range(0, len(rounds), MOST_COLUMNS):
-            lines += ["", *_table(rounds[first : first + MOST_COLUMNS], plain, factors_of_rounds(run, size))]
-    typer.echo("\n".join(lines))
+    lines = [line for text in texts for line in textwrap.wrap(text, WIDTH)]
+    for one in found.batches:
+        if one.no_room:
+            steps = one.no_room if one.rounds else ()
+            lines += ["", *textwrap.wrap(_without_room(one.batch, found.context, steps), WIDTH)]
+        for first in range(0, len(one.rounds), MOST_COLUMNS):
+            lines += ["", *_table(one, found.context, one.rounds[first : first + MOST_COLUMNS])]
+    return lines
 
 
-def _without_room(size: int, context: int, counts: list[int]) -> str:
+def _without_room(size: int, context: int, counts: Sequence[int]) -> str:
     """Say that so many requests do not decode together. `counts`: with which draft steps; empty: with any number."""
     steps = f" and {', '.join(map(str, counts))} draft steps" if counts else ""
     text = f"{count_of(size, 'request')} with {context:,} tokens of context{steps}"
     return f"{text}: no room (KV slots, engine.max_running)"
 
 
-def _table(rounds: list[Round], plain: Round, interval: Interval | None) -> list[str]:
-    parts = list(dict.fromkeys(part for found in rounds for part in found.parts_ns))
-    title = f"{count_of(plain.batch_size, 'request')} with {plain.context_len:,} tokens of context; microseconds"
+def _table(one: BatchCost, context: int, rounds: Sequence[RoundCost]) -> list[str]:
+    parts = list(dict.fromkeys(part for found in rounds for part in found.parts_us))
+    title = f"{count_of(one.batch, 'request')} with {context:,} tokens of context; microseconds"
     lines = [title, _line("draft steps", [str(found.steps) for found in rounds])]
     lines.append(_line("nodes per request", [str(found.num_draft_tokens) for found in rounds]))
     for part in parts:
-        values = (found.parts_ns.get(part) for found in rounds)
-        lines.append(_line(f"  {part.replace('_', ' ')}", ["–" if ns is None else _us(ns) for ns in values]))
-    host = "host, beside it" if plain.is_overlapped else "host, after it"
-    lines.append(_line("device", [_us(found.device_ns) for found in rounds]))
-    lines.append(_line(host, [_us(found.host_ns) for found in rounds]))
-    lines.append(_line("round", [_us(found.total_ns) for found in rounds]))
-    if interval is not None:
-        for end, factor in (("from", interval.low), ("to", interval.high)):
-            lines.append(_line(f"round, 80 % {end}", [_us(round(factor * found.total_ns)) for found in rounds]))
+        values = (found.parts_us.get(part) for found in rounds)
+        lines.append(_line(f"  {part.replace('_', ' ')}", ["–" if us is None else f"{us:,.0f}" for us in values]))
+    host = "host, beside it" if rounds[0].is_overlapped else "host, after it"
+    lines.append(_line("device", [f"{found.device_us:,.0f}" for found in rounds]))
+    lines.append(_line(host, [f"{found.host_us:,.0f}" for found in rounds]))
+    lines.append(_line("round", [f"{found.round_us:,.0f}" for found in rounds]))
+    for name, end in (("from", 0), ("to", 1)):
+        if one.interval is not None:
+            ends = (found.interval_us for found in rounds)
+            lines.append(_line(f"round, 80 % {name}", [f"{us[end]:,.0f}" for us in ends if us is not None]))
     lines.append(_line("accept length", [f"{found.accept_length:.2f}" for found in rounds]))
-    lines.append(_line("break-even", [f"{found.break_even(plain):.2f}" for found in rounds]))
+    lines.append(_line("break-even", [f"{found.break_even:.2f}" for found in rounds]))
     lines.append(_line("tokens/s", [f"{found.tokens_per_s:,.0f}" for found in rounds]))
     return lines
 
 
 def _line(name: str, cells: list[str]) -> str:
     return f"{name:18}" + "".join(f"{cell:>8}" for cell in cells)
-
-
-def _us(nanoseconds: int) -> str:
-    return f"{nanoseconds / 1e3:,.0f}"

@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
 import sys
 import textwrap
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from ...core.errors import count_of
-from ..options import Quiet, ScenarioFile, Seed, Settings, TraceFile, option
+from ..options import AsJson, Quiet, ScenarioFile, Seed, Settings, TraceFile, option, print_document
 from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 from ..simulation.simulate import given_by_options
 from .options import Cluster, NumWorkers, OutDirectory, kept_runs
 
-if TYPE_CHECKING:
-    from ...planning.candidates import Candidate
-    from ...planning.plan import Plan, Question
-    from ...planning.store import TrialStore
-    from ...planning.trial import Trial
-    from ...planning.workers import Workers
-    from ...sim.scenario import Scenario
-
 WIDTH = 80
-MOST_SHARED = 64  # GPUs, if none are given
-REQUESTS = 600  # of a run, where no trace has its own
 
 
 # fmt: off
@@ -53,7 +37,6 @@ Seeds = Annotated[int, option("--seeds", "Most runs of the best candidate at a l
 Requests = Annotated[int | None, option("--requests", "Requests per run. Default: 600, or as many as a trace has.", min=100)]
 ModelError = Annotated[float | None, option("--model-error",
     "Error of the cost model in comparisons, in percent. Default: by published points.", min=0, max=100)]
-AsJson = Annotated[bool, option("--json", "Print one JSON object instead of text tables.")]
 # fmt: on
 
 
@@ -85,89 +68,46 @@ def plan(
         foredraft plan --trace requests.csv --rate 1 --try hardware.gpu=H100,L40S
         foredraft plan --trace day.csv --by-hour --price H100=2.5
     """
-    from ...planning.answer import answer_of, write_answer
-    from ...planning.confidence.ranking import rank_candidates
-    from ...planning.plan import Question
-    from ...planning.slo import objectives_of
+    from ...planning.answer import search_plan
+    from ...planning.candidates import base_tables
+    from ...planning.grid import parse_grid
+    from ...planning.plan import make_plan, question_of
     from ...sim.scenario_file import load_scenario
-    from .plan_day import Day, hours_of
+    from ..progress import LINE_EVERY_S, StatusLine
     from .plan_report import report_of
 
     prices, watts = _by_gpu("--price", price or ()), _by_gpu("--power", power or ())
-    day = Day(headroom / 100, warm_up) if by_hour else None
     launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
     resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)], launch)
-    objectives, resolved = objectives_of(slo, resolved)
-    if day is not None:
-        resolved = day.busiest_hour_of(resolved, rate)
-    if requests is None and resolved.workload.trace is None:
-        requests = REQUESTS
-    decisive = range(resolved.seed, resolved.seed + seeds)
     error = None if model_error is None else model_error / 100
-    whole = _plan(resolved, Question(objectives, rate, gpus, decisive, requests, error, prices), tried or ())
-    place = _search(whole, out, workers, cluster, quiet)
-    ranked = rank_candidates(whole)
-    lines, sentences = report_of(whole, ranked, prices, watts)
-    hours = day.answer(whole, ranked, prices) if day is not None else None
-    if hours is not None:
-        lines += hours_of(hours)
-    answer = answer_of(whole, ranked, prices, sentences, watts, hours)
-    write_answer(place, answer)
-    typer.echo(json.dumps(answer, indent=1) if as_json else "\n".join(lines))
+    asked, resolved = question_of(
+        *(resolved, slo, rate, gpus, seeds, requests, error, prices, watts),
+        by_hour=by_hour, headroom=headroom / 100, warm_up_s=warm_up,
+    )  # fmt: skip
+    whole = make_plan(resolved, parse_grid(tried or (), "--try"), asked)
+    for notice in whole.notices():
+        print(textwrap.fill(f"foredraft: {notice}", WIDTH, break_on_hyphens=False), file=sys.stderr)
+    line = StatusLine(quiet)
+    now_and_then = StatusLine(quiet, redraw_every_s=0.2, line_every_s=LINE_EVERY_S)
+
+    def show_pace(text: str) -> None:
+        if now_and_then.due_s() is not None:
+            now_and_then.show(text)
+
+    with kept_runs("plan", base_tables(resolved), out, workers, cluster, **whole.asked) as (pool, store):
+        try:
+            ranked, answer = search_plan(whole, pool, store, line.show, show_pace)
+        finally:
+            line.clear()
+            now_and_then.clear()
+    if as_json:
+        print_document(answer)
+    else:
+        typer.echo("\n".join(report_of(whole, ranked, answer)))
     if not ranked:
         raise typer.Exit(2)
     if not ranked[0].holds:
         raise typer.Exit(1)
-
-
-def _plan(scenario: Scenario, asked: Question, tried: Sequence[str]) -> Plan:
-    """Return the plan, whose trace has been read."""
-    from ...core.errors import ConfigError
-    from ...planning.candidates import make_candidates
-    from ...planning.grid import parse_grid
-    from ...planning.plan import Plan
-
-    if scenario.workload.concurrency is not None:
-        message = "a closed loop has no request rate to plan for; give workload.rate or a trace"
-        raise ConfigError.of("workload", "concurrency", message)
-    candidates = make_candidates(scenario, parse_grid(tried, "--try"), asked.gpus)
-    whole = Plan(scenario, candidates, replace(asked, gpus=asked.gpus or _shared_gpus(candidates, asked)))
-    if whole.trace_part is not None:  # a trace that cannot be read is refused now
-        for notice in [*whole.trace_part.notices(_contexts(whole)), *whole.trace_part.warnings(asked.load)]:
-            print(textwrap.fill(f"foredraft: {notice}", WIDTH, break_on_hyphens=False), file=sys.stderr)
-    return whole
-
-
-def _shared_gpus(candidates: Sequence[Candidate], asked: Question) -> int | None:
-    """Return the least number of GPUs that every candidate divides into whole deployments, if these differ in size: so
-    that loads can be compared. None where they are alike, or the number is beyond MOST_SHARED."""
-    sizes = {one.gpus_per_unit for one in candidates}
-    shared = math.lcm(*sizes)
-    return shared if asked.load is None and len(sizes) > 1 and shared <= MOST_SHARED else None
-
-
-def _contexts(whole: Plan) -> list[tuple[str, int]]:
-    """Return the models of the candidates that can be assembled, with the lengths of their contexts."""
-    from ...core.errors import ForedraftError
-
-    contexts = dict[tuple[str, int], None]()
-    for candidate in whole.candidates:
-        with suppress(ForedraftError):
-            run = whole.errors.assembly(candidate, candidate.unit)
-            contexts[run.target.name, run.spec.config.context_len] = None
-    return list(contexts)
-
-
-def _search(whole: Plan, out: Path | None, workers: int | None, cluster: str | None, quiet: bool) -> Path:
-    """Search all candidates, keep every run in the directory of the plan, and return it."""
-    from ...planning.candidates import base_tables
-
-    described = {**asdict(replace(whole.question, prices={})), "seeds": list(whole.question.seeds)}
-    candidates = [one.settings for one in whole.candidates]
-    tables = base_tables(whole.scenario)
-    with kept_runs("plan", tables, out, workers, cluster, asked=described, candidates=candidates) as (pool, store):
-        _watch(whole, pool, store, quiet)
-    return store.path
 
 
 def _by_gpu(name: str, texts: Sequence[str]) -> dict[str, float]:
@@ -183,41 +123,3 @@ def _by_gpu(name: str, texts: Sequence[str]) -> dict[str, float]:
             raise ConfigError.of(name, text, f"expected {expected}")
         found[lookup_gpu(gpu.strip()).name] = float(number)
     return found
-
-
-def _watch(whole: Plan, pool: Workers, store: TrialStore, quiet: bool) -> None:
-    """Search all candidates. Each that ends is a line on standard error; so is how far the search is, now and then."""
-    from ...planning.answer import load_unit
-    from ...planning.search.pace import WatchedWorkers
-    from ..progress import LINE_EVERY_S, StatusLine
-
-    line = StatusLine(quiet)
-    now_and_then = StatusLine(quiet, redraw_every_s=0.2, line_every_s=LINE_EVERY_S)
-    unit, pace = load_unit(whole), whole.pace
-
-    def on_run(trial: Trial) -> None:
-        pace.note(trial)
-        left_s = pace.left_s(pool.count)
-        if left_s is not None and now_and_then.due_s() is not None:
-            done = f"{pace.ended[pace.round]} of {count_of(pace.searches[pace.round], 'candidate')}"
-            now_and_then.show(
-                f"{pace.round} round, {done}, {count_of(sum(pace.runs.values()), 'run')}, {_in_words(left_s)} left"
-            )
-
-    try:
-        for which, index, found in whole.run(WatchedWorkers(pool, on_run)):
-            if found.reason:  # told below the table
-                continue
-            is_load = which != "second" or whole.question.load is None
-            value = f"{found.value:.3g} {unit}" if is_load else count_of(round(found.value), "engine")
-            result = (
-                value if found.value else f"holds {'no load' if is_load else 'with no number of engines that may be'}"
-            )
-            line.show(f"{which} round, {whole.candidates[index].name}: {result} ({count_of(len(store), 'run')})")
-    finally:
-        line.clear()
-        now_and_then.clear()
-
-
-def _in_words(seconds: float) -> str:
-    return f"about {seconds / 60:.0f} min" if seconds >= 90 else f"about {max(seconds, 1):.0f} s"

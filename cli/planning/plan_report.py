@@ -4,37 +4,30 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...core.errors import count_of
+from .plan_day import WIDTH, hours_of
 
 if TYPE_CHECKING:
+    from ...planning.answer import PlanAnswer, PlannedCandidate
     from ...planning.confidence.ranked import Ranked
+    from ...planning.demand.bill import Bill
     from ...planning.plan import Plan
     from ...planning.search.judge import Finding
-    from ...planning.slo import Objective
-
-WIDTH = 80
-HELD = "95 % of runs"
 
 
-def report_of(
-    whole: Plan, ranked: list[Ranked], prices: Mapping[str, float], watts: Mapping[str, float]
-) -> tuple[list[str], list[str]]:
-    """Return the lines of the answer, and the sentences in it that concern the best."""
-    sentences = [_question(whole)]
-    lines = textwrap.wrap(sentences[0], WIDTH)
-    shown = [item for item in ranked if not item.dropped]
+def report_of(whole: Plan, ranked: Sequence[Ranked], answer: PlanAnswer) -> list[str]:
+    """Return the lines of the answer."""
+    lines = textwrap.wrap(answer.sentences[0], WIDTH)
+    both = [(item, one) for item, one in zip(ranked, answer.candidates, strict=True) if not item.dropped]
+    shown = [item for item, _ in both]
     if shown and shown[0].holds:
-        remarks = _remarks(whole, shown)
-        sentences += [_best(whole, shown[0]), *remarks[:-1]]
-        lines += ["", *_table(whole, shown), *_bill_table(whole, shown, prices), *_energy(whole, shown[0], watts)]
-        lines += _model_table(whole, shown)
-        lines += [line for text in remarks for line in textwrap.wrap(text, WIDTH)]
+        lines += ["", *_table(whole, shown), *_bill_table(whole, shown, [one.bill for _, one in both])]
+        lines += [*_energy(both[0][1]), *_model_table(whole, shown)]
+        lines += [line for text in (*answer.sentences[2:], answer.timing) for line in textwrap.wrap(text, WIDTH)]
     elif ranked:
-        sentences.append(_nothing_holds(whole, min(ranked, key=lambda item: item.finding.excess)))
-        lines += ["", *textwrap.wrap(sentences[-1], WIDTH)]
+        lines += ["", *textwrap.wrap(answer.sentences[1], WIDTH)]
     left = "not searched on (in brackets: of the best load in the first round)"
     for is_equal, why in ((True, f"Equal within the error of comparisons, {left}"), (False, f"Behind, {left}")):
         dropped = [item for item in ranked if item.dropped and item.holds and item.equal == is_equal]
@@ -52,85 +45,14 @@ def report_of(
         by_reason.setdefault(what, []).append(candidate.name)
     for what, refused in by_reason.items():
         lines += ["", *textwrap.wrap(f"Cannot run: {'; '.join(refused)}: {reasons[what]}", WIDTH)]
-    return lines, sentences
+    return [*lines, *(hours_of(answer.hours) if answer.hours is not None else [])]
 
 
-def _question(whole: Plan) -> str:
-    """Return what was asked: of which runs, within which limits."""
-    asked, trace = whole.question, whole.scenario.workload.trace
-    limits = ", ".join(map(str, asked.objectives))
-    if asked.load is None:
-        on = count_of(asked.gpus, "GPU") if asked.gpus else "the GPUs of one engine"
-        what = f"greatest {'load' if trace else 'rate'} on {on} that {HELD} hold"
-    else:
-        what = f"least GPUs for {asked.load:g} {'× the trace' if trace else 'requests/s'} that {HELD} hold"
-    return f"{whole.scenario.name}: {what} within {limits}"
-
-
-def _best(whole: Plan, best: Ranked) -> str:
-    from ...planning.answer import tokens_per_s
-
-    unit = "times the trace" if whole.scenario.workload.trace is not None else "requests/s"
-    gpus = count_of(best.gpus, "GPU")
-    return (
-        f"{best.candidate.name} holds {best.load:.3g} {unit} on {gpus} in {HELD}, "
-        f"{tokens_per_s(whole, best):,.0f} output tokens/s."
-    )
-
-
-def _length_of_runs(whole: Plan, best: Ranked) -> str:
-    """Say how long a run is, and how the stated load was found."""
-    from ...planning.confidence.bounds import CONFIDENCE, SHARE
-
-    summary = best.finding.summary
-    text = f"A run has {summary['submitted']:,} requests in {summary['duration']:.0f} s."
-    if whole.trace_part is not None:
-        text = f"{text} {whole.trace_part.of_a_run()}"
-    seeds = len(best.finding.crossings)
-    if seeds > 1:
-        text += (
-            f" The load is a tolerance bound over {seeds} seeds: with {CONFIDENCE:.0%} confidence {SHARE:.0%} of runs "
-            "of this length hold it. A longer run meets more bursts."
-        )
-    return text
-
-
-def _nothing_holds(whole: Plan, nearest: Ranked) -> str:
-    from ...planning.slo import TAKEN
-
-    found, gpus = nearest.finding, whole.question.gpus
-    needed = {index: whole.needed(index) for index in whole.rough} if whole.question.load is not None else {}
-    least = min((index for index in needed if needed[index]), key=lambda index: needed[index], default=None)
-    if least is not None:
-        there = f"the {count_of(gpus, 'GPU')}" if gpus else "the engines that are tried"
-        return f"Nothing holds on {there}. {whole.candidates[least].name} needs the least: about {count_of(needed[least], 'GPU')}."
-    devices = f" on {count_of(gpus, 'GPU')}" if gpus else ""
-    if refused := found.summary.get("refused"):
-        count = f"{refused:,} of {count_of(found.summary['submitted'], 'request')}"
-        return f"Nothing holds{devices}: at any load the engines refuse {count}. `foredraft simulate` says for which reason."
-    at = found.summary.get("request_throughput")
-    tightest = _tightest(found)
-    if found.excess == float("inf"):
-        within = "it is an overloaded run"
-    elif tightest.key == TAKEN:
-        within = f"all limits would have to be {found.excess:.3g} times as long for {tightest}"
-    else:
-        value = found.excess * tightest.limit_ms
-        within = f"{tightest.name} is {value:.3g} ms, {found.excess:.3g} times the limit of {tightest.limit_ms:g} ms"
-    return f"Nothing holds{devices}. Nearest is {nearest.candidate.name}: at {at:.3g} requests/s {within}."
-
-
-def _tightest(found: Finding) -> Objective:
-    """Return the objective that takes the most of its limit, of a candidate that could be searched."""
-    assert found.tightest is not None
-    return found.tightest
-
-
-def _table(whole: Plan, shown: list[Ranked]) -> list[str]:
-    from ...planning.answer import load_unit, tokens_per_s
+def _table(whole: Plan, shown: Sequence[Ranked]) -> list[str]:
+    from ...planning.answer import HELD, tightest_of, tokens_per_s
 
     greatest = whole.question.load is None
-    head = (f"{load_unit(whole):>12}{'half of runs':>16}" if greatest else "") + f"{'GPUs':>6}{'tokens/s':>10}"
+    head = (f"{whole.load_unit:>12}{'half of runs':>16}" if greatest else "") + f"{'GPUs':>6}{'tokens/s':>10}"
     head += "  tightest"
     rows = []
     for item in shown:
@@ -143,21 +65,14 @@ def _table(whole: Plan, shown: list[Ranked]) -> list[str]:
             cells += f"{('≥ ' if found.is_bound else '') + f'{item.load:.3g}':>12}{_half(found):>16}"
         tokens = tokens_per_s(whole, item)
         cells += f"{item.gpus:>6}{tokens:>10,.0f}"
-        rows.append(f"{cells}  {_tightest(found).name} {found.excess:.0%}")
+        rows.append(f"{cells}  {tightest_of(found).name} {found.excess:.0%}")
     explained = f"{HELD} hold the first load, half of them the second. " if greatest else ""
     explained += "tokens/s: output tokens per second of all GPUs of a row, its load times the mean output of a request."
     return [*_rows(shown, head, rows), "", *textwrap.wrap(explained, WIDTH)]
 
 
-def _bill_table(whole: Plan, shown: list[Ranked], prices: Mapping[str, float]) -> list[str]:
+def _bill_table(whole: Plan, shown: Sequence[Ranked], bills: Sequence[Bill | None]) -> list[str]:
     """Return the costs of the candidates whose GPU has a price: at the load that they hold, and at the scenario's."""
-    from ...planning.answer import load_unit
-    from ...planning.demand.bill import Bill
-
-    bills = []
-    for item in shown:
-        price = prices.get(whole.gpu_of(item.candidate))
-        bills.append(Bill.of(whole, item, price) if item.holds and price is not None else None)
     if not any(bills):
         return []
     rows = []
@@ -168,21 +83,19 @@ def _bill_table(whole: Plan, shown: list[Ranked], prices: Mapping[str, float]) -
     head = 2 * f"{'output':>8}{'input':>7}{'all':>7}" + f"{'month':>9}"
     text = (
         f"Price of a million tokens, by --price. Left at the load that the row holds, right at the scenario's own "
-        f"{whole.own_load:g} {load_unit(whole)} on the same GPUs. output, input, all: the whole price, borne by these "
+        f"{whole.own_load:g} {whole.load_unit} on the same GPUs. output, input, all: the whole price, borne by these "
         "tokens alone. month: 730 hours."
     )
     return ["", *textwrap.wrap(text, WIDTH), "", *_rows(shown, head, rows)]
 
 
-def _energy(whole: Plan, best: Ranked, watts: Mapping[str, float]) -> list[str]:
-    from ...planning.demand.bill import energy
-
-    found = energy(whole, best, watts)
+def _energy(best: PlannedCandidate) -> list[str]:
+    found = best.energy
     if found is None:
         return []
     text = (
-        f"{best.candidate.name} takes {found['kwh_per_million']:.3g} kWh per million output tokens and "
-        f"{found['kwh_per_month']:,.0f} kWh a month, with {found['watts_per_gpu']:g} W a GPU (--power)."
+        f"{best.name} takes {found.kwh_per_million:.3g} kWh per million output tokens and "
+        f"{found.kwh_per_month:,.0f} kWh a month, with {found.watts_per_gpu:g} W a GPU (--power)."
     )
     return ["", *textwrap.wrap(text, WIDTH)]
 
@@ -195,10 +108,10 @@ def _half(found: Finding) -> str:
     return f"{found.interval.mean:.3g}" + (f" ± {width:.2g}" if math.isfinite(width) else "")
 
 
-def _model_table(whole: Plan, shown: list[Ranked]) -> list[str]:
+def _model_table(whole: Plan, shown: Sequence[Ranked]) -> list[str]:
     """Return a table of what holds if times are not as simulated, and what it rests on."""
     from ...observe.tables import intervals_rest_on, outside_of_intervals
-    from ...planning.answer import load_unit
+    from ...planning.answer import tightest_of
 
     rests = [item.rests_on for item in shown if item.holds]
     if all(item.taken_range is None for item in shown):
@@ -217,10 +130,10 @@ def _model_table(whole: Plan, shown: list[Ranked]) -> list[str]:
             )
         if item.taken_range is not None:
             low, high = item.taken_range
-            cells += f"  {_tightest(item.finding).name} {low:.0%} to {high:.0%}"
+            cells += f"  {tightest_of(item.finding).name} {low:.0%} to {high:.0%}"
         rows.append(cells)
     lines = ["", "If the times of passes and first tokens are not as simulated, 80 % intervals", ""]
-    lines += [*_rows(shown, f"{load_unit(whole) if is_load else 'GPUs':>18}  tightest", rows), ""]
+    lines += [*_rows(shown, f"{whole.load_unit if is_load else 'GPUs':>18}  tightest", rows), ""]
     texts = (intervals_rest_on(*rests), outside_of_intervals(numbers))
     return lines + [line for text in texts for line in textwrap.wrap(text, WIDTH)]
 
@@ -230,7 +143,7 @@ def _ends(ends: Sequence[float | None] | None) -> str:
     return "–" if ends is None else " to ".join("–" if end is None else f"{end:.3g}" for end in ends)
 
 
-def _rows(shown: list[Ranked], head: str, rows: Sequence[str]) -> list[str]:
+def _rows(shown: Sequence[Ranked], head: str, rows: Sequence[str]) -> list[str]:
     """Return a table with a row for each candidate: its mark, its name, its cells. Names are wrapped where the table
     would be wider than 80 columns."""
     widest = max(map(len, (head, *rows)))
@@ -241,27 +154,3 @@ def _rows(shown: list[Ranked], head: str, rows: Sequence[str]) -> list[str]:
         first, *more = textwrap.wrap(item.candidate.name, width - 1, break_on_hyphens=False)
         lines += [f"{mark:>3} {first:{width}}{cells}", *(f"{'':6}{line}" for line in more)]
     return lines
-
-
-def _remarks(whole: Plan, shown: list[Ranked]) -> list[str]:
-    """Return what limits the best candidate, what the marks mean, what the runs took of a trace, and at the end whose
-    timing it is."""
-    from ...planning.answer import limit_of
-    from ...planning.confidence.comparison import source_of_comparisons
-
-    limited, timing = limit_of(whole, shown[0])
-    texts = [limited]
-    if any(item.equal for item in shown[1:]) and whole.question.load is not None:
-        texts.append(
-            "= serves the load at no more cost than the first; the one that takes less of the limits stands first."
-        )
-    elif any(item.equal for item in shown[1:]):
-        source = source_of_comparisons(whole.question.model_error)
-        texts.append(
-            f"= cannot be told from the first, compared seed by seed, with a cost model that may be wrong about the ratio "
-            f"of two candidates, but not about what they share (80 % intervals; {source})."
-        )
-    texts.append(_length_of_runs(whole, shown[0]))
-    if whole.trace_part is not None:
-        texts += whole.trace_part.warnings(whole.question.load)
-    return [*texts, timing]

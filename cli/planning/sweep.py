@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...core.errors import count_of
-from ..options import Quiet, ScenarioFile, Seed, Settings, TraceFile, option
+from ..options import AsJson, Quiet, ScenarioFile, Seed, Settings, TraceFile, option, print_document
 from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 from ..simulation.simulate import given_by_options
 from .options import Cluster, NumWorkers, OutDirectory, kept_runs
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ...planning.sweep import Sweep
     from ...planning.workers import Workers
+    from ..documents.simulation import SweepDocument
 
 COLUMNS = {  # key of the summary -> its title in two lines and the digits behind the point
     "request_throughput": ("requests\nper s", 2),
@@ -41,7 +44,8 @@ Seeds = Annotated[int, option("--seeds", "Runs of each combination; each run has
 def sweep(
     scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
     grid: Grid = [], settings: Settings = None, trace: TraceFile = None, seeds: Seeds = 3, seed: Seed = None,  # noqa: B006
-    out: OutDirectory = None, workers: NumWorkers = None, cluster: Cluster = None, quiet: Quiet = False,
+    out: OutDirectory = None, workers: NumWorkers = None, cluster: Cluster = None, as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Simulate every combination of some settings, each with several seeds.
 
@@ -72,6 +76,9 @@ def sweep(
     values = parse_grid(grid)
     if not values:
         raise ConfigError.of("--grid", "", "give at least one key with its values: speculation.steps=0..7")
+    if "seed" in values:
+        message = f"every combination has the same seeds: give --seeds {len(values['seed'])} (and --seed for the first)"
+        raise ConfigError.of("--grid", "seed", message)
     given = [*(settings or ()), *given_by_options(trace, seed)]
     launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
     resolved, origins = load_scenario(scenario, given, launch)
@@ -87,8 +94,11 @@ def sweep(
     whole = Sweep(points, range(resolved.seed, resolved.seed + seeds))
     with kept_runs("sweep", tables, out, workers, cluster, points=points, seeds=list(whole.seeds)) as (pool, store):
         _run_all(whole, pool, len(store), quiet)
-    _print_report(whole, resolved.name, list(values), notices)
-    typer.echo(f"\nWritten to {store.path / TABLE}.")
+    if as_json:
+        print_document(_document(whole, resolved.name, notices, store.path / TABLE))
+    else:
+        _print_report(whole, resolved.name, list(values), notices)
+        typer.echo(f"\nWritten to {store.path / TABLE}.")
     if all(trial.status != "done" for trial in whole.trials.values()):
         raise typer.Exit(2)
 
@@ -124,6 +134,26 @@ def _clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def _document(sweep: Sweep, name: str, notices: Sequence[str], table: Path) -> SweepDocument:
+    """Return the means of every number of the summaries, by combination."""
+    from ...planning.confidence.intervals import estimate
+    from ..documents.simulation import Combination, SweepDocument, SweptResult
+
+    found = []
+    for point, settings in enumerate(sweep.points):
+        trials = [trial for seed in sweep.seeds if (trial := sweep.trials.get((point, seed))) is not None]
+        done = [trial.summary for trial in trials if trial.status == "done"]
+        results = {}
+        for key in dict.fromkeys(key for summary in done for key in summary if key not in ("seed", *settings)):
+            values = sweep.values(point, key)
+            if values and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+                mean = estimate(values)
+                results[key] = SweptResult(mean.mean, mean.half_width if len(values) > 1 else None)
+        problems = dict.fromkeys(trial.message for trial in trials if trial.status != "done")
+        found.append(Combination(dict(settings), len(done), results, list(problems)))
+    return SweepDocument(name, list(sweep.seeds), found, list(notices), str(table))
 
 
 @dataclass(frozen=True)

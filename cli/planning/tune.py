@@ -3,17 +3,15 @@ that servers take."""
 
 from __future__ import annotations
 
-import itertools
-import json
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...core.errors import count_of
-from ..options import Quiet, ScenarioFile, Seed, Settings, TraceFile, option
+from ..options import AsJson, Quiet, ScenarioFile, Seed, Settings, TraceFile, option, print_document
 from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 from ..simulation.simulate import given_by_options
 from .options import Cluster, NumWorkers, OutDirectory, kept_runs
@@ -22,12 +20,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ...planning.confidence.intervals import Estimate
+    from ...planning.tuning.result import TuneResult
     from ...planning.tuning.tune import Judged, Tune
 
 WIDTH = 80
 EXIT_BEHIND = 1
-SEARCH_SEEDS_FROM = 1_000_000
-"""The seeds of the search begin so far above those of the comparison: no run is made with both."""
 
 
 Trials = Annotated[int, option("--trials", "Number of tables that the search tries.", min=1, max=10_000)]
@@ -36,7 +33,6 @@ Seeds = Annotated[
     int, option("--seeds", "Runs of each candidate in the final comparison, with other seeds.", min=2, max=1000)
 ]
 Requests = Annotated[int, option("--requests", "Approximate number of requests of a run.", min=10)]
-AsJson = Annotated[bool, option("--json", "Print one JSON object instead of text tables.")]
 
 
 def tune(
@@ -65,95 +61,52 @@ def tune(
     files for SGLang, vLLM and TensorRT-LLM, result.json, and every run. After
     Ctrl-C the same command continues.
     """
-    from ...planning.tuning.tune import Question, Tune
+    from ...planning.tuning.result import search_table
+    from ...planning.tuning.tune import Tune, question_of_tune
     from ...sim.scenario_file import load_scenario
 
     launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
     resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)], launch)
-    first = resolved.seed + SEARCH_SEEDS_FROM
-    question = Question(
-        range(first, first + search_seeds), range(resolved.seed, resolved.seed + seeds), trials, requests
-    )
+    question = question_of_tune(resolved, trials, search_seeds, seeds, requests)
     whole = Tune(resolved, question)
-    described = {key: list(value) if isinstance(value, range) else value for key, value in asdict(question).items()}
-    with kept_runs("tune", whole.tables, out, workers, cluster, asked=described) as (pool, store):
-        _watch(whole, pool, quiet)
-    result = _result(whole)
-    written, left_out = _write_files(whole, store.path, result)
+    with (
+        kept_runs("tune", whole.tables, out, workers, cluster, asked=question.to_json()) as (pool, store),
+        _progress(quiet) as show,
+    ):
+        result = search_table(whole, pool, store, show)
     if as_json:
-        typer.echo(json.dumps({**result, "files": [str(path) for path in written], "not_written": left_out}, indent=1))
+        print_document(result)
     else:
-        typer.echo("\n".join([*_report(whole), *_written(written, left_out)]))
-    if whole.best is None:
+        typer.echo("\n".join([*_report(whole), *_written(store.path, result)]))
+    if not result.holds:
         raise typer.Exit(EXIT_BEHIND)
 
 
-def _watch(whole: Tune, pool: Any, quiet: bool) -> None:
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Show each table that is found, and every ten seconds how many runs have ended."""
     from ..progress import LINE_EVERY_S, StatusLine
 
     line = StatusLine(quiet, line_every_s=LINE_EVERY_S)
     found = ""
+
+    def show(text: str) -> None:
+        nonlocal found
+        is_step = "table" in text
+        found = text if is_step else found
+        if line.due_s(always=is_step) is not None:
+            line.show(found if is_step else "; ".join(filter(None, (found, text))))
+
     try:
-        for text in itertools.chain(whole.search(pool), whole.compare(pool)):
-            is_step = "table" in text
-            found = text if is_step else found
-            if line.due_s(always=is_step) is not None:
-                line.show(found if is_step else "; ".join(filter(None, (found, text))))
+        yield show
     finally:
         line.clear()
 
 
-def _shown(whole: Tune) -> Judged:
-    """Return the table to use, or the one that is the least behind."""
-    best = whole.best or whole.nearest
-    assert best is not None, "a search that has ended has judged a table"
-    return best
-
-
-def _result(whole: Tune) -> dict[str, Any]:
-    """Return what was found as plain data: phases, the table, its shortfalls, and its gain over each other setting."""
-    from ...sim.confidence import rests_on
-
-    best = _shown(whole)
-    schedule = whole.best_schedule
-    gains = {
-        name: {phase: [found.mean, found.half_width] if found else None for phase, found in row.items()}
-        for name, row in _gains(whole, best).items()
-    }
-    return {
-        "scenario": whole.scenario.name,
-        "phases": {phase.name: {"about": phase.about, **phase.settings} for phase in whole.phases},
-        "seeds": list(whole.question.seeds),
-        "intervals_rest_on": rests_on(whole.model.plain),
-        "holds": whole.best is not None,
-        "table": best.table,
-        "behind_best_fixed": best.shortfall,
-        "schedule": schedule.table if schedule else None,
-        "gain_over": gains,
-        "passed_over": [
-            {"table": one.table, "behind_best_fixed": one.shortfall} for one in whole.judged if not one.holds
-        ],
-    }
-
-
-def _gains(whole: Tune, best: Judged) -> dict[str, dict[str, Estimate | None]]:
-    """Return by setting and phase how much faster the table is; the last phase is all of them.
-    The least gain comes last."""
-    from ...planning.tuning.tables import settings_of
-
-    others = whole.others()
-    schedule = whole.best_schedule
-    if schedule is not None and schedule is not best:
-        others["schedule"] = settings_of(schedule.table)
-    rows = {}
-    for name, settings in others.items():
-        row = {phase.name: whole.gain(best.table, settings, [phase]) for phase in whole.phases}
-        rows[name] = {**row, "all": whole.gain(best.table, settings, whole.phases)}
-    return dict(sorted(rows.items(), key=lambda item: -(item[1]["all"].mean if item[1]["all"] else -1.0)))
-
-
 def _report(whole: Tune) -> list[str]:
-    scenario, best = whole.scenario, _shown(whole)
+    from ...planning.tuning.result import best_of, gains_of
+
+    scenario, best = whole.scenario, best_of(whole)
     title = f"{scenario.name}: draft steps of {scenario.speculation.algorithm} on {scenario.model.target}, {scenario.hardware.gpu}"
     lines = [*textwrap.wrap(title, WIDTH), *(f"  {phase.name:<10} {phase.about}" for phase in whole.phases), ""]
     lines += ["Table" if whole.best else "The table that is the least behind", *_table_lines(best.table)]
@@ -164,7 +117,7 @@ def _report(whole: Tune) -> list[str]:
     lines += ["", f"How much faster the table is, in %, with half of the 95 % interval ({seeds} seeds)"]
     names = [*(phase.name for phase in whole.phases), "all"]
     lines.append(f"{'faster than':15}" + "".join(f"{name:>13}" for name in names))
-    for name, row in _gains(whole, best).items():
+    for name, row in gains_of(whole, best).items():
         lines.append(f"{name:15}" + "".join(f"{_percent(row[phase]):>13}" for phase in names))
     return [*lines, "", *_verdict(whole, best)]
 
@@ -217,30 +170,11 @@ def _verdict(whole: Tune, best: Judged) -> list[str]:
     return [line for text in filter(None, texts) for line in textwrap.wrap(text, WIDTH)]
 
 
-def _write_files(whole: Tune, directory: Path, result: Mapping[str, Any]) -> tuple[list[Path], dict[str, str]]:
-    """Write the result, and if a table holds what servers take. Returns the paths, and why a server has no file."""
-    from ...observe.output_files import write_text
-    from ...planning.servers.files import server_files
-    from ...planning.tuning.tables import settings_of
-    from ...sim.scenario_file import scenario_with
-    from ..simulation.scenario_text import scenario_text
+def _written(directory: Path, result: TuneResult) -> list[str]:
+    from ...planning.tuning.result import RESULT
 
-    files, left_out = {"result.json": json.dumps(result, indent=1) + "\n"}, dict[str, str]()
-    if whole.best is not None:
-        schedule = whole.best_schedule
-        tuned = scenario_with(whole.tables, settings_of(whole.best.table))
-        most = whole.model.plain.spec.config.max_running
-        server, left_out = server_files(tuned, whole.best.table, schedule.table if schedule else None, most)
-        files |= {**server, "scenario.toml": scenario_text(tuned, {})}
-    for name, text in files.items():
-        write_text(directory / name, text, replace=True)
-    return [directory / name for name in files], left_out
-
-
-def _written(written: Sequence[Path], left_out: Mapping[str, str]) -> list[str]:
-    names = ", ".join(path.name for path in written)
     texts = [
-        f"Written to {written[0].parent}: {names}.",
-        *(f"Nothing for {name}: {reason}." for name, reason in left_out.items()),
+        f"Written to {directory}: {', '.join((RESULT, *result.files))}.",
+        *(f"Nothing for {name}: {reason}." for name, reason in result.not_written.items()),
     ]
     return ["", *(line for text in texts for line in textwrap.wrap(text, WIDTH, break_on_hyphens=False))]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ...core.errors import count_of
-from ..options import argument, option
+from ..options import AsJson, argument, option, print_document
 
 if TYPE_CHECKING:
     from ...core.acceptance.fit import AcceptanceFit
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from ...core.acceptance.process import GaussianAcceptance
     from ...sim.workload.acceptance_logs import AcceptanceLog
     from ...sim.workload.acceptance_means import MeanAcceptance
+    from ..documents.simulation import AcceptanceDocument
+
+Statistic = tuple[str, float, float]
+"""A name, and its value recorded and fitted; NaN where the files do not tell it."""
 
 _SPREAD = "the spread between requests (request_share)"
 _CORRELATION = "the correlation (field_share, correlation_len)"
@@ -36,6 +41,7 @@ Out = Annotated[Path | None, option("--out", "Write the table `acceptance` of a 
 
 def acceptance(
     files: Files, steps: Steps = None, preset: Preset = "chat", allow_truncated: AllowTruncated = False, out: Out = None,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Fit the acceptance of drafts to a server's measurements, and print it as a scenario's table.
 
@@ -61,46 +67,68 @@ def acceptance(
 
     chosen = choose_preset(preset).preset
     log = read_acceptance([str(path) for path in files], steps, allow_truncated)
-    lines = [f"format    {log.form}"]
+    distance = None
     if isinstance(log, AcceptanceLog):
         fitted = log.fit(chosen.process())
-        process, unknown = fitted.process, _unknown_parts(log, fitted, chosen.name)
-        lines += _fit_lines(log, fitted)
+        process, unknown, distance = fitted.process, _unknown_parts(log, fitted, chosen.name), fitted.histogram_distance
+        read, rows = _read(log, fitted), list(_statistics(fitted))
     else:
-        process, unknown, mean_lines = _fit_to_means(log, chosen)
-        lines += mean_lines
-    remarks = [f"left out  {number:,} {what}" for what, number in log.left_out.items()]
-    remarks += [f"unknown   {what}" for what in unknown]
-    lines += ["", *remarks] if remarks else []
+        read = f"{count_of(len(log.means), 'mean accept length')}, by tokens"
+        process, unknown, rows = _fit_to_means(log, chosen)
     table = _scenario_table(process, log.form, unknown)
-    typer.echo("\n".join([*lines, "", table]), nl=False)
     if out is not None:
         from ...observe.output_files import write_text
 
         write_text(out, table, replace=True)
+    if as_json:
+        print_document(_document(log, process, rows, unknown, distance))
+        return
+    lines = [f"format    {log.form}", f"read      {read}", "", f"{'':34}{'recorded':>12}{'fitted':>12}"]
+    lines += [_row(*row) for row in rows]
+    if distance is not None:
+        lines.append(f"rounds by accepted drafts: {distance:.1%} fall elsewhere in the fit")
+    remarks = [f"left out  {number:,} {what}" for what, number in log.left_out.items()]
+    remarks += [f"unknown   {what}" for what in unknown]
+    lines += ["", *remarks] if remarks else []
+    typer.echo("\n".join([*lines, "", table]), nl=False)
+    if out is not None:
         typer.echo(f"\nWritten to {out}.")
 
 
-def _fit_lines(log: AcceptanceLog, fitted: AcceptanceFit) -> list[str]:
-    recorded, simulated = fitted.recorded, fitted.simulated
-    requests = "" if log.num_requests is None else f" of {count_of(log.num_requests, 'request')}"
-    lines = [
-        f"read      {count_of(recorded.num_rounds, 'round')}{requests}, {count_of(log.steps, 'draft step')}",
-        "",
-        f"{'':34}{'recorded':>12}{'fitted':>12}",
-        _row("mean accept length, by tokens", recorded.mean_accept_length, simulated.mean_accept_length),
-        _row("mean accept length, by requests", recorded.request_mean, simulated.request_mean),
-        _row("requests' means, 5th percentile", recorded.request_p5, simulated.request_p5),
-        _row("requests' means, 95th percentile", recorded.request_p95, simulated.request_p95),
-        _row("correlation of successive rounds", recorded.lag_correlation[0], simulated.lag_correlation[0]),
+def _document(
+    log: AcceptanceLog | MeanAcceptance,
+    process: GaussianAcceptance,
+    rows: Sequence[Statistic],
+    unknown: Sequence[str],
+    distance: float | None,
+) -> AcceptanceDocument:
+    from ..documents.simulation import AcceptanceDocument, FittedStatistic
+
+    statistics = [
+        FittedStatistic(name, *(None if math.isnan(value) else float(value) for value in numbers))
+        for name, *numbers in rows
     ]
+    table = {"conditional": [float(value) for value in process.conditional]}
+    table |= {key: getattr(process, key) for key in ("request_share", "field_share", "correlation_len")}
+    return AcceptanceDocument(log.form, statistics, distance, dict(log.left_out), list(unknown), table)
+
+
+def _read(log: AcceptanceLog, fitted: AcceptanceFit) -> str:
+    requests = "" if log.num_requests is None else f" of {count_of(log.num_requests, 'request')}"
+    return f"{count_of(fitted.recorded.num_rounds, 'round')}{requests}, {count_of(log.steps, 'draft step')}"
+
+
+def _statistics(fitted: AcceptanceFit) -> Iterator[Statistic]:
+    recorded, simulated = fitted.recorded, fitted.simulated
+    yield "mean accept length, by tokens", recorded.mean_accept_length, simulated.mean_accept_length
+    yield "mean accept length, by requests", recorded.request_mean, simulated.request_mean
+    yield "requests' means, 5th percentile", recorded.request_p5, simulated.request_p5
+    yield "requests' means, 95th percentile", recorded.request_p95, simulated.request_p95
+    yield "correlation of successive rounds", recorded.lag_correlation[0], simulated.lag_correlation[0]
     reached = 1.0
     for position, (seen, found) in enumerate(zip(recorded.conditional, simulated.conditional, strict=True), 1):
-        lines.append(
-            _row(f"position {position}, of {count_of(round(reached * recorded.num_rounds), 'round')}", seen, found)
-        )
+        yield f"position {position}, of {count_of(round(reached * recorded.num_rounds), 'round')}", seen, found
         reached *= seen
-    return [*lines, f"rounds by accepted drafts: {fitted.histogram_distance:.1%} fall elsewhere in the fit"]
 
 
 def _row(name: str, recorded: float, fitted: float) -> str:
@@ -127,15 +155,15 @@ def _unknown_parts(log: AcceptanceLog, fitted: AcceptanceFit, preset: str) -> li
     return parts
 
 
-def _fit_to_means(log: MeanAcceptance, preset: AcceptancePreset) -> tuple[GaussianAcceptance, list[str], list[str]]:
+def _fit_to_means(
+    log: MeanAcceptance, preset: AcceptancePreset
+) -> tuple[GaussianAcceptance, list[str], list[Statistic]]:
     from ...core.acceptance.fit import fit_means
 
     process, fitted = fit_means(log.means, preset.process())
     several = len({steps for steps, _ in log.means}) > 1
-    lines = [f"read      {count_of(len(log.means), 'mean accept length')}, by tokens", ""]
-    lines.append(f"{'':34}{'recorded':>12}{'fitted':>12}")
-    lines += [
-        _row(f"mean accept length, {count_of(steps, 'step')}", length, found)
+    rows = [
+        (f"mean accept length, {count_of(steps, 'step')}", length, found)
         for (steps, length), found in zip(log.means, fitted, strict=True)
     ]
     shape = (
@@ -146,7 +174,7 @@ def _fit_to_means(log: MeanAcceptance, preset: AcceptancePreset) -> tuple[Gaussi
     unknown = [
         f"{what}: as in preset {preset.name}" for what in (shape, f"the mean by requests, and {_SPREAD}", _CORRELATION)
     ]
-    return process, unknown, lines
+    return process, unknown, rows
 
 
 def _scenario_table(process: GaussianAcceptance, form: str, unknown: list[str]) -> str:

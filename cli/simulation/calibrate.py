@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ...core.errors import count_of
-from ..options import Quiet, Settings, argument, option
+from ..options import AsJson, Quiet, Settings, argument, option, print_document
 
 if TYPE_CHECKING:
-    from ...sim.calibration.fit import PointFit
-    from ...sim.cost.calibration import FittedParameters
+    from ...sim.calibration.result import CalibrateResult
 
 DEVICE = "device_scale"
 LABELS = {
@@ -58,7 +56,7 @@ def calibrate(
     first: First = None, more: More = None, scenario: Scenario = None, settings: Settings = None, model: Model = None,
     draft: Draft = None, steps: Steps = None, topk: Topk = 1, num_draft_tokens: NumDraftTokens = None, max_running: MaxRunning = 8,
     context_len: ContextLen = 512, repeat: Repeat = 7, clock: Clock = "wall", device: Device = "auto", threads: Threads = None,
-    out: Out = Path("profile.json"), quiet: Quiet = False,
+    out: Out = Path("profile.json"), as_json: AsJson = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Fit the simulator's timing to your own measurements, and write a profile.
 
@@ -97,7 +95,7 @@ def calibrate(
 
         measure(
             out=out, model=model, draft=draft, steps=steps, topk=topk, num_draft_tokens=num_draft_tokens, max_running=max_running,
-            context_len=context_len, repeat=repeat, clock=clock, device=device, threads=threads, quiet=quiet,
+            context_len=context_len, repeat=repeat, clock=clock, device=device, threads=threads, as_json=as_json, quiet=quiet,
         )  # fmt: skip
         return
     if draft is not None or not files:
@@ -106,37 +104,36 @@ def calibrate(
             if draft is not None
             else "nothing to calibrate from: give --from FILE (a benchmark's result) or --model DIR; see --help"
         )
-    _fit(files, scenario, settings, out, quiet)
+    _fit(files, scenario, settings, out, as_json, quiet)
 
 
-def _fit(files: list[str], scenario: Path | None, settings: list[str] | None, out: Path, quiet: bool) -> None:
+def _fit(
+    files: list[str], scenario: Path | None, settings: list[str] | None, out: Path, as_json: bool, quiet: bool
+) -> None:
     """Fit the timing to the points of `files`, write the profile, and print it."""
     from ...observe.output_files import JsonRecord
-    from ...sim.calibration.fit import calibrate as fit_points
-    from ...sim.calibration.prediction import measured_scenario
-    from ...sim.calibration.result_files import read_points
-    from ...sim.cost.calibration import profile_document
+    from ...sim.calibration.result import calibrate_from_files
     from ...sim.scenario_file import load_scenario
     from ..progress import LINE_EVERY_S, StatusLine
 
     record = JsonRecord(out)
-    points = read_points(files)
     base, origins = load_scenario(scenario, settings or ())
-    base = measured_scenario(points, base, origins)
     line = StatusLine(quiet, redraw_every_s=REDRAW_EVERY_S, line_every_s=LINE_EVERY_S)
 
-    def show(simulations: int) -> None:
+    def show(points: int, simulations: int) -> None:
         if line.due_s() is not None:
-            line.show(f"{count_of(len(points), 'point')}, {count_of(simulations, 'simulation')}")
+            line.show(f"{count_of(points, 'point')}, {count_of(simulations, 'simulation')}")
 
-    source = ", ".join(dict.fromkeys(Path(point.file).name for point in points))
     try:
-        fit = fit_points(points, base, source, out.stem, show)
+        found = calibrate_from_files(files, base, origins, out.stem, show)
     finally:
         line.clear()
-    record.write(profile_document(fit.calibration))
-    lines = [*_parameters(fit), "", *_points(fit), "", *_remarks(fit)]
-    typer.echo("\n".join([*lines, f"Written to {out}. In a scenario:", "", *_table(fit, out)]))
+    record.write(dict(found.profile))
+    if as_json:
+        print_document(found)
+        return
+    lines = [*_parameters(found), "", *_results(found), "", *_remarks(found)]
+    typer.echo("\n".join([*lines, f"Written to {out}. In a scenario:", "", *_table(found, out)]))
 
 
 def _label(name: str) -> str:
@@ -147,75 +144,66 @@ def _labels(names: Iterable[str]) -> str:
     return ", ".join(map(_label, names))
 
 
-def _fitted(fit: PointFit) -> FittedParameters:
-    parameters = fit.calibration.parameters
-    assert parameters is not None, "points have no measured steps"
-    return parameters
-
-
-def _parameters(fit: PointFit) -> Iterator[str]:
+def _parameters(found: CalibrateResult) -> Iterator[str]:
     """Yield the lines of the parameters: in the server's profile, fitted, and how well they are told."""
-    fitted = _fitted(fit)
-    kernels = {"roofline": "the roofline", "measured": "measured kernels"}[fitted.kernels]
-    what = f"{fit.calibration.model} on {fit.calibration.gpu}"
-    yield f"{count_of(fitted.points, 'point')}, fitted around {fitted.server} over {kernels}: {what}"
+    kernels = {"roofline": "the roofline", "measured": "measured kernels"}[found.kernels]
+    what = f"{found.model} on {found.gpu}"
+    yield f"{count_of(found.points, 'point')}, fitted around {found.server} over {kernels}: {what}"
     yield ""
     yield f"{'':26}{'server':>9}{'fitted':>9}   {'interval (90 %)':20}{'told':>8}"
-    for name, item in fitted.values.items():
-        scale = 1.0 if name == DEVICE else 1e-3
+    for one in found.parameters:
+        scale = 1.0 if one.name == DEVICE else 1e-3
         before, value, low, high = (
-            f"{number * scale:.{3 if name == DEVICE else 0 if number >= 1e5 else 1}f}"
-            for number in (fit.by_server[name], item.value, item.low, item.high)
+            f"{number * scale:.{3 if one.name == DEVICE else 0 if number >= 1e5 else 1}f}"
+            for number in (one.server, one.value, one.low, one.high)
         )
-        told = "no" if name in fit.untold else f"{item.told:.0%}"
-        yield f"{_label(name):26}{before:>9}{value:>9}   {f'{low} … {high}':20}{told:>8}"
+        told = f"{one.told:.0%}" if one.is_told else "no"
+        yield f"{_label(one.name):26}{before:>9}{value:>9}   {f'{low} … {high}':20}{told:>8}"
 
 
-def _points(fit: PointFit) -> Iterator[str]:
+def _results(found: CalibrateResult) -> Iterator[str]:
     """Yield a line for every result: measured, fitted, its error in the fit, and left out of it."""
-    width = max(len(item.point.title) for item in fit.results)
+    width = max(len(one.point) for one in found.results)
     yield f"{'':{width + 10}}{'measured':>10}{'fitted':>10}{'error':>8}{'left out':>12}"
-    for point, results in groupby(fit.results, key=lambda item: item.point):
-        title = point.title
-        for item in results:
-            left_out = "not fitted" if item.left_out_error is None else f"{item.left_out_error:+.1%}"
-            numbers = f"{item.measured:10,.2f}{item.predicted:10,.2f}{item.error:+8.1%}{left_out:>12}"
-            yield f"{title:{width}}{UNITS[item.column]:>10}{numbers}"
-            title = ""
-    fitted = _fitted(fit)
-    yield f"{'mean absolute error, decoding':{width + 30}}{fitted.error:8.1%}{fitted.left_out_error:12.1%}"
+    last = ""
+    for one in found.results:
+        left_out = "not fitted" if one.left_out_error is None else f"{one.left_out_error:+.1%}"
+        numbers = f"{one.measured:10,.2f}{one.fitted:10,.2f}{one.error:+8.1%}{left_out:>12}"
+        title, last = "" if one.source == last else one.point, one.source
+        yield f"{title:{width}}{UNITS[one.name]:>10}{numbers}"
+    yield f"{'mean absolute error, decoding':{width + 30}}{found.error:8.1%}{found.left_out_error:12.1%}"
 
 
-def _remarks(fit: PointFit) -> Iterator[str]:
+def _remarks(found: CalibrateResult) -> Iterator[str]:
     """Yield what the points cannot tell, what would, and which of them contradict the others."""
     lines = []
-    drifting = sum(item.column == "mean_ttft_ms" and item.point.output_std > 0 for item in fit.results)
-    if drifting:
+    if drifting := sum(one.assumes_spread for one in found.results):
         lines.append(
             f"assumed      lengths with a spread in {drifting} of the runs: by the time to the first token clients keep no step"
         )
-    if fit.untold:
-        lines.append(f"not told     {_labels(fit.untold)}: the points take away less than half of their uncertainty")
-    for one, other in fit.entangled:
+    untold = [one.name for one in found.parameters if not one.is_told]
+    if untold:
+        lines.append(f"not told     {_labels(untold)}: the points take away less than half of their uncertainty")
+    for one, other in found.entangled:
         lines.append(f"entangled    {_label(one)} and {_label(other)}: the points tell a sum of them")
-    for suggestion in fit.suggestions:
-        lines.append(f"would tell   {_labels(suggestion.tells)}: {suggestion.title}")
-    hidden = [name for name in fit.untold if not any(name in item.tells for item in fit.suggestions)]
+    for suggestion in found.suggestions:
+        lines.append(f"would tell   {_labels(suggestion.tells)}: {suggestion.point}")
+    hidden = [name for name in untold if not any(name in item.tells for item in found.suggestions)]
     if hidden:
         lines.append(f"no run here  would tell {_labels(hidden)}: too small, hidden behind the device, or entangled")
-    for item in fit.contradicting:
-        assert item.left_out_error is not None, "only results that are fitted have a score"
-        lines.append(
-            f"contradicts  {item.point.source}: {UNITS[item.column]} {item.measured:.4g}, by the other points "
-            f"{item.measured * (1 + item.left_out_error):.4g} ({item.point.title})"
-        )
+    for item in found.results:
+        if item.contradicts:
+            assert item.left_out_error is not None, "only results that are fitted have a score"
+            lines.append(
+                f"contradicts  {item.source}: {UNITS[item.name]} {item.measured:.4g}, by the other points "
+                f"{item.measured * (1 + item.left_out_error):.4g} ({item.point})"
+            )
     yield from [*lines, ""] if lines else []
 
 
-def _table(fit: PointFit, out: Path) -> Iterator[str]:
-    profile, fitted = fit.calibration, _fitted(fit)
+def _table(found: CalibrateResult, out: Path) -> Iterator[str]:
     yield "[hardware]"
     yield f"profile = {json.dumps(str(out), ensure_ascii=False)}"
-    yield f'gpu = "{profile.gpu}"'
-    yield f'server = "{fitted.server}"'
-    yield f'kernels = "{fitted.kernels}"'
+    yield f'gpu = "{found.gpu}"'
+    yield f'server = "{found.server}"'
+    yield f'kernels = "{found.kernels}"'

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from ..options import option
 
 WIDTH = 80
+MODEL = "model.target"
 FromSglang = Annotated[
     str | None, option("--from-sglang", "Launch command of SGLang, or only its arguments.", "COMMAND|FILE")
 ]
@@ -29,7 +30,8 @@ def launched(
     """Return the keys that a launch command gives, by its option; empty without one. Says on standard error what is not
     modelled.
 
-    `scenario`, `settings`: what else is given; the GPU, which a command does not name, is taken from there.
+    `scenario`, `settings`: what else is given; the GPU, which a command does not name, is taken from there, and the
+    model if the command names none.
     """
     commands = {"sglang": sglang, "vllm": vllm, "trtllm": trtllm}
     given = [(server, command) for server, command in commands.items() if command is not None]
@@ -43,8 +45,9 @@ def launched(
     if len(given) > 1:
         raise ConfigError.of("<arguments>", f"--from-{given[1][0]}", f"contradicts --from-{server}: give one of them")
     option = f"--from-{server}"
-    gpu = load_scenario(scenario, [text for text in settings if text.startswith("hardware.gpu=")])[0].hardware.gpu
-    launch = read_launch(server, command, option, gpu)
+    early = [text for text in settings if text.partition("=")[0].strip() in ("hardware.gpu", MODEL)]
+    known, origins = load_scenario(scenario, early)
+    launch = read_launch(server, command, option, known.hardware.gpu, has_model=MODEL in origins)
     for line in launch.notes():
         print(
             textwrap.fill(f"{option}: {line}", WIDTH, subsequent_indent="  ", break_on_hyphens=False), file=sys.stderr

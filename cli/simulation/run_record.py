@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ...sim.faults.service import FaultReport
     from ...sim.run import RunReport
     from ...sim.scenario import Scenario
-    from .scenario_text import DerivedRow
+    from ...sim.scenario.scenario_text import DerivedRow
 
 
 SUMMARY = "summary.json"
@@ -115,7 +115,7 @@ class RunRecord:
     def write_scenario(self, origins: Mapping[str, str], derived: Iterable[DerivedRow], notices: Sequence[str]) -> None:
         """Write the resolved scenario with its sources; it can be run again."""
         if self.directory is not None:
-            from .scenario_text import scenario_text
+            from ...sim.scenario.scenario_text import scenario_text
 
             write_text(self.directory / SCENARIO, scenario_text(self.scenario, origins, derived, notices))
 
@@ -126,7 +126,7 @@ class RunRecord:
 
     def finish(self, report: RunReport) -> dict[str, Any]:
         """Close all files, write the summary, and return it."""
-        from foredraft.simulation import summarize_run
+        from ...sim.summary.summary import summarize_run
 
         assert self._metrics is not None, "a run asks for its sinks"
         summary = summarize_run(self.scenario, report, self._metrics)

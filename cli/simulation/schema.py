@@ -1,42 +1,146 @@
-"""`foredraft schema`: the JSON schema of a scenario file, and the names of models."""
+"""`foredraft schema`: the JSON schemas of scenario files and of what commands print, and the names of models."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated
+import re
+from importlib import import_module
+from textwrap import dedent
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..options import option
+from ..options import argument, option, refuse_without_effect
 
+if TYPE_CHECKING:
+    from ...observe.output_files import Document
+
+_OWN = "cli.documents."
+DOCUMENTS: dict[str, tuple[str, ...]] = {
+    "simulate": (f"{_OWN}simulation:SimulateDocument", f"{_OWN}simulation:ExplainDocument"),
+    "plan": ("planning.answer:PlanAnswer",),
+    "tune": ("planning.tuning.result:TuneResult",),
+    "doctor": ("planning.rounds.doctor:Diagnosis",),
+    "cost": ("planning.rounds.cost:Cost",),
+    "sweep": (f"{_OWN}simulation:SweepDocument",),
+    "export": ("planning.servers.export:Export",),
+    "report": (f"{_OWN}simulation:ReportDocument",),
+    "trace": (f"{_OWN}simulation:TraceDocument",),
+    "acceptance": (f"{_OWN}simulation:AcceptanceDocument",),
+    "calibrate": ("sim.calibration.result:CalibrateResult", f"{_OWN}simulation:MeasureDocument"),
+    "generate": (f"{_OWN}decoding:GenerateDocument",),
+    "bench": (f"{_OWN}decoding:BenchDocument", f"{_OWN}decoding:EstimateDocument"),
+    "twin": (f"{_OWN}decoding:TwinDocument",),
+    "tiny": (f"{_OWN}decoding:TinyDocument",),
+    "warmup": (f"{_OWN}decoding:WarmupDocument",),
+    "selftest": (f"{_OWN}decoding:SelftestDocument",),
+    "lossless": (f"{_OWN}checking:LosslessDocument",),
+    "replay": (f"{_OWN}checking:ReplayDocument",),
+    "check": tuple(f"{_OWN}checking:{kind}Document" for kind in ("Check", "Mutants", "Invariants", "Case")),
+    "audit": (f"{_OWN}checking:AuditDocument",),
+}
+"""What each command prints with `--json`: a document of one of these kinds, as module and class."""
+WITHOUT = {
+    "serve": "runs until it is stopped; --log-format json makes its log JSON",
+    "schema": "prints JSON schemas, or a name per line",
+    "adaptive show": "prints a table of steps, which is JSON",
+    "adaptive export": "prints a file of another server",
+    "adaptive import": "prints a table of steps, which is JSON",
+}
+"""The commands without `--json`, and why."""
+
+Command = Annotated[
+    str | None, argument("COMMAND", "Command whose --json the schema describes. Default: scenario files.")
+]
 Models = Annotated[bool, option("--models", "Print the names that model.target and model.draft take instead.")]
 
 
-def schema(models: Models = False) -> None:
-    """Print the JSON schema of scenario files.
+def schema(command: Command = None, models: Models = False) -> None:
+    """Print the JSON schema of scenario files, or of what a command prints with --json.
 
-    The schema has every key with its type, default and meaning. Editors use it to
-    complete and check TOML files:
+    The schema of scenarios has every key with its type, default and meaning.
+    Editors use it to complete and check TOML files:
 
         foredraft schema > scenario.schema.json
+        foredraft schema plan > plan.schema.json
 
+    Every document of --json begins with its format and the format's version.
     With --models the command prints a name per line: the built-in models, then
-    those of the extra `measured`. A scenario also takes the path of a config.json.
+    those of the extra `measured`, then other names of both. A scenario also takes the path of a config.json.
     """
     from ...sim.scenario import Scenario
 
+    refuse_without_effect(("COMMAND", models and command is not None, "--models prints names"))
     if models:
         _print_models()
     else:
-        typer.echo(json.dumps(Scenario.model_json_schema(), indent=2))
+        found = Scenario.model_json_schema() if command is None else schema_of(command)
+        typer.echo(json.dumps(found, indent=2))
+
+
+def documents_of(command: str) -> list[type[Document]]:
+    """Return the kinds of documents that a command prints. Raises ConfigError for a command without `--json`."""
+    from ...core.errors import ConfigError, nearest
+
+    if command in WITHOUT:
+        raise ConfigError.of("schema", command, f"has no --json: it {WITHOUT[command]}")
+    if command not in DOCUMENTS:
+        message = f"is no command{nearest(command, DOCUMENTS)}; expected one of {', '.join(DOCUMENTS)}"
+        raise ConfigError.of("schema", command, message)
+    return [_loaded(kind) for kind in DOCUMENTS[command]]
+
+
+def _loaded(place: str) -> type[Document]:
+    module, _, name = place.partition(":")
+    found: type[Document] = getattr(import_module(f"foredraft.{module}"), name)
+    return found
+
+
+def schema_of(command: str) -> dict[str, Any]:
+    """Return the JSON schema of what a command prints with `--json`. Raises ConfigError for a command without it."""
+    kinds = [_schema(kind) for kind in documents_of(command)]
+    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    if len(kinds) == 1:
+        return dialect | kinds[0]
+    below = {name: schema for kind in kinds for name, schema in kind.pop("$defs", {}).items()}
+    return dialect | {"anyOf": kinds, "$defs": below}
+
+
+def _schema(kind: type[Document]) -> dict[str, Any]:
+    """Return the schema of one kind, with what every document begins with."""
+    from pydantic import TypeAdapter
+
+    schema = TypeAdapter(kind).json_schema(mode="serialization")
+    first = {
+        "format": {"const": kind.FORMAT},
+        "version": {"const": kind.VERSION},
+        "foredraft": {"type": "string", "description": "The version of Foredraft that made the document."},
+    }
+    schema["properties"] = first | schema["properties"]
+    schema["required"] = [*first, *schema["required"]]
+    for one in (schema, *schema.get("$defs", {}).values()):
+        _describe(one)
+    return schema
+
+
+_ATTRIBUTE = re.compile(r"^    (\w+): (.+(?:\n        .+)*)", re.MULTILINE)
+
+
+def _describe(schema: dict[str, Any]) -> None:
+    """Move the section "Attributes" of a class's docstring to its properties."""
+    text, _, attributes = dedent(schema.get("description", "")).partition("Attributes:\n")
+    if text:
+        schema["description"] = " ".join(text.split())
+    for name, meaning in _ATTRIBUTE.findall(attributes):
+        schema["properties"][name]["description"] = " ".join(meaning.split())
 
 
 def _print_models() -> None:
-    from ...core.model_shape import known_models
+    from ...core.model_shape import known_models, known_repositories
     from ...observe.distribution.install_hint import install_command
     from ...sim.cost.measured import packaged_models
 
     others = packaged_models()
-    typer.echo("\n".join([*known_models(), *others]))
+    typer.echo("\n".join(dict.fromkeys([*known_models(), *others, *known_repositories(others)])))
     if not others:
         typer.echo(f"foredraft: more names: {install_command('measured')}", err=True)

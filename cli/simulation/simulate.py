@@ -14,7 +14,17 @@ import typer
 
 from ...core.errors import count_of
 from ..logs import DEFAULT_FORMAT, LogFormat, LogLevel, start_logging
-from ..options import Quiet, ScenarioFile, Seed, Settings, TraceFile, option, refuse_without_effect
+from ..options import (
+    AsJson,
+    Quiet,
+    ScenarioFile,
+    Seed,
+    Settings,
+    TraceFile,
+    option,
+    print_document,
+    refuse_without_effect,
+)
 from .launch import FromSglang, FromTrtllm, FromVllm, launched
 
 if TYPE_CHECKING:
@@ -41,7 +51,7 @@ Faults = Annotated[str | None, option("--faults",
 def simulate(
     scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
     settings: Settings = None, trace: TraceFile = None, seed: Seed = None, out: OutDirectory = None, explain: Explain = False,
-    no_events: NoEvents = False, no_perfetto: NoPerfetto = False, faults: Faults = None, quiet: Quiet = False,
+    no_events: NoEvents = False, no_perfetto: NoPerfetto = False, faults: Faults = None, as_json: AsJson = False, quiet: Quiet = False,
     log_level: LogLevel = None, log_format: LogFormat = DEFAULT_FORMAT,
 ) -> None:  # fmt: skip
     """Simulate a deployment: throughput, latency, acceptance and memory of a scenario.
@@ -84,7 +94,7 @@ def simulate(
     if seed is not None:
         origins["seed"] = "--seed"
     if explain:
-        typer.echo(_explained(resolved, origins), nl=False)
+        _explain(resolved, origins, as_json)
         return
     plan = None
     if faults is not None:
@@ -95,7 +105,7 @@ def simulate(
             transfers = pools_of(resolved).is_disaggregated
         plan = load_fault_plan(faults, resolved.seed, transfers=transfers)
     with termination_is_interruption() as received, errors_at(origins):
-        report = _run(resolved, origins, out, out is not None and not no_events, not no_perfetto, quiet, plan)
+        report = _run(resolved, origins, out, out is not None and not no_events, not no_perfetto, as_json, quiet, plan)
     if report.faults is not None and not report.faults.kept:
         from .run_record import EXIT_BROKEN, print_broken
 
@@ -114,18 +124,24 @@ def given_by_options(trace: Path | None, seed: int | None) -> list[str]:
     return given
 
 
-def _explained(scenario: Scenario, origins: dict[str, str]) -> str:
-    """Return the scenario, every number that follows from it, and what it does that a user may not expect."""
+def _explain(scenario: Scenario, origins: dict[str, str], as_json: bool) -> None:
+    """Print the scenario, every number that follows from it, and what it does that a user may not expect."""
     from ...sim.assembly import assemble
     from ...sim.effects.given_keys import refuse_without_effect
     from ...sim.notices import notices_of
-    from .scenario_text import derived_rows, scenario_text
+    from ...sim.scenario.scenario_text import derived_rows, scenario_text
 
     with errors_at(origins):
         assembly = assemble(scenario)
         refuse_without_effect(assembly, origins)
         notices = notices_of(assembly, origins)
-    return scenario_text(scenario, origins, derived_rows(assembly), notices)
+    if as_json:
+        from ..documents.simulation import DerivedNumber, ExplainDocument
+
+        derived = [DerivedNumber(*row) for row in derived_rows(assembly)]
+        print_document(ExplainDocument(scenario.model_dump(mode="json"), origins, derived, list(notices)))
+    else:
+        typer.echo(scenario_text(scenario, origins, derived_rows(assembly), notices), nl=False)
 
 
 def _run(
@@ -134,14 +150,15 @@ def _run(
     out: Path | None,
     events: bool,
     perfetto: bool,
+    as_json: bool,
     quiet: bool,
     faults: FaultPlan | None,
 ) -> RunReport:
     """Simulate, write the files, print the report."""
     from ...sim.run import Simulation
+    from ...sim.scenario.scenario_text import derived_rows
     from ..progress import simulation_progress
     from .run_record import RunRecord
-    from .scenario_text import derived_rows
 
     record = RunRecord(scenario, out, events=events, perfetto=perfetto)
     with record:
@@ -160,11 +177,17 @@ def _run(
         with simulation_progress(quiet) as progress:
             report = simulation.run(progress)
         summary = record.finish(report)
-    record.print_report(summary, simulation.assembly)
-    if report.faults is not None:
-        from .run_record import print_faults
+    if as_json:
+        from ..documents.simulation import SimulateDocument
 
-        print_faults(report.faults)
+        place = None if out is None else str(out)
+        print_document(SimulateDocument(scenario.model_dump(mode="json"), summary, place))
+    else:
+        record.print_report(summary, simulation.assembly)
+        if report.faults is not None:
+            from .run_record import print_faults
+
+            print_faults(report.faults)
     if report.num_skipped_rows:
         print(
             f"foredraft: left out {count_of(report.num_skipped_rows, 'row')} of the trace without prompt or output",

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...core.errors import count_of
-from ..options import Quiet, ScenarioFile, Settings, argument, option
+from ..options import AsJson, Quiet, ScenarioFile, Settings, argument, option, print_document, refuse_without_effect
 from .simulate import given_by_options
 
 if TYPE_CHECKING:
     from ...sim.scenario import Scenario
     from ...sim.workload.description import Arrivals, Description, Lengths
     from ...sim.workload.synthesis import Synthesis
+    from ..documents.simulation import TraceDocument
 
 WIDTH = 80
 SHOWN_PERCENTILES = (50, 90, 99, 99.9)
@@ -40,14 +41,17 @@ CacheTokens = Annotated[str | None, option("--cache-tokens",
     "Cache sizes, in tokens, whose hit rates to print: 500000, or 65536..4194304:log.", "VALUES")]
 Out = Annotated[Path | None, option("--out",
     "Fit a synthetic workload to the trace, and write it to this file.", "FILE")]
+Since = Annotated[Path | None, option("--since",
+    "Of a Prometheus page: the workload since this earlier page of the same servers.", "FILE")]
+Seconds = Annotated[float | None, option("--seconds",
+    "Of a Prometheus page: the time that its counts cover, for the rate of requests.", min=1e-3)]
 Check = Annotated[bool, option("--check", "Simulate the trace and the synthetic workload, and compare the results.")]
-JsonFile = Annotated[Path | None, option("--json", "Write every number to this file.", "FILE")]
 # fmt: on
 
 
 def trace(
     file: File, scenario: ScenarioFile = None, settings: Settings = None, cache_tokens: CacheTokens = None, out: Out = None,
-    check: Check = False, json_file: JsonFile = None, quiet: Quiet = False,
+    check: Check = False, since: Since = None, seconds: Seconds = None, as_json: AsJson = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Describe a trace: rates, lengths, burstiness, prefix reuse; fit a synthetic workload to it.
 
@@ -66,22 +70,37 @@ def trace(
     --out writes the table `workload` of a scenario: rates over time, burstiness,
     lengths, shared prefixes. The report shows how close each of them is to the
     trace. --check shows how much the difference changes a simulation's results.
+
+    FILE is a trace, a log of vLLM or SGLang with its requests, OpenTelemetry
+    spans, or a Prometheus page of these servers (docs/traces.md):
+
+        foredraft trace later.prom --since earlier.prom --seconds 600 \\
+            --out workload.toml
     """
     from ...core.errors import ConfigError
-    from ...observe.input_files import read_lines
-    from ...observe.output_files import JsonRecord, write_text
+    from ...observe.output_files import write_text
     from ...planning.grid import parse_values
     from ...sim.load import make_workload
+    from ...sim.scenario.scenario_text import workload_text
     from ...sim.scenario_file import load_scenario
     from ...sim.workload.description import describe
+    from ...sim.workload.prometheus import is_page
     from ...sim.workload.synthesis import synthesize
     from ...sim.workload.traces import TraceSource
 
-    record = JsonRecord(json_file)
     sizes = parse_values("--cache-tokens", cache_tokens, int, 1) if cache_tokens is not None else []
     if out is not None and out.exists() and file.exists() and out.samefile(file):
         raise ConfigError.of("--out", "", f"{out} is the trace itself, which would be replaced: name another file")
-    next(read_lines(file), None)  # refused now, if it cannot be read
+    if is_page(str(file)):  # a file that cannot be read is refused
+        from .metrics_page import describe_page
+
+        given = {"SCENARIO": scenario, "--set": settings, "--cache-tokens": cache_tokens, "--check": check}
+        describe_page(file, since, seconds, out, as_json, given)
+        return
+    refuse_without_effect(
+        ("--since", since is not None, "only pages of metrics count from an earlier one on"),
+        ("--seconds", seconds is not None, "a trace has the times of its requests"),
+    )
     resolved, origins = load_scenario(scenario, [*(settings or ()), *given_by_options(file, None)])
     slots = None
     if scenario is not None or any(not key.startswith("workload.") for key in origins):
@@ -92,20 +111,36 @@ def trace(
     whole = source.scan()
     described, columns = describe(source, tuple(dict.fromkeys(sizes)))
     skipped = whole.num_rows - whole.num_requests
+    made = synthesize(source, described, columns) if out is not None or check else None
     lines = [*_heading(file, whole.format, described, skipped), *_arrivals(described.arrivals), *_lengths(described)]
-    typer.echo("\n".join([*lines, *_reuse(described, slots), *_unknown(described)]))
-    document: dict[str, Any] = {"trace": str(file), "format": whole.format, "rows_without_work": skipped}
-    document |= {"unknown": list(_untold(described)), "description": described.to_json()}
-    if out is not None or check:
-        made = synthesize(source, described, columns)
-        typer.echo("\n".join(["", *_compared(described, made)]))
-        document["synthetic"] = made.to_json()
-        if out is not None:
-            write_text(out, _workload_text(file, made), replace=True)
-            typer.echo(f"\nWritten to {out}.")
-        if check:
-            document["check"] = _check(resolved, made, quiet)
-    record.write(document)
+    lines += [*_reuse(described, slots), *_unknown(described)]
+    if made is not None:
+        lines += ["", *_compared(described, made)]
+    if made is not None and out is not None:
+        write_text(out, workload_text(made.table, file.name, made.losses), replace=True)
+        lines += ["", f"Written to {out}."]
+    if not as_json:
+        typer.echo("\n".join(lines))
+    checked = _check(resolved, made, quiet) if made is not None and check else None
+    if as_json:
+        print_document(_document(file, whole.format, skipped, described, made, checked))
+    elif checked is not None:
+        typer.echo("\n".join(_checked(resolved, checked)))
+
+
+def _document(
+    file: Path,
+    form: str,
+    skipped: int,
+    described: Description,
+    made: Synthesis | None,
+    checked: Mapping[str, Mapping[str, Any]] | None,
+) -> TraceDocument:
+    from ..documents.simulation import TraceDocument
+
+    results = checked and {name: {key: summary[key] for key in CHECKED} for name, summary in checked.items()}
+    synthetic = None if made is None else made.to_json()
+    return TraceDocument(str(file), form, skipped, list(_untold(described)), described.to_json(), synthetic, results)
 
 
 def _kv_slots(scenario: Scenario) -> int:
@@ -239,25 +274,8 @@ def _number(value: float | None) -> str:
     return format_number(float(value) if value is not None else None)
 
 
-def _workload_text(file: Path, made: Synthesis) -> str:
-    """Return the table as TOML, for `foredraft simulate`."""
-    from .scenario_text import toml_value
-
-    lines = [
-        f"# A synthetic workload, fitted by `foredraft trace` to {file.name}.",
-        *(f"# Without {x}." for x in made.losses),
-    ]
-    below = {name: value for name, value in made.table.items() if isinstance(value, Mapping)}
-    tables = [("workload", {name: value for name, value in made.table.items() if name not in below})]
-    for name, table in [*tables, *((f"workload.{name}", table) for name, table in below.items())]:
-        lines += ["", f"[{name}]"]
-        for key, value in table.items():
-            lines += textwrap.wrap(f"{key} = {toml_value(value)}", 100, subsequent_indent="  ")
-    return "\n".join(lines) + "\n"
-
-
-def _check(scenario: Scenario, made: Synthesis, quiet: bool) -> dict[str, dict[str, Any]]:
-    """Simulate both workloads, print their latencies side by side, and return them."""
+def _check(scenario: Scenario, made: Synthesis, quiet: bool) -> dict[str, Mapping[str, Any]]:
+    """Simulate both workloads, and return their summaries."""
     from ...core.errors import ForedraftError
     from ...planning.trial import run_trial
     from ..progress import simulation_progress
@@ -271,6 +289,11 @@ def _check(scenario: Scenario, made: Synthesis, quiet: bool) -> dict[str, dict[s
         if trial.status != "done":
             raise ForedraftError(trial.message)
         found[name] = trial.summary
+    return found
+
+
+def _checked(scenario: Scenario, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the latencies of both workloads side by side."""
     lines = ["", f"{f'Simulated: {_deployment(scenario)}':34}{'trace':>14}{'synthetic':>14}{'ratio':>8}"]
     lines += [
         _row(name, *(summary[key] for summary in found.values())) for key, name in CHECKED.items() if _told(found, key)
@@ -279,8 +302,7 @@ def _check(scenario: Scenario, made: Synthesis, quiet: bool) -> dict[str, dict[s
     if overloaded:
         text = f"Overloaded: {' and '.join(overloaded)}; latencies depend on how long the run is."
         lines += textwrap.wrap(text, WIDTH)
-    typer.echo("\n".join(lines))
-    return {name: {key: summary[key] for key in CHECKED} for name, summary in found.items()}
+    return lines
 
 
 def _deployment(scenario: Scenario) -> str:

@@ -184,6 +184,8 @@ def _from_vllm(table: Mapping[str, Any], source: str) -> AdaptiveConfig:
 def _from_trtllm(text: str, source: str) -> AdaptiveConfig:
     """Read the schedule in YAML, in block or flow form; other keys are passed over."""
     pairs = r"\{[^}]*\}|(?:[ \t]*\n[ \t]+[0-9]+[ \t]*:[ \t]*[0-9]+[ \t]*(?:\#[^\n]*)?)+"
+    if len(re.findall(rf"^[ \t]*{TRTLLM_SCHEDULE}:", text, re.MULTILINE)) > 1:
+        raise ConfigError.of(source, TRTLLM_SCHEDULE, "is given twice")
     found = re.search(rf"^[ \t]*{TRTLLM_SCHEDULE}:[ \t]*({pairs})", text, re.MULTILINE)
     numbers = (
         re.findall(r"^\s*([0-9]{1,10})\s*:\s*([0-9]{1,10})", found[1].strip("{}").replace(",", "\n"), re.MULTILINE)
@@ -191,6 +193,10 @@ def _from_trtllm(text: str, source: str) -> AdaptiveConfig:
         else []
     )
     schedule = {int(last): int(steps) for last, steps in numbers}
+    if len(schedule) < len(numbers):
+        raise ConfigError.of(
+            source, TRTLLM_SCHEDULE, f"has a batch size twice, of {[int(last) for last, _ in numbers]}"
+        )
     wrong = [last for last, steps in schedule.items() if not last or steps > MAX_STEPS]
     if not schedule or wrong:
         message = f"is no schedule of last batch sizes with up to {MAX_STEPS} draft tokens; expected for example {{8: 3, 64: 1}}"

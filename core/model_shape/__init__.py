@@ -1,6 +1,6 @@
 """The shape of a model: what decides its weights, its KV cache and the cost of a forward pass."""
 
-from .catalogue import BUILT_IN, built_in_config, known_models, lookup_model
+from .catalogue import BUILT_IN, built_in_config, known_models, known_repositories, lookup_model, published_alike
 from .families import ARCHITECTURES, FAMILIES, MoeConfig, language_model, read_experts, read_model_shape
 from .layers import Attention, Cache, Experts, LatentAttention, Mlp, Product, Recurrence
 from .mixers import read_sizes, read_windows, replace_missing
@@ -25,9 +25,11 @@ __all__ = [
     "UnknownModel",
     "built_in_config",
     "known_models",
+    "known_repositories",
     "language_model",
     "lookup_model",
     "modelopt_config",
+    "published_alike",
     "read_experts",
     "read_model_shape",
     "read_sizes",

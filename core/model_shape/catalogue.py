@@ -53,6 +53,10 @@ _EXPERTS = {
     "decoder_sparse_step": 1,
 }  # fmt: skip
 _TIED = {"tie_word_embeddings": True}
+_GLM = {
+    "rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "attention_bias": True, "n_shared_experts": 1, "num_experts_per_tok": 8,
+    "norm_topk_prob": True, "num_nextn_predict_layers": 1,
+}  # fmt: skip
 
 BUILT_IN: Mapping[str, Mapping[str, Any]] = {
     "llama-3.1-8b": _built_in(
@@ -77,7 +81,37 @@ BUILT_IN: Mapping[str, Mapping[str, Any]] = {
         "Qwen/Qwen3-30B-A3B", "qwen3_moe", 48, 2048, 32, 4, 128, 6144, 151936, 40960, **_QWEN, **_EXPERTS
     ),
     "qwen2.5-7b": _built_in("Qwen/Qwen2.5-7B", "qwen2", 28, 3584, 28, 4, 128, 18944, 152064, 131072, **_QWEN),
-}
+    "llama-3.3-70b": _built_in(
+        "meta-llama/Llama-3.3-70B-Instruct", "llama", 80, 8192, 64, 8, 128, 28672, 128256, 131072, **_llama3(8.0)
+    ),
+    "qwen3-4b": _built_in("Qwen/Qwen3-4B", "qwen3", 36, 2560, 32, 8, 128, 9728, 151936, 40960, **_QWEN, **_TIED),
+    "qwen3-14b": _built_in("Qwen/Qwen3-14B", "qwen3", 40, 5120, 40, 8, 128, 17408, 151936, 40960, **_QWEN),
+    "qwen2.5-1.5b": _built_in(
+        "Qwen/Qwen2.5-1.5B", "qwen2", 28, 1536, 12, 2, 128, 8960, 151936, 131072, **_QWEN, **_TIED
+    ),
+    "qwen2.5-14b": _built_in("Qwen/Qwen2.5-14B", "qwen2", 48, 5120, 40, 8, 128, 13824, 152064, 131072, **_QWEN),
+    "qwen2.5-32b": _built_in("Qwen/Qwen2.5-32B", "qwen2", 64, 5120, 40, 8, 128, 27648, 152064, 131072, **_QWEN),
+    "qwen2.5-72b": _built_in("Qwen/Qwen2.5-72B", "qwen2", 80, 8192, 64, 8, 128, 29568, 152064, 131072, **_QWEN),
+    "qwen3-next-80b-a3b": _built_in(
+        "Qwen/Qwen3-Next-80B-A3B-Instruct", "qwen3_next", 48, 2048, 16, 2, 256, 5120, 151936, 262144,
+        rms_norm_eps=1e-6, rope_theta=1e7, full_attention_interval=4, linear_conv_kernel_dim=4, linear_key_head_dim=128,
+        linear_num_key_heads=16, linear_num_value_heads=32, linear_value_head_dim=128, num_experts=512,
+        num_experts_per_tok=10, moe_intermediate_size=512, shared_expert_intermediate_size=512, norm_topk_prob=True,
+        decoder_sparse_step=1,
+    ),
+    "glm-4.5": _built_in(
+        "zai-org/GLM-4.5", "glm4_moe", 92, 5120, 96, 8, 128, 12288, 151552, 131072, **_GLM, n_routed_experts=160,
+        moe_intermediate_size=1536, first_k_dense_replace=3, use_qk_norm=True,
+    ),
+    "glm-4.5-air": _built_in(
+        "zai-org/GLM-4.5-Air", "glm4_moe", 46, 4096, 96, 8, 128, 10944, 151552, 131072, **_GLM, n_routed_experts=128,
+        moe_intermediate_size=1408, first_k_dense_replace=1, use_qk_norm=False,
+    ),
+    "mistral-7b": _built_in(
+        "mistralai/Mistral-7B-v0.3", "mistral", 32, 4096, 32, 8, 128, 14336, 32768, 32768, rms_norm_eps=1e-5,
+        rope_theta=1e6, sliding_window=None,
+    ),
+}  # fmt: skip
 """The published `config.json` of each built-in model."""
 
 
@@ -86,24 +120,111 @@ def known_models() -> tuple[str, ...]:
     return tuple(BUILT_IN)
 
 
-_FP8_BLOCKS = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
-_REPOSITORIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "meta-llama/Llama-3.1-8B-Instruct": ("llama-3.1-8b", {}),
-    "meta-llama/Meta-Llama-3.1-8B": ("llama-3.1-8b", {}),
-    "meta-llama/Meta-Llama-3.1-8B-Instruct": ("llama-3.1-8b", {}),
-    "meta-llama/Llama-3.1-70B-Instruct": ("llama-3.1-70b", {}),
-    "meta-llama/Meta-Llama-3.1-70B": ("llama-3.1-70b", {}),
-    "meta-llama/Meta-Llama-3.1-70B-Instruct": ("llama-3.1-70b", {}),
-    "meta-llama/Llama-3.2-1B-Instruct": ("llama-3.2-1b", {}),
-    "meta-llama/Llama-3.2-3B-Instruct": ("llama-3.2-3b", {}),
-    "meta-llama/Llama-2-7b-chat-hf": ("llama-2-7b", {}),
-    "Qwen/Qwen3-8B-FP8": ("qwen3-8b", _FP8_BLOCKS),
-    "Qwen/Qwen3-0.6B-FP8": ("qwen3-0.6b", _FP8_BLOCKS),
-    "Qwen/Qwen3-30B-A3B-FP8": ("qwen3-30b-a3b", _FP8_BLOCKS),
-    "Qwen/Qwen2.5-7B-Instruct": ("qwen2.5-7b", {"max_position_embeddings": 32768}),
+_FP8_BLOCKS: Mapping[str, Any] = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+_FP8: Mapping[str, Any] = {"quantization_config": {"quant_method": "fp8"}}
+_MODELOPT = {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}
+_LONG: Mapping[str, Any] = {"max_position_embeddings": 262144}
+_LLAMA_3 = {"max_position_embeddings": 8192, "rope_scaling": None}
+_GLM_LONG = {"max_position_embeddings": 202752}
+
+_ALIKE: Mapping[str, Iterable[tuple[str, Mapping[str, Any]]]] = {
+    "llama-3.1-8b": [
+        ("meta-llama/Llama-3.1-8B-Instruct", {}), ("meta-llama/Meta-Llama-3.1-8B", {}),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", {}), ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", {}),
+        ("meta-llama/Meta-Llama-3-8B", _LLAMA_3), ("meta-llama/Meta-Llama-3-8B-Instruct", _LLAMA_3),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8", _FP8), ("neuralmagic/Meta-Llama-3.1-8B-Instruct-FP8", _FP8),
+        ("nvidia/Llama-3.1-8B-Instruct-FP8", {"quantization_config": {**_MODELOPT, "quant_algo": "FP8"}}),
+    ],
+    "llama-3.1-70b": [
+        ("meta-llama/Llama-3.1-70B-Instruct", {}), ("meta-llama/Meta-Llama-3.1-70B", {}),
+        ("meta-llama/Meta-Llama-3.1-70B-Instruct", {}), ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", {}),
+        ("meta-llama/Meta-Llama-3-70B", _LLAMA_3), ("meta-llama/Meta-Llama-3-70B-Instruct", _LLAMA_3),
+    ],
+    "llama-3.3-70b": [
+        ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", _FP8),
+        ("nvidia/Llama-3.3-70B-Instruct-FP8", {"quantization_config": {**_MODELOPT, "quant_algo": "FP8"}}),
+        ("nvidia/Llama-3.3-70B-Instruct-FP4", {"quantization_config": {**_MODELOPT, "quant_algo": "NVFP4"}}),
+        ("nvidia/Llama-3.3-70B-Instruct-NVFP4", {"quantization_config": {**_MODELOPT, "quant_algo": "NVFP4"}}),
+    ],
+    "llama-3.2-1b": [("meta-llama/Llama-3.2-1B-Instruct", {})],
+    "llama-3.2-3b": [("meta-llama/Llama-3.2-3B-Instruct", {})],
+    "llama-2-7b": [("meta-llama/Llama-2-7b-chat-hf", {})],
+    "qwen3-8b": [("Qwen/Qwen3-8B-FP8", _FP8_BLOCKS)],
+    "qwen3-0.6b": [("Qwen/Qwen3-0.6B-FP8", _FP8_BLOCKS)],
+    "qwen3-4b": [
+        ("Qwen/Qwen3-4B-FP8", _FP8_BLOCKS), ("Qwen/Qwen3-4B-Instruct-2507", _LONG), ("Qwen/Qwen3-4B-Thinking-2507", _LONG),
+    ],
+    "qwen3-14b": [("Qwen/Qwen3-14B-FP8", _FP8_BLOCKS)],
+    "qwen3-30b-a3b": [
+        ("Qwen/Qwen3-30B-A3B-FP8", _FP8_BLOCKS), ("Qwen/Qwen3-30B-A3B-Instruct-2507", _LONG),
+        ("Qwen/Qwen3-30B-A3B-Thinking-2507", _LONG), ("Qwen/Qwen3-Coder-30B-A3B-Instruct", _LONG),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", {**_LONG, **_FP8_BLOCKS}),
+        ("Qwen/Qwen3-30B-A3B-Thinking-2507-FP8", {**_LONG, **_FP8_BLOCKS}),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct-FP8", {**_LONG, **_FP8_BLOCKS}),
+    ],
+    "qwen2.5-1.5b": [("Qwen/Qwen2.5-1.5B-Instruct", {"max_position_embeddings": 32768})],
+    **{
+        f"qwen2.5-{size}b": [(f"Qwen/Qwen2.5-{size}B-Instruct", {"max_position_embeddings": 32768})]
+        for size in (7, 14, 72)
+    },
+    "qwen2.5-32b": [
+        ("Qwen/Qwen2.5-32B-Instruct", {"max_position_embeddings": 32768}),
+        ("Qwen/QwQ-32B", {"max_position_embeddings": 40960}), ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", {}),
+    ],
+    "qwen3-next-80b-a3b": [
+        ("Qwen/Qwen3-Next-80B-A3B-Thinking", {}), ("Qwen/Qwen3-Next-80B-A3B-Instruct-FP8", _FP8_BLOCKS),
+        ("Qwen/Qwen3-Next-80B-A3B-Thinking-FP8", _FP8_BLOCKS),
+    ],
+    "glm-4.5": [
+        ("zai-org/GLM-4.5-FP8", _FP8), ("zai-org/GLM-4.6", _GLM_LONG), ("zai-org/GLM-4.6-FP8", {**_GLM_LONG, **_FP8}),
+        ("zai-org/GLM-4.7", _GLM_LONG), ("zai-org/GLM-4.7-FP8", {**_GLM_LONG, **_FP8}),
+    ],
+    "glm-4.5-air": [("zai-org/GLM-4.5-Air-FP8", _FP8)],
+    "mistral-7b": [
+        ("mistralai/Mistral-7B-Instruct-v0.3", {}), ("mistralai/Mistral-7B-Instruct-v0.2", {"vocab_size": 32000}),
+    ],
+}  # fmt: skip
+"""Repositories on Hugging Face of the shape of a built-in model, whose own is its `_name_or_path`: by the model's name,
+with the keys that differ."""
+
+_V3, _R1, _V32 = "deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3.2"
+_QWEN3_235B = "Qwen/Qwen3-235B-A22B"
+_PUBLISHED_ALIKE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    **{f"{_V3}{name}": (_V3, {}) for name in ("-Base", "-0324", ".1", ".1-Base", ".1-Terminus")},
+    **{f"{_R1}{name}": (_R1, {}) for name in ("-Zero", "-0528")},
+    **{f"{_V32}{name}": (_V32, {}) for name in ("-Exp", "-Speciale")},
+    **{f"{_QWEN3_235B}-{name}-2507": (_QWEN3_235B, _LONG) for name in ("Instruct", "Thinking")},
+    **{f"{_QWEN3_235B}-{name}-2507-FP8": (f"{_QWEN3_235B}-FP8", _LONG) for name in ("Instruct", "Thinking")},
+    "Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8": ("Qwen/Qwen3-Coder-480B-A35B-Instruct", _FP8_BLOCKS),
+    **{f"moonshotai/Kimi-K2-{name}": ("moonshotai/Kimi-K2-Instruct", {}) for name in ("Base",)},
+    "moonshotai/Kimi-K2-Instruct-0905": ("moonshotai/Kimi-K2-Instruct", _LONG),
+    **{f"MiniMaxAI/MiniMax-{name}": ("MiniMaxAI/MiniMax-M2.5", {}) for name in ("M2", "M2.1")},
+    **{
+        f"meta-llama/{name}": ("meta-llama/Meta-Llama-3.1-405B", {})
+        for name in ("Llama-3.1-405B", "Llama-3.1-405B-Instruct", "Meta-Llama-3.1-405B-Instruct")
+    },
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": ("mistralai/Mixtral-8x7B-v0.1", {}),
+    "mistralai/Mixtral-8x22B-Instruct-v0.1": ("mistralai/Mixtral-8x22B-v0.1", {}),
+    **{f"XiaomiMiMo/MiMo-7B-{name}": ("XiaomiMiMo/MiMo-7B-Base", {}) for name in ("SFT", "RL")},
 }
-"""Repositories on Hugging Face of the shape of a built-in model, whose own is its `_name_or_path`:
-the name, and the keys that differ."""
+"""Repositories of the shape of another one that is not built in, with the keys that differ."""
+
+
+def published_alike(name: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the repository whose configuration `name` has, and the keys that differ; `name` itself and none if it is
+    not known to have another's."""
+    key = name.strip().lower()
+    for repository, (other, keys) in _PUBLISHED_ALIKE.items():
+        if key in (repository.lower(), repository.lower().rpartition("/")[2]):
+            return other, keys
+    return name, {}
+
+
+def known_repositories(others: Iterable[str] = ()) -> list[str]:
+    """Return further names on Hugging Face of the built-in models, and of the models `others`."""
+    published = set(others)
+    of_others = (repository for repository, (other, _) in _PUBLISHED_ALIKE.items() if other in published)
+    return [*(repository for alike in _ALIKE.values() for repository, _ in alike), *of_others]
 
 
 def built_in_config(name: str) -> tuple[str, Mapping[str, Any]] | None:
@@ -118,7 +239,8 @@ def built_in_config(name: str) -> tuple[str, Mapping[str, Any]] | None:
     own: Iterable[tuple[str, tuple[str, Mapping[str, Any]]]] = (
         (config["_name_or_path"], (known, {})) for known, config in BUILT_IN.items()
     )
-    for repository, (known, others) in (*own, *_REPOSITORIES.items()):
+    alike = ((repository, (known, keys)) for known, all_ in _ALIKE.items() for repository, keys in all_)
+    for repository, (known, others) in (*own, *alike):
         if key in (repository.lower(), repository.lower().rpartition("/")[2]):
             return known, {**BUILT_IN[known], "_name_or_path": repository, **others}
     return None

@@ -147,11 +147,11 @@ def in_units(num_bytes: float) -> str:
     return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB / 10 else f"{num_bytes * 1024 / GIB:.2f} MiB"
 
 
-def plan_bench(options: BenchOptions, weights_are_there: bool = False) -> BenchPlan:
+def plan_bench(options: BenchOptions, weights_are_there: bool = False, on_meta: bool = False) -> BenchPlan:
     """Resolve `options`. Raises ConfigError with all problems of the arguments, NotEnoughMemory, and other
     ForedraftErrors.
 
-    `weights_are_there`: of the free memory nothing is needed for them.
+    `weights_are_there`: of the free memory nothing is needed for them. `on_meta`: plan for a GPU that is not there.
     """
     counts = _counts(options)
     batch_sizes, context_lengths, steps = counts["batch_sizes"], counts["context_lengths"], counts["steps"]
@@ -170,12 +170,12 @@ def plan_bench(options: BenchOptions, weights_are_there: bool = False) -> BenchP
         threads=options.threads,
         seed=options.seed,
     )
-    if options.model is not None:
+    if options.model is not None and not on_meta:
         session = with_look_up(session)
     check_choices(session)
     target, algorithm, draft, steps = _models(options, session, steps)
     steps = _steps_of(algorithm, options, steps)
-    device = resolve_device(options.device)
+    device = "meta" if on_meta else resolve_device(options.device)
     refuse_without_effect(session, algorithm, device)
     graphs = _graphs(options, device)
     dtype = resolve_dtype(options.dtype, target, device)
@@ -202,7 +202,8 @@ def plan_bench(options: BenchOptions, weights_are_there: bool = False) -> BenchP
         _cell(plan, session, batch_size, length, steps) for length in context_lengths for batch_size in batch_sizes
     ]
     plan = replace(plan, cells=tuple(cells))
-    _check_memory(plan, 0 if weights_are_there else plan.weight_bytes)
+    if not on_meta:
+        _check_memory(plan, 0 if weights_are_there else plan.weight_bytes)
     return plan
 
 

@@ -18,8 +18,6 @@ from ..executor.graphs import CaptureReport
 from .plan import BenchPlan
 from .run import ArmResult, Machine
 
-FORMAT = 1
-
 
 @dataclass(frozen=True, slots=True)
 class GraphCosts:
@@ -79,7 +77,6 @@ def report(
     """Return everything, ready for JSON. `complete` is False while cells are missing."""
     costs = graph_costs([capture for result in results for capture in result.captures], plan_sizes(plan))
     return {
-        "format": FORMAT,
         "complete": len(results) == sum(len(cell.arms) for cell in plan.cells),
         "command": list(command),
         "versions": versions(),

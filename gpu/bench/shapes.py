@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from ...core.algorithm.algorithm import Drafter, SpecAlgorithm
 from ...core.errors import ConfigError, nearest_name
@@ -19,6 +18,7 @@ from ..models.config import LLAMA, ModelConfig, read_json
 from ..models.decoder import Decoder
 from ..models.eagle import DraftHead
 from ..models.head_config import EAGLE3, HeadConfig, default_aux_layers
+from ..ops.port import Ops
 
 EAGLE3_VOCABULARY = 32000  # tokens of published EAGLE-3 heads for vocabularies of 128 thousand and more
 LOGIT_DEVIATION = 10.0  # of a random draft
@@ -110,12 +110,13 @@ def random_draft(config: ModelConfig | HeadConfig, target: Decoder, seed: int) -
 
 
 def meta_models(
-    target: ModelConfig, draft: ModelConfig | HeadConfig | None, dtype: torch.dtype
-) -> tuple[Decoder, nn.Module | None]:
-    """Return the models without memory behind them, to know their sizes."""
-    model = Decoder(target, None, "meta", dtype)
-    if draft is None:
-        return model, None
-    if isinstance(draft, HeadConfig):
-        return model, HEADS[draft.algorithm](draft, model)
-    return model, Decoder(draft, None, "meta", dtype)
+    target: ModelConfig, draft: ModelConfig | HeadConfig | None, dtype: torch.dtype, ops: Ops | None = None
+) -> tuple[Decoder, Decoder | DraftHead | None]:
+    """Return the models without memory behind them, to know their sizes, or with `ops` what they launch."""
+    model = Decoder(target, ops, "meta", dtype)
+    if not isinstance(draft, HeadConfig):
+        return model, None if draft is None else Decoder(draft, ops, "meta", dtype)
+    head = HEADS[draft.algorithm](draft, model)
+    if head.vocab_size != model.vocab_size:
+        head.set_vocabulary(torch.arange(head.vocab_size, device="meta"))
+    return model, head

@@ -35,23 +35,43 @@ class DraftNetwork(ABC):
     def candidates(self, logits_hidden: Tensor, topk: int) -> tuple[Tensor, Tensor]:
         """Return the best `topk` tokens after each of m states, as the target's ids int64 [m, k], and
         probabilities float32."""
-        ids, probabilities = top_candidates(self._model.logits(logits_hidden), topk)
+        ids, probabilities = top_candidates(self._logits(logits_hidden), topk)
         return self._target_ids(ids), probabilities
 
     def best(self, logits_hidden: Tensor) -> Tensor:
         """Return the best token alone, int64 [m, 1]: a chain asks for no probability."""
-        return self._target_ids(best_candidate(self._model.logits(logits_hidden)))
+        return self._target_ids(best_candidate(self._logits(logits_hidden)))
+
+    def _logits(self, logits_hidden: Tensor) -> Tensor:
+        """Return the logits of the tokens that may be drafted."""
+        return self._model.logits(logits_hidden)
 
     def _target_ids(self, ids: Tensor) -> Tensor:
         return ids
 
 
 class LanguageModelNetwork(DraftNetwork):
-    """STANDALONE: a small model of the same vocabulary. It takes no hidden states and gives none on."""
+    """STANDALONE: a small model of the same tokenizer. It takes no hidden states and gives none on.
+
+    Its vocabulary may be padded to another size than the target's `target_vocab`. It drafts only tokens that both have,
+    and reads a token that only the target has as its own last one.
+    """
+
+    def __init__(self, model: Decoder, target_vocab: int) -> None:
+        super().__init__(model)
+        self._decoder = model
+        self._own, self._shared = model.vocab_size, min(model.vocab_size, target_vocab)
+        self._may_lack_tokens = model.vocab_size < target_vocab
 
     def run(self, tokens: Tensor, hidden: Tensor | None, attention: Attention) -> tuple[None, Tensor]:
         assert hidden is None, "a language model drafts from tokens alone"
-        return None, self._model.forward(tokens, attention).hidden
+        if self._may_lack_tokens:
+            tokens = tokens.clamp(max=self._own - 1)
+        return None, self._decoder.forward(tokens, attention).hidden
+
+    def _logits(self, logits_hidden: Tensor) -> Tensor:
+        logits = self._decoder.logits(logits_hidden)
+        return logits if self._shared == self._own else logits[:, : self._shared]
 
 
 class HeadNetwork(DraftNetwork):

@@ -131,7 +131,7 @@ def _draft(
         _expect(isinstance(model, DraftHead) and not isinstance(model, MultiLayerEagle), name, "one head for all steps")
         return BranchDraft(ops, HeadNetwork(model), pool, topk, page_size)
     _expect(isinstance(model, Decoder), name, "a language model")
-    return BranchDraft(ops, LanguageModelNetwork(model), pool, topk, page_size)
+    return BranchDraft(ops, LanguageModelNetwork(model, shape.target_vocab_size), pool, topk, page_size)
 
 
 def _expect(holds: bool, name: str, what: str) -> None:

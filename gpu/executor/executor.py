@@ -17,29 +17,28 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ...core.acceptance.process import AcceptanceProcess
 from ...core.algorithm.algorithm import AlgorithmShape
 from ...core.algorithm.arrival import fill_cells
 from ...core.contract.future_map import FutureMap
-from ...core.contract.hidden import ForwardPhase, check_hidden
 from ...core.contract.step import Arrivals, Join, PrefillResult, PrefillStep, Step, StepResult
 from ...core.errors import InvariantViolation, nearest
 from ...core.scheduler.engine import Engine
 from ...core.scheduler.spec import default_graph_sizes
-from ..batch.pools import Chunks, KVPool
-from ..batch.uploads import on_device, upload
+from ..batch.pools import KVPool
+from ..batch.uploads import on_device
 from ..draft.port import Draft, RoundLimits
 from ..models.decoder import Decoder
 from ..ops.port import Ops
 from .graphs import RelayCells, RoundGraphs
-from .outputs import USER_OUTPUTS, NodeProducer, at_places, node_outputs
-from .relay import TorchStorage, publish_cells
-from .round import DecodeRound, EventPhaseClock, PhaseClock, capture_for, draft_hidden, first_tokens
+from .outputs import USER_OUTPUTS, NodeProducer
+from .prompt_runner import PromptRunner
+from .relay import TorchStorage
+from .round import DecodeRound, EventPhaseClock, PhaseClock
 from .round_runner import RoundRunner
 from .rows import ForcedRuns, Rows
-from .running import RunningStep, arrived, result_of, to_host
+from .running import RunningStep, arrived, result_of
 from .shaping import MakeMatcher, Shaping
 
 
@@ -117,15 +116,12 @@ class TorchExecutor:
             forced=acceptance is not None,
             seed=seed,
         )
+        shared = (self.future_map, self._rows, self._forced, self._shaping, self._limits, self.algorithm)
+        self._prompts = PromptRunner(ops, target, pool, draft, self._producers, *shared)
         self._rounds = RoundRunner(
             decode_round,
             self.graphs,
-            self.future_map,
-            self._rows,
-            self._forced,
-            self._shaping,
-            self._limits,
-            self.algorithm,
+            *shared,
             alloc_len=sizes.alloc_len,
             padded_sizes=default_graph_sizes(config.max_running) if graph_sizes is None else sorted(graph_sizes),
             device=device,
@@ -232,7 +228,7 @@ class TorchExecutor:
                 running.limit = 1
         running.started = True
         if step.prefill is not None:
-            self._enqueue_prefill(running, step.prefill, step)
+            self._enqueue_prefill(running, step.prefill)
 
     def _arrive(self, running: RunningStep, arrivals: Arrivals) -> None:
         """Open rows whose prompts another worker has computed: their KV is in the pools;
@@ -256,48 +252,17 @@ class TorchExecutor:
 
     # -- prefill --------------------------------------------------------------------------------------------------
 
-    def _enqueue_prefill(self, running: RunningStep, part: PrefillStep, step: Step) -> None:
+    def _enqueue_prefill(self, running: RunningStep, part: PrefillStep) -> None:
         self._rows.check_owners(part.rows, part.epochs)
-        joins = {join.row: join for join in step.joins}
+        joins = {join.row: join for join in running.step.joins}
         begins = np.concatenate([[0], np.cumsum(part.lens)])
         for i, row in enumerate(part.rows.tolist()):
-            chunk = part.tokens[begins[i] : begins[i + 1]]
             if row in joins:
                 self.draft.open_row(row, joins[row].cached_tokens)
                 self._open_produced(joins[row])
-            self._observe(row, chunk)
-        with self.clock.phase("prefill"):
-            chunks = Chunks.lay_out(part, self._rows.table, self._limits.max_position)
-            attention = chunks.attention(self._ops, self.pool)
-            last = chunks.last
-            wanted = self._rows.wanted(part.rows[last])
-            tokens = upload(self.device, part.tokens.astype(np.int64, copy=False))
-            forward = self.target.forward(tokens, attention, capture_for(self.draft, wanted))
-            captured = draft_hidden(self.draft, forward)
-            check_hidden(captured, self.algorithm.capture_hidden_mode(ForwardPhase.PREFILL), "capture")
-            sampled = torch.empty(0, dtype=torch.int64, device=self.device)
-            outputs: dict[str, Tensor] = {}
-            produced = {name: producer.prompt(chunks) for name, producer in self._producers.items()}
-            if len(last):
-                at_end = at_places(forward, chunks.last_places())
-                logits = self.target.logits(at_end.hidden)
-                lengths = upload(self.device, part.starts[last] + part.lens[last])
-                shaped = logits
-                if self._shaping.covers(part.rows[last]):
-                    shaped = self._shaping.after_prompts(part.rows[last], logits)
-                sampling = self._rows.on_device(self._rows.sampling(part.rows[last]))
-                sampled = first_tokens(self._ops, shaped, sampling, lengths - 1, part.tail_tokens[last])
-                found = node_outputs(at_end, logits, sampled, wanted)
-                outputs = {name: value for name, value in found.items() if value is not None}
-                outputs |= {name: value for name, value in produced.items() if name in wanted}
-            relay = self.draft.prefill(chunks, captured, sampled.clamp(min=0))
-            if len(last):
-                rows, epochs = part.rows[last], part.epochs[last]
-                publish_cells(self.future_map, rows, epochs, lengths, {"bonus_tokens": sampled.clamp(min=0), **relay})
-                self._forced.begin(rows, part.starts[last] + part.lens[last])
-        self.counters.prefilled += chunks.num_tokens
-        # A prompt has no accept lengths; its tokens stand in for them and are not read as such.
-        running.prefill_tokens = to_host(sampled, chunks.any_token(~forward.hidden.isfinite().all(1)), sampled, outputs)
+            self._observe(row, part.tokens[begins[i] : begins[i + 1]])
+        running.prefill_tokens = self._prompts.enqueue(part, self.clock)
+        self.counters.prefilled += len(part.tokens)
 
     def _read_prefill(self, running: RunningStep) -> None:
         if running.prefill_tokens is None:

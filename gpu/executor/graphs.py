@@ -120,7 +120,7 @@ class CapturedRound:
         def finish(passed: Passed, logits: Tensor) -> RoundResult:
             result = decode_round.finish(passed, logits, sampling, outputs, runs, width, unmeasured)
             cells.scatter(rows, result)
-            if device.type != "cuda":
+            if device.type == "cpu":
                 return result
             return replace(result, packed=pack((result.accept_lens, result.failed, result.emitted)))
 
@@ -128,10 +128,10 @@ class CapturedRound:
             passed = begin()
             return finish(passed, passed.logits if shape_logits is None else shape_logits(passed.tree, passed.logits))
 
-        self._replay: Callable[[ShapeLogits | None], RoundResult] = run
+        self.replay: Callable[[ShapeLogits | None], RoundResult] = run
         if device.type == "cuda":
             capture = partial(_capture, memory_pool=memory_pool, device=device)
-            self._replay = _capture_shaped(begin, finish, capture) if is_shaped else _ignoring(capture(run))
+            self.replay = _capture_shaped(begin, finish, capture) if is_shaped else _ignoring(capture(run))
 
     def run(
         self,
@@ -156,7 +156,7 @@ class CapturedRound:
                 array[:bs] = given[name]
                 array[bs:] = 0  # padding
         self._uploads.fill(self._place, [*self._host.values()])
-        result = self._replay(shape_logits)
+        result = self.replay(shape_logits)
         return replace(result, relay={}, outputs={name: result.outputs[name] for name in sorted(wanted)})
 
 

@@ -164,6 +164,7 @@ class ForcedRuns:
         keys = np.array([request_key(request.request_id) for request in requests], dtype=np.uint64)
         lengths = self._lengths[rows]
         prompts = np.array([request.prompt.length for request in requests])
-        runs = np.minimum(self.process.longest_run(keys, lengths - prompts), width - 1).astype(np.int64)
+        num_emitted = lengths + 1 - prompts  # the last emitted token has no KV yet
+        runs = np.minimum(self.process.longest_run(keys, num_emitted), width - 1).astype(np.int64)
         self._lengths[rows] = lengths + runs + 1
         return runs

@@ -4,8 +4,11 @@ the torch twins need no Triton."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+
+from ...core.errors import ForedraftError
 
 try:
     import triton
@@ -31,6 +34,24 @@ def jit(function: Callable[..., Any]) -> Any:
         return function
     names = inspect.signature(function).parameters
     return triton.jit(function, do_not_specialize=[name for name in names if name in COUNTS])
+
+
+@contextmanager
+def recorded(on_launch: Callable[[str, Mapping[str, Any]], None]) -> Iterator[None]:
+    """Call `on_launch(kernel's name, arguments by name)` in place of every launch; nothing is compiled or computed.
+    Raises ForedraftError without Triton."""
+    if triton is None:
+        raise ForedraftError("launches are counted with Triton, which has wheels for Linux only")
+    kernels: Any = triton.JITFunction
+
+    def record(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        on_launch(kernel.fn.__name__, dict(zip(kernel.arg_names, args, strict=False)) | options)
+
+    run, kernels.run = kernels.run, record
+    try:
+        yield
+    finally:
+        kernels.run = run
 
 
 def cdiv(a: int, b: int) -> int:

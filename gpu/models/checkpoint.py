@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...core.errors import ConfigError, ForedraftError, Problem
+from ...core.errors import ForedraftError, Problem
 from ..ops.port import Ops
 from .config import ModelConfig
 from .decoder import Decoder
@@ -79,11 +79,6 @@ def load_draft(directory: str | Path, algorithm: str, target: Decoder) -> Decode
     without a model.
     """
     if algorithm == STANDALONE:
-        config = ModelConfig.from_directory(directory)
-        if config.vocab_size != target.vocab_size:
-            sizes = f"the target has {target.vocab_size} tokens, the draft {config.vocab_size}"
-            problem = Problem("vocab_size", f"the vocabularies must match: {sizes}")
-            raise ConfigError(str(Path(directory) / "config.json"), [problem])
         return load_target(directory, target.ops, target.device, target.dtype, target.config.max_position_embeddings)
     if algorithm not in HEADS:
         known = ", ".join((STANDALONE, *HEADS))

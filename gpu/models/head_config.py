@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,7 +61,7 @@ class HeadConfig:
         """Read a parsed config.json. Raises ConfigError with all problems, or with everything that does not fit the
         target."""
         reader = ConfigReader(data, source)
-        if algorithm == EAGLE and data.get("architectures") in ([name] for name in PREDICTION_LAYERS):
+        if algorithm == EAGLE and data.get("architectures") in [[name] for name in PREDICTION_LAYERS]:
             return _prediction_layer(reader, target)
         if SPECULATORS_KEY in data:
             reader = reader.with_data(_of_speculators(reader, algorithm))
@@ -133,44 +132,56 @@ def default_aux_layers(num_layers: int) -> tuple[int, ...]:
     return tuple(sorted({quarter, num_layers // 2, num_layers - quarter}))
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How drafts of one form are recognised: by a mark in the name of their architecture, or by tensors that no other
+    model has. `tensors` are beginnings of names without "model.", with * for numbers."""
+
+    name: str  # of the algorithm, or of a form that needs more than its name
+    tensors: tuple[str, ...]
+    mark: str | None = None
+
+    def has(self, architecture: str, tensor_names: Iterable[str]) -> bool:
+        is_marked = self.mark is not None and self.mark in architecture
+        return is_marked or any(name.startswith(self.tensors) for name in tensor_names)
+
+
+_MEDUSA, _PREDICTION = "Medusa", "prediction layer"
+_FORMS = (  # the first that a checkpoint has is its form
+    _Form(_MEDUSA, ("*.*.weight", "*.*.bias", "*.*.linear.", "medusa_head.")),
+    _Form(_PREDICTION, ("mtp_layers.", "mtp.", "layers.*.eh_proj.", "layers.*.enorm.", "layers.*.hnorm.")),
+    _Form(EAGLE3, ("d2t", "midlayer."), mark="Eagle3"),
+    _Form(MULTI_LAYER_EAGLE, ("heads.*.",)),
+    _Form(EAGLE, ("fc.weight",), mark="Eagle"),
+)
+
+
 def head_form(data: Mapping[str, Any], tensor_names: Iterable[str], source: str) -> str | None:
     """Return the algorithm that a head is made for, by its configuration or the tensors that only a head has; None for
     a language model.
 
     Raises ConfigError for heads of other forms: Medusa's, and those of the speculators format that are not EAGLE's.
     """
-    reader, tensors = ConfigReader(data, source), {name.removeprefix("model.") for name in tensor_names}
-    has_medusa_tensors = any(re.match(r"(medusa_head\.)?\d+\.\d+\.(linear\.)?(weight|bias)$", name) for name in tensors)
-    medusa = medusa_message({**data, "medusa_num_heads": 1} if has_medusa_tensors else data)
-    if medusa:
-        reader.problem("architectures", medusa)
-        reader.raise_problems()
-    if SPECULATORS_KEY in data:
-        kind = data[SPECULATORS_KEY]
+    reader = ConfigReader(data, source)
+    if (kind := data.get(SPECULATORS_KEY)) is not None:
         if kind not in SPECULATORS:
             reader.problem(SPECULATORS_KEY, f"expected one of {', '.join(SPECULATORS)}, found {kind!r}")
             reader.raise_problems()
         return SPECULATORS[kind]
     architectures = data.get("architectures")
-    if any(re.match(r"(mtp_layers|mtp|layers\.\d+\.(eh_proj|enorm|hnorm))\.", name) for name in tensors):
-        if architectures not in ([name] for name in PREDICTION_LAYERS):
-            known = ", ".join(PREDICTION_LAYERS)
-            reader.problem(
-                "architectures",
-                f"{architectures}: prediction layers are implemented for {known} alone",
-            )
-            reader.raise_problems()
-        return EAGLE
-    name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
-    if "Eagle3" in name or "d2t" in tensors or any(tensor.startswith("midlayer.") for tensor in tensors):
-        return EAGLE3
-    if (
-        data.get("num_nextn_predict_layers")
-        and "fc.weight" not in tensors
-        and any(n.startswith("heads.") for n in tensors)
-    ):
-        return MULTI_LAYER_EAGLE
-    return EAGLE if "Eagle" in name or "fc.weight" in tensors else None
+    architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    names = {
+        ".".join("*" if part.isdecimal() else part for part in name.removeprefix("model.").split("."))
+        for name in tensor_names
+    }
+    form = next((form.name for form in _FORMS if form.has(architecture, names)), None)
+    if medusa := medusa_message({"medusa_num_heads": 1} if form == _MEDUSA else data):
+        reader.problem("architectures", medusa)
+    elif form == _PREDICTION and architectures not in [[name] for name in PREDICTION_LAYERS]:
+        known = ", ".join(PREDICTION_LAYERS)
+        reader.problem("architectures", f"{architectures}: prediction layers are implemented for {known} alone")
+    reader.raise_problems()
+    return EAGLE if form == _PREDICTION else form
 
 
 def _prediction_layer(reader: ConfigReader, target: ModelConfig) -> HeadConfig:

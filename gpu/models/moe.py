@@ -71,7 +71,7 @@ class ExpertMlp(nn.Module):
     def run(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Run the experts: x [n, H] → [n, H], and the chosen experts int64 [n, k], best first."""
         weights, experts = self.route(x)
-        return self.way_for(len(x), x.is_cuda)(x, weights, experts), experts
+        return self.way_for(len(x), x.device.type != "cpu")(x, weights, experts), experts
 
     def way_for(self, num_tokens: int, on_gpu: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """Return the way of a pass over so many tokens."""

@@ -38,20 +38,24 @@ class Grammars:
     """Makes matchers for one tokenizer; `vocab_size` is the model's, which may have tokens that no text is made of."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        """Raise ConfigError if the library is missing or the tokenizer has no token that ends a text."""
+        """Raise ConfigError if the library is missing, does not know this kind of tokenizer, or the tokenizer has no
+        token that ends a text."""
         try:
             import llguidance
         except ImportError:
             raise ConfigError.of("grammar", "", f"needs llguidance: {install_command('grammar')}") from None
-        if not tokenizer.eos_ids:
+        num_tokens = max(vocab_size, tokenizer.vocab_size)
+        self._eos_ids = [token for token in tokenizer.eos_ids if token < num_tokens]
+        if not self._eos_ids:
             raise ConfigError.of(tokenizer.source, "eos_token", "is missing; a grammar ends with it")
         self._library: Any = llguidance
         self._checked: dict[Grammar, None] = {}
         self._vocab_size = vocab_size
-        self._eos_ids = list(tokenizer.eos_ids)
-        self._tokenizer = llguidance.LLTokenizer(
-            tokenizer.to_json(), n_vocab=max(vocab_size, tokenizer.vocab_size), eos_token=self._eos_ids[0]
-        )
+        try:
+            self._tokenizer = llguidance.LLTokenizer(tokenizer.to_json(), n_vocab=num_tokens, eos_token=self._eos_ids)
+        except ValueError as error:
+            message = f"is no tokenizer that llguidance makes grammars for: {error}"
+            raise ConfigError.of(tokenizer.source, "tokenizer.json", message) from error
 
     def check(self, grammar: Grammar) -> None:
         """Raise InvalidRequest if the grammar is none. One that was checked before is not looked at again."""
@@ -83,7 +87,8 @@ class Grammars:
 
 
 class LibraryMatcher:
-    """The state of a grammar behind one output, as `gpu.executor.shaping.Matcher`."""
+    """The state of a grammar behind one output, as `gpu.executor.shaping.Matcher`. Once the grammar has ended, tokens
+    that end a text may follow, and nothing else."""
 
     def __init__(self, matcher: Any, vocab_size: int, eos_ids: list[int]) -> None:
         self._matcher = matcher
@@ -92,25 +97,20 @@ class LibraryMatcher:
         self._only_end[[token for token in eos_ids if token < vocab_size]] = True
 
     def advance(self, tokens: np.ndarray) -> None:
-        if not self._matcher.is_stopped():
-            self._matcher.consume_tokens(tokens.tolist())
+        self._matcher.try_consume_tokens(tokens.tolist())  # what follows the end changes nothing
 
     def allowed(self, path: list[int]) -> np.ndarray | None:
         matcher = self._matcher
-        if matcher.is_stopped():
-            return self._only_end if not path else None
-        if path and matcher.validate_tokens(path) < len(path):
-            return None
-        if path:
-            matcher.consume_tokens(path)
-        if matcher.is_stopped():
-            allowed = self._only_end
-        else:
+        taken = matcher.try_consume_tokens(path)
+        try:
+            if matcher.is_stopped():
+                return self._only_end if self._only_end[path[taken:]].all() else None
+            if taken < len(path):
+                return None
             bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-            allowed = np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
-        if path:
-            matcher.rollback(len(path))
-        return allowed
+            return np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
+        finally:
+            matcher.rollback(taken)
 
 
 def json_schema(value: Any) -> Grammar:

@@ -260,9 +260,27 @@ def draft_config(
             message = f"{algorithm.name} takes no draft checkpoint; leave it out, or choose another algorithm"
             raise ConfigError.of(ARGUMENTS, "draft", message)
         return None
+    assert options.draft is not None
     if algorithm.drafter is not Drafter.MODEL:
         return HeadConfig.from_directory(options.draft, algorithm.draft_form, target)
-    return ModelConfig.from_directory(options.draft)
+    draft = ModelConfig.from_directory(options.draft)
+    if draft.vocab_size != target.vocab_size:
+        check_same_tokens(options.model, options.draft, target.vocab_size, draft.vocab_size)
+    return draft
+
+
+def check_same_tokens(model: Path, draft: Path, model_vocab: int, draft_vocab: int) -> None:
+    """Raise ConfigError unless a target and a draft with vocabularies of two sizes have one tokenizer. Then the sizes
+    differ by padding, or by tokens that were added to one of them, and the draft's network masks what only one has."""
+    from .text import Tokenizer
+
+    try:
+        difference = Tokenizer.load(model).difference(Tokenizer.load(draft))
+    except ConfigError as error:
+        difference = f"their tokenizers cannot be compared: {error}"
+    if difference:
+        sizes = f"the vocabularies must match: the target has {model_vocab} tokens, the draft {draft_vocab}"
+        raise ConfigError.of(str(draft), "vocab_size", f"{sizes}, and {difference}")
 
 
 def check_algorithm(
@@ -278,7 +296,6 @@ def check_algorithm(
         hidden_size=target.hidden_size,
         num_heads=heads_of(draft, algorithm),
         target_vocab_size=target.vocab_size,
-        draft_vocab_size=draft.vocab_size if algorithm.drafter is Drafter.MODEL else None,
     )
     problems = algorithm.problems(shape)
     if problems:

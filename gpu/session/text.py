@@ -24,6 +24,8 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 REPLACEMENT = "\ufffd"
 """What a decoder shows for bytes that are no UTF-8, also for a character of which only the first bytes are there."""
 
+_SHRINKS = 4
+"""How many times shorter a text may get before it is cut into tokens: composed characters take a third of the bytes."""
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -43,7 +45,7 @@ class Tokenizer:
     Reads `tokenizer.json`; `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json` and `config.json`
     where they are.
     `eos_ids`: the tokens that end a text, ascending. `bos_id`: the first token of a text, or None. `vocab_size`: ids
-    below it exist.
+    below it exist. `most_bytes_per_token`: of a text, without runs of white space that a tokenizer may drop.
     """
 
     def __init__(
@@ -70,6 +72,9 @@ class Tokenizer:
         self.eos_ids = tuple(sorted({*eos_ids, *([] if own_eos is None else [own_eos])}))
         # Decoders with byte fallback look at a whole run of such tokens before they know its characters.
         self.byte_ids = frozenset(number for token, number in vocabulary.items() if _BYTE_TOKEN.fullmatch(token))
+        is_byte_level = "ByteLevel" in repr(tokenizer.decoder)
+        self._bytes_of_letter = _letters_of_bytes() if is_byte_level else {}
+        self.most_bytes_per_token: int = _SHRINKS * max((len(token.encode()) for token in vocabulary), default=1)
 
     @classmethod
     def load(cls, directory: str | Path) -> Tokenizer:
@@ -103,6 +108,17 @@ class Tokenizer:
         """Return the tokenizer as `tokenizer.json` has it."""
         return self._tokenizer.to_str()
 
+    def difference(self, other: Tokenizer) -> str:
+        """Return the first token id that stands for two tokens here and in `other`, in words; "" if there is none.
+        Ids that only one of them has are no difference."""
+        mine, theirs = (
+            {number: token for token, number in x.get_vocab().items()} for x in (self._tokenizer, other._tokenizer)
+        )
+        for number in sorted(mine.keys() & theirs.keys()):
+            if mine[number] != theirs[number]:
+                return f"token {number} is {mine[number]!r} in {self.source}, {theirs[number]!r} in {other.source}"
+        return ""
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:
         """Return the tokens int64 [n] of `text`; with the ones that begin a text, unless they are written in it (a
         rendered chat).
@@ -116,6 +132,15 @@ class Tokenizer:
     def decode(self, tokens: np.ndarray) -> str:
         """Return the text of tokens int [n], special tokens left out."""
         return self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=True)
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of a token, which may be a part of a character."""
+        text = self._tokenizer.id_to_token(token) or ""
+        if _BYTE_TOKEN.fullmatch(text):
+            return bytes([int(text[1:-1], 16)])
+        if self._bytes_of_letter and all(letter in self._bytes_of_letter for letter in text):
+            return bytes(self._bytes_of_letter[letter] for letter in text)
+        return self.decode(np.array([token])).encode()
 
     def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """Return the text of a conversation by the model's own template.
@@ -219,6 +244,14 @@ class StreamDecoder:
 def _overlap(text: str, stop: str) -> int:
     """Return the length of the longest end of `text` that is a beginning of `stop`, `stop` as a whole aside."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+
+
+def _letters_of_bytes() -> dict[str, int]:
+    """Return the letter → byte table of byte-level vocabularies: printable characters of Latin-1 stand for themselves,
+    and the characters from U+0100 on for the other bytes, in their order."""
+    themselves = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in themselves]
+    return {chr(byte): byte for byte in themselves} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
 # -- files of a checkpoint --------------------------------------------------------------------------------------------

@@ -108,7 +108,8 @@ def _plain(figure: go.Figure) -> dict[str, Any]:
     plain["layout"].pop("title", None)
     title = plain["layout"]["xaxis"]["title"]
     title["text"] = title["text"].partition(NOTE_MARK)[0]  # the page has room for the note below
-    plain["layout"]["margin"] = {"t": 48 if any(one.get("showlegend", False) for one in plain["data"]) else 16}
+    has_legend = plain["layout"].get("showlegend", any(one.get("showlegend", False) for one in plain["data"]))
+    plain["layout"]["margin"]["t"] = 48 if has_legend else 16
     return plain
 
 

@@ -3,169 +3,47 @@ written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 
-from ...core.errors import ForedraftError, count_of
-from ..summary import SHORT_NAMES
-from ..tables import LATENCIES, format_number, format_share, intervals_rest_on, outside_of_intervals, times_rest_on
-from . import run as of_run
+from ...core.errors import count_of
+from ..tables import format_number, times_rest_on
+from . import plans as of_plans
+from . import speeds as of_speeds
 from . import trials as of_trials
-from . import twin as of_twin
-from .page import Folded, Page, Picture, Table
+from .labels import distinct_parts
+from .page import Folded, Page, Table
+from .pair import pair_page
+from .rounds import round_waterfall
 from .run import Run
+from .run_pages import deployment, draw, ends_in_words, made_by, run_page, twin_page
 from .style import missing
 from .trials import Point, Trials, label
 from .twin import Twin
 
 MOST_ROWS = 100
-STATISTICS = ("mean", "median", "p90", "p95", "p99")
 
 
-def page_of(path: Path) -> Page:
-    """Return the report of the directory or file at `path`. Raises ConfigError if that is nothing that a command has
-    written, or unreadable."""
+def page_of(path: Path, other: Path | None = None) -> Page:
+    """Return the report of the directory or file at `path`; with `other`, of two runs side by side. Raises ConfigError
+    if that is nothing that a command has written, or unreadable."""
+    if other is not None:
+        for each in (path, other):
+            if not (each / "summary.json").exists():
+                raise missing(each, "is no run of simulate --out, which alone can stand beside another")
+        return pair_page(Run(path), Run(other))
     if path.is_dir():
         if (path / "question.json").exists():
             return _trials_page(Trials(path))
         if (path / "summary.json").exists():
-            return _run_page(Run(path))
+            return run_page(Run(path))
         message = "has neither summary.json (a run of simulate --out) nor question.json (a sweep, a plan, a tune)"
         raise missing(path, message)
-    return _twin_page(Twin(path))
-
-
-def deployment(scenario: Mapping[str, Any]) -> str:
-    """Return model, hardware and algorithm of a scenario's tables in one line."""
-    model, hardware, speculation = (scenario.get(name, {}) for name in ("model", "hardware", "speculation"))
-    number = (
-        hardware.get("tensor_parallel", 1) * hardware.get("attention_data_parallel", 1) * hardware.get("replicas", 1)
-    )
-    devices = f"{number} × " if number > 1 else ""
-    place = f"{model.get('target', 'A deployment')} on {devices}{hardware.get('gpu', 'unknown hardware')}"
-    algorithm = speculation.get("algorithm", "NONE")
-    return place if algorithm == "NONE" else f"{place}, {algorithm}"
-
-
-def _drawn(page: Page, name: str, caption: str, draw: Callable[..., go.Figure], *arguments: object) -> None:
-    """Add the figure that `draw` makes of `arguments`; if it cannot be drawn, add a note with the reason."""
-    try:
-        page.pictures.append(Picture(name, draw(*arguments), caption))
-    except ForedraftError as error:
-        page.source(f"no figure {name}", str(error))
-
-
-def _made_by(page: Page, written_by: object) -> None:
-    page.source(
-        "versions", f"run by foredraft {written_by or '(not recorded)'}, drawn by foredraft {version('foredraft')}"
-    )
-
-
-# -- a run ------------------------------------------------------------------------------------------------------------
-
-
-def _run_page(run: Run) -> Page:
-    summary = run.summary
-    page = Page(
-        deployment(run.scenario),
-        f"A simulated run: {summary.get('name', '')}, seed {summary.get('seed', '–')}; {run.path}",
-    )
-    page.answer += _run_answer(run)
-    page.notices += [f"Note: {notice}." for notice in summary.get("notices") or ()]
-    page.tiles += _run_tiles(summary)
-    figures = {
-        "latencies": (of_run.latencies, "The wait for the first token, for each further one, between emissions, and in all."),
-        "intervals": (of_run.intervals, "How far published points of serving were from such simulations."),
-        "load": (of_run.load_over_time, "Requests that are decoded together, and those that wait for a place."),
-        "steps-by-batch": (of_run.steps_by_batch, "How many tokens were drafted ahead, by how many requests shared the round."),
-        "acceptance": (of_run.acceptance_by_position, "How far drafts are right: a position counts where all before it were accepted."),
-        "steps": (of_run.steps_over_time, "Draft steps of a round as the run went on."),
-        "kv": (of_run.kv_over_time, "Slots that requests, the prefix cache and the reserve of blocks hold after each plan."),
-    }  # fmt: skip
-    for name, (draw, caption) in figures.items():
-        _drawn(page, name, caption, draw, run)
-    rows = [
-        [
-            f"{short}, {meaning}",
-            *(format_number(summary.get(f"{part}_{key}_ms")) for part in STATISTICS),
-            _ends(summary.get(f"mean_{key}_ms_interval")),
-        ]
-        for key, (short, meaning) in LATENCIES.items()
-    ]
-    caption = "Of completed requests, from summary.json; ITL within 0.1 %. The last column: 80 % interval of the mean."
-    page.tables.append(Table("Latencies, ms", ["", *STATISTICS, "mean, 80 %"], rows, caption))
-    if run.scenario_text is not None:
-        page.folded.append(Folded("The scenario, with the source of every number (scenario.toml)", run.scenario_text))
-    page.source("timing", summary.get("timing") or "not recorded: the run was made by an earlier version")
-    requests = f"requests.parquet, all {summary['completed']:,} completed requests"
-    page.source("latencies", f"{requests}; ITL: summary.json, counted during the run")
-    if points := summary.get("intervals_rest_on"):
-        names = {key: name for key, name in of_run.INTERVALS.items() if f"{key}_interval" in summary}
-        outside = outside_of_intervals(
-            {name: (summary[key], summary[f"{key}_interval"]) for key, name in names.items()}
-        )
-        page.source("intervals", f"{intervals_rest_on(points, are_known=bool(names))} {outside}".rstrip())
-    rounds = "rounds.parquet, every decode round"
-    page.source("over time, acceptance", f"summary.json; draft steps by batch size: {rounds}")
-    _made_by(page, summary.get("version"))
-    return page
-
-
-def _ends(ends: Sequence[float | None] | None) -> str:
-    """Return an interval in words; an end that is not known is a dash."""
-    return "–" if ends is None else " to ".join(map(format_number, ends))
-
-
-def _run_answer(run: Run) -> Iterator[str]:
-    summary = run.summary
-    if summary.get("incomplete"):
-        yield "The run was interrupted, or requests were left over: the numbers cover a part of it."
-    first, then = (format_number(summary[f"p99_{key}_ms"], "ms") for key in ("ttft", "tpot"))
-    yield (
-        f"{summary['completed']:,} of {count_of(summary['submitted'], 'request')} completed in "
-        f"{format_number(summary['duration'])} simulated seconds: {format_number(summary['output_throughput'])} output "
-        f"tokens/s. 99 % of them had the first token within {first}, and 99 % then waited at most {then} per token."
-    )
-    if summary.get("slo_attainment") is not None:
-        limits = ", ".join(f"{LATENCIES[key][0]} {limit:g} ms" for key, limit in run.limits_ms.items())
-        yield f"{format_share(summary['slo_attainment'])} of the requests kept every limit ({limits})."
-    full = summary.get("saturation")
-    if summary.get("overloaded"):
-        yield "The service was overloaded: the queue only grew, so latencies depend on how long the run is."
-    elif full is not None:
-        yield f"The load is {full:.0%} of what full batches would serve."
-
-
-def _run_tiles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    def number(key: str, unit: str = "") -> str:
-        return format_number(summary[key], unit)
-
-    def with_interval(key: str, unit: str = "") -> str:
-        ends = summary.get(f"{key}_interval")
-        return number(key, unit) + (f" (80 %: {_ends(ends)})" if ends else "")
-
-    rate = f"{number('request_throughput')} requests/s"
-    if ends := summary.get("output_throughput_interval"):
-        rate += f"; 80 %: {_ends(ends)}"
-    yield "output tokens/s", number("output_throughput"), rate
-    for key in ("ttft", "tpot"):
-        mean = f"mean {with_interval(f'mean_{key}_ms', 'ms')}"
-        yield f"p99 {LATENCIES[key][0]}", number(f"p99_{key}_ms", "ms"), mean
-    if summary.get("accept_length") is not None:
-        accepted = f"{format_share(summary['accept_rate'])} of the drafts accepted"
-        yield "accept length", f"{summary['accept_length']:.2f}", accepted
-    if summary.get("slo_attainment") is not None:
-        goodput = f"goodput {number('request_goodput')} requests/s"
-        yield "within the SLO", format_share(summary["slo_attainment"]), goodput
-    yield "batch", number("mean_running"), f"at most {number('max_running')}; waiting {number('max_queue_length')}"
-    mean = f"at most; mean {format_share(summary['kv_occupancy_mean'])}"
-    yield "KV in use", format_share(summary["kv_occupancy_max"]), mean
+    return twin_page(Twin(path))
 
 
 # -- sweeps and plans -------------------------------------------------------------------------------------------------
@@ -200,7 +78,7 @@ def _trials_page(trials: Trials) -> Page:
         page.source("FOREDRAFT_KERNELS", str(mode))
     for name, digest in (trials.question.get("files") or {}).items():
         page.source(name, f"sha256 {digest}")
-    _made_by(page, trials.question.get("version"))
+    made_by(page, trials.question.get("version"))
     return page
 
 
@@ -226,14 +104,16 @@ def _add_sweep(page: Page, trials: Trials) -> None:
         ("combinations", f"{len(trials.points):,}", count_of(trials.num_runs, "run")),
         ("varied", str(len(varied)), ", ".join(key.rpartition(".")[2] for key in varied) or "nothing"),
     ]
+    if set(trials.varied) & set(of_trials.LOADS):
+        _draw_speeds(page, trials)
     for latency in ("p99_tpot_ms", "p99_ttft_ms"):
         caption = "Up and to the left is better: more tokens per second at a lower latency."
-        _drawn(page, f"throughput-{latency}", caption, of_trials.throughput_against_latency, trials, latency)
+        draw(page, f"throughput-{latency}", caption, of_trials.throughput_against_latency, trials, latency)
     for key in reversed(varied[-2:]):
         for metric in ("output_throughput", "p99_ttft_ms", "p99_tpot_ms", "accept_length"):
             if any(point.values(metric) for point in trials.points):
                 caption = f"How {of_trials.heading(metric)} follows {key}, the other keys being equal along a line."
-                _drawn(page, f"{metric}-{key.rpartition('.')[2]}", caption, of_trials.against, trials, key, metric)
+                draw(page, f"{metric}-{key.rpartition('.')[2]}", caption, of_trials.against, trials, key, metric)
     page.tables.append(_points_table(trials, varied))
 
 
@@ -271,6 +151,14 @@ def _points_table(trials: Trials, varied: Sequence[str]) -> Table:
     return Table("Combinations", columns, rows, caption)
 
 
+def _draw_speeds(page: Page, trials: Trials) -> None:
+    caption = "Up and to the right is better: more tokens for each GPU, and faster ones for each user."
+    draw(page, "throughput-per-gpu", caption, of_speeds.throughput_per_gpu, trials)
+    if any(point.values("slo_attainment") for point in trials.points):
+        caption = "How many requests keep every limit as the load rises."
+        draw(page, "attainment", caption, of_speeds.attainment_against_load, trials)
+
+
 def _add_plan(page: Page, trials: Trials) -> None:
     answer = of_trials.answer_of(trials)
     page.answer += answer["sentences"]
@@ -285,17 +173,21 @@ def _add_plan(page: Page, trials: Trials) -> None:
             if (ends := best.get(f"{key}_interval")) is not None:
                 below.append(f"80 %: {' to '.join('–' if end is None else form.format(end) for end in ends)}")
         page.tiles += [
-            ("best candidate", best["name"], f"of {len(answer['candidates'])}"),
+            ("best candidate", _short_name(best, answer), f"of {len(answer['candidates'])}"),
             ("load", f"{best['load']:.3g}", ", ".join(below_load)),
             ("GPUs", str(best["gpus"]), ", ".join(below_gpus)),
             ("tightest limit", of_trials.limit_title(best["tightest"]), ", ".join(below_limit)),
         ]
         if best["per_million"] is not None:
             page.tiles.append(("cost", f"{best['per_million']:.3g}", "per million output tokens"))
-    _drawn(page, "frontier", "What each candidate holds within all limits, the best first.", of_trials.frontier, trials)
-    for limit in answer["limits"]:
-        caption = f"Where a line crosses the limit of {limit['limit_ms']:g} {of_trials.limit_unit(limit)}, the candidate holds no more."
-        _drawn(page, limit["name"], caption, of_trials.latency_against_load, trials, limit)
+    draw(page, "frontier", "What each candidate holds within all limits, the best first.", of_plans.frontier, trials)
+    _draw_speeds(page, trials)
+    for limit in of_plans.latency_limits(answer):
+        caption = f"Where a line crosses the limit of {limit['limit_ms']:g} ms, the candidate holds no more."
+        draw(page, limit["name"], caption, of_plans.latency_against_load, trials, limit)
+    caption = "How the bill grows with the load: a step is one more deployment."
+    draw(page, "cost", caption, of_plans.cost_against_load, trials)
+    draw(page, "round", "Where the time of the best candidate's mean round goes.", round_waterfall, trials)
     greatest = answer["load"] is None
     columns = [
         "candidate",
@@ -314,11 +206,11 @@ def _add_plan(page: Page, trials: Trials) -> None:
             cells = [
                 format_number(one["load"]),
                 format_number(one.get("half_load")),
-                _ends(one.get("load_interval")),
+                ends_in_words(one.get("load_interval")),
                 gpus,
             ]
         else:
-            cells = [gpus, _ends(one.get("gpus_interval"))]
+            cells = [gpus, ends_in_words(one.get("gpus_interval"))]
         taken = "–" if one["taken"] is None else f"{one['taken']:.0%}"
         tokens, tightest = format_number(one["tokens_per_s"]), of_trials.limit_title(one["tightest"] or "–")
         rows.append([one["name"], one["status"], *cells, tokens, tightest, taken])
@@ -334,6 +226,12 @@ def _add_plan(page: Page, trials: Trials) -> None:
     given, source = answer["model_error"], answer.get("model_error_source") or "--model-error"
     size = "" if given is None else f"{given:.1%} of the cost model "
     page.source("error of comparisons", f"{size}({source}): within it candidates are called equal")
+
+
+def _short_name(best: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
+    """Return the name of a candidate without the parts that all have which hold a load."""
+    names = [one["name"] for one in answer["candidates"] if one["status"] != "hopeless"]
+    return distinct_parts(names)[0][names.index(best["name"])]
 
 
 def _add_tune(page: Page, trials: Trials) -> None:
@@ -357,10 +255,8 @@ def _add_tune(page: Page, trials: Trials) -> None:
             page.tiles.append((f"faster than {name}", f"{gain[0]:+.1%}", f"± {gain[1]:.1%}, all phases"))
     page.tiles.append(("worst phase", f"{-behind:+.1%}", "against the best fixed number of steps"))
     caption = "The speed that requests see, from arrival to end, with this table."
-    _drawn(page, "gains", caption, of_trials.tuned_gains, trials)
-    _drawn(
-        page, "steps", "How many tokens are drafted ahead, by the requests of a round.", of_trials.tuned_steps, trials
-    )
+    draw(page, "gains", caption, of_trials.tuned_gains, trials)
+    draw(page, "steps", "How many tokens are drafted ahead, by the requests of a round.", of_trials.tuned_steps, trials)
     phases = [*found["phases"], "all"]
     rows = [
         [name, *("cannot run" if row[one] is None else "{:+.1%} ± {:.1%}".format(*row[one]) for one in phases)]
@@ -369,52 +265,3 @@ def _add_tune(page: Page, trials: Trials) -> None:
     about = "; ".join(f"{name}: {phase['about']}" for name, phase in found["phases"].items())
     caption = f"± is half of the 95 % interval over seeds, without the error of the cost model. {about}."
     page.tables.append(Table("How much faster the table is", ["faster than", *phases], rows, caption))
-
-
-# -- the twin ---------------------------------------------------------------------------------------------------------
-
-
-def _twin_page(twin: Twin) -> Page:
-    page = Page(f"Predicted against measured on {twin.device}", str(twin.path))
-    errors = {
-        key: [one["metrics"][key]["error"] for one in twin.comparisons if key in one["metrics"]] for key in SHORT_NAMES
-    }
-    errors = {key: [value for value in values if value is not None] for key, values in errors.items()}
-    told = {key: values for key, values in errors.items() if values}
-    parts = [f"{SHORT_NAMES[key]} by {np.median(np.abs(values)):.1%}" for key, values in told.items()]
-    page.answer.append(
-        f"The simulator is off by this much, in the median of {len(twin.comparisons)} comparisons: {', '.join(parts)}."
-    )
-    share = min((one["processor_share"] for one in twin.comparisons), default=1.0)
-    if share < 0.97 and twin.clock == "wall":
-        page.notices.append(
-            f"Note: the measuring process had a processor for only {share:.0%} of the time that it worked: other work ran on this machine."
-        )
-    page.tiles += [
-        (SHORT_NAMES[key], f"{np.median(np.abs(values)):.1%}", f"at most {max(values, key=abs):+.1%}")
-        for key, values in told.items()
-    ]
-    caption = "Every latency of every way to decode, at every load."
-    _drawn(page, "predicted", caption, of_twin.predicted_against_measured, twin)
-    caption = "How far each prediction is off, beside how much the measurement itself varies."
-    _drawn(page, "errors", caption, of_twin.errors, twin)
-    for load in twin.loads:
-        caption = f"Whether the load built up as predicted, at the load {load}."
-        _drawn(page, f"batch-{load}", caption, of_twin.batch_over_time, twin, load)
-    columns = ["load", "way to decode", *SHORT_NAMES.values()]
-    rows = [
-        [one["load"], one["arm"], *(_error_cell(one["metrics"].get(key)) for key in SHORT_NAMES)]
-        for one in twin.comparisons
-    ]
-    page.tables.append(Table("Measured, and the error of the prediction", columns, rows))
-    repeats = ", ".join(map(str, sorted({one["repeats"] for one in twin.comparisons})))
-    page.source("measured", f"by our own executor on {twin.device}, {twin.clock} time, {repeats} runs of each")
-    page.source("predicted", "by the simulator, from single steps of that executor and the acceptance of other prompts")
-    _made_by(page, twin.version)
-    return page
-
-
-def _error_cell(one: Mapping[str, Any] | None) -> str:
-    if one is None or one["error"] is None:
-        return "–"
-    return f"{format_number(one['measured'])} ({one['error']:+.1%})"

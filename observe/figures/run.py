@@ -17,7 +17,7 @@ from ..distribution.former_name import is_former_version, made_by_former
 from ..input_files import read_text, read_toml
 from ..summary import CURVE_SHARES
 from ..tables import LATENCIES, format_number
-from .style import COLOURS, FAINT, RAMP, figure, limit_line, missing, names_beside, read_object
+from .style import COLOURS, FAINT, LIMIT, RAMP, figure, limit_line, missing, names_beside, read_object
 
 MARKED = (0.5, 0.9, 0.99, 0.999)
 """Percentiles that are marked on the curves of latencies."""
@@ -129,38 +129,48 @@ def latencies(run: Run | str | PathLike[str]) -> go.Figure:
     The vertical axis is stretched towards the tail, each nine as high as the one before.
     """
     run = as_run(run)
-    shares = np.array(CURVE_SHARES)
     requests = int(run.summary["completed"])
-    note = f"each curve: {len(shares)} exact percentiles of {count_of(requests, 'request')},<br>straight lines between; ITL within 0.1 %"
+    note = f"each curve: {len(CURVE_SHARES)} exact percentiles of {count_of(requests, 'request')}, straight lines between; ITL within 0.1 %"
     made = figure("Latency distributions", "milliseconds", "percentile", note, 420)
     deepest = 1.0
     for (name, (short, meaning)), colour in zip(LATENCIES.items(), COLOURS, strict=False):
-        values = run.quantiles_ms.get(name)
-        if values is None or not values.max():
-            continue
-        known = (1 - shares) * requests >= 1  # beyond it single requests, which tell no share
-        known &= values > 0
-        heights = -np.log10(1 - np.minimum(shares, 1 - 1e-9))
-        deepest = max(deepest, float(heights[known].max(initial=1.0)))
-        hover = f"{short} p%{{customdata:.6~g}}: %{{x:,.4~g}} ms<extra></extra>"
-        made.add_scatter(
-            x=_short(values[known]), y=_short(heights[known]), customdata=_short(100 * shares[known], 7), name=f"{short}, {meaning}",
-            mode="lines", line={"color": colour, "width": 2}, hovertemplate=hover, legendgroup=name,
-        )  # fmt: skip
-        marked = np.isin(shares, MARKED) & known
-        made.add_scatter(
-            x=_short(values[marked]), y=_short(heights[marked]), customdata=_short(100 * shares[marked]), mode="markers",
-            marker={"color": colour, "size": 7}, hovertemplate=hover, legendgroup=name, showlegend=False,
-        )  # fmt: skip
+        deepest = max(deepest, add_distribution(made, run, name, f"{short}, {meaning}", colour))
     for name, limit in run.limits_ms.items():
-        colour = next((line.line.color for line in made.data if line.legendgroup == name), COLOURS[3])
+        colour = next((line.line.color for line in made.data if line.legendgroup == name), LIMIT)
         limit_line(made, (limit, limit), (0.0, deepest), f"{LATENCIES[name][0]} limit {limit:g} ms", colour)
+    percentile_axes(made, deepest)
+    return made
+
+
+def add_distribution(made: go.Figure, run: Run, name: str, title: str, colour: str) -> float:
+    """Draw a latency's distribution, with points at some percentiles, and return the height of its curve; 1 without a
+    value."""
+    values, shares = run.quantiles_ms.get(name), np.array(CURVE_SHARES)
+    if values is None or not values.max():
+        return 1.0
+    known = (1 - shares) * int(run.summary["completed"]) >= 1  # beyond it single requests, which tell no share
+    known &= values > 0
+    heights = -np.log10(1 - np.minimum(shares, 1 - 1e-9))
+    hover = f"{title.partition(',')[0]} p%{{customdata:.6~g}}: %{{x:,.4~g}} ms<extra></extra>"
+    made.add_scatter(
+        x=_short(values[known]), y=_short(heights[known]), customdata=_short(100 * shares[known], 7), name=title,
+        mode="lines", line={"color": colour, "width": 2}, hovertemplate=hover, legendgroup=name,
+    )  # fmt: skip
+    marked = np.isin(shares, MARKED) & known
+    made.add_scatter(
+        x=_short(values[marked]), y=_short(heights[marked]), customdata=_short(100 * shares[marked]), mode="markers",
+        marker={"color": colour, "size": 7}, hovertemplate=hover, legendgroup=name, showlegend=False,
+    )  # fmt: skip
+    return float(heights[known].max(initial=1.0))
+
+
+def percentile_axes(made: go.Figure, deepest: float) -> None:
+    """Mark percentiles up to the height `deepest`, each nine as high as the one before, and decades of time."""
     ticks = [0, 0.5, *(1 - 10.0**-nines for nines in range(1, int(deepest) + 1))]
     made.update_yaxes(
         tickvals=[float(-np.log10(1 - share)) for share in ticks], ticktext=[f"{100 * share:.6g} %" for share in ticks]
     )
     made.update_xaxes(type="log", minor={"ticks": "outside", "ticklen": 3}, dtick=1)
-    return made
 
 
 INTERVALS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
@@ -16,7 +16,8 @@ from ...core.parsing import ParseError, parse_json
 from ..distribution.former_name import is_former_form, made_by_former
 from ..input_files import read_lines
 from ..tables import LATENCIES
-from .style import COLOURS, FAINT, figure, limit_line, missing, names_beside, read_object, tall_enough, wrapped
+from .labels import End, distinct_parts, label_ends, names_in_note
+from .style import COLOURS, FAINT, figure, missing, names_beside, note_of, read_object, short, whiskers
 
 LOADS = ("workload.rate", "workload.rate_scale", "workload.concurrency")
 TITLES = {
@@ -30,7 +31,7 @@ TITLES = {
     "accept_length": "accept length",
     "slo_attainment": "share within the SLO",
 }
-MOST_LINES = 12
+MOST_LINES = len(COLOURS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,15 @@ class Point:
     settings: Mapping[str, Any]
     summaries: list[Mapping[str, Any]] = field(default_factory=list)
 
-    def values(self, key: str) -> list[float]:
-        return [float(value) for one in self.summaries if (value := one.get(key)) is not None]
+    @property
+    def seeds(self) -> list[Any]:
+        return [one.get("seed", place) for place, one in enumerate(self.summaries)]
+
+    def values(self, key: str, seeds: Container[Any] | None = None) -> list[float]:
+        """Return a number of the runs that have it; `seeds`: of these seeds alone."""
+        shown = zip(self.seeds, self.summaries, strict=True)
+        found = (one.get(key) for seed, one in shown if seeds is None or seed in seeds)
+        return [float(value) for value in found if value is not None]
 
     @property
     def is_overloaded(self) -> bool:
@@ -132,17 +140,16 @@ def throughput_against_latency(
     """Draw each combination of a sweep: throughput above latency; a line per deployment where the load varies."""
     trials = as_trials(trials)
     along = next((key for key in trials.varied if key in LOADS), None)
-    lines = trials.lines(along) if along is not None else {"": trials.points}
-    made = figure(
-        f"{heading(throughput)} against {heading(latency)}", _title(latency), _title(throughput), _note(trials), 420
-    )
-    for (name, points), colour in zip(_fewest(lines), _colours()):  # noqa: B905  (colours repeat)
-        shown = [point for point in points if point.values(latency) and point.values(throughput)]
-        _add_points(made, shown, name, colour, latency, throughput, "lines+markers" if along else "markers+text")
-        if along is None:
-            made.data[-1].text = [label({key: point.settings.get(key) for key in trials.varied}) for point in shown]
-            made.data[-1].textposition = "top center"
-    made.update_layout(showlegend=along is not None and len(lines) > 1)
+    title = f"{heading(throughput)} against {heading(latency)}"
+    made = figure(title, _title(latency), _title(throughput), height=420)
+    if along is None:
+        shown = [point for point in trials.points if point.values(latency) and point.values(throughput)]
+        _add_points(made, shown, "all", COLOURS[0], latency, throughput, "markers+text")
+        made.data[-1].text = [label({key: point.settings.get(key) for key in trials.varied}) for point in shown]
+        made.data[-1].textposition = "top center"
+        note_of(made, _notes(trials))
+        return made
+    _add_lines(made, trials, trials.lines(along), latency, throughput)
     return made
 
 
@@ -152,60 +159,73 @@ def against(trials: Trials | str | PathLike[str], key: str, metric: str) -> go.F
     trials = as_trials(trials)
     if key not in trials.varied:
         raise missing(trials.path, f"does not vary {key}; varied: {', '.join(trials.varied) or 'nothing'}")
-    made = figure(f"{heading(metric)} by {key}", key, _title(metric), _note(trials))
-    lines = trials.lines(key)
-    for (name, points), colour in zip(_fewest(lines), _colours()):  # noqa: B905
-        _add_points(
-            made, [point for point in points if point.values(metric)], name, colour, key, metric, "lines+markers"
-        )
+    made = figure(f"{heading(metric)} by {key}", key, _title(metric))
     settings = [point.settings.get(key) for point in trials.points]
     numbers = [setting for setting in settings if isinstance(setting, int | float)]
-    if len(numbers) == len(settings):
+    categories: list[Any] = []
+    if len(numbers) < len(settings):  # they stand side by side, at 0, 1, 2, …
+        categories = sorted(dict.fromkeys(settings), key=_order)
+        made.update_xaxes(tickvals=[*range(len(categories))], ticktext=[str(one) for one in categories])
+    else:
         values = sorted(set(numbers))
         if key in LOADS and values[0] > 0 and values[-1] >= 10 * values[0]:
             made.update_xaxes(type="log")
         if len(values) <= MOST_LINES:
             made.update_xaxes(tickvals=values, ticktext=[f"{value:g}" for value in values])
-    else:
-        made.update_xaxes(type="category")
-    made.update_layout(showlegend=len(lines) > 1)
+    _add_lines(made, trials, trials.lines(key), key, metric, categories)
     return made
+
+
+def _add_lines(
+    made: go.Figure, trials: Trials, lines: Mapping[str, list[Point]], x: str, y: str, categories: Sequence[Any] = ()
+) -> None:
+    """Draw a line through the points of each deployment that have both numbers, with its name at its end. categories:
+    values of `x` that are no numbers, in their order."""
+    names, common = distinct_parts(list(lines)[:MOST_LINES])
+    ends: list[End] = []
+    for name, short_name, colour in zip(lines, names, COLOURS, strict=False):
+        shown = [point for point in lines[name] if point.values(y) and (point.values(x) or x in point.settings)]
+        if shown:
+            _add_points(made, shown, name, colour, x, y, "lines+markers")
+            if categories:
+                made.data[-1].x = [categories.index(value) for value in made.data[-1].x]
+            last = max(zip(made.data[-1].x, made.data[-1].y, strict=True), key=lambda place: place[0])
+            ends.append(End(short_name, colour, *last))
+    left_out = len(lines) - MOST_LINES
+    note_of(
+        made, [*_notes(trials), *names_in_note(names, common), f"{left_out} more have no line" if left_out > 0 else ""]
+    )
+    if not ends:
+        return
+    xs, ys = ([value for one in made.data for value in one[axis]] for axis in "xy")
+    is_log = made.layout.xaxis.type == "log"
+    margin = 0.03 * (max(xs) - min(xs)) or 0.05 * abs(max(xs)) or 1.0
+    low, high = (min(xs) / 1.05, max(xs) * 1.05) if is_log else (min(xs) - margin, max(xs) + margin)
+    label_ends(made, ends, (low, high), (0, 1.08 * max(ys) or 1.0))
 
 
 def _add_points(made: go.Figure, points: Sequence[Point], name: str, colour: str, x: str, y: str, mode: str) -> None:
     def mean(point: Point, key: str) -> Any:
         values = point.values(key)
-        return float(f"{np.mean(values):.5g}") if values else point.settings.get(key)
+        return short(float(np.mean(values))) if values else point.settings.get(key)
 
-    def whiskers(key: str) -> dict[str, Any] | None:
-        if not all(point.values(key) for point in points) or all(len(point.summaries) < 2 for point in points):
-            return None
-        spans = [(max(found), np.mean(found), min(found)) for found in (point.values(key) for point in points)]
-        up, down = [high - middle for high, middle, _ in spans], [middle - low for _, middle, low in spans]
-        return {"type": "data", "array": up, "arrayminus": down, "symmetric": False, "width": 2, "thickness": 1}
+    def spread(key: str) -> dict[str, Any] | None:
+        spans = [point.values(key) for point in points]
+        return whiskers([float(np.mean(found)) for found in spans], spans) if all(spans) else None
 
     made.add_scatter(
-        x=[mean(point, x) for point in points], y=[mean(point, y) for point in points], name=wrapped(name or "all"), mode=mode,
-        error_x=whiskers(x), error_y=whiskers(y), line={"color": colour, "width": 2},
+        x=[mean(point, x) for point in points], y=[mean(point, y) for point in points], name=name or "all", mode=mode,
+        error_x=spread(x), error_y=spread(y), line={"color": colour, "width": 2},
         marker={"color": colour, "size": 8, "symbol": ["circle-open" if point.is_overloaded else "circle" for point in points]},
         customdata=[label(point.settings) for point in points], textfont={"size": 10},
         hovertemplate="%{customdata}<br>%{x:.4~g}, %{y:.4~g}<extra></extra>",
     )  # fmt: skip
 
 
-def _fewest(lines: Mapping[str, list[Point]]) -> list[tuple[str, list[Point]]]:
-    return list(lines.items())[:MOST_LINES]
-
-
-def _colours() -> Iterator[str]:
-    while True:
-        yield from COLOURS
-
-
-def _note(trials: Trials) -> str:
+def _notes(trials: Trials) -> list[str]:
     runs = max((len(point.summaries) for point in trials.points), default=0)
     text = "one run each" if runs < 2 else f"means of {runs} seeds, whiskers from least to greatest"
-    return text + ("<br>open circles: overloaded" if any(point.is_overloaded for point in trials.points) else "")
+    return [text, "open circles: overloaded" if any(point.is_overloaded for point in trials.points) else ""]
 
 
 def _title(key: str) -> str:
@@ -223,11 +243,6 @@ def limit_title(name: str) -> str:
     return f"{statistic} {LATENCIES[latency][0]}" if latency in LATENCIES else name
 
 
-def limit_unit(limit: Mapping[str, Any]) -> str:
-    """Return the unit of a limit: a share of requests within limits is counted in these (`slo_taken`)."""
-    return "× its limits" if limit["key"] == "slo_taken" else "ms"
-
-
 # -- plans ------------------------------------------------------------------------------------------------------------
 
 
@@ -236,103 +251,6 @@ def answer_of(trials: Trials) -> Mapping[str, Any]:
     if trials.answer is None:
         raise missing(trials.path, "has no answer.json: the plan has not ended; the same `foredraft plan` goes on")
     return trials.answer
-
-
-def frontier(trials: Trials | str | PathLike[str]) -> go.Figure:
-    """Draw the result of each candidate of a plan: the load that nearly all runs hold, with a whisker to the load that
-    half of them hold, or the GPUs that a load needs. Bars are the 80 % intervals of the cost model."""
-    trials = as_trials(trials)
-    answer = answer_of(trials)
-    found = [one for one in answer["candidates"] if one["status"] != "hopeless"]
-    greatest = answer["load"] is None
-    x = f"greatest load, {answer['load_unit']}" if greatest else f"GPUs for {answer['load']:g} {answer['load_unit']}"
-    notes = ["whiskers: to the load that half of the runs hold"] if greatest else []
-    bars = [(one["name"], ends) for one in found if (ends := one.get("load_interval" if greatest else "gpus_interval"))]
-    bars = [(name, ends) for name, ends in bars if None not in ends]
-    if bars:
-        notes.append("bars: 80 % interval if times are not as simulated")
-    if any(one["status"] == "dropped" for one in found):
-        notes.append("pale: dropped after the rough first round")
-    note = "; ".join(notes)
-    made = figure("Candidates", x, "", note)
-    if bars:
-        made.add_bar(
-            x=[high - low for _, (low, high) in bars], base=[low for _, (low, _) in bars], y=[name for name, _ in bars],
-            orientation="h", width=0.5, marker={"color": FAINT, "opacity": 0.35}, showlegend=False,
-            customdata=[f"{low:.4g} to {high:.4g}" for _, (low, high) in bars],
-            hovertemplate="%{y}: %{customdata} (80 %)<extra></extra>",
-        )  # fmt: skip
-    kinds = {"best": COLOURS[2], "equal": COLOURS[0], "behind": COLOURS[1], "dropped": FAINT}
-    names = {"best": "best", "equal": "cannot be told from the best", "behind": "behind", "dropped": "dropped"}
-    for kind, colour in kinds.items():
-        shown = [one for one in found if one["status"] == kind]
-        if not shown:
-            continue
-        widths = [max(0.0, (one.get("half_load") or one["load"]) - one["load"]) for one in shown] if greatest else []
-        made.add_scatter(
-            x=[one["load"] if greatest else one["gpus"] for one in shown], y=[one["name"] for one in shown], mode="markers",
-            error_x={"array": widths, "arrayminus": [0] * len(widths), "thickness": 2, "width": 5} if any(widths) else None,
-            marker={"color": colour, "size": 11}, name=names[kind], showlegend=True,
-            customdata=[f"{one['tightest']} at {one['taken']:.0%} of its limit" if one["taken"] else "" for one in shown],
-            hovertemplate="%{y}: %{x:.4~g}<br>%{customdata}<extra></extra>",
-        )  # fmt: skip
-    names_beside(made, [one["name"] for one in found])
-    made.update_xaxes(rangemode="tozero")
-    if not greatest and max((one["gpus"] or 0 for one in found), default=0) <= MOST_LINES:
-        made.update_xaxes(dtick=1)
-    return made
-
-
-def latency_against_load(trials: Trials | str | PathLike[str], limit: Mapping[str, Any] | None = None) -> go.Figure:
-    """Draw a limited latency of a plan's candidates against the load, and the limit. The best candidate has a band, the
-    80 % interval of the latency that limits it. limit: one of the answer's; default: the first."""
-    trials = as_trials(trials)
-    answer = answer_of(trials)
-    limited: Mapping[str, Any] = answer["limits"][0] if limit is None else limit
-    key = answer["load_key"]
-    what, unit = limit_title(limited["name"]), limit_unit(limited)
-    made = figure(
-        f"{what} against load",
-        f"load, {answer['load_unit']}",
-        f"{what}, {unit}",
-        "a point per load that was tried, the mean over its seeds",
-    )
-    shown = [one for one in answer["candidates"] if one["status"] in ("best", "equal", "behind")]
-    for one, colour in zip(shown[:MOST_LINES], _colours()):  # noqa: B905
-        by_load: dict[float, list[float]] = {}
-        for point in trials.points:
-            if (
-                all(point.settings.get(name) == value for name, value in one["settings"].items())
-                and key in point.settings
-            ):
-                by_load.setdefault(float(point.settings[key]), []).extend(point.values(limited["key"]))
-        loads = sorted(load for load, values in by_load.items() if values)
-        means = [float(np.mean(by_load[load])) for load in loads]
-        if one["status"] == "best" and one["tightest"] == limited["name"] and one.get("taken_interval") is not None:
-            _add_band(made, loads, means, [end / one["taken"] for end in one["taken_interval"]], colour)
-        made.add_scatter(
-            x=loads, y=[float(f"{mean:.5g}") for mean in means], mode="lines+markers", name=wrapped(one["name"]),
-            line={"color": colour, "width": 2}, marker={"size": 6}, showlegend=True,
-            hovertemplate=f"{one['name']}: %{{y:.4~g}} {unit} at %{{x:.4~g}}<extra></extra>",
-        )  # fmt: skip
-    loads = [load for line in made.data for load in line.x]
-    if loads:
-        highest = max(value for line in made.data for value in line.y)
-        limit_line(made, (min(loads), max(loads)), (limited["limit_ms"],) * 2, f"limit {limited['limit_ms']:g} {unit}")
-        made.update_yaxes(range=[0, min(1.1 * max(highest, limited["limit_ms"]), 4 * limited["limit_ms"])])
-    tall_enough(made)
-    return made
-
-
-def _add_band(
-    made: go.Figure, loads: Sequence[float], means: Sequence[float], ends: Sequence[float], colour: str
-) -> None:
-    """Draw the 80 % interval of a latency by load; `ends` are factors on the simulated latency."""
-    low, high = ([float(f"{mean * end:.5g}") for mean in means] for end in ends)
-    made.add_scatter(
-        x=[*loads, *loads[::-1]], y=[*low, *high[::-1]], mode="none", fill="toself", fillcolor=colour, opacity=0.2,
-        name="80 % interval of the best", showlegend=True, hoverinfo="skip",
-    )  # fmt: skip
 
 
 # -- tuned tables -----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from ..distribution.former_name import is_former_version, made_by_former
-from ..summary import SHORT_NAMES
+from ..summary import LEAST_PROCESSOR_SHARE, SHORT_NAMES
 from .style import COLOURS, FAINT, figure, missing, read_object
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
@@ -29,10 +29,15 @@ class Twin:
             isinstance(one, dict) and "metrics" in one for one in comparisons
         ):
             raise missing(path, "is no record of foredraft twin --json (no comparisons with metrics)")
-        self.version: Any | None = found.get("version")
+        self.version: Any | None = found.get("foredraft")
         self.device: str = str(found.get("device"))
         self.clock: str = str(found.get("clock"))
         self.comparisons: Sequence[Mapping[str, Any]] = comparisons
+        self.measured: Sequence[Mapping[str, Any]] = [
+            one
+            for one in comparisons
+            if self.clock != "wall" or one.get("processor_share", 1.0) >= LEAST_PROCESSOR_SHARE
+        ]
         self.loads: list[str] = list(dict.fromkeys(one["load"] for one in comparisons))
         self.arms: list[str] = list(dict.fromkeys(one["arm"] for one in comparisons))
 
@@ -41,14 +46,20 @@ def as_twin(twin: Twin | str | PathLike[str]) -> Twin:
     return twin if isinstance(twin, Twin) else Twin(twin)
 
 
+def _check_measured(twin: Twin) -> None:
+    if not twin.measured:
+        raise missing(twin.path, "has nothing that counts as measured: other work ran on the machine")
+
+
 def predicted_against_measured(twin: Twin | str | PathLike[str]) -> go.Figure:
     """Draw every latency of every way and load: predicted above measured, and the line on which both are equal."""
     twin = as_twin(twin)
     note = "on the line both are equal; whiskers: half the range of repeated runs"
     made = figure("Predicted against measured latencies", "measured, ms", "predicted, ms", note, 460)
+    _check_measured(twin)
     points = [
         (one, key, found)
-        for one in twin.comparisons
+        for one in twin.measured
         for key, found in one["metrics"].items()
         if key.endswith("_ms") and found["measured"] and found["predicted"]
     ]
@@ -81,12 +92,13 @@ def errors(twin: Twin | str | PathLike[str]) -> go.Figure:
     """Draw the error of every prediction, and as whiskers the noise of the measurement."""
     twin = as_twin(twin)
     note = "a point per way to decode; whiskers: half the range of repeated runs; right: predicted too much"
+    _check_measured(twin)
     made = figure("Error of the prediction", "error", "", note, 480)
     for load, colour in zip(twin.loads, COLOURS, strict=False):
         shown = [
             (one, key, one["metrics"][key])
             for key in SHORT_NAMES
-            for one in twin.comparisons
+            for one in twin.measured
             if one["load"] == load and key in one["metrics"] and one["metrics"][key]["error"] is not None
         ]
         made.add_scatter(
@@ -107,9 +119,11 @@ def batch_over_time(twin: Twin | str | PathLike[str], load: str | None = None) -
     """Draw the mean batch in tenths of the runs at one load (default: the last), predicted dotted, measured solid."""
     twin = as_twin(twin)
     load = twin.loads[-1] if load is None and twin.loads else load
-    shown = [one for one in twin.comparisons if one["load"] == load]
-    if not shown:
+    if load not in twin.loads:
         raise missing(twin.path, f"has no load {load!r}; it has {', '.join(twin.loads) or 'none'}")
+    shown = [one for one in twin.measured if one["load"] == load]
+    if not shown:
+        raise missing(twin.path, f"has no measurement at the load {load}: other work ran on the machine")
     made = figure(
         f"Batch over time, {load}",
         "tenth of the run",

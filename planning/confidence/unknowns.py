@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...core.acceptance.presets import TEXTS
+from ...sim.assembly.rounds import Round
 from ...sim.scenario_file import scenario_with
-from ..rounds import Round, RoundModel
+from ..rounds.model import RoundModel
 from .comparison import speed_up_error
 
 LENGTHS = (0.5, 2.0)

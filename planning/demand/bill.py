@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..confidence.ranked import Ranked
@@ -15,8 +14,13 @@ HOURS_OF_A_MONTH = 730.0
 
 @dataclass(frozen=True, slots=True)
 class PerMillion:
-    """The price of a million tokens at one load: of output tokens, of prompt tokens, of both together. Each bears the
-    whole price of the GPUs."""
+    """The price of a million tokens at one load. Each of the three bears the whole price of the GPUs.
+
+    Attributes:
+        output: Of output tokens.
+        input: Of prompt tokens.
+        all: Of both together.
+    """
 
     output: float
     input: float
@@ -67,17 +71,27 @@ class Bill:
         planned = Traffic.of(plan, item, item.load).per_million(per_hour)
         return cls(planned, own, per_hour * HOURS_OF_A_MONTH)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the bill as plain data."""
-        return asdict(self)
+
+@dataclass(frozen=True, slots=True)
+class Energy:
+    """What a candidate's GPUs take at the load that it holds.
+
+    Attributes:
+        watts_per_gpu: Of a GPU under load, as given.
+        kwh_per_million: Of a million output tokens.
+        kwh_per_month: Of 730 hours.
+    """
+
+    watts_per_gpu: float
+    kwh_per_million: float
+    kwh_per_month: float
 
 
-def energy(plan: Plan, item: Ranked, watts: Mapping[str, float]) -> dict[str, float] | None:
-    """Return the kWh of a million output tokens and of a month, by the power of a candidate's GPU under load; None if
-    no power is given for it."""
-    power = watts.get(plan.gpu_of(item.candidate))
+def energy(plan: Plan, item: Ranked) -> Energy | None:
+    """Return the energy of a candidate by the power of its GPU under load; None if no power is given for it."""
+    power = plan.question.watts.get(plan.gpu_of(item.candidate))
     if power is None:
         return None
     kilowatts = item.gpus * power / 1000
     per_million = Traffic.of(plan, item, item.load).per_million(kilowatts).output
-    return {"watts_per_gpu": power, "kwh_per_million": per_million, "kwh_per_month": kilowatts * HOURS_OF_A_MONTH}
+    return Energy(power, per_million, kilowatts * HOURS_OF_A_MONTH)

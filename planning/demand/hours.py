@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from ...core.errors import ConfigError
 from ...sim.scenario import Scenario
 from ...sim.scenario_file import scenario_with
 from .trace_part import TracePart
 
 HOUR_S = 3600.0
+MOST_HEADROOM, MOST_WARM_UP_S = 10, 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,63 @@ class Hour:
     rate: float
     replicas: int
     replica_hours: float
+
+
+@dataclass(frozen=True)
+class Hours:
+    """The replicas of a candidate by the hour of a trace, and the GPU hours of all of them.
+
+    Attributes:
+        candidate: Its name.
+        capacity: Requests per second that one replica holds in the busiest hour.
+        headroom: The share that is added to the rate of each hour.
+        warm_up_s: How long a replica starts.
+        gpus_per_replica: Devices of the candidate's smallest deployment.
+        hours: The hours of the trace.
+        hours_long: How many hours the trace lasts.
+        gpu_hours: Those of all devices, with the ones that warm up.
+        bill: Their price; None without a price of the device.
+    """
+
+    candidate: str
+    capacity: float
+    headroom: float
+    warm_up_s: float
+    gpus_per_replica: int
+    hours: tuple[Hour, ...]
+    hours_long: float
+    gpu_hours: float
+    bill: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """The question for replicas by the hour. `part`: of the whole trace. `headroom`: the share that is added to an
+    hour's rate. `warm_up_s`: how long a replica starts."""
+
+    part: TracePart
+    headroom: float
+    warm_up_s: float
+
+    @classmethod
+    def of(cls, scenario: Scenario, load: float | None, headroom: float, warm_up_s: float) -> Day:
+        """Return the question about the trace of a scenario. Raises ConfigError without a trace, and for a given
+        load."""
+        if load is not None:
+            raise ConfigError.of("--by-hour", "", "has the rates of the trace; leave --rate out")
+        part = TracePart.of(scenario, None)
+        if part is None:
+            raise ConfigError.of("--by-hour", "", "divides a trace into hours; give --trace")
+        return cls(part, headroom, warm_up_s)
+
+    def answer(self, candidate: str, capacity: float, gpus: int, price: float | None) -> Hours:
+        """Return the replicas by the hour of a candidate, whose replica holds `capacity` requests per second on `gpus`
+        devices. `price`: of an hour of one, if it is known."""
+        hours = replicas_by_hour(self.part, capacity, self.headroom, self.warm_up_s)
+        gpu_hours = gpus * sum(hour.replica_hours for hour in hours)
+        bill = None if price is None else gpu_hours * price
+        long = self.part.span_s / HOUR_S
+        return Hours(candidate, capacity, self.headroom, self.warm_up_s, gpus, tuple(hours), long, gpu_hours, bill)
 
 
 def busiest_hour(scenario: Scenario, part: TracePart) -> Scenario:
@@ -78,18 +136,3 @@ def _paid(replicas: Sequence[int], seconds: Sequence[float], place: int, warm_up
         begins += seconds[at]
         at += 1
     return paid + replicas[place] * end
-
-
-def hours_to_json(part: TracePart, hours: Sequence[Hour], gpus: int, price: float | None) -> dict[str, Any]:
-    """Return the hours as plain data. `gpus`: of a replica; `price`: of an hour of one, if it is known."""
-    gpu_hours = gpus * sum(hour.replica_hours for hour in hours)
-    return {
-        "gpus_per_replica": gpus,
-        "hours": [
-            {"start_s": one.start_s, "rate": one.rate, "replicas": one.replicas, "replica_hours": one.replica_hours}
-            for one in hours
-        ],
-        "hours_long": part.span_s / HOUR_S,
-        "gpu_hours": gpu_hours,
-        "bill": None if price is None else gpu_hours * price,
-    }

@@ -16,6 +16,8 @@ from ...sim.workload.traces import TraceSource
 
 WINDOWS = 30
 """A run of a plan consists of so many windows of a trace, unless they would be shorter than LEAST_WINDOW_S."""
+LEAST_REQUESTS = 20
+"""A plan of a shorter trace is refused: its load and its percentiles are those of single requests."""
 FEW = 100
 """With fewer requests a percentile of 99 is the maximum."""
 LEAST_WINDOW_S = 60.0
@@ -50,15 +52,24 @@ class TracePart:
     def notices(self, contexts: Iterable[tuple[str, int]]) -> list[str]:
         """Return what a user should know before deployments are searched that have these models and context lengths.
 
-        Raises ConfigError if no request of the part has room in any of these contexts.
+        Raises ConfigError for a trace of less than `LEAST_REQUESTS` or without a rate, and if no request of the part
+        has room in any of these contexts.
         """
+        if len(self.rows.lines) < LEAST_REQUESTS:
+            message = (
+                f"{self.scenario.workload.trace} has {count_of(len(self.rows.lines), 'request')}, too few for a load and a "
+                f"percentile; expected at least {LEAST_REQUESTS}"
+            )
+            raise ConfigError.of("workload", "trace", message)
         found = [self._too_long(name, context) for name, context in contexts]
         if found and all(is_all for is_all, _ in found):
             raise ConfigError.of("workload", "trace", found[0][1])
         trace, number = self.scenario.workload.trace, len(self.rows.lines)
         if not int(self.rows.times_ns[-1]):
-            message = f"{trace}: {count_of(number, 'request')} at one moment {'has' if number == 1 else 'have'} no rate"
-            raise ConfigError.of("workload", "trace", f"{message} to plan for; expected arrivals over some time")
+            message = (
+                f"{trace}: {number:,} requests at one moment have no rate to plan for; expected arrivals over time"
+            )
+            raise ConfigError.of("workload", "trace", message)
         few = f"{trace} has only {count_of(number, 'request')}: a load found with so few says little."
         return [*(sentence for _, sentence in found if sentence), *([few] if number < FEW else [])]
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ...core.errors import count_of
 from ..trial import Trial
 from ..workers import Job, Workers
 
@@ -60,6 +61,15 @@ class Pace:
                 each = max(runs / (self.ended[name] + 0.5 * (searches - self.ended[name])), 1.0)
             total += max(searches * each - runs, searches - self.ended[name]) * per_run_s
         return total / at_once
+
+    def in_words(self, at_once: int) -> str | None:
+        """Return how far the search is, and about how long it still takes; None before the first run has ended."""
+        left_s = self.left_s(at_once)
+        if left_s is None:
+            return None
+        left = f"about {left_s / 60:.0f} min" if left_s >= 90 else f"about {max(left_s, 1):.0f} s"
+        done = f"{self.ended[self.round]} of {count_of(self.searches[self.round], 'candidate')}"
+        return f"{self.round} round, {done}, {count_of(sum(self.runs.values()), 'run')}, {left} left"
 
 
 class WatchedWorkers:

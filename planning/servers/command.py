@@ -1,32 +1,22 @@
-"""A launch command: its words, its arguments and their values.
-
-A command is read as a shell would read it, up to the first operator: line continuations, quotes, assignments and
-wrappers in front. Words that do not belong to the server are skipped. A variable is refused, because its value is
-unknown.
-"""
+"""What is known of a server's arguments, and the arguments that a launch command gives."""
 
 from __future__ import annotations
 
-import itertools
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import ConfigError, Problem, nearest
-from ...core.parsing import ParseError, parse_json
+from ...core.errors import ConfigError, Problem
+from ...core.parsing import ParseError, parse_json, refuse_repeated_keys
 from ...observe.input_files import read_text, read_toml
+from .yaml_text import parse_yaml
 
 FLAG, VALUE, LIST = "flags", "values", "lists"
-MAX_COMMAND = 100_000  # characters
 MAX_SIZE = 1 << 20  # the largest captured batch
+NODE = 8  # devices of a node that stands alone
 NEAR = 0.8  # of hundreds of names some are a little alike: only a slip is worth a hint
-VARIABLE = "has a variable of the shell; give its value"
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-_OPERATOR = re.compile(r"(&|&&|\|\|?|;|[0-9]?>.*|<.*)")
-_LINE_END = re.compile(r"""(?m:^[ \t]*\#[^\n]*)|'[^']*'|"(?:\\.|[^"\\])*"|\r?\n""")  # outside of quotes, that is
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -50,6 +40,8 @@ class Server:
         known: By name without dashes; `other_names` maps further names to these.
         abbreviates: Whether the beginning of a name is enough.
         release: Finds the release in a word before the server's own arguments, such as the name of an image.
+        values: The values that an argument takes, of arguments for which any other one is a mistake.
+        merges_config: Whether the file that --config names has arguments, over which those of the command win.
     """
 
     name: str
@@ -58,6 +50,8 @@ class Server:
     other_names: Mapping[str, str]
     abbreviates: bool
     release: re.Pattern[str]
+    values: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    merges_config: bool = False
 
     def find(self, word: str) -> str | None:
         """Return the name that a word without dashes means."""
@@ -85,6 +79,12 @@ def known_arguments(table: str, mapped: Mapping[str, str]) -> dict[str, Known]:
     return known | {name: Known(kind, "") for name, kind in mapped.items()}
 
 
+def known_values(table: str) -> dict[str, list[str]]:
+    """Return the values that arguments of the file `table` take, by argument; of arguments without a list all do."""
+    data = read_toml(Path(__file__).with_name(table))
+    return {name: words.split() for name, words in data.get("values_taken", {}).items()}
+
+
 @dataclass
 class Given:
     """The arguments of a command, and the keys of a scenario that follow from them.
@@ -102,6 +102,8 @@ class Given:
     )  # arguments whose value a run does not follow, with the reason
     assumed: list[str] = field(default_factory=list)  # sentences about what the server does where the command is silent
     release: str | None = None  # which the command names
+    written: Mapping[str, str] = field(default_factory=dict)  # files that the command writes itself, by path
+    folder: Path | None = None  # of the file that the command was read from
 
     def refuse(self, name: str, message: str) -> None:
         problem = Problem(f"--{name}", message)
@@ -193,7 +195,7 @@ class Given:
         if isinstance(value, dict):
             return value
         try:
-            found = parse_json(value)
+            found = parse_json(value, refuse_repeated_keys)
         except ParseError as error:
             self.refuse(name, f"is no JSON: {error}")
             return {}
@@ -202,11 +204,26 @@ class Given:
             return {}
         return found
 
+    def options(self, path: str) -> Mapping[Any, Any]:
+        """Return the keys of a YAML file that the command names, or writes itself. A path is looked up where the
+        program runs, then beside the file with the command. Raises ConfigError."""
+        text = self.written.get(path)
+        if text is None:
+            beside = self.folder / path if self.folder is not None and not Path(path).is_file() else None
+            text = read_text(beside if beside is not None and beside.is_file() else path)
+        documents = parse_yaml(text, path)
+        if len(documents) != 1 or not isinstance(documents[0], dict):
+            raise ConfigError.of(path, "", "has no keys; expected those of the server, such as a model")
+        return documents[0]
+
     # -- what a scenario gets -----------------------------------------------------------------------------------------
 
     def model(self, name: str) -> str:
         """Take the model from an argument or from the place before all arguments, and return it; empty without one."""
-        model = self.text(name) or next(iter(self.positional), "")
+        named, placed = self.text(name), next(iter(self.positional), None)
+        if named and placed and named != placed:
+            self.refuse(name, f"is {named!r}, and the command also has {placed!r}; expected one model")
+        model = named or placed or ""
         if model:
             self.settings["model.target"] = model
         return model
@@ -217,14 +234,27 @@ class Given:
             if (number := self.integer(name)) is not None:
                 self.settings[key] = number
 
-    def refuse_pipeline(self, name: str) -> None:
-        """Refuse more than one pipeline stage, because a run of one stage has other times and another KV pool."""
+    def refuse_pipeline(self, name: str) -> int:
+        """Refuse more than one pipeline stage, because a run of one stage has other times and another KV pool. Return
+        their number."""
         if (stages := self.integer(name)) is not None and stages > 1:
             message = (
                 f"is {stages}, but pipeline stages have no price here: a run of one stage would have other times and "
                 "another KV pool; expected 1, with more tensor parallelism or replicas instead"
             )
             self.refuse(name, message)
+        return stages or 1
+
+    def spread(self, name: str, devices: int, per_node: int) -> None:
+        """Divide the devices of all engines among the nodes of the argument `name`. `per_node`: those that the GPU's
+        fast link connects; in a rack it connects nodes too."""
+        nodes = self.integer(name) or 1
+        if devices % nodes:
+            self.refuse(name, f"is {nodes}, which does not divide the {devices} devices of the command")
+        elif nodes > 1 and devices // nodes < per_node == NODE:
+            self.settings["hardware.gpus_per_node"] = devices // nodes
+        elif nodes > 1 and per_node != NODE:
+            self.assumed.append(f"the fast link of a rack connects {per_node} devices, over its nodes")
 
     def read_formats(self, weights: Mapping[str, str], kvs: Mapping[str, str]) -> None:
         """Take the formats of weights and KV; `weights`, `kvs`:
@@ -256,124 +286,3 @@ class Given:
                 self.not_modelled[f"--{name}"] = "host memory behind the prefix cache is not simulated with two pools"
         for key in ("engine.host_cache_gb", "engine.host_cache_ratio"):
             self.settings.pop(key, None)
-
-
-def command_words(given: str, source: str) -> list[str]:
-    """Return the words of a command, which is given as text or as the path of a file that has it.
-    Raises ConfigError."""
-    text = given
-    if "\n" not in given and len(given) < 4096 and not given.lstrip().startswith("-") and Path(given).is_file():
-        text, source = read_text(given), given
-    if len(text) > MAX_COMMAND:
-        raise ConfigError.of(source, "", f"has more than {MAX_COMMAND:,} characters; expected a launch command")
-    text = re.sub(r"\\\r?\n", " ", text)
-    text = _LINE_END.sub(lambda found: {"\n": " ; ", "#": ""}.get(found[0].lstrip()[:1] or "\n", found[0]), text)
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise ConfigError.of(source, "", f"cannot be read as a command: {error}") from None
-    words = list(itertools.dropwhile(lambda word: word == ";", words))
-    if words and words[0].startswith("-"):  # arguments alone, a line each
-        words = [word for word in words if word != ";"]
-    if not words:
-        raise ConfigError.of(source, "", "is empty; expected a launch command or its arguments")
-    return words
-
-
-def read_arguments(server: Server, given: str, source: str) -> Given:
-    """Return the arguments of a launch command. Raises ConfigError with all arguments that are unknown, that lack their
-    value, or that have a value but take none."""
-    words = command_words(given, source)
-    start = server.entry(words)
-    if start is None:
-        start = next(
-            (place for place, word in enumerate(words) if not _ASSIGNMENT.fullmatch(word) or word[:1] == "-"), 0
-        )
-        if not words[start].startswith("-"):
-            message = f"{words[start]!r} is no command of {server.name}; expected one, or its arguments alone"
-            raise ConfigError.of(source, "", message)
-    end = next((place for place in range(start, len(words)) if _ends_command(words[place])), len(words))
-    found = Given(source)
-    found.release = next((one[1] for word in words[:start] if (one := server.release.search(word))), None)
-    _Reader(server, words[start:end], found).read()
-    found.check()
-    return found
-
-
-def _ends_command(word: str) -> bool:
-    return _OPERATOR.fullmatch(word) is not None
-
-
-class _Reader:
-    """Takes word by word."""
-
-    def __init__(self, server: Server, words: list[str], found: Given) -> None:
-        self.server, self.words, self.found = server, words, found
-        self.place = 0
-
-    def read(self) -> None:
-        while self.place < len(self.words):
-            word = self.words[self.place]
-            self.place += 1
-            if "$" in word:
-                self.found.problems.append(Problem(word, VARIABLE))
-            elif re.match(r"--?[A-Za-z]", word):
-                self._argument(word)
-            else:
-                self.found.positional.append(word)
-
-    def _argument(self, word: str) -> None:
-        head, equals, inline = re.sub(r"^-O([0-9])$", r"-O=\1", word).lstrip("-").partition("=")
-        head, dot, key = head.partition(".")
-        name, value = self.server.find(head), True
-        if name is None and head.startswith("no-") and (positive := self.server.find(head[3:])) is not None:
-            name, value = positive, False
-        if name is None:
-            bare = head.replace("_", "-")
-            names = [f"--{one}" for one in (*self.server.known, *self.server.other_names)]
-            hint = nearest(f"--{bare}", names, NEAR)
-            self.found.problems.append(Problem(word.partition("=")[0], f"is no argument of {self.server.name}{hint}"))
-            self._skip_values()
-            return
-        kind = self.server.known[name].kind
-        if kind == FLAG:
-            if equals and inline.lower() not in ("true", "false"):
-                self.found.refuse(name, f"takes no value, got {inline!r}")
-            self.found.values[name] = value if not equals else inline.lower() == "true"
-            return
-        values = [inline] if equals else self._values(many=kind == LIST)
-        if not values:
-            self.found.refuse(name, "needs a value")
-        elif dot and self.server.known[name].reason == "" and not name.endswith("-config"):
-            self.found.refuse(name, f"has no keys, got {head}.{key}")
-        elif dot:
-            self._assign(name, key, values[0])
-        else:
-            self.found.values[name] = values if kind == LIST else values[0]
-
-    def _assign(self, name: str, key: str, text: str) -> None:
-        """Set a key of an argument that takes a JSON object: --name.key value."""
-        table = self.found.values.setdefault(name, {})
-        if not isinstance(table, dict):
-            self.found.refuse(name, "is given as a whole and by its keys")
-            return
-        try:
-            table[key.replace("-", "_")] = parse_json(text)
-        except ParseError:
-            table[key.replace("-", "_")] = text
-
-    def _values(self, many: bool) -> list[str]:
-        values: list[str] = []
-        while self.place < len(self.words) and (many or not values):
-            word = self.words[self.place]
-            if re.match(r"--?[A-Za-z]", word):
-                break
-            if "$" in word and not word.startswith("{"):
-                self.found.problems.append(Problem(word, VARIABLE))
-            values.append(word)
-            self.place += 1
-        return values
-
-    def _skip_values(self) -> None:
-        while self.place < len(self.words) and not self.words[self.place].startswith("-"):
-            self.place += 1

@@ -16,8 +16,8 @@ from .sglang import PROFILE as SGLANG_PROFILE
 from .sglang import VICTIMS
 
 SGLANG_VERSION = "0.5.23"
-METHODS = {  # algorithm -> its name in SGLang, vLLM and TensorRT-LLM
-    "EAGLE": ("EAGLE", "eagle", "Eagle"),
+METHODS = {  # algorithm -> its name in SGLang, vLLM and TensorRT-LLM, "" where a server has none
+    "EAGLE": ("EAGLE", "eagle", ""),
     "EAGLE3": ("EAGLE3", "eagle3", "Eagle3"),
     "MULTI_LAYER_EAGLE": ("EAGLE", "mtp", "MTP"),
     "STANDALONE": ("STANDALONE", "draft_model", "Draft_Target"),
@@ -46,7 +46,7 @@ def server_files(
         left_out["SGLang"] = "its adaptive steps are for EAGLE and EAGLE3 without data-parallel attention"
     else:
         try:
-            scheduling = _sglang_scheduling(scenario, max_batch_size)
+            scheduling = sglang_scheduling(scenario, max_batch_size)
             files |= _sglang_files(load_adaptive_config(chosen), sglang, algorithm == "MULTI_LAYER_EAGLE", scheduling)
         except ConfigError as error:
             left_out["SGLang"] = str(error)
@@ -60,6 +60,9 @@ def server_files(
             left_out["vLLM"] = "no batch size is to speculate: leave --speculative-config out"
         else:
             files["vllm-speculative-config.json"] = json.dumps(speculative) + "\n"
+        if not trtllm:
+            left_out["TensorRT-LLM"] = f"its backend pytorch has no {algorithm}"
+            return files, left_out
         keys = export_table(config, "trtllm", max_batch_size).replace("\n", "\n  ")
         files["trtllm.yaml"] = f"speculative_config:\n  decoding_type: {trtllm}\n  {keys}\n"
     except ConfigError as error:
@@ -67,7 +70,7 @@ def server_files(
     return files, left_out
 
 
-def _sglang_scheduling(scenario: Scenario, max_batch_size: int) -> list[str]:
+def sglang_scheduling(scenario: Scenario, max_batch_size: int) -> list[str]:
     """Return the arguments for the batch limit, and for the rules of scheduler and front end that the scenario gives.
 
     SGLang's own batch limit depends on whether it speculates.
@@ -99,14 +102,15 @@ def _sglang_files(
     multi = ["--enable-multi-layer-eagle"] if multi_layer else []
     arguments = [*scheduling, "--speculative-algorithm", algorithm, *multi]
     if len(steps) == 1:
-        return {"sglang.args": " ".join([*arguments, *_shape(steps[0])]) + "\n"}
+        return {"sglang.args": " ".join([*arguments, *shape_arguments(steps[0])]) + "\n"}
     name = "sglang-adaptive.json"
     adaptive = ["--speculative-adaptive", "--speculative-adaptive-config", name]
     text = export_table(config, f"sglang-{SGLANG_VERSION}")
     begin = steps[len(steps) // 2]
-    return {name: text + "\n", "sglang.args": " ".join([*arguments, *adaptive, *_shape(begin)]) + "\n"}
+    return {name: text + "\n", "sglang.args": " ".join([*arguments, *adaptive, *shape_arguments(begin)]) + "\n"}
 
 
-def _shape(steps: int) -> list[str]:
-    given = {"num-steps": steps, "eagle-topk": 1, "num-draft-tokens": steps + 1}
+def shape_arguments(steps: int, topk: int = 1, nodes: int | None = None) -> list[str]:
+    """Return SGLang's arguments for drafts of one shape. nodes: of a tree, or of a chain if it is None."""
+    given = {"num-steps": steps, "eagle-topk": topk, "num-draft-tokens": nodes or steps + 1}
     return [word for name, value in given.items() for word in (f"--speculative-{name}", str(value))]

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...core.errors import Problem
 from ...sim.cost.published.evidence import about_releases
 from ...sim.cost.server import nearest_profile
 from . import sglang, trtllm, vllm
-from .command import Given, Server, read_arguments
+from .arguments import read_arguments
+from .command import Given, Server
 
 READERS = {
     name: (module.SERVER, module.read) for name, module in (("sglang", sglang), ("vllm", vllm), ("trtllm", trtllm))
@@ -44,15 +46,20 @@ class Launch:
         return [*lines, *(f"not modelled: {argument}: {reason}" for argument, reason in self.not_modelled.items())]
 
 
-def read_launch(server: str, command: str, source: str, gpu: str) -> Launch:
+NO_MODEL = "the command names none; give --model, or model.target in the scenario or by --set"
+
+
+def read_launch(server: str, command: str, source: str, gpu: str, *, has_model: bool = False) -> Launch:
     """Read a command of "sglang", "vllm" or "trtllm", as text or the path of a file; defaults follow from its GPU
-    `gpu`.
+    `gpu`. `has_model`: whether the model is known if the command names none.
 
     Raises ConfigError with every argument that is unknown or cannot be read.
     """
     known, read = READERS[server]
     given = read_arguments(known, command, source)
     read(given, gpu)
+    if "model.target" not in given.settings and not has_model:
+        given.problems.append(Problem("model", NO_MODEL))
     given.check()
     settings, (without_effect, reasons) = given.settings, _others(known, given)
     profile = settings["hardware.server"]

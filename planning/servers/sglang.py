@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from ...sim.cost.hardware import lookup_gpu
 from ...sim.cost.server import server_profile
-from .command import FLAG, LIST, MAX_SIZE, VALUE, Given, Server, known_arguments
+from .command import FLAG, LIST, MAX_SIZE, VALUE, Given, Server, known_arguments, known_values
+from .own_layers import draft_with_own_layers
 
 PROFILE = "sglang-0.5"
 MAPPED = {
@@ -24,7 +25,8 @@ MAPPED = {
             "model-path", "tp-size", "pp-size", "dp-size", "attn-dp-size", "ep-size", "nnodes", "page-size", "mem-fraction-static",
             "max-running-requests", "max-queued-requests", "max-total-tokens", "chunked-prefill-size", "radix-eviction-policy",
             "cuda-graph-max-bs-decode", "speculative-algorithm", "speculative-num-steps", "speculative-eagle-topk",
-            "speculative-num-draft-tokens", "speculative-adaptive-config", "speculative-draft-model-path", "kv-cache-dtype", "quantization",
+            "speculative-num-draft-tokens", "speculative-adaptive-config", "speculative-draft-model-path",
+            "speculative-ngram-max-bfs-breadth", "kv-cache-dtype", "quantization",
             "dtype", "context-length", "disaggregation-mode", "schedule-policy", "scheduler-recv-interval",
             "schedule-conservativeness", "retraction-policy", "stream-interval",
             "hicache-ratio", "hicache-size", "hicache-write-policy",
@@ -43,6 +45,7 @@ OTHER_NAMES = {
     "ep": "ep-size",
     "enable-hicache": "enable-hierarchical-cache",
     "speculative-draft-model": "speculative-draft-model-path",
+    "speculative-draft": "speculative-draft-model-path",  # a beginning that was enough in earlier releases
     "cuda-graph-max-bs": "cuda-graph-max-bs-decode",  # the name before prefill had its own sizes
     "cuda-graph-bs": "cuda-graph-bs-decode",
 }
@@ -51,24 +54,31 @@ RELEASE = re.compile(r"(?:\bsglang:v?|\bsglang(?:\[[^]]*\])?==)(\d+(?:\.\d+)+)")
 VICTIMS = {"length": "fewest_outputs", "priority": "lowest_then_fewest"}  # --retraction-policy -> engine.retract_first
 WEIGHTS = {
     "fp8": "fp8", "w8a8_fp8": "fp8", "modelopt_fp8": "fp8", "w8a8_int8": "int8", "awq": "int4", "awq_marlin": "int4", "gptq": "int4",
-    "gptq_marlin": "int4", "modelopt_fp4": "nvfp4", "mxfp4": "mxfp4",
+    "gptq_marlin": "int4", "modelopt_fp4": "nvfp4", "mxfp4": "mxfp4", "mxfp8": "mxfp8",
 }  # fmt: skip
 WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
 HOST_RATIO = 2.0  # --hicache-ratio
+NGRAM_NODES, NGRAM_BREADTH = 12, 10
+SPANNING = (  # of --moe-a2a-backend: these divide the experts among all devices
+    "deepep", "deepep_v2", "megamoe", "mooncake", "nixl", "ascend_fuseep", "flashinfer", "flashinfer_megamoe", "mori", "pplx",
+)  # fmt: skip
 EVICTION = ("lru", "lfu")  # of --radix-eviction-policy; slru, priority and tlru are not simulated
 KV = {"fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bf16": "bf16", "bfloat16": "bf16"}
 
 
 def _entry(words: list[str]) -> int | None:
     for place, word in enumerate(words):
-        if word.endswith("sglang.launch_server") or (word == "serve" and words[place - 1].endswith("sglang")):
+        if word == "sglang.launch_server":
+            return place + 1
+        if word == "serve" and place and words[place - 1].rpartition("/")[2] == "sglang":
             return place + 1
     return None
 
 
 SERVER = Server(
-    "SGLang", _entry, known_arguments("sglang.toml", MAPPED), OTHER_NAMES, abbreviates=True, release=RELEASE
-)
+    "SGLang", _entry, known_arguments("sglang.toml", MAPPED), OTHER_NAMES, abbreviates=True, release=RELEASE,
+    values=known_values("sglang.toml"), merges_config=True,
+)  # fmt: skip
 
 
 def read(given: Given, gpu: str) -> None:
@@ -76,7 +86,7 @@ def read(given: Given, gpu: str) -> None:
     is not modelled."""
     given.settings["hardware.server"] = PROFILE
     model = given.model("model-path")
-    _parallel(given)
+    _parallel(given, gpu)
     given.read_formats(WEIGHTS, KV)
     given.copy_integers({"context-length": "model.context_len"})
     _engine(given, gpu)
@@ -85,7 +95,7 @@ def read(given: Given, gpu: str) -> None:
         given.disaggregate()
 
 
-def _parallel(given: Given) -> None:
+def _parallel(given: Given, gpu: str) -> None:
     """Read the devices: with attention data parallelism tp-size counts them all, otherwise data parallelism
     makes more engines."""
     devices, groups = given.integer("tp-size") or 1, given.integer("attn-dp-size")
@@ -99,8 +109,12 @@ def _parallel(given: Given) -> None:
     given.settings |= {"hardware.tensor_parallel": devices // groups, "hardware.attention_data_parallel": groups}
     given.settings["hardware.replicas"] = engines
     given.copy_integers({"ep-size": "hardware.expert_parallel"})
-    given.refuse_pipeline("pp-size")
-    given.integer("nnodes")
+    backend = given.text("moe-a2a-backend")
+    spans = given.flag("enable-deepep-moe") or (given.flag("enable-ep-moe") and given.text("ep-size") is None)
+    if backend in SPANNING or spans:
+        given.settings["hardware.expert_parallel"] = devices
+    stages = given.refuse_pipeline("pp-size")
+    given.spread("nnodes", devices * engines * stages, lookup_gpu(gpu).per_node)
 
 
 def _engine(given: Given, gpu: str) -> None:
@@ -186,15 +200,27 @@ def _speculation(given: Given, model: str) -> None:
         known = ", ".join(ALGORITHMS)
         given.refuse("speculative-algorithm", f"{name} is not simulated; of SGLang's algorithms there are {known}")
         return
-    if given.flag("enable-multi-layer-eagle"):
-        algorithm = "MULTI_LAYER_EAGLE"
-    given.settings["speculation.algorithm"] = algorithm
     steps, topk, nodes = (
         given.integer(f"speculative-{key}") for key in ("num-steps", "eagle-topk", "num-draft-tokens")
     )
+    if algorithm == "NGRAM":
+        _look_up(given, nodes)
+        return
+    adapts = given.flag("speculative-adaptive") and _adapts(given, algorithm, topk)
+    if steps is None and not adapts:
+        steps, topk, nodes = _usual_shape(algorithm, model)
+        given.assumed.append(
+            f"steps, top-k and draft tokens are {steps}, {topk} and {nodes}, its defaults for this model"
+        )
+    if given.flag("enable-multi-layer-eagle"):
+        given.settings["speculation.algorithm"] = "MULTI_LAYER_EAGLE"
+    elif algorithm == "EAGLE":
+        draft_with_own_layers(given, steps or 1)
+    else:
+        given.settings["speculation.algorithm"] = algorithm
     if algorithm == "STANDALONE" and (draft := given.text("speculative-draft-model-path")) is not None:
         given.settings["model.draft"] = draft
-    if given.flag("speculative-adaptive"):
+    if adapts:
         given.settings["speculation.policy"] = "ema"
         given.settings["speculation.adaptive"] = given.text("speculative-adaptive-config") or "with-zero"
         if steps is not None:
@@ -202,18 +228,38 @@ def _speculation(given: Given, model: str) -> None:
         if given.settings["speculation.adaptive"] == "with-zero":
             given.assumed.append("the table of steps is with-zero, SGLang's own")
         return
-    if algorithm == "NGRAM":
-        steps, topk, nodes = steps or (nodes or 12) - 1, 1, None
-    elif steps is None:
-        steps, topk, nodes = _usual_shape(algorithm, model)
-        given.assumed.append(
-            f"steps, top-k and draft tokens are {steps}, {topk} and {nodes}, its defaults for this model"
-        )
+    assert steps is not None
     given.settings |= {"speculation.policy": "fixed", "speculation.steps": steps, "speculation.topk": topk or 1}
     if (topk or 1) > 1 and nodes is not None:
         given.settings["speculation.num_draft_tokens"] = nodes
     elif nodes not in (None, steps + 1):
         given.assumed.append(f"speculative-num-draft-tokens is {steps + 1}: a chain of {steps} drafts has no others")
+
+
+def _look_up(given: Given, nodes: int | None) -> None:
+    """Read look-up drafting: a tree of `nodes`, as broad as the search in SGLang's trie, and as deep as a chain of all
+    its nodes would be."""
+    nodes, breadth = nodes or NGRAM_NODES, given.integer("speculative-ngram-max-bfs-breadth") or NGRAM_BREADTH
+    shape = {"policy": "fixed", "steps": max(nodes - 1, 1), "topk": breadth}
+    if breadth > 1 and nodes > 1:
+        shape["num_draft_tokens"] = nodes
+        given.assumed.append(f"look-ups draft trees of {nodes} nodes with up to {breadth} branches")
+    given.settings |= {"speculation.algorithm": "NGRAM"} | {f"speculation.{key}": value for key, value in shape.items()}
+    given.settings["engine.mixed"] = False  # with look-ups prompts and rounds never share a step
+
+
+def _adapts(given: Given, algorithm: str, topk: int | None) -> bool:
+    """Return whether SGLang changes the steps; where it cannot it warns and keeps them, and so is said here."""
+    reasons = {
+        f"the algorithm {algorithm}": algorithm not in ("EAGLE", "EAGLE3"),
+        f"top-k {topk}": topk not in (None, 1),
+        "attention data parallelism": given.settings.get("hardware.attention_data_parallel", 1) > 1,
+        "multi-layer EAGLE": bool(given.flag("enable-multi-layer-eagle")),
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    if reason is not None:
+        given.assumed.append(f"WARNING: with {reason} SGLang ignores --speculative-adaptive and keeps its steps")
+    return reason is None
 
 
 def _usual_shape(algorithm: str, model: str) -> Sequence[int]:

@@ -4,15 +4,15 @@ Names and defaults are those of TensorRT-LLM 1.3."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 from ...core.adaptive.interchange import TRTLLM_MAX_STEPS, TRTLLM_SCHEDULE, import_table, to_json
 from ...core.errors import ConfigError, Problem, nearest
 from ...core.parsing import parse_json
-from ...observe.input_files import read_text
+from ...sim.cost.hardware import lookup_gpu
 from ...sim.cost.server import server_profile
-from .command import FLAG, MAX_SIZE, NEAR, VALUE, Given, Server, known_arguments
+from .command import FLAG, MAX_SIZE, NEAR, NODE, VALUE, Given, Server, known_arguments
+from .own_layers import draft_with_own_layers
 from .sglang import sizes_up_to
 
 PROFILE = "trtllm-1.x"
@@ -23,6 +23,7 @@ MAPPED = {
             "model", "backend", "dtype", "tensor-parallel-size", "pipeline-parallel-size", "moe-expert-parallel-size", "max-batch-size",
             "max-num-tokens", "max-seq-len", "free-gpu-memory-fraction", "config", "server-role", "kv-cache-config", "cuda-graph-config",
             "speculative-config", "scheduler-config", "stream-interval", "batch-wait-timeout-iters", "batch-wait-max-tokens-ratio",
+            "gpus-per-node",
         ),
         VALUE,
     ),
@@ -35,10 +36,15 @@ OTHER_NAMES = {
 BLOCK, LARGEST_GRAPH, FREE_FRACTION = 32, 128, 0.9
 RELEASE = re.compile(r"(?:\btensorrt-llm/release:v?|\btensorrt[-_]llm==)(\d+(?:\.\d+)+)")
 GUARANTEED = "GUARANTEED_NO_EVICT"  # capacity_scheduler_policy, by default
+OTHER_COMMANDS = ("disaggregated", "disaggregated_mpi_worker", "mm_embedding_serve")
 USUAL = server_profile(PROFILE).defaults[0]
 METHODS = {
-    "EAGLE": "EAGLE", "EAGLE3": "EAGLE3", "MTP": "MULTI_LAYER_EAGLE", "NGRAM": "NGRAM", "DRAFT_TARGET": "STANDALONE",
-}  # fmt: skip
+    "EAGLE": "EAGLE3",  # the backend pytorch has EAGLE-3 alone, under both names
+    "EAGLE3": "EAGLE3",
+    "MTP": "own layers",
+    "NGRAM": "NGRAM",
+    "DRAFTTARGET": "STANDALONE",
+}
 KV = {"fp8": "fp8", "bfloat16": "bf16", "float16": "fp16"}
 KV_KEYS = {"free_gpu_memory_fraction", "enable_block_reuse", "tokens_per_block", "max_tokens", "dtype"}
 OF_SPECULATION = {
@@ -49,7 +55,7 @@ OF_SPECULATION = {
 
 def _entry(words: list[str]) -> int | None:
     for place, word in enumerate(words):
-        if word.endswith("trtllm-serve"):
+        if word.rpartition("/")[2] == "trtllm-serve":
             return place + 1 + (words[place + 1 : place + 2] == ["serve"])
     return None
 
@@ -67,10 +73,13 @@ def read(given: Given, gpu: str) -> None:
         _take_options(given, path)
         given.check()
     given.settings["hardware.server"] = PROFILE
-    given.model("model")
+    if given.model("model") in OTHER_COMMANDS:
+        given.refuse(
+            "model", f"is {given.text('model') or given.positional[0]!r}, a command that starts no engine of its own"
+        )
     if given.text("backend") not in (None, "pytorch"):
         given.not_modelled["--backend"] = f"{given.text('backend')}: times are those of the backend pytorch"
-    _parallel(given)
+    _parallel(given, gpu)
     given.read_formats({}, {})
     _engine(given)
     _kv(given)
@@ -86,7 +95,7 @@ def read(given: Given, gpu: str) -> None:
 def _take_options(given: Given, path: str) -> None:
     """Put the keys of the YAML file into `given`: they win over the command's.
     Raises ConfigError for a file that is no YAML."""
-    for key, value in _read_yaml(path).items():
+    for key, value in given.options(path).items():
         name = SERVER.find(str(key))
         if name is None or name == "config":
             hint = nearest(str(key), [known.replace("-", "_") for known in SERVER.known], NEAR)
@@ -105,27 +114,7 @@ def _take_options(given: Given, path: str) -> None:
             given.values[name] = str(value)
 
 
-def _read_yaml(path: str) -> Mapping[Any, Any]:
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """Refuses aliases, because they let a short text expand to a huge one."""
-
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.AliasEvent):
-                raise yaml.YAMLError("an alias (*) is not read; write the value out")
-            return super().compose_node(parent, index)
-
-    try:
-        found = yaml.load(read_text(path), Loader)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigError.of(path, "", f"is no YAML: {str(error).partition(chr(10))[0]}") from None
-    if not isinstance(found, dict):
-        raise ConfigError.of(path, "", "has no keys; expected those of trtllm-serve, such as kv_cache_config")
-    return found
-
-
-def _parallel(given: Given) -> None:
+def _parallel(given: Given, gpu: str) -> None:
     """Read the devices: with attention data parallelism each has its own requests, and all of them
     divide the experts."""
     devices = given.integer("tensor-parallel-size") or 1
@@ -133,6 +122,8 @@ def _parallel(given: Given) -> None:
     given.settings |= {"hardware.tensor_parallel": devices // groups, "hardware.attention_data_parallel": groups}
     given.copy_integers({"moe-expert-parallel-size": "hardware.expert_parallel"})
     given.refuse_pipeline("pipeline-parallel-size")
+    if (number := given.integer("gpus-per-node")) is not None and lookup_gpu(gpu).per_node == NODE:
+        given.settings["hardware.gpus_per_node"] = number
 
 
 def _engine(given: Given) -> None:
@@ -234,7 +225,7 @@ def _speculation(given: Given) -> None:
         given.settings["speculation.algorithm"] = "NONE"
         return
     name = str(table.get("decoding_type"))
-    algorithm = METHODS.get(name.upper())
+    algorithm = METHODS.get(name.upper().replace("_", ""))
     steps = table.get(TRTLLM_MAX_STEPS, table.get("num_nextn_predict_layers"))
     if algorithm is None:
         message = f"{name!r} is not simulated; there are Eagle, Eagle3, MTP, NGram and Draft_Target"
@@ -244,7 +235,12 @@ def _speculation(given: Given) -> None:
         message = f"is {steps!r}; expected an integer from 1 on"
         given.problems.append(Problem(f"speculative_config.{TRTLLM_MAX_STEPS}", message))
         return
-    given.settings["speculation.algorithm"] = algorithm
+    if name.upper() == "EAGLE" and given.text("backend") not in (None, "pytorch"):
+        algorithm = "EAGLE"
+    if name.upper() == "MTP":
+        draft_with_own_layers(given, steps)
+    else:
+        given.settings["speculation.algorithm"] = algorithm
     most_rows = (given.settings["engine.max_step_tokens"] - 1) // (steps + 1)
     if given.settings.get("engine.max_running", USUAL.max_running) > most_rows > 0:
         given.settings["engine.max_running"] = most_rows
@@ -267,7 +263,9 @@ def _speculation(given: Given) -> None:
         except ConfigError as error:
             given.problems += error.problems
     for key in sorted(set(map(str, table)) - OF_SPECULATION):
-        given.not_modelled[f"speculative_config.{key}"] = "drafts are chains of up to max_draft_len tokens"
+        given.not_modelled[f"speculative_config.{key}"] = (
+            "drafts are chains of up to max_draft_len tokens, without such rules"
+        )
 
 
 def _is_size(value: Any) -> TypeGuard[int]:

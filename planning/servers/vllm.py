@@ -11,7 +11,8 @@ from ...core.errors import ConfigError, Problem
 from ...core.parsing import parse_json
 from ...sim.cost.hardware import lookup_gpu
 from ...sim.cost.server import server_profile
-from .command import FLAG, LIST, MAX_SIZE, VALUE, Given, Server, known_arguments
+from .command import FLAG, LIST, MAX_SIZE, VALUE, Given, Server, known_arguments, known_values
+from .own_layers import draft_with_own_layers
 from .sglang import sizes_up_to
 
 PROFILE = "vllm-0.18"
@@ -42,17 +43,20 @@ OTHER_NAMES = {
     "sc": "speculative-config", "cc": "compilation-config", "O": "optimization-level",
     "device-memory-utilization": "gpu-memory-utilization",
 }  # fmt: skip
+OWN_LAYERS = "own layers"
 METHODS = {
     "eagle": "EAGLE",
     "eagle3": "EAGLE3",
-    "mtp": "MULTI_LAYER_EAGLE",
+    "mtp": OWN_LAYERS,
     "draft_model": "STANDALONE",
     "ngram": "NGRAM",
     "ngram_gpu": "NGRAM",
 }
 WEIGHTS = {
     "fp8": "fp8", "fbgemm_fp8": "fp8", "ptpc_fp8": "fp8", "modelopt": "fp8", "awq": "int4", "awq_marlin": "int4", "gptq": "int4",
-    "gptq_marlin": "int4", "modelopt_fp4": "nvfp4", "mxfp4": "mxfp4", "experts_int8": "int8",
+    "gptq_marlin": "int4", "modelopt_fp4": "nvfp4", "mxfp4": "mxfp4", "gpt_oss_mxfp4": "mxfp4", "experts_int8": "int8",
+    "fp8_per_tensor": "fp8", "fp8_per_block": "fp8", "fp8_per_channel": "fp8", "int8_per_channel_weight_only": "int8",
+    "mxfp8": "mxfp8", "modelopt_mxfp8": "mxfp8",
 }  # fmt: skip
 KV = {"fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16", "float16": "fp16"}
 BLOCK_SIZE = 16
@@ -60,24 +64,39 @@ CAPTURE_SIZES, LARGEST_CAPTURE = "cudagraph_capture_sizes", "max_cudagraph_captu
 UTILIZATION = 0.92
 GRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 RELEASE = re.compile(r"(?:\bvllm-openai:v?|\bvllm(?:\[[^]]*\])?==)(\d+(?:\.\d+)+)")
+IMAGE = re.compile(r"\bvllm-openai(?:-[\w.-]+)?(?::|@|$)")
 PARALLEL_BESIDE = ("decode-context-parallel-size", "prefill-context-parallel-size")
 OF_SPECULATION = {
-    *("method", "model", "num_speculative_tokens", VLLM_SCHEDULE),
-    *("draft_tensor_parallel_size", "prompt_lookup_max", "prompt_lookup_min"),
+    *("method", "model", "num_speculative_tokens", VLLM_SCHEDULE, "draft_tensor_parallel_size"),
+}
+NOT_SIMULATED = {
+    **dict.fromkeys(("prompt_lookup_max", "prompt_lookup_min"), "how often look-ups are accepted is the scenario's"),
+    **dict.fromkeys(
+        ("rejection_sample_method", "synthetic_acceptance_rate", "acceptance_method", "posterior_threshold"),
+        "how often drafts are accepted is the scenario's",
+    ),
+    "parallel_drafting": "drafts are made one after the other",
+    "disable_by_batch_size": "all batches draft alike; give a schedule of steps in speculation.adaptive",
+    "quantization": "the draft has the format of its kind",
+    "attention_backend": "times are those of measured kernels or of the roofline, whichever kernels are named",
 }
 
 
 def _entry(words: list[str]) -> int | None:
     for place, word in enumerate(words):
-        if word.endswith("vllm.entrypoints.openai.api_server") or (
-            word == "serve" and words[place - 1].endswith("vllm")
-        ):
+        if word.endswith("vllm.entrypoints.openai.api_server"):
             return place + 1
-    images = (place for place, word in enumerate(words) if re.search(r"\bvllm-openai(:|$)", word))
+        if word == "serve" and place and words[place - 1].rpartition("/")[2] == "vllm":
+            return place + 1
+    runs_image = bool({"run", "create"} & set(words)) and not any(word.startswith("--entrypoint") for word in words)
+    images = (place for place, word in enumerate(words) if runs_image and IMAGE.search(word))
     return next((place + 1 for place in images), None)  # an image that starts the server by itself
 
 
-SERVER = Server("vLLM", _entry, known_arguments("vllm.toml", MAPPED), OTHER_NAMES, abbreviates=False, release=RELEASE)
+SERVER = Server(
+    "vLLM", _entry, known_arguments("vllm.toml", MAPPED), OTHER_NAMES, abbreviates=False, release=RELEASE,
+    values=known_values("vllm.toml"), merges_config=True,
+)  # fmt: skip
 
 
 def read(given: Given, gpu: str) -> None:
@@ -85,7 +104,7 @@ def read(given: Given, gpu: str) -> None:
     is not modelled."""
     given.settings["hardware.server"] = PROFILE
     given.model("model")
-    _parallel(given)
+    _parallel(given, gpu)
     given.read_formats(WEIGHTS, KV)
     if given.text("max-model-len") not in ("auto", "-1"):
         given.copy_integers({"max-model-len": "model.context_len"})
@@ -99,7 +118,7 @@ def read(given: Given, gpu: str) -> None:
         given.not_modelled["--kv-transfer-config"] = "KV outside the device's memory is not simulated"
 
 
-def _parallel(given: Given) -> None:
+def _parallel(given: Given, gpu: str) -> None:
     devices, groups = given.integer("tensor-parallel-size") or 1, given.integer("data-parallel-size") or 1
     given.settings["hardware.tensor_parallel"] = devices
     if given.flag("enable-expert-parallel"):
@@ -110,7 +129,8 @@ def _parallel(given: Given) -> None:
             given.assumed.append(
                 "data-parallel ranks are engines of their own; of a mixture of experts vLLM divides the experts over them"
             )
-    given.refuse_pipeline("pipeline-parallel-size")
+    stages = given.refuse_pipeline("pipeline-parallel-size")
+    given.spread("nnodes", devices * groups * stages, lookup_gpu(gpu).per_node)
     for name in PARALLEL_BESIDE:
         if (given.integer(name) or 1) > 1:
             given.not_modelled[f"--{name}"] = "parallel are tensors, experts and data alone"
@@ -193,7 +213,7 @@ def _speculation(given: Given) -> None:
         return
     model = str(table.get("model", ""))
     method = str(table.get("method") or _method_of(model))
-    algorithm = METHODS.get(method) or ("MULTI_LAYER_EAGLE" if method.endswith("_mtp") else None)
+    algorithm = METHODS.get(method) or (OWN_LAYERS if method.endswith("_mtp") else None)
     steps = table.get("num_speculative_tokens")
     if algorithm is None:
         given.refuse(
@@ -203,19 +223,44 @@ def _speculation(given: Given) -> None:
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         given.refuse("speculative-config", f"num_speculative_tokens is {steps!r}; expected an integer from 1 on")
         return
-    given.settings["speculation.algorithm"] = algorithm
+    if algorithm == OWN_LAYERS:
+        draft_with_own_layers(given, steps)
+        if model not in ("", given.settings.get("model.target")):
+            given.not_modelled["--speculative-config model"] = (
+                "a layer of the target's own form drafts, not this checkpoint"
+            )
+    else:
+        given.settings["speculation.algorithm"] = algorithm
     if algorithm == "STANDALONE" and model:
         given.settings["model.draft"] = model
-    if table.get(VLLM_SCHEDULE) is not None:
+    _steps(given, table, steps)
+    _name_keys(given, table)
+
+
+def _steps(given: Given, table: dict[str, Any], steps: int) -> None:
+    """Take the schedule of steps, which vLLM drops under data parallelism, or their number."""
+    if table.get(VLLM_SCHEDULE) is not None and (given.integer("data-parallel-size") or 1) > 1:
+        given.assumed.append(
+            f"WARNING: with data parallelism vLLM drops {VLLM_SCHEDULE} and always drafts {steps} tokens, as simulated here"
+        )
+    elif table.get(VLLM_SCHEDULE) is not None:
         try:
             schedule = import_table(_schedule_text(table), "--speculative-config")
             given.settings["speculation.adaptive"] = parse_json(to_json(schedule))
         except ConfigError as error:
             given.problems += error.problems
-    else:
-        given.settings |= {"speculation.policy": "fixed", "speculation.steps": steps}
+        return
+    given.settings |= {"speculation.policy": "fixed", "speculation.steps": steps}
+
+
+def _name_keys(given: Given, table: dict[str, Any]) -> None:
+    """Name the keys of --speculative-config that a run does not follow."""
     for key in sorted(set(table) - OF_SPECULATION):
-        given.not_modelled[f"--speculative-config {key}"] = "a run does not depend on it"
+        given.not_modelled[f"--speculative-config {key}"] = NOT_SIMULATED.get(key, "such a rule is not simulated")
+    devices = given.settings["hardware.tensor_parallel"]
+    if table.get("draft_tensor_parallel_size", devices) != devices:
+        reason = f"the draft is divided among {devices} devices, as the target is"
+        given.not_modelled["--speculative-config draft_tensor_parallel_size"] = reason
 
 
 def _schedule_text(table: dict[str, Any]) -> str:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ...core.adaptive.config import PRESETS
-from ...core.errors import ForedraftError, count_of
+from ...core.errors import ConfigError, ForedraftError, Problem, count_of
 from ...sim.scenario import Scenario
 from ..confidence.intervals import Estimate, estimate
 from ..grid import NO_SPECULATION
-from ..rounds import RoundModel
+from ..rounds.model import RoundModel
 from ..trial import Trial
 from ..workers import Job, Workers
 from .phases import Phase, mean_context, phases_of
@@ -36,6 +36,10 @@ PLAIN, DEFAULT, GOODPUT = "no speculation", "default table", "goodput"
 Settings = Mapping[str, Any]
 
 
+SEARCH_SEEDS_FROM = 1_000_000
+"""The seeds of the search begin so far above those of the comparison: no run is made with both."""
+
+
 @dataclass(frozen=True)
 class Question:
     """The question: seeds of the search, other seeds for the comparison, trials, requests of a run, the greatest number
@@ -46,6 +50,24 @@ class Question:
     trials: int
     requests: int
     most_steps: int = MOST_STEPS
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: list(value) if isinstance(value, range) else value for key, value in asdict(self).items()}
+
+
+def question_of_tune(
+    scenario: Scenario, trials: int = 32, search_seeds: int = 3, seeds: int = 5, requests: int = 100
+) -> Question:
+    """Return the question about a scenario, whose comparison begins at its own seed. Raises ConfigError with every
+    number that is out of range."""
+    least = {"trials": (trials, 1), "search_seeds": (search_seeds, 1), "seeds": (seeds, 2), "requests": (requests, 10)}
+    if wrong := [
+        Problem(key, f"is {value}; expected {low} or more") for key, (value, low) in least.items() if value < low
+    ]:
+        raise ConfigError("<arguments>", wrong)
+    first = scenario.seed + SEARCH_SEEDS_FROM
+    compared = range(scenario.seed, scenario.seed + seeds)
+    return Question(range(first, first + search_seeds), compared, trials, requests)
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,8 @@ class ReferencePasses:
         requests = [state.request for state in states]
         keys = np.array([request_key(request.request_id) for request in requests], dtype=np.uint64)
         prompts = np.array([request.prompt.length for request in requests])
-        return self.acceptance.longest_run(keys, lengths - prompts).astype(np.int64)
+        num_emitted = lengths + 1 - prompts  # the last emitted token has no KV yet
+        return self.acceptance.longest_run(keys, num_emitted).astype(np.int64)
 
     def _check_tree(self, part: DecodeStep, tree: VerifyTree) -> None:
         width = self.algorithm.accept_width(part.steps, part.num_draft_tokens)

@@ -9,6 +9,7 @@ tokens, about one for four letters of English, and the tokens give the same text
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -39,6 +40,7 @@ class FillerTokenizer:
     """Text to tokens and back, without any file. It satisfies `TextCodec`."""
 
     byte_ids: frozenset[int] = frozenset()
+    most_bytes_per_token: int = 4
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:
         """Return the tokens int64 [n] of `text`. Raises InvalidRequest for half of a surrogate pair."""
@@ -47,15 +49,24 @@ class FillerTokenizer:
         except UnicodeEncodeError as error:
             raise InvalidRequest(f"is not UTF-8 (at character {error.start + 1})") from None
         pieces = _PIECES.findall(text)
-        return np.array([token for piece in pieces for token in _tokens_of(piece.encode())], dtype=np.int64)
+        return np.array([token for piece in pieces for token in _tokens_of(piece)], dtype=np.int64)
 
     def decode(self, tokens: np.ndarray) -> str:
         """Return the text of tokens int [n]; ids that no text has are left out."""
         return b"".join(_bytes_of(token) for token in np.asarray(tokens).tolist()).decode("utf-8", errors="replace")
 
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of a token, which may be a part of a character."""
+        return _bytes_of(token)
+
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """Return the tokens int64 [n] of a conversation, ready for the answer."""
-        return self.encode("".join(f"<{m['role']}>\n{m['content']}\n" for m in messages) + "<assistant>\n")
+        return self.encode("".join(map(_written, messages)) + "<assistant>\n")
+
+
+def _written(message: Mapping[str, Any]) -> str:
+    calls = "".join(f"{json.dumps(call['function'])}\n" for call in message.get("tool_calls", ()))
+    return f"<{message['role']}>\n{message['content']}\n{calls}"
 
 
 class WordDecoder:
@@ -104,10 +115,11 @@ def word_outputs(count: int) -> dict[str, list[Any]]:
 
 
 @lru_cache(maxsize=1 << 16)
-def _tokens_of(piece: bytes) -> tuple[int, ...]:
+def _tokens_of(piece: str) -> tuple[int, ...]:
+    data = piece.encode()
     if piece.isascii():
-        return (sum(byte << 7 * i for i, byte in enumerate(piece)) | len(piece) << 28,)
-    parts = [piece[i : i + 3] for i in range(0, len(piece), 3)]
+        return (sum(byte << 7 * i for i, byte in enumerate(data)) | len(data) << 28,)
+    parts = [data[i : i + 3] for i in range(0, len(data), 3)]
     return tuple(int.from_bytes(part, "little") | (4 + len(part)) << 28 for part in parts)
 
 
@@ -121,6 +133,6 @@ def _bytes_of(token: int) -> bytes:
     return (token & (1 << 8 * (size - 4)) - 1).to_bytes(size - 4, "little")
 
 
-_WORD_OF = {_tokens_of(f" {word}".encode())[0]: f" {word}" for word in WORDS}
-_WORD_TOKENS = np.array([_tokens_of(f" {word}".encode())[0] for word in WORDS], dtype=np.int64)
+_WORD_OF = {_tokens_of(f" {word}")[0]: f" {word}" for word in WORDS}
+_WORD_TOKENS = np.array([_tokens_of(f" {word}")[0] for word in WORDS], dtype=np.int64)
 ALL_WORDS = word_edges()

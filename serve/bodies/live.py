@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from ...core.contract.step import DecodeResult, StepResult
 from ...core.draws import request_key
 from ...core.errors import InvariantViolation
 from ...core.scheduler.engine import Engine
+from ...observe.input_files import read_text
 from ...sim.actors.clock import call_at
 from ...sim.actors.device import Truth
 from ...sim.faults.plan import FaultPlan
@@ -52,8 +54,19 @@ def live_scenario(scenario: Scenario) -> Scenario:
     return scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"block_rounds": 1})})
 
 
+def with_its_table(scenario: Scenario) -> Scenario:
+    """Return the scenario with the text of its table of adaptive steps in the place of the file, which may change."""
+    table = scenario.speculation.adaptive
+    if not isinstance(table, str) or not Path(table).is_file():
+        return scenario
+    speculation = scenario.speculation.model_copy(update={"adaptive": read_text(Path(table))})
+    return scenario.model_copy(update={"speculation": speculation})
+
+
 class LiveSimulation(Simulation):
     """Serves requests as they are submitted. The workload of the scenario only says how long outputs are."""
+
+    clients_are_outside = True
 
     def __init__(
         self,

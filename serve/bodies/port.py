@@ -11,7 +11,7 @@ its tokenizer, any thread may use.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from ...core.contract.request import FinishedRequest, Grammar, SamplingParams
 from ...core.scheduler.engine import Engine
+from .pace import Pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,13 @@ class Order:
     ignore_eos: bool = False
     outputs: tuple[str, ...] = ()  # of `Request.outputs`
     priority: int = 0
+    min_tokens: int = 0  # no end of text and no stop token ends the output before
+    stop_tokens: frozenset[int] = frozenset()  # of the request; each ends the output
+    namespace: str = ""  # prompts of other namespaces share no prefix with this one
+    # For metrics alone: outputs with each prompt, whether this is the first of its request, whether they are streamed.
+    num_outputs: int = 1
+    is_first: bool = False
+    streams: bool = False
 
     @property
     def request_id(self) -> str:
@@ -64,8 +72,13 @@ class TextCodec(Protocol):
     def byte_ids(self) -> frozenset[int]:
         """The tokens that stand for single bytes."""
 
+    @property
+    def most_bytes_per_token(self) -> int:
+        """How many bytes of a text one token may stand for."""
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray: ...
     def decode(self, tokens: np.ndarray) -> str: ...
+    def bytes_of(self, token: int) -> bytes: ...
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> np.ndarray: ...
 
 
@@ -102,6 +115,8 @@ class Body(Protocol):
     unsupported: Mapping[str, str]
     hand_over_s: float  # how long it may wait after each delivery until the loop has sent that
     engines: Sequence[Engine]
+    pace: Pace | None  # of a simulation
+    make_codec: Callable[[], TextCodec]  # makes the same tokenizer in another process
 
     @property
     def tokenizer(self) -> TextCodec:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from ...core.contract.request import Grammar, Request
 from ...core.contract.step import FailureCause
@@ -13,19 +14,25 @@ from ...core.scheduler.engine import Engine
 from ...gpu.session.grammar import grammars_of
 from ...gpu.session.session import DecodeSession
 from ...gpu.session.text import StreamDecoder, Tokenizer
-from .port import Order, Outlet, Piece, TextDecoder, longest_request
+from .pace import Pace
+from .port import Order, Outlet, Piece, TextCodec, TextDecoder, longest_request
 
 
 class RealBody:
     """Decodes with `session`; `name` is the model's.
     Steps that fail are tried again as `core/scheduler/recovery.py` has it."""
 
-    unsupported: Mapping[str, str] = {}
+    unsupported: Mapping[str, str] = {
+        "tools": "has no effect here: no parser finds the calls of this model in its text",
+        "min_tokens": "has no effect here: the model's end of text is not held back",
+    }
     hand_over_s: float = 0.0  # a device would idle
+    pace: Pace | None = None
 
     def __init__(self, session: DecodeSession, name: str) -> None:
         self.name = name
         self.tokenizer: Tokenizer = session.tokenizer
+        self.make_codec: Callable[[], TextCodec] = partial(Tokenizer.load, session.tokenizer.source)
         self.vocab_size: int = session.tokenizer.vocab_size
         self.engines: Sequence[Engine] = (session.engine,)
         self.context_len: int = longest_request(self.engines)
@@ -50,8 +57,9 @@ class RealBody:
                 Prompt.of_tokens(order.prompt),
                 order.max_tokens,
                 order.priority,
+                order.namespace,
                 sampling=order.sampling,
-                stop_tokens=() if order.ignore_eos else self._stop_tokens,
+                stop_tokens=(*(() if order.ignore_eos else self._stop_tokens), *sorted(order.stop_tokens)),
                 stop_strings=order.stop,
                 outputs=order.outputs,
             )

@@ -20,7 +20,8 @@ from ...sim.faults.service import FaultReport
 from ...sim.scenario import Scenario
 from .filler import ALL_WORDS, FillerTokenizer, WordDecoder, filler, word_edges, word_outputs
 from .live import Emission, LiveSimulation
-from .port import Order, Outlet, Piece, TextDecoder, longest_request
+from .pace import Pace
+from .port import Order, Outlet, Piece, TextCodec, TextDecoder, longest_request
 
 BLOCK_SIZE = 16
 """The number of tokens in a block; the policy prefix_aware compares prompts block by block."""
@@ -34,7 +35,7 @@ class SimulatedBody:
 
     An output is as long as the scenario's workload has them, at most `max_tokens`; with ignore_eos it is `max_tokens`
     long. Sampling parameters are checked and change nothing but the words (seed, logit_bias): no time depends on them.
-    Log-probabilities are those of the words without a bias.
+    Log-probabilities are those of the words without a bias. `warn` gets a sentence when real time is not kept.
     """
 
     unsupported: Mapping[str, str] = dict.fromkeys(
@@ -52,6 +53,7 @@ class SimulatedBody:
         sinks: Callable[[int], Sequence[EventSink]] = lambda replica: (),
         faults: FaultPlan | None = None,
         clock: Callable[[], float] = time.monotonic,
+        warn: Callable[[str], None] = lambda message: None,
     ) -> None:
         """Raise a ForedraftError for a scenario that cannot run."""
         self.simulation: LiveSimulation = LiveSimulation(
@@ -60,11 +62,13 @@ class SimulatedBody:
         self._outlet: Outlet  # of the turn that runs
         self.name: str = self.simulation.assembly.target.name
         self.tokenizer: FillerTokenizer = FillerTokenizer()
+        self.make_codec: Callable[[], TextCodec] = FillerTokenizer
         self.vocab_size = MAX_TOKEN_ID + 1
         self.engines: Sequence[Engine] = self.simulation.engines
         self.context_len: int = longest_request(self.engines)
         self._needs_blocks = "prefix_aware" in (b.policy for b in self.simulation.router.balancers.values())
         self._speed = speed
+        self.pace: Pace | None = Pace(speed, warn)
         self._clock = clock
         self._start_s = clock()
         self._live: dict[str, _Writing] = {}
@@ -82,9 +86,12 @@ class SimulatedBody:
         prompt = Prompt.of_tokens(order.prompt)
         if self._needs_blocks:
             blocks = [order.prompt[i : i + BLOCK_SIZE].tobytes().hex() for i in range(0, prompt.length, BLOCK_SIZE)]
+            blocks = [order.namespace + block for block in blocks]
             prompt = Prompt.of_blocks([request_key(block) >> 1 for block in blocks], BLOCK_SIZE, prompt.length)
-        request = Request(order.request_id, prompt, order.max_tokens, order.priority)
-        output_len = order.max_tokens + 1 if order.ignore_eos else self.simulation.draw_output_len()
+        request = Request(order.request_id, prompt, order.max_tokens, order.priority, order.namespace)
+        output_len = order.max_tokens + 1
+        if not order.ignore_eos:
+            output_len = max(self.simulation.draw_output_len(), order.min_tokens + 1 if order.min_tokens else 0)
         self._live[order.request_id] = _Writing(order)
         self.simulation.submit(request, output_len, self.at_ns(order.at_s))
         return ""
@@ -100,11 +107,15 @@ class SimulatedBody:
         return max(0.0, (next_ns - self._now_ns()) / 1e9 / self._speed)
 
     def turn(self, outlet: Outlet) -> None:
-        self._outlet, now_ns = outlet, self._now_ns()
+        begin_s, next_ns = self._clock(), self.simulation.next_ns
+        self._outlet, now_ns = outlet, self.at_ns(begin_s)
         outlet.release(now_ns)
         self.simulation.advance(now_ns)
         for ahead in self.simulation.foresee(self._now_ns()):
             outlet.prepare([self._piece(emission) for emission in ahead])
+        assert self.pace is not None
+        behind_s = max(now_ns - next_ns, 0.0) / 1e9 / self._speed if math.isfinite(next_ns) else 0.0
+        self.pace.turn(begin_s, self._clock(), behind_s)
 
     def reload(self, table: str, source: str) -> None:
         for engine in self.engines:

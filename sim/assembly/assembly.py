@@ -54,6 +54,7 @@ class Assembly:
     evidence: Evidence | None = None  # what published points say of the passes; None: of our own executor nothing
     host_link: HostLink | None = None  # None: no host memory behind the prefix cache
     not_measured: str | None = None  # why hardware.kernels=auto took the roofline
+    clients_are_outside: bool = False  # they give prompts, with contents, and priorities, which no workload makes
 
     def make_engine(self, events: EventSink | None, replica: int = 0, named_slots: bool = True) -> Engine:
         """Make the engine of `replica`, in the role that its number has."""

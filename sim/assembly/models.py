@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ...core.algorithm.algorithm import Drafter, SpecAlgorithm
 from ...core.errors import ConfigError, ForedraftError
-from ...core.model_shape import (
-    HF_QUANT_CONFIG,
-    ModelShape,
-    built_in_config,
-    known_models,
-    lookup_model,
-    modelopt_config,
-    read_model_shape,
-)
+from ...core.model_shape import ModelShape, known_models, lookup_model, modelopt_config, read_model_shape
 from ...core.parsing import read_json_object
 from ...observe.input_files import read_text
 from ..cost.draft import EAGLE, DraftShape, eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
-from ..cost.measured import packaged_config
+from ..cost.measured.model_files import find_model_files
 from ..scenario import Scenario
-from ..scenario_file import SCENARIO, is_config_file
+from ..scenario_file import SCENARIO
 
 
 def model_shape(name: str, key: str) -> ModelShape:
-    """Return a model by its name, built in or known to the database of measured kernels, or by the path of its
-    configuration. Raises a ForedraftError; `key` is the scenario's key in it."""
-    packaged = None if is_config_file(name) or built_in_config(name) else packaged_config(name)
-    if packaged is None and not is_config_file(name):
+    """Return a model by its name, built in or known elsewhere, or by the path of its configuration
+    (`sim/cost/measured/model_files.py`). Raises a ForedraftError; `key` is the scenario's key in it."""
+    files = find_model_files(name)
+    if files is None:
         try:
             return lookup_model(name)
         except ForedraftError as error:
             raise ConfigError.of(SCENARIO, key, str(error)) from None
-    if packaged is None:
-        file = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
-        beside, own_name = file.with_name(HF_QUANT_CONFIG), file.resolve().parent.name
-    else:
-        (file, beside), own_name = packaged, name.rpartition("/")[2]
-    config = read_json_object(str(file), read_text, with_infinity=True)
-    if config.get("quantization_config") is None and beside.is_file():
-        config["quantization_config"] = modelopt_config(read_json_object(str(beside), read_text), str(beside))
-    return read_model_shape(config, str(file), own_name)
+    config = read_json_object(str(files.config), read_text, with_infinity=True)
+    if config.get("quantization_config") is None and files.quantization.is_file():
+        source = str(files.quantization)
+        config["quantization_config"] = modelopt_config(read_json_object(source, read_text), source)
+    return read_model_shape(config | dict(files.differs), str(files.config), files.name)
 
 
 def draft_shape(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape, max_steps: int) -> DraftShape | None:

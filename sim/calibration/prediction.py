@@ -21,10 +21,11 @@ from ..assembly import Assembly, assemble
 from ..cost.calibration import PARAMETERS, Calibration, FittedParameter, FittedParameters
 from ..cost.draft import EAGLE3
 from ..cost.hardware import lookup_gpu
+from ..cost.measured.model_files import is_config_file
 from ..cost.round import RoundCost
 from ..run import Simulation
 from ..scenario import Scenario
-from ..scenario_file import is_config_file, scenario_with
+from ..scenario_file import scenario_with
 from .points import MEASURED, Point
 
 WAVES = 4

@@ -56,7 +56,7 @@ def pools_of(scenario: Scenario) -> Pools:
 
 
 def parts_of(ratio: str) -> tuple[int, int]:
-    """Return the prefill and decode engines of the smallest deployment of a ratio. Raises ConfigError if it is none."""
+    """Return P and D of a ratio P:D. Raises ConfigError for another text."""
     match = re.fullmatch(r"([1-9]\d{0,3}):([1-9]\d{0,3})", ratio, re.ASCII)
     if match is None:
         raise _error("ratio", f"{ratio!r} is no P:D; expected two numbers of 1 or more, such as 2:1")

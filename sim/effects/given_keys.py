@@ -52,6 +52,15 @@ def without_effect(run: Assembly, origins: Mapping[str, str]) -> Iterator[Ineffe
                 break
 
 
+def said_anyway(run: Assembly, origins: Mapping[str, str]) -> Iterator[Ineffective]:
+    """Yield the keys of the command line whose value says what the run does without it, too, where that is told."""
+    for key, value, _ in _leaves(run.scenario, Scenario()):
+        rules = (rule for rule in RULES if rule.tells_agreement and rule.agrees(key, value))
+        for rule in rules if origins.get(key) in COMMAND_LINE else ():
+            if (reason := rule.reason(run)) is not None:
+                yield Ineffective(key, value, origins[key], f"says what happens anyway: {reason}")
+
+
 def refuse_without_effect(run: Assembly, origins: Mapping[str, str]) -> None:
     """Raise ConfigError with every key from the command line that the run does not use."""
     found = [item for item in without_effect(run, origins) if item.origin in COMMAND_LINE]

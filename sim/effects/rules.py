@@ -23,17 +23,23 @@ class Rule:
     """When `keys` have no effect: `reason` returns why, or None if they have one. A key that ends with a dot means the
     whole table.
 
-    `agreeing` are values that describe what the run does anyway, so they are no mistake. `outcome` is the message's
-    text about the key.
+    `agreeing` are values that describe what the run does anyway, so they are no mistake. With `tells_agreement` such a
+    value of the command line is told, because who gives it expects a difference (`given_keys.said_anyway`). `outcome`
+    is the message's text about the key.
     """
 
     keys: tuple[str, ...]
     reason: Reason
     agreeing: Mapping[str, Any] = field(default_factory=dict)
     outcome: str = "has no effect"
+    tells_agreement: bool = False
+
+    def agrees(self, key: str, value: Any) -> bool:
+        """Return whether the run does what this value says even without it."""
+        return key in self.agreeing and self.agreeing[key] == value
 
     def concerns(self, key: str, value: Any) -> bool:
-        if key in self.agreeing and self.agreeing[key] == value:
+        if self.agrees(key, value):
             return False
         return any(key.startswith(mine) if mine.endswith(".") else key == mine for mine in self.keys)
 
@@ -101,7 +107,7 @@ def _nothing_to_choose(run: Assembly) -> str | None:
 
 
 def _content_is_unknown(run: Assembly) -> str | None:
-    if contents_are_known(run.scenario):
+    if run.clients_are_outside or contents_are_known(run.scenario):
         return None
     return (
         "what the prompts contain is unknown (no workload.prefixes, no hash_ids in the trace), so none is found again"
@@ -113,7 +119,7 @@ def _not_prefix_aware(run: Assembly, policy: str) -> str | None:
         return None
     if not run.scenario.engine.prefix_cache:
         return "there is no prefix cache to look for (engine.prefix_cache is false), so only the tokens that wait are weighed"
-    if contents_are_known(run.scenario):
+    if run.clients_are_outside or contents_are_known(run.scenario):
         return None
     return "prompts without block hashes (workload.prefixes, hash_ids of the trace) go to the least loaded engine"
 
@@ -140,7 +146,7 @@ def _pool_policy_is_unused(side: str) -> Reason:
 
 def _priorities_are_equal(run: Assembly) -> str | None:
     table = run.scenario.workload
-    if table.trace is None and 0 < table.urgent_share < 1:
+    if run.clients_are_outside or (table.trace is None and 0 < table.urgent_share < 1):
         return None
     return "all requests have the same priority (workload.urgent_share)"
 
@@ -261,7 +267,7 @@ RULES: tuple[Rule, ...] = (
         _when(lambda run: run.deployment.graphs is None, "hardware.cuda_graphs is false"),
     ),
     Rule(("engine.mode",), mode_fell_back),
-    Rule(("engine.prefix_cache",), _content_is_unknown),
+    Rule(("engine.prefix_cache",), _content_is_unknown, {"engine.prefix_cache": False}, tells_agreement=True),
     Rule(_keys("engine", "eviction_policy", "cached_at", "cache_retracted"), _eviction_is_unused),
     Rule(
         _keys("engine", "admit_with", "watermark"),

@@ -62,9 +62,12 @@ class Prefixes(Table):
 
 class Workload(Table):
     trace: str | None = Field(
-        default=None, description="a trace file (Azure CSV, Mooncake JSONL, BurstGPT CSV) instead of synthetic requests"
+        default=None,
+        description="a file of recorded requests (docs/traces.md has the formats) instead of synthetic ones",
     )
-    format: Literal["auto", "azure", "mooncake", "burstgpt"] = Field(default="auto", description="format of the trace")
+    format: Literal["auto", "azure", "mooncake", "burstgpt", "vllm-log", "sglang-log", "otlp"] = Field(
+        default="auto", description="format of the trace; auto: by its first lines"
+    )
     rate_scale: Rate = Field(default=1.0, description="factor on the rate of the trace; 2 replays it twice as fast")
     start_s: Annotated[float, Field(ge=0, le=1e9)] = Field(
         default=0.0, description="trace: leave out arrivals before this time"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ import numpy as np
 from ...core.parsing import ParseError, parse_json
 from ...observe.input_files import read_lines
 from .acceptance_logs import MAX_STEPS, AcceptanceLog, read_events, read_responses, wrong
+from .prometheus import PAGE_BEGINS, Sample, read_samples
 
 COUNTERS = "vLLM's counters by position (Prometheus)"
 SGLANG_LOG = "SGLang's log lines"
@@ -32,8 +33,6 @@ EXPECTED = (
     f"or CSV with the header {CSV_HEADER}"
 )
 _VLLM, _SGLANG = "vllm:spec_decode_num_", "sglang:spec_accept_"
-_SAMPLE = re.compile(r"(?P<name>[\w:]+)(?:\{(?P<labels>.*)\})?\s+(?P<value>[^\s{}]+)(?:\s+-?\d+)?")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _ACCEPT_LEN = re.compile(r"accept len: *([^\s,]*)")
 _ACCEPT_RATE = re.compile(r"accept rate: *([^\s,]*)")
 _VLLM_LINE = re.compile(
@@ -152,7 +151,7 @@ def _log_of_lines(path: str, lines: Sequence[np.ndarray]) -> AcceptanceLog:
 
 def read_pages(paths: Sequence[str], steps: int | None) -> AcceptanceLog | MeanAcceptance:
     """Read pages of `/metrics`, one of each server: counters are added. Errors: ConfigError with file and line."""
-    samples = [sample for path in paths for sample in _samples(path)]
+    samples = [sample for path in paths for sample in read_samples(path, (_VLLM, _SGLANG))]
     models = {sample.labels["model_name"] for sample in samples if "model_name" in sample.labels}
     if len(models) > 1:
         message = f"counters of several models, {', '.join(sorted(models))[:200]}: expected those of one"
@@ -172,32 +171,11 @@ def read_pages(paths: Sequence[str], steps: int | None) -> AcceptanceLog | MeanA
     return MeanAcceptance("sglang:spec_accept_length (Prometheus)", ((steps, _length(paths[0], 0, "", length, steps)),))
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    name: str
-    labels: Mapping[str, str]
-    value: float
-
-
-def _samples(path: str) -> Iterator[_Sample]:
-    for number, line in enumerate(read_lines(path), 1):
-        line = line.strip()
-        if not line.startswith((_VLLM, _SGLANG)):
-            continue
-        found = _SAMPLE.fullmatch(line)
-        if found is None:
-            raise wrong(path, number, f"{line[:80]!r}: expected name{{labels}} value (a truncated line?)")
-        value = _number(path, number, found["name"][:80], found["value"])
-        if value < 0:
-            raise wrong(path, number, f"{found['name'][:80]} is {value:g}: expected 0 or more")
-        yield _Sample(found["name"].removesuffix("_total"), dict(_LABEL.findall(found["labels"] or "")), value)
-
-
-def _counters(path: str, samples: Sequence[_Sample], steps: int | None) -> AcceptanceLog | MeanAcceptance:
+def _counters(path: str, samples: Sequence[Sample], steps: int | None) -> AcceptanceLog | MeanAcceptance:
     total: dict[str, float] = {}
     by_position: dict[int, float] = {}
     for sample in samples:
-        name = sample.name.removeprefix(_VLLM)
+        name = sample.name.removeprefix(_VLLM).removesuffix("_total")
         if name == "accepted_tokens_per_pos":
             position = sample.labels.get("position", "")
             if not (position.isascii() and position.isdecimal() and int(position[:9]) < MAX_STEPS):
@@ -272,8 +250,6 @@ def _number(path: str, place: int, what: str, text: str) -> float:
     return value
 
 
-_PAGE_BEGINS = ("# HELP ", "# TYPE ", "vllm:", "sglang:")
-
 _WITHOUT_STEPS = ("a page of metrics", "a server's log")
 
 
@@ -316,4 +292,4 @@ def _kind(path: str) -> str:
         return "events" if isinstance(value, dict) and "t" in value else "responses"
     if [cell.strip() for cell in line.split(",")] == CSV_HEADER.split(","):
         return "means"
-    return "a page of metrics" if line.startswith(_PAGE_BEGINS) else "a server's log"
+    return "a page of metrics" if line.startswith(PAGE_BEGINS) else "a server's log"

@@ -1,4 +1,5 @@
-"""Recorded workloads, read as a stream: Azure (2023, 2024), Mooncake and BurstGPT traces.
+"""Recorded workloads, read as a stream: Azure (2023, 2024), Mooncake and BurstGPT traces. (`request_logs.py` reads the
+logs of servers.)
 
     azure     CSV    TIMESTAMP (date and time, up to 9 fractional digits, UTC offset optional), ContextTokens,
                      GeneratedTokens                                          (Patel et al., Splitwise, ISCA 2024)
@@ -29,6 +30,8 @@ from ...core.errors import ForedraftError, nearest, shown
 from ...core.parsing import ParseError, parse_json
 from ...core.prompt import MAX_HASH_ID
 from ...observe.input_files import read_lines
+from .prometheus import PAGE_BEGINS
+from .request_logs import READERS, LogProblem, log_format, read_log
 from .trace_cells import parse_counts, parse_date_times_ns, parse_json_counts, parse_milliseconds_ns, parse_seconds_ns
 
 Cell = TypeVar("Cell", str, Any)
@@ -36,7 +39,7 @@ Cell = TypeVar("Cell", str, Any)
 
 CHUNK_ROWS = 8192
 MOONCAKE_BLOCK_SIZE = 512
-FORMATS = ("azure", "mooncake", "burstgpt")
+FORMATS = ("azure", "mooncake", "burstgpt", *READERS)
 
 _CSV_COLUMNS = {
     "azure": (("TIMESTAMP", "ContextTokens", "GeneratedTokens"), ()),
@@ -46,10 +49,14 @@ _CSV_COLUMNS = {
     ),
 }
 _JSON_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
-_OWN_LOG = (
-    f"expected a CSV file with the columns {', '.join(_CSV_COLUMNS['azure'][0])}; docs/tutorial.md, "
-    '"A log of your requests", makes one from a log'
+_KNOWN = (
+    f"known are CSV with the columns {', '.join(_CSV_COLUMNS['azure'][0])} (azure) or those of BurstGPT; JSON lines of "
+    "Mooncake; logs of vLLM and SGLang with their requests (vllm-log, sglang-log); OpenTelemetry spans (otlp); and, for "
+    "`foredraft trace` alone, Prometheus pages of these servers. docs/traces.md describes them; docs/tutorial.md, "
+    '"A log of your requests", makes CSV from another log'
 )
+_LONGEST_HEADER = 4096
+MOST_SEARCHED = 20_000  # lines of a log, for one that tells its format
 _SEPARATORS = {";": "semicolons", "\t": "tabs"}  # other than the comma that is expected
 _MOST_KEYS = 8  # of an object that are shown
 
@@ -81,30 +88,53 @@ class TraceRows:
 
 
 def resolve_format(path: str, name: str) -> str:
-    """Return the format by the file's first line: an object is Mooncake's, a header is recognised by its columns."""
+    """Return the format by the file's first lines: of a header the columns tell it, of JSON the keys, and of a log
+    the first line about a request."""
     first = _first_line(path)
     if name != "auto":
         return name
-    if first.lstrip().startswith("{"):
-        _refuse_other_log(path, first)
+    if _has_keys(first):
         return "mooncake"
-    header = {column.strip() for column in _header(path, csv.reader([first]))}
+    is_json = first.lstrip().startswith(("{", "["))
+    header = (
+        set()
+        if is_json or len(first) > _LONGEST_HEADER
+        else {column.strip() for column in _header(path, csv.reader([first]))}
+    )
     for known, (required, _) in _CSV_COLUMNS.items():
         if set(required[:1]) <= header and len(header & set(required)) >= 2:
             return known
-    found = f"neither a header of an Azure or BurstGPT trace nor a JSON object: {first.strip()[:80]!r}"
-    raise TraceError(path, 1, f"{found}; {_separator_hint(first) or _OWN_LOG}")
+    if (found := log_format(islice(read_lines(path), MOST_SEARCHED))) is not None:
+        return found
+    if first.startswith(PAGE_BEGINS):
+        message = (
+            "a Prometheus page has no single requests: `foredraft trace FILE --out workload.toml` makes a workload"
+        )
+        raise TraceError(path, 1, message)
+    what = _keys_of(first) if is_json else f"no header, object or log line of a known format: {first.strip()[:80]!r}"
+    raise TraceError(path, 1, f"{what}; {_separator_hint(first) or _KNOWN}")
 
 
-def _refuse_other_log(path: str, first: str) -> None:
-    """Raise TraceError for a log whose first line is an object with hardly a key of a Mooncake trace."""
+def _has_keys(first: str) -> bool:
+    """Return whether a line is, or begins as, an object with at least two keys of a Mooncake trace."""
     try:
-        keys = list(parse_json(first))
+        return len({*parse_json(first)} & {*_JSON_KEYS}) >= 2
     except ParseError:
-        return  # the reader of the format says what is wrong
-    if len({*keys} & {*_JSON_KEYS}) < 2:
-        names = ", ".join(keys[:_MOST_KEYS]) + (", …" if len(keys) > _MOST_KEYS else "")
-        raise TraceError(path, 1, f"a JSON object with other keys than those of a Mooncake trace: {names}; {_OWN_LOG}")
+        return sum(f'"{key}"' in first for key in _JSON_KEYS) >= 2
+    except TypeError:  # a number
+        return False
+
+
+def _keys_of(first: str) -> str:
+    """Return what an object of an unknown format is."""
+    try:
+        found = parse_json(first)
+    except ParseError as error:
+        return f"is not JSON: {error}"
+    if not isinstance(found, dict):
+        return f"found {shown(found)}, expected an object"
+    keys = list(found)
+    return f"a JSON object with unknown keys: {', '.join(keys[:_MOST_KEYS])}{', …' if len(keys) > _MOST_KEYS else ''}"
 
 
 def _separator_hint(first: str) -> str:
@@ -119,8 +149,8 @@ def _separator_hint(first: str) -> str:
 def read_chunks(path: str, name: str) -> Iterator[TraceRows]:
     """Yield the rows of a file in chunks, checked, with times relative to its first row."""
     name = resolve_format(path, name)
-    parse = _mooncake_chunks if name == "mooncake" else _csv_chunks
     origin = last = None
+    parse = _log_chunks if name in READERS else _mooncake_chunks if name == "mooncake" else _csv_chunks
     for chunk in parse(path, name, read_lines(path)):
         times = chunk.times_ns
         if origin is None:
@@ -136,6 +166,20 @@ def read_chunks(path: str, name: str) -> Iterator[TraceRows]:
         yield chunk
     if origin is None:
         raise TraceError(path, None, "no rows: the file ends after its header")
+
+
+def _log_chunks(path: str, name: str, text_lines: Iterator[str]) -> Iterator[TraceRows]:
+    """Yield the requests of a server's log, which is read as a whole, in chunks by arrival."""
+    try:
+        rows = read_log(path, name)
+    except LogProblem as problem:
+        raise TraceError(path, problem.line or None, problem.message) from None
+    has_sessions = any(row.session is not None for row in rows)
+    for first in range(0, len(rows), CHUNK_ROWS):
+        part = rows[first : first + CHUNK_ROWS]
+        times, prompts, outputs = (np.array([row[i] for row in part], np.int64) for i in range(3))
+        sessions = [row.session or "" for row in part] if has_sessions else None
+        yield TraceRows(times, prompts, outputs, [row.line for row in part], sessions=sessions)
 
 
 def _csv_chunks(path: str, name: str, text_lines: Iterator[str]) -> Iterator[TraceRows]:

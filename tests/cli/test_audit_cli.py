@@ -20,10 +20,10 @@ def run(tmp_path_factory):
     return directory
 
 
-def test_a_run_is_audited_with_the_steps_that_its_scenario_allows(command, run, tmp_path):
-    outcome = command("audit", run, "--json", tmp_path / "deep" / "audit.json")
+def test_a_run_is_audited_with_the_steps_that_its_scenario_allows(command, run):
+    outcome = command("audit", run)
     assert outcome.code == 0 and outcome.out.endswith("ok\n") and "20 requests" in outcome.out
-    report = json.loads((tmp_path / "deep" / "audit.json").read_text())
+    report = json.loads(command("audit", run, "--json").out)["report"]
     assert report["ok"] and report["complete"] and report["invariants"]["STEPS-01"]["evaluations"] > 10
     assert command("audit", run / "events.jsonl").out == outcome.out
 

@@ -16,7 +16,10 @@ SETTINGS = {
     "NaN": (["workload.rate=nan"], ["workload.rate", "finite", "nan"]),
     "a rate that no clock holds": (["workload.rate_scale=1e-300"], ["--set: workload.rate_scale", "1e-300"]),
     "unknown GPU": (["hardware.gpu=H10"], ["--set: hardware.gpu", "'H10'", "did you mean 'H100'"]),
-    "another model": (["model.target=Qwen/Qwen3-14B"], ["unknown model 'Qwen/Qwen3-14B'; built in", "config.json"]),
+    "another model": (
+        ["model.target=Qwen/Qwen3-99B"],
+        ["'Qwen/Qwen3-99B'; the nearest known: qwen3-8b", "config.json"],
+    ),
     "several unknown names": (
         ["hardware.gpu=H10", "hardware.host=x", "engine.eviction_policy=lur", "acceptance.preset=chta"],
         ["hardware.gpu", "hardware.host", "engine.eviction_policy", "acceptance.preset", "did you mean 'lru'"],
@@ -41,6 +44,11 @@ SETTINGS = {
     ),
     "a length of another kind": (["workload.prompt={kind = 'uniform', mean = 9.0}"], ["workload.prompt", "no mean"]),
     "a length without its numbers": (["workload.prompt.kind=fixed"], ["workload.prompt.value", "missing"]),
+    "a length that is a number": (
+        ["workload.prompt=1024"],
+        ["workload.prompt", "write 'workload.prompt={value=1024}'"],
+    ),
+    "a table that is a word": (["hardware=H100"], ["hardware", "'H100' is no table", "such as hardware.gpu"]),
     "contradicting acceptance": (["acceptance.preset=chat", "acceptance.mean_length=2.0"], ["contradicts", "preset"]),
     "a file that is not there": (["acceptance.recorded=none.csv"], ["none.csv", "cannot be read"]),
 }
@@ -91,3 +99,21 @@ def test_problems_found_later_name_file_and_key(refused, tmp_path):
     assert any("--set" in line and "model.target" in line for line in lines)
     scenario.write_text('[speculation]\nalgorithm = "NONE"\ntopk = 4\n')
     assert f"{scenario}: speculation.topk: " in refused("simulate", scenario)
+
+
+PLANNING = {
+    "seeds are no setting": (["sweep", "--grid", "seed=0..1"], ["--grid: seed", "same seeds", "--seeds 2"]),
+    "no ratio": (["plan", "--try", "disaggregation.ratio=1:1,a:b"], ["disaggregation.ratio: 'a:b'", "such as 2:1"]),
+    "a trace of two requests": (["plan", "--trace", "two.csv"], ["two.csv has 2 requests", "expected at least 20"]),
+}
+
+
+@pytest.mark.parametrize("case", PLANNING)
+def test_a_question_that_cannot_be_answered(case, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"2023-11-16 18:17:0{second},48,10\n" for second in range(2))
+    (tmp_path / "two.csv").write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
+    given, expected = PLANNING[case]
+    message = refused(*given)
+    assert all(words in message for words in expected), message
+    assert [path.name for path in tmp_path.iterdir()] == ["two.csv"], "no run was made"

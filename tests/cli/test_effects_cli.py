@@ -46,6 +46,31 @@ def test_a_key_of_a_file_without_effect_is_a_note(command, tmp_path):
     assert "Note:" not in command(*SIMULATE, path).out
 
 
+@pytest.mark.parametrize(
+    ("settings", "note"),
+    [
+        (
+            ["engine.prefix_cache=false"],
+            "engine.prefix_cache = False (--set) says what happens anyway: what the prompts",
+        ),
+        (["speculation.steps=3"], "speculation.steps = 3 are the first steps, which the policy ema changes"),
+        (["speculation.steps=3", "speculation.policy=ema"], ""),
+        (["speculation.steps=3", "speculation.policy=fixed"], ""),
+        (["workload.prefixes={groups=2}", "engine.prefix_cache=false"], ""),  # it has an effect
+    ],
+)
+def test_a_setting_that_needs_a_word_gets_a_note(command, tmp_path, settings, note):
+    given = [word for setting in settings for word in ("--set", setting)]
+    outcome = command(*SIMULATE, *given, "--out", tmp_path / "run")
+    assert outcome.code == 0
+    notices = json.loads((tmp_path / "run" / "summary.json").read_text())["notices"]
+    assert len(notices) == bool(note) and all(one.startswith(note) for one in notices)
+
+
+def test_a_setting_that_contradicts_what_happens_is_still_refused(refused):
+    assert "engine.prefix_cache: True has no effect" in refused(*SIMULATE, "--set", "engine.prefix_cache=true")
+
+
 NONE = ("--algorithm", "NONE")
 
 

@@ -18,7 +18,7 @@ from foredraft.cli.simulation.run_record import RunRecord
 from foredraft.core.errors import ConfigError
 from foredraft.observe import figures
 from foredraft.observe.figures.reports import page_of
-from foredraft.observe.tables import format_number
+from foredraft.observe.tables import LATENCIES, format_number
 from foredraft.planning.store import TrialStore, question
 from foredraft.planning.trial import run_trial
 from foredraft.sim.run import Simulation
@@ -63,6 +63,8 @@ def plan_store(folder: Path) -> None:
                     given = {**settings, "workload.rate": load, "seed": seed}
                     summary = {
                         "p99_tpot_ms": number + load / 2 + seed,
+                        "mean_output_tokens": 30.0,
+                        "submitted": 400,
                         "overloaded": False,
                         "timing": "Timing of a test.",
                         "intervals_rest_on": "31 published points",
@@ -114,14 +116,15 @@ def tune_store(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> dict[str, Path]:
-    """A run, a sweep, a plan and a twin."""
+    """Two runs, a sweep, a plan, a tune and a twin."""
     folder = tmp_path_factory.mktemp("report")
-    scenario = scenario_with(TABLES, {"speculation.steps": 3})
-    record = RunRecord(scenario, folder / "run", events=False, perfetto=False)
-    with record:
-        simulation = Simulation(scenario, sinks=record.sinks)
-        record.write_scenario({}, [], [])
-        record.finish(simulation.run())
+    for name, settings in (("run", {"speculation.steps": 3}), ("plain", {"speculation": {"algorithm": "NONE"}})):
+        scenario = scenario_with(TABLES, settings)
+        record = RunRecord(scenario, folder / name, events=False, perfetto=False)
+        with record:
+            simulation = Simulation(scenario, sinks=record.sinks)
+            record.write_scenario({}, [], [])
+            record.finish(simulation.run())
     points = [{"speculation.steps": steps, "workload.rate": rate} for rate in (5.0, 20.0) for steps in (0, 3)]
     store = TrialStore(folder / "sweep", question("sweep", TABLES, points=points, seeds=[0, 1]))
     for settings in ({**point, "seed": seed} for point in points for seed in (0, 1)):
@@ -130,15 +133,17 @@ def made(tmp_path_factory) -> dict[str, Path]:
     plan_store(folder / "plan")
     (folder / "twin.json").write_text(json.dumps(twin_record()))
     tune_store(folder / "tune")
-    return {name: folder / name for name in ("run", "sweep", "plan", "tune")} | {"twin": folder / "twin.json"}
+    return {name: folder / name for name in ("run", "plain", "sweep", "plan", "tune")} | {"twin": folder / "twin.json"}
 
 
 @pytest.fixture(scope="module")
 def pages(made, tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
-    for name, source in made.items():
-        (folder / f"{name}.html").write_text(page_of(source).html(), encoding="utf-8")
-    return {name: folder / f"{name}.html" for name in made}
+    wanted = {name: (source,) for name, source in made.items() if name != "plain"}
+    wanted["pair"] = (made["plain"], made["run"])
+    for name, sources in wanted.items():
+        (folder / f"{name}.html").write_text(page_of(*sources).html(), encoding="utf-8")
+    return {name: folder / f"{name}.html" for name in wanted}
 
 
 def test_percentiles_of_the_curves_are_those_of_all_requests(made):
@@ -195,6 +200,7 @@ def test_the_frontier_has_the_candidates_of_the_answer(made):
     bars, *points = figures.frontier(made["plan"]).data
     assert points[0].error_x.array == (0.5,)
     assert bars.base == (6.0, 4.0) and bars.x == (3.0, 3.0), "from the low to the high end of the load"
+    assert len({line.marker.color for line in points}) == 2, "a colour for each candidate"
     assert bars.y == tuple(one["name"] for one in answer["candidates"])
     loads = {name: load for line in points for name, load in zip(line.y, line.x, strict=True)}
     assert loads == {one["name"]: one["load"] for one in answer["candidates"] if one["load"]} and len(loads) == 2
@@ -202,8 +208,41 @@ def test_the_frontier_has_the_candidates_of_the_answer(made):
     assert band.x == (4.0, 8.0, 16.0, 16.0, 8.0, 4.0)
     ends = [factor / 0.97 * y for factor, ys in ((0.9, (3.5, 5.5, 9.5)), (1.2, (9.5, 5.5, 3.5))) for y in ys]
     assert band.y == pytest.approx(ends, rel=1e-4)
-    assert lines[-1].name == "limit 6 ms" and lines[-1].y == (6.0, 6.0)
+    limits = [one for one in figures.latency_against_load(made["plan"]).layout.shapes if one.line.dash == "dash"]
+    assert [(one.y0, one.y1) for one in limits] == [(6.0, 6.0)]
     assert lines[0].x == (4.0, 8.0, 16.0) and lines[0].y == (3.5, 5.5, 9.5), "the means over both seeds"
+
+
+def test_a_waterfall_adds_up_to_the_round(made):
+    run, plain = (figures.Run(made[name]) for name in ("run", "plain"))
+    parts, whole = figures.round_waterfall(run).data
+    assert (whole.base, whole.y) == ((0.0,), ("round",)) and parts.y[-1].startswith("host")
+    ends = [start + length for start, length in zip(parts.base, parts.x, strict=True)][:-1]
+    assert parts.base[0] == 0 and parts.base[1 : len(ends)] == pytest.approx(ends[:-1], rel=1e-3)
+    assert whole.x[0] == pytest.approx(max(ends[-1], parts.x[-1]), rel=1e-3)
+    found = run.summary
+    assert found["round_batch"] == round(found["verified_rows"] / found["decode_rounds"]) and found["round_steps"] == 3
+    assert not any(part.startswith("round_part_draft") for part in plain.summary)
+
+
+def test_two_runs_stand_side_by_side(command, refused, made, tmp_path):
+    out = tmp_path / "pair.html"
+    assert command("report", made["plain"], made["run"], "--out", out).code == 0 and out.exists()
+    assert command("report", made["plain"], made["run"]).code == 0 and (made["plain"] / "beside-run.html").exists()
+    for latency in ("ttft", "itl"):
+        lines = [
+            one for one in figures.latencies_of_two(made["plain"], made["run"], latency).data if one.mode == "lines"
+        ]
+        assert [one.name for one in lines] == ["plain", "run"] and len({one.line.color for one in lines}) == 2
+        assert lines[1].x == figures.latencies(made["run"]).data[2 * list(LATENCIES).index(latency)].x
+    assert [max(one.y) for one in figures.steps_of_two(made["plain"], made["run"]).data] == [0.0, 3.0]
+    assert len(figures.batch_of_two(made["plain"], made["run"]).data) == 2
+    page = page_of(made["plain"], made["run"])
+    numbers = {row[0]: row[1:] for row in page.tables[0].rows}
+    was, is_now = (figures.Run(made[name]).summary["mean_tpot_ms"] for name in ("plain", "run"))
+    assert numbers["mean TPOT, ms"][2] == f"{is_now / was - 1:+.1%}"
+    assert ["speculation.algorithm", "NONE", "EAGLE3"] in page.tables[1].rows and not page.notices
+    assert "is no run of simulate --out" in refused("report", made["run"], made["sweep"])
 
 
 def test_a_tune_is_drawn_by_phase_and_batch_size(made):
@@ -217,6 +256,10 @@ def test_a_tune_is_drawn_by_phase_and_batch_size(made):
     ("name", "says"),
     [
         ("run", ["40 of 40 requests completed", "a &lt;/script&gt; &amp; b", "hardware.server", "TTFT 200 ms"]),
+        (
+            "pair",
+            ["From plain to run: output tokens/s +", "speculation.algorithm", "The scenario of plain", "accept length"],
+        ),
         ("sweep", ["Most output tokens per second: steps 3, rate 20", "means of 2 seeds", "p99 TTFT by workload.rate"]),
         (
             "plan",
@@ -228,6 +271,8 @@ def test_a_tune_is_drawn_by_phase_and_batch_size(made):
                 "Cannot run",
                 "Timing of a test.",
                 "5.0% of the cost model",
+                "Throughput of a GPU against the speed of a user",
+                "GPUs against load",
                 "p99 TPOT against",
             ],
         ),
@@ -300,6 +345,23 @@ def test_pages_open_without_a_network_and_without_an_error(pages, tmp_path, turn
         plots, empty, too_wide, cut, least_percent = map(int, counts.split(","))
         assert plots >= 2 and (empty, too_wide, cut) == (0, 0, 0), f"{name}: {counts}"
         assert least_percent >= 40, f"{name}: {least_percent} % of a figure's width are left for its points"
+
+
+def test_what_a_busy_machine_measured_is_no_error_of_the_simulation(tmp_path):
+    record = twin_record()
+    for one in record["comparisons"][:2]:
+        one["processor_share"] = 0.5
+    (tmp_path / "twin.json").write_text(json.dumps(record))
+    page = page_of(tmp_path / "twin.json")
+    assert "2 of 4 comparisons count as not measured" in page.notices[0] and "median of 2 comparisons" in page.answer[0]
+    assert [row[2] == "not measured" for row in page.tables[0].rows] == [True, True, False, False]
+    for one in record["comparisons"]:
+        one["processor_share"] = 0.5
+    (tmp_path / "twin.json").write_text(json.dumps(record))
+    page = page_of(tmp_path / "twin.json")
+    assert page.answer == ["Not measured: other work ran on the machine."] and not page.pictures
+    (tmp_path / "twin.json").write_text(json.dumps(record | {"clock": "cpu"}))
+    assert len(page_of(tmp_path / "twin.json").pictures) == 4
 
 
 def test_a_file_of_another_program_is_not_replaced(command, made, tmp_path):

@@ -13,10 +13,10 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import pytest
 from foredraft.cli.progress import simulation_progress
-from foredraft.cli.simulation.scenario_text import toml_value
 from foredraft.core.model_shape import known_models
 from foredraft.sim.run import Progress
 from foredraft.sim.scenario import Scenario
+from foredraft.sim.scenario.scenario_text import toml_value
 from foredraft.sim.scenario_file import flat_items, load_scenario
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -247,11 +247,14 @@ def test_schema(command):
 
 
 def test_schema_prints_the_names_of_models(command, monkeypatch):
-    monkeypatch.setattr("foredraft.sim.cost.measured.packaged_models", lambda: ["Some/Model-7B"])
-    assert command("schema", "--models").out.splitlines() == [*known_models(), "Some/Model-7B"]
+    v3 = "deepseek-ai/DeepSeek-V3"
+    monkeypatch.setattr("foredraft.sim.cost.measured.packaged_models", lambda: [v3])
+    names = command("schema", "--models").out.splitlines()
+    assert names[: len(known_models()) + 1] == [*known_models(), v3]
+    assert f"{v3}-0324" in names and "zai-org/GLM-4.5-FP8" in names and len(set(names)) == len(names)
     monkeypatch.setattr("foredraft.sim.cost.measured.packaged_models", list)
     built_in = command("schema", "--models")
-    assert built_in.out.splitlines() == [*known_models()] and "measured" in built_in.err
+    assert "measured" in built_in.err and f"{v3}-0324" not in built_in.out
 
 
 def test_version_and_help(command):

@@ -168,7 +168,7 @@ def test_a_repository_that_differs_has_its_own_numbers():
 
 
 @pytest.mark.parametrize(
-    "name", ["meta-llama/Llama-3.3-70B-Instruct", "Qwen/Qwen3-33B", "qwen3-4b", "llama-3-8b", "qwen3-next"]
+    "name", ["meta-llama/Llama-3.4-70B-Instruct", "Qwen/Qwen3-33B", "qwen3-5b", "llama-3-8b", "qwen3-next"]
 )
 def test_another_model_is_no_misspelt_one(name):
     with pytest.raises(UnknownModel) as unknown:

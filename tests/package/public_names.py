@@ -31,6 +31,20 @@ CONTRACTS = tuple(
     if path.parent.name != "harness"
 )
 CONFORMANCE = ("foredraft.properties.conformance", "foredraft.checks.conformance")
+ANSWERS = {  # module -> what the planning functions of the package return
+    "foredraft.planning.answer": ("PlanAnswer", "PlannedCandidate", "PlannedRun", "RefusedCandidate"),
+    "foredraft.planning.slo": ("Limit",),
+    "foredraft.planning.demand.bill": ("Bill", "PerMillion", "Energy"),
+    "foredraft.planning.demand.hours": ("Hours", "Hour"),
+    "foredraft.planning.confidence.unknowns": ("Moved",),
+    "foredraft.planning.tuning.result": ("TuneResult", "JudgedTable"),
+    "foredraft.planning.rounds.doctor": ("Diagnosis", "Gain", "Compared"),
+    "foredraft.planning.rounds.cost": ("Cost", "BatchCost", "RoundCost"),
+    "foredraft.sim.calibration.result": (
+        *("CalibrateResult", "CalibratedParameter", "CalibratedResult", "SuggestedPoint"),
+    ),
+    "foredraft.observe.output_files": ("Document",),
+}
 CHECKING = {  # module -> what users of the contracts take from it
     "foredraft.properties.conformance": ("check", "Conformance", "Report"),
     "foredraft.properties.harness.contract": ("Capabilities", "needs"),
@@ -51,7 +65,7 @@ PLUGINS = {  # module -> what packages with algorithms of their own subclass, re
 def public_lines() -> list[str]:
     """Return every public thing as a line, in a fixed order: a section per kind."""
     sections = {
-        "python": (*_package(), *_listed(DECODING)),
+        "python": (*_package(), *_listed(DECODING), *_listed(ANSWERS)),
         "contract": (line for name in CONTRACTS for line in _contract(importlib.import_module(name))),
         "checking": (*_listed(CHECKING), *_shortcuts()),
         "plugin": _listed(PLUGINS),
@@ -159,6 +173,7 @@ def _models_in(annotation: object) -> Iterator[type[pydantic.BaseModel]]:
 
 
 def _formats() -> Iterator[str]:
+    from foredraft.cli.simulation.schema import DOCUMENTS, documents_of
     from foredraft.observe import log
     from foredraft.planning import store
     from foredraft.properties.harness.contract import SUITE_VERSION
@@ -168,6 +183,8 @@ def _formats() -> Iterator[str]:
     yield f"question.json: {store.FORM}"
     yield f"profile.json: {calibration.FORMAT} {calibration.VERSION}"
     yield f"case.json: suite {SUITE_VERSION}"
+    kinds = sorted((kind.FORMAT, kind.VERSION) for command in DOCUMENTS for kind in documents_of(command))
+    yield from (f"--json: {name} {version}" for name, version in kinds)
 
 
 def _packaging() -> Iterator[str]:
@@ -184,14 +201,11 @@ def _packaging() -> Iterator[str]:
 
 
 def _metrics() -> Iterator[str]:
-    from foredraft.serve.metrics import NAMES, OWN
+    from foredraft.serve.metrics.series import STYLES
 
-    for ours, of_sglang, _ in NAMES.values():
-        if ours is not None:
-            yield f"foredraft:{ours}"
-            yield f"{'foredraft' if ours in OWN else 'vllm'}:{ours} (--metrics-as vllm)"
-        if of_sglang is not None:
-            yield f"sglang:{of_sglang} (--metrics-as sglang)"
+    for style, series in STYLES.items():
+        given = "" if style == "foredraft" else f" (--metrics-as {style})"
+        yield from (f"{prefix}:{one.name}{given}" for prefix, one in series)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import io
 import json
+import re
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 
 import foredraft
 import pytest
 from foredraft.cli.__main__ import main
+from foredraft.cli.simulation.schema import WITHOUT
 from foredraft.core.errors import ConfigError, ForedraftError
 
 SMALL = {"workload": {"num_requests": 30, "rate": 20.0}}
@@ -83,6 +88,44 @@ def test_bad_scenarios_name_the_key():
         foredraft.simulate(SMALL).meets_slo()
 
 
+def command_json(monkeypatch, capsys, *words: object) -> dict:
+    """What a command prints with --json."""
+    monkeypatch.setattr(sys, "argv", ["foredraft", *map(str, words), "--json"])
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    return json.loads(capsys.readouterr().out)
+
+
+def test_answers_are_the_documents_of_the_commands(monkeypatch, capsys):
+    def told(*words: object) -> dict:
+        return command_json(monkeypatch, capsys, *words)
+
+    cost = foredraft.cost({"model": {"kv_dtype": "fp8"}}, {"hardware.gpu": "H200"}, batch=[1, 8], steps=[0, 2])
+    wide = ("--set", "model.kv_dtype=fp8", "--set", "hardware.gpu=H200", "--batch", "1,8", "--steps", "0,2")
+    assert json.loads(cost.to_text()) == told("cost", *wide)
+    assert cost.batches[1].rounds[1].break_even > 1
+    doctor = foredraft.doctor(overrides={"hardware.gpu": "L40S"}, requests=20)
+    assert json.loads(doctor.to_text()) == told("doctor", "--set", "hardware.gpu=L40S", "--requests", 20)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda: foredraft.cost(batch=[], context=-1), r"batch: is \[\]; expected whole numbers from 1 on"),
+        (lambda: foredraft.doctor(overrides={"speculation.algorithm": "NONE"}), "does not speculate"),
+        (lambda: foredraft.plan(rate=-1.0, seeds=1), "rate: is -1.0; expected above 0\n.*seeds: is 1; expected from 2"),
+        (lambda: foredraft.plan(prices={"H10": 1.0}), "did you mean 'H100'"),
+        (lambda: foredraft.plan(compare={"speculation.stps": [1]}), "unknown key"),
+        (lambda: foredraft.tune(trials=0, requests=1), "trials: is 0; expected 1 or more\n.*requests: is 1"),
+        (lambda: foredraft.calibrate("none.csv"), "none.csv"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_one_typed_error(ask, message):
+    with pytest.raises(ForedraftError, match=message):
+        ask()
+
+
 def test_check_reports_what_breaks():
     assert foredraft.check("allocator", "plain-allocator", budget=2000).ok
     report = foredraft.check("allocator", lambda config: object(), budget=100, capabilities=())
@@ -149,3 +192,44 @@ def test_a_trace_asks_for_no_mean(tmp_path):
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.0,10,5\n")
     summary = foredraft.simulate({"workload": {"trace": str(trace)}}).summary
     assert summary["asked_mean_input_tokens"] is None and summary["mean_input_tokens"] == 10
+
+
+# -- docs/programs.md --------------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs/programs.md").read_text(encoding="utf-8")
+PROGRAMS = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+SLOW = ("calibrate", "plan", "tune")
+
+
+def name_of(program: str) -> str:
+    return re.search(r"foredraft\.(\w+)\(", program)[1]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
+        for name in (name_of(p) for p, _ in PROGRAMS)
+    ],
+)
+def test_a_program_prints_what_is_shown(monkeypatch, name):
+    monkeypatch.chdir(ROOT)
+    names: dict[str, object] = {}
+    service = re.search(r"^service = .*$", TEXT, re.MULTILINE)
+    exec("import foredraft\n" + service[0], names)
+    (program, shown) = next(pair for pair in PROGRAMS if name_of(pair[0]) == name)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(program, names)
+    assert printed.getvalue() == shown
+
+
+def test_every_function_has_a_program():
+    assert [name_of(program) for program, _ in PROGRAMS] == ["cost", "doctor", "calibrate", "plan", "tune"]
+
+
+def test_the_page_names_the_commands_without_json():
+    for name, reason in WITHOUT.items():
+        (row,) = (line for line in TEXT.splitlines() if line.startswith("| `") and f"`{name}`" in line)
+        assert reason.split(maxsplit=1)[1].partition(";")[0] in row

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from foredraft import Scenario
-from foredraft.cli.planning.options import make_workers
 from foredraft.core.errors import ConfigError
+from foredraft.planning.store import make_workers
 from foredraft.planning.sweep import Sweep
 from foredraft.planning.trial import run_trial
 from foredraft.planning.workers import ClusterGone, Job, RayWorkers, run_job_text

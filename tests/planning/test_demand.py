@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from foredraft.planning.candidates import make_candidates
 from foredraft.planning.confidence.ranked import Ranked
 from foredraft.planning.demand.bill import Bill, energy
-from foredraft.planning.demand.hours import busiest_hour, hours_to_json, replicas_by_hour
+from foredraft.planning.demand.hours import Day, busiest_hour, replicas_by_hour
 from foredraft.planning.demand.trace_part import TracePart
 from foredraft.planning.plan import Plan, Question
 from foredraft.planning.search.judge import Finding
@@ -39,8 +40,9 @@ def test_replicas_follow_the_rate_of_each_hour(tmp_path: Path):
     # Three more replicas start ten minutes before the second hour.
     assert [hour.replica_hours for hour in hours] == pytest.approx([1 + 3 / 6, 4, 1], rel=1e-4)
     assert [hour.rate for hour in hours] == pytest.approx([0.01, 0.1, 73 / 3600])
-    found = hours_to_json(part, hours, gpus=2, price=2.5)
-    assert found["gpu_hours"] == pytest.approx(13.0, rel=1e-4) and found["bill"] == pytest.approx(32.5, rel=1e-4)
+    found = Day(part, 0.2, 600.0).answer("one", 0.03, gpus=2, price=2.5)
+    assert found.hours == tuple(hours) and found.hours_long == pytest.approx(3.0)
+    assert found.gpu_hours == pytest.approx(13.0, rel=1e-4) and found.bill == pytest.approx(32.5, rel=1e-4)
     assert replicas_by_hour(part, 0.1 / 4, 0.0, 0.0)[1].replicas == 4  # just enough
 
 
@@ -69,10 +71,12 @@ def test_a_bill_shares_the_price_of_the_gpus_among_the_tokens():
     assert bill.planned.all == pytest.approx(0.5) and bill.month == pytest.approx(7.2 * 730)
     assert bill.own is not None and bill.own.output == pytest.approx(5.0)  # at 4 instead of 10 requests/s
     assert Bill.of(plan, Ranked(candidate, item.finding, 2, 3.0), 3.6).own is None  # it does not hold that load
-    assert energy(plan, item, {"L40S": 300.0}) is None
-    used = energy(plan, item, {"H100": 600.0})
-    assert used is not None and used["kwh_per_million"] == pytest.approx(1.2 / 3600 / 1000 * 1e6)
-    assert used["kwh_per_month"] == pytest.approx(876.0)
+    plan.question = replace(plan.question, watts={"L40S": 300.0})
+    assert energy(plan, item) is None
+    plan.question = replace(plan.question, watts={"H100": 600.0})
+    used = energy(plan, item)
+    assert used is not None and used.kwh_per_million == pytest.approx(1.2 / 3600 / 1000 * 1e6)
+    assert used.kwh_per_month == pytest.approx(876.0)
 
 
 def test_a_load_of_a_trace_is_a_multiple_of_its_mean_rate(tmp_path: Path):

@@ -52,7 +52,7 @@ speculative_config: {decoding_type: MTP, num_nextn_predict_layers: 3, max_concur
 
 
 def scenario_of(server: str, command: str) -> Scenario:
-    launch = read_launch(server, command, "--from", "H100")
+    launch = read_launch(server, command, "--from", "H100", has_model=True)
     return load_scenario(None, (), {"--from": launch.settings})[0]
 
 
@@ -113,7 +113,7 @@ def test_trtllm_with_its_options_in_yaml(tmp_path: Path):
         "model.kv_dtype": "fp8",
     }
     assert {key: launch.settings.get(key) for key in expected} == expected
-    assert launch.settings["speculation"]["algorithm"] == "MULTI_LAYER_EAGLE"
+    assert launch.settings["speculation"]["algorithm"] == "EAGLE"
     assert "--print-iter-log" in launch.without_effect
     left = {"kv_cache_config.host_cache_size", "--moe-config", "scheduler_config.context_chunking_policy"}
     assert left == set(launch.not_modelled)
@@ -148,7 +148,7 @@ def test_every_known_argument_is_accounted_for(name: str, least: int):
     for word, known in others.items():
         dashes = "-" if len(word) < 4 and name == "vllm" else "--"
         words += [dashes + word, *(["1"] if known.kind in (VALUE, LIST) else [])]
-    launch = read_launch(name, " ".join(words), "--from", "H100")
+    launch = read_launch(name, " ".join(words), "--from", "H100", has_model=True)
     assert {*launch.without_effect, *launch.not_modelled} == {f"--{word}" for word in others}
     assert len(others) > least and all(launch.not_modelled.values())
     mapped = {word for word, known in server.known.items() if known.reason == ""}
@@ -210,7 +210,7 @@ def test_the_batch_limit_is_written_for_sglang(steps: int, groups: int):
         ("sglang", "--schedule-conservativeness=nan", ["is 'nan'; expected a number from 0 on"]),
         ("sglang", "--retraction-policy lenght", ["is 'lenght'; expected length or priority"]),
         ("sglang", "--tp 3 --dp 2 --enable-dp-attention", ["2 groups of data-parallel attention do not divide"]),
-        ("sglang", "--model-path $MODEL", ["$MODEL: has a variable"]),
+        ("sglang", "--model-path $MODEL", ["--model-path: is '$MODEL', which has a variable"]),
         ("sglang", "--disable-radix-cache=7", ["takes no value"]),
         ("sglang", "--cuda-graph-max-bs 999999999", ["expected an integer from 1 to 1048576"]),
         ("sglang", "--cuda-graph-bs 8 999999999", ["is '8 999999999'; expected numbers from 1 to 1048576"]),
@@ -398,7 +398,7 @@ def test_the_default_batch_is_what_a_step_holds_with_its_drafts():
 
 def test_defaults_follow_the_device_and_the_model():
     def keys(server: str, command: str, gpu: str) -> dict[str, Any]:
-        return dict(read_launch(server, command, "--from", gpu).settings)
+        return dict(read_launch(server, command, "--from", gpu, has_model=True).settings)
 
     plain, large = (keys("sglang", "--model qwen3-8b", gpu) for gpu in ("L4", "B200"))
     assert (plain["engine.chunk_size"], large["engine.chunk_size"]) == (2048, 16_384)

@@ -15,6 +15,7 @@ from foredraft.sim.scenario_file import scenario_with
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 SMALL = ("llama-3.1-8b", 1000)
+FEW = range(20, 40)  # seconds of further requests, so that a trace has enough
 
 
 def part_of(folder: Path, rows: list[tuple[int, int, int]], requests: int | None = None, **keys: Any) -> TracePart:
@@ -29,21 +30,21 @@ def part_of(folder: Path, rows: list[tuple[int, int, int]], requests: int | None
 
 
 def test_requests_beyond_the_context_are_counted_and_the_longest_is_named(tmp_path: Path):
-    rows = [(0, 10, 5), (1, 1000, 5), (2, 0, 5), (3, 4000, 5), (4, 999, 2), (5, 10, 5)]
+    rows = [(0, 10, 5), (1, 1000, 5), (2, 0, 5), (3, 4000, 5), (4, 999, 2), *((second, 10, 5) for second in FEW)]
     notice, few = part_of(tmp_path, rows).notices([SMALL, ("large", 9000)])
-    assert few.endswith("has only 5 requests: a load found with so few says little.")
-    assert "the prompt fills the context of llama-3.1-8b (1,000 tokens) in 2 of 5 requests" in notice
+    assert few.endswith("has only 24 requests: a load found with so few says little.")
+    assert "the prompt fills the context of llama-3.1-8b (1,000 tokens) in 2 of 24 requests" in notice
     assert "the longest has 4,000 tokens (line 5)" in notice and "refused" in notice and "In 1 more" in notice
     assert part_of(tmp_path, rows).notices([("large", 9000)]) == [few]
 
 
 def test_a_trace_without_a_request_that_fits_is_refused(tmp_path: Path):
-    part = part_of(tmp_path, [(0, 1000, 5), (1, 2000, 5)])
+    part = part_of(tmp_path, [(0, 1000, 5), (1, 2000, 5), *((second, 1000, 5) for second in FEW)])
     with pytest.raises(ConfigError, match=r"in every request; the longest has 2,000 tokens \(line 3\)"):
         part.notices([SMALL])
     assert len(part.notices([SMALL, ("large", 9000)])) == 2
-    with pytest.raises(ConfigError, match="2 requests at one moment have no rate to plan for"):
-        part_of(tmp_path, [(0, 10, 5), (0, 20, 5)]).notices([SMALL])
+    with pytest.raises(ConfigError, match="20 requests at one moment have no rate to plan for"):
+        part_of(tmp_path, [(0, 10, 5)] * 20).notices([SMALL])
     with pytest.raises(ConfigError, match=r"has no request between workload\.start_s"):
         part_of(tmp_path, [(0, 10, 5)], start_s=60)
 
@@ -58,6 +59,13 @@ def test_a_plan_says_which_part_of_the_trace_a_run_takes(tmp_path: Path):
     assert "at 1 × the trace 1 requests/s on average" in part.of_a_run()
     assert part_of(tmp_path, rows, resample_s=7.0).window_s == 7.0
     assert part_of(tmp_path, rows[:5]).window_s == 4.0  # not longer than the trace
+
+
+def test_a_trace_of_few_requests_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="has 19 requests, too few for a load and a percentile; expected at least 20"):
+        part_of(tmp_path, [(second, 10, 5) for second in range(19)]).notices([SMALL])
+    (few,) = part_of(tmp_path, [(second, 10, 5) for second in range(20)]).notices([SMALL])
+    assert "has only 20 requests" in few
 
 
 def test_a_load_that_is_given_warns_that_bursts_change_their_length(tmp_path: Path):

@@ -83,10 +83,10 @@ def wait_until(condition, seconds: float = DEADLINE_S) -> None:
 
 @contextmanager
 def serving(
-    body: Body, limits: Limits | None = None, metrics: ServerMetrics | None = None, **settings
+    body: Body, limits: Limits | None = None, metrics: ServerMetrics | None = None, *, start_s: float = 0.0, **settings
 ) -> Iterator[Served]:
     """Serve `body` until the end of the block; `settings` are those of `make_app`."""
-    frontend = Frontend(body, limits or Limits(), metrics or ServerMetrics())
+    frontend = Frontend(body, limits or Limits(), metrics or ServerMetrics(), start_s=start_s)
     app = make_app(frontend, **settings)
     server = Server(app, frontend, listener=bind("127.0.0.1", 0), drain_s=5)
     thread = threading.Thread(target=server.run, daemon=True)

@@ -45,4 +45,4 @@ def test_a_benchmark_client_gets_all_that_it_asks_for(client: str, models: dict[
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         served.wait_until_idle()
     assert metrics.ended["length"] >= REQUESTS and metrics.ended["error"] == 0, metrics.ended
-    assert metrics.totals["output_tokens"] >= REQUESTS * TOKENS
+    assert metrics.counts[0].totals["output_tokens", ""] >= REQUESTS * TOKENS

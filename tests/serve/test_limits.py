@@ -8,6 +8,7 @@ import json
 import random
 import socket
 import time
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -29,8 +30,9 @@ def _raw(served: Served, data: bytes, *, then_shut: bool = False) -> bytes:
         if then_shut:
             return b""
         answer = b""
-        while part := connection.recv(65536):
-            answer += part
+        with suppress(ConnectionResetError):
+            while part := connection.recv(65536):
+                answer += part
         return answer
 
 
@@ -44,6 +46,7 @@ def test_a_key_is_demanded():
             headers = {} if key is None else {"Authorization": key.encode()}
             answer = served.http.post("/v1/completions", json=ASKED, headers=headers)
             assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+            assert answer.headers["WWW-Authenticate"] == "Bearer"
             assert served.http.get("/metrics", headers=headers).status_code == 401
         for path in ("/health", "/ready", "/version"):
             assert served.http.get(path).status_code == 200
@@ -89,6 +92,53 @@ def test_a_request_that_trickles_is_given_up():
         port = int(served.url.rpartition(":")[2])
         assert trickle(b"GET /health HTTP/1.1\r\n", b"x: %b\r\n" % (b"y" * 20_000)), "a long head"
         assert served.http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"x: " + b"y" * 70_000,
+        b"x: y\r\n" * 20_000,
+        b"Content-Length: 9000\r\nx: " + b"y" * 66_000,
+        b"x: " + b"y" * 200_000,
+    ],
+    ids=["one", "many", "with a body", "without an end"],
+)
+def test_a_long_head_is_431(simulated: Served, head: bytes):
+    """Also if it comes in one piece, with or without its end, or after another request."""
+    end = b"" if len(head) == 100_003 else b"\r\n\r\n"
+    for before in (b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"):
+        answer = _raw(simulated, before + b"GET /health HTTP/1.1\r\n" + head + end)
+        if end or answer:  # else the client was still sending when the connection was closed
+            assert b"HTTP/1.1 431 " in answer and b"head_too_large" in answer
+    answer = _raw(simulated, b"GET /health HTTP/1.1\r\nConnection: close\r\nx: " + b"y" * 60_000 + b"\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_body_that_is_too_large_is_answered_to_the_end():
+    """The client sends all of it before it reads."""
+    with serving(simulated_body(), Limits(max_body_bytes=3_000_000)) as served:
+        for _ in range(3):
+            assert b" 413 " in _raw(served, _head(5_000_000) + b" " * 5_000_000)
+
+
+def test_a_client_that_leaves_within_its_body_is_no_error(simulated: Served, caplog: pytest.LogCaptureFixture):
+    assert _raw(simulated, _head(500) + b'{"prompt":', then_shut=True) == b""
+    assert simulated.post("/v1/completions", **ASKED).status_code == 200
+    wait_until(lambda: not simulated.server.server_state.tasks)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_probes_and_browsers_may_ask_without_a_body(simulated: Served):
+    for path in ("/health", "/ready", "/metrics", "/v1/models"):
+        answer = simulated.http.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")
+    allowed = simulated.http.options("/v1/chat/completions")
+    assert (allowed.status_code, allowed.headers["Allow"]) == (204, "POST")
+    assert simulated.http.get("/v1/chat/completions").status_code == 405
+    assert simulated.http.options("/nothing").status_code == 404
+    refused = simulated.http.post("/v1/completions", content=b"{}", headers={"Content-Type": "text/plain"})
+    assert refused.status_code == 415
 
 
 def test_more_streams_than_allowed_are_429_and_the_deadline_is_504():

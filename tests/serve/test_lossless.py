@@ -111,11 +111,11 @@ def test_endpoints_of_one_text_are_lossless(fake: FakeServer, host: str):
     assert all(body["temperature"] == 0 and body.get("logprobs", 5) == 5 for body in fake.bodies)
 
 
-def test_a_tie_is_shown_and_is_no_error(fake: FakeServer, tmp_path: Path):
-    report = tmp_path / "report.json"
-    done = lossless("http://plain", "http://tied", "--max-tokens", 8, "--json", report)
+def test_a_tie_is_shown_and_is_no_error(fake: FakeServer):
+    done = lossless("http://plain", "http://tied", "--max-tokens", 8)
     assert done.exit_code == 0, done.stdout
-    verdicts = {finding["verdict"] for finding in json.loads(report.read_text())["findings"]}
+    as_json = json.loads(lossless("http://plain", "http://tied", "--max-tokens", 8, "--json").stdout)
+    verdicts = {finding["verdict"] for finding in as_json["outcome"]["findings"]}
     assert verdicts == {"tie"}
     assert "apart by 0.02 (plain), 0.02 (speculative)" in done.stdout
     assert lossless("http://plain", "http://tied", "--max-tokens", 8, "--tie-margin", 0.01).exit_code == 1
@@ -124,10 +124,12 @@ def test_a_tie_is_shown_and_is_no_error(fake: FakeServer, tmp_path: Path):
 def test_a_wrong_token_is_found_with_its_smallest_prompt(fake: FakeServer, tmp_path: Path):
     file = tmp_path / "prompts.txt"
     file.write_text("the sea and the wind\n\na stone under the heron by the old oak tree\n", encoding="utf-8")
-    report = tmp_path / "report.json"
-    done = lossless("http://plain", "http://defective", "--max-tokens", 8, "--prompts", file, "--json", report)
+    asked = ("http://plain", "http://defective", "--max-tokens", 8, "--prompts", file)
+    done = lossless(*asked)
     assert done.exit_code == 1 and "Not lossless" in done.stdout, done.stdout
-    found = json.loads(report.read_text())
+    as_json = lossless(*asked, "--json")
+    assert as_json.exit_code == 1 and not json.loads(as_json.stdout)["lossless"]
+    found = json.loads(as_json.stdout)["outcome"]
     assert found["num_same"] == 1 and found["num_unlikely"] == 1
     (finding,) = found["findings"]
     assert finding["difference"]["position"] == 2 and finding["alone"] == 2 and finding["verdict"] == "error"

@@ -19,7 +19,9 @@ def test_a_completion_is_the_text_of_its_stream(served: Served):
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + 12
     events = list(served.client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
     assert "".join(event.choices[0].text for event in events if event.choices) == whole.choices[0].text
-    assert events[-1].usage == whole.usage and not events[-1].choices
+    assert events[-1].usage.completion_tokens == 12 and not events[-1].choices
+    assert events[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+    assert events[-1].usage.prompt_tokens_details.cached_tokens == whole.usage.prompt_tokens - 1
     assert [event.choices[0].finish_reason for event in events[:-1]] == [None] * (len(events) - 2) + ["length"]
     assert len({event.id for event in events}) == 1 and whole.id != events[0].id
     options = {"include_usage": True, "continuous_usage_stats": True}
@@ -87,6 +89,46 @@ def test_a_stop_string_ends_the_text_before_it(served: Served):
     served.wait_until_idle()
 
 
+def test_tokens_after_a_stop_string_are_not_counted(simulated: Served):
+    """A round brings several tokens; the stop string may be in the first of them."""
+    asked = {"model": MODEL, "prompt": "x", "max_tokens": 200, "seed": 4, "extra_body": {"ignore_eos": True}}
+    text = simulated.client.completions.create(**asked).choices[0].text
+    words = text.split()
+    for number in range(1, 40, 3):
+        stop = " " + " ".join(words[number : number + 3])
+        expected = text[: text.index(stop)].count(" ") + 3  # with the tokens of the stop string
+        events = list(simulated.client.completions.create(
+            **asked, stop=stop, logprobs=0, stream=True, stream_options={"include_usage": True}
+        ))  # fmt: skip
+        shown = sum(len(event.choices[0].logprobs.tokens) for event in events if event.choices)
+        assert events[-1].usage.completion_tokens == shown == expected
+    simulated.wait_until_idle()
+
+
+def test_the_bytes_of_half_a_character(served: Served):
+    """Tokens that are a part of a character have its bytes, not those of the sign that shows them."""
+    text = "añ😀é日本"
+    codec = served.frontend.body.tokenizer
+    tokens = codec.encode(text, add_special_tokens=False).tolist()
+    assert b"".join(codec.bytes_of(token) for token in tokens).lstrip() == text.encode()
+
+
+def test_a_conversation_goes_on_with_its_own_answers(served: Served):
+    """Clients send an answer back as it came, and the answers of other servers."""
+    first = served.client.chat.completions.create(model=MODEL, messages=CHAT, max_tokens=5).choices[0].message
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    history = [
+        *CHAT,
+        first.model_dump(),
+        {"role": "user", "content": "more", "name": None, "cache_control": {"type": "ephemeral"}},
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": None, "annotations": []},
+        {"role": "tool", "content": "2", "tool_call_id": "c1"},
+    ]
+    short = served.post("/tokenize", messages=history[:4]).json()["count"]
+    long = served.client.chat.completions.create(model=MODEL, messages=history, max_tokens=5)
+    assert long.usage.prompt_tokens > short
+
+
 def test_tokens_go_and_come_back(served: Served):
     text = "def add(a, b):\n    return a + b\n"
     tokens = served.post("/tokenize", prompt=text, add_special_tokens=False).json()
@@ -104,6 +146,9 @@ def test_tokens_go_and_come_back(served: Served):
 def test_the_model_is_listed(served: Served):
     (card,) = served.client.models.list().data
     assert card.id == MODEL and card.max_model_len == served.frontend.body.context_len
+    assert served.client.models.retrieve(MODEL) == card
+    with pytest.raises(served.openai.NotFoundError, match="'served'"):
+        served.client.models.retrieve("a/b")
 
 
 @pytest.mark.parametrize(

@@ -6,53 +6,19 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 from foredraft.cli.app import app
 from foredraft.core.errors import ForedraftError
+from foredraft.serve.bodies.simulated import SimulatedBody
+from foredraft.sim.scenario_file import load_scenario
+from server_process import FOREDRAFT, recorded, serve, wait_for
 from typer.testing import CliRunner
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-FOREDRAFT = [sys.executable, "-m", "foredraft.cli"]
-WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from foredraft.cli.__main__ import main; main()"
-"""A simulated server needs neither torch nor what comes with it."""
-SMALL = ["--set", "engine.max_running=8", "--set", "hardware.graph_sizes=[1,2,4,8]", "--set", "engine.kv_slots=20000"]
-
-
-@contextmanager
-def serve(tmp_path: Path, *arguments: str, model: Path | None = None) -> Iterator[tuple[subprocess.Popen, str, Path]]:
-    """Start a server of `model`, or of a small simulated service;
-    yields its process, its address and the file of its messages."""
-    log = tmp_path / "messages.txt"
-    scenario = tmp_path / "scenario.toml"
-    scenario.write_text("")
-    with log.open("w") as messages:
-        command = [sys.executable, "-c", WITHOUT_TORCH, "serve", "--simulate", str(scenario), *SMALL]
-        if model is not None:
-            command = [*FOREDRAFT, "serve", "--model", str(model)]
-        command += ["--port", "0", *arguments]
-        process = subprocess.Popen(command, stderr=messages)
-        try:
-            address = _wait_for(log, "served on ", process).split()[0]
-            yield process, address, log
-        finally:
-            process.kill()
-            process.wait()
-
-
-def _wait_for(log: Path, words: str, process: subprocess.Popen) -> str:
-    """Return what follows `words` in a message, once it is there."""
-    begin = time.monotonic()
-    while words not in (text := log.read_text()):
-        assert process.poll() is None and time.monotonic() - begin < 90, text
-        time.sleep(0.02)
-    return text.rpartition(words)[2]
 
 
 def test_signals_and_the_record(tmp_path: Path):
@@ -65,20 +31,81 @@ def test_signals_and_the_record(tmp_path: Path):
         assert httpx.post(f"{address}/v1/completions", json=asked).status_code == 200
         table.write_text('{"1": {"candidate_steps": [1,')
         process.send_signal(signal.SIGHUP)
-        _wait_for(log, "stays as it was", process)
+        wait_for(log, "stays as it was", process)
         table.write_text(json.dumps({"1": {"candidate_steps": [3]}}))
         process.send_signal(signal.SIGHUP)
-        _wait_for(log, "was read again", process)
+        wait_for(log, "was read again", process)
         with httpx.stream("POST", f"{address}/v1/completions", json={**asked, "stream": True}, timeout=60) as stream:
             lines = stream.iter_lines()
             next(lines)
             process.send_signal(signal.SIGTERM)  # what is served ends
             assert [line for line in lines if line][-1] == "data: [DONE]"
         assert process.wait(60) == 0
-    events = (record / "events.jsonl").read_text()
+    (folder,) = recorded(record)
+    events = (folder / "events.jsonl").read_text()
     assert '"t":"reload"' in events and '"complete":true' in events
-    done = CliRunner().invoke(app, ["replay", str(record)])
+    table.write_text('{"1": {"candidate_steps": [2, 7]}}')  # the record has the tables that were used
+    done = CliRunner().invoke(app, ["replay", str(folder)])
     assert done.exit_code == 0 and "decisions identical" in done.output, done.output
+
+
+def test_a_server_that_drains_can_be_watched(tmp_path: Path):
+    """It listens until what it serves has ended, and says so."""
+    with serve(tmp_path, "--speed", "0.3") as (process, address, _):
+        asked = {"prompt": "Why?", "max_tokens": 500, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{address}/v1/completions", json=asked, timeout=60) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            while (ready := httpx.get(f"{address}/ready")).status_code == 200:
+                time.sleep(0.01)
+            assert (ready.status_code, ready.json()["reason"]) == (503, "the server is stopping")
+            refused = httpx.post(f"{address}/v1/completions", json=asked)
+            assert refused.status_code == 503 and int(refused.headers["Retry-After"]) >= 1
+            assert httpx.get(f"{address}/health").status_code == 200
+            assert "foredraft:num_requests_running" in httpx.get(f"{address}/metrics").text
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert process.wait(30) == 0
+
+
+def test_the_admin_port_of_a_process(tmp_path: Path):
+    with serve(tmp_path, "--admin-port", "0", "--access-log", "--log-format", "json") as (process, address, log):
+        admin = wait_for(log, "faults are asked for on ", process).partition('"')[0]
+        asked = {"prompt": "x", "max_tokens": 3}
+        assert httpx.put(admin, json={"fault": "503"}).status_code == 200
+        assert httpx.post(f"{address}/v1/completions", json=asked).status_code == 503
+        assert httpx.delete(admin).status_code == 200
+        assert httpx.post(f"{address}/v1/completions", json=asked).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line["status"] for line in lines if line["message"] == "request"] == [503, 200]
+
+
+def test_an_empty_key_opens_nothing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FOREDRAFT_API_KEY", "")
+    result = CliRunner().invoke(app, ["serve", "--simulate", "missing.toml", "--port", "0"])
+    assert isinstance(result.exception, ForedraftError) and "FOREDRAFT_API_KEY" in str(result.exception)
+
+
+@pytest.mark.parametrize(("host", "is_told"), [("0.0.0.0", True), ("::", True), ("127.0.0.1", False)])
+def test_an_open_server_without_a_key_says_so(host: str, is_told: bool):
+    result = CliRunner().invoke(app, ["serve", "--simulate", "missing.toml", "--port", "0", "--host", host])
+    assert ("give a key" in result.stderr) == is_told
+    result = CliRunner().invoke(
+        app, ["serve", "--simulate", "missing.toml", "--port", "0", "--api-key", "k", "--host", host]
+    )
+    assert "give a key" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "keys", ["router.policy='prefix_aware'", "engine.prefix_cache=true", "engine.eviction_policy='fifo'"]
+)
+def test_keys_that_need_the_contents_of_prompts_have_effect(keys: str):
+    """A workload without contents makes them useless in `simulate`; clients bring contents."""
+    scenario, origins = load_scenario(None, ["hardware.replicas=2", keys])
+    body = SimulatedBody(scenario, origins=origins)
+    assert not [notice for notice in body.simulation.notices if keys.split("=")[0] in notice]
 
 
 @pytest.mark.slow
@@ -124,7 +151,7 @@ def test_a_checkpoint_is_served_as_generate_decodes_it(tmp_path: Path, models: d
     command = [*FOREDRAFT, "generate", "--model", str(target), "--dtype", "float64", "--prompt", "def add"]
     done = subprocess.run([*command, "--max-tokens", "24", "--json"], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["text"] == text
-    done = subprocess.run([*FOREDRAFT, "replay", str(record)], capture_output=True, text=True)
+    done = subprocess.run([*FOREDRAFT, "replay", *map(str, recorded(record))], capture_output=True, text=True)
     assert done.returncode == 0 and "decisions identical" in done.stdout, done.stdout + done.stderr
 
 
@@ -140,15 +167,8 @@ def test_an_executor_that_fails_by_a_plan(tmp_path: Path):
         assert httpx.get(f"{address}/health").status_code == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0, "every promise was kept"
-    done = CliRunner().invoke(app, ["replay", str(record)])
+    done = CliRunner().invoke(app, ["replay", *map(str, recorded(record))])
     assert done.exit_code == 0 and "decisions identical" in done.output, done.output
-
-
-def test_a_record_is_not_replaced(tmp_path: Path):
-    (tmp_path / "events.jsonl").write_text("kept\n")
-    result = CliRunner().invoke(app, ["serve", "--simulate", "x.toml", "--port", "0", "--record", str(tmp_path)])
-    assert isinstance(result.exception, ForedraftError) and "--record" in str(result.exception)
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["kept\n"]
 
 
 def test_a_port_in_use_is_one_message_before_anything_is_written(tmp_path: Path):
@@ -175,6 +195,7 @@ def test_a_port_in_use_is_one_message_before_anything_is_written(tmp_path: Path)
         (["--model", "missing", "--speed", "2"], "--speed"),
         (["--model", "missing", "--faults", "swarm"], "--faults"),
         (["--simulate", str(EXAMPLES / "chat_on_h100.toml"), "--faults", "swarn"], "did you mean 'swarm'"),
+        (["--simulate", "x.toml", "--api-key", " "], "--api-key"),
         (["--simulate", "x.toml", "--host", "999.0.0.1"], "cannot listen on 999.0.0.1"),
     ],
 )

@@ -4,6 +4,7 @@ the same requests at the same times bring the same events."""
 from __future__ import annotations
 
 import asyncio
+import json
 
 import httpx
 import numpy as np
@@ -14,6 +15,7 @@ from foredraft.core.prompt import Prompt
 from foredraft.observe.encoding import LineEncoder
 from foredraft.serve.bodies.filler import FillerTokenizer
 from foredraft.serve.bodies.port import Order, Piece
+from foredraft.serve.limits import Limits
 from foredraft.sim.run import Simulation
 from foredraft.sim.workload.workload import Arrival, SyntheticWorkload
 from http_server import Served, serving, simulated_body
@@ -132,10 +134,10 @@ def _prompt_of(events: dict[int, list], order: Order) -> Prompt:
 
 def test_latencies_of_a_client_are_the_simulated_ones(simulated: Served):
     """In real time, ten times as fast: not before the simulated time, and what HTTP adds is small beside a minute."""
-    before = simulated.frontend.metrics.histograms["e2e"].total
+    before = simulated.frontend.metrics.sum_of("e2e")
     answer = simulated.post("/v1/completions", prompt="x" * 400, max_tokens=200, ignore_eos=True)
     simulated.wait_until_idle()
-    predicted_s = (simulated.frontend.metrics.histograms["e2e"].total - before) / 10
+    predicted_s = (simulated.frontend.metrics.sum_of("e2e") - before) / 10
     assert predicted_s <= answer.elapsed.total_seconds() < predicted_s + 30
 
 
@@ -155,8 +157,35 @@ def test_a_queue_that_is_full_is_429():
     with serving(simulated_body(*keys, speed=0.1)) as served:
         answers = asyncio.run(three(served))
         served.wait_until_idle()
+        metrics = served.frontend.metrics
+        assert (metrics.num_queue_full, metrics.ended["error"], metrics.ended["length"]) == (2, 0, 2)
     assert sorted(answer.status_code for answer in answers) == [200, 200, 429, 429]
     assert {answer.headers.get("Retry-After") for answer in answers} == {None, "1"}
+
+
+def test_a_stream_that_waits_has_comments():
+    """A client in the queue hears of the server before its first token, and gets its whole answer."""
+    keys = ("engine.max_running=1", "hardware.graph_sizes=[1]")
+    with serving(simulated_body(*keys, speed=0.1), Limits(quiet_s=0.1)) as served:
+        asked = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 20, "stream": True, "ignore_eos": True}
+
+        async def two() -> list[str]:
+            async with httpx.AsyncClient(base_url=served.url, timeout=60, verify=False) as client:
+                posts = [client.post("/v1/chat/completions", json=asked) for _ in range(2)]
+                return [answer.text for answer in await asyncio.gather(*posts)]
+
+        texts = asyncio.run(two())
+        served.wait_until_idle()
+    for text in texts:
+        parts = [part for part in text.split("\n\n") if part and part != ": waiting"]
+        roles = ['"role":"assistant"' in part for part in parts]
+        assert roles == [True] + [False] * (len(parts) - 1) and parts[-1] == "data: [DONE]"
+        assert (
+            sum(len(json.loads(part[6:])["choices"][0]["delta"].get("content", "").split()) for part in parts[:-1])
+            == 20
+        )
+    first_events = [text.index('"role"') for text in texts]
+    assert max(text[:first].count(": waiting") for text, first in zip(texts, first_events, strict=True)) >= 2
 
 
 @settings(max_examples=25)

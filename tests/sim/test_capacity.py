@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from foredraft import simulate
-from foredraft.sim.capacity import is_overloaded
+from foredraft.sim.summary.capacity import is_overloaded
 
 FIXED = {"prompt": {"kind": "fixed", "value": 500}, "output": {"kind": "fixed", "value": 200}}
 SMALL_BATCH = {"engine": {"max_running": 64}}

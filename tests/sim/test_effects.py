@@ -105,7 +105,7 @@ def told(settings: list[str], path=None) -> tuple[str, ...]:
 @pytest.mark.parametrize(("settings", "key", "reason"), CASES, ids=[" ".join(case[0]) for case in CASES])
 def test_the_command_line_is_refused_and_a_file_is_told(files, tmp_path, settings, key, reason):
     """Also a resolved scenario, which has every key: only those are told that are not the default."""
-    from foredraft.cli.simulation.scenario_text import scenario_text
+    from foredraft.sim.scenario.scenario_text import scenario_text
 
     scenario, origins = load_scenario(None, settings)
     with pytest.raises(ConfigError) as refused:

@@ -13,8 +13,8 @@ from foredraft.sim.cost.host import HOST_PRESETS
 from foredraft.sim.faults.plan import KINDS, FaultPlan, fault_plan
 from foredraft.sim.run import NothingFits, Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
+from foredraft.sim.summary.summary import summarize_run
 from foredraft.sim.workload.trace_files import TraceError
-from foredraft.simulation import summarize_run
 
 SMALL = {
     "workload": {

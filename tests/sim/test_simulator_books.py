@@ -12,7 +12,7 @@ from foredraft.properties.simulator.roofline import Clockwork, Decode, Roofline
 from foredraft.sim.assembly import assemble
 from foredraft.sim.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
-from foredraft.simulation import summarize_run
+from foredraft.sim.summary.summary import summarize_run
 
 SPECULATION = {
     "none": {"algorithm": "NONE", "policy": "fixed", "steps": 0},

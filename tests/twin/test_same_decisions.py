@@ -3,7 +3,7 @@ the simulated one."""
 
 import numpy as np
 import pytest
-from foredraft.core.acceptance.process import AcceptanceProcess, GaussianAcceptance
+from foredraft.core.acceptance.process import GaussianAcceptance
 from foredraft.core.contract.events import Committed, Planned, Submitted
 from foredraft.core.contract.request import Request
 from foredraft.core.prompt import Prompt
@@ -22,16 +22,6 @@ WAYS = {
     "tree": {"draft": "EAGLE3", "steps": 3, "topk": 2, "num_draft_tokens": 8},
     "adaptive": {"draft": "EAGLE3", "adaptive": "default"},
 }
-
-
-class FromFirstToken(AcceptanceProcess):
-    """The real executor counts output positions from the prompt's end, the simulated device from the first token."""
-
-    def __init__(self, process: AcceptanceProcess) -> None:
-        self.process, self.max_depth = process, process.max_depth
-
-    def longest_run(self, request_keys, positions, shifts=0.0):
-        return self.process.longest_run(request_keys, positions + 1, shifts)
 
 
 class PricedClock:
@@ -136,7 +126,7 @@ def test_a_real_and_a_simulated_run_decide_alike(make_arms, way, asked, config, 
     class Priced(type(arm)):
         def real_engine(self, events, seed=0):
             engine = self.spec.make_engine(events)
-            executor = build_executor(engine, self.target, self.draft, self.ops, acceptance=FromFirstToken(acceptance))
+            executor = build_executor(engine, self.target, self.draft, self.ops, acceptance=acceptance)
             return engine, PricedExecutor(executor, cost, steps.host, self.spec.topk, clock)
 
     priced = Priced(*(getattr(arm, name) for name in arm.__slots__))

@@ -15,6 +15,7 @@ programs share:
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -43,12 +44,17 @@ class DeviceTraits:
     capability: int  # major number
 
 
-@lru_cache(maxsize=16)
+INTERPRETED = DeviceTraits(processors=4, capability=HOPPER)  # on a CPU: a Hopper's sizes with few processors
+assumed_traits: ContextVar[DeviceTraits] = ContextVar("assumed_traits", default=INTERPRETED)  # where there is no GPU
+
+
 def device_of(device: torch.device) -> DeviceTraits:
-    """Return the GPU behind a torch device; kernels that are interpreted on a CPU get a Hopper's sizes
-    with few processors."""
-    if device.type != "cuda":
-        return DeviceTraits(processors=4, capability=HOPPER)
+    """Return the GPU behind a torch device, or the one that is assumed for it."""
+    return _traits_of(device) if device.type == "cuda" else assumed_traits.get()
+
+
+@lru_cache(maxsize=16)
+def _traits_of(device: torch.device) -> DeviceTraits:
     properties = torch.cuda.get_device_properties(device)
     return DeviceTraits(properties.multi_processor_count, properties.major)
 

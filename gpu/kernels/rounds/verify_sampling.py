@@ -118,6 +118,11 @@ def sample_torch(probs: Tensor, coins: Tensor) -> Tensor:
 MAX_CHUNKS = 64
 """A distribution is summed in at most so many parts; the second kernel holds them all at once."""
 MIN_CHUNK = 1024
+"""A chunk has at least so many tokens, and the second kernel looks at so many tokens at once."""
+COLUMNS = 8  # chunks of every node that the second kernel looks at together; more do not fit into registers
+MAX_REGISTERS = 255
+"""Of a thread of the second kernel. Without a number of its own ptxas spills some to fit more programs on a processor,
+and there are few."""
 
 
 @jit
@@ -140,10 +145,10 @@ def _sum_kernel(probs, totals, counts, greatest, best, vocab, chunks, CHUNK: tl.
 
 
 @jit
-def _residual(probs, tokens, next_token, next_sibling, first_node, last, chunk, vocab, CHUNK: tl.constexpr):
-    """Return one part of the last node's distribution without its children's tokens:
-    token ids int32, masses float64 [CHUNK]."""
-    token = chunk * CHUNK + tl.arange(0, CHUNK)
+def _residual(probs, tokens, next_token, next_sibling, first_node, last, first, vocab, BLOCK: tl.constexpr):
+    """Return the last node's distribution from token `first` on, without its children's tokens:
+    token ids int32, masses float64 [BLOCK]."""
+    token = first + tl.arange(0, BLOCK)
     p = tl.load(probs + (first_node + last) * vocab + token, mask=token < vocab, other=0.0).to(tl.float64)
     child = tl.load(next_token + first_node + last)
     while child >= 0:
@@ -153,17 +158,33 @@ def _residual(probs, tokens, next_token, next_sibling, first_node, last, chunk, 
 
 
 @jit
-def _choose(probs, totals, counts, first_node, node, parent, token, coin, vocab, chunks, CHUNKS: tl.constexpr):
+def _choose(
+    probs,
+    totals,
+    counts,
+    first_node,
+    node,
+    parent,
+    token,
+    coin,
+    vocab,
+    chunks,
+    NODES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     """Return what each node's parent makes of it: whether the node's token leaves the parent's residual, and whether
     the node is the child that follows. A token counts once among siblings; a parent without a distribution is followed
     by no token."""
-    part = tl.arange(0, CHUNKS)
     above = first_node + parent
     known = (parent >= 0) & (token >= 0) & (token < vocab)
-    cells = above[:, None] * chunks + part[None, :]
-    there = known[:, None] & (part < chunks)[None, :]
-    total = tl.sum(tl.load(totals + cells, mask=there, other=0.0), 1)
-    count = tl.sum(tl.load(counts + cells, mask=there, other=0), 1)
+    total = tl.zeros([NODES], tl.float64)
+    count = tl.zeros([NODES], tl.int32)
+    for first in range(0, chunks, COLUMNS):
+        part = first + tl.arange(0, COLUMNS)
+        cells = above[:, None] * chunks + part[None, :]
+        there = known[:, None] & (part < chunks)[None, :]
+        total += tl.sum(tl.load(totals + cells, mask=there, other=0.0), 1)
+        count += tl.sum(tl.load(counts + cells, mask=there, other=0), 1)
     usable = (total > 0) & (total < float("inf"))
     same_parent = parent[:, None] == parent[None, :]
     earlier = node[:, None] < node[None, :]  # [earlier node, node]
@@ -200,6 +221,7 @@ def _sample(
     chunks,
     CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Return the token of the last node's residual that its coin points at, −1 if it has no distribution; only one part
     of it is read.
@@ -216,34 +238,41 @@ def _sample(
     chunk = tl.min(tl.where(inside & (tl.cumsum(mass, 0) > threshold), part, chunks - 1), 0)
     before = tl.sum(tl.where(part < chunk, mass, 0.0), 0)
     drawn = tl.full([], -1, tl.int64)
-    while usable & (drawn < 0) & (chunk < chunks):
-        ids, p = _residual(probs, tokens, next_token, next_sibling, first_node, last, chunk, vocab, CHUNK)
+    first = chunk * CHUNK
+    while usable & (drawn < 0) & (first < vocab):
+        ids, p = _residual(probs, tokens, next_token, next_sibling, first_node, last, first, vocab, BLOCK)
         beyond = (before + tl.cumsum(p, 0) > threshold) & (p > 0)
         found = tl.min(tl.where(beyond, ids, vocab), 0)
         drawn = tl.where(found < vocab, found, -1).to(tl.int64)
         before += tl.sum(p, 0)
-        chunk += 1
+        first += BLOCK
     # The sums of parts can miss the threshold by rounding; then the last token with mass is meant.
-    chunk = tl.full([], -1, tl.int32) + chunks
-    while usable & (drawn < 0) & (chunk >= 0):
-        ids, p = _residual(probs, tokens, next_token, next_sibling, first_node, last, chunk, vocab, CHUNK)
+    first = tl.zeros([], tl.int32) + (vocab - 1) // BLOCK * BLOCK
+    while usable & (drawn < 0) & (first >= 0):
+        ids, p = _residual(probs, tokens, next_token, next_sibling, first_node, last, first, vocab, BLOCK)
         drawn = tl.max(tl.where(p > 0, ids, -1), 0).to(tl.int64)
-        chunk -= 1
+        first -= BLOCK
     return drawn
 
 
 @jit
-def _likeliest(greatest, best, at, inside, vocab, chunks, CHUNKS: tl.constexpr):
+def _likeliest(greatest, best, at, inside, vocab, chunks, NODES: tl.constexpr, COLUMNS: tl.constexpr):
     """Return each node's greatest entry: its lowest id int64 [NODES], −1 where there is a NaN, an
     infinity or nothing."""
-    part = tl.arange(0, CHUNKS)
-    own = at[:, None] * chunks + part[None, :]
-    there = inside[:, None] & (part < chunks)[None, :]
-    high = tl.load(greatest + own, mask=there, other=float("-inf"))
-    finite = tl.min((high < float("inf")).to(tl.int32), 1) > 0
-    top = tl.max(tl.where(high == high, high, float("-inf")), 1)
-    ids = tl.load(best + own, mask=there & (high == top[:, None]), other=vocab)
-    return tl.where(finite & (top > float("-inf")), tl.min(ids, 1), -1).to(tl.int64)
+    finite = tl.full([NODES], 1, tl.int32)
+    top = tl.full([NODES], float("-inf"), greatest.dtype.element_ty)
+    token = tl.zeros([NODES], tl.int32)
+    for first in range(0, chunks, COLUMNS):
+        part = first + tl.arange(0, COLUMNS)
+        own = at[:, None] * chunks + part[None, :]
+        there = inside[:, None] & (part < chunks)[None, :]
+        high = tl.load(greatest + own, mask=there, other=float("-inf"))
+        finite = tl.minimum(finite, tl.min((high < float("inf")).to(tl.int32), 1))
+        highest = tl.max(tl.where(high == high, high, float("-inf")), 1)
+        ids = tl.min(tl.load(best + own, mask=there & (high == highest[:, None]), other=vocab), 1)
+        token = tl.where(highest > top, ids, token)
+        top = tl.maximum(highest, top)
+    return tl.where((finite > 0) & (top > float("-inf")), token, -1).to(tl.int64)
 
 
 @jit
@@ -273,6 +302,8 @@ def _sampling_kernel(
     WIDTH: tl.constexpr,
     CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     node = tl.arange(0, NODES)
@@ -283,7 +314,7 @@ def _sampling_kernel(
     token = tl.load(tokens + at, mask=inside, other=-1)
     depth = tl.load(depths + at, mask=inside, other=0)
     coin = tl.load(accept_coins + row * width + depth - 1, mask=(parent >= 0) & (depth > 0), other=1.0)
-    known, chosen = _choose(probs, totals, counts, first_node, node, parent, token, coin, vocab, chunks, CHUNKS)
+    known, chosen = _choose(probs, totals, counts, first_node, node, parent, token, coin, vocab, chunks, NODES, COLUMNS)
     one = tl.full([NODES], 1, tl.int64)
     chosen_bits = tl.sum(tl.where(chosen, one << node.to(tl.int64), 0), 0) | 1
     ancestors = tl.load(ancestor_bits + at, mask=inside, other=0)
@@ -306,13 +337,14 @@ def _sampling_kernel(
         chunks,
         CHUNKS,
         CHUNK,
+        BLOCK,
     )
     tl.store(failed + row, (bonus < 0).to(tl.int8))
     # On the path a node's token is the next node's; elsewhere it is the likeliest.
     follows = (parent[None, :] == node[:, None]) & reached[None, :]
     emitted = tl.max(tl.where(follows, token[None, :], -1), 1)
     emitted = tl.where(node == last, bonus, emitted)
-    likeliest = _likeliest(greatest, best, at, inside, vocab, chunks, CHUNKS)
+    likeliest = _likeliest(greatest, best, at, inside, vocab, chunks, NODES, COLUMNS)
     tl.store(predict + at, tl.where(reached, emitted, likeliest), mask=inside)
 
 
@@ -370,6 +402,9 @@ def verify_sampling_triton(
             WIDTH=next_power_of_2(width),
             CHUNKS=next_power_of_2(chunks),
             CHUNK=chunk,
+            BLOCK=MIN_CHUNK,
+            COLUMNS=min(COLUMNS, next_power_of_2(chunks)),
             num_warps=_warps(nodes),
+            maxnreg=MAX_REGISTERS,
         )
     return DeviceVerified(accept_index, accept_lens, predict, failed.view(torch.bool))

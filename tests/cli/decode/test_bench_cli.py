@@ -37,8 +37,8 @@ def rows_of(out: str) -> list[list[str]]:
     return [words for words in lines[title + 2 :] if words and words[0].isdecimal()]
 
 
-def test_table_and_json(command, arguments, tmp_path):
-    outcome = command(*arguments, "--acceptance", "2.0", "--json", tmp_path / "bench.json")
+def test_table_and_json(command, arguments):
+    outcome = command(*arguments, "--acceptance", "2.0")
     assert outcome.code == 0, outcome.err
     titles = next(line for line in outcome.out.splitlines() if "tokens/s" in line)
     assert re.split(r"\s{2,}", titles.strip()) == [
@@ -54,15 +54,13 @@ def test_table_and_json(command, arguments, tmp_path):
         assert words in outcome.out
     for words in ("for weights", "for KV (batch 2", "cell 1 of 2", "turn 1 of 1", "plain decoding"):
         assert words in outcome.err
-    record = json.loads((tmp_path / "bench.json").read_text())
-    assert record["complete"] and record["command"][:2] == ["bench", "--random-weights"]
-    for cell, row in zip(record["cells"], rows, strict=True):
-        assert f"{cell['tokens_per_s']:,.1f}" == row[4] and f"{cell['speedup']:.2f}×" == row[7]
-    assert list(tmp_path.glob(".*")) == []
-    assert command(*arguments, "--batch-sizes", 1, "--quiet").err == ""
+    as_json = command(*arguments, "--batch-sizes", 1, "--quiet", "--json")
+    record = json.loads(as_json.out)
+    assert as_json.err == "" and record["complete"] and record["command"][:2] == ["bench", "--random-weights"]
+    assert [(cell["steps"], cell["batch_size"]) for cell in record["cells"]] == [(0, 1), (2, 1)]
 
 
-def test_an_interruption_keeps_finished_cells(command, arguments, tmp_path, monkeypatch):
+def test_an_interruption_keeps_finished_cells(command, arguments, monkeypatch):
     run, runs = Arm.run, []
 
     def interrupted(arm, **options):
@@ -72,22 +70,25 @@ def test_an_interruption_keeps_finished_cells(command, arguments, tmp_path, monk
         return run(arm, **options)
 
     monkeypatch.setattr(Arm, "run", interrupted)
-    outcome = command(*arguments, "--json", tmp_path / "bench.json")
+    outcome = command(*arguments)
     assert outcome.code == 130 and runs == [1, 1, 1, 1, 2, 2]
     assert "interrupted; 1 of 2 cells" in outcome.err and "Traceback" not in outcome.err
     assert [row[0] for row in rows_of(outcome.out)] == ["1", "1"]
-    record = json.loads((tmp_path / "bench.json").read_text())
-    assert not record["complete"] and [cell["batch_size"] for cell in record["cells"]] == [1, 1]
+    runs.clear()
+    as_json = command(*arguments, "--json")
+    record = json.loads(as_json.out)
+    assert as_json.code == 130 and not record["complete"]
+    assert [cell["batch_size"] for cell in record["cells"]] == [1, 1]
 
 
-def test_an_interruption_before_the_first_cell(command, arguments, tmp_path, monkeypatch):
+def test_an_interruption_before_the_first_cell(command, arguments, monkeypatch):
     def interrupted(self, plan, on_progress):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Bench, "__init__", interrupted)
-    outcome = command(*arguments, "--json", tmp_path / "bench.json")
+    outcome = command(*arguments)
     assert outcome.code == 130 and "0 of 2 cells" in outcome.err and "no cell is finished" in outcome.out
-    assert json.loads((tmp_path / "bench.json").read_text())["cells"] == []
+    assert json.loads(command(*arguments, "--json").out)["cells"] == []
 
 
 @pytest.mark.parametrize(
@@ -101,8 +102,6 @@ def test_an_interruption_before_the_first_cell(command, arguments, tmp_path, mon
         (["--topk", "2", "--num-draft-tokens", "40"], ["--num-draft-tokens: 40"]),
         (["--topk", "2", "--num-draft-tokens", "2:5,2:7"], ["--num-draft-tokens", "'2:5,2:7'", "1:5,3:16"]),
         (["--topk", "2", "--num-draft-tokens", "2:40"], ["--num-draft-tokens: 40"]),
-        (["--json", "none/bench.json"], ["none/bench.json", "cannot be written"]),
-        (["--json", "."], ["is a directory"]),
     ],
     ids=lambda value: value[0] if value[0].startswith("--") else "",
 )
@@ -120,6 +119,40 @@ def test_too_much_memory(refused, arguments, monkeypatch):
     message = refused(*arguments)
     assert message.count("foredraft: ") == 1
     assert all(words in message for words in ("not enough memory", "for weights", "for KV", "--batch-sizes"))
+
+
+def test_an_estimate_needs_no_gpu_and_has_a_row_for_each_part(command, arguments):
+    pytest.importorskip("triton")
+    cells = "--batch-sizes 2 --context-lengths 8 --steps 2 --output-tokens 16 --dtype bfloat16 --acceptance 2.5"
+    words = (*arguments[:3], *cells.split(), "--estimate", "h200")
+    outcome, as_json = command(*words), command(*words, "--json")
+    assert outcome.code == as_json.code == 0, outcome.err
+    out = " ".join(outcome.out.split())
+    plain, chain = json.loads(as_json.out)["estimates"]
+    assert (plain["gpu"], plain["steps"], chain["steps"], chain["num_nodes"]) == ("H200", 0, 2, 3)
+    for estimate in (plain, chain):
+        parts = estimate["parts"]
+        assert all(0 < part["floor_us"] < part["us"] and part["launches"] for part in parts)
+        us = sum(part["us"] for part in parts)
+        assert f"round {sum(part['launches'] for part in parts)}" in out
+        accepted = estimate["accept_length"]
+        assert f"accept length {accepted:.2f}: {2e6 * accepted / us:,.0f} tokens/s" in out
+    assert chain["accept_length"] == pytest.approx(2.5, abs=0.05)
+    assert {part["name"] for part in chain["parts"]} > {"target: projections", "draft: attention", "everything else"}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--estimate", "h201"], "unknown GPU 'h201'"),
+        (["--estimate", "mi300x"], "runs none of these kernels"),
+        (["--estimate", "h100", "--dtype", "float32"], "give --dtype bfloat16"),
+        (["--estimate", "h100", "--repeat", "2", "--no-graphs"], "--graphs: has no effect"),
+    ],
+)
+def test_what_cannot_be_estimated_is_said(refused, arguments, more, words):
+    arguments = [*arguments[:3], *["--batch-sizes", "1", "--context-lengths", "8", "--output-tokens", "16"]]
+    assert words in refused(*arguments, *more)
 
 
 def test_the_options_are_the_plans(command, arguments, monkeypatch):

@@ -5,7 +5,9 @@ import json
 from functools import partial
 
 import pytest
+from foredraft.cli.decode.twin import _show
 from foredraft.twin import run
+from foredraft.twin.comparison import Compared, Comparison
 
 SCENARIO = """
 name = "small"
@@ -38,7 +40,7 @@ def test_a_profile_is_measured_and_both_sides_are_printed(command, tmp_path, mod
     monkeypatch.setattr(run, "TwinPlan", few)
     monkeypatch.setattr("foredraft.gpu.bench.run.CORPUS_BYTES", 400_000)
     target, draft = models["target"], models["EAGLE3"]
-    profile, numbers = tmp_path / "profile.json", tmp_path / "twin.json"
+    profile = tmp_path / "profile.json"
     size = ("--max-running", 2, "--context-len", 64, "--threads", 1, "--clock", "cpu", "-q")
     code, text, errors = command(
         "calibrate", "--model", target, "--draft", draft, "--steps", "1,2", "--repeat", 1, *size, "--out", profile
@@ -50,12 +52,13 @@ def test_a_profile_is_measured_and_both_sides_are_printed(command, tmp_path, mod
     assert not (tmp_path / "profile.json.partial").exists()
 
     more = ("--model", target, "--draft", draft, "--threads", 1, "--clock", "cpu", "--repeat", 1, "-q")
-    code, text, errors = command("twin", scenario, *more, "--profile", profile, "--json", numbers)
+    code, text, errors = command("twin", scenario, *more, "--profile", profile)
     assert (code, errors) == (0, "")
     assert (
         "measured" in text and "error" in text and "noise" in text and "predicted  batch" in " ".join(text.split(" "))
     )
-    (one,) = json.loads(numbers.read_text())["comparisons"]
+    as_json = command("twin", scenario, *more, "--profile", profile, "--json")
+    (one,) = json.loads(as_json.out)["comparisons"]
     assert one["requests"] == 6 and one["metrics"]["output_throughput"]["measured"] > 0
 
     steps["device"] = "another device"
@@ -63,6 +66,25 @@ def test_a_profile_is_measured_and_both_sides_are_printed(command, tmp_path, mod
     profile.write_text(json.dumps(document))
     code, _, errors = command("twin", scenario, *more, "--profile", profile)
     assert code == 2 and "steps.device: measured on another device, but this device is" in errors
+
+
+def test_a_busy_machine_measures_nothing(capsys):
+    """Errors of a measurement that other work disturbed are none of the simulation."""
+    metrics = {key: Compared(10.0, 2.31, 0.1, 0.1) for key in ("output_throughput", "mean_ttft_ms")}
+    batch = (tuple(range(10)), tuple(range(10)))
+    busy, quiet = (
+        Comparison(f"{share:.0%} of a processor", "knee", 40, 2, metrics, {3: (1.0, 1.0)}, batch, share, pace=1.02)
+        for share in (0.3, 0.95)
+    )
+    _show([busy], "wall")
+    text = capsys.readouterr().out
+    assert "not measured" in text and "%  " not in text.partition("This process")[0].replace("30% of a processor", "")
+    assert "+332.9%" not in text and "so 1 of 1 comparison count as not measured" in text
+    _show([busy, quiet], "wall")
+    text = capsys.readouterr().out
+    assert text.count("+332.9%") == 2 and text.count("not measured") == 2 and text.count("predicted  batch") == 1
+    _show([busy], "cpu")
+    assert capsys.readouterr().out.count("+332.9%") == 2
 
 
 @pytest.mark.parametrize(

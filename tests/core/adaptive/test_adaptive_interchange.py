@@ -176,6 +176,10 @@ class TestTensorRT:
             in problems_of(lambda: import_table("draft_len_schedule:\n  four: 2\n"))["draft_len_schedule"]
         )
 
+    @pytest.mark.parametrize("text", ["draft_len_schedule: {4: 2, 8: 1, 4: 1}", "draft_len_schedule: {4: 2}\n" * 2])
+    def test_what_is_given_twice_is_refused(self, text: str):
+        assert "twice" in problems_of(lambda: import_table(text))["draft_len_schedule"]
+
 
 def test_an_unknown_server():
     assert "sglang-VERSION" in problems_of(lambda: export_table(SCHEDULE, "trt"))[""]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from foredraft.checks.driver import Disturbance
+from foredraft.checks.matrix import VOCAB_SIZE
 from foredraft.core.acceptance.process import GaussianAcceptance
 from foredraft.core.algorithm.builtin import Standalone
 from foredraft.core.algorithm.registry import get_algorithm
@@ -49,6 +50,37 @@ def requests_for(number: int = 6, **fields) -> list[Request]:
 
 def plain_tokens(request: Request, length: int | None = None) -> list[int]:
     return oracle(0).continuation(request.prompt.materialize().tolist(), length or request.max_tokens)
+
+
+# -- a draft whose vocabulary is padded to another size ---------------------------------------------------------------
+
+
+def resized_copy(vocab_size: int) -> Decoder:
+    """`small_model(0)` with a vocabulary that is cut, or padded by rows whose logits would be the greatest."""
+    draft = Decoder(small_config(vocab_size=vocab_size), OPS, "cpu", torch.float64)
+    with torch.no_grad():
+        for mine, theirs in zip(draft.parameters(), small_model(0).parameters(), strict=True):
+            if mine.shape == theirs.shape:
+                mine.copy_(theirs)
+            else:
+                mine[: len(theirs)] = theirs[: len(mine)]
+        if vocab_size > VOCAB_SIZE:  # one of each pair has a great logit
+            draft.output_embedding[VOCAB_SIZE:] = 50 * torch.tensor([[1.0], [-1.0]]).repeat(2, 1)
+    return draft
+
+
+@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE - 4, VOCAB_SIZE + 4])
+@pytest.mark.parametrize("topk", [1, 3])
+def test_a_draft_with_another_padding_drafts_what_both_know(vocab_size, topk):
+    way = Way("STANDALONE", resized_copy(vocab_size), {"steps": 3, "topk": topk, "num_draft_tokens": 1 + 3 * topk})
+    run = serve(way, requests_for())
+    assert run.tokens == {request.request_id: plain_tokens(request) for request in requests_for()}
+    accept_length = run.engine.controller.metrics().accept_length
+    if vocab_size > VOCAB_SIZE:
+        assert accept_length > 2.8, "it is the target itself"
+    else:
+        assert accept_length > 1.4
+        assert max(token for tokens in run.tokens.values() for token in tokens) >= vocab_size, "read by the draft"
 
 
 # -- a target without an answer ---------------------------------------------------------------------------------------
@@ -141,7 +173,8 @@ def test_simulated_acceptance_is_that_of_the_process(name, overlap):
     for request in requests:
         lens = found[request.request_id]
         key = np.array([request_key(request.request_id)], np.uint64)
-        assert lens == process.accept_lens(key, np.array([0]), steps, len(lens))[:, 0].tolist()
+        first = np.array([1])  # the prompt's own successor has been emitted, as the simulator counts
+        assert lens == process.accept_lens(key, first, steps, len(lens))[:, 0].tolist()
         assert len(run.tokens[request.request_id]) == request.max_tokens
     assert count_blocks(run.events) > 2 and max(map(max, found.values())) == steps + 1
 

@@ -24,7 +24,7 @@ from foredraft.core.scheduler.engine import Engine
 from foredraft.gpu.batch.uploads import Uploads
 from foredraft.gpu.draft import branches
 from foredraft.gpu.executor import executor as gpu_executor
-from foredraft.gpu.executor import graphs, running
+from foredraft.gpu.executor import graphs, prompt_runner, running
 from foredraft.gpu.executor import round as gpu_round
 from foredraft.gpu.executor.build import build_executor
 from foredraft.gpu.executor.graphs import CapturedRound, RoundGraphs, RoundKind
@@ -194,7 +194,7 @@ def test_everything_runs_on_the_executors_device(algorithm, monkeypatch):
     def begin(executor):
         monkeypatch.setattr(gpu_executor, "on_device", guard)
         executor._eager = True
-        for owner, name in ((Uploads, "send"), (Uploads, "fill"), (executor.target, "forward"), (gpu_executor, "to_host"),
+        for owner, name in ((Uploads, "send"), (Uploads, "fill"), (executor.target, "forward"), (prompt_runner, "to_host"),
                             (RoundGraphs, "_capture"), (OPS, "relay_scatter_")):  # fmt: skip
             inside(owner, name)
 

@@ -39,7 +39,7 @@ def draft_on_meta(algorithm: str, target: Decoder, topk: int):
         return NoDraft(OPS)
     if algorithm == "STANDALONE":
         model = Decoder(small_config(num_layers=1), OPS, META, torch.float32)
-        return BranchDraft(OPS, LanguageModelNetwork(model), pool_of(model), topk, page_size=4)
+        return BranchDraft(OPS, LanguageModelNetwork(model, model.vocab_size), pool_of(model), topk, page_size=4)
     head_config = HeadConfig(
         algorithm=algorithm,
         model=small_config(num_layers=1),

@@ -305,9 +305,18 @@ VERIFY_SAMPLING_CASES = (
             f"verify_sampling_{nodes}",
             verify_sampling._sampling_kernel,
             SAMPLING,
-            {"NODE_COUNT": nodes, "NODES": nodes, "WIDTH": 8, "CHUNKS": 64, "CHUNK": 4096},
+            {
+                "NODE_COUNT": nodes,
+                "NODES": nodes,
+                "WIDTH": 8,
+                "CHUNKS": 64,
+                "CHUNK": 4096,
+                "BLOCK": verify_sampling.MIN_CHUNK,
+                "COLUMNS": verify_sampling.COLUMNS,
+            },
             divisible_by_16="vocab",
             num_warps=verify_sampling._warps(nodes),
+            options={"maxnreg": verify_sampling.MAX_REGISTERS},
         )
         for nodes in (8, 16, 64)
     ),

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,13 @@ HERE = Path(__file__).resolve().parent
 @pytest.mark.parametrize("markers", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_kernels_under_the_interpreter(markers: str, record_property):
     pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    record_property("note", f"interpreted kernels, {markers}: {run_interpreted(markers)}")
+
+
+def run_interpreted(markers: str, variables: Mapping[str, str] | None = None) -> str:
+    """Run the tests in another process with these environment variables;
+    return how many there were, in pytest's words."""
+    environment = {**os.environ, **(variables or {}), "TRITON_INTERPRET": "1"}
     # What the outer run was told (its markers, its number of workers) is not meant for the inner one.
     for variable in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_CURRENT_TEST"):
         environment.pop(variable, None)
@@ -36,4 +43,4 @@ def test_kernels_under_the_interpreter(markers: str, record_property):
     last = run.stdout.strip().splitlines()[-1] if run.stdout.strip() else ""
     assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
     assert re.fullmatch(r"=*\s*(\d+) passed(, \d+ deselected)?(, \d+ warnings?)? in .*", last), f"not all ran: {last}"
-    record_property("note", f"interpreted kernels, {markers}: {last.strip('= ')}")
+    return last.strip("= ")

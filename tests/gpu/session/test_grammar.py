@@ -6,14 +6,18 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import tokenizers
+from foredraft.core.contract.request import Grammar, Request, SamplingParams
 from foredraft.core.errors import ConfigError
+from foredraft.core.prompt import Prompt
 from foredraft.gpu.session.grammar import Grammars, json_schema
 from foredraft.gpu.session.plan import SessionOptions
 from foredraft.gpu.session.prompts import RequestDefaults, make_requests, read_prompts
 from foredraft.gpu.session.session import DecodeSession
 from foredraft.gpu.session.text import Tokenizer
-from small_checkpoint import CONTEXT, VOCAB_SIZE
+from small_checkpoint import CONTEXT, VOCAB_SIZE, write_tokenizer
 
 pytest.importorskip("llguidance", reason="needs the extra grammar")
 
@@ -55,6 +59,67 @@ def test_outputs_are_of_their_grammar_and_those_of_plain_decoding(models):
         drafted = texts_of(models, **way)
         assert drafted[:3] == plain[:3], way
         assert json.loads(drafted[3])["name"] in ("Ada", "Grace"), "sampled: equal in distribution"
+
+
+def test_behind_the_end_of_a_grammar_drafts_change_nothing(models):
+    """Without stop tokens, as requests of the Python API have it, an output goes on behind its grammar's end."""
+    tokenizer = Tokenizer.load(models["target"])
+    end = tokenizer.eos_ids[0]
+    grammars = [Grammar("lark", text) for text in ('start: "tick" | "tock"', "start: /[0-9]{1,3}/")]
+
+    def outputs(**options) -> list[tuple[int, ...]]:
+        plan = SessionOptions(model=models["target"], dtype="float64", device="cpu", context_len=CONTEXT, **options)
+        requests = [
+            Request(str(i), Prompt.of_tokens([5 + i, end, end, end]), 24, sampling=SamplingParams(grammar=grammar))
+            for i, grammar in enumerate(grammars)
+        ]
+        return [output.tokens for output in DecodeSession.open(plan, tokenizer=tokenizer).run(requests).values()]
+
+    plain = outputs(algorithm="NONE")
+    assert all(tokens[-12:] == (end,) * 12 for tokens in plain)
+    assert outputs(algorithm="NGRAM", steps=4) == plain
+
+
+def test_each_path_is_followed_as_the_same_text_would_be(models):
+    """`allowed(path)` is what a new matcher allows that has taken the path in, at an end and behind it, too."""
+    tokenizer = Tokenizer.load(models["target"])
+    grammars = Grammars(tokenizer, VOCAB_SIZE)
+    grammar = Grammar("lark", 'start: "a" | "ab" "c"?')
+    begun = grammars.make(grammar)
+    paths: list[list[int]] = [[]]
+    for path in paths:
+        plain = grammars.make(grammar)
+        plain.advance(np.array(path, np.int64))
+        allowed = plain.allowed([])
+        assert (begun.allowed(path) == allowed).all(), path
+        if len(path) < 5:
+            paths += [[*path, token] for token in np.flatnonzero(allowed).tolist()]
+            forbidden = int(np.flatnonzero(~allowed)[0])
+            assert begun.allowed([*path, forbidden]) is None
+    assert any(path.count(tokenizer.eos_ids[0]) > 2 for path in paths)
+
+
+def test_every_token_that_ends_a_text_ends_a_grammar(tmp_path):
+    write_tokenizer(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 7]}')
+    matcher = Grammars(Tokenizer.load(tmp_path), VOCAB_SIZE).make(Grammar("lark", 'start: "a"+'))
+    assert matcher.allowed([int(Tokenizer.load(tmp_path).encode("a")[0])])[[1, 7]].all()
+
+
+def test_a_tokenizer_that_the_library_does_not_know_refuses_the_request_alone(models):
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "</s>": 1}, unk_token="a"))
+    tokenizer = Tokenizer(words, "words", eos_ids=[1])
+    plan = SessionOptions(model=models["target"], algorithm="NONE", device="cpu", context_len=CONTEXT)
+    grammar = Grammar("lark", 'start: "a"')
+    requests = [
+        Request("shaped", Prompt.of_tokens([0]), 4, sampling=SamplingParams(grammar=grammar)),
+        Request("free", Prompt.of_tokens([0]), 4),
+    ]
+    outputs = DecodeSession.open(plan, tokenizer=tokenizer).run(requests)
+    assert outputs["shaped"].finish == "error" and "llguidance" in outputs["shaped"].message
+    assert outputs["free"].finish == "length"
+    with pytest.raises(ConfigError, match=r"words: tokenizer\.json: .* llguidance"):
+        Grammars(tokenizer, VOCAB_SIZE)
 
 
 def test_space_between_parts_is_bounded(models):

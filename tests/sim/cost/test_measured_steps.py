@@ -7,18 +7,18 @@ import json
 from dataclasses import replace
 
 import pytest
-from foredraft.cli.simulation.scenario_text import derived_rows
 from foredraft.core.errors import ConfigError
 from foredraft.observe.metrics import RunMetrics
-from foredraft.planning.answer import bottleneck
-from foredraft.planning.rounds import RoundModel
+from foredraft.planning.rounds.bottleneck import bottleneck
+from foredraft.planning.rounds.model import RoundModel
 from foredraft.sim.assembly import assemble
 from foredraft.sim.cost.calibration import Calibration, profile_document
 from foredraft.sim.effects.given_keys import refuse_without_effect
 from foredraft.sim.notices import notices_of
 from foredraft.sim.run import Simulation
+from foredraft.sim.scenario.scenario_text import derived_rows
 from foredraft.sim.scenario_file import load_scenario
-from foredraft.simulation import summarize_run
+from foredraft.sim.summary.summary import summarize_run
 from made_steps import made_grid, made_steps
 
 ROWS_OF_THE_GRAPH = 8

@@ -1,0 +1,83 @@
+"""`foredraft export`: the winner of a plan or a tune as launch command, Kubernetes files and autoscaler's numbers."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..options import AsJson, argument, option, print_document
+
+if TYPE_CHECKING:
+    from ...planning.servers.export import Export
+
+WIDTH = 80
+
+# fmt: off
+Source = Annotated[Path, argument("PLAN|TUNE", "Directory of plan or tune.")]
+Server = Annotated[str | None, option("--for", "Server that is to run it. Default: the server that was simulated.", "vllm|sglang")]
+Name = Annotated[str | None, option("--candidate", "Candidate of the plan, by its name. Default: the best.", "NAME")]
+Out = Annotated[Path | None, option("--out", "Directory of the files. Default: export/ in that of the plan.", "DIR")]
+# fmt: on
+
+
+def export(
+    source: Source,
+    server: Server = None,
+    candidate: Name = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the winner of a plan or a tune as files for those who run it.
+
+    launch.sh is the launch command of one replica. deployment.yaml is a
+    Kubernetes Deployment with the replicas; for vLLM values.yaml has the values
+    of the chart llm-d-modelservice. scaling.json has what an autoscaler needs:
+    the running requests and the requests per second of one replica at the
+    limits of the plan.
+
+        foredraft plan chat.toml --set hardware.server=vllm-0.18 --out runs/chat
+        foredraft export runs/chat
+        foredraft export runs/chat --for sglang --candidate 'EAGLE3, 3 steps'
+    """
+    from ...core.errors import ConfigError, nearest
+    from ...observe.output_files import UnwritableFile, write_text
+    from ...planning.servers.export import SERVERS, server_of
+    from ...planning.servers.export import export as export_scenario
+    from ...planning.servers.winner import read_winner
+
+    if server is not None and server not in SERVERS:
+        known = " or ".join(SERVERS)
+        raise ConfigError.of("--for", server, f"expected {known}{nearest(server, SERVERS)}")
+    name, scenario, load = read_winner(source, candidate)
+    chosen = server or server_of(scenario)
+    found = export_scenario(name, scenario, chosen, load)
+    place = out or source / "export"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnwritableFile(place, error) from None
+    for file, text in found.files.items():
+        write_text(place / file, text, replace=True)
+    if as_json:
+        print_document(found)
+    else:
+        typer.echo("\n".join(_lines(found, place)))
+
+
+def _lines(found: Export, place: Path) -> list[str]:
+    per = "GPU" if found.gpus_per_replica == 1 else "GPUs"
+    replicas = "1 replica" if found.replicas == 1 else f"{found.replicas} replicas"
+    heading = f"{found.name}: {replicas} of {found.server} with {found.gpus_per_replica} {per} each"
+    lines = [*textwrap.wrap(heading, WIDTH), "", found.command, ""]
+    texts = []
+    if (load := found.load) is not None:
+        texts.append(
+            f"A replica holds {load.requests_per_s:.3g} requests/s within {', '.join(load.limits)}: "
+            f"{load.running:.3g} requests run in it then ({found.metric}), {load.tokens_per_s:,.0f} output tokens/s."
+        )
+    texts += [f"To do: {note}." for note in found.notes]
+    texts.append(f"Written to {place}: {', '.join(found.files)}.")
+    return [*lines, *(line for text in texts for line in textwrap.wrap(text, WIDTH, break_on_hyphens=False))]

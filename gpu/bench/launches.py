@@ -1,0 +1,188 @@
+"""The launches of a decode round, as the executor makes them, counted without a GPU.
+
+A captured round runs on the meta device, whose tensors have shapes and no memory. Triton's launches and torch's
+operators are written down instead of computed. So kernels, graphs, relay cells and the sizes that a GPU's processors
+decide are those of a real round. Copies between host and device are left out: they run beside the round before.
+
+An operator counts as one launch, though torch needs several for a sort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...core.errors import ForedraftError
+from ..executor.build import DraftModel, build_executor
+from ..executor.executor import TorchExecutor
+from ..executor.graphs import RoundKind
+from ..kernels.jit import recorded
+from ..kernels.layers.decode_attention import decode_attention_bytes
+from ..kernels.layers.flash import DeviceTraits, assumed_traits
+from ..kernels.layers.verify_attention import verify_attention_bytes
+from ..models.decoder import Decoder
+from ..ops.triton_ops import TritonOps
+from .plan import ArmPlan, BenchPlan
+from .shapes import meta_models
+
+PROJECTIONS, EXPERTS, ATTENTION, LM_HEAD = "projections", "experts", "attention", "LM head"
+ELEMENTWISE, REST = "norms, rotation, activation", "everything else"
+GROUPS = (PROJECTIONS, EXPERTS, ATTENTION, ELEMENTWISE, LM_HEAD, REST)
+TARGET, DRAFT = "target", "draft"
+
+_ATTENTION = ("verify_attention_kernel", "decode_attention_kernel", "join_parts_kernel")
+_OF_LAYERS = ("rms_norm_kernel", "rope_write_kernel", "silu_mul_kernel")
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+_READ_ROWS = ("embedding", "index", "index_select", "gather", "take")  # of what is read, only what comes out
+_ALLOCATE = ("empty", "empty_like", "empty_strided", "new_empty", "scalar_tensor", "_unsafe_view", "detach", "alias")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel of a round. `model` and `group` say which part of it; `product` is (groups, rows, inner, columns) of a
+    matrix product."""
+
+    model: str  # TARGET, DRAFT, or "" for what belongs to none
+    group: str  # one of GROUPS
+    name: str
+    num_bytes: int  # that it must move
+    product: tuple[int, int, int, int] | None = None
+
+
+def count_launches(plan: BenchPlan, arm: ArmPlan, context_len: int, traits: DeviceTraits) -> list[Launch]:
+    """Return the launches of a greedy round of `arm` on a GPU with these traits, with `context_len` tokens of KV per
+    row. `plan` is one for the device "meta". Raises ForedraftError for rounds without a graph, and without Triton."""
+    ops: Any = TritonOps()
+    target, draft = meta_models(plan.target, plan.draft if arm.steps else None, plan.dtype, ops)
+    engine = arm.spec.make_engine(lambda event: None)
+    executor = build_executor(engine, target, draft, ops, graph_sizes=arm.spec.graph_sizes, graph_outputs=False)
+    batch_size = arm.spec.config.max_running
+    graph = executor.graphs.find(arm.steps, arm.num_nodes, batch_size, RoundKind.GREEDY)
+    if graph is None:
+        raise ForedraftError(f"{arm.spec.algorithm}: launches are counted of captured rounds, and these are not")
+    recorder = _Recorder(executor, target, draft, context_len)
+    token = assumed_traits.set(traits)
+    try:
+        with torch.no_grad(), recorded(recorder.kernel):
+            graph.replay(None)  # makes the constants, as a graph's warm-up does
+            recorder.launches.clear()
+            with recorder:
+                graph.replay(None)
+    finally:
+        assumed_traits.reset(token)
+    return recorder.launches
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes launches down. A launch belongs to the model whose weights or pool it reads; one that reads neither, to
+    the model of the launch before if layers have such kernels."""
+
+    def __init__(self, executor: TorchExecutor, target: Decoder, draft: DraftModel | None, context_len: int) -> None:
+        super().__init__()
+        self.launches: list[Launch] = []
+        self._context_len = context_len
+        self._model = TARGET
+        models: dict[str, nn.Module] = {TARGET: target, **({} if draft is None else {DRAFT: draft})}
+        self._weights = {
+            _memory(weight): (model, name)
+            for model, module in models.items()
+            for name, weight in module.named_parameters()
+        }
+        pools = {TARGET: executor.pool, **({} if executor.draft_pool is None else {DRAFT: executor.draft_pool})}
+        self._pools = {_memory(x): model for model, pool in pools.items() for x in pool.all_layers}
+        tables = [x for module in models.values() for x in _tables(module)]
+        resident = chain(executor.future_map.buffers.values(), tables)
+        self._resident = {_memory(x) for x in resident} | self._pools.keys()
+
+    def kernel(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """Write down a launch of Triton."""
+        tensors = [x for x in arguments.values() if isinstance(x, Tensor)]
+        owner = self._owner(tensors)
+        if name in _ATTENTION:
+            num_bytes = self._attention_bytes(name, arguments) if "k_pool" in arguments else self._moved(tensors)
+            self._add(owner or self._model, ATTENTION, name, num_bytes)
+        elif name in _OF_LAYERS or owner is not None:
+            self._add(owner or self._model, ELEMENTWISE, name, self._moved(tensors))
+        else:
+            self._add("", REST, name, self._moved(tensors))
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        if function.is_view or name in _ALLOCATE:
+            return result
+        outputs = [x for x in (result if isinstance(result, tuple | list) else [result]) if isinstance(x, Tensor)]
+        inputs = [x for x in chain.from_iterable(_flat(arg) for arg in args) if isinstance(x, Tensor)]
+        if name in _PRODUCTS:
+            self._product(name, inputs[-2], inputs[-1], outputs[0])
+        elif name in _READ_ROWS:
+            model, weight = self._weights.get(_memory(inputs[0]), ("", "embed_weight"))
+            part = ("", REST) if weight == "embed_weight" else (model, EXPERTS)  # copied for a product
+            self._add(*part, name, 2 * self._moved(outputs))
+        else:
+            self._add("", REST, name, self._moved([*inputs, *outputs]))
+        return result
+
+    def _product(self, name: str, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        found = self._weights.get(_memory(weight))
+        rows, inner, columns = out.shape[-2], x.shape[-1], out.shape[-1]
+        product = (out.shape[0] if out.ndim == 3 else 1, rows, inner, columns)
+        group = REST
+        if found is not None:
+            is_head = found[1] in ("lm_head_weight", "embed_weight")
+            # A head without embeddings of its own multiplies by its target's.
+            self._model = self._model if is_head else found[0]
+            group = LM_HEAD if is_head else PROJECTIONS if out.ndim == 2 else EXPERTS
+        elif out.ndim == 3:
+            group = EXPERTS  # gathered
+        self._add(self._model if group != REST else "", group, name, self._moved([x, weight, out]), product)
+
+    def _owner(self, tensors: Iterable[Tensor]) -> str | None:
+        for x in tensors:
+            if (memory := _memory(x)) in self._pools:
+                return self._pools[memory]
+            if memory in self._weights:
+                return self._weights[memory][0]
+        return None
+
+    def _attention_bytes(self, name: str, arguments: Mapping[str, Any]) -> int:
+        q, pool = arguments["q"], arguments["k_pool"]
+        _, heads, d = q.shape
+        length = min(self._context_len, arguments["WINDOW"] or self._context_len)
+        shape = (heads, pool.shape[1], d, q.dtype.itemsize)
+        if name == "decode_attention_kernel":
+            return decode_attention_bytes([length] * len(q), *shape)
+        rows = len(arguments["rows"])
+        return verify_attention_bytes([length] * rows, len(q) // rows, *shape)
+
+    def _moved(self, tensors: Iterable[Tensor]) -> int:
+        """Return the bytes of different tensors, without those of which a kernel reads some rows."""
+        seen = {(_memory(x), x.storage_offset(), x.shape): x for x in tensors if _memory(x) not in self._resident}
+        return sum(min(x.nbytes, x.untyped_storage().nbytes()) for x in seen.values())
+
+    def _add(
+        self, model: str, group: str, name: str, num_bytes: int, product: tuple[int, int, int, int] | None = None
+    ) -> None:
+        self._model = model or self._model
+        self.launches.append(Launch(model, group, name, num_bytes, product))
+
+
+def _memory(x: Tensor) -> int:
+    address: int = x.untyped_storage()._cdata
+    return address
+
+
+def _flat(argument: Any) -> Iterable[Any]:
+    return argument if isinstance(argument, tuple | list) else (argument,)
+
+
+def _tables(module: nn.Module) -> list[Tensor]:
+    """Return the rotary tables of a model and of its layers."""
+    found = [getattr(part, name, None) for part in module.modules() for name in ("cos_sin", "_local_table")]
+    return [x for x in found if isinstance(x, Tensor)]

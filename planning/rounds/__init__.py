@@ -1,0 +1,1 @@
+"""Rounds by the cost model, what they cost, and whether speculation pays."""

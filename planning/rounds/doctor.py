@@ -1,0 +1,222 @@
+"""Whether speculation pays in a deployment: up to which batch, by how much, and what it does to latencies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from ...core.errors import ForedraftError
+from ...observe.output_files import Document
+from ...sim.assembly import Assembly, assemble
+from ...sim.confidence import intervals, rests_on
+from ...sim.scenario import Scenario
+from ..confidence.comparison import about_speed_ups, speed_up_error
+from ..confidence.unknowns import Moved, gains_by_unknown
+from ..grid import NO_SPECULATION
+from ..trial import run_trial
+from .model import RoundModel, without_speculation
+
+CONTEXTS = (256, 1024, 4096, 16_384)
+BATCHES = (1, 4, 16, 64, 256, 1024)
+MOST_STEPS = 7
+LATENCIES = ("ttft", "tpot", "itl", "e2el")
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The best draft steps of one batch, and how many times the tokens of plain decoding they give.
+
+    Attributes:
+        batch: Requests that decode together.
+        context: KV tokens of each.
+        steps: None if so many requests have no room with drafts.
+        gain: None in the same case.
+        verdict: "faster", "slower" or "equal" (within the error of speed-ups); "no room".
+    """
+
+    batch: int
+    context: int
+    steps: int | None
+    gain: float | None
+    verdict: Literal["faster", "equal", "slower", "no room"]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A result of the scenario's own load with and without speculation. `interval`, `plain_interval`: 80 % intervals
+    [low, high], None where nothing is known."""
+
+    speculative: float
+    plain: float
+    interval: tuple[float, float] | None
+    plain_interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Diagnosis(Document):
+    """Whether speculation pays, as `foredraft doctor` prints it.
+
+    Attributes:
+        timing: A sentence: whose timing this is.
+        intervals_rest_on: The published points behind the 80 % intervals of latencies.
+        about_speed_ups: What gains and break-even lengths include, and how sure they are.
+        algorithm: The algorithm that is judged.
+        model: The target.
+        gpu: The device.
+        verdict: "pays", "pays not", or "cannot be told" within the error of speed-ups.
+        context: KV tokens of a request in the middle of its output, which the next eight hold for.
+        pays_up_to_batch: The largest batch at which speculation surely pays; 0 if at none.
+        may_pay_up_to_batch: The largest batch at which it is not surely slower.
+        most_drafted: Requests that decode together with drafts at most.
+        most_plain: The same without drafts.
+        gains_by_batch: The best draft steps of some batches up to `may_pay_up_to_batch`.
+        batch: Requests that decode together in one engine on average in the simulated load, as far as they have room.
+        gain: Of the best draft steps at this batch, as in `gains_by_batch`.
+        moved_by: The ranges of `gain` that inputs leave that are not known, the widest first.
+        busy_rate: Requests per second that keep a batch of `pays_up_to_batch` busy; None if it is 0.
+        output_tokens: Mean output of a request.
+        gains: The best draft steps by batch and context.
+        break_even: By batch, the accept length at which 1, 2, … draft steps are as fast as plain decoding; None if no
+            length is, because prompts take longer with a draft.
+        expected: The accept length of 1, 2, … draft steps, by the scenario's acceptance.
+        expected_by: A sentence: where these come from.
+        requests: Completed requests of the simulated load.
+        load: Its results by their names in a summary.
+    """
+
+    FORMAT: ClassVar[str] = "foredraft-doctor"
+
+    timing: str
+    intervals_rest_on: str
+    about_speed_ups: str
+    algorithm: str
+    model: str
+    gpu: str
+    verdict: Literal["pays", "cannot be told", "pays not"]
+    context: int
+    pays_up_to_batch: int
+    may_pay_up_to_batch: int
+    most_drafted: int
+    most_plain: int
+    gains_by_batch: tuple[Gain, ...]
+    batch: int
+    gain: float
+    moved_by: tuple[Moved, ...]
+    busy_rate: float | None
+    output_tokens: float
+    gains: tuple[Gain, ...]
+    break_even: Mapping[int, tuple[float | None, ...]]
+    expected: tuple[float, ...]
+    expected_by: str
+    requests: int
+    load: Mapping[str, Compared]
+
+
+def diagnose(scenario: Scenario, requests: int) -> Diagnosis:
+    """Judge the speculation of a scenario by the cost model, and by two runs of at most so many requests.
+
+    Raises ForedraftError for a scenario without speculation, and for one that cannot run.
+    """
+    if scenario.speculation.algorithm == NO_SPECULATION:
+        message = (
+            "the scenario does not speculate: name the algorithm to judge, such as --set speculation.algorithm=EAGLE3"
+        )
+        raise ForedraftError(message)
+    tables = scenario.model_dump(mode="json")
+    changes = {"workload.num_requests": min(requests, scenario.workload.num_requests or requests)}
+    with_it, without = (run_trial(one, changes) for one in (tables, without_speculation(tables)))
+    for trial in (with_it, without):
+        if trial.status != "done":
+            raise ForedraftError(trial.message)
+    mine, other = with_it.summary, without.summary
+    model, own = RoundModel(scenario, mine["mean_output_tokens"]), assemble(scenario)
+    context = round(mine["mean_input_tokens"] + mine["mean_output_tokens"] / 2)
+    error = math.exp(speed_up_error(model.with_steps(1)))
+    surely, perhaps = (model.largest_that_pays(context, MOST_STEPS, least) for least in (error, 1 / error))
+    last = surely or perhaps
+    sizes = sorted({1, min(8, last), min(64, last), last}) if last else []
+    longest = model.plain.spec.config.context_len
+    contexts = [one for one in CONTEXTS if one <= longest] or [longest]
+    steps = range(1, MOST_STEPS + 1)
+    rows = max(1, round(mine["mean_running"] / mine["replicas"]))
+    batch = min(rows, model.most_drafted_rows(context) or 1)
+    return Diagnosis(
+        timing=model.with_steps(1).timing,
+        intervals_rest_on=rests_on(own),
+        about_speed_ups=f"{_prompts(model)} {about_speed_ups(model.with_steps(1))}",
+        algorithm=scenario.speculation.algorithm,
+        model=scenario.model.target,
+        gpu=scenario.hardware.gpu,
+        verdict="pays" if surely else "cannot be told" if perhaps else "pays not",
+        context=context,
+        pays_up_to_batch=surely,
+        may_pay_up_to_batch=perhaps,
+        most_drafted=model.most_drafted_rows(context),
+        most_plain=model.most_rows(context, 0),
+        gains_by_batch=tuple(_gain(model, size, context) for size in sizes),
+        batch=batch,
+        gain=model.gain(model.best_drafted(batch, context, MOST_STEPS)),
+        moved_by=tuple(gains_by_unknown(model, batch, context, MOST_STEPS)),
+        busy_rate=model.round(surely, context, 0).tokens_per_s / mine["mean_output_tokens"] if surely else None,
+        output_tokens=mine["mean_output_tokens"],
+        gains=tuple(_gain(model, size, one) for size in _batches(model) for one in contexts),
+        break_even=dict(_break_even(model, context)),
+        expected=tuple(model.round(1, context, count).accept_length for count in steps),
+        expected_by=_expectation(model),
+        requests=mine["completed"],
+        load=dict(_load(own, mine, model.plain, other)),
+    )
+
+
+def _batches(model: RoundModel) -> list[int]:
+    most = min(model.with_steps(steps).spec.config.max_running for steps in (0, 1))
+    return sorted({*(size for size in BATCHES if size <= most), min(most, BATCHES[-1])})
+
+
+def _gain(model: RoundModel, batch: int, context: int) -> Gain:
+    if batch > model.most_drafted_rows(context):
+        return Gain(batch, context, None, None, "no room")
+    found = model.best_drafted(batch, context, MOST_STEPS)
+    gain = model.gain(found)
+    is_equal = abs(math.log(gain)) <= speed_up_error(model.with_steps(1))
+    return Gain(batch, context, found.steps, gain, "equal" if is_equal else "slower" if gain < 1 else "faster")
+
+
+def _prompts(model: RoundModel) -> str:
+    return f"The gains include the time of prompts, for outputs of {model.output_len:,.0f} tokens."
+
+
+def _break_even(model: RoundModel, context: int) -> Iterator[tuple[int, tuple[float | None, ...]]]:
+    for size in _batches(model):
+        if size <= model.most_drafted_rows(context):
+            plain = model.round(size, context, 0)
+            steps = range(1, MOST_STEPS + 1)
+            lengths = (model.round(size, context, count).break_even(plain) for count in steps)
+            yield size, tuple(length if math.isfinite(length) else None for length in lengths)
+
+
+def _expectation(model: RoundModel) -> str:
+    """Say where the expected accept lengths come from, and how to give others."""
+    table = model.scenario.acceptance
+    own = [key for key in ("conditional", "mean_length", "recorded") if getattr(table, key) is not None]
+    if own:
+        return f"Expected by acceptance.{own[0]} of the scenario."
+    preset = model.with_steps(1).preset.preset
+    return (
+        f"Expected by the preset {preset.name} ({preset.source}). acceptance.preset takes another kind of text (chat, "
+        "code, math, edit), acceptance.mean_length or acceptance.recorded your own numbers."
+    )
+
+
+def _load(
+    run: Assembly, with_it: Mapping[str, Any], plain: Assembly, without: Mapping[str, Any]
+) -> Iterator[tuple[str, Compared]]:
+    mine_in, other_in = intervals(run, with_it), intervals(plain, without)
+    names = ("output_throughput", *(f"{kind}_{one}_ms" for one in LATENCIES for kind in ("mean", "p99")))
+    for name in names:
+        mine, other = with_it[name], without[name]
+        if mine is not None and other:
+            ends = (found.get(f"{name}_interval") for found in (mine_in, other_in))
+            yield name, Compared(mine, other, *(None if one is None else (one[0], one[1]) for one in ends))

@@ -1,0 +1,33 @@
+"""Drafting with layers of the target's own checkpoint: multi-token prediction (MTP), which SGLang calls EAGLE or NEXTN.
+
+A checkpoint with one such layer drafts with it step after step, as EAGLE's head does, on every server. One with several
+layers drafts with one for each step.
+"""
+
+from __future__ import annotations
+
+from ...core.errors import ForedraftError
+from ...core.model_shape import language_model
+from ...sim.assembly.models import model_shape
+from .command import Given
+
+_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+
+
+def prediction_layers(model: str) -> int:
+    """Return how many layers of its own a model has to draft with; 1 if its configuration says none or is not known."""
+    try:
+        shape = model_shape(model, "model.target")
+        reader = language_model(shape.config or {}, shape.source)
+    except ForedraftError:
+        return 1
+    return max(reader.integer(key, 1, minimum=0) for key in _KEYS)
+
+
+def draft_with_own_layers(given: Given, steps: int) -> None:
+    """Set the algorithm of a target that drafts up to `steps` tokens with layers of its own."""
+    layers = prediction_layers(str(given.settings.get("model.target", "")))
+    if layers > 1 and steps <= layers:
+        given.settings |= {"speculation.algorithm": "MULTI_LAYER_EAGLE", "speculation.heads": layers}
+    else:
+        given.settings["speculation.algorithm"] = "EAGLE"

@@ -1,0 +1,1 @@
+"""Requests as clients write them, and how the server reads them."""

@@ -1,0 +1,233 @@
+"""OpenAI's endpoints, and those for tokens: from what a client asks to the answer that is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from dataclasses import replace
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+
+from ...core.contract.request import Grammar, SamplingParams
+from ...core.errors import ForedraftError
+from ..answers.answer import Answer, Told
+from ..answers.forms import ChatForm, CompletionForm
+from ..answers.reply import Reply
+from ..answers.tools import CallForm
+from ..bodies.port import Order
+from ..errors import ApiError
+from ..frontend import Frontend
+from .identity import FACTS
+from .reading import SMALL_BODY, Asked, RequestReader, check_tokens, validated
+from .schema import AbortRequest, Body, ChatRequest, CompletionRequest, DetokenizeRequest, Sampled, TokenizeRequest
+
+DEFAULT_MAX_TOKENS = 16
+"""Of `/v1/completions`, as OpenAI has it; a chat goes on as far as the context reaches."""
+DIALECTS = ("openai", "vllm", "sglang")
+UNSEEDED = 0
+SEEDS = 2**63 - 1
+
+
+class Api:
+    """The endpoints of a server that calls its model `model`. `dialect`: the server whose clients come; parameters
+    that have no effect are then left out and told once, but for openai, where they are errors."""
+
+    def __init__(self, frontend: Frontend, model: str, reader: RequestReader, dialect: str = "openai") -> None:
+        self._dialect = dialect
+        self._body = frontend.body
+        self._frontend = frontend
+        self._model = model
+        self._reader = reader
+        self._codec = frontend.body.tokenizer
+        self._created = int(time.time())
+
+    async def complete(self, request: Request) -> Response:
+        """Continue one prompt or several."""
+        read = await self._asked(CompletionRequest, request)
+        asked: CompletionRequest = read.request
+        self._check(read, {"logprobs": asked.logprobs is not None})
+        if asked.echo and asked.logprobs is not None:
+            raise ApiError(
+                400, "log-probabilities of the prompt are not supported: leave out echo or logprobs", param="echo"
+            )
+        outputs = () if asked.logprobs is None else _outputs(asked.logprobs)
+        orders = await self._orders(read, asked.max_tokens or DEFAULT_MAX_TOKENS, outputs)
+        reply = self._open("cmpl", request, orders, sum(map(len, read.prompts)))
+        form = CompletionForm(
+            reply, self._model, self._codec, usage=asked.usage, num_logprobs=asked.logprobs, echoes=read.echoes
+        )
+        return Answer(self._frontend, reply, form, stream=bool(asked.stream))
+
+    async def chat(self, request: Request) -> Response:
+        """Answer a conversation."""
+        read = await self._asked(ChatRequest, request)
+        asked: ChatRequest = read.request
+        self._check(read, {"logprobs": bool(asked.logprobs), "top_logprobs": bool(asked.top_logprobs)})
+        if asked.top_logprobs is not None and not asked.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+        if asked.max_tokens is not None and asked.max_completion_tokens not in (None, asked.max_tokens):
+            raise ApiError(400, "contradicts max_tokens: give one of them", param="max_completion_tokens")
+        outputs = _outputs(asked.top_logprobs or 0) if asked.logprobs else ()
+        orders = await self._orders(read, asked.max_completion_tokens or asked.max_tokens, outputs)
+        reply = self._open("chatcmpl", request, orders, len(read.prompts[0]))
+        shown = (asked.top_logprobs or 0) if asked.logprobs else None
+        if read.call is not None:
+            form: ChatForm = CallForm(reply, self._model, self._codec, usage=asked.usage, call=read.call)
+        else:
+            form = ChatForm(reply, self._model, self._codec, usage=asked.usage, num_logprobs=shown)
+        return Answer(self._frontend, reply, form, stream=bool(asked.stream))
+
+    async def models(self) -> dict[str, Any]:
+        """The served model."""
+        return {"object": "list", "data": [self._card()]}
+
+    async def model(self, name: str) -> dict[str, Any]:
+        """The served model, by its name."""
+        if name != self._model:
+            message = f"the model {name!r} is not served here; the served model is {self._model!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return self._card()
+
+    async def tokenize(self, request: Request) -> Response:
+        """The tokens of a prompt, or of a conversation as the model's template writes it."""
+        return await self._told(TokenizeRequest, request)
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of tokens."""
+        return await self._told(DetokenizeRequest, request)
+
+    async def abort(self, request: Request) -> Response:
+        """End an answer with what it has; its finish reason is abort."""
+        data = await _json_of(request)
+        if len(data) > SMALL_BODY:
+            raise ApiError(413, f"the body is larger than {SMALL_BODY} bytes", code="body_too_large")
+        asked = validated(AbortRequest, data)
+        reply = self._frontend.find(asked.request_id)
+        if reply is None:
+            raise ApiError(404, f"no answer {asked.request_id!r} is being made", param="request_id", code="not_found")
+        self._frontend.abort(reply.choices)
+        return JSONResponse({"aborted": asked.request_id})
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    async def _asked(self, kind: type[Body], request: Request) -> Asked:
+        read = await self._reader.read(kind, await _json_of(request))
+        assert isinstance(read, Asked), "the request is one for outputs"
+        return read
+
+    async def _told(self, kind: type[Body], request: Request) -> Response:
+        told = await self._reader.read(kind, await _json_of(request))
+        assert isinstance(told, bytes), "the request is answered where it is read"
+        return Told(told, self._frontend.limits.stall_s)
+
+    def _open(self, kind: str, request: Request, orders: list[Order], num_prompt_tokens: int) -> Reply:
+        """Send orders to the body. The answer has the request's id, as that of vLLM has, unless another one has it."""
+        facts = request.scope.get(FACTS, {})
+        reply_id = f"{kind}-{facts.get('request_id') or secrets.token_hex(12)}"
+        if self._frontend.find(reply_id) is not None:
+            reply_id = f"{kind}-{secrets.token_hex(12)}"
+        reply = self._frontend.open(reply_id, orders, num_prompt_tokens)
+        names = [choice.order.request_id for choice in reply.choices]
+        facts["orders"] = names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}"
+        return reply
+
+    def _card(self) -> dict[str, Any]:
+        card = {"id": self._model, "object": "model", "created": self._created, "owned_by": "foredraft"}
+        return card | {"max_model_len": self._body.context_len}
+
+    def _check(self, read: Asked, given: dict[str, bool]) -> None:
+        """Raise ApiError for a parameter that the body cannot honour, or leave it out."""
+        asked: Sampled = read.request
+        given |= dict.fromkeys(asked.shaping, True) | {"response_format": asked.schema_text is not None}
+        given["min_tokens"] = bool(asked.min_tokens)
+        unsupported = [name for name, is_given in given.items() if is_given and name in self._body.unsupported]
+        if unsupported and self._dialect == "openai":
+            name = unsupported[0]
+            raise ApiError(400, self._body.unsupported[name], param=name, code="unsupported")
+        for name in unsupported:
+            setattr(asked, name, None)
+        for name in (*unsupported, *read.ignored):
+            self._frontend.tell_once(f"note: {name} of requests has no effect here")
+        if asked.stream_options is not None and not asked.stream:
+            raise ApiError(400, "stream_options needs stream: true", param="stream_options")
+
+    async def _sampling(self, asked: Sampled) -> SamplingParams:
+        """Return the sampling parameters. A seed is mapped to 1 … SEEDS, for 0 means none; without one the order's id
+        keys its draws.
+
+        Raises ApiError for a schema that no output can be made to follow.
+        """
+        grammar, shaping = None, asked.shaping
+        biased = [token for token, _ in shaping.get("logit_bias", ())]
+        check_tokens(biased, self._body.vocab_size, "logit_bias")
+        if asked.schema_text is not None:
+            if asked.ignore_eos:
+                raise ApiError(
+                    400, "contradicts response_format, which decides where the text ends", param="ignore_eos"
+                )
+            grammar = Grammar("json_schema", asked.schema_text)
+            try:
+                await asyncio.to_thread(self._body.check_grammar, grammar)
+            except ForedraftError as error:
+                raise ApiError(400, str(error), param="response_format") from None
+        return SamplingParams(
+            temperature=1.0 if asked.temperature is None else asked.temperature,
+            top_p=1.0 if asked.top_p is None else asked.top_p,
+            top_k=max(asked.top_k or 0, 0),
+            seed=UNSEEDED if asked.seed is None else (asked.seed - 1) % SEEDS + 1,
+            grammar=grammar,
+            **shaping,
+        )
+
+    async def _orders(self, read: Asked, max_tokens: int | None, outputs: tuple[str, ...]) -> list[Order]:
+        """Return n orders for each prompt. Raises ApiError if their outputs do not fit."""
+        asked, prompts, at_s = read.request, read.prompts, time.monotonic()
+        sampling = await self._sampling(asked)
+        room = self._body.context_len - max(map(len, prompts))
+        if asked.min_tokens is not None and asked.min_tokens > (max_tokens or room):
+            message = f"{asked.min_tokens} is more than the output may have: {max_tokens or room} tokens"
+            raise ApiError(400, message, param="min_tokens")
+        if max_tokens is not None and max_tokens > room:
+            asked_for = f"{max_tokens} tokens after a prompt of {self._body.context_len - room}"
+            message = f"{asked_for}; the context has room for {room}"
+            raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
+        orders: list[Order] = []
+        for prompt in prompts:
+            for i in range(asked.num_outputs):
+                seed = sampling.seed if asked.seed is None else (sampling.seed + i - 1) % SEEDS + 1
+                orders.append(
+                    Order(
+                        number=0,  # the frontend counts
+                        prompt=prompt,
+                        max_tokens=max_tokens or room,
+                        at_s=at_s,
+                        sampling=replace(sampling, seed=seed),
+                        stop=asked.stops,
+                        ignore_eos=asked.ignore_eos,
+                        outputs=outputs,
+                        priority=-asked.priority if self._dialect == "vllm" else asked.priority,
+                        min_tokens=asked.min_tokens or 0,
+                        stop_tokens=frozenset(asked.stop_token_ids or ()),
+                        namespace=asked.cache_salt or "",
+                        num_outputs=asked.num_outputs,
+                        is_first=not orders,
+                        streams=bool(asked.stream),
+                    )
+                )
+        return orders
+
+
+def _outputs(num_top: int) -> tuple[str, ...]:
+    return ("logprobs", "top_logprobs", "top_logprob_ids") if num_top else ("logprobs",)
+
+
+async def _json_of(request: Request) -> bytes:
+    """Return the body of a request. Raises ApiError if it says that it is something else than JSON, as all do that a
+    browser sends for another site without asking first."""
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise ApiError(415, f"the body is {kind}: send Content-Type: application/json")
+    return await request.body()

@@ -1,0 +1,272 @@
+"""Reads the body of a request: JSON, parameters, tokens, and the limits that depend on tokens.
+
+```
+at most SMALL_BODY bytes ─────────────────────────► read ─► Asked, or the bytes of an answer
+more                     ── a process of its own ─► read ─► …      the event loop serves others meanwhile
+```
+
+A thread would not do for long bodies: parsing and tokenizing hold the interpreter. Prompts are counted before they are
+tokenized, and a text whose bytes are too many for the context is not tokenized at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+from pydantic import ValidationError
+
+from ...core.errors import InvalidRequest
+from ..answers.tools import Call
+from ..bodies.port import TextCodec
+from ..errors import ApiError
+from .schema import (
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    LenientChatRequest,
+    LenientCompletionRequest,
+    TokenizeRequest,
+)
+
+SMALL_BODY = 1 << 13
+"""Bytes of a body that is read in the event loop: one to three milliseconds of work."""
+MAX_PARAMETER_BYTES = 1 << 17
+LENIENT: dict[type[Body], type[Body]] = {CompletionRequest: LenientCompletionRequest, ChatRequest: LenientChatRequest}
+MOST_NAME, MOST_NAMES = 64, 20
+"""Of parameters that are left out: what is told of them."""
+MAX_WAITING_BYTES = 1 << 26
+"""Bytes of the larger bodies that may wait for the process that reads them, all together."""
+Read = TypeVar("Read", bound=Body)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingRules:
+    """What a request is read by. It goes to the other process as it is."""
+
+    model: str  # the name for clients
+    vocab_size: int
+    context_len: int
+    longest_prompt: int  # tokens
+    max_choices: int
+    make_codec: Callable[[], TextCodec]  # makes the tokenizer of the body in another process
+    without_tools: str = ""  # why the body takes none
+    is_lenient: bool = False  # parameters that are unknown or have no effect are left out
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request for outputs, without its texts: `prompts` has their tokens, int64 [n] each."""
+
+    request: Any  # a CompletionRequest or a ChatRequest
+    prompts: list[np.ndarray]
+    echoes: list[str] = field(default_factory=list)  # by choice, if the outputs repeat their prompts
+    call: Call | None = None  # what the answer has to be
+    ignored: tuple[str, ...] = ()  # parameters that were left out
+
+
+def read(kind: type[Body], data: bytes, rules: ReadingRules, codec: TextCodec) -> Asked | bytes:
+    """Read the body of a request of this kind. Returns the request, or for `/tokenize` and `/detokenize` the answer.
+    Raises ApiError."""
+    ignored: set[str] = set()
+    if rules.is_lenient:
+        request = validated(LENIENT.get(kind, kind), data, {"ignored": ignored})
+        ignored |= set(request.model_extra or ())
+        (request.model_extra or {}).clear()
+    else:
+        request = validated(kind, data)
+    model = getattr(request, "model", None)
+    if model is not None and model != rules.model:
+        message = f"the model {model!r} is not served here; the served model is {rules.model!r}"
+        raise ApiError(404, message, param="model", code="model_not_found")
+    if isinstance(request, CompletionRequest):
+        return replace(_read_completion(request, rules, codec), ignored=_short(ignored))
+    if isinstance(request, ChatRequest):
+        return replace(_read_chat(request, rules, codec), ignored=_short(ignored))
+    if isinstance(request, TokenizeRequest):
+        return _tokenized(request, rules, codec)
+    assert isinstance(request, DetokenizeRequest), "the others are read by `validated` alone"
+    check_tokens(request.tokens, rules.vocab_size, "tokens")
+    return json.dumps({"prompt": codec.decode(np.array(request.tokens, dtype=np.int64))}).encode()
+
+
+def _short(names: set[str]) -> tuple[str, ...]:
+    return tuple(sorted(name for name in names if len(name) <= MOST_NAME))[:MOST_NAMES]
+
+
+def validated(kind: type[Read], data: bytes, context: dict[str, Any] | None = None) -> Read:
+    """Return the parameters of a request. Raises ApiError with the first problem."""
+    try:
+        return kind.model_validate_json(data, context=context)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        raise ApiError(400, f"the body is not JSON: {first['ctx']['error']}")
+    where = ".".join(map(str, first["loc"]))
+    message = first["msg"] if first["type"] != "extra_forbidden" else "is not a parameter of this endpoint"
+    param = str(first["loc"][0]) if first["loc"] else None
+    raise ApiError(400, f"{where}: {message}" if where else message, param=param)
+
+
+def check_tokens(tokens: Sequence[int], vocab_size: int, param: str) -> None:
+    """Raise ApiError for a token id that is not in the vocabulary."""
+    if tokens and max(tokens) >= vocab_size:
+        raise ApiError(400, f"token {max(tokens)} is not in the vocabulary of {vocab_size} tokens", param=param)
+
+
+def _read_completion(request: CompletionRequest, rules: ReadingRules, codec: TextCodec) -> Asked:
+    given: Any = request.prompt
+    if isinstance(given, str) or isinstance(given[0], int):
+        given = [given]
+    if request.num_outputs * len(given) > rules.max_choices:
+        each = f"{request.num_outputs} outputs for each of {len(given)} prompts"
+        message = f"{each}; expected at most {rules.max_choices} in all"
+        raise ApiError(400, message, param="n" if request.num_outputs > 1 else "prompt")
+    prompts = []
+    for prompt in given:
+        if isinstance(prompt, str):
+            _check_bytes(prompt, rules, codec, "prompt")
+            tokens = _encoded(partial(codec.encode, prompt), "prompt")
+        else:
+            check_tokens(prompt, rules.vocab_size, "prompt")
+            tokens = np.array(prompt, dtype=np.int64)
+        prompts.append(_within_context(tokens, rules, "prompt"))
+    echoes = [codec.decode(one) for one in prompts for _ in range(request.num_outputs)] if request.echo else []
+    request.prompt = ""
+    return Asked(request, prompts, echoes)
+
+
+def _read_chat(request: ChatRequest, rules: ReadingRules, codec: TextCodec) -> Asked:
+    if request.num_outputs > rules.max_choices:
+        raise ApiError(400, f"{request.num_outputs} outputs; expected at most {rules.max_choices}", param="n")
+    messages = [message.to_template() for message in request.messages]
+    call = None
+    if request.tools and rules.without_tools and request.tool_choice != "none":
+        raise ApiError(400, rules.without_tools, param="tools", code="unsupported")
+    if request.tools and not rules.without_tools:
+        text = json.dumps([tool.model_dump(exclude_none=True) for tool in request.tools])
+        messages = [{"role": "tools", "content": text}, *messages]
+        call = None if request.demanded is None else Call.of(request.demanded.model_dump())
+    _check_bytes("".join(message["content"] or "" for message in messages), rules, codec, "messages")
+    tokens = _encoded(partial(codec.encode_chat, messages), "messages")
+    asked = Asked(request, [_within_context(tokens, rules, "messages")], call=call)
+    request.messages, request.tools = [], None if request.tools is None else request.tools[:1]
+    return asked
+
+
+def _tokenized(request: TokenizeRequest, rules: ReadingRules, codec: TextCodec) -> bytes:
+    if request.messages is not None and request.prompt is None:
+        messages = [message.to_template() for message in request.messages]
+        tokens = _encoded(partial(codec.encode_chat, messages), "messages")
+    elif request.prompt is not None and request.messages is None:
+        encode = partial(codec.encode, request.prompt, add_special_tokens=request.add_special_tokens)
+        tokens = _encoded(encode, "prompt")
+    else:
+        raise ApiError(400, "expected exactly one of prompt and messages", param="prompt")
+    return json.dumps({"tokens": tokens.tolist(), "count": len(tokens), "max_model_len": rules.context_len}).encode()
+
+
+def _encoded(encode: Callable[[], np.ndarray], param: str) -> np.ndarray:
+    try:
+        return encode()
+    except InvalidRequest as error:
+        raise ApiError(400, str(error), param=param) from None
+
+
+def _check_bytes(text: str, rules: ReadingRules, codec: TextCodec, param: str) -> None:
+    """Raise ApiError for a text that is too long for the context by its bytes alone."""
+    size, most = len(text.encode(errors="replace")), codec.most_bytes_per_token
+    if size > rules.longest_prompt * most:
+        message = f"the prompt has {size} bytes, {most} in a token at most; expected 1 to {rules.longest_prompt} tokens"
+        raise ApiError(400, message, param=param, code="context_length_exceeded")
+
+
+def _within_context(tokens: np.ndarray, rules: ReadingRules, param: str) -> np.ndarray:
+    if not 1 <= len(tokens) <= rules.longest_prompt:
+        message = f"the prompt has {len(tokens)} tokens; expected 1 to {rules.longest_prompt}"
+        raise ApiError(400, message, param=param, code="context_length_exceeded" if len(tokens) else None)
+    return tokens
+
+
+class RequestReader:
+    """Reads bodies by `rules`; `codec` is the tokenizer of this process."""
+
+    def __init__(self, rules: ReadingRules, codec: TextCodec) -> None:
+        self._rules = rules
+        self._codec = codec
+        self._pool: ProcessPoolExecutor | None = None
+        self._waiting_bytes = 0
+
+    def start(self) -> None:
+        """Start the process for long bodies now, instead of with the first of them."""
+        self._the_pool().submit(os.getpid)
+
+    def stop(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
+    async def read(self, kind: type[Body], data: bytes) -> Asked | bytes:
+        """Read a body, as the function `read` does. Raises ApiError, also if too many long bodies wait."""
+        if len(data) <= SMALL_BODY:
+            return read(kind, data, self._rules, self._codec)
+        if self._waiting_bytes + len(data) > MAX_WAITING_BYTES:
+            message = f"{self._waiting_bytes} bytes of long requests wait to be read"
+            raise ApiError(429, message, code="too_many_bytes", retry_after_s=1)
+        self._waiting_bytes += len(data)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._the_pool(), _read_there, kind, data)
+        except BrokenProcessPool:
+            self._pool = None  # the next long body starts another
+            message = "the process that reads long requests has ended while it read this one or another"
+            raise ApiError(503, message, code="reader_ended", retry_after_s=1) from None
+        finally:
+            self._waiting_bytes -= len(data)
+
+    def _the_pool(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            spawn = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks as they are
+            self._pool = ProcessPoolExecutor(1, mp_context=spawn, initializer=_begin, initargs=(self._rules,))
+        return self._pool
+
+
+# -- in the other process ---------------------------------------------------------------------------------------------
+
+_here: tuple[ReadingRules, TextCodec]
+
+
+def _begin(rules: ReadingRules) -> None:
+    global _here
+    for number in (signal.SIGINT, signal.SIGTERM):  # to all processes of a terminal or a service: the server drains
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(5)  # where both want the same core, events of the others come first
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _here = (rules, rules.make_codec())
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this is a child"
+    parent.join()
+    os._exit(0)
+
+
+def _read_there(kind: type[Body], data: bytes) -> Asked | bytes:
+    """Read a body. What is left of it goes back whole, so it is bounded, too."""
+    asked = read(kind, data, *_here)
+    if isinstance(asked, Asked) and len(asked.request.model_dump_json()) > MAX_PARAMETER_BYTES:
+        message = f"its parameters have more than {MAX_PARAMETER_BYTES} bytes, beside prompt or messages"
+        raise ApiError(413, message, code="body_too_large")
+    return asked

@@ -1,0 +1,317 @@
+"""Requests as clients write them. A parameter that is unknown, or that no body here can honour, is an
+error with its name."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    Tag,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError
+
+from ...core.contract.request import biases
+from ...core.prompt import MAX_TOKEN_ID
+
+MAX_STOPS = 16
+MAX_TOP_LOGPROBS = 5
+MAX_BIASES = 300
+"""Tokens of a `logit_bias`, as OpenAI limits them."""
+Token = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID, strict=True)]
+Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
+TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$", strict=True)]
+Text = Annotated[str, Field(strict=True)]
+MAX_PROMPTS = 1024
+"""Of one request, whatever the server's own limit of outputs is: what is beyond is not looked at."""
+
+
+def _form_of_prompt(value: Any) -> str:
+    """Return the form that a prompt has by its first item: each has its own errors, and only the first one is told."""
+    if not isinstance(value, list):
+        return "text"
+    first = value[0] if value else None
+    return "texts" if isinstance(first, str) else "lists" if isinstance(first, list) else "tokens"
+
+
+Prompt = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[Tokens, Tag("tokens")]
+    | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("texts")]
+    | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("lists")],
+    Discriminator(_form_of_prompt),
+]
+
+
+@dataclass(frozen=True, eq=False)  # Python keeps one `Annotated` for marks that are equal, as of 0 and of False
+class Only:
+    """Marks an unsupported parameter: `values` have no effect and are accepted, as is null; any other is an error, or
+    left out and named in the context's "ignored" of a validation that has it."""
+
+    values: tuple[Any, ...]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        shown = WithJsonSchema({"enum": [None, *self.values]})
+        return handler.generate_schema(Annotated[source, AfterValidator(self._checked), shown])
+
+    def _checked(self, value: Any, info: ValidationInfo) -> Any:
+        if not any(type(value) is type(one) and value == one for one in (*self.values, None)):
+            if info.context is not None:
+                info.context["ignored"].add(info.field_name)
+                return None
+            shown = " or ".join(map(repr, self.values))
+            raise PydanticCustomError(
+                "unsupported", "is not supported{hint}", {"hint": f"; expected {shown}" if shown else ""}
+            )
+        return value
+
+
+def only(*accepted: Any) -> Only:
+    """Return the mark of an unsupported parameter, of which `accepted` values have no effect."""
+    return Only(accepted)
+
+
+class Body(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+    continuous_usage_stats: bool = Field(False, description="with include_usage: every event has the usage so far")
+    include_obfuscation: Annotated[Any, only(False)] = None
+
+
+class NamedSchema(Body):
+    name: Text | None = None
+    description: Text | None = None
+    schema_: dict[str, Any] = Field(alias="schema", description="a JSON schema")
+    strict: bool | None = Field(None, description="has no effect: the output always follows the schema")
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise PydanticCustomError("response_format", "type json_schema and a json_schema go together")
+        return self
+
+    @property
+    def schema_text(self) -> str | None:
+        """The schema that an output must follow, None for any text."""
+        if self.json_schema is not None:
+            return json.dumps(self.json_schema.schema_)
+        return None if self.type == "text" else '{"type": "object"}'
+
+
+class Sampled(Body):
+    """What completions and chats have in common."""
+
+    model: Text | None = Field(None, description="the served model; optional")
+    n: Annotated[int, Field(ge=1, le=1024, strict=True)] | None = Field(None, description="1 by default")
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID, strict=True)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKEN_ID, strict=True)] | None = Field(
+        None, description="-1 and 0: all tokens"
+    )
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1, strict=True)] | None = None
+    stop: Text | Annotated[list[Annotated[Text, Field(min_length=1)]], Field(max_length=MAX_STOPS)] | None = None
+    ignore_eos: bool = Field(False, description="continue after the end-of-text token, up to max_tokens")
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1, strict=True)] = Field(
+        0, description="a greater number is more urgent"
+    )
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    logit_bias: (
+        Annotated[dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)] | None
+    ) = Field(None, description="token id → number to add to its logit")
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    response_format: ResponseFormat | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN_ID, strict=True)] | None = Field(
+        None, description="no end of text and no stop token ends the output before it has so many"
+    )
+    stop_token_ids: Annotated[list[Token], Field(max_length=MAX_STOPS)] | None = None
+    cache_salt: Annotated[Text, Field(max_length=256)] | None = Field(
+        None, description="prompts with another one share no prefix in the cache"
+    )
+    user: Text | None = Field(None, description="not looked at")
+
+    @property
+    def shaping(self) -> dict[str, Any]:
+        """The parameters that change the model's logits, and are not off, as `SamplingParams` has them."""
+        off = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_p": 0.0}
+        found = {name: value for name in off if (value := getattr(self, name)) not in (None, off[name])}
+        return {**found, "logit_bias": biases(self.logit_bias)} if self.logit_bias else found
+
+    @property
+    def schema_text(self) -> str | None:
+        """The JSON schema that outputs must follow."""
+        return None if self.response_format is None else self.response_format.schema_text
+
+    @property
+    def num_outputs(self) -> int:
+        return self.n or 1
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) and self.stop else tuple(self.stop or ())
+
+    @property
+    def usage(self) -> str:
+        """Where a stream tells its usage: "" (nowhere), "last" (in an event of its own) or "each" (in
+        every event, too)."""
+        options = self.stream_options
+        if options is None or not options.include_usage:
+            return ""
+        return "each" if options.continuous_usage_stats else "last"
+
+
+class CompletionRequest(Sampled):
+    prompt: Prompt
+    echo: bool | None = False
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS, strict=True)] | None = None
+    best_of: Annotated[Any, only(1)] = None
+    suffix: Annotated[Any, only("")] = None
+
+
+class Lenient(BaseModel):
+    """A part of a conversation. Clients send answers back as they came, and other servers' answers, so keys that
+    are unknown here are left out."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore", protected_namespaces=())
+
+
+class TextPart(Lenient):
+    type: Literal["text"]
+    text: Text
+
+
+class CalledFunction(Lenient):
+    name: Text
+    arguments: Text = Field("{}", description="JSON")
+
+
+class ToolCall(Lenient):
+    id: Text | None = None
+    function: CalledFunction
+
+    def to_template(self) -> dict[str, Any]:
+        """Return the call as chat templates read it: with its arguments as an object, if they are one."""
+        arguments: Any = self.function.arguments
+        with suppress(ValueError):
+            arguments = json.loads(arguments)
+        return {"type": "function", "id": self.id, "function": {"name": self.function.name, "arguments": arguments}}
+
+
+class ChatMessage(Lenient):
+    role: Annotated[Text, Field(min_length=1, max_length=64)]
+    content: Text | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] | None = None
+    name: Text | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_call_id: Text | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise PydanticCustomError("content", "expected content, or tool_calls")
+        return self
+
+    def to_template(self) -> dict[str, Any]:
+        """Return the message as chat templates read it."""
+        parts = self.content or ""
+        content = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        further: dict[str, Any] = {"name": self.name, "tool_call_id": self.tool_call_id}
+        further["tool_calls"] = [call.to_template() for call in self.tool_calls or ()] or None
+        return {"role": self.role, "content": content, **{k: v for k, v in further.items() if v is not None}}
+
+
+class ToolFunction(Lenient):
+    name: Text
+    description: Text | None = None
+    parameters: dict[str, Any] | None = Field(None, description="a JSON schema")
+
+
+class Tool(Lenient):
+    type: Literal["function"] = "function"
+    function: ToolFunction
+
+
+class NamedFunction(Lenient):
+    name: Text
+
+
+class ToolChoice(Lenient):
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
+class ChatRequest(Sampled):
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID, strict=True)] | None = None
+    logprobs: bool | None = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS, strict=True)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    functions: Annotated[Any, only([])] = None
+    parallel_tool_calls: Annotated[Any, only(True)] = None
+    modalities: Annotated[Any, only(["text"])] = None
+    service_tier: Annotated[Any, only("auto", "default")] = None
+    store: Annotated[Any, only(False)] = None
+
+    @model_validator(mode="after")
+    def _knows_the_function(self) -> Self:
+        names = [tool.function.name for tool in self.tools or ()]
+        if isinstance(self.tool_choice, ToolChoice) and self.tool_choice.function.name not in names:
+            raise PydanticCustomError("tool_choice", "tool_choice names a function that is not among the tools")
+        if self.tool_choice == "required" and not names:
+            raise PydanticCustomError("tool_choice", "tool_choice is required, and there are no tools")
+        return self
+
+    @property
+    def demanded(self) -> ToolFunction | None:
+        """The function that the answer has to call."""
+        if isinstance(self.tool_choice, ToolChoice):
+            name = self.tool_choice.function.name
+            return next(tool.function for tool in self.tools or () if tool.function.name == name)
+        return self.tools[0].function if self.tool_choice == "required" and self.tools else None
+
+
+class LenientCompletionRequest(CompletionRequest):
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
+
+
+class LenientChatRequest(ChatRequest):
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
+
+
+class TokenizeRequest(Body):
+    model: Text | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] | None = None
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(Body):
+    model: Text | None = None
+    tokens: Annotated[list[Token], Field(fail_fast=True)]
+
+
+class AbortRequest(Body):
+    request_id: Annotated[Text, Field(max_length=256)] = Field(description="the id of the answer, such as cmpl-…")

@@ -1,0 +1,1 @@
+"""What a run has shown, as numbers by name, and how near it was to what can be served."""

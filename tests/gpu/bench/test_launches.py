@@ -1,0 +1,121 @@
+"""The launches of a round that are counted without a GPU: which there are, and the bytes of each part."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from foredraft.core.algorithm.algorithm import Drafter
+from foredraft.core.errors import ForedraftError
+from foredraft.gpu.bench.floor import round_bytes
+from foredraft.gpu.bench.launches import ATTENTION, DRAFT, EXPERTS, LM_HEAD, PROJECTIONS, TARGET, Launch, count_launches
+from foredraft.gpu.bench.plan import BenchOptions, BenchPlan, plan_bench
+from foredraft.gpu.bench.shapes import meta_models
+from foredraft.gpu.kernels import jit
+from foredraft.gpu.kernels.layers.flash import DeviceTraits
+
+pytest.importorskip("triton")
+
+LAYERS, HIDDEN, VOCAB = 4, 64, 200
+SMALL = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": LAYERS,
+    "hidden_size": HIDDEN,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 4096,
+}
+MOE = SMALL | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 64,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
+GPU = DeviceTraits(processors=132, capability=9)
+
+
+def plan_of(tmp_path, shape=SMALL, **options) -> BenchPlan:
+    path = tmp_path / "shape.json"
+    path.write_text(json.dumps(shape))
+    usual = BenchOptions(random_weights=str(path), batch_sizes="2", context_lengths="40", dtype="bfloat16")
+    return plan_bench(replace(usual, **options), on_meta=True)
+
+
+def counted(plan: BenchPlan, arm: int = -1, context_len: int = 40, traits: DeviceTraits = GPU) -> list[Launch]:
+    return count_launches(plan, plan.cells[0].arms[arm], context_len, traits)
+
+
+def test_a_plain_round_has_the_launches_of_its_layers(tmp_path):
+    found = counted(plan_of(tmp_path, algorithm="NONE"))
+    kinds = Counter((launch.model, launch.group) for launch in found)
+    assert kinds[TARGET, PROJECTIONS] == 4 * LAYERS and kinds[TARGET, LM_HEAD] == 1
+    names = Counter(launch.name for launch in found)
+    assert names["rms_norm_kernel"] == 2 * LAYERS + 1
+    assert names["rope_write_kernel"] == names["silu_mul_kernel"] == names["verify_attention_kernel"] == LAYERS
+    assert names["_greedy_kernel"] == names["_chain_kernel"] == 1
+    assert not any(launch.model == DRAFT for launch in found)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        ("NONE", {}),
+        ("STANDALONE", {"steps": "3"}),
+        ("EAGLE", {"steps": "2"}),
+        ("EAGLE3", {"steps": "3"}),
+        ("EAGLE3", {"steps": "3", "topk": 4, "num_draft_tokens": 9}),
+        ("MULTI_LAYER_EAGLE", {"steps": "3"}),
+        ("NGRAM", {"steps": "3"}),
+    ],
+)
+def test_products_read_the_weights_that_the_floor_counts(tmp_path, algorithm, options):
+    plan = plan_of(tmp_path, algorithm=algorithm, **options)
+    steps, drafter = plan.cells[0].arms[-1].steps, plan.algorithm.drafter
+    target, draft = meta_models(plan.target, plan.draft, plan.dtype)
+    passes = 1 if drafter is Drafter.HEADS else steps
+    vectors = [(target, 1), *([] if draft is None else [(draft, passes)])]  # norms, which no product reads
+    norms = sum(times * x.nbytes for model, times in vectors for x in model.parameters() if x.ndim == 1)
+    read = sum(2 * groups * inner * columns for groups, _, inner, columns in products(counted(plan)))
+    assert read == round_bytes(target, draft, drafter, steps, verified_tokens=2).weights - norms
+
+
+def products(found: list[Launch]) -> list[tuple[int, int, int, int]]:
+    return [launch.product for launch in found if launch.product is not None]
+
+
+def test_attention_reads_the_keys_and_values_of_the_context(tmp_path):
+    plan = plan_of(tmp_path, algorithm="NONE")
+
+    def attended(length: int) -> int:
+        return sum(launch.num_bytes for launch in counted(plan, context_len=length) if launch.group == ATTENTION)
+
+    per_token = round_bytes(*meta_models(plan.target, None, plan.dtype), Drafter.NONE, 0, 2).kv[0][1]
+    table = 4 * LAYERS
+    assert attended(4000) - attended(40) == 2 * 3960 * (per_token + table)
+
+
+def test_sizes_that_the_gpu_decides_are_those_of_the_gpu(tmp_path):
+    """Many processors cut long rows into parts, whose results a second kernel joins; one takes the rows whole."""
+    plan = plan_of(tmp_path, algorithm="NONE", context_lengths="2000")
+    for traits, joined in ((GPU, LAYERS), (DeviceTraits(processors=1, capability=9), 0)):
+        names = Counter(launch.name for launch in counted(plan, context_len=2000, traits=traits))
+        assert names["join_parts_kernel"] == joined
+
+
+def test_few_tokens_copy_the_experts_that_they_choose(tmp_path):
+    found = [launch for launch in counted(plan_of(tmp_path, MOE, algorithm="NONE")) if launch.group == EXPERTS]
+    copies = [launch for launch in found if launch.product is None]
+    expert = 3 * MOE["moe_intermediate_size"] * HIDDEN * 2
+    assert sum(launch.num_bytes for launch in copies) == LAYERS * 2 * (2 * 2 * expert), "two tokens, two experts each"
+    assert len(found) - len(copies) >= 2 * LAYERS
+
+
+def test_without_triton_nothing_is_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(jit, "triton", None)
+    with pytest.raises(ForedraftError, match="Triton"):
+        counted(plan_of(tmp_path))

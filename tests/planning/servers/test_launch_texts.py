@@ -1,0 +1,323 @@
+"""Launch commands as people have them: scripts, containers, manifests and files of configuration; and what of the
+servers' own rules follows from their arguments."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from foredraft.core.errors import ConfigError
+from foredraft.core.model_shape import built_in_config
+from foredraft.planning.servers.files import server_files
+from foredraft.planning.servers.launch import Launch, read_launch
+from foredraft.planning.servers.yaml_text import parse_yaml
+from foredraft.planning.tuning.tables import settings_of
+from foredraft.sim.assembly import assemble
+from foredraft.sim.scenario import Scenario
+from foredraft.sim.scenario_file import load_scenario, scenario_with
+
+MODEL = "Qwen/Qwen3-8B"
+
+
+def launch_of(command: str, server: str = "vllm") -> Launch:
+    return read_launch(server, command, "--from", "H100")
+
+
+def refusal_of(command: str, server: str = "vllm") -> str:
+    with pytest.raises(ConfigError) as caught:
+        read_launch(server, command, "--from", "H100")
+    return str(caught.value)
+
+
+def scenario_of(server: str, command: str, **more: Any) -> Scenario:
+    settings = launch_of(command, server).settings
+    return load_scenario(None, [f"{key}={value}" for key, value in more.items()], {"--from": settings})[0]
+
+
+class TestScripts:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "MODEL=Qwen/Qwen3-8B\nTP=4\nvllm serve $MODEL --tensor-parallel-size ${TP}",
+            "TP=${TP:-4}\nvllm serve Qwen/Qwen3-8B \\\n  -tp $TP 2>&1 | tee log.txt",
+            'ARGS=(\n  --tensor-parallel-size 4  # devices\n)\nexec vllm serve Qwen/Qwen3-8B "${ARGS[@]}"',
+            "cat > a.yaml <<EOF\ntensor-parallel-size: 4\nEOF\nvllm serve Qwen/Qwen3-8B --config a.yaml",
+            "pip install vllm==0.10.2 && bash -c 'vllm serve Qwen/Qwen3-8B --tensor-parallel-size=4' &",
+            "docker pull vllm/vllm-openai:latest\n"
+            "docker run --gpus all -e A=b vllm/vllm-openai:latest --model Qwen/Qwen3-8B --tensor-parallel-size 4",
+            "docker run --entrypoint vllm vllm/vllm-openai:latest vllm serve Qwen/Qwen3-8B -tp 4",
+            "vllm serve Qwen/Qwen3-8B --tensor-parallel-size 4 --port 1 &\n"
+            "vllm serve Qwen/Qwen3-8B --tensor-parallel-size 4 --port 2",
+        ],
+    )
+    def test_a_command_is_found_with_its_values(self, text: str):
+        settings = launch_of(text).settings
+        assert (settings["model.target"], settings["hardware.tensor_parallel"]) == (MODEL, 4)
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("vllm serve Qwen/Qwen3-8B --tensor-parallel-size $TP", "a variable of the shell or a placeholder"),
+            ("vllm serve <model>", "a variable of the shell or a placeholder"),
+            ("vllm serve a/b --max-num-seqs 4\nvllm serve a/b --max-num-seqs 8", "starts vLLM 2 times"),
+            ("vllm serve a/b\n  --max-num-seqs 4", "the shell would not pass it"),
+            ("vllm serve a/b 'c", "cannot be read as a command"),
+            ("python app.py --model a/b", "'python' is no command of vLLM"),
+            ("vllm serve a/b c/d", "c/d: is no argument of vLLM"),
+        ],
+    )
+    def test_what_a_simulation_would_have_to_guess_is_refused(self, text: str, message: str):
+        assert message in refusal_of(text)
+
+    def test_a_variable_matters_only_where_it_has_an_effect(self):
+        assert launch_of("vllm serve a/b --port $PORT --served-model-name ${NAME}").settings["model.target"] == "a/b"
+
+
+class TestModels:
+    def test_a_command_without_one_is_refused(self):
+        for text in ("vllm serve --max-num-seqs 4", "--max-num-seqs 4"):
+            assert "model: the command names none" in refusal_of(text)
+        given = read_launch("vllm", "vllm serve --max-num-seqs 4", "--from", "H100", has_model=True)
+        assert "model.target" not in given.settings
+
+    @pytest.mark.parametrize("server", ["vllm", "sglang"])
+    def test_it_may_stand_in_a_file_over_which_the_command_wins(self, server: str, tmp_path: Path):
+        key = {"vllm": "model", "sglang": "model-path"}[server]
+        start = {"vllm": "vllm serve", "sglang": "python -m sglang.launch_server"}[server]
+        text = f"{key}: a/b\ntensor-parallel-size: 2\nmax-model-len: 4096\n".replace(
+            "max-model-len", "max-model-len" if server == "vllm" else "context-length"
+        )
+        (tmp_path / "own.yaml").write_text(text)
+        script = tmp_path / "start.sh"  # the file is looked for beside the script
+        script.write_text(f"{start} --config own.yaml --tensor-parallel-size 4\n")
+        settings = launch_of(str(script), server).settings
+        found = tuple(settings[key] for key in ("model.target", "hardware.tensor_parallel", "model.context_len"))
+        assert found == ("a/b", 4, 4096)
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            (None, "cannot be read"),
+            ("model: a/b\nmodel: c/d\n", "'model' is written twice"),
+            ("model: a/b\nmax-num-seqs:\n", "max-num-seqs: has no value"),
+            ("model: a/b\nmax-num-sqs: 4\n", "did you mean '--max-num-seqs'"),
+            ("- a/b\n", "has no keys"),
+        ],
+    )
+    def test_a_file_that_cannot_be_read_is_refused(self, text: str | None, message: str, tmp_path: Path):
+        path = tmp_path / "own.yaml"
+        if text is not None:
+            path.write_text(text)
+        assert message in refusal_of(f"vllm serve --config {path}")
+
+
+DEPLOYMENT = """\
+apiVersion: apps/v1
+kind: Deployment
+spec:
+  template:
+    spec:
+      containers:
+      - name: server
+        image: vllm/vllm-openai:v0.10.2
+        env:
+        - {name: TP, value: "4"}
+        args: ["--model", "Qwen/Qwen3-8B", "--tensor-parallel-size", "$(TP)", "--port", "8000"]
+      - name: other
+        image: nginx
+        args: ["-g", "daemon off;"]
+"""
+COMMAND_LINE = """\
+kind: Pod
+spec:
+  containers:
+  - name: server
+    image: vllm/vllm-openai:latest
+    command: ["/bin/sh", "-c"]
+    args:
+    - |
+      vllm serve Qwen/Qwen3-8B \\
+        --tensor-parallel-size 4
+"""
+COMPOSE = """\
+services:
+  server:
+    image: vllm/vllm-openai:latest
+    command: --model Qwen/Qwen3-8B --tensor-parallel-size 4
+"""
+
+
+class TestManifests:
+    @pytest.mark.parametrize("text", [DEPLOYMENT, COMMAND_LINE, COMPOSE, "---\n" + DEPLOYMENT + "---\n" + COMPOSE])
+    def test_the_command_of_a_container_is_read(self, text: str, tmp_path: Path):
+        for given in (text, str(tmp_path / "a.yaml")):
+            (tmp_path / "a.yaml").write_text(text)
+            settings = launch_of(given).settings
+            assert (settings["model.target"], settings["hardware.tensor_parallel"]) == (MODEL, 4)
+
+    def test_the_release_is_that_of_its_image(self):
+        assert any("release 0.10.2" in line for line in launch_of(DEPLOYMENT).notes())
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            (DEPLOYMENT.replace("value:", "valueFrom:"), "a variable of the shell or a placeholder"),
+            (DEPLOYMENT.replace("$(TP)", "4").replace("image:", "image: a\n        image:", 1), "written twice"),
+            (DEPLOYMENT.replace("vllm/", "other/").replace("vllm-", "x-"), "no container of this manifest"),
+            (DEPLOYMENT.replace("]", "", 1), "line"),
+            (DEPLOYMENT + "---\n" + COMPOSE.replace("4", "8"), "starts vLLM 2 times"),
+        ],
+    )
+    def test_what_cannot_be_read_is_refused(self, text: str, message: str):
+        assert message in refusal_of(text)
+
+
+BOMB = "a: &a [1, 1]\n" + "\n".join(f"{two}: &{two} [*{one}, *{one}]" for one, two in itertools.pairwise("abcdefghi"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (BOMB, "alias"),
+        ("a: &x {b: 1}\nc: {<<: *x}", "alias"),
+        ("a: 1\nb: {c: 1, c: 2}", "'c' is written twice"),
+        ("a: !!python/object/apply:os.system [ls]", "python/object"),
+        ("[" * 5000, "deep"),
+        ("a: [1", "line"),
+        ("? [1, 2]\n: 3", "key"),
+        ("a: \x00", ""),
+    ],
+    ids=range(8),
+)
+def test_yaml_that_is_not_plain_is_refused(text: str, message: str):
+    with pytest.raises(ConfigError) as caught:
+        list(parse_yaml(text, "a.yaml"))
+    assert message in str(caught.value) and "a.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("server", "argument", "known"),
+    [
+        ("vllm", "--dtype int3", "bfloat16"),
+        ("vllm", "--quantization fp6", "fp8"),
+        ("vllm", "--kv-cache-dtype fp7", "fp8_e4m3"),
+        ("sglang", "--dtype int3", "bfloat16"),
+        ("sglang", "--quantization fp6", "w8a8_fp8"),
+        ("sglang", "--kv-cache-dtype fp7", "fp8_e5m2"),
+    ],
+)
+def test_an_unknown_format_is_refused_with_the_known_ones(server: str, argument: str, known: str):
+    start = {"vllm": "vllm serve a/b", "sglang": "sglang serve --model-path a/b"}[server]
+    message = refusal_of(f"{start} {argument}", server)
+    assert argument.split()[0] in message and "knows" in message and known in message
+
+
+class TestSpeculation:
+    def test_vllm_drops_its_schedule_under_data_parallelism(self):
+        table = (
+            '\'{"method":"eagle3","model":"d/e","num_speculative_tokens":4,'
+            '"num_speculative_tokens_per_batch_size":[[1,8,4],[9,64,1]]}\''
+        )
+        alone = launch_of(f"vllm serve {MODEL} --speculative-config {table}")
+        parallel = launch_of(f"vllm serve {MODEL} --speculative-config {table} -dp 2")
+        assert "adaptive" in alone.settings["speculation"] and not any("WARNING" in line for line in alone.notes())
+        assert parallel.settings["speculation"] == {"algorithm": "EAGLE3", "policy": "fixed", "steps": 4}
+        assert any("WARNING: with data parallelism vLLM drops" in line for line in parallel.notes())
+
+    @pytest.mark.parametrize(
+        "more", ["--speculative-eagle-topk 4 --speculative-num-draft-tokens 8", "--tp 2 --dp 2 --enable-dp-attention"]
+    )
+    def test_sglang_ignores_adaptive_steps_where_it_cannot(self, more: str):
+        command = (
+            f"sglang serve --model-path {MODEL} --speculative-algorithm EAGLE3 --speculative-num-steps 3 {more} "
+            "--speculative-adaptive"
+        )
+        launch = launch_of(command, "sglang")
+        assert launch.settings["speculation"]["policy"] == "fixed"
+        assert any("SGLang ignores --speculative-adaptive" in line for line in launch.notes())
+
+    def test_look_ups_of_sglang_are_trees(self):
+        command = (
+            f"sglang serve --model-path {MODEL} --speculative-algorithm NGRAM --speculative-num-draft-tokens 16 "
+            "--sampling-backend pytorch"
+        )
+        spec = assemble(scenario_of("sglang", command)).spec
+        assert (spec.num_draft_tokens, spec.topk) == (16, 10)
+
+    def test_own_layers_are_one_deployment_on_every_server(self, tmp_path: Path):
+        pytest.importorskip("aiconfigurator_core")
+        (tmp_path / "o.yaml").write_text(
+            "speculative_config: {decoding_type: MTP, num_nextn_predict_layers: 2}\ntensor_parallel_size: 8\n"
+        )
+        model = "deepseek-ai/DeepSeek-V3"
+        commands = {
+            "sglang": f"sglang serve --model-path {model} --tp 8 --speculative-algorithm NEXTN "
+            "--speculative-num-steps 2 --speculative-eagle-topk 1 --speculative-num-draft-tokens 3",
+            "vllm": f'vllm serve {model} -tp 8 --speculative-config \'{{"method":"mtp","num_speculative_tokens":2}}\'',
+            "trtllm": f"trtllm-serve {model} --config {tmp_path / 'o.yaml'}",
+        }
+        found = {}
+        for server, command in commands.items():
+            scenario = scenario_of(server, command, **{"engine.kv_slots": 100_000})
+            assembled = assemble(scenario)
+            found[server] = (scenario.speculation.algorithm, scenario.speculation.steps, assembled.acceptance)
+        assert found["sglang"] == found["vllm"] == found["trtllm"]
+
+    @pytest.mark.parametrize(("steps", "algorithm"), [(3, "MULTI_LAYER_EAGLE"), (4, "EAGLE")])
+    def test_several_own_layers_draft_one_token_each(self, steps: int, algorithm: str, tmp_path: Path):
+        config = dict(built_in_config("qwen3-8b")[1]) | {"num_nextn_predict_layers": 3}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        table = json.dumps({"method": "mtp", "num_speculative_tokens": steps})
+        settings = launch_of(f"vllm serve {tmp_path} --speculative-config '{table}'").settings
+        assert settings["speculation"]["algorithm"] == algorithm
+
+    def test_eagle_of_tensorrt_is_eagle3_unless_its_backend_says_otherwise(self, tmp_path: Path):
+        options = tmp_path / "o.yaml"
+        options.write_text(
+            "speculative_config: {decoding_type: Eagle, max_draft_len: 3, speculative_model_dir: some/head}\n"
+        )
+        command = f"trtllm-serve {MODEL} --config {options}"
+        assert launch_of(command, "trtllm").settings["speculation"]["algorithm"] == "EAGLE3"
+        assert launch_of(f"{command} --backend tensorrt", "trtllm").settings["speculation"]["algorithm"] == "EAGLE"
+        options.write_text(options.read_text() + "max_batch_size: 4\nmax_batch_size: 8\n")
+        assert "'max_batch_size' is written twice" in refusal_of(command, "trtllm")
+
+    def test_eagle_is_not_written_for_tensorrt(self):
+        table = {"1": {"candidate_steps": [3]}}
+        scenario = scenario_with({}, settings_of(table) | {"speculation.algorithm": "EAGLE"})
+        files, left_out = server_files(scenario, table, table, 64)
+        assert "trtllm.yaml" not in files and "EAGLE" in left_out["TensorRT-LLM"]
+
+
+@pytest.mark.parametrize("server", ["vllm", "sglang"])
+def test_weights_in_host_memory_are_named(server: str):
+    start = {"vllm": "vllm serve a/b", "sglang": "sglang serve --model-path a/b"}[server]
+    reason = launch_of(f"{start} --cpu-offload-gb 20", server).not_modelled["--cpu-offload-gb"]
+    assert "weights" in reason
+
+
+def test_all_to_all_kernels_divide_the_experts_among_all_devices():
+    command = "sglang serve --model-path deepseek-ai/DeepSeek-V3 --tp 8 --dp 8 --enable-dp-attention --moe-a2a-backend"
+    assert launch_of(f"{command} deepep", "sglang").settings["hardware.expert_parallel"] == 8
+    assert "hardware.expert_parallel" not in launch_of(f"{command} none", "sglang").settings
+
+
+@pytest.mark.parametrize(
+    ("server", "command"),
+    [
+        ("vllm", "vllm serve a/b -tp 8 --nnodes 2 --node-rank 0"),
+        ("sglang", "sglang serve --model-path a/b --tp 8 --nnodes 2 --node-rank 1"),
+        ("trtllm", "trtllm-serve a/b --tp_size 8 --gpus_per_node 4"),
+    ],
+)
+def test_nodes_end_the_fast_link_but_in_a_rack(server: str, command: str):
+    assert launch_of(command, server).settings["hardware.gpus_per_node"] == 4
+    assert "hardware.gpus_per_node" not in read_launch(server, command, "--from", "GB200").settings
+    if server != "trtllm":
+        assert "--nnodes: is 3, which does not divide the 8 devices" in refusal_of(
+            command.replace("s 2", "s 3"), server
+        )
+        assert "hardware.gpus_per_node" not in launch_of(command.replace("8", "16"), server).settings

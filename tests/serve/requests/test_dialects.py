@@ -1,0 +1,167 @@
+"""Requests as clients of vLLM and SGLang write them: what has effect, what is left out, and calls of tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from foredraft.core.contract.request import GREEDY
+from foredraft.serve.answers.tools import Call
+from foredraft.serve.bodies.port import Order
+from foredraft.serve.metrics import ServerMetrics
+from http_server import Served, serving, simulated_body
+
+ASKED = {"prompt": "Why is the sky blue?", "max_tokens": 60, "seed": 3}
+LEFT_OUT = {
+    "skip_special_tokens": False, "kv_transfer_params": {"a": 1}, "frequency_penalty": 0.5, "best_of": 4, "rid": "x",
+    "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"},
+}  # fmt: skip
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"days": {"type": "integer"}, "unit": {"enum": ["C", "F"]}, "place": {"type": "string"}},
+            "required": ["days", "unit", "place"],
+        },
+    },
+}
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "seed": 1}
+
+
+@pytest.fixture(scope="module", params=["vllm", "sglang"])
+def lenient(request: pytest.FixtureRequest) -> Iterator[tuple[Served, list[str]]]:
+    told: list[str] = []
+    metrics = ServerMetrics()
+    body = simulated_body("workload.output={kind='fixed',value=20}", metrics=metrics)
+    with serving(body, metrics=metrics, dialect=request.param) as served:
+        served.frontend.tell = told.append
+        yield served, told
+
+
+def test_parameters_without_effect_are_left_out_and_told_once(lenient: tuple[Served, list[str]], simulated: Served):
+    served, told = lenient
+    plain = served.post("/v1/completions", **ASKED).json()["choices"]
+    for _ in range(2):
+        assert served.post("/v1/completions", **ASKED, **LEFT_OUT).json()["choices"] == plain
+    long = served.post("/v1/completions", **{**ASKED, "prompt": "x" * 20_000}, **LEFT_OUT)
+    assert long.status_code == 200, "also if another process reads it"
+    assert sorted(told) == sorted(f"note: {name} of requests has no effect here" for name in LEFT_OUT)
+    for name, value in LEFT_OUT.items():
+        refused = simulated.post("/v1/completions", **ASKED, **{name: value})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+    assert served.post("/v1/completions", **{**ASKED, "max_tokens": -1}).status_code == 400
+
+
+def test_min_tokens_and_ignore_eos(lenient: tuple[Served, list[str]]):
+    served, _ = lenient
+    counts = {}
+    for given in ({}, {"min_tokens": 30}, {"min_tokens": 5}, {"ignore_eos": True}, {"min_tokens": 60}):
+        answer = served.post("/v1/completions", **ASKED, **given).json()
+        counts[str(given)] = answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]
+    assert list(counts.values()) == [(20, "stop"), (31, "stop"), (20, "stop"), (60, "length"), (60, "length")]
+    assert served.post("/v1/completions", **ASKED, min_tokens=61).json()["error"]["param"] == "min_tokens"
+
+
+def test_stop_tokens_end_an_output(lenient: tuple[Served, list[str]]):
+    """The token is counted and not shown; before min_tokens it does nothing."""
+    served, _ = lenient
+    asked = {**ASKED, "ignore_eos": True}
+    words = served.post("/v1/completions", **asked).json()["choices"][0]["text"].split()
+    place = next(i for i in range(10, 40) if words[i] not in words[:i])
+    (token,) = served.post("/tokenize", prompt=f" {words[place]}").json()["tokens"]
+    answer = served.post("/v1/completions", **asked, stop_token_ids=[token]).json()
+    assert answer["choices"][0]["text"].split() == words[:place]
+    assert (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) == (place + 1, "stop")
+    later = served.post("/v1/completions", **asked, stop_token_ids=[token], min_tokens=place + 1).json()
+    assert later["usage"]["completion_tokens"] > place + 1
+    served.wait_until_idle()
+
+
+def test_cached_tokens_are_told_and_a_salt_hides_them(lenient: tuple[Served, list[str]]):
+    served, _ = lenient
+
+    def cached(prompts: list, **more: object) -> int:
+        usage = served.post("/v1/completions", prompt=prompts, max_tokens=2, **more).json()["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"]
+
+    prompt = list(range(1000, 1300))
+    assert [cached([prompt]), cached([prompt]), cached([prompt], cache_salt="a")] == [0, 299, 0]
+    assert cached([prompt], cache_salt="a", n=3) == 299 and cached([prompt, prompt]) == 598
+
+
+@pytest.mark.parametrize(("dialect", "first"), [("vllm", "low"), ("sglang", "high"), ("openai", "high")])
+def test_which_priority_is_first(dialect: str, first: str):
+    orders: list[Order] = []
+    body = simulated_body()
+    submit = body.submit
+    body.submit = lambda order: orders.append(order) or submit(order)
+    with serving(body, dialect=dialect) as served:
+        for priority in (1, 5):
+            served.post("/v1/completions", **ASKED, priority=priority)
+    low, high = (order.priority for order in orders)
+    assert (first == "low") == (low > high)
+
+
+def test_a_demanded_call_is_made(simulated: Served):
+    for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+        message = simulated.post(
+            "/v1/chat/completions", **CHAT, ignore_eos=True, tools=[TOOL], tool_choice=choice
+        ).json()
+        (call,) = message["choices"][0]["message"]["tool_calls"]
+        arguments = json.loads(call["function"]["arguments"])
+        assert call["function"]["name"] == "weather" and message["choices"][0]["message"]["content"] is None
+        assert (arguments["days"], arguments["unit"], len(arguments["place"].split())) == (0, "C", 8)
+        assert message["usage"]["completion_tokens"] == 8
+        whole = simulated.client.chat.completions.create(model="served", **CHAT, tools=[TOOL], tool_choice=choice)
+        assert whole.choices[0].message.tool_calls[0].function.name == "weather"
+        parts = [
+            event.choices[0].delta.tool_calls[0]
+            for event in simulated.client.chat.completions.create(
+                model="served", **CHAT, tools=[TOOL], tool_choice=choice, stream=True
+            )
+        ]
+        assert (
+            "".join(part.function.arguments for part in parts)
+            == whole.choices[0].message.tool_calls[0].function.arguments
+        )
+        assert parts[0].function.name == "weather" and all(part.id is None for part in parts[1:])
+
+
+def test_tools_that_need_not_be_called_are_part_of_the_prompt(simulated: Served):
+    plain, tooled = (simulated.post("/v1/chat/completions", **CHAT, **more).json() for more in ({}, {"tools": [TOOL]}))
+    assert tooled["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"] + 50
+    assert tooled["choices"][0]["message"]["content"] == plain["choices"][0]["message"]["content"]
+    for wrong in ({"tool_choice": "required"}, {"tools": [TOOL], "tool_choice": {"function": {"name": "other"}}}):
+        assert simulated.post("/v1/chat/completions", **CHAT, **wrong).status_code == 400
+
+
+def test_arguments_of_a_call_without_a_text():
+    function = {"name": "f", "parameters": {"properties": {"a": {"type": "array"}}, "required": ["a", "b"]}}
+    assert Call.of(function) == Call("f", '{"a": [], "b": "', '"}')
+    assert Call.of({"name": "f"}) == Call("f", "{}", "")
+
+
+def test_a_model_refuses_what_it_cannot_honour(real: Served):
+    for more, param in (({"min_tokens": 3}, "min_tokens"), ({"tools": [TOOL]}, "tools")):
+        path = "/v1/chat/completions" if "tools" in more else "/v1/completions"
+        asked = CHAT if "tools" in more else ASKED
+        answer = real.post(path, **{**asked, **more})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    text = real.post("/v1/completions", **ASKED, temperature=0, ignore_eos=True).json()["choices"][0]["text"]
+    tokens = real.post("/tokenize", prompt=text, add_special_tokens=False).json()["tokens"]
+    stopped = real.post("/v1/completions", **ASKED, temperature=0, ignore_eos=True, stop_token_ids=[tokens[10]]).json()
+    assert stopped["choices"][0]["finish_reason"] == "stop" and text.startswith(stopped["choices"][0]["text"])
+    real.wait_until_idle()
+
+
+def test_prompts_of_other_namespaces_go_to_other_replicas_by_their_hashes():
+    body = simulated_body("hardware.replicas=2", "router.policy='prefix_aware'")
+    prompts = []
+    body.simulation.submit = lambda request, *others: prompts.append(request.prompt)
+    for namespace in ("", "", "a"):
+        body.submit(Order(len(prompts), np.arange(1, 65), 4, 0.0, GREEDY, namespace=namespace))
+    assert prompts[0].to_json() == prompts[1].to_json() != prompts[2].to_json()

@@ -1,0 +1,161 @@
+"""What one request can make the event loop do in a turn: bytes, items and tokens are bounded, whatever it sends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+
+import httpx
+import pytest
+from foredraft.serve.answers.forms import CompletionForm
+from foredraft.serve.app import make_app
+from foredraft.serve.bodies.filler import FillerTokenizer
+from foredraft.serve.frontend import Frontend
+from foredraft.serve.limits import Limits
+from foredraft.serve.metrics import ServerMetrics
+from foredraft.serve.requests import reading
+from foredraft.serve.requests.reading import MAX_WAITING_BYTES, SMALL_BODY
+from foredraft.serve.requests.schema import MAX_PROMPTS
+from http_server import Served, simulated_body
+
+SIZE = 2_000_000
+MESSAGE = {"role": "user", "content": "x"}
+HOSTILE = {
+    "a long text": ("/v1/completions", {"prompt": "x y " * (SIZE // 4)}, "context_length_exceeded"),
+    "many texts": ("/v1/completions", {"prompt": ["x"] * (SIZE // 4)}, None),
+    "many tokens": ("/v1/completions", {"prompt": [1] * (SIZE // 2)}, "context_length_exceeded"),
+    "many wrong tokens": ("/v1/completions", {"prompt": [1, *([-1] * (SIZE // 3))]}, None),
+    "many lists": ("/v1/completions", {"prompt": [[1]] * (SIZE // 4)}, None),
+    "many keys": ("/v1/completions", {str(i): 0 for i in range(SIZE // 12)}, None),
+    "deep": ("/v1/completions", {"prompt": "x", "user": "[" * (SIZE // 2), "stop": ["x"] * (SIZE // 8)}, None),
+    "many messages": ("/v1/chat/completions", {"messages": [MESSAGE] * (SIZE // 40)}, "context_length_exceeded"),
+    "a long message": ("/v1/chat/completions", {"messages": [{**MESSAGE, "content": "é" * (SIZE // 6)}]}, None),
+    "wrong messages": ("/v1/chat/completions", {"messages": [{"role": "user"}] * (SIZE // 20)}, None),
+}
+
+
+def test_what_a_long_request_sends_is_read_elsewhere(simulated: Served, monkeypatch: pytest.MonkeyPatch):
+    """The event loop itself gets no more than SMALL_BODY bytes of it, and no text of it to tokenize."""
+    read_here, encoded_here = [], []
+    read, encode = reading.read, FillerTokenizer.encode
+
+    def spied_read(kind, data, *others):
+        read_here.append(len(data))
+        return read(kind, data, *others)
+
+    def spied_encode(self, text, **named):
+        encoded_here.append(len(text))
+        return encode(self, text, **named)
+
+    monkeypatch.setattr(reading, "read", spied_read)
+    monkeypatch.setattr(FillerTokenizer, "encode", spied_encode)
+    for name, (path, asked, code) in HOSTILE.items():
+        answer = simulated.post(path, **asked)
+        assert answer.status_code == 400 and len(answer.content) < 500, (name, answer.text[:500])
+        assert code is None or answer.json()["error"]["code"] == code, (name, answer.text)
+    tokens = simulated.post("/tokenize", prompt="x y " * 100_000).json()
+    assert tokens["count"] == len(tokens["tokens"]) > 100_000
+    assert len(simulated.post("/detokenize", tokens=tokens["tokens"]).json()["prompt"]) == 400_000
+    assert simulated.post("/v1/completions", prompt="x y z", max_tokens=2).status_code == 200
+    assert read_here and max(read_here) <= 8192 and max(encoded_here) <= 8192
+
+
+def test_a_long_request_is_answered_like_a_short_one(simulated: Served):
+    requests = [
+        {"prompt": "x", "max_tokens": 3, "seed": 1, "echo": True},
+        {"prompt": ["x", "y"], "max_tokens": 3, "seed": 1, "logprobs": 2},
+        {"prompt": [5, 6], "max_tokens": 3, "seed": 1},
+        {"prompt": ["x"] * (MAX_PROMPTS + 1)},
+        *({"prompt": wrong} for wrong in ("", [], [[]], ["x", 1], [1, "x"], None, 3, "\ud800")),
+        {"prompt": "x", "model": "another"},
+        {"prompt": "x", "beam_width": 2},
+        {"messages": [MESSAGE], "max_tokens": 3, "seed": 1, "logprobs": True},
+        {"messages": [{"role": "user", "content": None}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+    ]
+    for asked in requests:
+        path = "/v1/chat/completions" if "messages" in asked else "/v1/completions"
+        text = json.dumps(asked)
+        short, long = (
+            simulated.http.post(path, content=content, headers={"Content-Type": "application/json"})
+            for content in (text, text + " " * (SMALL_BODY + 1))
+        )
+        told = [answer.json() for answer in (short, long)]
+        for one in told:
+            one.pop("id", None), one.pop("created", None), one.get("usage", {}).pop("prompt_tokens_details", None)
+        assert short.status_code == long.status_code and told[0] == told[1], asked
+
+
+def test_the_process_that_reads_is_replaced(simulated: Served):
+    long = {"prompt": "x" * (SMALL_BODY + 1), "max_tokens": 1}
+    assert simulated.post("/v1/completions", **long).status_code == 200
+    reader = simulated.server.config.app.state.reader
+    (process,) = reader._pool._processes
+    os.kill(process, signal.SIGKILL)
+    assert simulated.post("/v1/completions", **long).status_code in (200, 503)
+    assert simulated.post("/v1/completions", **long).status_code == 200
+    assert reader._waiting_bytes == 0
+
+
+def test_long_requests_that_wait_are_bounded(simulated: Served):
+    async def many() -> list[int]:
+        body = json.dumps({"prompt": ["x"] * 1_500_000}).encode()
+        async with httpx.AsyncClient(base_url=simulated.url, timeout=60, verify=False) as client:
+            headers = {"Content-Type": "application/json"}
+            count = MAX_WAITING_BYTES // len(body) + 3
+            asked = [client.post("/v1/completions", content=body, headers=headers) for _ in range(count)]
+            return [answer.status_code for answer in await asyncio.gather(*asked)]
+
+    reader = simulated.server.config.app.state.reader
+    reader._waiting_bytes, before = MAX_WAITING_BYTES - 9_000_000, reader._waiting_bytes
+    try:
+        statuses = asyncio.run(many())
+    finally:
+        reader._waiting_bytes = before
+    assert set(statuses) == {400, 429}
+
+
+def test_what_waits_for_a_slow_client_becomes_text_in_parts():
+    """The client takes nothing until all tokens are there."""
+    body = simulated_body(speed=1000.0)
+    frontend = Frontend(body, Limits(), ServerMetrics())
+    app, sent = make_app(frontend), []
+
+    async def ask() -> None:
+        requests = [{"type": "http.request", "body": json.dumps(asked).encode()}]
+
+        async def receive() -> dict:
+            return requests.pop() if requests else await asyncio.Event().wait()
+
+        async def send(message: dict) -> None:
+            sent.append(message)
+            while len(sent) == 2 and frontend.num_live:
+                await asyncio.sleep(0.001)
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+        frontend.start()
+        await asyncio.wait_for(app(scope, receive, send), 60)
+        await frontend.stop()
+
+    asked = {"prompt": "x", "max_tokens": 20_000, "ignore_eos": True, "stream": True}
+    asyncio.run(ask())
+    texts = [json.loads(part[6:]) for one in sent[1:] for part in one["body"].decode().split("\n\n") if "{" in part]
+    counts = [len(one["choices"][0]["text"].split()) for one in texts]
+    assert sum(counts) == 20_000 and 1024 <= max(counts) < 1124
+
+
+def test_a_whole_answer_is_written_as_it_comes(simulated: Served, monkeypatch: pytest.MonkeyPatch):
+    """Nothing of it is left to decode at its end."""
+    in_whole, whole, text = [], CompletionForm.whole, CompletionForm._text
+
+    def spied_whole(self) -> bytes:
+        monkeypatch.setattr(CompletionForm, "_text", lambda self, token: in_whole.append(token) or text(self, token))
+        return whole(self)
+
+    monkeypatch.setattr(CompletionForm, "whole", spied_whole)
+    answer = simulated.post("/v1/completions", prompt="x", max_tokens=50, ignore_eos=True, logprobs=3).json()
+    logprobs = answer["choices"][0]["logprobs"]
+    assert [len(logprobs[name]) for name in sorted(logprobs)] == [50] * 4 and not in_whole
+    assert "".join(logprobs["tokens"]) == answer["choices"][0]["text"]

@@ -1,0 +1,52 @@
+"""The published schema: what it says of unsupported parameters; and by Schemathesis:
+whatever it allows or not, no answer is a 500."""
+
+from __future__ import annotations
+
+import pytest
+from foredraft.serve.limits import Limits
+from foredraft.serve.requests.schema import ChatRequest, CompletionRequest
+from http_server import serving, simulated_body
+from hypothesis import HealthCheck, given, settings
+
+EXAMPLES = 150
+
+
+def test_an_unsupported_parameter_may_have_its_values_without_effect_alone():
+    """Values that Python takes for equal, such as 0 and False, belong to different parameters here."""
+    shown = {
+        name: one["enum"]
+        for request in (CompletionRequest, ChatRequest)
+        for name, one in request.model_json_schema()["properties"].items()
+        if "enum" in one
+    }
+    expected = {
+        "store": [None, False],
+        "parallel_tool_calls": [None, True],
+        "best_of": [None, 1],
+    }
+    assert {name: repr(shown[name]) for name in expected} == {name: repr(values) for name, values in expected.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["POSITIVE", "NEGATIVE"])
+def test_no_answer_is_a_500(mode: str):
+    schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
+    with serving(simulated_body(speed=1000.0), Limits(deadline_s=1.0, max_streams=64)) as served:
+        schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
+        paths, statuses = set(), []
+        for operation in (result.ok() for result in schema.get_all_operations()):
+            strategy = operation.as_strategy(generation_mode=schemathesis.GenerationMode[mode])
+
+            @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+            @given(strategy)
+            def ask(case) -> None:
+                statuses.append(case.call(timeout=60).status_code)
+                assert statuses[-1] not in (500, 501, 502), case.as_curl_command()
+
+            if mode == "POSITIVE" or operation.body:
+                ask()
+                paths.add(operation.path)
+        assert paths >= {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/abort"}
+        assert len(statuses) > 5 * EXAMPLES // 2
+        served.wait_until_idle()

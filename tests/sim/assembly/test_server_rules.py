@@ -1,0 +1,52 @@
+"""The rules of servers: what docs/servers.md says, what a run has, and what `--explain` prints."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from foredraft.sim.assembly import assemble
+from foredraft.sim.scenario_file import load_scenario
+
+PAGE = Path(__file__).parents[3] / "docs" / "servers.md"
+COLUMNS = {"foredraft": 1, "vllm-0.18": 2, "trtllm-1.x": 3, "sglang-0.5": 4}
+
+
+def rules_of(server: str) -> dict[str, str]:
+    """The column of a server in the first table of the page, by the key of the table `engine`."""
+    rows = [line.split("|")[1:-1] for line in PAGE.read_text().splitlines() if line.startswith("| `engine.")]
+    assert len(rows) > 20
+    return {
+        key: row[COLUMNS[server]].split(";")[0].strip().replace(",", "")
+        for row in rows
+        if " with " not in row[0]
+        for key in re.findall(r"`engine\.(\w+)`", row[0])
+    }
+
+
+@pytest.mark.parametrize("server", COLUMNS)
+def test_the_page_has_the_rules_that_a_run_follows_and_explain_prints(server: str):
+    run = assemble(load_scenario(None, [f"hardware.server={server}", "hardware.kernels=roofline"])[0])
+    told = {name.removeprefix("engine: "): (value, source) for name, value, _, source in run.explain()}
+    for key, said in rules_of(server).items():
+        if said == "–":  # without effect under this server
+            continue
+        value = getattr(run.spec.config, key)
+        assert said == (
+            "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value).lower()
+        ), key
+        if key != "mode" and value is not None:
+            assert told[key] == (str(value).lower() if isinstance(value, bool) else value, f"default of {server}")
+
+
+def test_explain_says_whose_rule_it_is_and_why_a_batch_is_small():
+    def told(*settings: str) -> dict[str, tuple[object, str]]:
+        run = assemble(load_scenario(None, ["hardware.kernels=roofline", *settings])[0])
+        return {name: (value, source) for name, value, _, source in run.explain()}
+
+    drafts = told("hardware.server=sglang-0.5", "engine.retract_first=latest")
+    assert drafts["engine: max_running"] == (48, "default of sglang-0.5 on H100")
+    assert drafts["engine: retract_first"] == ("latest", "scenario")
+    small = told("hardware.server=vllm-0.18")["engine: max_running"]
+    assert small == (1023, "default of vllm-0.18 on H100 (1,024), within engine.max_step_tokens")

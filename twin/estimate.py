@@ -1,0 +1,133 @@
+"""What a decode round should take on a GPU: the launches that the real executor makes, at the simulator's prices.
+
+    foredraft bench --random-weights llama-3.1-8b --steps 3 --acceptance 2.8 --estimate h100
+
+A first run on that GPU then shows where it differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..core.draws import request_key
+from ..core.errors import ForedraftError
+from ..gpu.bench.launches import ATTENTION, DRAFT, GROUPS, TARGET, Launch, count_launches
+from ..gpu.bench.plan import ArmPlan, BenchPlan, acceptance_of_arm
+from ..gpu.kernels.layers.flash import DeviceTraits
+from ..sim.cost.efficiency import Efficiency, default_efficiency
+from ..sim.cost.hardware import GPU, lookup_gpu
+
+CAPABILITIES = {"A100": 8, "A100-40G": 8, "L4": 8, "RTX 4090": 8, "H100": 9, "H200": 9, "B200": 10, "B300": 10}
+"""Major compute capabilities of the catalogue's GPUs that Triton's kernels are compiled for (NVIDIA's list)."""
+DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
+ROUNDS, REQUESTS = 64, 64  # of which the accept length is the mean
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The launches of one kind in one model. Times in microseconds."""
+
+    name: str
+    launches: int
+    num_bytes: int
+    floor_us: float  # of the bytes alone, at the full bandwidth of the data sheet
+    us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A round of one cell of a benchmark with so many draft steps, on one GPU."""
+
+    gpu: str
+    batch_size: int
+    context_len: int
+    steps: int
+    num_nodes: int
+    parts: tuple[Part, ...]
+    accept_length: float | None  # tokens of a round and request; None: it is measured, not simulated
+
+    @property
+    def total(self) -> Part:
+        names = ("launches", "num_bytes", "floor_us", "us")
+        return Part("round", *(sum(getattr(part, name) for part in self.parts) for name in names))
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens per second of all requests while every launch follows the one before at once."""
+        return None if self.accept_length is None else self.batch_size * self.accept_length * 1e6 / self.total.us
+
+
+def estimates(plan: BenchPlan, gpu_name: str) -> list[Estimate]:
+    """Return the estimates of all cells of a plan for the device "meta". Raises UnknownGPU, UnsupportedDtype, and
+    ForedraftError for a GPU or a dtype without kernels here."""
+    gpu = lookup_gpu(gpu_name)
+    if gpu.name not in CAPABILITIES:
+        raise ForedraftError(f"{gpu.name} runs none of these kernels; known are {', '.join(CAPABILITIES)}")
+    dtype = str(plan.dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise ForedraftError(f"products are priced in 16 bits, not in {dtype}: give --dtype bfloat16")
+    return [_estimate(plan, arm, cell.context_len, gpu, DTYPES[dtype]) for cell in plan.cells for arm in cell.arms]
+
+
+def _estimate(plan: BenchPlan, arm: ArmPlan, context_len: int, gpu: GPU, dtype: str) -> Estimate:
+    launches = count_launches(plan, arm, context_len, DeviceTraits(gpu.sm_count, CAPABILITIES[gpu.name]))
+    efficiency = default_efficiency(gpu)
+    parts = []
+    for model in (TARGET, DRAFT, ""):
+        for group in GROUPS:
+            mine = [launch for launch in launches if (launch.model, launch.group) == (model, group)]
+            if mine:
+                us = sum(launch_ns(launch, gpu, efficiency, dtype) for launch in mine) / 1e3
+                name = f"{model}: {group}" if model else group
+                num_bytes = sum(launch.num_bytes for launch in mine)
+                floor_us = num_bytes * 1e6 / gpu.memory_bandwidth_bytes_per_s
+                parts.append(Part(name, len(mine), num_bytes, floor_us, us))
+    return Estimate(
+        gpu.name,
+        arm.spec.config.max_running,
+        context_len,
+        arm.steps,
+        arm.num_nodes,
+        tuple(parts),
+        accept_length(plan, arm),
+    )
+
+
+def launch_ns(launch: Launch, gpu: GPU, efficiency: Efficiency, dtype: str) -> float:
+    """Return the time of one launch: a product's by the roofline, another's by its bytes and a fixed cost."""
+    if launch.product is not None:
+        groups, rows, inner, columns = launch.product
+        return efficiency.gemm_ns(gpu, rows, inner, columns, dtype=dtype, weight_bytes=2, groups=groups)
+    fraction = efficiency.attention_bandwidth if launch.group == ATTENTION else efficiency.bandwidth
+    return efficiency.small_kernel_ns + launch.num_bytes * 1e9 / (gpu.memory_bandwidth_bytes_per_s * fraction)
+
+
+def accept_length(plan: BenchPlan, arm: ArmPlan) -> float | None:
+    """Return the tokens that a round brings a request, by the plan's acceptance: 1 without drafts."""
+    if not arm.steps:
+        return 1.0
+    process = acceptance_of_arm(plan, arm)
+    if process is None:
+        return None
+    keys = np.array([request_key(str(number)) for number in range(REQUESTS)], np.uint64)
+    return float(process.accept_lens(keys, np.ones(REQUESTS, np.int64), arm.steps, ROUNDS).mean())
+
+
+def lines(plan: BenchPlan, found: Sequence[Estimate]) -> list[str]:
+    """Return the tables of estimates as text: a row for each part."""
+    dtype = str(plan.dtype).removeprefix("torch.")
+    shown = [f"{plan.name}, {plan.algorithm.name}, {dtype}, on {found[0].gpu}: expected, not measured"]
+    for estimate in found:
+        steps = f"{estimate.steps} steps, {estimate.num_nodes} nodes" if estimate.steps else "plain"
+        shown += ["", f"batch {estimate.batch_size}, context {estimate.context_len:,}, {steps}"]
+        shown.append(f"{'part':<36}{'launches':>10}{'MB':>12}{'floor us':>10}{'us':>10}{'share':>8}")
+        total = estimate.total
+        for part in (*estimate.parts, total):
+            name, share = f"{part.name:<36}{part.launches:>10,}", f"{part.us / total.us:>8.0%}"
+            shown.append(f"{name}{part.num_bytes / 1e6:>12,.1f}{part.floor_us:>10,.0f}{part.us:>10,.0f}{share}")
+        if estimate.tokens_per_s is not None:
+            shown.append(f"accept length {estimate.accept_length:.2f}: {estimate.tokens_per_s:,.0f} tokens/s")
+    return shown
