@@ -11,7 +11,8 @@ from foredraft.core.errors import count_of
 from foredraft.observe.output_files import JsonRecord
 from foredraft.planning.answer import PlanAnswer, search_plan
 from foredraft.planning.candidates import base_tables
-from foredraft.planning.plan import make_plan, question_of
+from foredraft.planning.demand.question import question_of
+from foredraft.planning.plan import make_plan
 from foredraft.planning.rounds.cost import Cost, cost_of_rounds
 from foredraft.planning.rounds.doctor import Diagnosis, diagnose
 from foredraft.planning.store import kept_runs

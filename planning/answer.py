@@ -13,7 +13,7 @@ from .confidence.bounds import CONFIDENCE, SHARE
 from .confidence.comparison import source_of_comparisons
 from .confidence.ranked import Ranked
 from .confidence.ranking import rank_candidates
-from .demand.bill import Bill, Energy, energy
+from .demand.bill import Bill, Energy, bill_of, energy
 from .demand.hours import Hours
 from .plan import Plan
 from .rounds.bottleneck import REMEDIES, bottleneck
@@ -216,7 +216,7 @@ def _candidate(whole: Plan, item: Ranked, is_first: bool) -> PlannedCandidate:
     else:
         status = "dropped" if item.dropped else "equal" if item.equal else "behind"
     price = whole.question.prices.get(whole.gpu_of(item.candidate))
-    bill = Bill.of(whole, item, price) if holds and price is not None else None
+    bill = bill_of(whole, item, price) if holds and price is not None else None
     half_width = None if found.interval is None else found.interval.half_width
     summary = found.summary
     return PlannedCandidate(

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from foredraft.planning.candidates import base_tables, make_candidates
 from foredraft.planning.confidence.ranked import Ranked
 from foredraft.planning.confidence.ranking import rank_candidates
-from foredraft.planning.plan import Plan, Question
+from foredraft.planning.demand.question import Question
+from foredraft.planning.plan import Plan
 from foredraft.planning.slo import excess, objectives_of
 from foredraft.planning.workers import Job, LocalWorkers
 from foredraft.sim.scenario_file import load_scenario

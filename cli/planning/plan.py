@@ -70,8 +70,9 @@ def plan(
     """
     from ...planning.answer import search_plan
     from ...planning.candidates import base_tables
+    from ...planning.demand.question import question_of
     from ...planning.grid import parse_grid
-    from ...planning.plan import make_plan, question_of
+    from ...planning.plan import make_plan
     from ...sim.scenario_file import load_scenario
     from ..progress import LINE_EVERY_S, StatusLine
     from .plan_report import report_of

@@ -87,7 +87,8 @@ def _value(one: Mapping[str, Any], key: str) -> str:
 
 def _to_half(one: Mapping[str, Any]) -> float:
     """Return how much more load half of the runs hold than nearly all of them."""
-    return max(0.0, (one.get("half_load") or one["load"]) - one["load"])
+    half, load = one.get("half_load"), one["load"]
+    return max(0.0, float(half) - float(load)) if half else 0.0
 
 
 def _notes_of_rows(found: Sequence[Mapping[str, Any]], common: str, greatest: bool, has_bars: bool) -> list[str]:

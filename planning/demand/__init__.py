@@ -1,1 +1,1 @@
-"""The traffic that a service is planned for, by the hour, and what serving it costs."""
+"""What is asked of a service that is planned: its traffic, by the hour, its limits, and what serving it costs."""

@@ -61,16 +61,6 @@ class Bill:
     own: PerMillion | None
     month: float
 
-    @classmethod
-    def of(cls, plan: Plan, item: Ranked, price: float) -> Bill:
-        """Return the bill of a candidate that holds its load. `price`: of an hour of its GPU."""
-        per_hour = item.gpus * price
-        own = None
-        if plan.own_load <= item.load:
-            own = Traffic.of(plan, item, plan.own_load).per_million(per_hour)
-        planned = Traffic.of(plan, item, item.load).per_million(per_hour)
-        return cls(planned, own, per_hour * HOURS_OF_A_MONTH)
-
 
 @dataclass(frozen=True, slots=True)
 class Energy:
@@ -85,6 +75,16 @@ class Energy:
     watts_per_gpu: float
     kwh_per_million: float
     kwh_per_month: float
+
+
+def bill_of(plan: Plan, item: Ranked, price: float) -> Bill:
+    """Return the bill of a candidate that holds its load. `price`: of an hour of its GPU."""
+    per_hour = item.gpus * price
+    own = None
+    if plan.own_load <= item.load:
+        own = Traffic.of(plan, item, plan.own_load).per_million(per_hour)
+    planned = Traffic.of(plan, item, item.load).per_million(per_hour)
+    return Bill(planned, own, per_hour * HOURS_OF_A_MONTH)
 
 
 def energy(plan: Plan, item: Ranked) -> Energy | None:

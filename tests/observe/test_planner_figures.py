@@ -182,7 +182,13 @@ def test_the_share_that_a_plan_wants_is_marked(tmp_path):
         run({**settings, "workload.rate": rate}, 10.0 * rate, slo_attainment=share, p99_ttft_ms=500.0)
         for rate, share in ((1.0, 1.0), (2.0, 0.96), (4.0, 0.9))
     ]
-    wanted = {"name": "attainment", "key": "slo_attainment", "limit_ms": None, "share": 0.95, "text": "95 % of requests"}
+    wanted = {
+        "name": "attainment",
+        "key": "slo_attainment",
+        "limit_ms": None,
+        "share": 0.95,
+        "text": "95 % of requests",
+    }
     answer = {"limits": [wanted], "candidates": [candidate("one", settings, "best", tightest="attainment")]}
     place = store(tmp_path / "plan", "plan", runs, answer, slo={"ttft_ms": 200.0, "attainment": 0.95})
     made = figures.attainment_against_load(place)

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from foredraft.planning.candidates import make_candidates
 from foredraft.planning.confidence.ranked import Ranked
-from foredraft.planning.demand.bill import Bill, energy
+from foredraft.planning.demand.bill import bill_of, energy
 from foredraft.planning.demand.hours import Day, busiest_hour, replicas_by_hour
+from foredraft.planning.demand.question import Question
 from foredraft.planning.demand.trace_part import TracePart
-from foredraft.planning.plan import Plan, Question
+from foredraft.planning.plan import Plan
 from foredraft.planning.search.judge import Finding
 from foredraft.planning.slo import parse_slo
 from foredraft.sim.scenario_file import scenario_with
@@ -66,11 +67,11 @@ def test_a_bill_shares_the_price_of_the_gpus_among_the_tokens():
     plan = Plan(scenario, [candidate], Question(parse_slo("ttft_p99<1s"), None, None, range(2), 400, None))
     summary = {"mean_input_tokens": 300.0, "mean_output_tokens": 100.0}
     item = Ranked(candidate, Finding(10.0, summary=summary), 2, 10.0)
-    bill = Bill.of(plan, item, 3.6)  # 2 GPUs: 0.002 a second, for 1,000 output and 3,000 prompt tokens
+    bill = bill_of(plan, item, 3.6)  # 2 GPUs: 0.002 a second, for 1,000 output and 3,000 prompt tokens
     assert bill.planned.output == pytest.approx(2.0) and bill.planned.input == pytest.approx(2 / 3)
     assert bill.planned.all == pytest.approx(0.5) and bill.month == pytest.approx(7.2 * 730)
     assert bill.own is not None and bill.own.output == pytest.approx(5.0)  # at 4 instead of 10 requests/s
-    assert Bill.of(plan, Ranked(candidate, item.finding, 2, 3.0), 3.6).own is None  # it does not hold that load
+    assert bill_of(plan, Ranked(candidate, item.finding, 2, 3.0), 3.6).own is None  # it does not hold that load
     plan.question = replace(plan.question, watts={"L40S": 300.0})
     assert energy(plan, item) is None
     plan.question = replace(plan.question, watts={"H100": 600.0})

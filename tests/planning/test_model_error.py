@@ -11,7 +11,8 @@ import pytest
 from foredraft.planning.candidates import base_tables, make_candidates
 from foredraft.planning.confidence.comparison import curve_of, curve_of_counts
 from foredraft.planning.confidence.model_error import Curve, Errors, count_range, load_range
-from foredraft.planning.plan import Plan, Question
+from foredraft.planning.demand.question import Question
+from foredraft.planning.plan import Plan
 from foredraft.planning.search.counts import least_count
 from foredraft.planning.search.judge import Finding
 from foredraft.planning.search.loads import greatest_load

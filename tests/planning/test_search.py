@@ -17,8 +17,9 @@ from foredraft.planning.confidence.bounds import Level, Spread, failures_allowed
 from foredraft.planning.confidence.comparison import ModelErrors
 from foredraft.planning.confidence.ranked import Ranked
 from foredraft.planning.confidence.ranking import rank_candidates
+from foredraft.planning.demand.question import Question
 from foredraft.planning.grid import parse_grid
-from foredraft.planning.plan import PAIRS, Plan, Question
+from foredraft.planning.plan import PAIRS, Plan
 from foredraft.planning.search.counts import least_count
 from foredraft.planning.search.held import held_load
 from foredraft.planning.search.judge import Finding

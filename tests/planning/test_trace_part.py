@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from foredraft.core.errors import ConfigError
 from foredraft.planning.candidates import make_candidates
+from foredraft.planning.demand.question import Question
 from foredraft.planning.demand.trace_part import TracePart
-from foredraft.planning.plan import Plan, Question
+from foredraft.planning.plan import Plan
 from foredraft.planning.slo import parse_slo
 from foredraft.sim.scenario_file import scenario_with
 
