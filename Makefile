@@ -8,7 +8,7 @@ RUN_DIR := runs/demo
 # Whatever the environment says, Python keeps what it compiled: tests start hundreds of processes of the same modules.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test types readme soak nightly mutation release bench accuracy lint format docs site clean
+.PHONY: setup demo test types browser readme soak nightly mutation release bench accuracy lint format docs site clean
 
 setup: $(STAMP)
 
@@ -52,7 +52,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 
 test: lint
-	$(BIN)/python -P -m pytest -n 2 --dist loadgroup -m 'not slow and not gpu and not readme'
+	$(BIN)/python -P -m pytest -n 2 --dist loadgroup -m 'not slow and not gpu and not readme and not browser'
 
 # What README and the tutorial show: every command, block and output, in a fresh clone and environment of what is here. Minutes.
 readme: $(STAMP)
@@ -61,6 +61,11 @@ readme: $(STAMP)
 # mypy and pyright. For other versions of Python, whose code only mypy reads: make types PYTHON_VERSIONS="3.11 3.12 3.13 3.14"
 types: $(STAMP)
 	$(BIN)/python -P tests/package/type_checks/check_types.py $(TYPES) $(PYTHON_VERSIONS)
+
+# The page of `foredraft ui` in headless Chromium, which is looked for on the path with chromedriver (packages of Debian); without them
+# every test is skipped and says so. A new picture for the document: make browser PICTURE=docs/pictures/ui.png
+browser: $(STAMP)
+	PICTURE=$(PICTURE) $(BIN)/python -P -m pytest -p no:xdist --no-header -m browser tests/serve/ui/test_page.py
 
 # Minutes: among others a thousand simulated services under the swarm of faults.
 soak: $(STAMP)

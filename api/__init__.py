@@ -37,6 +37,8 @@ __all__ = [
 def simulate(
     scenario: ScenarioLike = None,
     overrides: Mapping[str, Any] | None = None,
+    *,
+    workers: int = 1,
 ) -> Result:
     """Simulate a deployment and return its `Result`.
 
@@ -44,6 +46,8 @@ def simulate(
         scenario: A `Scenario`, a scenario file, its tables as a dictionary, or None for the defaults (Llama-3.1-8B on
             one H100, EAGLE-3).
         overrides: Dotted keys with their values, which replace those of the scenario.
+        workers: Processes that share the replicas of the run. The result is that of one process. More than one needs a
+            router that does not look at the replicas (`router.policy` round_robin or random).
 
     Raises:
         ForedraftError: The scenario cannot run; the message names every key at fault.
@@ -56,7 +60,7 @@ def simulate(
     """
     from foredraft.simulation import run_scenario
 
-    return run_scenario(scenario, overrides or {})
+    return run_scenario(scenario, overrides or {}, workers)
 
 
 def plan(

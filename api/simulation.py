@@ -15,6 +15,8 @@ from foredraft.observe.distribution.former_name import check_variables
 from foredraft.observe.metrics import RunMetrics
 from foredraft.sim.effects.given_keys import given_keys
 from foredraft.sim.run import Simulation
+from foredraft.sim.running.coupling import check_workers
+from foredraft.sim.running.parts import NO_REPLICAS, run_parts
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import OVERRIDES, load_scenario, scenario_with
 from foredraft.sim.summary.summary import summarize_run
@@ -88,19 +90,26 @@ def resolve(scenario: ScenarioLike, overrides: Mapping[str, Any] | None) -> tupl
     return whole, {**given_keys(whole, "scenario"), **origins, **dict.fromkeys(overrides, OVERRIDES)}
 
 
-def run_scenario(scenario: ScenarioLike, overrides: Mapping[str, Any]) -> Result:
+def run_scenario(scenario: ScenarioLike, overrides: Mapping[str, Any], workers: int = 1) -> Result:
     """Run the scenario that `foredraft.simulate` was given."""
-    return _run(*resolve(scenario, overrides))
+    whole, origins = resolve(scenario, overrides)
+    check_workers(workers, whole, "workers")
+    return _run(whole, origins, workers)
 
 
-def _run(scenario: Scenario, origins: Mapping[str, str]) -> Result:
+def _run(scenario: Scenario, origins: Mapping[str, str], workers: int) -> Result:
     from pyarrow import parquet
 
     with TemporaryDirectory(prefix="foredraft-") as directory:
         with closing(RunMetrics(directory)) as metrics:
-            report = Simulation(
-                scenario, sinks=lambda replica: [metrics.sink(replica)], origins=origins, named_slots=False
-            ).run()
+            simulation = Simulation(
+                scenario,
+                sinks=lambda replica: [metrics.sink(replica)],
+                origins=origins,
+                named_slots=False,
+                own=None if workers == 1 else NO_REPLICAS,
+            )
+            report = simulation.run() if workers == 1 else run_parts(simulation, workers, origins, metrics)
             if not report.complete:
                 raise KeyboardInterrupt  # which ended the run early; there is no whole result
             summary = summarize_run(scenario, report, metrics)

@@ -31,6 +31,7 @@ from .simulation.calibrate import calibrate
 from .simulation.schema import schema
 from .simulation.simulate import simulate
 from .simulation.trace import trace
+from .ui import ui
 
 app = typer.Typer(
     name="foredraft",
@@ -42,7 +43,7 @@ app = typer.Typer(
 )
 app.add_typer(adaptive, name="adaptive", rich_help_panel="Plan")
 for panel, commands in {
-    "Plan": (simulate, plan, tune, doctor, cost, sweep, export, report, trace, acceptance, calibrate, schema),
+    "Plan": (simulate, ui, plan, tune, doctor, cost, sweep, export, report, trace, acceptance, calibrate, schema),
     "Decode": (generate, bench, twin, tiny, warmup, selftest),
     "Serve": (serve, lossless, replay),
     "Check": (check, audit),

@@ -12,7 +12,7 @@ from ..core.errors import count_of
 
 if TYPE_CHECKING:
     from ..gpu.tiny.training import TrainingProgress
-    from ..sim.run import Progress
+    from ..sim.running.report import Progress
 
 LINE_EVERY_S = 10.0
 CLEAR = "\r\x1b[K"

@@ -115,11 +115,11 @@ def serve(
     up. SIGHUP makes the server read the adaptive table again. On bad input the
     command prints one message and exits with code 2.
     """
+    from ..serve.connections import bind
     from ..serve.limits import Limits
     from ..serve.metrics import STYLES
     from ..serve.recording import Recording
     from ..serve.requests.api import DIALECTS
-    from ..serve.server import bind
 
     log = _start_log(log_level, log_format)
     _check_choice(model, simulate)
@@ -277,8 +277,8 @@ def _faults_on_demand(
     """Return the faults that clients or the admin port can ask for, and that port."""
     if not by_header and admin_port is None:
         return None, None
+    from ..serve.connections import bind
     from ..serve.requests.faults import Admin, RequestFaults, admin_app
-    from ..serve.server import bind
 
     faults = RequestFaults(by_header=by_header)
     if admin_port is None:

@@ -8,7 +8,7 @@ maximum are exact.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,30 @@ class LogHistogram:
             return None
         return math.sqrt(self.count * self._squares - self.total**2) / self.count
 
+    def to_json(self) -> dict[str, Any]:
+        """Return what `merge` takes, as plain data."""
+        used = np.flatnonzero(self._buckets)
+        return {
+            "extremes": [self.minimum, self.maximum],
+            "sums": [str(number) for number in (self.count, self.total, self._zeros, self._squares)],  # beyond 64 bits
+            "buckets": [used.tolist(), self._buckets[used].tolist()],
+        }
+
+    def merge(self, counted: Mapping[str, Any]) -> None:
+        """Count all values of another histogram, given as its `to_json`, too."""
+        count, total, zeros, squares = map(int, counted["sums"])
+        if not count:
+            return
+        low, high = counted["extremes"]
+        self.minimum = low if self.minimum is None else min(low, self.minimum)
+        self.maximum = high if self.maximum is None else max(high, self.maximum)
+        self.count += count
+        self.total += total
+        self._zeros += zeros
+        self._squares += squares
+        used, counts = counted["buckets"]
+        self._buckets[used] += counts
+
     def quantile(self, share: float) -> float | None:
         """Return the value below which `share` (0 … 1) of all values lie, interpolated; None if there are none."""
         if not 0.0 <= share <= 1.0:
@@ -114,6 +138,16 @@ def added_counts(counts: np.ndarray, more: np.ndarray) -> np.ndarray:
 
 
 FIRST_BUCKET_NS = 1 << 20  # about a millisecond
+_SHIFT = 20
+
+
+def _high(widths_ns: np.ndarray) -> np.ndarray:
+    """Return the upper part of durations, in units of 1 << `_SHIFT` nanoseconds."""
+    return widths_ns >> _SHIFT
+
+
+def _low(widths_ns: np.ndarray) -> np.ndarray:
+    return widths_ns & ((1 << _SHIFT) - 1)
 
 
 class Timeline:
@@ -132,20 +166,24 @@ class Timeline:
         self.bucket_ns: int = FIRST_BUCKET_NS
         self.num_buckets = num_buckets
         self._gauges, self._counters = gauges, counters
-        self._integrals = np.zeros((len(gauges), num_buckets))
+        # In units of value · nanosecond, exact, so that they do not depend on how the samples were grouped.
+        self._integrals = np.zeros((len(gauges), num_buckets), dtype=object)
         self._sums = np.zeros((len(counters), num_buckets))
 
     def add_gauges(self, times_ns: np.ndarray, values: np.ndarray) -> None:
         """Add gauges that had `values[:, i]` from `times_ns[i]` to `times_ns[i + 1]`:
         int64 [n + 1] ascending, and [gauges, n]."""
         self._reach(int(times_ns[-1]))
-        areas = np.zeros((len(values), len(times_ns)))
-        np.cumsum(values * np.diff(times_ns), axis=1, out=areas[:, 1:])
-        # Between samples the area grows in a straight line, so its value at the buckets' edges is an interpolation.
         first, last = self._bucket_of(int(times_ns[0])), self._bucket_of(int(times_ns[-1]))
-        edges = self.start_ns + np.arange(first, last + 2) * self.bucket_ns
-        for integral, area in zip(self._integrals, areas, strict=True):
-            integral[first : last + 1] += np.diff(np.interp(edges, times_ns, area))
+        edges = np.clip(self.start_ns + np.arange(first, last + 2) * self.bucket_ns, times_ns[0], times_ns[-1])
+        before = np.minimum(np.searchsorted(times_ns, edges, side="right") - 1, len(times_ns) - 2)
+        total = np.zeros((len(values), len(edges)), dtype=object)  # the area up to each edge
+        for part, shift in ((_high, _SHIFT), (_low, 0)):  # neither sum leaves 64 bits
+            areas = np.zeros((len(values), len(times_ns)), dtype=np.int64)
+            np.cumsum(values * part(np.diff(times_ns)), axis=1, out=areas[:, 1:])
+            at_edges = areas[:, before] + values[:, before] * part(edges - times_ns[before])
+            total += at_edges.astype(object) << shift
+        self._integrals[:, first : last + 1] += np.diff(total, axis=1)
 
     def add_counts(self, times_ns: np.ndarray, amounts: np.ndarray) -> None:
         """Add `amounts` [counters, n] at `times_ns` int64 [n]."""
@@ -164,7 +202,7 @@ class Timeline:
         widths[-1] = max(self.end_ns - self.start_ns - (used - 1) * self.bucket_ns, 1)
         read: dict[str, Any] = {"start_ns": self.start_ns, "bucket_ns": self.bucket_ns, "widths_ns": widths.tolist()}
         for name, integral in zip(self._gauges, self._integrals, strict=True):
-            read[name] = (integral[:used] / widths).tolist()
+            read[name] = (integral[:used].astype(float) / widths).tolist()
         for name, total in zip(self._counters, self._sums, strict=True):
             read[name] = total[:used].tolist()
         return read
@@ -199,9 +237,9 @@ class GaugeAreas:
         self.end_ns = int(times_ns[-1])
         if not lasting.any():
             return
-        high, low = widths >> 20, widths & 0xFFFFF  # neither sum leaves 64 bits
+        high, low = _high(widths), _low(widths)  # neither sum leaves 64 bits
         for i, row in enumerate(values):
-            self.areas[i] += (int(row.dot(high)) << 20) + int(row.dot(low))
+            self.areas[i] += (int(row.dot(high)) << _SHIFT) + int(row.dot(low))
             self.maxima[i] = max(self.maxima[i], int(row[lasting].max()))
 
 

@@ -9,7 +9,10 @@ no last line `{"t":"end",…}`: readable, and visibly not complete. A long one m
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from heapq import merge
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,9 +75,9 @@ class EventLog:
         self, path: str | os.PathLike[str], header: Mapping[str, Any], *, part_bytes: int | None = None
     ) -> None:
         self.path: Path = Path(path)
+        self.num_events: int = 0
         self._part_bytes = part_bytes
         self._part = 1
-        self.num_events = 0
         self._lines: list[str] = []
         self._characters = 0
         self._sinks: dict[int, Callable[[Event], None]] = {}
@@ -101,15 +104,25 @@ class EventLog:
         encode = LineEncoder(replica).encode
 
         def write(event: Event) -> None:
-            line = encode(event)
-            self._lines.append(line)
-            self.num_events += 1
-            self._characters += len(line)
-            if self._characters >= _BUFFER_CHARACTERS:
-                self.flush()
+            self._add(encode(event))
 
         self._sinks[replica] = write
         return write
+
+    def add_parts(self, paths: Iterable[str | os.PathLike[str]]) -> None:
+        """Add the events of whole logs of other replicas of the run, in the order of their times, and of replicas at
+        the same time."""
+        with ExitStack() as files:
+            logs = [files.enter_context(Path(path).open(encoding="ascii")) for path in paths]
+            for line in merge(*map(_event_lines, logs), key=_place):
+                self._add(line)
+
+    def _add(self, line: str) -> None:
+        self._lines.append(line)
+        self.num_events += 1
+        self._characters += len(line)
+        if self._characters >= _BUFFER_CHARACTERS:
+            self.flush()
 
     def flush(self) -> None:
         """Hand everything written so far to the operating system."""
@@ -149,6 +162,21 @@ class EventLog:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self.close(complete=kind is None)
+
+
+def _event_lines(log: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of a log, without the newlines; not the first and the last line."""
+    return (line[:-1] for line in log if not line.startswith(('{"t":"header"', '{"t":"end"')))
+
+
+_PLACE = re.compile(r'\{"t":"\w+","r":(\d+),(?:"ns":(\d+))?')
+
+
+def _place(line: str) -> tuple[int, int]:
+    """Return time and replica of an event; −1 and the replica for the line of an engine."""
+    found = _PLACE.match(line)
+    assert found is not None, f"{line[:40]}: expected kind, replica and time"
+    return int(found[2] or -1), int(found[1])
 
 
 def read_log(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Iterator[Record]:

@@ -38,9 +38,10 @@ from ..core.contract.events import (
     Submitted,
 )
 from ..core.contract.request import FinishReason
-from .histogram import Timeline, added_counts, series
+from .histogram import added_counts, series
+from .measuring.lives import ReplicaMetrics, RequestLives
+from .measuring.load import Load, MeasuredLoad, PartLoad
 from .output_files import ParquetColumns
-from .requests.lives import ReplicaMetrics, RequestLives
 from .summary import GAUGES, REASONS, SLO, Measurements, summarize
 
 REQUEST_FIELDS = (
@@ -71,6 +72,8 @@ ROUND_FIELDS = (
     ("held_slots", "int64"),
     ("waiting", "int32"),
 )
+EVENT_FIELD = ("event_ns", "int64")  # of the rows of a part: when the event came that closed a request, or a step
+SAMPLE_FIELDS = (EVENT_FIELD, ("replica", "int32"), *((name, "int64") for name in GAUGES))
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -85,29 +88,36 @@ _FLUSH_ENTRIES = 1 << 14  # rows × rounds
 _FLUSH_EVENTS = 1 << 11
 _KEPT_BYTES = 1 << 23  # several flushes
 
-_SYSTEM = 1 + GAUGES.index("system")  # column of the samples
-
 # Columns of the notes on a committed step.
-_REPLICA, _STEP_ID, _ROUNDS, _PREFILL, _ROWS, _STEPS, _ND, _HELD, _WAITING = range(9)
+_REPLICA, _STEP_ID, _ROUNDS, _PREFILL, _ROWS, _STEPS, _ND, _HELD, _WAITING, _EVENT = range(10)
 
 
 class RunMetrics:
     """Metrics of a run of one or more replicas. With `out_dir` it writes `requests.parquet` and
-    `rounds.parquet` there."""
+    `rounds.parquet` there.
 
-    def __init__(self, out_dir: str | os.PathLike[str] | None = None, *, num_buckets: int = 120) -> None:
+    `is_part`: some replicas of a run, whose load over time is that of all. The files in `out_dir` are then those that
+    `measuring.parts.add_parts` puts together.
+    """
+
+    def __init__(
+        self, out_dir: str | os.PathLike[str] | None = None, *, num_buckets: int = 120, is_part: bool = False
+    ) -> None:
         measured = Measurements()
         self.measured: Measurements = measured
         self.lives: RequestLives = RequestLives(measured.replicas, measured.counts, measured.totals)
-        self._num_buckets = num_buckets
-        self._timeline: Timeline | None = None
-        self._files: tuple[ParquetColumns, ParquetColumns] | None = None
+        self.load: Load = MeasuredLoad(measured, num_buckets)
+        self.files: list[ParquetColumns] = []  # of requests, of rounds, and of a part's load
+        self._closed_at: array[int] | None = array("q") if is_part else None  # times of `lives.closing`
         if out_dir is not None:
-            folder = Path(out_dir)
-            self._files = (
-                ParquetColumns(folder / "requests.parquet", REQUEST_FIELDS),
-                ParquetColumns(folder / "rounds.parquet", ROUND_FIELDS),
-            )
+            folder, more = Path(out_dir), (EVENT_FIELD,) if is_part else ()
+            self.files = [
+                ParquetColumns(folder / "requests.parquet", (*REQUEST_FIELDS, *more)),
+                ParquetColumns(folder / "rounds.parquet", (*ROUND_FIELDS, *more)),
+            ]
+            if is_part:
+                self.files.append(ParquetColumns(folder / "load.parquet", SAMPLE_FIELDS))
+                self.load = PartLoad(self.files[-1])
         self._samples = array("q")  # (now, *GAUGES) of every event since requests were last seen in the system
         self._flush_at = _FLUSH_EVENTS * (1 + len(GAUGES))  # so many values, those that a flush has left there included
         # Until a block of this size was freed once, the C library returns the memory of every flush to the system, to
@@ -154,6 +164,8 @@ class RunMetrics:
             handlers[type(event)](state, event)
             running, waiting = lives.running, lives.waiting
             self._samples.extend((event.now_ns, running, waiting, lives.held, running + waiting))
+            if self._closed_at is not None:
+                self._closed_at.extend([event.now_ns] * (len(lives.closing) - len(self._closed_at)))
             if self._num_entries >= _FLUSH_ENTRIES or len(self._samples) >= self._flush_at:
                 self.flush()
 
@@ -193,7 +205,9 @@ class RunMetrics:
             if steps != state.last_steps:
                 self.measured.totals["switches"] += state.last_steps >= 0
                 state.last_steps = steps
-        self._steps.append((state.number, step.step_id, rounds, prefill_tokens, batch_size, steps, nd, held, waiting))
+        self._steps.append(
+            (state.number, step.step_id, rounds, prefill_tokens, batch_size, steps, nd, held, waiting, event.now_ns)
+        )
         self._round_ends.append(result.round_end_ns)
         self._num_rounds += rounds
         self._num_entries += rounds * batch_size + len(first)
@@ -215,27 +229,10 @@ class RunMetrics:
         self._begin_notes()
 
     def _flush_gauges(self) -> None:
-        """Integrate the gauges up to the last time at which the system had requests; later times may be after the run's
-        end."""
         samples = np.frombuffer(self._samples, dtype=np.int64).reshape(-1, 1 + len(GAUGES))
-        if not samples.size:
-            return
-        if self._timeline is None:
-            self.measured.first_ns = int(samples[0, 0])
-            self._timeline = Timeline(
-                self.measured.first_ns, GAUGES, ("tokens", "decode_rounds", "steps"), self._num_buckets
-            )
-        samples[:, 0] = np.maximum.accumulate(samples[:, 0])
-        self.measured.last_ns = int(samples[-1, 0])
-        occupied = np.flatnonzero(samples[:-1, _SYSTEM])
-        size = occupied[-1] + 1 if len(occupied) else 0
-        if size:
-            times, values = samples[: size + 1, 0], samples[:size, 1:].T
-            self.measured.gauges.add(times, values)
-            self._timeline.add_gauges(times, values)
-        self._samples = array("q", samples[size:].tobytes())
-        self._flush_at = len(self._samples) + _FLUSH_EVENTS * (1 + len(GAUGES))
-        self.measured.empty_system = np.array(samples[size:])
+        if samples.size:
+            self._samples = array("q", self.load.add_samples(samples).tobytes())
+            self._flush_at = len(self._samples) + _FLUSH_EVENTS * (1 + len(GAUGES))
 
     def _flush_rounds(self) -> None:
         steps = np.array(self._steps, dtype=np.int64)
@@ -251,13 +248,12 @@ class RunMetrics:
         self.measured.totals["committed_steps"] += len(steps)
         self.measured.totals["prefill_tokens"] += int(steps[:, _PREFILL].sum())
         self.measured.totals["delivered_tokens"] += int(tokens.sum())
-        assert self._timeline is not None, "each step was an event, at which the gauges were read"
-        self._timeline.add_counts(ends, np.stack([tokens, decoding, np.where(decoding, per_round[:, _STEPS], 0)]))
-        if self._files is not None:
+        self.load.add_rounds(ends, tokens, per_round[:, _STEPS])
+        if self.files:
             names = ("replica", "step_id", "rounds", "prefill_tokens", "decode_rows", "steps", "num_draft_tokens")
-            columns: dict[str, Any] = dict(zip((*names, "held_slots", "waiting"), per_round.T, strict=True))
+            columns: dict[str, Any] = dict(zip((*names, "held_slots", "waiting", "event_ns"), per_round.T, strict=True))
             columns.update(time_ns=ends, tokens=tokens, correct_drafts=correct)
-            self._files[1].add(columns, len(ends))
+            self.files[1].add(columns, len(ends))
 
     def _flush_emissions(self, per_round: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Compute gaps and sums per request; returns tokens and correct drafts per round, int64 [rounds]."""
@@ -337,18 +333,18 @@ class RunMetrics:
         for name, count in zip(REASONS, np.bincount(reasons, minlength=len(REASONS)).tolist(), strict=True):
             self.measured.counts[name] += count if name != "transferred" else 0  # counted when they happened
         done = (reasons == FinishReason.STOP) | (reasons == FinishReason.LENGTH)
-        arrival = columns["arrival_ns"][done]
-        self.measured.ttft_ns.extend(columns["first_token_ns"][done] - arrival)
-        self.measured.e2el_ns.extend(np.maximum(finish, columns["first_token_ns"])[done] - arrival)
-        self.measured.num_output.extend(num_output[done])
+        arrival, first = columns["arrival_ns"][done], columns["first_token_ns"][done]
+        self.measured.add_completed(arrival, first, finish[done], num_output[done])
         self.measured.totals["input_tokens"] += int(columns["prompt_len"][done].sum())
         self.measured.totals["output_tokens"] += int(num_output[done].sum())
         cut = (reasons == FinishReason.LENGTH) & (num_output < columns["max_tokens"])
         self.measured.totals["truncated"] += int(cut.sum())
-        if self._files is not None:
+        if self.files:
             names = [REASONS[reason] for reason in reasons.tolist()]
             row = {**columns, "request_id": ids, "finish_ns": finish, "num_output": num_output, "reason": names}
-            self._files[0].add(row, len(ids))
+            if self._closed_at is not None:
+                row["event_ns"], self._closed_at = np.array(self._closed_at), array("q")
+            self.files[0].add(row, len(ids))
 
     # -- results ------------------------------------------------------------------------------------------------------
 
@@ -366,7 +362,7 @@ class RunMetrics:
         """Return the run in at most `num_buckets` equal buckets:
         lists of one number per bucket, None where nothing was measured."""
         self.flush()
-        return series(self._timeline, self.measured.capacity)
+        return series(self.load.timeline, self.measured.capacity)
 
     def close(self) -> None:
         """Process the remaining notes and end the files. A second call does nothing."""
@@ -374,8 +370,8 @@ class RunMetrics:
             self.lives.close_leaving(self.measured.replicas[number])
         self.lives.end_moved()
         self.flush()
-        files, self._files = self._files, None
-        for file in files or ():
+        files, self.files = self.files, []
+        for file in files:
             file.close()
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from ..core.contract.arrays import Float64Array
 from ..core.errors import InvariantViolation
 from .histogram import GaugeAreas, LogHistogram, added_counts
-from .requests.lives import GrowingColumn, ReplicaMetrics
+from .measuring.lives import GrowingColumn, ReplicaMetrics
 
 SHORT_NAMES = {  # what a simulation and a measurement of the same load are compared by
     "output_throughput": "tokens/s",
@@ -98,6 +98,14 @@ class Measurements:
     empty_system: np.ndarray = field(default_factory=lambda: np.zeros((0, 1 + len(GAUGES)), np.int64))  # later samples
     first_ns: int | None = None
     last_ns: int = 0
+
+    def add_completed(
+        self, arrival_ns: np.ndarray, first_ns: np.ndarray, finish_ns: np.ndarray, num_output: np.ndarray
+    ) -> None:
+        """Note the times and output tokens of completed requests, int64 [n] each."""
+        self.ttft_ns.extend(first_ns - arrival_ns)
+        self.e2el_ns.extend(np.maximum(finish_ns, first_ns) - arrival_ns)
+        self.num_output.extend(num_output)
 
     @property
     def capacity(self) -> int:

@@ -8,32 +8,30 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import signal
 import socket
-import subprocess
-import sys
-import threading
+import time
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from typing import IO, Any, Protocol
+from io import StringIO
+from typing import Any, Protocol
 
 from ..core.errors import ForedraftError
 from ..core.parsing import parse_json
+from ..sim.running.processes import ATTEMPTS, Died, Processes, Tell, serve_jobs
 from .trial import Trial, run_trial
-
-ATTEMPTS = 2
-"""How often a run is given to a process, because a process may die for a reason outside the run."""
 
 ANY_CLUSTER = "ray"
 """Stands for the Ray cluster of this machine, instead of an address."""
 CLIENT_SCHEME = "ray://"
+_JOIN_WITHIN_S = 40.0  # until the cluster has noticed that a node is dead
 _LOOK_EVERY_S = 2.0  # whether the cluster still answers, while no run ends
 _OBJECT_STORE_BYTES = 100_000_000  # of a cluster started here; its objects are short texts
+_QUIETLY = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
 class ClusterGone(ForedraftError):
@@ -66,100 +64,26 @@ class Workers(Protocol):
 
 
 class LocalWorkers:
-    """Processes on this machine, `count` of them, which simulate the scenario `tables`.
-    They start with the first jobs."""
+    """Processes on this machine, `count` of them, which simulate the scenario `tables`."""
 
     def __init__(self, tables: Mapping[str, Any], count: int) -> None:
         self.count = count
-        self._tables = tables
-        self._waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._ended: queue.SimpleQueue[tuple[Job, Trial] | BaseException] = queue.SimpleQueue()
-        self._workers: list[_Worker] = []
+        self._processes = Processes[Job](__name__, tables, count)
 
     def submit(self, job: Job) -> None:
         """See `Workers.submit`."""
-        self._waiting.put(job)
-        if len(self._workers) < self.count:
-            worker = _Worker(self._tables)
-            self._workers.append(worker)
-            threading.Thread(target=worker.serve, args=(self._waiting, self._ended), daemon=True).start()
+        self._processes.submit(job, job.settings)
 
     def next_ended(self) -> tuple[Job, Trial]:
         """See `Workers.next_ended`."""
-        outcome = self._ended.get()
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
+        job, answer = self._processes.next_ended()
+        if isinstance(answer, Died):
+            return job, Trial("failed", f"the process of the run {answer.reason}")
+        return job, Trial(**answer)
 
     def close(self) -> None:
         """End all processes, those in the middle of a run, too."""
-        for worker in self._workers:
-            worker.stop()
-            self._waiting.put(None)
-
-
-class _Worker:
-    """A process and the thread that feeds it."""
-
-    def __init__(self, tables: Mapping[str, Any]) -> None:
-        self._tables = tables
-        self._process: subprocess.Popen[str] | None = None
-        self._stopped = False
-        self._lock = threading.Lock()  # a process is not started after `stop`
-
-    def serve(
-        self,
-        waiting: queue.SimpleQueue[Job | None],
-        ended: queue.SimpleQueue[tuple[Job, Trial] | BaseException],
-    ) -> None:
-        """Run the waiting jobs until a None comes in place of a job."""
-        try:
-            while (job := waiting.get()) is not None and not self._stopped:
-                ended.put((job, self._run(job)))
-        except BaseException as error:  # handed to the thread that waits for outcomes, which raises it
-            ended.put(error)
-
-    def stop(self) -> None:
-        with self._lock:
-            self._stopped = True
-            if self._process is not None:
-                self._process.kill()
-                self._process.wait()
-
-    def _run(self, job: Job) -> Trial:
-        died = ""
-        for _ in range(ATTEMPTS):
-            process = self._ready()
-            if process is None:
-                break
-            line = None
-            assert process.stdin is not None and process.stdout is not None, "both are pipes"
-            try:
-                process.stdin.write(json.dumps(dict(job.settings)) + "\n")
-                process.stdin.flush()
-                line = process.stdout.readline()
-            except BrokenPipeError:
-                pass
-            if line and line.endswith("\n"):  # else it died before or while it wrote its outcome
-                return Trial(**parse_json(line))
-            code = process.wait()
-            died = f"the process of the run died, {ATTEMPTS} times: {_ending(code)}"
-        return Trial("failed", died)
-
-    def _ready(self) -> subprocess.Popen[str] | None:
-        """Return the process, started anew if there is none or it has died; None once stopped."""
-        with self._lock:
-            if self._stopped:
-                return None
-            if self._process is None or self._process.poll() is not None:
-                environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-                command = [sys.executable, "-P", "-m", __name__]  # -P: not what stands in the working directory
-                pipe = subprocess.PIPE
-                self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
-                assert self._process.stdin is not None, "it is a pipe"
-                with suppress(BrokenPipeError):  # it died at once, which the first job finds out
-                    self._process.stdin.write(json.dumps(self._tables) + "\n")
-            return self._process
+        self._processes.close()
 
 
 class RayWorkers:
@@ -167,7 +91,9 @@ class RayWorkers:
     cluster.
 
     `address`: "ray" joins the cluster of this machine, or starts one that ends with `close`; "ray://HOST:PORT" joins
-    another. Needs the extra `cluster`. Raises ClusterGone if there is no cluster, or when the cluster goes away later.
+    another. Needs the extra `cluster`. If the node dies through which this process has joined the cluster, it joins
+    again through another node of that machine. Raises ClusterGone if there is no cluster, or when the cluster goes away
+    later.
     """
 
     def __init__(self, tables: Mapping[str, Any], count: int | None, address: str) -> None:
@@ -176,15 +102,18 @@ class RayWorkers:
         self._ray = ray
         self._address = address
         self._is_client = address.startswith(CLIENT_SCHEME)
-        with _own_signals():
-            self._connect(count)
-        self.count: int = count or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        self._place = _host_and_port(address if self._is_client else ray.get_runtime_context().gcs_address)
+        self._is_own = False  # a cluster that was started here
+        self._joins_left = ATTEMPTS
         self._tables = json.dumps(dict(tables))
-        # Ray itself gives a run to another process, on any node, when its process or node dies.
-        self._remote = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1)(run_job_text)
         self._waiting: deque[Job] = deque()
         self._running: dict[Any, Job] = {}
+        with _own_signals():
+            try:
+                self._join()
+            except ConnectionError:
+                self._start(count)
+        self.count: int = count or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self._place = _host_and_port(address if self._is_client else ray.get_runtime_context().gcs_address)
 
     def submit(self, job: Job) -> None:
         """See `Workers.submit`."""
@@ -194,15 +123,17 @@ class RayWorkers:
     def next_ended(self) -> tuple[Job, Trial]:
         """See `Workers.next_ended`."""
         while True:
-            with self._errors_named():
-                ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=_LOOK_EVERY_S)
-            if ready:
-                break
+            try:
+                self._launch()
+                with self._errors_named(), _no_logs_of_nodes():
+                    ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=_LOOK_EVERY_S)
+                    trial = self._outcome(ready[0]) if ready else None
+            except self._ray.exceptions.LocalRayletDiedError:
+                self._join_again()
+                continue
+            if trial is not None:
+                return self._running.pop(ready[0]), trial
             self._check_answers()
-        job = self._running.pop(ready[0])
-        trial = self._outcome(ready[0])
-        self._launch()
-        return job, trial
 
     def close(self) -> None:
         """Cancel the runs that are left, and leave the cluster."""
@@ -211,29 +142,57 @@ class RayWorkers:
             for reference in self._running:
                 self._ray.cancel(reference, force=True)
         self._running.clear()
-        with _own_signals():
+        with _own_signals(), _no_logs_of_nodes():
             self._ray.shutdown()
 
-    def _connect(self, count: int | None) -> None:
-        options = {"log_to_driver": False, "logging_level": "ERROR"}
+    def _join(self) -> None:
+        """Join the cluster. Raises ConnectionError if none runs on this machine, ClusterGone if another does not
+        answer."""
         if self._is_client:
             with self._errors_named(), warnings.catch_warnings(action="ignore"):  # of what is then an error
-                self._ray.init(self._address, **options)
-            return
-        try:
-            self._ray.init("auto", **options)
-        except ConnectionError:  # none runs
-            os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-            options |= {"num_cpus": count or os.cpu_count() or 1, "object_store_memory": _OBJECT_STORE_BYTES}
-            self._ray.init("local", include_dashboard=False, _node_ip_address="127.0.0.1", **options)
+                self._ray.init(self._address, **_QUIETLY)
+        else:
+            self._ray.init("auto", **_QUIETLY)
+        self._make_remote()
+
+    def _start(self, count: int | None) -> None:
+        """Start a cluster that ends with this process."""
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        sizes = {"num_cpus": count or os.cpu_count() or 1, "object_store_memory": _OBJECT_STORE_BYTES}
+        self._ray.init("local", include_dashboard=False, _node_ip_address="127.0.0.1", **sizes, **_QUIETLY)
+        self._is_own = True
+        self._make_remote()
+
+    def _make_remote(self) -> None:
+        # Ray itself gives a run to another process, on any node, when its process or node dies.
+        self._remote = self._ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1)(run_job_text)
+
+    def _join_again(self) -> None:
+        """Join through another node, as the one through which the runs were submitted has died, and make these runs
+        again. Raises ClusterGone if there is no other, or none is left after some attempts."""
+        self._waiting.extendleft(reversed(self._running.values()))
+        self._running.clear()
+        until_s = time.monotonic() + (0.0 if self._is_own else _JOIN_WITHIN_S)
+        self._joins_left -= 1
+        with _own_signals():
+            self._ray.shutdown()
+            while self._joins_left >= 0 and time.monotonic() < until_s:
+                with suppress(ConnectionError, ClusterGone, self._ray.exceptions.RayError, RuntimeError):
+                    self._join()
+                    return
+                self._ray.shutdown()
+                time.sleep(_LOOK_EVERY_S)
+        raise ClusterGone(
+            f"the node of the Ray cluster {self._address} that this command has joined has died, and no other can be joined"
+        )
 
     def _launch(self) -> None:
         """Keep the cluster busy: it has as many runs as it makes at a time, and as many more that wait there."""
         while self._waiting and len(self._running) < 2 * self.count:
-            job = self._waiting.popleft()
+            settings = json.dumps(dict(self._waiting[0].settings))
             with self._errors_named():
-                reference = self._remote.remote(self._tables, json.dumps(dict(job.settings)), version("foredraft"))
-            self._running[reference] = job
+                reference = self._remote.remote(self._tables, settings, version("foredraft"))
+            self._running[reference] = self._waiting.popleft()
 
     def _outcome(self, reference: Any) -> Trial:
         errors = self._ray.exceptions
@@ -284,6 +243,11 @@ def _host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def _no_logs_of_nodes() -> redirect_stdout[StringIO]:
+    """Drop the log of a node that has died, which Ray writes to standard output whatever it was asked for."""
+    return redirect_stdout(StringIO())
+
+
 @contextmanager
 def _own_signals() -> Iterator[None]:
     """Keep the handlers of signals, which Ray replaces."""
@@ -295,19 +259,10 @@ def _own_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _ending(code: int) -> str:
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def serve_jobs(jobs: IO[str], outcomes: IO[str]) -> None:
-    """Read the scenario from the first line and settings from each further line, and write a line with the `Trial` of
-    each."""
-    tables = parse_json(jobs.readline())
-    for line in jobs:
-        outcomes.write(json.dumps(asdict(run_trial(tables, parse_json(line)))) + "\n")
-        outcomes.flush()
+def answer_of(tables: Mapping[str, Any], settings: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
+    """Simulate in a process of `LocalWorkers`. Returns the fields of the `Trial`."""
+    return asdict(run_trial(tables, settings))
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent takes Ctrl-C, and ends its workers
-    serve_jobs(sys.stdin, sys.stdout)
+    serve_jobs(answer_of)

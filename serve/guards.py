@@ -32,7 +32,7 @@ class Guards:
         except ApiError as refused:
             error = error or refused
         if error is not None:
-            await _send_error(send, error)
+            await send_error(send, error)
             return
         if messages[0]["type"] == "http.disconnect":
             return
@@ -81,7 +81,8 @@ class Guards:
                 return [{"type": "http.request", "body": b"".join(chunks), "more_body": False}]
 
 
-async def _send_error(send: Send, error: ApiError) -> None:
+async def send_error(send: Send, error: ApiError) -> None:
+    """Send an error in the place of an answer, and close the connection."""
     headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..core.adaptive.controller import AdaptiveMetrics
 from ..core.contract.events import Event, EventSink
 from ..core.contract.request import FinishedRequest, FinishReason, Request
 from ..core.draws import Purpose, request_key
-from ..core.errors import ForedraftError, count_of
+from ..core.errors import ForedraftError
 from ..core.handoff.placement import Placement
 from ..core.scheduler.config import EngineRole
 from ..observe.engine_lines import engine_lines
@@ -34,55 +34,20 @@ from .assembly import Assembly, assemble
 from .cost.calibration import Calibration
 from .disaggregation.cluster import Cluster
 from .disaggregation.endpoint import EndpointHooks
-from .disaggregation.network import DisaggregationReport, Network, PacketHooks
+from .disaggregation.network import Network, PacketHooks
 from .effects.given_keys import refuse_without_effect
+from .effects.notices import notices_of
 from .faults.clock import StampedMoves
 from .faults.injector import FaultInjector
 from .faults.plan import FaultPlan
-from .faults.service import FaultReport, FaultyService
+from .faults.service import FaultyService
 from .faults.transfers import UnreliableLink
 from .load import asked_lengths, contents_are_known, make_workload, scan_workload
-from .notices import notices_of
+from .running.coupling import coupling
+from .running.report import Progress, RunReport
 from .scenario import Clients, Scenario
 from .workload.traces import TraceSource
 from .workload.workload import Arrival, SyntheticWorkload
-
-
-class NothingFits(ForedraftError):
-    """There is nothing to simulate, because the workload has no requests or all of them were refused."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The progress of a run."""
-
-    now_ns: int
-    num_submitted: int
-    num_ended: int
-    num_rounds: int
-    num_expected: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class RunReport:
-    """How a run ended. `complete` is False if it was interrupted."""
-
-    complete: bool
-    duration_ns: int  # from the start to the end of the last request and its work
-    num_submitted: int
-    num_ended: int
-    num_rounds: int
-    device_busy_ns: tuple[int, ...]  # per replica
-    refusals: dict[str, int]  # reason -> requests
-    num_skipped_rows: int  # of the trace: rows without prompt or output, which cannot be replayed
-    assembly: Assembly = field(compare=False)  # what ran
-    faults: FaultReport | None = None  # of a run with a fault plan
-    disaggregation: DisaggregationReport | None = None  # of a run with prefill and decode engines
-    asked_lengths: dict[str, tuple[float, float]] = field(default_factory=dict)  # see `load.asked_lengths`
-    # Per replica: lower bound of a range of batch sizes -> EMA of correct drafts per request; empty where none is kept.
-    ema_accept_len: tuple[Mapping[int, float], ...] = ()
-    last_arrival_ns: int | None = None  # of an open loop; None in a closed one, where clients wait for each other
-    notices: tuple[str, ...] = ()  # sentences for the user: what the run does that a user may not expect
 
 
 class Simulation:
@@ -105,6 +70,7 @@ class Simulation:
         calibration: Calibration | None = None,
         on_assembled: Callable[[Assembly], None] | None = None,
         named_slots: bool = True,
+        own: range | None = None,
     ) -> None:
         """Assemble the run.
 
@@ -112,7 +78,8 @@ class Simulation:
         `load_scenario` returns it; keys without effect are then refused or noted (`effects.py`). `calibration`: instead
         of the file `hardware.profile`. `on_assembled` takes the parts of the run before `sinks` is asked. `named_slots`
         False: no sink asks which KV slots a step writes; then engines count them, unless a prefix cache with known
-        prompts, a transfer or a fault needs to know.
+        prompts, a transfer or a fault needs to know. `own`: the replicas that this process simulates, of a run whose
+        replicas do not depend on each other (`coupling`); None: all.
 
         Raises a ForedraftError for anything that cannot run: configuration, memory, an unreadable or broken trace.
         """
@@ -160,20 +127,13 @@ class Simulation:
         if pools.is_disaggregated:
             self.cluster = Cluster(self.env, self.assembly, self._make_network(), self._ended)
             self._on_finished = self.cluster.finished
+        self._own = own
+        self._has_lanes = not coupling(scenario, faults is not None)
+        numbers = range(pools.num_engines) if own is None else own
         self.replicas: list[EngineActor] = [
-            self._make_replica(replica, sinks(replica) if sinks else (), spans) for replica in range(pools.num_engines)
+            self._make_replica(replica, sinks(replica) if sinks else (), spans) for replica in numbers
         ]
-        links = [self._make_link(replica) for replica in range(len(self.replicas))]
-        self.router: ReplicaRouter | Cluster
-        if self.cluster is None:
-            cache_tokens = self.assembly.cache_tokens
-            self.router = ReplicaRouter(scenario.router.policy, self.replicas, links, scenario.seed, cache_tokens)
-        else:
-            self.router = self.cluster
-            if self.faults is None:
-                self.cluster.start(self.replicas, links, PacketHooks(), EndpointHooks())
-            else:
-                self.faults.start_transfers(self.cluster, links)
+        self.router: ReplicaRouter | Cluster = self._make_router(numbers)
 
     def run(self, on_progress: Callable[[Progress], None] | None = None) -> RunReport:
         """Simulate to the end of the workload. Ctrl-C ends the run early, and the report says so."""
@@ -189,17 +149,7 @@ class Simulation:
                 raise
             self.faults.broken_by(error)
             complete = False
-        if complete and not self._num_submitted:
-            skipped = (
-                f"; {count_of(self.num_skipped_rows, 'row')} without prompt or output" if self.num_skipped_rows else ""
-            )
-            raise NothingFits(f"the workload has no requests: nothing arrives between its start and its end{skipped}")
-        if complete and self.faults is None and sum(self.refusals.values()) == self._num_submitted:
-            reason, count = max(self.refusals.items(), key=lambda item: item[1])
-            raise NothingFits(
-                f"none of {count_of(self._num_submitted, 'request')} can be served; {count} of them: {reason}"
-            )
-        return RunReport(
+        report = RunReport(
             complete=complete,
             duration_ns=self._duration_ns(complete),
             num_submitted=self._num_submitted,
@@ -216,13 +166,16 @@ class Simulation:
             last_arrival_ns=self._last_arrival_ns if self.scenario.workload.concurrency is None else None,
             notices=self.notices,
         )
+        if self._own is None:
+            report.check_that_some_fit()
+        return report
 
     def _duration_ns(self, complete: bool) -> int:
         """Return the time of the last request, result or page. Timers without effect do not lengthen the run. Examples
         are the timer of a client whose request has ended, and an engine's timer for a remembered transfer."""
         if not complete:
             return self.env.now
-        last_ns = max(self._last_request_ns, *(replica.worked_until_ns for replica in self.replicas))
+        last_ns = max([self._last_request_ns, *(replica.worked_until_ns for replica in self.replicas)])
         return last_ns if self.cluster is None else max(last_ns, self.cluster.network.last_busy_ns)
 
     def _start_workload(self) -> None:
@@ -233,6 +186,11 @@ class Simulation:
         if self.faults is not None:
             arrivals = self.faults.arrivals(arrivals)
             self.faults.start()
+        if self._own is not None:
+            assert isinstance(self.router, ReplicaRouter) and self._has_lanes, (
+                "only replicas that are not coupled run apart"
+            )
+            arrivals = self.router.own(arrivals)
         if concurrency is None:
             env.process(open_loop_source(env, arrivals, self._send, self.router.cancel, patience))
             return
@@ -298,20 +256,42 @@ class Simulation:
             spans,
             hooks,
             assembly.deployment.front_end,
+            self._lane(replica),
         )
         if injector is not None:
             injector.actor = actor
         return actor
+
+    def _lane(self, replica: int) -> int:
+        return replica if self._has_lanes else 0
 
     def _make_network(self) -> Network:
         table, devices = self.scenario.disaggregation, self.scenario.hardware.devices
         latency_ns, bytes_per_s = round(table.latency_us * 1000), devices * table.bandwidth_gbps * 1e9 / 8
         return Network(self.env, self.assembly.pools.num_engines, latency_ns, bytes_per_s)
 
+    def _make_router(self, numbers: range) -> ReplicaRouter | Cluster:
+        """Connect clients with the replicas of these numbers, and return what routes requests to them."""
+        links = [self._make_link(replica) for replica in numbers]
+        if self.cluster is None:
+            return ReplicaRouter(
+                self.scenario.router.policy,
+                self.assembly.pools.num_engines,
+                dict(zip(numbers, self.replicas, strict=True)),
+                dict(zip(numbers, links, strict=True)),
+                self.scenario.seed,
+                self.assembly.cache_tokens,
+            )
+        if self.faults is None:
+            self.cluster.start(self.replicas, links, PacketHooks(), EndpointHooks())
+        else:
+            self.faults.start_transfers(self.cluster, links)
+        return self.cluster
+
     def _make_link(self, replica: int) -> Link | UnreliableLink:
         table = self.scenario.router
         latency_ns, bytes_per_s = round(table.latency_us * 1000), table.bandwidth_gbps * 1e9 / 8
-        link = Link(self.env, latency_ns, bytes_per_s)
+        link = Link(self.env, latency_ns, bytes_per_s, self._lane(replica))
         if self.faults is None:
             return link
         return UnreliableLink(link, replica, self.faults.ledger, self._given_up)
@@ -344,7 +324,7 @@ class Simulation:
         truth = Truth(arrival.output_len, request_key(request_id), shift)
         self._num_submitted += 1
         self._last_arrival_ns = self._last_request_ns = self.env.now
-        if arrival.row >= self._foreseen and len(self.replicas) == 1 and self._day is None:
+        if arrival.row >= self._foreseen and self.assembly.pools.num_engines == 1 and self._day is None:
             self._foresee(arrival.row)
         ended = None
         if self._has_listeners:

@@ -17,7 +17,7 @@ import pytest
 pytestmark = pytest.mark.xdist_group("tidy")  # one worker parses every file once
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "planning", "twin", "serve", "cli", "api")
+PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "planning", "twin", "serve", "ui", "cli", "api")
 ABOVE = {  # package -> the packages that it may import
     "core": {"core"},
     "observe": {"observe", "core"},
@@ -29,6 +29,7 @@ ABOVE = {  # package -> the packages that it may import
     "planning": {"planning", "sim", "core", "observe"},
     "twin": {"twin", "sim", "gpu", "core", "observe"},
     "serve": {"serve", "sim", "gpu", "core", "observe"},
+    "ui": {"ui", "serve", "planning", "sim", "core", "observe"},
     "cli": set(PACKAGES),
 }
 CORE_ORDER = (
@@ -52,6 +53,7 @@ LIBRARIES = {  # package -> what it may import from outside the standard library
     "planning": {"numpy", "pyarrow", "scipy", "optuna", "ray", "yaml"},
     "twin": {"numpy", "simpy", "torch"},
     "serve": {"numpy", "pydantic", "pydantic_core", "fastapi", "starlette", "uvicorn", "prometheus_client", "httpx"},
+    "ui": {"starlette", "uvicorn"},
     "cli": {"numpy", "pydantic", "typer", "rich", "kaleido", "choreographer"},
     "api": {"pyarrow", "rich"},
 }

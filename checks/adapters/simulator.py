@@ -26,7 +26,8 @@ from ...sim.actors.client import Patience
 from ...sim.assembly import Assembly
 from ...sim.disaggregation.cluster import draft_input_bytes
 from ...sim.faults.plan import FaultPlan, fault_plan
-from ...sim.run import RunReport, Simulation
+from ...sim.run import Simulation
+from ...sim.running.report import RunReport
 from ...sim.scenario import Scenario
 from ...sim.scenario_file import scenario_from_dict
 from ...sim.workload.workload import Arrival

@@ -80,7 +80,7 @@ SharesAStreamOfFaults (SIM-06): All kinds of faults, and the lengths that client
 TakesAnotherWay (SIM-08, SIM-15): With a fault plan, whatever is in it, a message takes a moment longer.
     CheckedSimulator.make:
         simulation = good(self, scenario, metrics, history, faults)
-        for link in simulation.router.links if faults is not None else ():
+        for link in simulation.router.links.values() if faults is not None else ():
             link.link.latency_ns += 1000
         return simulation
 

@@ -11,7 +11,7 @@ import typer
 from ..options import AsJson, argument, option, print_document
 
 if TYPE_CHECKING:
-    from ...planning.servers.export import Export
+    from ...planning.servers.export.deployment import Export
 
 WIDTH = 80
 
@@ -44,9 +44,9 @@ def export(
     """
     from ...core.errors import ConfigError, nearest
     from ...observe.output_files import UnwritableFile, write_text
-    from ...planning.servers.export import SERVERS, server_of
-    from ...planning.servers.export import export as export_scenario
-    from ...planning.servers.winner import read_winner
+    from ...planning.servers.export.deployment import SERVERS, server_of
+    from ...planning.servers.export.deployment import export as export_scenario
+    from ...planning.servers.export.winner import read_winner
 
     if server is not None and server not in SERVERS:
         known = " or ".join(SERVERS)

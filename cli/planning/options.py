@@ -15,6 +15,14 @@ from ..simulation.simulate import termination_is_interruption
 if TYPE_CHECKING:
     from ...planning.store import StoredWorkers, TrialStore
 
+Requests = Annotated[
+    int | None,
+    option(
+        "--requests",
+        "Requests per run. Default: plan 600, or as many as a trace has; tune 100; sweep as the scenario says.",
+        min=10,
+    ),
+]
 OutDirectory = Annotated[
     Path | None, option("--out", "Directory of the runs. Default: a new directory in runs/.", "DIR")
 ]

@@ -13,7 +13,7 @@ import typer
 from ..options import AsJson, Quiet, ScenarioFile, Seed, Settings, TraceFile, option, print_document
 from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 from ..simulation.simulate import given_by_options
-from .options import Cluster, NumWorkers, OutDirectory, kept_runs
+from .options import Cluster, NumWorkers, OutDirectory, Requests, kept_runs
 
 WIDTH = 80
 
@@ -34,7 +34,6 @@ ByHour = Annotated[bool, option("--by-hour", "Of a trace: plan its busiest hour,
 Headroom = Annotated[float, option("--headroom", "With --by-hour: percent to add to the rate of an hour.", min=0, max=1000)]
 WarmUp = Annotated[float, option("--warm-up", "With --by-hour: seconds for which a replica starts, which are paid.", min=0, max=86400)]
 Seeds = Annotated[int, option("--seeds", "Most runs of the best candidate at a load; each has its own seed.", min=2, max=100)]
-Requests = Annotated[int | None, option("--requests", "Requests per run. Default: 600, or as many as a trace has.", min=100)]
 ModelError = Annotated[float | None, option("--model-error",
     "Error of the cost model in comparisons, in percent. Default: by published points.", min=0, max=100)]
 # fmt: on

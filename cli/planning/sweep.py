@@ -12,10 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...core.errors import count_of
-from ..options import AsJson, Quiet, ScenarioFile, Seed, Settings, TraceFile, option, print_document
+from ..options import (
+    AsJson,
+    Quiet,
+    ScenarioFile,
+    Seed,
+    Settings,
+    TraceFile,
+    option,
+    print_document,
+    refuse_without_effect,
+)
 from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 from ..simulation.simulate import given_by_options
-from .options import Cluster, NumWorkers, OutDirectory, kept_runs
+from .options import Cluster, NumWorkers, OutDirectory, Requests, kept_runs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +42,7 @@ COLUMNS = {  # key of the summary -> its title in two lines and the digits behin
     "accept_length": ("accept\nlength", 2),
     "slo_attainment": ("in SLO\n%", 1),
 }
+REQUESTS_KEY = "workload.num_requests"
 GAP = 2  # spaces between two columns
 MOST_ROWS = 60  # of the table that is printed; the Parquet file has all
 
@@ -43,8 +54,8 @@ Seeds = Annotated[int, option("--seeds", "Runs of each combination; each run has
 
 def sweep(
     scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
-    grid: Grid = [], settings: Settings = None, trace: TraceFile = None, seeds: Seeds = 3, seed: Seed = None,  # noqa: B006
-    out: OutDirectory = None, workers: NumWorkers = None, cluster: Cluster = None, as_json: AsJson = False,
+    grid: Grid = [], settings: Settings = None, trace: TraceFile = None, seeds: Seeds = 3, requests: Requests = None,  # noqa: B006
+    seed: Seed = None, out: OutDirectory = None, workers: NumWorkers = None, cluster: Cluster = None, as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Simulate every combination of some settings, each with several seeds.
@@ -80,6 +91,9 @@ def sweep(
         message = f"every combination has the same seeds: give --seeds {len(values['seed'])} (and --seed for the first)"
         raise ConfigError.of("--grid", "seed", message)
     given = [*(settings or ()), *given_by_options(trace, seed)]
+    if requests is not None:
+        refuse_without_effect(("--requests", REQUESTS_KEY in values, f"--grid varies {REQUESTS_KEY}"))
+        given.append(f"{REQUESTS_KEY}={requests}")
     launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
     resolved, origins = load_scenario(scenario, given, launch)
     notices = []

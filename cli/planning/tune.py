@@ -14,7 +14,7 @@ from ...core.errors import count_of
 from ..options import AsJson, Quiet, ScenarioFile, Seed, Settings, TraceFile, option, print_document
 from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 from ..simulation.simulate import given_by_options
-from .options import Cluster, NumWorkers, OutDirectory, kept_runs
+from .options import Cluster, NumWorkers, OutDirectory, Requests, kept_runs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 EXIT_BEHIND = 1
+REQUESTS = 100  # of a run, about
 
 
 Trials = Annotated[int, option("--trials", "Number of tables that the search tries.", min=1, max=10_000)]
@@ -32,13 +33,12 @@ SearchSeeds = Annotated[int, option("--search-seeds", "Runs of each table in the
 Seeds = Annotated[
     int, option("--seeds", "Runs of each candidate in the final comparison, with other seeds.", min=2, max=1000)
 ]
-Requests = Annotated[int, option("--requests", "Approximate number of requests of a run.", min=10)]
 
 
 def tune(
     scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
     settings: Settings = None, trace: TraceFile = None, trials: Trials = 32, search_seeds: SearchSeeds = 3, seeds: Seeds = 5,
-    requests: Requests = 100, seed: Seed = None, as_json: AsJson = False, out: OutDirectory = None, workers: NumWorkers = None,
+    requests: Requests = None, seed: Seed = None, as_json: AsJson = False, out: OutDirectory = None, workers: NumWorkers = None,
     cluster: Cluster = None, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Find the table of draft steps by batch size that serves a workload fastest.
@@ -67,7 +67,7 @@ def tune(
 
     launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
     resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)], launch)
-    question = question_of_tune(resolved, trials, search_seeds, seeds, requests)
+    question = question_of_tune(resolved, trials, search_seeds, seeds, requests or REQUESTS)
     whole = Tune(resolved, question)
     with (
         kept_runs("tune", whole.tables, out, workers, cluster, asked=question.to_json()) as (pool, store),

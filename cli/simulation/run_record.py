@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...sim.assembly import Assembly
     from ...sim.faults.plan import FaultPlan
     from ...sim.faults.service import FaultReport
-    from ...sim.run import RunReport
+    from ...sim.running.report import RunReport
     from ...sim.scenario import Scenario
     from ...sim.scenario.scenario_text import DerivedRow
 
@@ -72,13 +72,17 @@ class RunRecord:
 
     def sinks(self, replica: int) -> Sequence[EventSink]:
         """Return the event sinks of a replica's engine."""
-        metrics = self._open() if self._metrics is None else self._metrics
+        metrics, _ = self.files()
         sinks: list[Callable[..., None]] = [metrics.sink(replica)]
         if self._log is not None:
             sinks.append(self._log.sink(replica))
         if self._perfetto is not None:
             sinks.append(self._perfetto.sink(replica))
         return sinks
+
+    def files(self) -> tuple[RunMetrics, EventLog | None]:
+        """Return the metrics, and the log if there is one."""
+        return self._open() if self._metrics is None else self._metrics, self._log
 
     @property
     def spans(self) -> RunRecord | None:

@@ -23,7 +23,7 @@ DOCUMENTS: dict[str, tuple[str, ...]] = {
     "doctor": ("planning.rounds.doctor:Diagnosis",),
     "cost": ("planning.rounds.cost:Cost",),
     "sweep": (f"{_OWN}simulation:SweepDocument",),
-    "export": ("planning.servers.export:Export",),
+    "export": ("planning.servers.export.deployment:Export",),
     "report": (f"{_OWN}simulation:ReportDocument",),
     "trace": (f"{_OWN}simulation:TraceDocument",),
     "acceptance": (f"{_OWN}simulation:AcceptanceDocument",),
@@ -41,6 +41,7 @@ DOCUMENTS: dict[str, tuple[str, ...]] = {
 }
 """What each command prints with `--json`: a document of one of these kinds, as module and class."""
 WITHOUT = {
+    "ui": "serves a page until it is stopped",
     "serve": "runs until it is stopped; --log-format json makes its log JSON",
     "schema": "prints JSON schemas, or a name per line",
     "adaptive show": "prints a table of steps, which is JSON",

@@ -29,7 +29,7 @@ from .launch import FromSglang, FromTrtllm, FromVllm, launched
 
 if TYPE_CHECKING:
     from ...sim.faults.plan import FaultPlan
-    from ...sim.run import RunReport
+    from ...sim.running.report import RunReport
     from ...sim.scenario import Scenario
 
 EXIT_INTERRUPTED: dict[int, int] = {
@@ -45,13 +45,17 @@ NoPerfetto = Annotated[bool, option("--no-perfetto", "Do not write trace.json, t
 Faults = Annotated[str | None, option("--faults",
     "Inject the faults of a plan, or of a plan drawn from the seed (swarm). Exit code 1: a promise was broken.",
     "PLAN.toml|swarm")]
+Workers = Annotated[int, option("--workers",
+    "Processes that share the replicas, where the router does not look at them: the results of one, but no trace.json.",
+    min=1, max=1024)]
 # fmt: on
 
 
 def simulate(
     scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
     settings: Settings = None, trace: TraceFile = None, seed: Seed = None, out: OutDirectory = None, explain: Explain = False,
-    no_events: NoEvents = False, no_perfetto: NoPerfetto = False, faults: Faults = None, as_json: AsJson = False, quiet: Quiet = False,
+    no_events: NoEvents = False, no_perfetto: NoPerfetto = False, faults: Faults = None, workers: Workers = 1,
+    as_json: AsJson = False, quiet: Quiet = False,
     log_level: LogLevel = None, log_format: LogFormat = DEFAULT_FORMAT,
 ) -> None:  # fmt: skip
     """Simulate a deployment: throughput, latency, acceptance and memory of a scenario.
@@ -73,6 +77,7 @@ def simulate(
     code 1 means that a promise was broken; the message contains the command that
     repeats the run.
     """
+    from ...sim.running.coupling import check_workers
     from ...sim.scenario_file import load_scenario
 
     refuse_without_effect(
@@ -83,6 +88,8 @@ def simulate(
         ),
         ("--faults", explain and faults is not None, "--explain runs nothing"),
         ("--log-level", explain and log_level is not None, "--explain runs nothing"),
+        ("--log-level", workers > 1 and log_level is not None, "the processes of --workers write no lines"),
+        ("--workers", explain and workers > 1, "--explain runs nothing"),
         ("--no-events", no_events and out is None, "without --out no file is written"),
         ("--no-perfetto", no_perfetto and out is None, "without --out no file is written"),
     )
@@ -104,8 +111,17 @@ def simulate(
         with errors_at(origins):
             transfers = pools_of(resolved).is_disaggregated
         plan = load_fault_plan(faults, resolved.seed, transfers=transfers)
+    with errors_at(origins):
+        check_workers(workers, resolved, "--workers", plan is not None)
     with termination_is_interruption() as received, errors_at(origins):
-        report = _run(resolved, origins, out, out is not None and not no_events, not no_perfetto, as_json, quiet, plan)
+        perfetto = not no_perfetto and workers == 1
+        try:
+            report = _run(
+                resolved, origins, out, out is not None and not no_events, perfetto, as_json, quiet, plan, workers
+            )
+        except KeyboardInterrupt:  # in a run of one process it ends the run, and no more
+            print("foredraft: interrupted; a run in several processes has no results before its end", file=sys.stderr)
+            raise typer.Exit(EXIT_INTERRUPTED[received[-1] if received else signal.SIGINT]) from None
     if report.faults is not None and not report.faults.kept:
         from .run_record import EXIT_BROKEN, print_broken
 
@@ -128,7 +144,7 @@ def _explain(scenario: Scenario, origins: dict[str, str], as_json: bool) -> None
     """Print the scenario, every number that follows from it, and what it does that a user may not expect."""
     from ...sim.assembly import assemble
     from ...sim.effects.given_keys import refuse_without_effect
-    from ...sim.notices import notices_of
+    from ...sim.effects.notices import notices_of
     from ...sim.scenario.scenario_text import derived_rows, scenario_text
 
     with errors_at(origins):
@@ -153,9 +169,11 @@ def _run(
     as_json: bool,
     quiet: bool,
     faults: FaultPlan | None,
+    workers: int,
 ) -> RunReport:
     """Simulate, write the files, print the report."""
     from ...sim.run import Simulation
+    from ...sim.running.parts import NO_REPLICAS, run_parts
     from ...sim.scenario.scenario_text import derived_rows
     from ..progress import simulation_progress
     from .run_record import RunRecord
@@ -170,12 +188,17 @@ def _run(
             origins=origins,
             on_assembled=record.take_assembly,
             named_slots=events,
+            own=None if workers == 1 else NO_REPLICAS,
         )
+        files = record.files()
         record.write_scenario(origins, derived_rows(simulation.assembly), simulation.notices)
         if faults is not None:
             record.write_faults(faults)
         with simulation_progress(quiet) as progress:
-            report = simulation.run(progress)
+            if workers == 1:
+                report = simulation.run(progress)
+            else:
+                report = run_parts(simulation, workers, origins, *files, progress)
         summary = record.finish(report)
     if as_json:
         from ..documents.simulation import SimulateDocument

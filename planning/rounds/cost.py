@@ -84,11 +84,14 @@ class Cost(Document):
     batches: tuple[BatchCost, ...]
 
 
-def cost_of_rounds(scenario: Scenario, batches: Sequence[int], context: int, steps: Sequence[int]) -> Cost:
+def cost_of_rounds(
+    scenario: Scenario, batches: Sequence[int], context: int, steps: Sequence[int], model: RoundModel | None = None
+) -> Cost:
     """Return what the rounds of these batches cost with these numbers of draft steps.
 
-    Without speculation the rounds are plain. Raises ForedraftError for a scenario that cannot be assembled, numbers out
-    of range, and a context that the model does not have.
+    Without speculation the rounds are plain. model: the rounds of the scenario, if they are known already. Raises
+    ForedraftError for a scenario that cannot be assembled, numbers out of range, and a context that the model does not
+    have.
     """
     ranges = {"batch": (batches, 1), "context": ((context,), 0), "steps": (steps, 0)}
     if wrong := [
@@ -97,7 +100,7 @@ def cost_of_rounds(scenario: Scenario, batches: Sequence[int], context: int, ste
         if not values or min(values) < least
     ]:
         raise ConfigError("<arguments>", wrong)
-    model = RoundModel(scenario)
+    model = RoundModel(scenario) if model is None else model
     steps = [0] if scenario.speculation.algorithm == NO_SPECULATION else steps
     longest = model.plain.spec.config.context_len
     if context > longest:

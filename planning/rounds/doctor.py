@@ -11,9 +11,11 @@ from ...core.errors import ForedraftError
 from ...observe.output_files import Document
 from ...sim.assembly import Assembly, assemble
 from ...sim.confidence import intervals, rests_on
+from ...sim.load import asked_lengths, make_workload
 from ...sim.scenario import Scenario
 from ..confidence.comparison import about_speed_ups, speed_up_error
 from ..confidence.unknowns import Moved, gains_by_unknown
+from ..demand.trace_part import TracePart
 from ..grid import NO_SPECULATION
 from ..trial import run_trial
 from .model import RoundModel, without_speculation
@@ -72,7 +74,8 @@ class Diagnosis(Document):
         most_drafted: Requests that decode together with drafts at most.
         most_plain: The same without drafts.
         gains_by_batch: The best draft steps of some batches up to `may_pay_up_to_batch`.
-        batch: Requests that decode together in one engine on average in the simulated load, as far as they have room.
+        batch: Requests that decode together in one engine on average in the simulated load, as far as they have room;
+            None, as the next one, if no load was simulated.
         gain: Of the best draft steps at this batch, as in `gains_by_batch`.
         moved_by: The ranges of `gain` that inputs leave that are not known, the widest first.
         busy_rate: Requests per second that keep a batch of `pays_up_to_batch` busy; None if it is 0.
@@ -101,8 +104,8 @@ class Diagnosis(Document):
     most_drafted: int
     most_plain: int
     gains_by_batch: tuple[Gain, ...]
-    batch: int
-    gain: float
+    batch: int | None
+    gain: float | None
     moved_by: tuple[Moved, ...]
     busy_rate: float | None
     output_tokens: float
@@ -114,25 +117,29 @@ class Diagnosis(Document):
     load: Mapping[str, Compared]
 
 
-def diagnose(scenario: Scenario, requests: int) -> Diagnosis:
+def diagnose(scenario: Scenario, requests: int | None, model: RoundModel | None = None) -> Diagnosis:
     """Judge the speculation of a scenario by the cost model, and by two runs of at most so many requests.
 
-    Raises ForedraftError for a scenario without speculation, and for one that cannot run.
+    requests: None makes no run: `load` is empty, and lengths are those that the workload asks for. model: the rounds of
+    the scenario, if they are known already. Raises ForedraftError for a scenario without speculation, and for one that
+    cannot run.
     """
     if scenario.speculation.algorithm == NO_SPECULATION:
         message = (
             "the scenario does not speculate: name the algorithm to judge, such as --set speculation.algorithm=EAGLE3"
         )
         raise ForedraftError(message)
-    tables = scenario.model_dump(mode="json")
-    changes = {"workload.num_requests": min(requests, scenario.workload.num_requests or requests)}
-    with_it, without = (run_trial(one, changes) for one in (tables, without_speculation(tables)))
-    for trial in (with_it, without):
-        if trial.status != "done":
-            raise ForedraftError(trial.message)
-    mine, other = with_it.summary, without.summary
-    model, own = RoundModel(scenario, mine["mean_output_tokens"]), assemble(scenario)
-    context = round(mine["mean_input_tokens"] + mine["mean_output_tokens"] / 2)
+    model, own = RoundModel(scenario) if model is None else model, assemble(scenario)
+    rows, load = None, {}
+    if requests is None:
+        completed, (prompt, output) = 0, asked_means(own)
+    else:
+        mine, other = _runs(scenario, requests)
+        completed, load = mine["completed"], dict(_load(own, mine, model.plain, other))
+        prompt, output = mine["mean_input_tokens"], mine["mean_output_tokens"]
+        rows = max(1, round(mine["mean_running"] / mine["replicas"]))
+    model = model.with_prompts(output)
+    context = round(prompt + output / 2)
     error = math.exp(speed_up_error(model.with_steps(1)))
     surely, perhaps = (model.largest_that_pays(context, MOST_STEPS, least) for least in (error, 1 / error))
     last = surely or perhaps
@@ -140,8 +147,7 @@ def diagnose(scenario: Scenario, requests: int) -> Diagnosis:
     longest = model.plain.spec.config.context_len
     contexts = [one for one in CONTEXTS if one <= longest] or [longest]
     steps = range(1, MOST_STEPS + 1)
-    rows = max(1, round(mine["mean_running"] / mine["replicas"]))
-    batch = min(rows, model.most_drafted_rows(context) or 1)
+    batch = None if rows is None else min(rows, model.most_drafted_rows(context) or 1)
     return Diagnosis(
         timing=model.with_steps(1).timing,
         intervals_rest_on=rests_on(own),
@@ -157,17 +163,38 @@ def diagnose(scenario: Scenario, requests: int) -> Diagnosis:
         most_plain=model.most_rows(context, 0),
         gains_by_batch=tuple(_gain(model, size, context) for size in sizes),
         batch=batch,
-        gain=model.gain(model.best_drafted(batch, context, MOST_STEPS)),
-        moved_by=tuple(gains_by_unknown(model, batch, context, MOST_STEPS)),
-        busy_rate=model.round(surely, context, 0).tokens_per_s / mine["mean_output_tokens"] if surely else None,
-        output_tokens=mine["mean_output_tokens"],
+        gain=None if batch is None else model.gain(model.best_drafted(batch, context, MOST_STEPS)),
+        moved_by=() if batch is None else tuple(gains_by_unknown(model, batch, context, MOST_STEPS)),
+        busy_rate=model.round(surely, context, 0).tokens_per_s / output if surely else None,
+        output_tokens=output,
         gains=tuple(_gain(model, size, one) for size in _batches(model) for one in contexts),
         break_even=dict(_break_even(model, context)),
         expected=tuple(model.round(1, context, count).accept_length for count in steps),
         expected_by=_expectation(model),
-        requests=mine["completed"],
-        load=dict(_load(own, mine, model.plain, other)),
+        requests=completed,
+        load=load,
     )
+
+
+def asked_means(run: Assembly) -> tuple[float, float]:
+    """Return the mean tokens of a prompt and of an output that the workload asks for. Raises TraceError, or ConfigError
+    for a trace without requests."""
+    part = TracePart.of(run.scenario, None)
+    if part is not None:
+        return float(part.rows.prompt_lens[: part.count].mean()), float(part.rows.output_lens[: part.count].mean())
+    lengths = asked_lengths(make_workload(run.scenario, run.spec.config.context_len))
+    return lengths["input"][0], lengths["output"][0]
+
+
+def _runs(scenario: Scenario, requests: int) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the summaries of a run of the scenario, and of one without speculation."""
+    tables = scenario.model_dump(mode="json")
+    changes = {"workload.num_requests": min(requests, scenario.workload.num_requests or requests)}
+    with_it, without = (run_trial(one, changes) for one in (tables, without_speculation(tables)))
+    for trial in (with_it, without):
+        if trial.status != "done":
+            raise ForedraftError(trial.message)
+    return with_it.summary, without.summary
 
 
 def _batches(model: RoundModel) -> list[int]:

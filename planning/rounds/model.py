@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -37,7 +38,14 @@ class RoundModel:
         self._tables = scenario.model_dump(mode="json")
         self._assemblies: dict[int, Assembly] = {}
         self._accept_lengths: dict[tuple[int, int], float] = {}
+        self._reserves: dict[int, int] = {}
         self.scenario = scenario
+
+    def with_prompts(self, output_len: float) -> RoundModel:
+        """Return the same rounds, each of which bears its part of the prompts (`output_len`)."""
+        other = copy(self)  # with the same deployments
+        other.output_len = output_len
+        return other
 
     @cached_property
     def plain(self) -> Assembly:
@@ -138,7 +146,9 @@ class RoundModel:
         """Return how many requests of this context the KV pool holds, at most `engine.max_running`; 0 if none fits."""
         run = self.with_steps(steps)
         config = run.spec.config
-        held = context_len + run.spec.resolve_sizes().reserve
+        if steps not in self._reserves:
+            self._reserves[steps] = run.spec.resolve_sizes().reserve
+        held = context_len + self._reserves[steps]
         return min(config.max_running, config.num_pages * config.page_size // held)
 
 

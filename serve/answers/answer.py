@@ -14,13 +14,12 @@ from typing import Any
 
 from starlette.responses import Response
 
+from ..connections import TRANSPORT
 from ..errors import ApiError, event
 from ..frontend import Frontend
 from .forms import CompletionForm
 from .reply import Choice, Delta, Reply
 
-TRANSPORT = "foredraft.transport"
-"""Where in a scope the server puts the connection's transport, if it encodes a streamed body in HTTP's chunks."""
 PART_BYTES = 1 << 16
 """Of a body that are handed to a connection in one turn of the event loop."""
 WAITING = b": waiting\n\n"

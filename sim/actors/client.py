@@ -15,17 +15,17 @@ from .clock import Environment
 def open_loop_source(
     env: Environment, arrivals: Iterable[Arrival], send: Send, cancel: Cancel, patience: Patience
 ) -> Generator[simpy.Event, None, None]:
-    """Send every arrival at its time; a client with limited patience becomes a process of its own."""
+    """Send every arrival at its time, in their order; a client with limited patience waits in a process of its own."""
     for arrival in arrivals:
         time_ns = arrival.time_ns
         assert time_ns is not None, "a request of an open loop has a time"
         if time_ns > env.now:
             yield env.timeout(time_ns - env.now)
         patience_ns = None if patience.is_endless else patience.of(arrival.row)
-        if patience_ns is None:
-            send(arrival)
-        else:
-            env.process(impatient_client(env, arrival, send, cancel, patience_ns))
+        request_id, ended = send(arrival)
+        if patience_ns is not None:
+            assert ended is not None
+            env.process(impatient_client(env, request_id, ended, cancel, patience_ns))
 
 
 Send = Callable[[Arrival], tuple[str, simpy.Event | None]]
@@ -55,11 +55,9 @@ class Patience:
 
 
 def impatient_client(
-    env: Environment, arrival: Arrival, send: Send, cancel: Cancel, patience_ns: int
+    env: Environment, request_id: str, ended: simpy.Event, cancel: Cancel, patience_ns: int
 ) -> Generator[simpy.Event, None, None]:
-    """Send one request and wait for its end, or leave."""
-    request_id, ended = send(arrival)
-    assert ended is not None
+    """Wait for the end of a request, or leave."""
     yield ended | env.timeout(patience_ns)
     if not ended.triggered:
         cancel(request_id)

@@ -1,4 +1,9 @@
-"""Simulated time: integer nanoseconds on a SimPy environment."""
+"""Simulated time: integer nanoseconds on a SimPy environment.
+
+What happens at the same time has an order: clients first, then lane after lane, and in each lane arrivals before the
+scheduler's turn. Where no engine's decisions depend on another engine, each engine has the lane of its number. So the
+order of all events follows from those of the engines, whichever process simulates an engine. Elsewhere lane 0 is all.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,15 @@ from simpy.events import Event, EventPriority
 Arguments = TypeVarTuple("Arguments")
 """The arguments with which a message is delivered."""
 
-AFTER_ARRIVALS: EventPriority = EventPriority(2)  # SimPy's priorities: 0 urgent, 1 normal
+
+def arrival_priority(lane: int) -> EventPriority:
+    """Return SimPy's priority of what arrives at an engine: 1, which is normal, in the first lane."""
+    return EventPriority(1 + 2 * lane)
+
+
+def turn_priority(lane: int) -> EventPriority:
+    """Return SimPy's priority of a scheduler's turn."""
+    return EventPriority(2 + 2 * lane)
 
 
 class Environment(simpy.Environment):
@@ -36,18 +49,20 @@ class Environment(simpy.Environment):
         return True
 
 
-def until(env: Environment, at_ns: int) -> Event:
-    """Return an event at `at_ns` that comes after all others at that time, so that a scheduler sees what has
-    arrived by then."""
+def until(env: Environment, at_ns: int, lane: int = 0) -> Event:
+    """Return an event at `at_ns` that comes after all others of its lane at that time, so that a scheduler sees what
+    has arrived by then."""
     event = Event(env)
     event._ok, event._value = True, None
-    env.schedule(event, priority=AFTER_ARRIVALS, delay=at_ns - env.now)
+    env.schedule(event, priority=turn_priority(lane), delay=at_ns - env.now)
     return event
 
 
-def call_at(env: Environment, at_ns: int, function: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
+def call_at(
+    env: Environment, at_ns: int, function: Callable[[*Arguments], None], *arguments: *Arguments, lane: int = 0
+) -> None:
     """Deliver a message: call `function(*arguments)` at `at_ns`."""
     event = Event(env)
     event._ok, event._value = True, None
     event.callbacks.append(lambda _: function(*arguments))
-    env.schedule(event, delay=at_ns - env.now)
+    env.schedule(event, priority=arrival_priority(lane), delay=at_ns - env.now)

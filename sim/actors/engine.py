@@ -25,7 +25,7 @@ from ...core.errors import InvariantViolation
 from ...core.scheduler.engine import Engine
 from ..cost.host import NO_DELAY, FrontEnd
 from .block_times import overlap_times, synchronous_times
-from .clock import AFTER_ARRIVALS, Environment, until
+from .clock import Environment, turn_priority, until
 from .device import Device, DrawnRounds, Truth
 from .hooks import NO_HOOKS, HandoffPart, Hooks, StepFault
 from .host_work import HostWork
@@ -59,14 +59,16 @@ class EngineActor:
         spans: SpanSink | None = None,
         hooks: Hooks = NO_HOOKS,
         front_end: FrontEnd = NO_DELAY,
+        lane: int = 0,
     ) -> None:
         self.env = env
         self.replica = replica
+        self.lane = lane
         self.engine = engine
         self.device = device
         self.host = host
         self.hooks = hooks
-        self.intake: Intake = Intake(env, front_end, self._look_soon)
+        self.intake: Intake = Intake(env, front_end, self._look_soon, lane)
         self.handoff: HandoffPart | None = None  # set where prefill and decode are apart
         self.rounds: int = 0
         self.worked_until_ns: int = 0  # when the newest result, or its loss, was taken
@@ -136,7 +138,7 @@ class EngineActor:
         if self._idle is not None:
             idle, self._idle = self._idle, None
             idle._ok, idle._value = True, None  # what `Event.succeed` does, which takes no priority
-            self.env.schedule(idle, priority=AFTER_ARRIVALS)
+            self.env.schedule(idle, priority=turn_priority(self.lane))
         elif replan:
             self._stop_id = self.engine.last_step_id
             if self._in_block:
@@ -177,7 +179,7 @@ class EngineActor:
                     self.handoff.launched()
                 if engine.num_uncommitted < engine.pipeline_depth:
                     if not env.passed(self._cpu_free_ns):
-                        yield until(env, self._cpu_free_ns)
+                        yield until(env, self._cpu_free_ns, self.lane)
                     continue
             elif not engine.num_uncommitted:
                 yield from self._wait_for_work()
@@ -244,7 +246,7 @@ class EngineActor:
             result = self._run_single(flight)
             self.next_commit = flight.step, result
             if not self.env.passed(self._cpu_free_ns):
-                yield until(self.env, self._cpu_free_ns)
+                yield until(self.env, self._cpu_free_ns, self.lane)
             self.next_commit = None
         self._flights.popleft()
         self.worked_until_ns = self.env.now
@@ -266,7 +268,7 @@ class EngineActor:
         lasts_ns = fault.timeout_ns
         if lasts_ns is None:
             lasts_ns = int(fault.run_share * self._device_ns(flight))
-        yield until(env, max(started_ns + lasts_ns, self._cpu_free_ns, env.now))
+        yield until(env, max(started_ns + lasts_ns, self._cpu_free_ns, env.now), self.lane)
         self.device.busy_ns += lasts_ns
         self.worked_until_ns = env.now
         message = f"{fault.message}; in flight: {engine.requests.describe_in_flight()}"
@@ -282,10 +284,10 @@ class EngineActor:
 
     def _resume(self, step: Step | None, fault: StepFault) -> Generator[simpy.Event, None, None]:
         """Wait until the device is quiet, or a new worker runs, and plan again."""
-        yield until(self.env, self.env.now + fault.away_ns)
+        yield until(self.env, self.env.now + fault.away_ns, self.lane)
         if fault.restarts and self.handoff is not None:
             while not self.handoff.may_restart:
-                yield until(self.env, self.env.now + fault.away_ns)
+                yield until(self.env, self.env.now + fault.away_ns, self.lane)
             self.handoff.restarted()
         self.engine.resume(self.hooks.stamp(self.env.now), restarted=fault.restarts)
         self.hooks.after_resume(step, fault.restarts)
@@ -359,7 +361,7 @@ class EngineActor:
             self._in_block, has_ended = True, False
             while not has_ended:
                 try:
-                    yield until(self.env, int(times.commit_end_ns[rounds - 1]))
+                    yield until(self.env, int(times.commit_end_ns[rounds - 1]), self.lane)
                     has_ended = True
                 except simpy.Interrupt:
                     running = int(times.commit_end_ns.searchsorted(self.env.now)) + 1

@@ -21,10 +21,11 @@ class Intake:
     `on_waiting` is called when a message begins to wait for the scheduler.
     """
 
-    def __init__(self, env: Environment, front_end: FrontEnd, on_waiting: Callable[[], None]) -> None:
+    def __init__(self, env: Environment, front_end: FrontEnd, on_waiting: Callable[[], None], lane: int = 0) -> None:
         self.env = env
         self.front_end = front_end
         self._on_waiting = on_waiting
+        self._lane = lane
         self._front_end_free_ns = 0
         self._waiting: deque[Callable[[], None]] = deque()
         self._polls = front_end.poll_steps > 1
@@ -39,7 +40,7 @@ class Intake:
         served_ns = cost.request_ns + cost.token_ns * num_tokens if num_tokens else 0
         self._front_end_free_ns = max(self._front_end_free_ns, now_ns) + served_ns
         if self._front_end_free_ns > now_ns:
-            call_at(self.env, self._front_end_free_ns, self._queue, deliver, *arguments)
+            call_at(self.env, self._front_end_free_ns, self._queue, deliver, *arguments, lane=self._lane)
         else:
             self._queue(deliver, *arguments)
 

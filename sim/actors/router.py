@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from ...core.contract.request import Request
 from ...core.draws import Purpose, uniform
 from ...core.prompt import Prompt
+from ..workload.workload import Arrival
 from .clock import Arguments, Environment, call_at
 from .device import Truth
 from .engine import EngineActor
@@ -23,8 +24,9 @@ class Wire(Protocol):
 class Link:
     """Delivers in order; a message waits until the ones before it have passed."""
 
-    def __init__(self, env: Environment, latency_ns: int, bytes_per_s: float) -> None:
+    def __init__(self, env: Environment, latency_ns: int, bytes_per_s: float, lane: int = 0) -> None:
         self.env = env
+        self.lane = lane
         self.latency_ns = latency_ns
         self.bytes_per_s = bytes_per_s
         self._free_ns = 0
@@ -32,10 +34,12 @@ class Link:
     def send(self, num_bytes: int, deliver: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
         """Call `deliver(*arguments)` when the message has arrived."""
         self._free_ns = max(self._free_ns, self.env.now) + int(num_bytes / self.bytes_per_s * 1e9)
-        call_at(self.env, self._free_ns + self.latency_ns, deliver, *arguments)
+        call_at(self.env, self._free_ns + self.latency_ns, deliver, *arguments, lane=self.lane)
 
 
 BYTES_PER_TOKEN = 4
+COUNTING_POLICIES = ("round_robin", "random")
+"""They choose an engine by the number of requests before, whatever the engines do."""
 DECODING_TOKENS = 256  # prefix_aware: a decoding request delays a prompt as about this many waiting prompt tokens do
 
 
@@ -113,6 +117,18 @@ class Balancer:
         self.outstanding[chosen] += 1
         return chosen
 
+    def skip(self) -> None:
+        """Count a request that another process sends to its engine."""
+        self._num_routed += 1
+
+    def by_number(self, among: Sequence[int]) -> int:
+        """Return the engine of the next request, by a policy for which only the number of requests before it counts."""
+        if self.policy == "round_robin":
+            return among[self._num_routed % len(among)]
+        assert self.policy in COUNTING_POLICIES, f"{self.policy} looks at the engines"
+        coin = float(uniform(self._seed, Purpose.ROUTER, self._num_routed, 0, self._lane))
+        return among[int(coin * len(among))]
+
     def computed(self, engine: int, request_id: str) -> None:
         """Note that a prompt has been computed and no longer waits."""
         self.waiting_tokens[engine] -= self._waiting.pop(request_id, 0)
@@ -123,11 +139,8 @@ class Balancer:
         self.outstanding[engine] -= 1
 
     def _choose(self, among: Sequence[int]) -> int:
-        if self.policy == "round_robin":
-            return among[self._num_routed % len(among)]
-        if self.policy == "random":
-            coin = float(uniform(self._seed, Purpose.ROUTER, self._num_routed, 0, self._lane))
-            return among[int(coin * len(among))]
+        if self.policy in COUNTING_POLICIES:
+            return self.by_number(among)
         return min(among, key=lambda engine: (self.outstanding[engine], engine))
 
     def _soonest(self, request: Request, among: Sequence[int]) -> int:
@@ -153,16 +166,24 @@ class Balancer:
 
 
 class ReplicaRouter:
-    """Sends requests and cancels to replicas."""
+    """Sends requests and cancels to replicas. `replicas` and `links` are by number, of those among `num_replicas` that
+    this process simulates."""
 
     def __init__(
-        self, policy: str, replicas: list[EngineActor], links: Sequence[Wire], seed: int, cache_tokens: int = 0
+        self,
+        policy: str,
+        num_replicas: int,
+        replicas: Mapping[int, EngineActor],
+        links: Mapping[int, Wire],
+        seed: int,
+        cache_tokens: int = 0,
     ) -> None:
         self.replicas = replicas
         self.links = links
-        self._balancer = Balancer(policy, len(replicas), seed, cache_tokens)
+        self._numbers = range(num_replicas)
+        self._balancer = Balancer(policy, num_replicas, seed, cache_tokens)
         if policy == "prefix_aware":
-            for replica in replicas:
+            for replica in replicas.values():
                 replica.on_first_token = self._balancer.computed
         self._home: dict[str, int] = {}
 
@@ -176,9 +197,18 @@ class ReplicaRouter:
         """By the key of a scenario that sets their policy."""
         return {"router.policy": self._balancer}
 
+    def own(self, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
+        """Yield the arrivals whose replica this process simulates. Each has to be submitted before the next is
+        taken."""
+        for arrival in arrivals:
+            if self._balancer.by_number(self._numbers) in self.replicas:
+                yield arrival
+            else:
+                self._balancer.skip()
+
     def submit(self, request: Request, truth: Truth) -> int:
         """Send a request to its replica, which is returned."""
-        replica = self._balancer.assign(request, range(len(self.replicas)))
+        replica = self._balancer.assign(request, self._numbers)
         self._home[request.request_id] = replica
         size = request.prompt.length * BYTES_PER_TOKEN
         self.links[replica].send(size, self.replicas[replica].receive, request, truth)

@@ -11,7 +11,7 @@ from ...observe.summary import SLO
 from ..assembly.rounds import round_of_run
 from ..confidence import intervals, rests_on
 from ..load import length_notice
-from ..run import RunReport
+from ..running.report import RunReport
 from ..scenario import Scenario
 from .capacity import is_overloaded, saturation
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as parquet
 import pytest
 from foredraft.cli.progress import simulation_progress
 from foredraft.core.model_shape import known_models
-from foredraft.sim.run import Progress
+from foredraft.sim.running.report import Progress
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario.scenario_text import toml_value
 from foredraft.sim.scenario_file import flat_items, load_scenario
@@ -88,6 +88,19 @@ def test_the_kept_scenario_runs_again(command, tmp_path):
     assert command("simulate", tmp_path / "a" / "scenario.toml", "--quiet", "--out", tmp_path / "b").code == 0
     first, second = ((tmp_path / name / "events.jsonl").read_bytes() for name in "ab")
     assert first == second
+
+
+def test_several_processes_write_the_files_of_one(command, tmp_path):
+    replicas = ("--set", "hardware.replicas=2", "--set", "router.policy=round_robin", "--no-perfetto", "--quiet")
+    told = [
+        command("simulate", *SMALL, *replicas, "--out", tmp_path / workers, "--workers", workers) for workers in "12"
+    ]
+    assert told[0].code == told[1].code == 0
+    assert told[0].out.replace(str(tmp_path / "1"), "") == told[1].out.replace(str(tmp_path / "2"), "")
+    for name in ("summary.json", "scenario.toml", "events.jsonl"):
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
+    coupled = command("simulate", *SMALL, "--set", "hardware.replicas=2", "--workers", 2)
+    assert coupled.code == 2 and "--workers: one process has to simulate this run: router.policy" in coupled.err
 
 
 def test_options_are_the_keys_that_they_name(command, tmp_path):

@@ -19,7 +19,7 @@ from foredraft.sim.run import Simulation
 from foredraft.sim.scenario_file import load_scenario
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "planning", "serve", "twin", "cli", "api")
+PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "planning", "serve", "ui", "twin", "cli", "api")
 
 
 def documents() -> list[Path]:

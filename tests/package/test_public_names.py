@@ -29,7 +29,7 @@ def test_each_kind_of_name_is_listed():
     """A list that misses a kind would hold whatever is renamed."""
     lines = set(STORED.read_text(encoding="utf-8").splitlines())
     assert lines >= {
-        "python foredraft.simulate(scenario=None, overrides=None)",
+        "python foredraft.simulate(scenario=None, overrides=None, *, workers=1)",
         "python foredraft.Result.meets_slo(self, share=0.99)",
         "python foredraft.gpu.session.plan.SessionOptions.algorithm",
         "contract foredraft.properties.allocator.contract.Allocator.alloc(self, num_slots)",

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from foredraft import Scenario, simulate
 from foredraft.core.errors import ForedraftError
-from foredraft.planning import workers as workers_module
 from foredraft.planning.store import JOURNAL, StoredWorkers, TrialStore, question
 from foredraft.planning.sweep import Sweep
 from foredraft.planning.trial import Trial, run_trial
 from foredraft.planning.workers import Job, LocalWorkers, Workers
+from foredraft.sim.running import processes
 
 SMALL = {"workload": {"num_requests": 12, "rate": 20.0, "output": {"value": 20}, "prompt": {"value": 100}}}
 POINTS = ({"speculation.algorithm": "NONE"}, {"speculation.algorithm": "EAGLE3"})
@@ -128,11 +128,11 @@ def test_a_process_that_dies_costs_one_run(tmp_path: Path, monkeypatch: pytest.M
         "        os.kill(os.getpid(), 9)\n"
         "    return run(tables, settings)\n"
         "workers.run_trial = deadly\n"
-        "workers.serve_jobs(sys.stdin, sys.stdout)\n"
+        "workers.serve_jobs(workers.answer_of)\n"
     )
     start = subprocess.Popen
     monkeypatch.setattr(
-        workers_module.subprocess, "Popen", lambda command, **options: start([sys.executable, str(program)], **options)
+        processes.subprocess, "Popen", lambda command, **options: start([sys.executable, str(program)], **options)
     )
     trials = run_sweep(tmp_path / "sweep", workers=LocalWorkers(TABLES, 2)).trials
     assert [trials[0, seed].status for seed in (0, 1)] == ["done", "done"]

@@ -16,10 +16,11 @@ from foredraft.core.contract.events import EventSink
 from foredraft.serve.app import make_app
 from foredraft.serve.bodies.port import Body
 from foredraft.serve.bodies.simulated import SimulatedBody
+from foredraft.serve.connections import bind
 from foredraft.serve.frontend import Frontend
 from foredraft.serve.limits import Limits
 from foredraft.serve.metrics import ServerMetrics
-from foredraft.serve.server import Server, bind
+from foredraft.serve.server import Server
 from foredraft.sim.faults.plan import FaultPlan
 from foredraft.sim.scenario_file import load_scenario
 

@@ -10,8 +10,8 @@ from foredraft.core.errors import ConfigError
 from foredraft.core.model_shape import BUILT_IN
 from foredraft.sim.assembly import assemble
 from foredraft.sim.effects.given_keys import given_keys, refuse_without_effect
+from foredraft.sim.effects.notices import notices_of
 from foredraft.sim.effects.rules import RULES
-from foredraft.sim.notices import notices_of
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import flat_items, load_scenario
 

@@ -9,7 +9,7 @@ import foredraft
 import pytest
 import yaml
 from foredraft.core.errors import ConfigError, ForedraftError
-from foredraft.planning.servers.export import export
+from foredraft.planning.servers.export.deployment import export
 from foredraft.planning.servers.launch import read_launch
 from foredraft.planning.trial import Trial
 from foredraft.sim.scenario_file import load_scenario, scenario_with

@@ -319,6 +319,18 @@ def test_sweep_prints_a_table_of_80_columns(command, tmp_path, monkeypatch):
     assert "prompt." in out and "output." in out
 
 
+def test_sweep_takes_the_number_of_requests_as_plan_and_tune_do(command, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "foredraft.planning.store.make_workers", lambda tables, count, cluster: asked.append(tables) or Even()
+    )
+    code, _, _ = command("sweep", "--grid", "speculation.steps=1,3", "--requests", 30, "--quiet", "--out", tmp_path)
+    assert code == 0 and asked[0]["workload"]["num_requests"] == 30
+    both = ("sweep", "--grid", "workload.num_requests=10,20", "--requests", 30)
+    code, _, errors = command(*both)
+    assert code == 2 and "--requests: has no effect: --grid varies workload.num_requests" in errors
+
+
 def test_a_launch_command_takes_the_place_of_a_scenario(command, tmp_path):
     launch = "vllm serve llama-3.1-8b --spec-method eagle3 --spec-tokens 2 --port 80 --enable-lora"
     code, out, errors = command("simulate", "--from-vllm", launch, "--set", "hardware.gpu=L40S", "--explain")

@@ -24,7 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 LIST = Path(__file__).with_name("type_errors.toml")
-PACKAGES = ("api", "core", "observe", "sim", "planning", "serve", "gpu", "properties", "checks", "twin", "cli")
+PACKAGES = ("api", "core", "observe", "sim", "planning", "serve", "ui", "gpu", "properties", "checks", "twin", "cli")
 LINKS = "build/editable"
 """Where the package is found under its own name: `make setup` makes it."""
 SHOWN = 40

@@ -14,7 +14,7 @@ from foredraft.planning.rounds.model import RoundModel
 from foredraft.sim.assembly import assemble
 from foredraft.sim.cost.calibration import Calibration, profile_document
 from foredraft.sim.effects.given_keys import refuse_without_effect
-from foredraft.sim.notices import notices_of
+from foredraft.sim.effects.notices import notices_of
 from foredraft.sim.run import Simulation
 from foredraft.sim.scenario.scenario_text import derived_rows
 from foredraft.sim.scenario_file import load_scenario

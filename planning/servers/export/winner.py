@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import ConfigError, ForedraftError, nearest
-from ...core.parsing import read_json_object
-from ...observe.input_files import read_text
-from ...sim.scenario import Scenario
-from ...sim.scenario_file import load_scenario, scenario_with
-from ..candidates import REPLICAS
-from .export import ReplicaLoad
+from ....core.errors import ConfigError, ForedraftError, nearest
+from ....core.parsing import read_json_object
+from ....observe.input_files import read_text
+from ....sim.scenario import Scenario
+from ....sim.scenario_file import load_scenario, scenario_with
+from ...candidates import REPLICAS
+from .deployment import ReplicaLoad
 
 QUESTION, ANSWER, TUNED = "question.json", "answer.json", "scenario.toml"
 

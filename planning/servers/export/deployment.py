@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ...core.adaptive.config import load_adaptive_config
-from ...core.adaptive.interchange import export_table
-from ...core.errors import ForedraftError
-from ...observe.output_files import Document
-from ...sim.assembly import Assembly, assemble
-from ...sim.scenario import Scenario
-from ..grid import NO_SPECULATION
-from .files import METHODS, sglang_scheduling, shape_arguments
+from ....core.adaptive.config import load_adaptive_config
+from ....core.adaptive.interchange import export_table
+from ....core.errors import ForedraftError
+from ....observe.output_files import Document
+from ....sim.assembly import Assembly, assemble
+from ....sim.scenario import Scenario
+from ...grid import NO_SPECULATION
+from ..files import METHODS, sglang_scheduling, shape_arguments
 
 SERVERS = {"vllm": "vLLM", "sglang": "SGLang"}
 RUNNING = {"vllm": "vllm:num_requests_running", "sglang": "sglang:num_running_reqs"}

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ..core.acceptance.presets import ANY_FAMILY, PRESETS, UNKNOWN_FAMILY, TraceAcceptance
-from ..core.algorithm.algorithm import Drafter
-from ..core.errors import count_of
-from .assembly import Assembly
-from .cost.hardware import MIB
-from .effects.given_keys import said_anyway, without_effect
-from .effects.rules import drafts_nothing, mode_fell_back
-from .scenario_file import origin_of
+from ...core.acceptance.presets import ANY_FAMILY, PRESETS, UNKNOWN_FAMILY, TraceAcceptance
+from ...core.algorithm.algorithm import Drafter
+from ...core.errors import count_of
+from ..assembly import Assembly
+from ..cost.hardware import MIB
+from ..scenario_file import origin_of
+from .given_keys import said_anyway, without_effect
+from .rules import drafts_nothing, mode_fell_back
 
 GRAPHS_SHARE = 0.1  # of the KV pool's size: graphs that take more are told
 

@@ -1,0 +1,58 @@
+"""What `foredraft cost` and `foredraft doctor` say of a page's scenario, as plain data; no simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..core.errors import ForedraftError
+from ..planning.grid import NO_SPECULATION
+from ..planning.rounds.cost import cost_of_rounds
+from ..planning.rounds.doctor import MOST_STEPS, asked_means, diagnose
+from ..planning.rounds.model import RoundModel
+from ..sim.assembly import assemble
+from ..sim.effects.given_keys import refuse_without_effect
+from ..sim.notices import notices_of
+from ..sim.scenario import Scenario
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+def answer(scenario: Scenario, origins: Mapping[str, str], batch: int, context: int | None) -> dict[str, Any]:
+    """Return the rounds of a batch, whether speculation pays, and the speeds of users by batch.
+
+    batch: requests that decode together, no more than fit. context: KV tokens of each; None: those of a request of the
+    scenario's workload in the middle of its output. Raises a ForedraftError for a scenario that cannot run.
+    """
+    run = assemble(scenario)
+    refuse_without_effect(run, origins)
+    if context is None:
+        prompt, output = asked_means(run)
+        context = round(prompt + output / 2)
+    context = min(context, run.spec.config.context_len)
+    model, speculates = RoundModel(scenario), scenario.speculation.algorithm != NO_SPECULATION
+    most = model.most_drafted_rows(context) if speculates else model.most_rows(context, 0)
+    if not most:
+        raise ForedraftError(f"no request with {context:,} tokens of context fits into the KV slots")
+    steps = range(MOST_STEPS + 1) if speculates else (0,)
+    return {
+        "notices": [*notices_of(run, origins)],
+        "devices": scenario.hardware.devices,
+        "kv_slots": run.spec.config.num_pages * run.spec.config.page_size,
+        "most_rows": most,
+        "cost": cost_of_rounds(scenario, [min(batch, most)], context, steps, model).to_json(),
+        "doctor": diagnose(scenario, None, model).to_json() if speculates else None,
+        "speeds": _speeds(model, context, most, speculates),
+    }
+
+
+def _speeds(model: RoundModel, context: int, most: int, speculates: bool) -> list[dict[str, Any]]:
+    """Return the output tokens per second of all requests by batch: plain, and with the best draft steps."""
+    found = []
+    for size in sorted({*(size for size in BATCHES if size < most), most}):
+        point: dict[str, Any] = {"batch": size, "plain": model.round(size, context, 0).tokens_per_s}
+        if speculates:
+            best = model.best_drafted(size, context, MOST_STEPS)
+            point |= {"drafted": best.tokens_per_s, "steps": best.steps}
+        found.append(point)
+    return found

@@ -1,0 +1,93 @@
+"""A plan for a page's scenario: its progress, and its answer as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from ..core.errors import ConfigError
+from ..planning.answer import search_plan
+from ..planning.candidates import base_tables
+from ..planning.demand.question import Question, question_of
+from ..planning.grid import parse_grid
+from ..planning.plan import make_plan
+from ..planning.store import kept_runs
+from ..planning.trial import Trial
+from ..planning.workers import Job, Workers
+from ..sim.scenario import Scenario
+
+Tell = Callable[[dict[str, Any]], None]
+OPTIONS = {"slo": "--slo", "rate": "--rate", "gpus": "--gpus", "requests": "--requests", "seeds": "--seeds"}
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "slo": (str,), "rate": (int, float), "gpus": (int,), "requests": (int,), "seeds": (int,), "tried": (list,),
+}  # fmt: skip
+
+
+def options_of(asked: Mapping[str, Any]) -> list[str]:
+    """Return the options of `foredraft plan` that say the same. Raises ConfigError for values of another kind."""
+    words = [word for name, flag in OPTIONS.items() if asked.get(name) is not None for word in (flag, str(asked[name]))]
+    return words + [word for one in _checked(asked).get("tried", ()) for word in ("--try", one)]
+
+
+def _checked(asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what the page asks, whose values have the right types. Raises ConfigError."""
+    for name, kinds in _KINDS.items():
+        value = asked.get(name)
+        is_right = isinstance(value, kinds) and not isinstance(value, bool)
+        if value is not None and not (is_right and (name != "tried" or all(isinstance(one, str) for one in value))):
+            raise ConfigError.of("<page>", name, f"expected another kind of value than {value!r}")
+    return asked
+
+
+class _Counted:
+    """Workers that tell how many runs have ended of those that are asked for so far."""
+
+    def __init__(self, workers: Workers, tell: Callable[[int, int], None]) -> None:
+        self.count: int = workers.count
+        self._workers = workers
+        self._tell = tell
+        self._ended = self._asked = 0
+
+    def submit(self, job: Job) -> None:
+        """See `Workers.submit`."""
+        self._asked += 1
+        self._workers.submit(job)
+
+    def next_ended(self) -> tuple[Job, Trial]:
+        """See `Workers.next_ended`."""
+        found = self._workers.next_ended()
+        self._ended += 1
+        self._tell(self._ended, self._asked)
+        return found
+
+    def close(self) -> None:
+        self._workers.close()
+
+
+def plan(scenario: Scenario, asked: Mapping[str, Any], folder: str, tell: Tell) -> dict[str, Any]:
+    """Search the candidates, and return the answer as `foredraft plan --json` prints it. Raises a ForedraftError.
+
+    folder: where the runs are kept while the server runs.
+    """
+    tried = parse_grid(_checked(asked).get("tried", ()), "--try")
+    question, scenario = _question(scenario, asked)
+    whole = make_plan(scenario, tried, question)
+    tables = base_tables(scenario)
+    place = Path(mkdtemp(prefix="plan-", dir=folder))
+    names = [one.name for one in whole.candidates]
+
+    def count(ended: int, asked_for: int) -> None:
+        searched = {"roughly": len(whole.rough), "finely": len(whole.fine)}
+        tell({"plan": {"candidates": len(names), "ended": ended, "asked": asked_for, **searched}})
+
+    with kept_runs("plan", tables, place, None, None, **whole.asked) as (pool, store):
+        _, found = search_plan(whole, _Counted(pool, count), store, lambda line: None)
+    return found.to_json()
+
+
+def _question(scenario: Scenario, asked: Mapping[str, Any]) -> tuple[Question, Scenario]:
+    given = {name: asked[name] for name in OPTIONS if asked.get(name) is not None}
+    load = given.pop("rate", None)
+    return question_of(scenario, given.pop("slo", None), load, **given)
