@@ -11,7 +11,8 @@ from foredraft.core.errors import count_of
 from foredraft.observe.output_files import JsonRecord
 from foredraft.planning.answer import PlanAnswer, search_plan
 from foredraft.planning.candidates import base_tables
-from foredraft.planning.plan import make_plan, question_of
+from foredraft.planning.demand.question import question_of
+from foredraft.planning.plan import make_plan
 from foredraft.planning.rounds.cost import Cost, cost_of_rounds
 from foredraft.planning.rounds.doctor import Diagnosis, diagnose
 from foredraft.planning.store import kept_runs
@@ -35,8 +36,8 @@ def ask_plan(
     on_progress: Progress,
 ) -> PlanAnswer:
     """Answer `foredraft.plan`; `asked` has the arguments of `question_of` by name."""
-    resolved, _ = resolve(scenario, overrides)
-    whole = make_plan(resolved, compare or {}, question_of(resolved, **asked))
+    question, resolved = question_of(resolve(scenario, overrides)[0], **asked)
+    whole = make_plan(resolved, compare or {}, question)
     for notice in whole.notices():
         (on_progress or _ignore)(notice)
     with kept_runs("plan", base_tables(resolved), _path(out), workers, cluster, **whole.asked) as (pool, store):

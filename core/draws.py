@@ -70,6 +70,7 @@ class Purpose(IntEnum):
     PREFIX = 23
     TOKEN = 24
     PRIORITY = 27
+    WINDOW = 28
     CLIENT = 30
     ROUTER = 31
     HOST_TIME = 32

@@ -12,6 +12,7 @@ is None, never NaN.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,6 +120,8 @@ class SLO:
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     e2el_ms: float | None = None
+    attainment: float = 0.99
+    """The share of requests that `slo_taken` is about."""
 
     @property
     def has_limits(self) -> bool:
@@ -181,20 +184,28 @@ def _tpot_ns(measured: Measurements) -> Float64Array:
 
 
 def _goodput(measured: Measurements, seconds: float, slo: SLO | None) -> dict[str, Any]:
-    """Return the rate of completed requests that met every limit, and their share of all requests, without those that
-    clients gave up."""
+    """Return the rate of completed requests that met every limit, their share of all requests, without those that
+    clients gave up, and the factor on all limits with which `slo.attainment` of these would meet them (None: no factor
+    does)."""
     if slo is None or not slo.has_limits:
-        return {"request_goodput": None, "slo_attainment": None}
-    good = np.ones(len(measured.ttft_ns.values), dtype=bool)
+        return {"request_goodput": None, "slo_attainment": None, "slo_taken": None}
+    taken = np.zeros(len(measured.ttft_ns.values))
     for values, limit in (
         (measured.ttft_ns.values, slo.ttft_ms),
         (_tpot_ns(measured), slo.tpot_ms),
         (measured.e2el_ns.values, slo.e2el_ms),
     ):
         if limit is not None:
-            good &= values <= limit / _MS
-    ended = len(good) + measured.counts["error"] + measured.counts["refused"]
-    return {"request_goodput": ratio(int(good.sum()), seconds), "slo_attainment": share(int(good.sum()), ended)}
+            taken = np.maximum(taken, values / (limit / _MS))
+    good = int((taken <= 1).sum())
+    ended = len(taken) + measured.counts["error"] + measured.counts["refused"]
+    last = math.ceil(slo.attainment * ended - 1e-9)  # the request, by what it takes, that must be within the limits
+    factor = float(np.sort(taken)[last - 1]) if 0 < last <= len(taken) else None
+    return {
+        "request_goodput": ratio(good, seconds),
+        "slo_attainment": share(good, ended),
+        "slo_taken": factor,
+    }
 
 
 def latencies(measured: Measurements) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""The answer of a plan, and the limits of a run. The answer is stored beside its runs and printed, and `foredraft
-report` draws it."""
+"""The answer of a plan, which is stored beside its runs and printed, and which `foredraft report` draws."""
 
 from __future__ import annotations
 
@@ -10,29 +9,38 @@ from typing import Any, ClassVar, Literal
 
 from ..core.errors import count_of
 from ..observe.output_files import Document, write_text
-from ..sim.assembly import Assembly
-from ..sim.assembly.rounds import mean_round
+from .confidence.bounds import CONFIDENCE, SHARE
 from .confidence.comparison import source_of_comparisons
 from .confidence.ranked import Ranked
 from .confidence.ranking import rank_candidates
+from .demand.bill import Bill, Energy, bill_of, energy
+from .demand.hours import Hours
 from .plan import Plan
-from .search import Finding
-from .slo import Objective
+from .rounds.bottleneck import REMEDIES, bottleneck
+from .search.judge import Finding
+from .search.pace import WatchedWorkers
+from .slo import TAKEN, Limit, Objective
 from .store import TrialStore
+from .trial import Trial
 from .workers import Workers
 
 ANSWER = "answer.json"
-FULL_POOL = 0.97  # of the KV slots, in use at some time
-LARGE_SHARE = 0.35  # of a round
-REMEDIES = {
-    "KV memory": "more KV: fp8 KV cache, more tensor parallelism, fewer captured graphs",
-    "host": "overlap scheduling, larger batches per step, fewer requests per engine",
-    "prefill": "smaller prompt chunks, more prefix reuse, prefill apart from decode",
-    "link": "less tensor parallelism, a faster interconnect",
-    "weights' bandwidth": "fewer bits per weight, more tensor parallelism",
-    "KV bandwidth": "fp8 KV cache, more tensor parallelism",
-    "compute": "fewer draft tokens, fp8 weights, more GPUs",
-}
+HELD = f"{SHARE * 100:g} % of runs"
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """The runs at a candidate's load.
+
+    Attributes:
+        submitted: Requests of a run.
+        duration: Its seconds.
+        seeds: Runs that the load rests on; 0 for a number of engines.
+    """
+
+    submitted: int
+    duration: float
+    seeds: int
 
 
 @dataclass(frozen=True)
@@ -44,17 +52,21 @@ class PlannedCandidate:
         settings: The keys of the scenario that it replaces.
         status: "best"; "equal" and "behind" were compared with it; "dropped" was not searched on after the first
             round; "hopeless" holds no load.
-        load: The load that it holds; None if it holds none.
-        half_width: Half of the 95 % interval of the load over seeds.
+        load: The load that nearly all runs hold (`PlanAnswer.share_of_runs`); None if it holds none.
+        half_load: The load that half of the runs hold; None for a given load.
+        half_width: Half of the 95 % interval of `half_load` over seeds.
         load_interval: [low, high]: the 80 % interval of the load if times are not as simulated.
         gpus: Devices.
         gpus_interval: [low, high] of the devices for a given load; an end that is not known is None.
         of_best_interval: [low, high] of the load as a share of the best one's, if the comparison is wrong.
         engines: Engines on these devices.
-        requests_per_s: The load as requests per second of all engines; None for a trace whose requests come at once.
+        requests_per_s: The load as requests per second of all engines.
         running_per_engine: Requests that run in one engine on average at the load.
         tokens_per_s: Output tokens of all devices at the load.
         per_million: The price of a million output tokens; None without a price of the device.
+        bill: What the devices cost; None in the same case.
+        energy: What they take; None without the power of the device.
+        run: The runs at the load.
         tightest: The limit that is taken the most, by its name.
         taken: The share of it.
         taken_interval: [low, high] of the share.
@@ -66,6 +78,7 @@ class PlannedCandidate:
     settings: Mapping[str, Any]
     status: Literal["best", "equal", "behind", "dropped", "hopeless"]
     load: float | None
+    half_load: float | None
     half_width: float | None
     load_interval: tuple[float, float] | None
     gpus: int | None
@@ -76,6 +89,9 @@ class PlannedCandidate:
     running_per_engine: float | None
     tokens_per_s: float | None
     per_million: float | None
+    bill: Bill | None
+    energy: Energy | None
+    run: PlannedRun | None
     tightest: str | None
     taken: float | None
     taken_interval: tuple[float, float] | None
@@ -98,10 +114,12 @@ class PlanAnswer(Document):
     Attributes:
         sentences: What was asked, then what holds and what limits it, for readers.
         timing: A sentence: whose timing this is; empty if nothing holds.
-        limits: The limits of latencies.
+        limits: The limits within which a load is held.
         load: The load that was asked for; None if the greatest was.
         load_key: The key of the scenario that sets the load.
         load_unit: What a load is counted in.
+        share_of_runs: The share of runs that hold a load.
+        hours: The best candidate's replicas by the hour of the trace; None if they were not asked for, or none holds.
         model_error: The error of comparisons that was given.
         model_error_source: Where the error of comparisons comes from.
         candidates: The configurations that could run, the best first.
@@ -112,10 +130,12 @@ class PlanAnswer(Document):
 
     sentences: tuple[str, ...]
     timing: str
-    limits: tuple[Objective, ...]
+    limits: tuple[Limit, ...]
     load: float | None
     load_key: str
     load_unit: str
+    share_of_runs: float
+    hours: Hours | None
     model_error: float | None
     model_error_source: str
     candidates: tuple[PlannedCandidate, ...]
@@ -128,11 +148,22 @@ class PlanAnswer(Document):
 
 
 def search_plan(
-    whole: Plan, pool: Workers, store: TrialStore, on_progress: Callable[[str], None]
+    whole: Plan,
+    pool: Workers,
+    store: TrialStore,
+    on_progress: Callable[[str], None],
+    on_run: Callable[[str], None] | None = None,
 ) -> tuple[list[Ranked], PlanAnswer]:
     """Search all candidates, and return them by their results with the answer, which is stored beside the runs.
-    `on_progress` gets a line for each candidate that a round ends with."""
-    for which, index, found in whole.run(pool):
+    `on_progress` gets a line for each candidate that a round ends with, `on_run` how far the search is after each
+    run."""
+
+    def note(trial: Trial) -> None:
+        whole.pace.note(trial)
+        if on_run is not None and (text := whole.pace.in_words(pool.count)) is not None:
+            on_run(text)
+
+    for which, index, found in whole.run(WatchedWorkers(pool, note)):
         if not found.reason:  # else `refused` says it
             on_progress(f"{which} round, {_progress(whole, which, index, found)} ({count_of(len(store), 'run')})")
     ranked = rank_candidates(whole)
@@ -142,7 +173,7 @@ def search_plan(
 
 
 def _progress(whole: Plan, which: str, index: int, found: Finding) -> str:
-    is_load = which == "first" or whole.question.load is None
+    is_load = which != "second" or whole.question.load is None
     value = f"{found.value:.3g} {whole.load_unit}" if is_load else count_of(round(found.value), "engine")
     nothing = f"holds {'no load' if is_load else 'with no number of engines that may be'}"
     return f"{whole.candidates[index].name}: {value if found.value else nothing}"
@@ -162,10 +193,12 @@ def answer_of(whole: Plan, ranked: Sequence[Ranked]) -> PlanAnswer:
     return PlanAnswer(
         tuple(sentences),
         timing,
-        asked.objectives,
+        tuple(one.described() for one in asked.objectives),
         asked.load,
         whole.load_key,
         whole.load_unit,
+        SHARE,
+        _hours(whole, ranked[0]) if ranked and ranked[0].holds else None,
         asked.model_error,
         source_of_comparisons(asked.model_error),
         tuple(_candidate(whole, item, item is first) for item in ranked),
@@ -182,30 +215,44 @@ def _candidate(whole: Plan, item: Ranked, is_first: bool) -> PlannedCandidate:
         status = "hopeless"
     else:
         status = "dropped" if item.dropped else "equal" if item.equal else "behind"
-    tokens, rate = tokens_per_s(whole, item) if holds else None, item.load * whole.trace_rate
     price = whole.question.prices.get(whole.gpu_of(item.candidate))
+    bill = bill_of(whole, item, price) if holds and price is not None else None
     half_width = None if found.interval is None else found.interval.half_width
+    summary = found.summary
     return PlannedCandidate(
         name=item.candidate.name,
         settings=dict(item.candidate.settings),
         status=status,
         load=item.load if holds else None,
+        half_load=None if found.interval is None else found.interval.mean,
         half_width=half_width if half_width is not None and math.isfinite(half_width) else None,
         load_interval=item.load_range,
         gpus=item.gpus if holds else None,
         gpus_interval=item.gpu_range,
         of_best_interval=item.of_best_range,
         engines=item.gpus // item.candidate.gpus_per_engine if holds else None,
-        requests_per_s=rate if holds and math.isfinite(rate) else None,
-        running_per_engine=found.summary["mean_running"] / found.summary["replicas"] if holds else None,
-        tokens_per_s=tokens,
-        per_million=cost_per_million_tokens(item, tokens, price) if tokens and price is not None else None,
+        requests_per_s=whole.requests_per_s(item.load) if holds else None,
+        running_per_engine=summary["mean_running"] / summary["replicas"] if holds else None,
+        tokens_per_s=tokens_per_s(whole, item) if holds else None,
+        per_million=None if bill is None else bill.planned.output,
+        bill=bill,
+        energy=energy(whole, item) if holds else None,
+        run=PlannedRun(summary["submitted"], summary["duration"], len(found.crossings)) if holds else None,
         tightest=None if found.tightest is None else found.tightest.name,
         taken=found.excess if math.isfinite(found.excess) else None,
         taken_interval=item.taken_range,
         intervals_rest_on=item.rests_on or None,
         round=_mean_round(found.summary) if is_first else None,
     )
+
+
+def _hours(whole: Plan, best: Ranked) -> Hours | None:
+    day, candidate = whole.question.day, best.candidate
+    if day is None:
+        return None
+    capacity = whole.requests_per_s(best.load) * candidate.gpus_per_unit / best.gpus
+    price = whole.question.prices.get(whole.gpu_of(candidate))
+    return day.answer(candidate.name, capacity, candidate.gpus_per_unit, price)
 
 
 # -- sentences --------------------------------------------------------------------------------------------------------
@@ -215,18 +262,35 @@ def _title(whole: Plan) -> str:
     asked, is_trace = whole.question, whole.scenario.workload.trace is not None
     limits = ", ".join(map(str, asked.objectives))
     if asked.load is not None:
-        what = f"least GPUs for {asked.load:g} {whole.load_unit}"
+        what = f"least GPUs for {asked.load:g} {whole.load_unit} that {HELD} hold"
     else:
         on = count_of(asked.gpus, "GPU") if asked.gpus else "the GPUs of one engine"
-        what = f"greatest {'load' if is_trace else 'rate'} on {on}"
+        what = f"greatest {'load' if is_trace else 'rate'} on {on} that {HELD} hold"
     return f"{whole.scenario.name}: {what} within {limits}"
 
 
 def _best(whole: Plan, best: Ranked) -> str:
-
     unit = "times the trace" if whole.scenario.workload.trace is not None else whole.load_unit
     gpus = count_of(best.gpus, "GPU")
-    return f"{best.candidate.name} holds {best.load:.3g} {unit} on {gpus}, {tokens_per_s(whole, best):,.0f} output tokens/s."
+    return (
+        f"{best.candidate.name} holds {best.load:.3g} {unit} on {gpus} in {HELD}, "
+        f"{tokens_per_s(whole, best):,.0f} output tokens/s."
+    )
+
+
+def _length_of_runs(whole: Plan, best: Ranked) -> str:
+    """Say how long a run is, and how the stated load was found."""
+    summary = best.finding.summary
+    text = f"A run has {count_of(summary['submitted'], 'request')} in {summary['duration']:.0f} s."
+    if whole.trace_part is not None:
+        text = f"{text} {whole.trace_part.of_a_run()}"
+    seeds = len(best.finding.crossings)
+    if seeds > 1:
+        text += (
+            f" The load is a tolerance bound over {seeds} seeds: with {CONFIDENCE:.0%} confidence {SHARE:.0%} of runs "
+            "of this length hold it. A longer run meets more bursts."
+        )
+    return text
 
 
 def _nothing_holds(whole: Plan, nearest: Ranked) -> str:
@@ -241,10 +305,12 @@ def _nothing_holds(whole: Plan, nearest: Ranked) -> str:
         count = f"{refused:,} of {count_of(found.summary['submitted'], 'request')}"
         return f"Nothing holds{devices}: at any load the engines refuse {count}. `foredraft simulate` says for which reason."
     at = found.summary.get("request_throughput")
-    if found.excess == float("inf"):
+    tightest = tightest_of(found)
+    if math.isinf(found.excess):
         within = "it is an overloaded run"
+    elif tightest.key == TAKEN:
+        within = f"all limits would have to be {found.excess:.3g} times as long for {tightest}"
     else:
-        tightest = tightest_of(found)
         value = found.excess * tightest.limit_ms
         within = f"{tightest.name} is {value:.3g} ms, {found.excess:.3g} times the limit of {tightest.limit_ms:g} ms"
     return f"Nothing holds{devices}. Nearest is {nearest.candidate.name}: at {at:.3g} requests/s {within}."
@@ -260,14 +326,14 @@ def _remarks(whole: Plan, shown: list[Ranked]) -> list[str]:
             "= serves the load at no more cost than the first; the one that takes less of the limits stands first."
         )
     elif any(item.equal for item in shown[1:]):
-        seeds, source = len(whole.question.seeds), source_of_comparisons(whole.question.model_error)
+        source = source_of_comparisons(whole.question.model_error)
         texts.append(
-            f"= cannot be told from the first by {'up to ' if seeds > 2 else ''}{seeds} seeds and a cost model that may be "
-            f"wrong about the ratio of two candidates, but not about what they share (80 % intervals; {source})."
+            f"= cannot be told from the first, compared seed by seed, with a cost model that may be wrong about the ratio "
+            f"of two candidates, but not about what they share (80 % intervals; {source})."
         )
-    part = whole.trace_part
-    if part is not None:
-        texts += part.qualifications(whole.question.load)
+    texts.append(_length_of_runs(whole, shown[0]))
+    if whole.trace_part is not None:
+        texts += whole.trace_part.warnings(whole.question.load)
     return [*texts, timing]
 
 
@@ -280,17 +346,9 @@ def _mean_round(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tokens_per_s(plan: Plan, item: Ranked) -> float:
-    """Return the output tokens per second of a candidate at the load found.
-    A run's own throughput counts its ramp and its drain, too."""
-    summary = item.finding.summary
-    if plan.scenario.workload.trace is None:
-        return item.load * float(summary["mean_output_tokens"])
-    return float(summary["output_throughput"])
-
-
-def cost_per_million_tokens(item: Ranked, tokens: float, price_per_gpu_hour: float) -> float:
-    """Return what a million output tokens cost, in the price's currency, at `tokens` per second."""
-    return item.gpus * price_per_gpu_hour / 3600 / tokens * 1e6
+    """Return the output tokens per second of a candidate at the load found. (A run's own throughput counts its ramp and
+    its drain, too.)"""
+    return plan.requests_per_s(item.load) * float(item.finding.summary["mean_output_tokens"])
 
 
 def tightest_of(found: Finding) -> Objective:
@@ -305,28 +363,3 @@ def limit_of(whole: Plan, item: Ranked) -> tuple[str, str]:
     run = whole.errors.assembly(item.candidate, item.candidate.unit)
     limit = bottleneck(run, item.finding.summary)
     return f"{item.candidate.name} is limited by {limit}; what would move it: {REMEDIES[limit]}.", run.timing
-
-
-def bottleneck(run: Assembly, summary: Mapping[str, Any]) -> str:
-    """Return which of `REMEDIES` limits a run, from its summary and the round that its mean batch took.
-
-    Returns the first that applies: the KV pool was full while requests waited or were retracted. The host takes longer
-    than the device. Prompts take the larger part of the device's time. Collectives, attention or the weights take most
-    of a round. Else the arithmetic.
-    """
-    if summary["kv_occupancy_max"] >= FULL_POOL and (summary["retractions"] or summary["max_queue_length"]):
-        return "KV memory"
-    found = mean_round(run, summary)
-    parts, device_ns, host_ns = found.parts_ns, found.device_ns, found.host_ns
-    if host_ns > (device_ns if found.is_overlapped else LARGE_SHARE * device_ns):
-        return "host"
-    decode_ns = summary["decode_rounds"] * device_ns / summary["replicas"]
-    if decode_ns < (1 - LARGE_SHARE) * summary["device_busy_share"] * summary["duration"] * 1e9:
-        return "prefill"
-    if parts.get("comm", 0) > LARGE_SHARE * device_ns:
-        return "link"
-    if parts.get("attention", 0) > LARGE_SHARE * device_ns:
-        return "KV bandwidth"
-    topk = run.spec.topk if found.steps else 1
-    one_row = sum(run.cost.decode_parts(1, found.steps, topk, found.num_draft_tokens, found.context_len).values())
-    return "weights' bandwidth" if one_row > 0.6 * (device_ns - parts.get("attention", 0)) else "compute"

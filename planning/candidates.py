@@ -12,7 +12,7 @@ from ..sim.cost.hardware import UnsupportedParallelism
 from ..sim.cost.memory import InsufficientMemory
 from ..sim.disaggregation.pools import parts_of
 from ..sim.scenario import Scenario
-from ..sim.scenario_file import scenario_with
+from ..sim.scenario_file import check_names, scenario_with
 from .grid import ALGORITHM, NO_SPECULATION, combinations
 from .rounds.model import without_speculation
 
@@ -80,11 +80,26 @@ def make_candidates(scenario: Scenario, tried: Mapping[str, Sequence[Any]], gpus
     if TENSOR_PARALLEL not in others and (larger := _larger_parallelism(scenario, others, decoding)):
         others[TENSOR_PARALLEL] = larger
     found = []
+    problems: dict[str, Problem] = {}  # all of them, each once
     for other in combinations(others, algorithm):
         for point in decoding:
             settings = {**point, **other}
-            found.append(_candidate(scenario_with(tables, settings), settings, list(other)))
+            try:
+                found.append(_candidate(_named(tables, settings), settings, list(other)))
+            except ConfigError as error:
+                if not all(any(f"{key}.".startswith(f"{problem.key}.") for key in tried) for problem in error.problems):
+                    raise
+                problems |= {str(problem): problem for problem in error.problems}
+    if problems:
+        raise ConfigError("--try", list(problems.values()))
     return found
+
+
+def _named(tables: Mapping[str, Any], settings: Mapping[str, Any]) -> Scenario:
+    """Return the scenario of a candidate. Raises ConfigError for an impossible value, such as an unknown GPU."""
+    scenario = scenario_with(tables, settings)
+    check_names(scenario)
+    return scenario
 
 
 def _larger_parallelism(
@@ -164,7 +179,7 @@ def _candidate(scenario: Scenario, settings: Mapping[str, Any], named: Sequence[
             words.append(f"top-{table.topk}")
             if table.num_draft_tokens is not None:
                 words.append(f"{table.num_draft_tokens} nodes")
-    words += [f"{key.rpartition('.')[2]} {settings[key]}" for key in named]
+    words += [f"{key.rpartition('.')[2]} {'none' if settings[key] is None else settings[key]}" for key in named]
     ratio = scenario.disaggregation.ratio
     unit = sum(parts_of(ratio)) if ratio else 1
     return Candidate(", ".join(words), settings, unit, scenario.hardware.devices)

@@ -105,7 +105,10 @@ def _values(text: str) -> list[Any]:
 
 
 def _value(text: str) -> Any:
-    """Return a TOML value, or the text itself, so that `hardware.gpu=H100,H200` needs no quotes."""
+    """Return a TOML value, or the text itself, so that `hardware.gpu=H100,H200` needs no quotes. `none` is no value, as
+    with --set."""
+    if text == "none":
+        return None
     try:
         return parse_toml(f"value = {text}")["value"]
     except ParseError:

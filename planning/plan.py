@@ -1,10 +1,11 @@
 """The plan: which configuration serves a load within its objectives on the least GPUs, or the greatest load on given
 ones.
 
-Two rounds. In the first every candidate is searched roughly, with one seed and a quarter of the requests; those far
+Three rounds. In the first every candidate is searched roughly, with one seed and a quarter of the requests; those far
 behind are dropped. With a whole trace, the first round takes a thousand requests, and then a quarter of the trace for
 the candidates that are left. In the second round the other candidates (with a whole trace the best three) are searched
-finely, with several seeds. The search begins where the first round ended.
+finely, with a few seeds. The search begins where the first round ended. The third round says how sure a greatest load
+is: the best candidate runs with many seeds near the load that 95 % of runs hold, the others with a few of these seeds.
 """
 
 from __future__ import annotations
@@ -14,19 +15,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
-from types import MappingProxyType
 from typing import Any
 
-from ..core.errors import ConfigError, ForedraftError, Problem, count_of
+from ..core.errors import ConfigError, ForedraftError, count_of
 from ..sim.assembly import assemble
-from ..sim.cost.hardware import lookup_gpu
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
 from .candidates import REPLICAS, Candidate, base_tables, make_candidates
+from .confidence.bounds import Level, Spread, differences
 from .confidence.comparison import ModelErrors
-from .search import Finding, Search, greatest_load, least_count, run_searches
-from .slo import Objective, parse_slo
-from .trace_part import TracePart
+from .demand.question import Question
+from .demand.trace_part import TracePart
+from .search.counts import least_count
+from .search.held import Reference, held_load
+from .search.judge import Finding, Search
+from .search.loads import greatest_load
+from .search.pace import ROUNDS, Pace
+from .search.running import run_searches
 from .trial import reason_of
 from .workers import Workers
 
@@ -38,81 +43,37 @@ On a trace all candidates meet the same requests, and the tolerance of that resu
 KEPT_AT_LEAST = 3
 ROUGH, CLOSER, FINE = 0.1, 0.05, 0.03
 """Tolerances of the first round, of its part on a quarter of a trace, and of the second round."""
+PAIRS = 4
+"""Seeds of a candidate in the second round, and in the third of those that are not the best."""
 AT_ONCE = 2  # runs of a search that is alone, whatever number of processes there is: the answer does not depend on it
 FIRST_SHARE = 0.25  # of the requests, in the first round
 ROUGH_ROWS = 1000  # of a trace, in the first round
 LEAST_ARRIVALS_S = 60.0  # a run at a given rate covers at least so much of it
 MOST_ENGINES = 512
-MOST_GPUS, MOST_SEEDS, LEAST_REQUESTS = 4096, 100, 100
-REQUESTS = 600  # of a run, where no trace has its own
+MOST_SHARED = 64  # GPUs, if none are given
 HOPELESS = 2.0
 """A candidate is not searched again if, by the first round, it needs more than this many times the allowed engines."""
 
 
-@dataclass(frozen=True)
-class Question:
-    """What is asked.
-
-    Attributes:
-        objectives: What must hold.
-        load: Requests per second, or the scale of a trace's arrivals; None asks for the greatest load.
-        gpus: Devices there are; None asks for the least number of them.
-        seeds: Those of the second round.
-        requests: Of a run, at least; None: all of a trace's.
-        model_error: Half of the 80 % interval of the logarithm of the ratio of two candidates' times, by which
-            candidates may be confused; None takes what is published.
-        prices: Of an hour of a GPU by its name. Where every candidate has one, the least GPUs are the cheapest ones.
-    """
-
-    objectives: tuple[Objective, ...]
-    load: float | None
-    gpus: int | None
-    seeds: Sequence[int]
-    requests: int | None
-    model_error: float | None
-    prices: Mapping[str, float] = field(default_factory=dict)
-
-
-def question_of(
-    scenario: Scenario,
-    slo: str,
-    load: float | None = None,
-    gpus: int | None = None,
-    seeds: int = 4,
-    requests: int | None = None,
-    model_error: float | None = None,
-    prices: Mapping[str, float] = MappingProxyType({}),
-) -> Question:
-    """Return the question about a scenario: `seeds` runs per load from its own seed on, and without a trace REQUESTS
-    requests per run. Raises ConfigError with every value that is out of range."""
-    rules = {
-        "rate": (load is None or 0 < load < math.inf, load, "above 0"),
-        "gpus": (gpus is None or 1 <= gpus <= MOST_GPUS, gpus, f"from 1 to {MOST_GPUS:,}"),
-        "seeds": (2 <= seeds <= MOST_SEEDS, seeds, f"from 2 to {MOST_SEEDS}"),
-        "requests": (requests is None or requests >= LEAST_REQUESTS, requests, f"from {LEAST_REQUESTS} on"),
-        "model_error": (model_error is None or 0 <= model_error <= 1, model_error, "a share from 0 to 1"),
-        **{f"prices.{gpu}": (0 < price < math.inf, price, "above 0") for gpu, price in prices.items()},
-    }
-    if wrong := [
-        Problem(key, f"is {value}; expected {what}") for key, (is_right, value, what) in rules.items() if not is_right
-    ]:
-        raise ConfigError("<arguments>", wrong)
-    if requests is None and scenario.workload.trace is None:
-        requests = REQUESTS
-    named = {lookup_gpu(gpu).name: price for gpu, price in prices.items()}
-    decisive = range(scenario.seed, scenario.seed + seeds)
-    return Question(parse_slo(slo), load, gpus, decisive, requests, model_error, named)
-
-
 def make_plan(scenario: Scenario, tried: Mapping[str, Sequence[Any]], asked: Question) -> Plan:
-    """Return the plan that compares these values of keys (`make_candidates`).
+    """Return the plan that compares these values of keys (`make_candidates`). Candidates of several sizes get as many
+    GPUs as all of them divide, if none are given.
 
     Raises ConfigError for a closed loop, and for values that no scenario can have.
     """
     if scenario.workload.concurrency is not None:
         message = "a closed loop has no request rate to plan for; give workload.rate or a trace"
         raise ConfigError.of("workload", "concurrency", message)
-    return Plan(scenario, make_candidates(scenario, tried, asked.gpus), asked)
+    candidates = make_candidates(scenario, tried, asked.gpus)
+    return Plan(scenario, candidates, replace(asked, gpus=asked.gpus or _shared_gpus(candidates, asked)))
+
+
+def _shared_gpus(candidates: Sequence[Candidate], asked: Question) -> int | None:
+    """Return the least number of GPUs that every candidate divides into whole deployments, if these differ in size: so
+    that loads can be compared. None where they are alike, or the number is beyond MOST_SHARED."""
+    sizes = {one.gpus_per_unit for one in candidates}
+    shared = math.lcm(*sizes)
+    return shared if asked.load is None and len(sizes) > 1 and shared <= MOST_SHARED else None
 
 
 @dataclass
@@ -134,8 +95,8 @@ class Plan:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What makes two plans of a scenario the same; prices change no run."""
-        described = {**asdict(replace(self.question, prices={})), "seeds": list(self.question.seeds)}
+        """What makes two plans of a scenario the same; prices, watts and the hours of a day change no run."""
+        described = asdict(replace(self.question, prices={}, watts={}, day=None)) | {"seeds": list(self.question.seeds)}
         return {"asked": described, "candidates": [one.settings for one in self.candidates]}
 
     def notices(self) -> list[str]:
@@ -150,11 +111,17 @@ class Plan:
             with suppress(ForedraftError):
                 run = self.errors.assembly(candidate, candidate.unit)
                 contexts[run.target.name, run.spec.config.context_len] = None
-        return self.trace_part.notices(contexts)
+        return [*self.trace_part.notices(contexts), *self.trace_part.warnings(self.question.load)]
 
     @property
     def load_key(self) -> str:
         return "workload.rate" if self.scenario.workload.trace is None else "workload.rate_scale"
+
+    @property
+    def own_load(self) -> float:
+        """The load that the scenario has."""
+        table = self.scenario.workload
+        return table.rate if table.trace is None else table.rate_scale
 
     @property
     def load_unit(self) -> str:
@@ -162,16 +129,14 @@ class Plan:
         return "requests/s" if self.scenario.workload.trace is None else "× the trace"
 
     @property
-    def trace_rate(self) -> float:
-        """Requests per second of a load of 1: of the part of a trace that runs take, or 1 without a trace."""
-        return 1.0 if self.trace_part is None else self.trace_part.rate
-
-    @property
     def usual_load(self) -> float:
         """The load that a search begins at: the scenario's own, or less if less is asked for."""
-        table = self.scenario.workload
-        own = table.rate if table.trace is None else table.rate_scale
-        return min(own, self.question.load or own)
+        return min(self.own_load, self.question.load or self.own_load)
+
+    def requests_per_s(self, load: float) -> float:
+        """Return a load in requests per second; of a trace it is a multiple of the trace's mean rate."""
+        part = self.trace_part
+        return load if part is None else load * len(part.rows.lines) / part.span_s
 
     def run(self, workers: Workers) -> Iterator[tuple[str, int, Finding]]:
         """Search all candidates, and yield the round, the index of the candidate and the finding as each ends."""
@@ -180,7 +145,10 @@ class Plan:
         if self.question.load is not None and able and all(map(self._is_hopeless, able)):
             nearest = min(able, key=self._distance)  # alone it is searched on: how many devices it would take
             yield from self._first_round([nearest], workers, ends_early=False)
-        kept, seeds = self._kept(self.rough, 1 - ROUGH if self._has_slices else DROPPED_BELOW), self.question.seeds
+        kept, seeds = (
+            self._kept(self.rough, 1 - ROUGH if self._has_slices else DROPPED_BELOW),
+            self.question.seeds[:PAIRS],
+        )
         if not self._has_slices:
             again = {index: self._fine_search(index) for index in kept}
             yield from self._searched("second", self.fine, again, workers)
@@ -194,6 +162,8 @@ class Plan:
                 return
             fine = partial(self._search_again, tolerance=FINE, seeds=seeds, sized=self._requests)
             yield from self._best_first("second", self.fine, kept, workers, fine, 1 + 2 * CLOSER)
+        if self.question.load is None:
+            yield from self._third_round(workers)
 
     def _best_first(
         self,
@@ -217,19 +187,56 @@ class Plan:
         again = {index: search(index, ratio * self.rough[index].value) for index in others}
         yield from self._searched(name, findings, again, workers)
 
+    def _third_round(self, workers: Workers) -> Iterator[tuple[str, int, Finding]]:
+        """Search the load that nearly all runs hold: of the best candidate, then of the others compared with it."""
+        found = {index: one for index, one in self.fine.items() if one.value and one.crossings and not one.is_bound}
+        if not found:
+            return
+        best = max(found, key=lambda index: found[index].value)
+        groups = [list(one.crossings.values()) for index, one in found.items() if index != best]
+        alone = self._held_search(best, self.question.seeds, partial(Level.of, others=groups))
+        yield from self._searched("third", self.fine, {best: alone}, workers)
+        apart = [differences(one.crossings, found[best].crossings) for index, one in found.items() if index != best]
+        held = self.fine[best]
+        if held.level is None:  # a run of it failed
+            return
+        reference = Reference(held, held.level, Spread.of(apart))
+        others = {
+            index: self._held_search(index, self.question.seeds[:PAIRS], reference.level_of)
+            for index in found
+            if index != best
+        }
+        yield from self._searched("third", self.fine, others, workers)
+
+    def settings_at(self, candidate: Candidate, load: float, seed: int) -> dict[str, Any]:
+        """Return the settings of a run of the last round."""
+        settings = {**candidate.settings, REPLICAS: self.engines(candidate), **self._requests(load)}
+        return {**settings, self.load_key: load, "seed": seed}
+
+    def _held_search(self, index: int, seeds: Sequence[int], level_of: Callable[..., Level]) -> Search:
+        settings = {**self.candidates[index].settings, REPLICAS: self.engines(self.candidates[index])}
+        found, limits = self.fine[index], self.question.objectives
+        return held_load(settings, self.load_key, found, limits, seeds, FINE, self._requests, level_of)
+
     def _first_round(
         self, indices: Iterable[int], workers: Workers, ends_early: bool = True
     ) -> Iterator[tuple[str, int, Finding]]:
         searches = {index: self._rough_search(self.candidates[index], ends_early) for index in indices}
         yield from self._searched("first", self.rough, searches, workers)
 
-    @staticmethod
     def _searched(
-        name: str, findings: dict[int, Finding], searches: Mapping[int, Search], workers: Workers
+        self, name: str, findings: dict[int, Finding], searches: Mapping[int, Search], workers: Workers
     ) -> Iterator[tuple[str, int, Finding]]:
+        self.pace.begin(name, len(searches))
         for index, finding in run_searches(searches, workers):
+            self.pace.ended[name] += 1
             findings[index] = finding
             yield name, index, finding
+
+    @cached_property
+    def pace(self) -> Pace:
+        """How far the search is."""
+        return Pace(rounds=ROUNDS if self.question.load is None else ROUNDS[:-1])
 
     @cached_property
     def trace_part(self) -> TracePart | None:
@@ -340,9 +347,7 @@ class Plan:
             tolerance,
             factor or 1 + tolerance,
             sized,
-            bracket_seeds=1
-            if self._has_slices
-            else 2,  # arrivals and lengths of a trace are given: seeds hardly differ
+            bracket_seeds=1 if self._has_slices else 2,  # a whole trace is long, and its runs differ less
             at_once=at_once,
         )
 
@@ -350,7 +355,7 @@ class Plan:
         asked, candidate, rough = self.question, self.candidates[index], self.rough[index]
         if asked.load is None:
             return self._search_again(
-                index, rough.value, 1 + ROUGH, tolerance=FINE, seeds=asked.seeds, sized=self._requests
+                index, rough.value, 1 + ROUGH, tolerance=FINE, seeds=asked.seeds[:PAIRS], sized=self._requests
             )
         if self._is_hopeless(index):
             return _nothing(replace(rough, value=0.0, interval=None, excess=math.inf))
@@ -359,11 +364,13 @@ class Plan:
         return least_count(settings, REPLICAS, start, candidate.unit, asked.objectives, asked.seeds, most)
 
     def _requests(self, load: float, share: float = 1.0) -> dict[str, Any]:
-        """Return how many requests a run at this load has: enough to see whether the queue grows."""
+        """Return how many requests a run at this load has: enough to see whether the queue grows. Of a trace also the
+        windows that its seed draws."""
+        windows = {} if self.trace_part is None else {"workload.resample_s": self.trace_part.window_s}
         if self.question.requests is None:
-            return {}
+            return windows
         arrivals = math.ceil(load * LEAST_ARRIVALS_S) if self.scenario.workload.trace is None else 0
-        return {"workload.num_requests": math.ceil(share * max(self.question.requests, arrivals))}
+        return {**windows, "workload.num_requests": math.ceil(share * max(self.question.requests, arrivals))}
 
     def _few_requests(self, load: float) -> dict[str, Any]:
         """Return how many requests a run of the first round has."""

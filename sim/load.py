@@ -30,7 +30,8 @@ def make_workload(scenario: Scenario, context_len: int) -> TraceSource | Synthet
     """
     table = scenario.workload
     if table.trace is not None:
-        return TraceSource(table.trace, table.format, table.rate_scale, table.start_s, table.stop_s, table.num_requests)
+        part = table.start_s, table.stop_s, table.num_requests
+        return TraceSource(table.trace, table.format, table.rate_scale, *part, table.resample_s, scenario.seed)
     rate = table.rate * table.rate_scale
     arrivals = None
     if table.concurrency is None:
@@ -135,6 +136,8 @@ def scan_workload(workload: TraceSource | SyntheticWorkload) -> tuple[int | None
     """
     if isinstance(workload, TraceSource):
         summary = workload.scan()
-        most = min(summary.num_requests, workload.limit or summary.num_requests)
+        most = workload.limit
+        if workload.resample_s is None:
+            most = min(summary.num_requests, workload.limit or summary.num_requests)
         return most, summary.num_rows - summary.num_requests
     return workload.num_requests, 0

@@ -12,7 +12,7 @@ from ..planning.rounds.doctor import MOST_STEPS, asked_means, diagnose
 from ..planning.rounds.model import RoundModel
 from ..sim.assembly import assemble
 from ..sim.effects.given_keys import refuse_without_effect
-from ..sim.notices import notices_of
+from ..sim.effects.notices import notices_of
 from ..sim.scenario import Scenario
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)

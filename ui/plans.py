@@ -10,8 +10,9 @@ from typing import Any
 from ..core.errors import ConfigError
 from ..planning.answer import search_plan
 from ..planning.candidates import base_tables
+from ..planning.demand.question import Question, question_of
 from ..planning.grid import parse_grid
-from ..planning.plan import Question, make_plan, question_of
+from ..planning.plan import make_plan
 from ..planning.store import kept_runs
 from ..planning.trial import Trial
 from ..planning.workers import Job, Workers
@@ -70,7 +71,9 @@ def plan(scenario: Scenario, asked: Mapping[str, Any], folder: str, tell: Tell) 
 
     folder: where the runs are kept while the server runs.
     """
-    whole = make_plan(scenario, parse_grid(_checked(asked).get("tried", ()), "--try"), _question(scenario, asked))
+    tried = parse_grid(_checked(asked).get("tried", ()), "--try")
+    question, scenario = _question(scenario, asked)
+    whole = make_plan(scenario, tried, question)
     tables = base_tables(scenario)
     place = Path(mkdtemp(prefix="plan-", dir=folder))
     names = [one.name for one in whole.candidates]
@@ -84,7 +87,7 @@ def plan(scenario: Scenario, asked: Mapping[str, Any], folder: str, tell: Tell) 
     return found.to_json()
 
 
-def _question(scenario: Scenario, asked: Mapping[str, Any]) -> Question:
+def _question(scenario: Scenario, asked: Mapping[str, Any]) -> tuple[Question, Scenario]:
     given = {name: asked[name] for name in OPTIONS if asked.get(name) is not None}
     load = given.pop("rate", None)
-    return question_of(scenario, given.pop("slo", ""), load, **given)
+    return question_of(scenario, given.pop("slo", None), load, **given)

@@ -50,6 +50,7 @@ def doctor(
             _wrapped(found.timing),
             _wrapped(_verdict(found)),
             _gains(found),
+            _unknowns(found),
             _break_even(found),
             _latencies(found),
         )
@@ -103,8 +104,20 @@ def _break_even(found: Diagnosis) -> list[str]:
     lines = [f"Accept length at which speculation breaks even, with {found.context:,} tokens of context"]
     lines.append(f"{'draft steps':>12}" + "".join(f"{steps:>8}" for steps in range(1, len(found.expected) + 1)))
     rows = {**{f"batch {size}": lengths for size, lengths in found.break_even.items()}, "expected": found.expected}
-    lines += [f"{name:>12}" + "".join(f"{length:>8.2f}" for length in row) for name, row in rows.items()]
+    lines += [
+        f"{name:>12}" + "".join(f"{'–' if length is None else f'{length:.2f}':>8}" for length in row)
+        for name, row in rows.items()
+    ]
     return [*lines, *_wrapped(found.expected_by)]
+
+
+def _unknowns(found: Diagnosis) -> list[str]:
+    """Return a sentence that says which input that is not known moves the gain most."""
+    told = ", ".join(f"{one.what} {one.low:.2f} to {one.high:.2f} ×" for one in found.moved_by)
+    return _wrapped(
+        f"What moves the gain most is {found.moved_by[0].name}. At the load's own batch of {found.batch} it is "
+        f"{found.gain:.2f} ×; {told}."
+    )
 
 
 def _latencies(found: Diagnosis) -> list[str]:

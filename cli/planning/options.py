@@ -19,7 +19,7 @@ Requests = Annotated[
     int | None,
     option(
         "--requests",
-        "Requests per run; of a trace the first. Default: plan 600, or all of a trace; tune 100; sweep as the scenario says.",
+        "Requests per run. Default: plan 600, or as many as a trace has; tune 100; sweep as the scenario says.",
         min=10,
     ),
 ]

@@ -34,8 +34,8 @@ def colours_of(answer: Answer) -> dict[str, str]:
 
 
 def frontier(trials: Trials | str | PathLike[str]) -> go.Figure:
-    """Draw the result of each candidate of a plan: the greatest load with the 95 % interval over seeds, or the GPUs
-    that a load needs. Bars are the 80 % intervals of the cost model."""
+    """Draw the result of each candidate of a plan: the load that nearly all runs hold, with a whisker to the load that
+    half of them hold, or the GPUs that a load needs. Bars are the 80 % intervals of the cost model."""
     answer = answer_of(as_trials(trials))
     found = [one for one in answer["candidates"] if one["status"] != "hopeless"]
     if not found:
@@ -54,17 +54,17 @@ def frontier(trials: Trials | str | PathLike[str]) -> go.Figure:
             hovertemplate="%{y}: %{customdata} (80 %)<extra></extra>",
         )  # fmt: skip
     for one in found:
-        colour, width = colours[one["name"]], (one["half_width"] or 0) if greatest else 0
+        colour, width = colours[one["name"]], _to_half(one) if greatest else 0.0
         is_behind = one["status"] in ("behind", "dropped")
         taken = f"{one['tightest']} at {one['taken']:.0%} of its limit" if one["taken"] else ""
         made.add_scatter(
             x=[one[value]], y=[one["name"]], mode="markers", showlegend=False, customdata=[taken],
-            error_x={"type": "data", "array": [width], "thickness": 2, "width": 5} if width else None,
+            error_x={"array": [width], "arrayminus": [0], "thickness": 2, "width": 5} if width else None,
             marker={"color": colour, "size": 11, "symbol": "circle-open" if is_behind else "circle", "line": {"width": 2, "color": colour}},
             hovertemplate="%{y}: %{x:.4~g}<br>%{customdata}<extra></extra>",
         )  # fmt: skip
     texts = [
-        f"{wrapped(f'{_mark(one, place)} {name}')}<br><b>{_value(one, value, greatest)}</b>"
+        f"{wrapped(f'{_mark(one, place)} {name}')}<br><b>{_value(one, value)}</b>"
         for place, (one, name) in enumerate(zip(found, names, strict=True), 1)
     ]
     names_beside(made, [one["name"] for one in found], texts)
@@ -81,9 +81,14 @@ def _mark(one: Mapping[str, Any], place: int) -> str:
     return {"equal": "=", "dropped": "·"}.get(one["status"], f"{place}.")
 
 
-def _value(one: Mapping[str, Any], key: str, greatest: bool) -> str:
-    width = f" ± {one['half_width']:.2g}" if greatest and one["half_width"] else ""
-    return f"{'≈ ' if one['status'] == 'dropped' else ''}{one[key]:.3g}{width}"
+def _value(one: Mapping[str, Any], key: str) -> str:
+    return f"{'≈ ' if one['status'] == 'dropped' else ''}{one[key]:.3g}"
+
+
+def _to_half(one: Mapping[str, Any]) -> float:
+    """Return how much more load half of the runs hold than nearly all of them."""
+    half, load = one.get("half_load"), one["load"]
+    return max(0.0, float(half) - float(load)) if half else 0.0
 
 
 def _notes_of_rows(found: Sequence[Mapping[str, Any]], common: str, greatest: bool, has_bars: bool) -> list[str]:
@@ -93,7 +98,7 @@ def _notes_of_rows(found: Sequence[Mapping[str, Any]], common: str, greatest: bo
         "= cannot be told from the best": "equal" in statuses,
         "open: behind the best": "behind" in statuses,
         "·, pale: dropped after the rough first round": "dropped" in statuses,
-        "whiskers: 95 % interval over seeds": greatest and any(one["half_width"] for one in found),
+        "whiskers: to the load that half of the runs hold": greatest and any(map(_to_half, found)),
         "bars: 80 % interval if times are not as simulated": has_bars,
     }
     return [text for text, is_shown in lines.items() if is_shown]
@@ -105,6 +110,11 @@ def _notes_of_rows(found: Sequence[Mapping[str, Any]], common: str, greatest: bo
 def latency_limits(answer: Answer) -> list[Mapping[str, Any]]:
     """Return the limits of a plan that are times."""
     return [one for one in answer["limits"] if one.get("limit_ms") is not None]
+
+
+def attainment_limit(answer: Answer) -> float | None:
+    """Return the share of requests that a plan wants within the limits of each; None if it limits no share."""
+    return next((one["share"] for one in answer["limits"] if one.get("share") is not None), None)
 
 
 def latency_against_load(trials: Trials | str | PathLike[str], limit: Mapping[str, Any] | None = None) -> go.Figure:

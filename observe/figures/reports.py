@@ -164,7 +164,8 @@ def _add_plan(page: Page, trials: Trials) -> None:
     page.answer += answer["sentences"]
     best = next((one for one in answer["candidates"] if one["status"] == "best"), None)
     if best is not None:
-        below_load = [answer["load_unit"], *([f"± {best['half_width']:.2g}"] if best["half_width"] else [])]
+        half = best.get("half_load")
+        below_load = [answer["load_unit"], *([f"half of the runs hold {half:.3g}"] if half else [])]
         below_gpus = [f"{format_number(best['tokens_per_s'])} output tokens/s"]
         below_limit = [f"{best['taken']:.0%} of it is taken"]
         forms = (below_load, "load", "{:.3g}"), (below_gpus, "gpus", "{}"), (below_limit, "taken", "{:.0%}")
@@ -188,7 +189,15 @@ def _add_plan(page: Page, trials: Trials) -> None:
     draw(page, "cost", caption, of_plans.cost_against_load, trials)
     draw(page, "round", "Where the time of the best candidate's mean round goes.", round_waterfall, trials)
     greatest = answer["load"] is None
-    columns = ["candidate", "", *(["load", "±"] if greatest else []), "GPUs", "tokens/s", "tightest limit", "taken"]
+    columns = [
+        "candidate",
+        "",
+        *(["load", "half of runs"] if greatest else []),
+        "GPUs",
+        "tokens/s",
+        "tightest limit",
+        "taken",
+    ]
     columns.insert(4 if greatest else 3, "80 %")
     rows = []
     for one in answer["candidates"]:
@@ -196,7 +205,7 @@ def _add_plan(page: Page, trials: Trials) -> None:
         if greatest:
             cells = [
                 format_number(one["load"]),
-                format_number(one["half_width"]),
+                format_number(one.get("half_load")),
                 ends_in_words(one.get("load_interval")),
                 gpus,
             ]

@@ -52,7 +52,7 @@ class Run:
     def limits_ms(self) -> dict[str, float]:
         """The limits of the scenario's SLO by latency, such as {"ttft": 200.0}."""
         slo = self.scenario.get("slo", {})
-        return {key.removesuffix("_ms"): float(limit) for key, limit in slo.items()}
+        return {key.removesuffix("_ms"): float(limit) for key, limit in slo.items() if key.endswith("_ms")}
 
     @cached_property
     def quantiles_ms(self) -> dict[str, np.ndarray]:

@@ -13,8 +13,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from .curves import Curve, curves, gpus_of, load_key, requests_of
-from .labels import End, label_ends, mark_region
-from .plans import add_band, latency_limits, taken_factors
+from .labels import End, label_ends, mark_limit, mark_region
+from .plans import add_band, attainment_limit, latency_limits, taken_factors
 from .style import COLOURS, figure, missing, note_of, short, whiskers
 from .trials import Point, Trials, answer_of, as_trials, limit_title
 
@@ -44,11 +44,13 @@ class Limits:
 def limits_of(trials: Trials) -> Limits:
     """Return the limits of a plan, or those of the scenario's SLO, which hold for each request."""
     if trials.question["kind"] == "plan":
-        limited = latency_limits(answer_of(trials))
+        limited, share = latency_limits(answer_of(trials)), attainment_limit(answer_of(trials))
         tpot = next((one for one in limited if one["key"].endswith("_tpot_ms")), None)
 
         def keeps(point: Point) -> bool:
-            return not point.is_overloaded and all(
+            attained = point.values("slo_attainment") or [0.0]
+            is_short = share is not None and float(np.mean(attained)) < share
+            return not (point.is_overloaded or is_short) and all(
                 (values := point.values(one["key"])) and float(np.mean(values)) <= one["limit_ms"] for one in limited
             )
 
@@ -146,8 +148,8 @@ def _tokens_per_s(trials: Trials, line: Curve, point: Point) -> float | None:
 
 
 def attainment_against_load(trials: Trials | str | PathLike[str]) -> go.Figure:
-    """Draw the share of requests that keep every limit of the scenario's SLO against the load.
-    Raises ConfigError where the runs have no SLO."""
+    """Draw the share of requests that keep every limit of the scenario's SLO against the load, with the share that a
+    plan wants. Raises ConfigError where the runs have no SLO."""
     trials = as_trials(trials)
     shown = curves(trials)
     made = figure("Requests within the SLO against load", f"load, {shown.unit}", "share within the SLO")
@@ -172,11 +174,14 @@ def attainment_against_load(trials: Trials | str | PathLike[str]) -> go.Figure:
     margin = 0.03 * (last - first) or 0.05 * last
     lowest = min(value for one in made.data for value in one.y)
     label_ends(made, ends, (first - margin, last + margin), (max(math.floor(10 * lowest - 1) / 10, 0), 1.01))
+    wanted = attainment_limit(trials.answer or {"limits": ()})
+    if wanted is not None:
+        mark_limit(made, f"limit {wanted * 100:g} %", wanted)
     made.update_yaxes(tickformat=".0%")
     slo = {
         name.removesuffix("_ms").upper(): limit
         for name, limit in (trials.question["scenario"].get("slo") or {}).items()
-        if limit
+        if limit and name.endswith("_ms")
     }
     note_of(
         made,

@@ -11,7 +11,7 @@ from ...sim.cost.published.evidence import Difference, Interval
 from ...sim.scenario import Scenario
 from ...sim.scenario_file import scenario_with
 from ..candidates import REPLICAS, Candidate, base_tables, differ_in_speculation
-from ..search import Finding
+from ..search.judge import Finding
 from ..slo import Objective
 from .model_error import Curve, Errors, count_range, load_range
 from .ranked import Ranked
@@ -89,7 +89,8 @@ class ModelErrors:
         mine, other = self.run_of(best), self.run_of(item)
         column = _column(mine, other)
         least = half_width(mean_error(SPEED_UP, column))
-        times = [TIMES[of.finding.tightest.latency] for of in (best, item) if of.finding.tightest is not None]
+        tightest = [of.finding.tightest for of in (best, item) if of.finding.tightest is not None]
+        times = [TIMES[name] for one in tightest for name in one.latencies]
         summaries = best.finding.summary, item.finding.summary
         told = [difference(time, mine, summaries[0], other, summaries[1]) for time in dict.fromkeys(times)]
         known = [one for one in told if one is not None]

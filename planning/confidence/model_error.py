@@ -37,7 +37,13 @@ class Errors:
     def of(cls, factors: Mapping[str, Interval], objectives: Sequence[Objective]) -> Errors:
         """Return the errors of a deployment; a latency without an interval of its own has that of the passes."""
         passes = factors[TPOT]
-        return cls(passes, tuple(factors.get(TIMES[one.latency], passes) for one in objectives))
+        return cls(
+            passes, tuple(_widest([factors.get(TIMES[name], passes) for name in one.latencies]) for one in objectives)
+        )
+
+
+def _widest(intervals: Sequence[Interval]) -> Interval:
+    return Interval(min(one.low for one in intervals), max(one.high for one in intervals))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..candidates import Candidate
-from ..search import Finding
+from ..search.judge import Finding
 
 
 @dataclass(frozen=True)

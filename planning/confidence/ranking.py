@@ -8,7 +8,8 @@ from functools import partial
 
 from ...sim.cost.published.evidence import Difference
 from ..plan import CLOSER, Plan
-from ..search import Finding
+from ..search.judge import Finding
+from .bounds import Spread, differences
 from .comparison import curve_of, curve_of_counts
 from .model_error import Curve
 from .ranked import Ranked
@@ -72,8 +73,18 @@ def _is_equal(whole: Plan, best: Ranked, item: Ranked, error: Difference) -> boo
     if whole.question.load is not None:
         costs = [one.gpus * whole.gpu_cost(one.candidate) for one in (item, best)]
         return costs[0] <= costs[1]
-    spread = math.hypot(*(_relative(found.finding) for found in (best, item)), error.half_width)
-    return math.log(best.load / item.load) + error.mean <= spread
+    behind, half_width = _paired(whole, best, item)
+    return behind + error.mean <= math.hypot(half_width, error.half_width)
+
+
+def _paired(whole: Plan, best: Ranked, item: Ranked) -> tuple[float, float]:
+    """Return how far a candidate is behind the best one, as a logarithm of loads, and half of the 95 % interval of
+    this: by the differences seed by seed, whose spread is pooled over all candidates."""
+    own = differences(best.finding.crossings, item.finding.crossings)
+    if len(own) < 2:  # of a load that is only a bound
+        return math.log(best.load / item.load), 0.0
+    pooled = Spread.of(differences(best.finding.crossings, other.crossings) for other in whole.fine.values())
+    return sum(own) / len(own), pooled.half_width(len(own))
 
 
 def _result(whole: Plan, index: int, finding: Finding) -> Ranked:
@@ -87,8 +98,3 @@ def _result(whole: Plan, index: int, finding: Finding) -> Ranked:
         engines = candidate.unit * math.ceil(asked.load / finding.value) if finding.value else 0
     gpus = int(engines) * candidate.gpus_per_engine
     return Ranked(candidate, finding, gpus, asked.load, dropped, first_share)
-
-
-def _relative(finding: Finding) -> float:
-    """Return half the width of a finding's interval as a share of it."""
-    return finding.interval.half_width / finding.interval.mean if finding.interval is not None else 0.0

@@ -14,8 +14,9 @@ from ...sim.confidence import intervals, rests_on
 from ...sim.load import asked_lengths, make_workload
 from ...sim.scenario import Scenario
 from ..confidence.comparison import about_speed_ups, speed_up_error
+from ..confidence.unknowns import Moved, gains_by_unknown
+from ..demand.trace_part import TracePart
 from ..grid import NO_SPECULATION
-from ..trace_part import TracePart
 from ..trial import run_trial
 from .model import RoundModel, without_speculation
 
@@ -62,21 +63,26 @@ class Diagnosis(Document):
     Attributes:
         timing: A sentence: whose timing this is.
         intervals_rest_on: The published points behind the 80 % intervals of latencies.
-        about_speed_ups: How sure gains and break-even lengths are.
+        about_speed_ups: What gains and break-even lengths include, and how sure they are.
         algorithm: The algorithm that is judged.
         model: The target.
         gpu: The device.
         verdict: "pays", "pays not", or "cannot be told" within the error of speed-ups.
-        context: KV tokens of a request in the middle of its output, which the next five hold for.
+        context: KV tokens of a request in the middle of its output, which the next eight hold for.
         pays_up_to_batch: The largest batch at which speculation surely pays; 0 if at none.
         may_pay_up_to_batch: The largest batch at which it is not surely slower.
         most_drafted: Requests that decode together with drafts at most.
         most_plain: The same without drafts.
         gains_by_batch: The best draft steps of some batches up to `may_pay_up_to_batch`.
+        batch: Requests that decode together in one engine on average in the simulated load, as far as they have room;
+            None, as the next one, if no load was simulated.
+        gain: Of the best draft steps at this batch, as in `gains_by_batch`.
+        moved_by: The ranges of `gain` that inputs leave that are not known, the widest first.
         busy_rate: Requests per second that keep a batch of `pays_up_to_batch` busy; None if it is 0.
         output_tokens: Mean output of a request.
         gains: The best draft steps by batch and context.
-        break_even: By batch, the accept length at which 1, 2, … draft steps are as fast as plain decoding.
+        break_even: By batch, the accept length at which 1, 2, … draft steps are as fast as plain decoding; None if no
+            length is, because prompts take longer with a draft.
         expected: The accept length of 1, 2, … draft steps, by the scenario's acceptance.
         expected_by: A sentence: where these come from.
         requests: Completed requests of the simulated load.
@@ -98,10 +104,13 @@ class Diagnosis(Document):
     most_drafted: int
     most_plain: int
     gains_by_batch: tuple[Gain, ...]
+    batch: int | None
+    gain: float | None
+    moved_by: tuple[Moved, ...]
     busy_rate: float | None
     output_tokens: float
     gains: tuple[Gain, ...]
-    break_even: Mapping[int, tuple[float, ...]]
+    break_even: Mapping[int, tuple[float | None, ...]]
     expected: tuple[float, ...]
     expected_by: str
     requests: int
@@ -121,12 +130,15 @@ def diagnose(scenario: Scenario, requests: int | None, model: RoundModel | None 
         )
         raise ForedraftError(message)
     model, own = RoundModel(scenario) if model is None else model, assemble(scenario)
+    rows, load = None, {}
     if requests is None:
-        completed, load, (prompt, output) = 0, {}, asked_means(own)
+        completed, (prompt, output) = 0, asked_means(own)
     else:
         mine, other = _runs(scenario, requests)
         completed, load = mine["completed"], dict(_load(own, mine, model.plain, other))
         prompt, output = mine["mean_input_tokens"], mine["mean_output_tokens"]
+        rows = max(1, round(mine["mean_running"] / mine["replicas"]))
+    model = model.with_prompts(output)
     context = round(prompt + output / 2)
     error = math.exp(speed_up_error(model.with_steps(1)))
     surely, perhaps = (model.largest_that_pays(context, MOST_STEPS, least) for least in (error, 1 / error))
@@ -135,10 +147,11 @@ def diagnose(scenario: Scenario, requests: int | None, model: RoundModel | None 
     longest = model.plain.spec.config.context_len
     contexts = [one for one in CONTEXTS if one <= longest] or [longest]
     steps = range(1, MOST_STEPS + 1)
+    batch = None if rows is None else min(rows, model.most_drafted_rows(context) or 1)
     return Diagnosis(
         timing=model.with_steps(1).timing,
         intervals_rest_on=rests_on(own),
-        about_speed_ups=about_speed_ups(model.with_steps(1)),
+        about_speed_ups=f"{_prompts(model)} {about_speed_ups(model.with_steps(1))}",
         algorithm=scenario.speculation.algorithm,
         model=scenario.model.target,
         gpu=scenario.hardware.gpu,
@@ -149,6 +162,9 @@ def diagnose(scenario: Scenario, requests: int | None, model: RoundModel | None 
         most_drafted=model.most_drafted_rows(context),
         most_plain=model.most_rows(context, 0),
         gains_by_batch=tuple(_gain(model, size, context) for size in sizes),
+        batch=batch,
+        gain=None if batch is None else model.gain(model.best_drafted(batch, context, MOST_STEPS)),
+        moved_by=() if batch is None else tuple(gains_by_unknown(model, batch, context, MOST_STEPS)),
         busy_rate=model.round(surely, context, 0).tokens_per_s / output if surely else None,
         output_tokens=output,
         gains=tuple(_gain(model, size, one) for size in _batches(model) for one in contexts),
@@ -195,12 +211,17 @@ def _gain(model: RoundModel, batch: int, context: int) -> Gain:
     return Gain(batch, context, found.steps, gain, "equal" if is_equal else "slower" if gain < 1 else "faster")
 
 
-def _break_even(model: RoundModel, context: int) -> Iterator[tuple[int, tuple[float, ...]]]:
+def _prompts(model: RoundModel) -> str:
+    return f"The gains include the time of prompts, for outputs of {model.output_len:,.0f} tokens."
+
+
+def _break_even(model: RoundModel, context: int) -> Iterator[tuple[int, tuple[float | None, ...]]]:
     for size in _batches(model):
         if size <= model.most_drafted_rows(context):
             plain = model.round(size, context, 0)
             steps = range(1, MOST_STEPS + 1)
-            yield size, tuple(model.round(size, context, count).break_even(plain) for count in steps)
+            lengths = (model.round(size, context, count).break_even(plain) for count in steps)
+            yield size, tuple(length if math.isfinite(length) else None for length in lengths)
 
 
 def _expectation(model: RoundModel) -> str:

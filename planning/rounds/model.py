@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -27,13 +28,24 @@ def without_speculation(tables: Mapping[str, Any]) -> dict[str, Any]:
 class RoundModel:
     """Rounds of one deployment with fixed step counts, and without speculation."""
 
-    def __init__(self, scenario: Scenario) -> None:
-        """Assemble the scenario. Raises a ForedraftError if that is not possible, as `simulate` does."""
+    def __init__(self, scenario: Scenario, output_len: float | None = None) -> None:
+        """Assemble the scenario. Raises a ForedraftError if that is not possible, as `simulate` does.
+
+        `output_len`: tokens of an average output, by which each round bears its part of the prompts; None looks at
+        decoding alone.
+        """
+        self.output_len = output_len
         self._tables = scenario.model_dump(mode="json")
         self._assemblies: dict[int, Assembly] = {}
         self._accept_lengths: dict[tuple[int, int], float] = {}
         self._reserves: dict[int, int] = {}
         self.scenario = scenario
+
+    def with_prompts(self, output_len: float) -> RoundModel:
+        """Return the same rounds, each of which bears its part of the prompts (`output_len`)."""
+        other = copy(self)  # with the same deployments
+        other.output_len = output_len
+        return other
 
     @cached_property
     def plain(self) -> Assembly:
@@ -68,7 +80,13 @@ class RoundModel:
         parts = run.cost.decode_parts(batch_size, steps, topk, nodes, batch_size * context_len)
         accept_length = self.accept_length(steps, nodes)
         host_ns = run.host.round_ns(batch_size, round(batch_size * accept_length))
-        return Round(batch_size, context_len, steps, nodes, parts, host_ns, run.spec.config.overlap, accept_length)
+        prompt_ns = 0.0
+        if self.output_len is not None:
+            prompt_len = max(1, round(context_len - self.output_len / 2))
+            work = (batch_size, steps, topk, nodes, batch_size * context_len)
+            prompt_ns = _prompt_ns(run, prompt_len, work) / self.output_len
+        overlap = run.spec.config.overlap
+        return Round(batch_size, context_len, steps, nodes, parts, host_ns, overlap, accept_length, prompt_ns)
 
     def accept_length(self, steps: int, num_draft_tokens: int) -> float:
         """Return the mean accept length of rounds with these steps, bonus token included, over a sample of requests."""
@@ -132,3 +150,21 @@ class RoundModel:
             self._reserves[steps] = run.spec.resolve_sizes().reserve
         held = context_len + self._reserves[steps]
         return min(config.max_running, config.num_pages * config.page_size // held)
+
+
+def _prompt_ns(run: Assembly, prompt_len: int, round_work: tuple[int, int, int, int, int]) -> float:
+    """Return the device's time for one prompt of a deployment under load: steps are filled with prompts, as far as
+    there are any, up to the chunk size. If steps mix prompts with decode rounds, what a round takes longer by it.
+
+    `round_work`: rows, draft steps, top-k, nodes and KV tokens of the round.
+    """
+    config = run.spec.config
+    chunk = config.chunk_size or prompt_len
+    beside = round_work if config.mixed else None
+    alone_ns = run.cost.step_ns([], beside)
+    if prompt_len <= chunk:
+        together = max(1, min(chunk // prompt_len, round_work[0]))
+        return (run.cost.step_ns([(prompt_len, 0)] * together, beside) - alone_ns) / together
+    starts = range(0, prompt_len, chunk)
+    steps = ([(min(chunk, prompt_len - start), start)] for start in starts)
+    return float(sum(run.cost.step_ns(chunks, beside) - alone_ns for chunks in steps))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ class Round:
         host_ns: The scheduler's time for the round.
         is_overlapped: Whether the host works beside the device, not before and after it.
         accept_length: Tokens that a request gets of the round on average.
+        prompt_ns: Nanoseconds on the device for prompts per output token of a request: the time of its prompt over its
+            output length; 0 to look at decoding alone.
     """
 
     batch_size: int
@@ -33,6 +36,7 @@ class Round:
     host_ns: int
     is_overlapped: bool
     accept_length: float
+    prompt_ns: float = 0.0
 
     @property
     def device_ns(self) -> int:
@@ -45,12 +49,20 @@ class Round:
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens per second of the whole batch."""
-        return self.batch_size * self.accept_length * 1e9 / self.total_ns
+        """Output tokens per second of the whole batch, whose places are taken by new requests. So a round's time has a
+        part for their prompts."""
+        tokens = self.batch_size * self.accept_length
+        return tokens * 1e9 / (self.total_ns + tokens * self.prompt_ns)
 
     def break_even(self, plain: Round) -> float:
-        """Return the accept length at which this round is as fast as plain decoding, whose round is `plain`."""
-        return self.total_ns / plain.total_ns
+        """Return the accept length at which this round is as fast as plain decoding, whose round is `plain`.
+
+        With r, p: the times of this round and of a plain one, and q, o: those of prompts per output token, with and
+        without drafts, B rows emit a tokens each as fast if r / a + B q = p + B o. Infinite if no length is enough,
+        because prompts take longer with a draft.
+        """
+        left = plain.total_ns + self.batch_size * (plain.prompt_ns - self.prompt_ns)
+        return self.total_ns / left if left > 0 else math.inf
 
 
 def mean_round(run: Assembly, summary: Mapping[str, Any]) -> Round:

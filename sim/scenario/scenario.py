@@ -287,6 +287,9 @@ class Slo(Table):
     ttft_ms: Positive | None = Field(default=None, description="limit of the time to first token")
     tpot_ms: Positive | None = Field(default=None, description="limit of the time per output token after the first")
     e2el_ms: Positive | None = Field(default=None, description="limit of the end-to-end latency")
+    attainment: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.99, description="share of requests that a load must keep within all limits (plan)"
+    )
 
 
 class Scenario(Table):

@@ -73,6 +73,11 @@ class Workload(Table):
         default=0.0, description="trace: leave out arrivals before this time"
     )
     stop_s: Seconds | None = Field(default=None, description="no arrival at or after this time")
+    resample_s: Annotated[Seconds, Field(ge=1e-3)] | None = Field(
+        default=None,
+        description="trace: replay windows of so many seconds that the seed draws from it with replacement, as long "
+        "together as the trace; default: the trace as it is",
+    )
     num_requests: Count | None = Field(
         default=None, description="most requests; default: 1000 synthetic ones, or the whole trace"
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
+from ...core.draws import Purpose, uniform
 from ...core.prompt import Prompt
 from .conversations import block_names
 from .trace_files import MOONCAKE_BLOCK_SIZE, TraceRows, read_chunks, resolve_format
@@ -35,6 +36,9 @@ class TraceSource:
                 from here
     stop_s:     rows at or after this time are left out
     limit:      at most so many requests
+    resample_s: None replays the trace as it is; else windows of so many seconds (before scaling) that are drawn with
+                replacement, until they are as long as the trace: another sample of the same traffic for each seed
+    seed:       of these draws
 
     Errors while reading: TraceError, and ConfigError for a file that cannot be read.
     """
@@ -45,8 +49,39 @@ class TraceSource:
     start_s: float = 0.0
     stop_s: float | None = None
     limit: int | None = None
+    resample_s: float | None = None
+    seed: int = 0
 
     def __iter__(self) -> Iterator[Arrival]:
+        if self.resample_s is not None:
+            return self._resampled(self.resample_s)
+        return self._as_it_is()
+
+    def _resampled(self, window_s: float) -> Iterator[Arrival]:
+        """Yield the requests of windows drawn from the trace, which ends where it begins. The windows begin anywhere,
+        each with the same probability (a circular block bootstrap: Politis and Romano 1992)."""
+        rows = list(replace(self, rate_scale=1.0, limit=None, resample_s=None))
+        if not rows:
+            return
+        times = np.array([row.time_ns for row in rows], dtype=np.int64)
+        span = int(times[-1]) + 1 if self.stop_s is None else round((self.stop_s - self.start_s) * 1e9)
+        width = min(max(round(window_s * 1e9), 1), span)
+        windows = np.arange(-(-span // width))
+        starts = np.floor(uniform(self.seed, Purpose.WINDOW, 0, windows) * span).astype(np.int64)
+        number = 0
+        for window, start in zip(windows.tolist(), starts.tolist(), strict=True):
+            begins = window * width
+            length = min(width, span - begins)
+            inside = (times - start) % span
+            which = np.flatnonzero(inside < length)
+            for i in which[np.argsort(inside[which], kind="stable")].tolist():
+                if number == self.limit:
+                    return
+                time_ns = round((begins + int(inside[i])) / self.rate_scale)
+                yield replace(rows[i], time_ns=time_ns, row=number)
+                number += 1
+
+    def _as_it_is(self) -> Iterator[Arrival]:
         start_ns, stop_ns = self._bounds_ns
         left = self.limit
         row = 0

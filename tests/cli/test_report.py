@@ -70,7 +70,14 @@ def plan_store(folder: Path) -> None:
                         "intervals_rest_on": "31 published points",
                     }
                     journal.write(json.dumps({"settings": given, "status": "done", "summary": summary}) + "\n")
-            found = {"load": 9.0 - number, "half_width": 0.5, "gpus": 1, "tokens_per_s": 900.0, "per_million": None}
+            found = {
+                "load": 9.0 - number,
+                "half_load": 9.5 - number,
+                "half_width": 0.5,
+                "gpus": 1,
+                "tokens_per_s": 900.0,
+                "per_million": None,
+            }
             found |= {"load_interval": [7.0 - number, 10.0 - number], "gpus_interval": None}
             found |= {"taken_interval": [0.9, 1.2], "intervals_rest_on": "31 published points"}
             name = f"EAGLE3, {number} steps, top-4, 8 nodes, tensor_parallel 8, a draft of/some-long-name-of-a-model-instruct-fp8"

@@ -175,6 +175,39 @@ def test_the_attainment_of_a_sweep_is_drawn_if_it_has_an_slo(tmp_path):
         figures.throughput_per_gpu(store(tmp_path / "one", "sweep", runs))
 
 
+def test_the_share_that_a_plan_wants_is_marked(tmp_path):
+    """Beside it, points with a smaller share are open in the figure of speeds."""
+    settings = {"speculation.steps": 1}
+    runs = [
+        run({**settings, "workload.rate": rate}, 10.0 * rate, slo_attainment=share, p99_ttft_ms=500.0)
+        for rate, share in ((1.0, 1.0), (2.0, 0.96), (4.0, 0.9))
+    ]
+    wanted = {
+        "name": "attainment",
+        "key": "slo_attainment",
+        "limit_ms": None,
+        "share": 0.95,
+        "text": "95 % of requests",
+    }
+    answer = {"limits": [wanted], "candidates": [candidate("one", settings, "best", tightest="attainment")]}
+    place = store(tmp_path / "plan", "plan", runs, answer, slo={"ttft_ms": 200.0, "attainment": 0.95})
+    made = figures.attainment_against_load(place)
+    (line,) = [one for one in made.layout.shapes if one.type == "line"]
+    assert line.y0 == line.y1 == 0.95 and any(one.text == "limit 95 %" for one in made.layout.annotations)
+    assert made.layout.meta["note"].startswith("TTFT below 200 ms") and "0.95 ms" not in made.layout.meta["note"]
+    assert lines(figures.throughput_per_gpu(place))["one"].marker.symbol == ("circle", "circle", "circle-open")
+    with pytest.raises(ConfigError, match="limits no latency"):
+        figures.latency_against_load(place)
+
+
+def test_whiskers_reach_the_load_that_half_of_the_runs_hold(tmp_path):
+    found = [candidate("one", {}, "best", half_load=9.5), candidate("two", {}, half_load=None)]
+    made = figures.frontier(store(tmp_path / "plan", "plan", [], {"candidates": found}))
+    one, two = (point for point in made.data if point.mode == "markers")
+    assert one.x == (8.0,) and one.error_x.array == (1.5,) and one.error_x.arrayminus == (0,)
+    assert two.error_x.array is None and "half of the runs" in made.layout.meta["note"]
+
+
 def test_words_stand_side_by_side_and_lines_through_them_have_their_names(tmp_path):
     runs = [
         run({"hardware.gpu": gpu, "speculation.steps": steps}, 10.0, output_throughput=100.0 * place + steps)

@@ -209,6 +209,14 @@ def test_goodput_asks_every_demand():
     assert goodput(e2el_ms=230) == (1.5, 0.75)
     assert goodput(ttft_ms=20, tpot_ms=5, e2el_ms=230) == (0.5, 0.25)
     assert goodput() == (None, None)
+
+    def taken(share, **limits):
+        return metrics.summary(2 * 10**9, SLO(attainment=share, **limits))["slo_taken"]
+
+    assert taken(0.25, ttft_ms=20) == 0.5 and taken(0.5, ttft_ms=20) == 1.0  # of four that ended
+    assert taken(0.51, ttft_ms=20) == taken(0.75, ttft_ms=20) == 1.5
+    assert taken(0.76, ttft_ms=20) is taken(0.5) is None  # the failed one is within no limits
+    assert taken(0.5, ttft_ms=40, tpot_ms=8) == 1.25
     assert metrics.summary(2 * 10**9)["request_goodput"] is None
 
 

@@ -32,8 +32,11 @@ CONTRACTS = tuple(
 )
 CONFORMANCE = ("foredraft.properties.conformance", "foredraft.checks.conformance")
 ANSWERS = {  # module -> what the planning functions of the package return
-    "foredraft.planning.answer": ("PlanAnswer", "PlannedCandidate", "RefusedCandidate"),
-    "foredraft.planning.slo": ("Objective",),
+    "foredraft.planning.answer": ("PlanAnswer", "PlannedCandidate", "PlannedRun", "RefusedCandidate"),
+    "foredraft.planning.slo": ("Limit",),
+    "foredraft.planning.demand.bill": ("Bill", "PerMillion", "Energy"),
+    "foredraft.planning.demand.hours": ("Hours", "Hour"),
+    "foredraft.planning.confidence.unknowns": ("Moved",),
     "foredraft.planning.tuning.result": ("TuneResult", "JudgedTable"),
     "foredraft.planning.rounds.doctor": ("Diagnosis", "Gain", "Compared"),
     "foredraft.planning.rounds.cost": ("Cost", "BatchCost", "RoundCost"),

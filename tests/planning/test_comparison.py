@@ -11,7 +11,7 @@ from foredraft.planning.candidates import Candidate, differ_in_speculation, make
 from foredraft.planning.confidence.comparison import ModelErrors, about_speed_ups, source_of_comparisons, speed_up_error
 from foredraft.planning.confidence.model_error import Curve
 from foredraft.planning.confidence.ranked import Ranked
-from foredraft.planning.search import Finding
+from foredraft.planning.search.judge import Finding
 from foredraft.planning.slo import parse_slo
 from foredraft.sim.calibration.accuracy import ROOFLINE, SPEED_UP, SPEED_UP_BATCHES, TIME_PER_TOKEN, mean_error
 from foredraft.sim.confidence import half_width

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from foredraft import simulate
+from foredraft.planning.confidence.unknowns import gains_by_unknown
 from foredraft.planning.rounds.model import RoundModel
+from foredraft.sim.assembly.rounds import Round
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import scenario_with
 
@@ -58,3 +62,38 @@ def test_the_largest_batch_that_pays_is_followed_by_one_that_does_not(acceptance
         assert model.best(largest, 512, 3).steps > 0
     if largest < most:
         assert model.best(largest + 1, 512, 3).steps == 0
+
+
+def test_prompts_make_the_gain_smaller_and_their_own_share_larger():
+    """With prompts, a batch emits as many tokens as one whose rounds are longer by its prompts."""
+    apart = scenario_with({}, {"engine.mixed": False})
+    plain_only, whole = RoundModel(apart), RoundModel(apart, output_len=200.0)
+    steps = 3
+    alone, found = plain_only.round(16, 1024, steps), whole.round(16, 1024, steps)
+    assert alone.prompt_ns == 0 and found.total_ns == alone.total_ns
+    ended = 16 * found.accept_length / 200  # requests that end per round
+    one_prompt_ns = found.prompt_ns * 200
+    assert found.tokens_per_s == pytest.approx(
+        16 * found.accept_length * 1e9 / (found.total_ns + ended * one_prompt_ns)
+    )
+    assert 1 < whole.gain(found) < plain_only.gain(alone)
+    mixed = RoundModel(scenario_with({}, {"engine.mixed": True}), output_len=200.0).round(16, 1024, steps)
+    assert 0 < mixed.prompt_ns < found.prompt_ns  # a round goes along
+    eight = whole.with_steps(steps).cost.step_ns([(924, 0)] * 8)  # 8192 tokens of a step
+    assert one_prompt_ns == pytest.approx(eight / 8)
+    plain = whole.round(16, 1024, 0)
+    even = found.break_even(plain)
+    assert 16 * even * 1e9 / (found.total_ns + 16 * even * found.prompt_ns) == pytest.approx(plain.tokens_per_s)
+    assert found.break_even(Round(16, 1024, 0, 1, {}, 0, True, 1.0, 0.0)) == math.inf
+
+
+def test_the_unknown_that_moves_the_gain_most_comes_first():
+    model = RoundModel(scenario_with({}, {"acceptance.mean_length": 2.0}), output_len=200.0)
+    found = gains_by_unknown(model, 8, 1024, 3)
+    assert {one.name for one in found} == {"the cost model", "the accept length", "the lengths"}
+    ratios = [one.high / one.low for one in found]
+    assert ratios == sorted(ratios, reverse=True)
+    own = model.gain(model.best_drafted(8, 1024, 3))
+    assert all(one.low <= own <= one.high for one in found)
+    by_length = next(one for one in found if one.name == "the accept length")
+    assert by_length.high / by_length.low > 1.05 and "fewer or more accepted drafts" in by_length.what

@@ -88,14 +88,14 @@ function showFound(answer, question, seconds) {
     return;
   }
   const most = Math.max(...shown.flatMap((one) => [valueOf(one), ...(rangeOf(one) ?? []).filter((end) => end !== null)]));
-  const head = ["", "", isLoad ? unit : "GPUs", "tokens/s", "tightest limit"];
+  const head = ["", "", ...(isLoad ? [unit, "half of runs"] : ["GPUs"]), "tokens/s", "tightest limit"];
   const rows = shown.map((one) => {
     const isOut = one.status === "dropped";
-    const error = isLoad && one.half_width !== null ? ` ± ${number(one.half_width, 2)}` : "";
+    const half = isLoad ? [el("td", {}, one.half_load === null ? "–" : number(one.half_load))] : [];
     const ends = rangeOf(one), range = ends && ends.every((end) => end !== null) ? ends : null;
     return el("tr", { class: one === best ? "best" : isOut ? "off" : null }, el("th", { scope: "row" }, one.status === "equal" ? `= ${one.name}` : one.name),
       el("td", { class: "bar" }, whiskerCell(valueOf(one), range, most, isOut ? "faint" : one.name.startsWith("plain") ? "plain" : "drafted")),
-      el("td", {}, `${number(valueOf(one))}${error}`), el("td", {}, number(one.tokens_per_s, 4)),
+      el("td", {}, number(valueOf(one))), ...half, el("td", {}, number(one.tokens_per_s, 4)),
       el("td", {}, isOut ? "rough" : `${one.tightest} ${number(100 * one.taken, 3)} %`));
   });
   fill($("candidates"), el("thead", {}, el("tr", {}, head.map((name) => el("th", { scope: "col" }, name)))), el("tbody", {}, rows));

@@ -64,8 +64,6 @@ def _of_plan(
         raise ConfigError.of("--candidate", name, f"was {one['status']}: only candidates with a load can be exported")
     engines = one["engines"]
     scenario = scenario_with(asked["scenario"], {**one["settings"], REPLICAS: engines})
-    if one["requests_per_s"] is None:
-        return name, scenario, None
     per_load = one["requests_per_s"] / one["load"] / engines
     ends = one["load_interval"]
     load = ReplicaLoad(
@@ -73,7 +71,7 @@ def _of_plan(
         requests_per_s=one["requests_per_s"] / engines,
         interval=None if ends is None else (ends[0] * per_load, ends[1] * per_load),
         tokens_per_s=one["tokens_per_s"] / engines,
-        limits=[f"{limit['name']} < {limit['limit_ms']:g} ms" for limit in answer["limits"]],
+        limits=[limit["text"] for limit in answer["limits"]],
         tightest=one["tightest"],
         taken=one["taken"],
     )

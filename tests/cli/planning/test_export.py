@@ -8,7 +8,7 @@ from pathlib import Path
 import foredraft
 import pytest
 import yaml
-from foredraft.core.errors import ForedraftError
+from foredraft.core.errors import ConfigError, ForedraftError
 from foredraft.planning.servers.export.deployment import export
 from foredraft.planning.servers.launch import read_launch
 from foredraft.planning.trial import Trial
@@ -29,9 +29,11 @@ class Linear:
     def next_ended(self):
         job = self.jobs.pop()
         engines = job.settings["hardware.replicas"]
-        share = job.settings["workload.rate"] / engines / (8 - 0.2 * job.settings["speculation.steps"])
+        load = job.settings["workload.rate_scale" if "workload.rate_scale" in job.settings else "workload.rate"]
+        share = load / engines / (8 - 0.2 * job.settings["speculation.steps"])
         summary = dict.fromkeys(("refused", "aborted", "failed", "unfinished", "retractions", "max_queue_length"), 0)
         summary |= {"overloaded": False, "saturation": 0.5, "replicas": engines, "mean_running": 6.0 * engines}
+        summary |= {"submitted": 600, "slo_attainment": 0.99, "slo_taken": share**2}
         summary |= {"p99_tpot_ms": 50 * share**2, "mean_tpot_ms": 10.0, "mean_ttft_ms": 100.0}
         summary |= {"mean_output_tokens": 200.0, "mean_input_tokens": 500.0, "decode_rounds": 9, "duration": 9.0}
         return job, Trial("done", "", summary | {"kv_occupancy_max": 0.5, "device_busy_share": 0.5})
@@ -185,15 +187,46 @@ def test_plan_answers_from_python_as_the_command_does(command, tmp_path, monkeyp
     monkeypatch.setattr("foredraft.planning.store.make_workers", lambda tables, count, cluster: Linear())
     lines: list[str] = []
     asked = {"slo": "tpot_p99<50ms", "compare": {"speculation.steps": [1, 3]}, "seeds": 2, "prices": {"h100": 2.5}}
+    asked["power"] = {"H100": 600}
     plan = foredraft.plan(**asked, out=tmp_path / "python", on_progress=lines.append)
     words = ("--slo", "tpot_p99<50ms", "--try", "speculation.steps=1,3", "--seeds", 2, "--price", "H100=2.5", "--quiet")
+    words = (*words, "--power", "H100=600")
     assert json.loads(plan.to_text()) == json.loads(
         command("plan", *words, "--json", "--out", tmp_path / "command").out
     )
     assert json.loads((tmp_path / "python" / "answer.json").read_text()) == plan.to_json() | json.loads(plan.to_text())
     assert plan.best is not None and plan.best.name == "EAGLE3, 1 step" and plan.best.per_million is not None
-    assert len(lines) == 4 and lines[0].startswith("first round, EAGLE3, ")
+    assert plan.best.bill.planned.output == plan.best.per_million and plan.best.energy.watts_per_gpu == 600
+    assert plan.best.load <= plan.best.half_load and plan.best.run.seeds == 2
+    assert len(lines) == 6 and lines[-1].startswith("third round, ") and lines[0].startswith("first round, EAGLE3, ")
     assert foredraft.plan(**asked).candidates == plan.candidates, "the runs need not be kept"
+
+
+def test_the_replicas_of_a_day_are_the_same_from_python_and_from_the_command(command, tmp_path, monkeypatch):
+    monkeypatch.setattr("foredraft.planning.store.make_workers", lambda tables, count, cluster: Linear())
+    trace, limits = tmp_path / "day.csv", "attainment>95%,ttft<1s"
+    seconds = [*range(0, 3600, 60), *range(3600, 7200, 10)]
+    lines = [f"2024-01-01 0{one // 3600}:{one // 60 % 60:02}:{one % 60:02},100,50\n" for one in seconds]
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(lines))
+    asked = {"slo": limits, "compare": {"speculation.steps": [1]}, "seeds": 2, "by_hour": True, "warm_up_s": 600}
+    plan = foredraft.plan({"workload": {"trace": str(trace)}}, **asked, headroom=0.5, prices={"H100": 2.0})
+    words = ("plan", "--trace", trace, "--slo", limits, "--try", "speculation.steps=1", "--seeds", 2, "--by-hour")
+    words = (*words, "--warm-up", 600, "--headroom", 50, "--price", "H100=2", "--quiet")
+    assert json.loads(command(*words, "--json", "--out", tmp_path / "json").out) == json.loads(plan.to_text())
+    (limit,) = plan.limits
+    assert (limit.key, limit.limit_ms, limit.share) == ("slo_attainment", None, 0.95)
+    assert limit.text == "95 % of requests with ttft < 1000 ms" and plan.best.tightest == "attainment"
+    hours = plan.hours
+    assert [one.start_s for one in hours.hours] == [0, 3600] and hours.capacity == plan.best.requests_per_s
+    assert (hours.headroom, hours.warm_up_s, hours.bill) == (0.5, 600, 2 * hours.gpu_hours)
+    out = command(*words, "--out", tmp_path / "text").out
+    assert "a replica (1 GPU) holds" in " ".join(out.split()) and all(
+        " ".join(one.split()) in " ".join(out.split()) for one in (plan.sentences[0], *plan.sentences[2:], plan.timing)
+    )
+    with pytest.raises(ConfigError, match="give --trace"):
+        foredraft.plan(by_hour=True)
+    with pytest.raises(ConfigError, match=r"headroom: is -1; expected a share from 0 to 10\n.*warm_up_s"):
+        foredraft.plan(headroom=-1, warm_up_s=-1)
 
 
 def test_a_search_ends_with_an_exception_of_on_progress(monkeypatch):

@@ -99,8 +99,15 @@ def test_plan_ranks_candidates_and_goes_on_from_its_store(command, tmp_path, mon
     asked = ("plan", "--slo", "e2el_p99<1s", "--try", "speculation.steps=1,3", "--price", "H100=2.5")
     code, out, errors = command(*asked, *SHORT, "--out", tmp_path)
     assert (code, errors) == (0, "")
-    assert "greatest rate" in out and "per 1M tokens" in out and "requests/s  GPUs" in out and "is limited by" in out
-    assert "tokens/s are the output tokens of all GPUs of a row, per 1M tokens their price.\n" in out
+    assert (
+        "greatest rate" in out
+        and "Price of a million tokens, by --price." in out
+        and "half of runs  GPUs" in out
+        and "is limited by" in out
+    )
+    told = " ".join(out.split())
+    assert "that 95 % of runs hold within e2el_p99 < 1000 ms" in told and "its load times the mean output" in told
+    assert "A run has 100 requests in" in told and "is a tolerance bound over 2 seeds" in told
     assert "No intervals of these times: no published points.\n" in out
     rows = [line for line in out.splitlines() if "EAGLE3, " in line and " ± " in line]
     assert [row.split("EAGLE3, ")[1][0] for row in rows] == ["3", "1"]
@@ -129,7 +136,13 @@ class Queue:
         capacity = 8 - 0.2 * job.settings["speculation.steps"] - 0.1 * (job.settings["hardware.gpu"] == "L40S")
         share = job.settings["workload.rate"] / engines / capacity
         summary = dict.fromkeys(("refused", "aborted", "failed", "unfinished", "retractions", "max_queue_length"), 0)
-        summary |= {"overloaded": False, "saturation": 0.5, "replicas": engines, "mean_running": 8.0 * engines}
+        summary |= {
+            "submitted": 600,
+            "overloaded": False,
+            "saturation": 0.5,
+            "replicas": engines,
+            "mean_running": 8.0 * engines,
+        }
         summary |= {
             "p99_tpot_ms": 50 * share**2,
             "mean_tpot_ms": 10.0,
@@ -152,9 +165,14 @@ def test_plan_keeps_two_statements_apart(command, tmp_path, monkeypatch):
     code, out, _ = command(*asked, "--out", tmp_path)
     assert code == 0 and max(map(len, out.splitlines())) <= 80
     right, wrong = out.split("If the times of passes and first tokens are not as simulated, 80 % intervals\n")
+    right, bills = right.split("Price of a million tokens")
+    # Only one GPU has a price, and no row holds the scenario's own 8 requests/s.
+    assert bills.count("–") == 2 * 3 + 2 and bills.count("1,825") == 2
     assert right.count("EAGLE3, ") == wrong.split("The 80 % intervals rest on")[0].count("EAGLE3, ") == 4
     assert "  = EAGLE3, 1 step," in right and "  = EAGLE3, 3" in right
-    assert "= cannot be told from the first by 2 seeds and a cost model that may be" in " ".join(out.split())
+    assert "= cannot be told from the first, compared seed by seed, with a cost model that may be" in " ".join(
+        out.split()
+    )
     answer = json.loads((tmp_path / "answer.json").read_text())
     assert answer["model_error"] is None and "docs/accuracy.md" in answer["model_error_source"]
     best, *others = answer["candidates"]
@@ -304,7 +322,7 @@ def test_sweep_prints_a_table_of_80_columns(command, tmp_path, monkeypatch):
 def test_sweep_takes_the_number_of_requests_as_plan_and_tune_do(command, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "foredraft.cli.planning.options.make_workers", lambda tables, count, cluster: asked.append(tables) or Even()
+        "foredraft.planning.store.make_workers", lambda tables, count, cluster: asked.append(tables) or Even()
     )
     code, _, _ = command("sweep", "--grid", "speculation.steps=1,3", "--requests", 30, "--quiet", "--out", tmp_path)
     assert code == 0 and asked[0]["workload"]["num_requests"] == 30

@@ -1,5 +1,6 @@
 """Traces: exact times, honest errors, windows, and the real files where they are at hand."""
 
+import itertools
 import json
 import tracemalloc
 from pathlib import Path
@@ -297,3 +298,27 @@ class TestRealFiles:
         assert (summary.format, summary.num_rows) == ("mooncake", 12031)
         first = next(iter(TraceSource(MOONCAKE)))
         assert first.prompt.materialize().shape == (6758,)
+
+
+def test_a_resampled_trace_consists_of_windows_that_the_seed_draws(tmp_path):
+    """A minute with a request every second, then one with four: windows keep their order and their gaps."""
+    path = tmp_path / "trace.csv"
+    rows = [f"2024-01-01 00:00:{i:02},{100 + i},5\n" for i in range(60)]
+    rows += [f"2024-01-01 00:01:{i // 4:02}.{25 * (i % 4):02},{1000 + i},5\n" for i in range(240)]
+    path.write_text(AZURE_HEADER + "".join(rows))
+    as_it_is = list(TraceSource(path))
+    made = [list(TraceSource(path, resample_s=10.0, seed=seed)) for seed in range(40)]
+    assert made[0] == list(TraceSource(path, resample_s=10.0, seed=0)) != made[1]
+    assert np.mean([len(one) for one in made]) == pytest.approx(len(as_it_is), rel=0.1)
+    for one in made:
+        times = [arrival.time_ns for arrival in one]
+        assert (
+            times == sorted(times) and times[-1] < 120e9 and [arrival.row for arrival in one] == list(range(len(one)))
+        )
+        inside = [(a, b) for a, b in itertools.pairwise(one) if a.time_ns // 10**10 == b.time_ns // 10**10]
+        lengths = [b.prompt.length - a.prompt.length for a, b in inside]
+        assert set(lengths) <= {1, 1000 - 159, 100 - 1239}  # neighbours in the trace, whose end meets its beginning
+    fast = list(TraceSource(path, rate_scale=2.0, resample_s=10.0, limit=50))
+    assert [one.time_ns for one in fast] == [round(one.time_ns / 2) for one in made[0][:50]]
+    whole = list(TraceSource(path, resample_s=1000.0, seed=3))
+    assert sorted(one.prompt.length for one in whole) == sorted(one.prompt.length for one in as_it_is)

@@ -9,23 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import ConfigError, count_of
-from ..sim.scenario import Scenario
-from ..sim.workload.trace_files import TraceRows
-from ..sim.workload.traces import TraceSource
+from ...core.errors import ConfigError, count_of
+from ...sim.scenario import Scenario
+from ...sim.workload.trace_files import TraceRows
+from ...sim.workload.traces import TraceSource
 
+WINDOWS = 30
+"""A run of a plan consists of so many windows of a trace, unless they would be shorter than LEAST_WINDOW_S."""
 LEAST_REQUESTS = 20
 """A plan of a shorter trace is refused: its load and its percentiles are those of single requests."""
-SAME_RATE = 0.05
-"""The rate of a part is told beside the whole trace's if they differ by more than this share."""
-BUSIER = 1.1
-"""Another stretch of a trace is named if it has so many times the requests per second of the part that is taken."""
+FEW = 100
+"""With fewer requests a percentile of 99 is the maximum."""
+LEAST_WINDOW_S = 60.0
+"""A window is at least so long, because it keeps only bursts that are shorter than itself."""
 
 
 @dataclass(frozen=True)
 class TracePart:
-    """The requests of a trace that runs may take, between `workload.start_s` and `workload.stop_s`, of which they take
-    the first `count`."""
+    """The requests of a trace between `workload.start_s` and `workload.stop_s`. A run takes `count` of them, in windows
+    that its seed draws with replacement (`workload.resample_s`)."""
 
     scenario: Scenario
     rows: TraceRows
@@ -47,17 +49,11 @@ class TracePart:
             raise ConfigError.of("workload", "trace", message)
         return cls(scenario, rows, min(requests or table.num_requests or len(rows.lines), len(rows.lines)))
 
-    @property
-    def rate(self) -> float:
-        """Requests per second of the part; infinite if all come at one time."""
-        span_s = float(self.rows.times_ns[self.count - 1] - self.rows.times_ns[0]) / 1e9
-        return (self.count - 1) / span_s if span_s else math.inf
-
     def notices(self, contexts: Iterable[tuple[str, int]]) -> list[str]:
         """Return what a user should know before deployments are searched that have these models and context lengths.
 
-        Raises ConfigError for a trace of less than `LEAST_REQUESTS`, and if no request of the part has room in any of
-        these contexts.
+        Raises ConfigError for a trace of less than `LEAST_REQUESTS` or without a rate, and if no request of the part
+        has room in any of these contexts.
         """
         if len(self.rows.lines) < LEAST_REQUESTS:
             message = (
@@ -68,23 +64,30 @@ class TracePart:
         found = [self._too_long(name, context) for name, context in contexts]
         if found and all(is_all for is_all, _ in found):
             raise ConfigError.of("workload", "trace", found[0][1])
-        return [*(sentence for _, sentence in found if sentence), *self.first_only()]
+        trace, number = self.scenario.workload.trace, len(self.rows.lines)
+        if not int(self.rows.times_ns[-1]):
+            message = (
+                f"{trace}: {number:,} requests at one moment have no rate to plan for; expected arrivals over time"
+            )
+            raise ConfigError.of("workload", "trace", message)
+        few = f"{trace} has only {count_of(number, 'request')}: a load found with so few says little."
+        return [*(sentence for _, sentence in found if sentence), *([few] if number < FEW else [])]
 
     def _too_long(self, model: str, context: int) -> tuple[bool, str]:
         """Return whether no request has room in a context, and a sentence about the requests that have none; an empty
         text if each request has room."""
-        prompts, outputs = self.rows.prompt_lens[: self.count], self.rows.output_lens[: self.count]
+        prompts, outputs, count = self.rows.prompt_lens, self.rows.output_lens, len(self.rows.lines)
         refused = prompts >= context
         if not refused.any():
             return False, ""
         longest = int(np.argmax(prompts))
         trace, number = self.scenario.workload.trace, int(refused.sum())
-        where = f"in {number:,} of {self.count:,} requests" if number < self.count else "in every request"
+        where = f"in {number:,} of {count:,} requests" if number < count else "in every request"
         text = (
             f"{trace}: the prompt fills the context of {model} ({context:,} tokens) {where}; the longest has "
             f"{prompts[longest]:,} tokens (line {self.rows.lines[longest]})"
         )
-        if number == self.count:
+        if number == count:
             return True, f"{text}; expected prompts below the context"
         cut = int((prompts + outputs > context).sum()) - number
         more = f" In {cut:,} more the context ends the output early." if cut else ""
@@ -97,7 +100,7 @@ class TracePart:
         """Return the settings of a run of so many requests: those that arrived in the least time, because the limits
         are exceeded there first."""
         usual_s = self.scenario.workload.start_s
-        arrivals_s = usual_s + self.rows.times_ns[: self.count] / 1e9
+        arrivals_s = usual_s + self.rows.times_ns / 1e9
         settings: dict[str, Any] = {"workload.num_requests": count}
         if len(arrivals_s) > count:
             start_s = arrivals_s[int(np.argmin(_spans(arrivals_s, count)))]
@@ -105,44 +108,40 @@ class TracePart:
             settings["workload.start_s"] = max(start_s, usual_s)
         return settings
 
-    def first_only(self) -> list[str]:
-        """Return a sentence if runs take only the first requests, with the rate of the whole trace if that is another,
-        and with the busiest stretch of as many if that lies elsewhere."""
-        times_s, count = self.rows.times_ns / 1e9, self.count
-        if count == len(times_s):
-            return []
-        text = f"The runs take the first {count:,} of the {len(times_s):,} requests of the trace"
-        spans = _spans(times_s, count)
-        whole_s, busiest = float(times_s[-1] - times_s[0]), int(np.argmin(spans))
-        is_busiest = spans[busiest] <= 0 or spans[0] <= BUSIER * spans[busiest]
-        # The rate of the part to that of the whole trace, by the gaps between arrivals.
-        relative = (count - 1) / spans[0] / (len(times_s) - 1) * whole_s if spans[0] > 0 else 1.0
-        is_as_whole = count < 2 or abs(relative - 1) <= SAME_RATE
-        if is_busiest and is_as_whole:
-            return [f"{text}."]
-        text += f", {count / spans[0]:.3g} per second"
-        if not is_as_whole:
-            whole = len(times_s) / whole_s
-            text += f"; the whole trace has {whole:.3g}, so 1 × the trace is {relative:.2g} × its mean rate here"
-        if is_busiest:
-            return [f"{text}."]
-        start_s = math.floor(self.scenario.workload.start_s + times_s[busiest])
-        return [
-            f"{text}. The busiest {count:,} begin at {start_s} s, {count / spans[busiest]:.3g} per second: "
-            f"--set workload.start_s={start_s} takes them."
-        ]
+    @property
+    def span_s(self) -> float:
+        """Seconds that the part lasts."""
+        table = self.scenario.workload
+        last_s = (int(self.rows.times_ns[-1]) + 1) / 1e9
+        return last_s if table.stop_s is None else table.stop_s - table.start_s
 
-    def qualifications(self, scale: float | None) -> list[str]:
-        """Return what an answer about this part says of it. `scale`: the given speed of its replay; None if the plan
-        searches the greatest."""
+    @property
+    def window_s(self) -> float:
+        """Seconds of each window of a run."""
+        given = self.scenario.workload.resample_s
+        run_s = self.span_s * self.count / len(self.rows.lines)
+        return given or min(max(round(run_s / WINDOWS, 3), LEAST_WINDOW_S), max(round(self.span_s, 3), 1e-3))
+
+    def of_a_run(self) -> str:
+        """Say what a run takes of the trace, and at which rate."""
+        number, total = self.count, len(self.rows.lines)
+        share = f"all {total:,}" if number == total else f"{number:,} of the {total:,}"
+        rate = total / self.span_s
+        return (
+            f"A run has as many requests as {share} of the trace, in windows of {self.window_s:g} s that its seed draws "
+            f"from the trace with replacement (workload.resample_s); at 1 × the trace {rate:.3g} requests/s on average."
+        )
+
+    def warnings(self, scale: float | None) -> list[str]:
+        """Return what a user should know of the speed of the replay. `scale`: the given one; None if the plan searches
+        the greatest."""
         if scale is None or scale == 1:
-            return self.first_only()
+            return []
         bursts = "shorter" if scale > 1 else "longer"
-        speed = (
+        return [
             f"{scale:g} × the trace replays it {scale:g} times as fast, so its bursts are {bursts}, too; `foredraft trace "
             "--out` makes a workload whose bursts keep their length."
-        )
-        return [*self.first_only(), speed]
+        ]
 
 
 def _spans(times_s: np.ndarray, count: int) -> np.ndarray:
