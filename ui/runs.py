@@ -9,7 +9,8 @@ from typing import Any
 from ..observe.metrics import RunMetrics
 from ..planning.grid import NO_SPECULATION
 from ..planning.rounds.model import without_speculation
-from ..sim.run import Progress, Simulation
+from ..sim.run import Simulation
+from ..sim.running.report import Progress
 from ..sim.scenario import Scenario
 from ..sim.summary.summary import summarize_run
 

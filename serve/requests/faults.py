@@ -18,7 +18,8 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..answers.answer import TRANSPORT, client_leaves
+from ..answers.answer import client_leaves
+from ..connections import TRANSPORT
 from ..errors import ApiError
 from .reading import validated
 from .schema import Body
