@@ -364,9 +364,10 @@ class Plan:
         return least_count(settings, REPLICAS, start, candidate.unit, asked.objectives, asked.seeds, most)
 
     def _requests(self, load: float, share: float = 1.0) -> dict[str, Any]:
-        """Return how many requests a run at this load has: enough to see whether the queue grows. Of a trace also the
-        windows that its seed draws."""
-        windows = {} if self.trace_part is None else {"workload.resample_s": self.trace_part.window_s}
+        """Return how many requests a run at this load has: enough to see whether the queue grows. Of a part of a trace
+        also the windows that its seed draws."""
+        window_s = None if self.trace_part is None else self.trace_part.window_s
+        windows = {} if window_s is None else {"workload.resample_s": window_s}
         if self.question.requests is None:
             return windows
         arrivals = math.ceil(load * LEAST_ARRIVALS_S) if self.scenario.workload.trace is None else 0

@@ -26,8 +26,8 @@ LEAST_WINDOW_S = 60.0
 
 @dataclass(frozen=True)
 class TracePart:
-    """The requests of a trace between `workload.start_s` and `workload.stop_s`. A run takes `count` of them, in windows
-    that its seed draws with replacement (`workload.resample_s`)."""
+    """The requests of a trace between `workload.start_s` and `workload.stop_s`. A run replays all of them. If it takes
+    `count` of more, or the scenario has `workload.resample_s`, its seed draws windows with replacement."""
 
     scenario: Scenario
     rows: TraceRows
@@ -116,9 +116,11 @@ class TracePart:
         return last_s if table.stop_s is None else table.stop_s - table.start_s
 
     @property
-    def window_s(self) -> float:
-        """Seconds of each window of a run."""
+    def window_s(self) -> float | None:
+        """Seconds of each window of a run; None if a run replays the trace as it is."""
         given = self.scenario.workload.resample_s
+        if given is None and self.count == len(self.rows.lines):
+            return None
         run_s = self.span_s * self.count / len(self.rows.lines)
         return given or min(max(round(run_s / WINDOWS, 3), LEAST_WINDOW_S), max(round(self.span_s, 3), 1e-3))
 
@@ -127,6 +129,11 @@ class TracePart:
         number, total = self.count, len(self.rows.lines)
         share = f"all {total:,}" if number == total else f"{number:,} of the {total:,}"
         rate = total / self.span_s
+        if self.window_s is None:
+            return (
+                f"Every run replays the trace as it is, at 1 × the trace {rate:.3g} requests/s on average. Other days have "
+                "other bursts: with workload.resample_s each run draws windows of so many seconds from the trace."
+            )
         return (
             f"A run has as many requests as {share} of the trace, in windows of {self.window_s:g} s that its seed draws "
             f"from the trace with replacement (workload.resample_s); at 1 × the trace {rate:.3g} requests/s on average."

@@ -432,7 +432,7 @@ def test_a_plan_on_a_whole_trace_drops_candidates_on_its_slices(tmp_path: Path):
     assert set(sizes) == {1000, 5000, 20_000}
     assert all(run.get("workload.start_s", 0) >= 3600 for run in service.runs if "workload.num_requests" in run)
     assert sum(size == 20_000 for size in sizes) <= 16 + 3 * (4 + 3 + 4)
-    assert all(run["workload.resample_s"] == 153.33 for run in service.runs if "workload.num_requests" not in run)
+    assert not any("workload.resample_s" in run for run in service.runs)
 
 
 def test_a_plan_finds_the_least_gpus_for_a_load():

@@ -53,13 +53,12 @@ def test_a_trace_without_a_request_that_fits_is_refused(tmp_path: Path):
 def test_a_plan_says_which_part_of_the_trace_a_run_takes(tmp_path: Path):
     rows = [(second, 10, 5) for second in range(1800)]
     whole, part = part_of(tmp_path, rows), part_of(tmp_path, rows, requests=100)
-    assert (
-        whole.window_s == 60.0 and "as many requests as all 1,800 of the trace, in windows of 60 s" in whole.of_a_run()
-    )
+    assert whole.window_s is None and "replays the trace as it is, at 1 × the trace 1 requests/s" in whole.of_a_run()
     assert part.window_s == 60.0 and "as 100 of the 1,800 of the trace" in part.of_a_run()
     assert "at 1 × the trace 1 requests/s on average" in part.of_a_run()
-    assert part_of(tmp_path, rows, resample_s=7.0).window_s == 7.0
-    assert part_of(tmp_path, rows[:5]).window_s == 4.0  # not longer than the trace
+    drawn = part_of(tmp_path, rows, resample_s=7.0)
+    assert drawn.window_s == 7.0 and "as all 1,800 of the trace, in windows of 7 s" in drawn.of_a_run()
+    assert part_of(tmp_path, rows[:5], requests=4).window_s == 4.0  # not longer than the trace
 
 
 def test_a_trace_of_few_requests_is_refused(tmp_path: Path):
