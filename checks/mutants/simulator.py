@@ -250,7 +250,8 @@ ReceivesManyAtOnce (SIM-14, RAISES): A port takes in transfers from several engi
 SendsInParallel (SIM-15): A link carries any number of requests at once.
     CheckedSimulator.make:
         simulation = good(self, scenario, metrics, history, faults)
-        for link in getattr(simulation.router, "links", ()):
+        for wire in getattr(simulation.router, "links", {}).values():
+            link = getattr(wire, "link", wire)
             link.send = lambda *message, link=link: Link(link.env, link.latency_ns, 1e15).send(*message)
         return simulation
 

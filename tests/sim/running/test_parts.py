@@ -133,11 +133,12 @@ def test_a_process_that_dies_is_replaced(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_part_that_kills_its_processes_is_one_error(tmp_path, monkeypatch):
     deadly(monkeypatch, tmp_path / "part.py", 99)
+    before = _children(os.getpid())  # those that other tests of this process have left, such as a resource tracker
     with pytest.raises(
         ForedraftError, match=r"the process of part \d of 2 of the run died, 2 times: killed by SIGKILL"
     ):
         one_run(CHAT, 2, tmp_path / "run")
-    assert not _children(os.getpid())
+    assert set(_children(os.getpid())) <= set(before)
 
 
 @pytest.mark.slow
