@@ -57,9 +57,10 @@ class AcceptanceEstimate:
     """Decayed counts of trials and acceptances of one draft shape by position, over a slow and a fast memory.
 
     The slow memory (2,048 rounds) gives the estimates. The fast memory (64 rounds) detects a change: its acceptance of
-    a position differs by 4 standard deviations from the older part of the slow memory. Then the owner calls
-    `forget_the_past`: only the weight of a few rows of the fast memory is left, and positions that it has not tried are
-    unknown again. `last_tried[j]` is the round in which position j + 1 was last tried, −1 for never.
+    a position differs by 4 standard deviations from the older part of the slow memory, or, if that part has too few
+    rows, from what the other shapes have seen. Then the owner calls `forget_the_past`: only the weight of a few rows of
+    the fast memory is left, and positions that it has not tried are unknown again. `last_tried[j]` is the round in
+    which position j + 1 was last tried, −1 for never.
     """
 
     def __init__(self, depth: int) -> None:
@@ -86,8 +87,11 @@ class AcceptanceEstimate:
         """Whether any result was ever added."""
         return bool(self._pending) or (self.depth > 0 and self._slow_trials[0] > 0)
 
-    def fold(self, now: int, rounds: int) -> bool:
-        """Move the results of the last `rounds` rounds into the memories. Returns whether acceptance has changed."""
+    def fold(self, now: int, rounds: int, elsewhere: Sequence[tuple[float, float]] = ()) -> bool:
+        """Move the results of the last `rounds` rounds into the memories. Returns whether acceptance has changed.
+
+        `elsewhere` has by position the acceptance that other shapes predict, and the number of rows behind it.
+        """
         trials = [0] * self.depth
         accepts = [0] * self.depth
         for width in sorted(self._pending):
@@ -110,7 +114,7 @@ class AcceptanceEstimate:
             self._fast_accepts[j] = self._fast_accepts[j] * fast + accepts[j]
             if trials[j]:
                 self.last_tried[j] = now
-        return any(self._has_changed(j) for j in range(self.depth))
+        return any(self._has_changed(j, *elsewhere[j : j + 1]) for j in range(self.depth))
 
     def forget_the_past(self) -> None:
         """Restart both memories from the fast one, scaled down to `_FLOOR_ROWS` rows, because acceptance has changed
@@ -124,16 +128,22 @@ class AcceptanceEstimate:
             if known < 1.0:
                 self.last_tried[j] = -1
 
-    def _has_changed(self, j: int) -> bool:
-        """Return whether the fast memory contradicts the older part of the slow one at position j + 1."""
+    def _has_changed(self, j: int, elsewhere: tuple[float, float] = (0.0, 0.0)) -> bool:
+        """Return whether the fast memory contradicts what was known before at position j + 1."""
         recent, accepts = self._fast_trials[j], self._fast_accepts[j]
-        older = self._slow_trials[j] - recent
-        if recent < 1.0 or older < _FLOOR_ROWS / 2:
+        if recent < 1.0:
             return False
-        p = min(max((self._slow_accepts[j] - accepts) / older, 0.0), 1.0)
+        older, least = self._slow_trials[j] - recent, _CHANGE_SHIFT
+        if older >= _FLOOR_ROWS / 2:
+            p = min(max((self._slow_accepts[j] - accepts) / older, 0.0), 1.0)
+        else:
+            p, older = elsewhere
+            least += _SPREAD_OF_TREES  # shapes differ without a change
+        if older < _FLOOR_ROWS / 2:
+            return False
         shift = accepts - p * recent
         variance = (p * (1 - p) * recent * (1 + recent / older) + 1) * ROWS_PER_INDEPENDENT_ROW
-        return abs(shift) > _CHANGE_SHIFT * recent and shift**2 > _CHANGE_DEVIATIONS**2 * variance
+        return abs(shift) > least * recent and shift**2 > _CHANGE_DEVIATIONS**2 * variance
 
     @property
     def recent_rows(self) -> float:
@@ -200,7 +210,9 @@ class AcceptLengths:
 
     def fold(self, now: int, rounds: int) -> bool:
         """Move the results of the last `rounds` rounds into the memories. Returns whether acceptance has changed."""
-        folded = [own.fold(now, rounds) for own in self._own.values() if own.has_rows]
+        rows = [self.trials(position) for position in range(1, self.depth + 1)]
+        known = {shape: self._elsewhere(shape, rows) for shape, own in self._own.items() if own.has_rows}
+        folded = [self._own[shape].fold(now, rounds, others) for shape, others in known.items()]
         changed = any(folded)
         if changed:
             self.changes += 1
@@ -208,6 +220,12 @@ class AcceptLengths:
                 own.forget_the_past()
         self._learn()
         return changed
+
+    def _elsewhere(self, shape: Shape, rows: Sequence[float]) -> list[tuple[float, float]]:
+        """Return by position the acceptance that is predicted for a shape, and the rows of the other shapes. `rows` are
+        those of all shapes."""
+        own, predicted = self._own[shape], self._accepted(shape, self.probabilities)
+        return [(q, rows[j] - own.trials(j + 1)) for j, q in enumerate(predicted)]
 
     def last_tried(self, position: int) -> int:
         """Return the round in which a position (from 1 on) was last tried by any shape, −1 for never."""

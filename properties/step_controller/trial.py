@@ -149,7 +149,10 @@ class StepControllerTrial(Trial):
         return self.table.candidates[self._range_of(batch_size)]
 
     def time_ns(self, steps: int, batch_size: int) -> int:
-        return self.config.round_time_ns(steps, batch_size, batch_size * self.config.kv_per_row)
+        """Return the time of a round. With a captured graph all of its rows are computed; those that pad the batch have
+        no KV."""
+        size = min((size for size in self.captured if size >= batch_size), default=batch_size)
+        return self.config.round_time_ns(steps, size, batch_size * self.config.kv_per_row)
 
     def _range_of(self, batch_size: int) -> int:
         return self.table.range_of(batch_size, self.captured)

@@ -171,6 +171,30 @@ def test_a_change_of_acceptance_is_followed():
     assert 2 <= controller.policy.estimate.changes <= 4
 
 
+def test_another_shape_notices_a_change():
+    """Rounds of one step accepted nothing; the first rounds of two steps accept, as those before would not have."""
+    for accepts, expected in ((0.6, True), (0.0, False)):
+        estimate = AcceptLengths([(1, 2), (2, 3)])
+        for now in range(1, 101):
+            estimate.add((1, 2), [16, 0])
+            assert not estimate.fold(now, 1)
+        found = []
+        for now in range(101, 117):
+            some = round(4 * accepts)
+            estimate.add((2, 3), [4 - some, some, 0])
+            found.append(estimate.fold(now, 1))
+        assert any(found) is expected
+        assert (estimate.probabilities[0] > 0.2) is expected
+
+
+def test_drafts_return_after_a_batch_size_at_which_they_were_useless():
+    table = {"1": {"candidate_steps": [0, 2]}, "16": {"candidate_steps": [1]}}
+    controller = build_controller("goodput", table, cost_table=COSTS)
+    closed_loop(controller, np.zeros((4000, 16), np.int64))
+    _, history = closed_loop(controller, longest_runs("chat", 4, 6000, seed=1))
+    assert history[-1] == 2 and history.count(2) > 4000, history.count(2)
+
+
 def test_a_restless_input_is_not_followed_at_every_turn():
     runs = np.concatenate([longest_runs(("poor", "excellent")[t % 2], 32, 100, seed=t) for t in range(30)])
     assert switches(closed_loop(make(), runs)[1]) <= 25  # there are 29 changes
