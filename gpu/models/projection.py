@@ -1,21 +1,24 @@
 """Matrix products with weights, and how they are made fast for a few rows on a CPU.
 
 Plain decoding multiplies one row with every matrix, a verify pass a handful: both take as long as the weights take to
-be read. On one core NumPy's product with columns, [in, out], reads them fastest. With one row it reaches three quarters
-of the rate of a plain sum over the same memory. OneDNN's blocks and torch's products with rows as stored reach a third
-to a half. With four rows it is as fast as the blocks. A large array of NumPy's lies in huge pages, too. Its product
-with five to seven rows takes longer than with eight, and with three than with four, so rows are filled up to a multiple
-of four. Two rows are multiplied one by one, and up to seven with a small matrix, which stays in the cache.
+be read. Which layout is read fastest differs by processor. On some, NumPy's product with columns, [in, out], reads one
+row's weights two to three times as fast as oneDNN's blocks. On others (AVX-512 of 2024), blocks are as fast for one
+row, and four rows take 1.2 times as long as one, where columns take 2.3 times as long. So the layout of large weights
+in float32 is timed once per process, with one row and with four (`blocks_are_faster`).
 
-NumPy computes on one core (`session.devices.set_threads`). With more rows, and for number formats that NumPy lacks, a
-large weight is given to oneDNN in its own layout. A call of that costs some 13 µs before it begins, which is too much
-for small matrices. Whatever the layout, a weight is in memory once, unless it is an embedding too, whose rows cannot be
-read from oneDNN's blocks.
+A large array of NumPy's lies in huge pages. Its product with five to seven rows takes longer than with eight, and with
+three than with four, so rows are filled up to a multiple of four. Two rows are multiplied one by one, and up to seven
+with a small matrix, which stays in the cache. NumPy computes on one core (`session.devices.set_threads`), so with more
+threads, and for number formats that NumPy lacks, a large weight is given to oneDNN in any case. A call of oneDNN costs
+some 13 µs before it begins, which is too much for small matrices. Whatever the layout, a weight is in memory once,
+unless it is an embedding too, whose rows cannot be read from oneDNN's blocks.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import torch
@@ -81,11 +84,7 @@ class Projection:
             self._columns = columns, None if bias is None else bias.numpy()
             self._weight.data = torch.from_numpy(columns).copy_(weight.t()).t()
         elif self.layout == BLOCKS:
-            packed, multiply = (
-                torch.ops.mkldnn._reorder_linear_weight(weight),
-                torch.ops.mkldnn._linear_pointwise.default,
-            )
-            self._multiply = lambda x: multiply(x, packed, bias, "none", [], "")
+            self._multiply = in_blocks(weight, bias)
             if not keep:
                 self._weight.data = torch.full((), torch.nan, dtype=weight.dtype).expand(weight.shape)
 
@@ -93,9 +92,49 @@ class Projection:
 def layout_for(weight: Tensor) -> str:
     """Return the layout for a weight [out, in] on this machine."""
     is_small = weight.numel() < MIN_PACKED_ELEMENTS
+    can_be_blocks = not is_small and has_blocks(weight.dtype)
     if weight.dtype in (torch.float32, torch.float64) and (is_small or torch.get_num_threads() == 1):
-        return COLUMNS
-    return ROWS if is_small or not has_blocks(weight.dtype) else BLOCKS
+        return BLOCKS if can_be_blocks and blocks_are_faster() else COLUMNS
+    return BLOCKS if can_be_blocks else ROWS
+
+
+def in_blocks(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    """Return the product x [n, in] → x · weightᵀ + bias with a copy of the weight [out, in] in oneDNN's layout."""
+    packed, multiply = torch.ops.mkldnn._reorder_linear_weight(weight), torch.ops.mkldnn._linear_pointwise.default
+    return lambda x: multiply(x, packed, bias, "none", [], "")
+
+
+@cache
+def blocks_are_faster() -> bool:
+    """Return whether one thread takes less time with blocks than with columns for one row and for four rows together,
+    in float32.
+
+    Times products with 64 MiB of weights, so that they come from memory and not from a cache. The same answer holds
+    for the whole process, so that all its models round alike.
+    """
+    with torch.inference_mode():
+        columns = [np.ones(_TIMED_SHAPE, np.float32) for _ in range(_TIMED_WEIGHTS)]
+        as_columns = _seconds([lambda x, w=w: np.matmul(x.numpy(), w) for w in columns])
+        del columns
+        blocks = [in_blocks(torch.ones(_TIMED_SHAPE)) for _ in range(_TIMED_WEIGHTS)]
+        return _seconds(blocks) < as_columns
+
+
+_TIMED_SHAPE, _TIMED_WEIGHTS, _TIMED_TURNS = (2048, 2048), 4, 3
+
+
+def _seconds(products: list[Callable[[Tensor], object]]) -> float:
+    """Return the processor seconds of one row and of four rows with every weight, each the best of some turns."""
+    total = 0.0
+    for rows in (1, FULL_ROWS):
+        x, best = torch.ones(rows, _TIMED_SHAPE[1]), float("inf")
+        for _ in range(_TIMED_TURNS):
+            begin = time.thread_time()
+            for product in products:
+                product(x)
+            best = min(best, time.thread_time() - begin)
+        total += best
+    return total
 
 
 def has_blocks(dtype: torch.dtype) -> bool:

@@ -340,6 +340,29 @@ def test_packed_weights_change_the_speed_only(dtype: torch.dtype, layout: str, m
             torch.testing.assert_close(model.logits(out), plain.logits(expected), **tolerance)
 
 
+@pytest.mark.parametrize("faster", [True, False])
+def test_large_weights_lie_as_is_faster_on_this_machine(faster: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(projection, "blocks_are_faster", lambda: faster)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    large, small = torch.ones(512, 512), torch.ones(8, 512)
+    has = has_blocks(torch.float32)
+    assert layout_for(large) == (BLOCKS if has and faster else COLUMNS)
+    assert layout_for(small) == layout_for(large.double()) == COLUMNS, "never timed"
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert layout_for(large) == (BLOCKS if has else ROWS), "NumPy computes with one thread"
+
+
+@pytest.mark.skipif(not has_blocks(torch.float32), reason="this build of torch has no oneDNN blocks")
+def test_the_faster_layout_is_found_by_timing_both(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(projection, "_TIMED_SHAPE", (64, 64))
+    for turn, expected in (((1.0, 2.0), False), ((2.0, 1.0), True)):  # columns first
+        seconds = iter(turn)
+        with monkeypatch.context() as patch:
+            patch.setattr(projection, "_seconds", lambda products, seconds=seconds: (len(products), next(seconds))[1])
+            assert projection.blocks_are_faster.__wrapped__() is expected
+    assert isinstance(projection.blocks_are_faster.__wrapped__(), bool)
+
+
 @pytest.mark.parametrize("native", [True, False])
 def test_large_models_keep_bfloat16_where_the_cpu_has_it(native: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(projection, "is_native", lambda dtype: native and dtype is torch.bfloat16)
@@ -375,6 +398,7 @@ def test_tied_embeddings_are_read_beside_the_packed_head(layout: str, monkeypatc
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_large_weights_lie_in_columns_for_one_core_only(threads: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(projection, "blocks_are_faster", lambda: False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(projection, "has_blocks", lambda dtype: dtype is not torch.float64)
     found = {
