@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...core.adaptive.interchange import import_table, to_json
+from ...core.errors import count_of
 from ...core.parsing import parse_json
 from ...sim.cost.hardware import lookup_gpu
 from ...sim.cost.server import server_profile
@@ -236,7 +237,9 @@ def _speculation(given: Given, model: str) -> None:
     if (topk or 1) > 1 and nodes is not None:
         given.settings["speculation.num_draft_tokens"] = nodes
     elif nodes not in (None, steps + 1):
-        given.assumed.append(f"speculative-num-draft-tokens is {steps + 1}: a chain of {steps} drafts has no others")
+        given.assumed.append(
+            f"speculative-num-draft-tokens is {steps + 1}: a chain of {count_of(steps, 'draft')} has no others"
+        )
 
 
 def _table(given: Given) -> Any:

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from ...core.adaptive.interchange import VLLM_SCHEDULE, import_table, to_json
-from ...core.errors import ConfigError, Problem
+from ...core.errors import ConfigError, Problem, count_of
 from ...core.parsing import parse_json
 from ...sim.cost.hardware import lookup_gpu
 from ...sim.cost.server import server_profile
@@ -243,7 +243,7 @@ def _steps(given: Given, table: dict[str, Any], steps: int) -> None:
     """Take the schedule of steps, which vLLM drops under data parallelism, or their number."""
     if table.get(VLLM_SCHEDULE) is not None and (given.integer("data-parallel-size") or 1) > 1:
         given.assumed.append(
-            f"WARNING: with data parallelism vLLM drops {VLLM_SCHEDULE} and always drafts {steps} tokens, as simulated here"
+            f"WARNING: with data parallelism vLLM drops {VLLM_SCHEDULE} and always drafts {count_of(steps, 'token')}, as simulated here"
         )
     elif table.get(VLLM_SCHEDULE) is not None:
         try:
