@@ -84,7 +84,7 @@ def _mounted(
     """Return the files of ConfigMaps by their paths in a container."""
     names = {one.get("name"): _inner(one, "configMap").get("name") for one in volumes if isinstance(one, dict)}
     mounts = container.get("volumeMounts")
-    found = {}
+    found: dict[str, str] = {}
     for mount in mounts if isinstance(mounts, list) else ():
         if isinstance(mount, dict) and isinstance(mount.get("name"), str):
             folder = str(mount.get("mountPath")).rstrip("/")

@@ -75,7 +75,7 @@ def _options(run: Assembly, made: Arguments) -> dict[str, Any]:
         "kv_cache_config": _present(cache),
         "cuda_graph_config": _graphs(run),
     }
-    given = {
+    given: dict[str, Any] = {
         "stream_interval": scenario.front_end.stream_interval,
         "batch_wait_timeout_iters": engine.batch_wait_rounds,
         "batch_wait_max_tokens_ratio": engine.batch_wait_tokens,
