@@ -48,6 +48,13 @@ class Arguments:
         self.notes.append(f"{text}: set engine.page_size = {usual} to plan with its pages")
         return None
 
+    def note_weights(self, run: Assembly, *formats: str) -> None:
+        """Note that the checkpoint has to have the scenario's format of weights, if the server does not make it.
+        formats: those that it makes."""
+        given = run.scenario.model.weight_dtype
+        if given not in (None, *formats):
+            self.notes.append(f"take a checkpoint of {model_name(run)} whose weights are {given}")
+
     def note_head(self, run: Assembly, where: str) -> None:
         """Note that the path of a draft is missing, if the scenario has none and the model has no layers to draft
         with."""

@@ -44,6 +44,7 @@ def arguments(run: Assembly) -> Arguments:
         }
     )
     made.words += sglang_scheduling(scenario, config.max_running)
+    made.note_weights(run, "fp8", "bf16")
     if engine.prefix_cache is False:
         made.words.append("--disable-radix-cache")
     if engine.mode == "synchronous":

@@ -52,6 +52,7 @@ def arguments(run: Assembly) -> Arguments:
             f"max_num_tokens ({config.chunk_size:,}) bounds prompts and drafts of a step together, the plan's steps had"
         )
         made.notes.append(f"{text} no such bound: set engine.max_step_tokens = {config.chunk_size} to plan with it")
+    made.note_weights(run)
     made.notes.append("name the release of TensorRT-LLM in the image, in the place of RELEASE")
     made.files[OPTIONS] = yaml.safe_dump(_options(run, made), sort_keys=False)
     return made

@@ -51,6 +51,7 @@ def arguments(run: Assembly) -> Arguments:
     )
     if engine.admit_with == "chunk":
         made.words.append("--no-scheduler-reserve-full-isl")
+    made.note_weights(run, "fp8", "bf16")
     if engine.prefix_cache is False:
         made.words.append("--no-enable-prefix-caching")
     if engine.mode in ("synchronous", "overlap"):

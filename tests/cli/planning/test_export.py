@@ -252,6 +252,15 @@ def test_files_that_a_command_names_are_in_a_config_map(server, name, file):
     assert file in made.commands["launch.sh"].split()
 
 
+@pytest.mark.parametrize(("server", "made"), [("vllm", True), ("sglang", True), ("trtllm", False)])
+def test_a_format_of_weights_that_the_server_does_not_make_is_noted(server, made):
+    notes = [
+        " ".join(export("x", scenario_of(server, "plain", **{"model.weight_dtype": one}), server, None).notes)
+        for one in ("fp8", "int4")
+    ]
+    assert ("whose weights are fp8" in notes[0]) is not made and "whose weights are int4" in notes[1]
+
+
 def test_pages_of_one_token_are_left_to_the_server():
     made = export("x", scenario_of("trtllm", "graphs"), "trtllm", None)
     assert "tokens_per_block" not in made.files["trtllm.yaml"] and "engine.page_size = 32" in " ".join(made.notes)
