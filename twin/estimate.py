@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.draws import request_key
-from ..core.errors import ForedraftError
+from ..core.errors import ForedraftError, count_of
 from ..gpu.bench.launches import ATTENTION, DRAFT, GROUPS, TARGET, Launch, count_launches
 from ..gpu.bench.plan import ArmPlan, BenchPlan, acceptance_of_arm
 from ..gpu.kernels.layers.flash import DeviceTraits
@@ -121,7 +121,7 @@ def lines(plan: BenchPlan, found: Sequence[Estimate]) -> list[str]:
     dtype = str(plan.dtype).removeprefix("torch.")
     shown = [f"{plan.name}, {plan.algorithm.name}, {dtype}, on {found[0].gpu}: expected, not measured"]
     for estimate in found:
-        steps = f"{estimate.steps} steps, {estimate.num_nodes} nodes" if estimate.steps else "plain"
+        steps = f"{count_of(estimate.steps, 'step')}, {estimate.num_nodes} nodes" if estimate.steps else "plain"
         shown += ["", f"batch {estimate.batch_size}, context {estimate.context_len:,}, {steps}"]
         shown.append(f"{'part':<36}{'launches':>10}{'MB':>12}{'floor us':>10}{'us':>10}{'share':>8}")
         total = estimate.total

@@ -5,6 +5,7 @@ GET  /api/choices     what its controls offer, and the keys that it begins with
 POST /api/answer      `cost` and `doctor`, as lines of JSON: by the roofline first, if measured kernels take their time
 POST /api/simulate    a simulation with speculation and one without: lines of progress, then the results
 POST /api/plan        a plan: lines of progress, then the answer
+POST /api/export      the launch command and the Kubernetes files of the scenario, or of a plan that was made
 POST /api/read        the keys of a text that was dropped on the page
 
 To leave before the end of an answer cancels it.
@@ -76,7 +77,7 @@ def make_app(choices: Mapping[str, Any], folder: Path, limits: Limits, pools: Po
         Route("/", lambda request: FileResponse(FOLDER / "index.html")),
         Mount("/page", StaticFiles(directory=FOLDER)),
         Route("/api/choices", api.choices),
-        *(Route(f"/api/{name}", getattr(api, name), methods=["POST"]) for name in ("answer", "simulate", "plan", "read")),
+        *(Route(f"/api/{name}", getattr(api, name), methods=["POST"]) for name in ("answer", "simulate", "plan", "export", "read")),
     ]  # fmt: skip
     return Starlette(
         routes=routes,
@@ -91,10 +92,15 @@ class _Api:
         self._choices = choices
         self._folder = folder
         self._pools = pools
-        self._exact: set[asyncio.Task[Message]] = set()
+        self._asking: set[asyncio.Task[Message]] = set()
+        self._has_begun = asyncio.Event()  # the first process runs, or cannot be started
 
     async def start(self) -> None:
-        """Start the processes, those of short answers first."""
+        """Start the processes: first one alone, so that the first answer of the page does not wait for others."""
+        try:
+            await self._pools.answers.start(1)
+        finally:
+            self._has_begun.set()
         await asyncio.gather(self._pools.answers.start(), self._pools.rough.start())
         await self._pools.runs.start()
 
@@ -109,14 +115,22 @@ class _Api:
         return _stream(self._answers(asked))
 
     async def _answers(self, asked: Message) -> AsyncGenerator[Message]:
-        # It goes on where the page asks something else meanwhile: the tables that it makes are kept.
-        exact = asyncio.create_task(self._pools.answers.ask(asked))
-        self._exact.add(exact)
-        exact.add_done_callback(self._exact.discard)
+        exact = self._task(self._pools.answers, asked)
+        await self._has_begun.wait()  # the roofline, too, would wait for a process to start
         done, _ = await asyncio.wait({exact}, timeout=SOON_S)
         if not done:
-            yield {**await self._pools.rough.ask({**asked, "roofline": True}), "is_rough": True}
+            rough = self._task(self._pools.rough, {**asked, "roofline": True})
+            await asyncio.wait({exact, rough}, return_when=asyncio.FIRST_COMPLETED)
+            if not exact.done() and rough.exception() is None:
+                yield {**rough.result(), "is_rough": True}
         yield await asyncio.shield(exact)
+
+    def _task(self, pool: Pool, asked: Message) -> asyncio.Task[Message]:
+        """Ask a pool. It goes on where the page asks something else meanwhile: the tables that it makes are kept."""
+        task = asyncio.create_task(pool.ask(asked))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+        return task
 
     async def simulate(self, request: Request) -> Response:
         """Simulate the scenario as it is, and without speculation."""
@@ -131,6 +145,10 @@ class _Api:
         async with pool.asking(asked) as messages:
             async for message in messages:
                 yield message
+
+    async def export(self, request: Request) -> Response:
+        """Return the files of a deployment."""
+        return JSONResponse(await self._pools.answers.ask(await self._asked(request, "export")))
 
     async def read(self, request: Request) -> Response:
         """Read a text that was dropped or pasted."""

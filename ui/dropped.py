@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import ConfigError, ForedraftError
+from ..core.errors import ConfigError, ForedraftError, count_of
 from ..core.parsing import ParseError, parse_toml
 from ..planning.servers.launch import read_launch
 from ..sim.scenario import Scenario
@@ -109,5 +109,5 @@ def _trace(name: str, text: str, given: Mapping[str, Any], folder: str) -> dict[
         place.unlink()
         raise TraceError(name, error.line, error.message) from None
     kept = {key: value for key, value in given.items() if not key.startswith("workload.")}
-    requests = f"{name}: {summary.num_requests:,} requests ({summary.format})"
+    requests = f"{name}: {count_of(summary.num_requests, 'request')} ({summary.format})"
     return {"kind": "trace", "given": {**kept, "workload.trace": f"{DROPPED}{digest}/{short}"}, "notes": [requests]}

@@ -14,11 +14,10 @@ from ..planning.demand.question import Question, question_of
 from ..planning.grid import parse_grid
 from ..planning.plan import make_plan
 from ..planning.store import kept_runs
-from ..planning.trial import Trial
-from ..planning.workers import Job, Workers
 from ..sim.scenario import Scenario
 
 Tell = Callable[[dict[str, Any]], None]
+PREFIX = "plan-"  # of the directories of plans
 OPTIONS = {"slo": "--slo", "rate": "--rate", "gpus": "--gpus", "requests": "--requests", "seeds": "--seeds"}
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "slo": (str,), "rate": (int, float), "gpus": (int,), "requests": (int,), "seeds": (int,), "tried": (list,),
@@ -41,50 +40,26 @@ def _checked(asked: Mapping[str, Any]) -> Mapping[str, Any]:
     return asked
 
 
-class _Counted:
-    """Workers that tell how many runs have ended of those that are asked for so far."""
-
-    def __init__(self, workers: Workers, tell: Callable[[int, int], None]) -> None:
-        self.count: int = workers.count
-        self._workers = workers
-        self._tell = tell
-        self._ended = self._asked = 0
-
-    def submit(self, job: Job) -> None:
-        """See `Workers.submit`."""
-        self._asked += 1
-        self._workers.submit(job)
-
-    def next_ended(self) -> tuple[Job, Trial]:
-        """See `Workers.next_ended`."""
-        found = self._workers.next_ended()
-        self._ended += 1
-        self._tell(self._ended, self._asked)
-        return found
-
-    def close(self) -> None:
-        self._workers.close()
-
-
 def plan(scenario: Scenario, asked: Mapping[str, Any], folder: str, tell: Tell) -> dict[str, Any]:
     """Search the candidates, and return the answer as `foredraft plan --json` prints it. Raises a ForedraftError.
 
-    folder: where the runs are kept while the server runs.
+    folder: where the runs are kept while the server runs; the key "place" of the answer is their directory there.
     """
     tried = parse_grid(_checked(asked).get("tried", ()), "--try")
     question, scenario = _question(scenario, asked)
     whole = make_plan(scenario, tried, question)
     tables = base_tables(scenario)
-    place = Path(mkdtemp(prefix="plan-", dir=folder))
-    names = [one.name for one in whole.candidates]
-
-    def count(ended: int, asked_for: int) -> None:
-        searched = {"roughly": len(whole.rough), "finely": len(whole.fine)}
-        tell({"plan": {"candidates": len(names), "ended": ended, "asked": asked_for, **searched}})
+    place = Path(mkdtemp(prefix=PREFIX, dir=folder))
 
     with kept_runs("plan", tables, place, None, None, **whole.asked) as (pool, store):
-        _, found = search_plan(whole, _Counted(pool, count), store, lambda line: None)
-    return found.to_json()
+
+        def on_run(words: str) -> None:
+            pace = whole.pace
+            told = {"round": pace.round, "ended": pace.ended[pace.round], "candidates": pace.searches[pace.round]}
+            tell({"plan": told | {"runs": sum(pace.runs.values()), "left_s": pace.left_s(pool.count), "words": words}})
+
+        _, found = search_plan(whole, pool, store, lambda line: None, on_run)
+    return found.to_json() | {"place": place.name}
 
 
 def _question(scenario: Scenario, asked: Mapping[str, Any]) -> tuple[Question, Scenario]:

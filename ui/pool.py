@@ -74,9 +74,9 @@ class Pool:
         self._waiting = 0
         self._is_closed = False
 
-    async def start(self) -> None:
-        """Start all processes, so that no question waits for one."""
-        while len(self._all) < self.count:
+    async def start(self, count: int | None = None) -> None:
+        """Start `count` processes, by default all, so that no question waits for one."""
+        while len(self._all) < (count or self.count):
             self._begin_one()
         await asyncio.gather(*self._starting)
 

@@ -13,6 +13,7 @@ from ..sim.scenario import Scenario
 from ..sim.scenario_file import SETTINGS, at_origins, scenario_with
 from .answers import answer
 from .dropped import place_of, read_dropped
+from .exports import export_files
 from .plans import options_of, plan
 from .runs import simulate
 from .texts import TRACE, commands, scenario_toml
@@ -72,6 +73,14 @@ def _read(question: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     return read_dropped(question["name"], question["text"], question["given"], question["folder"])
 
 
+def _export(question: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+    scenario, origins = _scenario(question)
+    try:
+        return export_files(scenario, question, question["folder"])
+    except ConfigError as error:
+        raise at_origins(error, origins) from None
+
+
 def _simulate(question: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     scenario, origins = _scenario(question)
     try:
@@ -87,6 +96,7 @@ def _plan(question: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
 _ASKED: Mapping[str, Callable[[Mapping[str, Any], Tell], dict[str, Any]]] = {
     "answer": _answer,
     "read": _read,
+    "export": _export,
     "simulate": _simulate,
     "plan": _plan,
 }

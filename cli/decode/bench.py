@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...core.errors import count_of
 from ..options import in_panel, output_option, print_document
 from ..terminal import EXIT_INTERRUPTED
 from .options import (
@@ -138,7 +139,7 @@ def footing(plan: BenchPlan, results: Sequence[ArmResult]) -> list[str]:
         cell = (result.batch_size, result.context_len)
         if result.steps and result.speedup > result.accept_length:
             lines.append(
-                f"batch {cell[0]}, context {cell[1]}, {result.steps} steps: the speed-up {result.speedup:.2f}× is more than "
+                f"batch {cell[0]}, context {cell[1]}, {count_of(result.steps, 'step')}: the speed-up {result.speedup:.2f}× is more than "
                 f"the accept length {result.accept_length:.2f} allows. A round takes {result.round_ms:.3f} ms, less than the "
                 f"{plain_ms[cell]:.3f} ms of a plain step, though it reads the same weights for more rows. Either the "
                 "plain step is slow, or other work disturbed it"

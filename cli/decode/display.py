@@ -90,13 +90,15 @@ class Progress:
         self._num_ended += ended
         if (elapsed_s := self._line.due_s()) is not None:
             requests = f"{self._num_ended:,} of {count_of(self._num_requests, 'request')}"
-            self._line.show(f"{requests}, {self._num_tokens:,} tokens, {self._num_tokens / elapsed_s:,.0f} tokens/s")
+            self._line.show(
+                f"{requests}, {count_of(self._num_tokens, 'token')}, {self._num_tokens / elapsed_s:,.0f} tokens/s"
+            )
 
 
 def stats_text(stats: SessionStats, plan: SessionPlan) -> str:
     """Return the statistics of a run in some lines."""
     rate = f"{stats.tokens_per_s:,.1f} tokens/s" if stats.tokens_per_s is not None else "no time"
-    requests = f"{stats.requests:,} request{'s' if stats.requests != 1 else ''}"
+    requests = count_of(stats.requests, "request")
     lines = [
         f"{requests}: {stats.prompt_tokens:,} prompt and {stats.output_tokens:,} output tokens in {stats.seconds:.2f} s, {rate}"
     ]

@@ -122,7 +122,7 @@ def _show(measured: Measured, out: Path) -> None:
     """Print what a round takes by part, and how well the parts add up to served steps."""
     steps = measured.steps
     lines = [
-        f"{steps.device}, {steps.threads} thread{'s' if steps.threads != 1 else ''}; ms at the shortest context",
+        f"{steps.device}, {count_of(steps.threads, 'thread')}; ms at the shortest context",
         "",
     ]
     lines.append(f"{'':28}{'rows':>5}{'draft':>9}{'verify':>9}{'KV move':>9}{'extend':>9}{'rest':>9}")

@@ -235,7 +235,8 @@ def _show(found: Sequence[Comparison], clock: str) -> None:
     least = min(one.processor_share for one in found)
     if least < 0.97 and clock == "wall":
         left_out = sum(not _is_measured(one, clock) for one in found)
-        rule = f", so {left_out} of {count_of(len(found), 'comparison')} count as not measured" if left_out else ""
+        verb = "counts" if left_out == 1 else "count"
+        rule = f", so {left_out} of {count_of(len(found), 'comparison')} {verb} as not measured" if left_out else ""
         console.print(
             f"\nThis process had a processor for only {least:.0%} of the time that it worked: other work runs on this "
             f"machine{rule}. Measure again when it is quiet, or with --clock cpu.",

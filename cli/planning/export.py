@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...core.errors import count_of
 from ..options import AsJson, argument, option, print_document
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ WIDTH = 80
 
 # fmt: off
 Source = Annotated[Path, argument("PLAN|TUNE", "Directory of plan or tune.")]
-Server = Annotated[str | None, option("--for", "Server that is to run it. Default: the server that was simulated.", "vllm|sglang")]
+Server = Annotated[str | None, option("--for", "Server that is to run it. Default: the server that was simulated.", "vllm|sglang|trtllm")]
 Name = Annotated[str | None, option("--candidate", "Candidate of the plan, by its name. Default: the best.", "NAME")]
 Out = Annotated[Path | None, option("--out", "Directory of the files. Default: export/ in that of the plan.", "DIR")]
 # fmt: on
@@ -32,11 +33,12 @@ def export(
 ) -> None:
     """Write the winner of a plan or a tune as files for those who run it.
 
-    launch.sh is the launch command of one replica. deployment.yaml is a
-    Kubernetes Deployment with the replicas; for vLLM values.yaml has the values
-    of the chart llm-d-modelservice. scaling.json has what an autoscaler needs:
-    the running requests and the requests per second of one replica at the
-    limits of the plan.
+    launch.sh is the launch command of one replica, beside the files that it
+    names; with prefill and decode apart, SGLang has prefill.sh, decode.sh and
+    router.sh. deployment.yaml has Kubernetes Deployments with the replicas; for
+    vLLM values.yaml has the values of the chart llm-d-modelservice.
+    scaling.json has what an autoscaler needs: the running requests and the
+    requests per second of one replica at the limits of the plan.
 
         foredraft plan chat.toml --set hardware.server=vllm-0.18 --out runs/chat
         foredraft export runs/chat
@@ -49,8 +51,9 @@ def export(
     from ...planning.servers.export.winner import read_winner
 
     if server is not None and server not in SERVERS:
-        known = " or ".join(SERVERS)
-        raise ConfigError.of("--for", server, f"expected {known}{nearest(server, SERVERS)}")
+        *others, last = SERVERS
+        message = f"expected {', '.join(others)} or {last}{nearest(server, SERVERS)}"
+        raise ConfigError.of("--for", server, message)
     name, scenario, load = read_winner(source, candidate)
     chosen = server or server_of(scenario)
     found = export_scenario(name, scenario, chosen, load)
@@ -68,10 +71,11 @@ def export(
 
 
 def _lines(found: Export, place: Path) -> list[str]:
-    per = "GPU" if found.gpus_per_replica == 1 else "GPUs"
-    replicas = "1 replica" if found.replicas == 1 else f"{found.replicas} replicas"
-    heading = f"{found.name}: {replicas} of {found.server} with {found.gpus_per_replica} {per} each"
-    lines = [*textwrap.wrap(heading, WIDTH), "", found.command, ""]
+    replicas, gpus = count_of(found.replicas, "replica"), count_of(found.gpus_per_replica, "GPU")
+    heading = f"{found.name}: {replicas} of {found.server} with {gpus} each"
+    lines = [*textwrap.wrap(heading, WIDTH), ""]
+    for file, command in found.commands.items():
+        lines += [*([f"{file}:"] if len(found.commands) > 1 else []), command, ""]
     texts = []
     if (load := found.load) is not None:
         texts.append(

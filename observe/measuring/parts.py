@@ -91,10 +91,11 @@ class _Rows:
     """The rows of one table that were read and not taken yet."""
 
     def __init__(self, path: Path) -> None:
+        import pyarrow
         from pyarrow import parquet
 
         file = parquet.ParquetFile(path)
-        self.rows: pyarrow.Table = file.schema_arrow.empty_table()
+        self.rows = pyarrow.Table.from_batches([], file.schema_arrow)  # `empty_table` would load pandas
         self.is_over: bool = False
         self._batches = file.iter_batches(ROW_GROUP)
         self.read()
@@ -114,7 +115,7 @@ class _Rows:
 
     def take(self, before_ns: int) -> pyarrow.Table:
         """Return the rows of earlier times."""
-        size = int(np.searchsorted(self.rows["event_ns"].to_numpy(), before_ns))
+        size = int(np.searchsorted(_numbers(self.rows["event_ns"]), before_ns))
         taken, self.rows = self.rows[:size], self.rows[size:]
         return taken
 
@@ -133,4 +134,19 @@ def _values(column: pyarrow.ChunkedArray) -> Any:
 
     if pyarrow.types.is_string(column.type):
         return column.to_pylist()
-    return column.fill_null(-1).to_numpy().astype(np.int64)
+    return _numbers(column).astype(np.int64)
+
+
+def _numbers(column: pyarrow.ChunkedArray) -> np.ndarray:
+    """Return a column of numbers, with −1 for nulls. (`to_numpy` and `fill_null` would load pandas, which takes longer
+    than to put the rows of a run together.)"""
+    parts = [np.empty(0, dtype=np.int64)]
+    for chunk in column.chunks:
+        begin, end = chunk.offset, chunk.offset + len(chunk)
+        present, values = chunk.buffers()
+        numbers = np.frombuffer(values, dtype=chunk.type.to_pandas_dtype())[begin:end]
+        if present is not None and chunk.null_count:
+            is_present = np.unpackbits(np.frombuffer(present, dtype=np.uint8), bitorder="little")[begin:end]
+            numbers = np.where(is_present == 1, numbers, -1)
+        parts.append(numbers)
+    return np.concatenate(parts)

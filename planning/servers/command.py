@@ -205,16 +205,18 @@ class Given:
         return found
 
     def options(self, path: str) -> Mapping[Any, Any]:
-        """Return the keys of a YAML file that the command names, or writes itself. A path is looked up where the
-        program runs, then beside the file with the command. Raises ConfigError."""
+        """Return the keys of a YAML file that the command names, or writes itself. Raises ConfigError."""
         text = self.written.get(path)
-        if text is None:
-            beside = self.folder / path if self.folder is not None and not Path(path).is_file() else None
-            text = read_text(beside if beside is not None and beside.is_file() else path)
-        documents = parse_yaml(text, path)
+        documents = parse_yaml(read_text(self.place(path)) if text is None else text, path)
         if len(documents) != 1 or not isinstance(documents[0], dict):
             raise ConfigError.of(path, "", "has no keys; expected those of the server, such as a model")
         return documents[0]
+
+    def place(self, path: str) -> str:
+        """Return where a file lies that the command names: where the program runs, else beside the file with the
+        command."""
+        beside = self.folder / path if self.folder is not None and not Path(path).is_file() else None
+        return str(beside) if beside is not None and beside.is_file() else path
 
     # -- what a scenario gets -----------------------------------------------------------------------------------------
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ...core.errors import ConfigError
 from .words import Script, add_statement
@@ -25,12 +25,15 @@ def read_manifest(text: str, source: str) -> list[Script]:
     """Return the command of each container. Raises ConfigError for a text that is no YAML, and for words that are
     none."""
     scripts = []
-    for document in parse_yaml(text, source, as_text=True):
+    documents = parse_yaml(text, source, as_text=True)
+    files = {name: data for one in documents for name, data in _config_maps(one)}
+    for document in documents:
         if isinstance(document, list) and all(isinstance(word, str) for word in document):
             document = {"args": document}  # the arguments alone
-        for container, nodes in _containers(document):
+        for container, around in _containers(document, _Around()):
             given = container.get("env", container.get("environment"))
-            script = Script(variables={"LWS_GROUP_SIZE": nodes, **_environment(given)})
+            script = Script(variables={"LWS_GROUP_SIZE": around.nodes, **_environment(given)})
+            script.written |= _mounted(container, around.volumes, files)
             words = [word for key in ("entrypoint", "command", "args") for word in _words(container.get(key), source)]
             # Without a command of its own a container runs that of its image, with these words as arguments. What
             # Kubernetes calls command, in a container with a name, Compose calls entrypoint.
@@ -44,18 +47,55 @@ def read_manifest(text: str, source: str) -> list[Script]:
     return scripts
 
 
-def _containers(value: Any, nodes: str | None = None) -> Iterator[tuple[Mapping[str, Any], str | None]]:
-    """Yield the objects that have words of a command, from the outside to the inside, each with the size of the
-    LeaderWorkerSet around it."""
+class _Around(NamedTuple):
+    """What stands around a container: the size of its LeaderWorkerSet, and the volumes of its pod."""
+
+    nodes: str | None = None
+    volumes: Sequence[Any] = ()
+
+
+def _containers(value: Any, around: _Around) -> Iterator[tuple[Mapping[str, Any], _Around]]:
+    """Yield the objects that have words of a command, from the outside to the inside, each with what is around it."""
     if isinstance(value, list):
         for item in value:
-            yield from _containers(item, nodes)
+            yield from _containers(item, around)
     elif isinstance(value, dict):
         if any(isinstance(value.get(key), list | str) for key in ("args", "command")):
-            yield value, nodes
+            yield value, around
         size = value.get("size") if "workerTemplate" in value else None
+        volumes = value.get("volumes") if "containers" in value else None
+        inside = _Around(
+            size if isinstance(size, str) else around.nodes, volumes if isinstance(volumes, list) else around.volumes
+        )
         for item in value.values():
-            yield from _containers(item, size if isinstance(size, str) else nodes)
+            yield from _containers(item, inside)
+
+
+def _config_maps(document: Any) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Yield the name and the files of a ConfigMap."""
+    if isinstance(document, dict) and document.get("kind") == "ConfigMap":
+        name, data = (_inner(document, key) for key in ("metadata", "data"))
+        yield str(name.get("name")), {file: text for file, text in data.items() if isinstance(text, str)}
+
+
+def _mounted(
+    container: Mapping[str, Any], volumes: Sequence[Any], files: Mapping[str, Mapping[str, str]]
+) -> dict[str, str]:
+    """Return the files of ConfigMaps by their paths in a container."""
+    names = {one.get("name"): _inner(one, "configMap").get("name") for one in volumes if isinstance(one, dict)}
+    mounts = container.get("volumeMounts")
+    found: dict[str, str] = {}
+    for mount in mounts if isinstance(mounts, list) else ():
+        if isinstance(mount, dict) and isinstance(mount.get("name"), str):
+            folder = str(mount.get("mountPath")).rstrip("/")
+            known = files.get(str(names.get(mount["name"])), {})
+            found |= {f"{folder}/{file}": text for file, text in known.items()}
+    return found
+
+
+def _inner(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = table.get(key)
+    return found if isinstance(found, dict) else {}
 
 
 def _words(value: Any, source: str) -> list[str]:

@@ -14,19 +14,19 @@ from .command import Given
 _KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 
 
-def prediction_layers(model: str) -> int:
-    """Return how many layers of its own a model has to draft with; 1 if its configuration says none or is not known."""
+def own_layers(model: str) -> int:
+    """Return how many layers of its own a model has to draft with; 0 if its configuration says none or is not known."""
     try:
         shape = model_shape(model, "model.target")
         reader = language_model(shape.config or {}, shape.source)
     except ForedraftError:
-        return 1
-    return max(reader.integer(key, 1, minimum=0) for key in _KEYS)
+        return 0
+    return max(reader.integer(key, 0, minimum=0) for key in _KEYS)
 
 
 def draft_with_own_layers(given: Given, steps: int) -> None:
     """Set the algorithm of a target that drafts up to `steps` tokens with layers of its own."""
-    layers = prediction_layers(str(given.settings.get("model.target", "")))
+    layers = own_layers(str(given.settings.get("model.target", "")))
     if layers > 1 and steps <= layers:
         given.settings |= {"speculation.algorithm": "MULTI_LAYER_EAGLE", "speculation.heads": layers}
     else:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
+from ...core.adaptive.interchange import import_table, to_json
+from ...core.errors import count_of
+from ...core.parsing import parse_json
 from ...sim.cost.hardware import lookup_gpu
 from ...sim.cost.server import server_profile
 from .command import FLAG, LIST, MAX_SIZE, VALUE, Given, Server, known_arguments, known_values
@@ -222,7 +226,7 @@ def _speculation(given: Given, model: str) -> None:
         given.settings["model.draft"] = draft
     if adapts:
         given.settings["speculation.policy"] = "ema"
-        given.settings["speculation.adaptive"] = given.text("speculative-adaptive-config") or "with-zero"
+        given.settings["speculation.adaptive"] = _table(given) or "with-zero"
         if steps is not None:
             given.settings["speculation.steps"] = steps
         if given.settings["speculation.adaptive"] == "with-zero":
@@ -233,7 +237,18 @@ def _speculation(given: Given, model: str) -> None:
     if (topk or 1) > 1 and nodes is not None:
         given.settings["speculation.num_draft_tokens"] = nodes
     elif nodes not in (None, steps + 1):
-        given.assumed.append(f"speculative-num-draft-tokens is {steps + 1}: a chain of {steps} drafts has no others")
+        given.assumed.append(
+            f"speculative-num-draft-tokens is {steps + 1}: a chain of {count_of(steps, 'draft')} has no others"
+        )
+
+
+def _table(given: Given) -> Any:
+    """Return the table of steps, as a path, or as the table itself if the command writes its file."""
+    path = given.text("speculative-adaptive-config")
+    if path is None:
+        return None
+    text = given.written.get(path)
+    return given.place(path) if text is None else parse_json(to_json(import_table(text, path)))
 
 
 def _look_up(given: Given, nodes: int | None) -> None:

@@ -7,7 +7,7 @@ import re
 from typing import Any, TypeGuard
 
 from ...core.adaptive.interchange import TRTLLM_MAX_STEPS, TRTLLM_SCHEDULE, import_table, to_json
-from ...core.errors import ConfigError, Problem, nearest
+from ...core.errors import ConfigError, Problem, count_of, nearest
 from ...core.parsing import parse_json
 from ...sim.cost.hardware import lookup_gpu
 from ...sim.cost.server import server_profile
@@ -245,7 +245,7 @@ def _speculation(given: Given) -> None:
     if given.settings.get("engine.max_running", USUAL.max_running) > most_rows > 0:
         given.settings["engine.max_running"] = most_rows
         given.assumed.append(
-            f"{most_rows} requests decode at a time: so many with {steps} drafts are within max_num_tokens"
+            f"{most_rows} requests decode at a time: so many with {count_of(steps, 'draft')} are within max_num_tokens"
         )
     draft = table.get("speculative_model") or table.get("speculative_model_dir")
     if algorithm == "STANDALONE" and draft:

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from ...core.adaptive.interchange import VLLM_SCHEDULE, import_table, to_json
-from ...core.errors import ConfigError, Problem
+from ...core.errors import ConfigError, Problem, count_of
 from ...core.parsing import parse_json
 from ...sim.cost.hardware import lookup_gpu
 from ...sim.cost.server import server_profile
@@ -65,6 +65,7 @@ UTILIZATION = 0.92
 GRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 RELEASE = re.compile(r"(?:\bvllm-openai:v?|\bvllm(?:\[[^]]*\])?==)(\d+(?:\.\d+)+)")
 IMAGE = re.compile(r"\bvllm-openai(?:-[\w.-]+)?(?::|@|$)")
+POOLS_CONNECTOR = "NixlConnector"  # which only connects prefill and decode, whatever the role that it is given
 PARALLEL_BESIDE = ("decode-context-parallel-size", "prefill-context-parallel-size")
 OF_SPECULATION = {
     *("method", "model", "num_speculative_tokens", VLLM_SCHEDULE, "draft_tensor_parallel_size"),
@@ -111,8 +112,9 @@ def read(given: Given, gpu: str) -> None:
     _engine(given, gpu)
     _graphs(given)
     _speculation(given)
-    role = given.table("kv-transfer-config").get("kv_role")
-    if role in ("kv_producer", "kv_consumer"):
+    transfer = given.table("kv-transfer-config")
+    role, connector = transfer.get("kv_role"), transfer.get("kv_connector")
+    if role in ("kv_producer", "kv_consumer") or (role == "kv_both" and connector == POOLS_CONNECTOR):
         given.disaggregate()
     elif given.text("kv-transfer-config") is not None:
         given.not_modelled["--kv-transfer-config"] = "KV outside the device's memory is not simulated"
@@ -241,7 +243,7 @@ def _steps(given: Given, table: dict[str, Any], steps: int) -> None:
     """Take the schedule of steps, which vLLM drops under data parallelism, or their number."""
     if table.get(VLLM_SCHEDULE) is not None and (given.integer("data-parallel-size") or 1) > 1:
         given.assumed.append(
-            f"WARNING: with data parallelism vLLM drops {VLLM_SCHEDULE} and always drafts {steps} tokens, as simulated here"
+            f"WARNING: with data parallelism vLLM drops {VLLM_SCHEDULE} and always drafts {count_of(steps, 'token')}, as simulated here"
         )
     elif table.get(VLLM_SCHEDULE) is not None:
         try:

@@ -145,7 +145,7 @@ class Tune:
                 score = self._score(table, best, scored)
                 study.tell(trial, score if math.isfinite(score) else -1.0)
             top = max(score for score, _ in scored.values())
-            yield f"{first + len(asked)} of {self.question.trials} tables, best {math.expm1(top):+.1%} to fixed steps"
+            yield f"{first + len(asked)} of {count_of(self.question.trials, 'table')}, best {math.expm1(top):+.1%} to fixed steps"
         self.found = sorted(scored.values(), key=lambda entry: -entry[0])
 
     def _best_by_batch(self, seeds: Sequence[int]) -> list[tuple[float, int]]:
@@ -255,7 +255,7 @@ class Tune:
         for number in range(len(wanted)):
             job, trial = workers.next_ended()
             self._note(wanted[job.ticket], trial)
-            yield f"{number + 1} of {len(wanted)} runs"
+            yield f"{number + 1} of {count_of(len(wanted), 'run')}"
 
     def _note(self, key: tuple[str, str, int], trial: Trial) -> None:
         summary = trial.summary

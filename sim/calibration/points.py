@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from ...core.errors import ConfigError, ForedraftError, Problem, nearest
+from ...core.errors import ConfigError, ForedraftError, Problem, count_of, nearest
 from ...core.model_shape import ModelShape, lookup_model
 from ..cost.hardware import GPU, lookup_gpu
 
@@ -106,15 +106,11 @@ class Point:
     @property
     def load(self) -> str:
         """The draft and the clients in a few words."""
-        load = (
-            f"{self.concurrency} client{'s' if self.concurrency > 1 else ''}"
-            if self.concurrency
-            else f"{self.rate_per_s:g} requests/s"
-        )
+        load = count_of(self.concurrency, "client") if self.concurrency else f"{self.rate_per_s:g} requests/s"
         draft = "plain"
         if self.is_speculative:
             tree = f", top-{self.topk}, {self.num_draft_tokens} nodes" if self.topk > 1 else ""
-            draft = f"{self.algorithm} {self.steps} steps{tree}"
+            draft = f"{self.algorithm} {count_of(self.steps, 'step')}{tree}"
         return f"{draft}, {load}"
 
     @property

@@ -5,6 +5,7 @@ import { name, showAnswer } from "./answers.js";
 import { makeControls, showProblems } from "./controls.js";
 import { $, el, fill } from "./dom.js";
 import { acceptDrops } from "./drop.js";
+import { exportAgain, exported, makeExport, save } from "./export.js";
 import { asked, makePlan } from "./plan.js";
 import { cancelRun, markRunStale, simulate } from "./runs.js";
 import { address, onChange, readAddress, set, state } from "./state.js";
@@ -32,6 +33,7 @@ async function answer() {
     });
     show(found, took());
     $("found").dataset.answered = String(Number($("found").dataset.answered ?? 0) + 1);
+    exportAgain();
     $("found").dataset.tookMs = String(Math.round(performance.now() - began));
     runLater();
   } catch (error) {
@@ -97,21 +99,15 @@ function showTexts() {
   $("command").textContent = texts.commands[$("command-name").value] ?? "";
 }
 
-const COPIES = { toml: () => texts.toml, command: () => $("command").textContent, link: () => location.origin + location.pathname + address() };
+const COPIES = { export: exported, toml: () => texts.toml, command: () => $("command").textContent, link: () => location.origin + location.pathname + address() };
 
 async function copy(what) {
   try {
     await navigator.clipboard.writeText(COPIES[what]());
-    $("copied").textContent = { toml: "The scenario is copied.", command: "The command is copied.", link: "The link is copied." }[what];
+    $("copied").textContent = { export: "The file is copied.", toml: "The scenario is copied.", command: "The command is copied.", link: "The link is copied." }[what];
   } catch {
     $("copied").textContent = "The browser does not let the page copy: select the text and copy it yourself.";
   }
-}
-
-function save() {
-  const link = el("a", { href: URL.createObjectURL(new Blob([texts.toml], { type: "application/toml" })), download: "scenario.toml" });
-  link.click();
-  URL.revokeObjectURL(link.href);
 }
 
 // -- colours ---------------------------------------------------------------------------------------------------------
@@ -141,6 +137,7 @@ async function start() {
   if (!readAddress()) state.given = { ...offered.begin };
   makeControls(offered);
   makePlan();
+  makeExport();
   acceptDrops((error) => (error ? showProblem(error) : showProblem(null)));
   onChange(changed);
   addEventListener("hashchange", () => { if (location.hash !== address() && readAddress()) set({}, "address"); });
@@ -150,7 +147,7 @@ async function start() {
   $("run-progress").lastElementChild.addEventListener("click", () => { cancelRun(); $("run-caption").textContent = "Cancelled."; });
   $("command-name").addEventListener("change", showTexts);
   for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => copy(button.dataset.copy));
-  $("save").addEventListener("click", save);
+  $("save").addEventListener("click", () => save("scenario.toml", texts.toml));
   changed();
 }
 

@@ -6,8 +6,12 @@ import { whiskerCell } from "./charts.js";
 import { $, count, el, fill, number } from "./dom.js";
 import { onChange, setPage, state } from "./state.js";
 
-let running = null;
-const fields = {};
+let running = null, made = null;
+const fields = {}, planListeners = [];
+
+// The last plan, and what follows each one.
+export function madePlan() { return made; }
+export function onPlan(listener) { planListeners.push(listener); }
 
 function field(name, label, attributes, read) {
   const input = el("input", { ...attributes, change: () => setPage({ [name]: read(input.value) }, "plan") });
@@ -61,7 +65,9 @@ async function start() {
   words.textContent = "starting";
   try {
     const question = asked();
-    const found = await ask("plan", { given: state.given, plan: question }, mine.signal, ({ plan }) => plan && showProgress(bar, words, plan));
+    const found = await ask("plan", { given: state.given, plan: question }, mine.signal, ({ plan }) => plan && showProgress(bar, words, plan, (performance.now() - began) / 1000));
+    made = found;
+    for (const listener of planListeners) listener();
     showFound(found, question, (performance.now() - began) / 1000);
   } catch (error) {
     if (error.name !== "AbortError") $("plan-lead").textContent = error.message;
@@ -70,10 +76,10 @@ async function start() {
   }
 }
 
-function showProgress(bar, words, { candidates, roughly, finely, ended, asked: runs }) {
-  bar.max = candidates * 2;
-  bar.value = roughly + finely;
-  words.textContent = `${roughly} of ${count(candidates, "candidate")} searched roughly, ${finely} finely; ${count(ended, "run")} of ${number(runs, 9)} so far`;
+function showProgress(bar, words, { words: text, left_s: left }, seconds) {
+  bar.max = 1;
+  if (left !== null) bar.value = Math.max(bar.value || 0, seconds / (seconds + left));
+  words.textContent = text;
 }
 
 function showFound(answer, question, seconds) {

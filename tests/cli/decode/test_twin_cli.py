@@ -79,7 +79,7 @@ def test_a_busy_machine_measures_nothing(capsys):
     _show([busy], "wall")
     text = capsys.readouterr().out
     assert "not measured" in text and "%  " not in text.partition("This process")[0].replace("30% of a processor", "")
-    assert "+332.9%" not in text and "so 1 of 1 comparison count as not measured" in text
+    assert "+332.9%" not in text and "so 1 of 1 comparison counts as not measured" in text
     _show([busy, quiet], "wall")
     text = capsys.readouterr().out
     assert text.count("+332.9%") == 2 and text.count("not measured") == 2 and text.count("predicted  batch") == 1

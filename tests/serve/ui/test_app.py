@@ -84,9 +84,38 @@ def test_a_plan_tells_its_progress_and_its_answer(served: PageServer):
     asked["tried"] = ["speculation.steps=3"]
     told = lines(served.post("plan", plan=asked))
     progress = [line["plan"] for line in told[:-1]]
-    assert progress[-1]["ended"] == progress[-1]["asked"] > 1 and progress[0]["candidates"] == 1
+    assert progress[-1]["runs"] == len(progress) > 1 and progress[0]["candidates"] == 1
+    assert all(one["left_s"] >= 0 and " left" in one["words"] for one in progress)
     found = told[-1]["result"]
     assert found["format"] == "foredraft-plan" and found["candidates"][0]["gpus"] == 1
+    (best,) = found["candidates"]
+    exported = served.post("export", place=found["place"], candidate=best["name"], server="sglang").json()["result"]
+    assert exported["name"] == best["name"] and "--speculative-num-steps 3" in exported["commands"]["launch.sh"]
+    assert exported["load"]["requests_per_s"] == best["requests_per_s"] and "scaling.json" in exported["files"]
+    words = served.post("export", place=found["place"], candidate="x", server="vllm").json()["error"]["message"]
+    assert "is none of this plan" in words
+
+
+def test_the_files_of_a_page_are_those_of_its_scenario(served: PageServer):
+    given = {"hardware.server": "trtllm-1.x", "hardware.tensor_parallel": 2, "speculation.policy": "fixed"}
+    found = served.post("export", given=given).json()["result"]
+    assert found["server"] == "TensorRT-LLM" and "--tp_size 2" in found["files"]["launch.sh"]
+    assert "speculative_config" in found["files"]["trtllm.yaml"] and found["load"] is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"server": "vlm"}, "did you mean 'vllm'"),
+        ({"server": ["vllm"]}, "expected vllm"),
+        ({"place": "../secrets", "server": "vllm"}, "make it again"),
+        ({"place": "plan-gone", "server": "vllm"}, "make it again"),
+        ({}, "whose launch command is not written"),
+        ({"server": "vllm"}, "vLLM has no arguments"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_message(served: PageServer, asked, words):
+    assert words in served.post("export", **asked).json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -216,7 +245,7 @@ class _Fake:
     def __init__(self, waits_s: float, result: str) -> None:
         self.waits_s, self.result, self.asked = waits_s, result, []
 
-    async def start(self) -> None: ...
+    async def start(self, count: int | None = None) -> None: ...
 
     def close(self) -> None: ...
 
@@ -238,3 +267,12 @@ def test_an_answer_that_takes_long_is_given_by_the_roofline_first(monkeypatch, t
         assert told[0] == {"result": "rough", "is_rough": True} and rough.asked[0]["roofline"] is True
     else:
         assert len(told) == 1 and not rough.asked
+
+
+def test_an_exact_answer_does_not_wait_for_that_of_the_roofline(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(app_file, "SOON_S", 0.05)
+    exact, rough = _Fake(0.2, "exact"), _Fake(30.0, "rough")
+    app = make_app({}, tmp_path, Limits(), Pools(exact, rough, rough, rough))
+    with TestClient(app, base_url="http://localhost") as client:
+        told = lines(client.post("/api/answer", json={"given": {}}))
+    assert told == [{"result": "exact"}] and rough.asked

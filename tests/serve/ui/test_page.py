@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from foredraft.sim.scenario_file import load_scenario
-from page_server import PageServer, page_server
+from page_server import PageServer, page_server, wait_until
 
 pytest.importorskip("selenium", reason="the extra dev is not installed")
 
@@ -174,6 +174,9 @@ def test_a_key_that_is_wrong_is_shown_at_its_control(page: Page):
 # -- a plan ------------------------------------------------------------------------------------------------------------
 
 
+BEST = "document.querySelector('#candidates tr.best th').firstChild.textContent"
+
+
 def fill(page: Page, label: str, value: str) -> None:
     field = page.control(label)
     field.clear()
@@ -182,7 +185,8 @@ def fill(page: Page, label: str, value: str) -> None:
 
 def test_a_plan_is_cancelled_and_answered(page: Page):
     page.find("#plan-start").click()
-    page.wait("document.querySelector('#plan-progress span').textContent.includes('candidates')")
+    page.wait("document.querySelector('#plan-progress span').textContent.includes(' left')")
+    assert "candidates" in page.js("document.querySelector('#plan-progress span').textContent")
     page.choose("Kind of text", "code")  # the page answers meanwhile
     page.find("#plan-progress button").click()
     assert page.text("plan-lead") == "Cancelled."
@@ -194,11 +198,38 @@ def test_a_plan_is_cancelled_and_answered(page: Page):
     page.wait("!document.getElementById('plan-scroll').hidden")
     assert " on 1 GPU" in page.text("plan-lead")
     assert page.js("document.querySelectorAll('#candidates tbody tr').length") == 2
+    page.find("#export summary").click()
+    page.find("#export-server").send_keys("vLLM")
+    page.wait("document.getElementById('export-text').textContent.startsWith('vllm serve')")
+    chosen = page.js("document.getElementById('export-of').selectedOptions[0].textContent")
+    assert chosen.startswith("the plan's ") and chosen[11:] == page.js(BEST)
     page.find("#command-name").send_keys("plan")
     assert "--try speculation.steps=0,3" in page.text("command")
     fill(page, "Limits", "ttft<1")
     page.find("#plan-start").click()
     page.wait("document.getElementById('plan-lead').textContent.includes('ttft')")
+
+
+def test_files_for_those_who_run_it_are_shown_and_saved(page: Page, tmp_path: Path):
+    page.open("#hardware.server=trtllm-1.x&speculation.policy=%22fixed%22&page.batch=8&workload.num_requests=60")
+    page.find("#export summary").click()
+    page.wait("document.getElementById('export-text').textContent.startsWith('trtllm-serve')")
+    assert "One replica of TensorRT-LLM, each on one GPU." in page.text("export-about")
+    page.find("#export-file").send_keys("trtllm.yaml")
+    assert "speculative_config" in page.text("export-text")
+    page.choose("Tensor parallel", "2")
+    page.wait("document.getElementById('export-about').textContent.includes('2 GPUs')")
+    page.find("#export-server").send_keys("SGLang")
+    page.wait("document.getElementById('export-about').textContent.includes('SGLang')")
+    page.driver.execute_cdp_cmd("Page.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    page.find("#export-file").send_keys("deployment.yaml")
+    page.find("#export-save").click()
+    wait_until(lambda: (tmp_path / "deployment.yaml").exists(), what="for the file")
+    assert "sglang.launch_server" in (tmp_path / "deployment.yaml").read_text()
+    page.find("#export-server").send_keys("vLLM")
+    page.choose("Draft steps", "adaptive")
+    page.wait("document.getElementById('export-about').textContent.includes('has no arguments')")
+    assert page.js("document.getElementById('export-found').hidden") and not page.errors()
 
 
 # -- how it is used ----------------------------------------------------------------------------------------------------

@@ -166,3 +166,22 @@ def test_ctrl_c_leaves_no_process_and_says_that_nothing_is_kept(tmp_path):
 def _children(pid: int) -> list[str]:
     """Return the processes that any thread of `pid` has started."""
     return [child for place in Path(f"/proc/{pid}/task").glob("*/children") for child in place.read_text().split()]
+
+
+def test_parts_are_put_together_without_pandas():
+    """It would take longer to load than they take."""
+    asked = [
+        "simulate",
+        "--workers",
+        "2",
+        "--quiet",
+        "--set",
+        "hardware.replicas=2",
+        "--set",
+        "router.policy=round_robin",
+    ]
+    asked += ["--set", "workload.num_requests=20"]
+    program = f"import sys\nfrom foredraft.cli.__main__ import main\nsys.argv[1:] = {asked}\ntry:\n    main()\n"
+    program += "except SystemExit as end:\n    assert not end.code\nassert 'pandas' not in sys.modules"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr

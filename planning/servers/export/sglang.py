@@ -1,0 +1,90 @@
+"""The arguments of SGLang that a scenario says; for a table of steps, the file that they name."""
+
+from __future__ import annotations
+
+from ....core.adaptive.interchange import export_table
+from ....core.errors import ForedraftError
+from ....sim.assembly import Assembly
+from ..files import SGLANG_VERSION, sglang_scheduling, shape_arguments
+from .arguments import Arguments, method_of, table_of
+
+TABLE = "sglang-adaptive.json"
+ROLES = ("prefill", "decode")
+ADAPTS = ("EAGLE", "EAGLE3")
+
+
+def devices(run: Assembly) -> list[str]:
+    """Return the arguments for the devices of one replica: --tp-size counts them all."""
+    hardware, groups = run.scenario.hardware, run.scenario.hardware.attention_data_parallel
+    given = {
+        "--tp-size": hardware.tensor_parallel * groups,
+        "--dp-size": groups,
+        "--ep-size": hardware.expert_parallel,
+    }
+    flags = ["--enable-dp-attention"] if groups > 1 else []
+    return [*(word for name, value in given.items() if value > 1 for word in (name, str(value))), *flags]
+
+
+def arguments(run: Assembly) -> Arguments:
+    """Return the arguments behind the model and the devices. Raises ForedraftError for what SGLang has none for."""
+    scenario, config, made = run.scenario, run.spec.config, Arguments()
+    engine, hardware, model = scenario.engine, scenario.hardware, scenario.model
+    groups = hardware.attention_data_parallel
+    made.give(
+        {
+            "--context-length": model.context_len,
+            "--chunked-prefill-size": config.chunk_size * groups if engine.chunk_size or groups > 1 else None,
+            "--page-size": engine.page_size,
+            "--max-total-tokens": engine.kv_slots,
+            "--max-queued-requests": engine.max_queue,
+            "--kv-cache-dtype": "fp8_e4m3" if model.kv_dtype == "fp8" else None,
+            "--quantization": "fp8" if model.weight_dtype == "fp8" else None,
+            "--mem-fraction-static": hardware.static_fraction,
+            "--radix-eviction-policy": engine.eviction_policy if engine.eviction_policy == "lfu" else None,
+        }
+    )
+    made.words += sglang_scheduling(scenario, config.max_running)
+    made.note_weights(run, "fp8", "bf16")
+    if engine.prefix_cache is False:
+        made.words.append("--disable-radix-cache")
+    if engine.mode == "synchronous":
+        made.words.append("--disable-overlap-schedule")
+    if engine.mixed:
+        made.words.append("--enable-mixed-chunk")
+    if engine.preempt:
+        made.words.append("--enable-priority-scheduling")
+    if engine.host_cache_gb is not None or engine.host_cache_ratio is not None:
+        size = None if engine.host_cache_gb is None else f"{engine.host_cache_gb / hardware.devices:.6g}"
+        made.words.append("--enable-hierarchical-cache")
+        made.give({"--hicache-size": size, "--hicache-ratio": engine.host_cache_ratio})
+    if not hardware.cuda_graphs:
+        made.words.append("--disable-cuda-graph")
+    elif hardware.graph_sizes is not None:
+        made.words += ["--cuda-graph-bs-decode", *map(str, hardware.graph_sizes)]
+    if run.pools.is_disaggregated:
+        made.of_role = {role: ["--disaggregation-mode", role] for role in ROLES}
+    _speculation(run, made)
+    return made
+
+
+def _speculation(run: Assembly, made: Arguments) -> None:
+    table, spec = run.scenario.speculation, run.spec
+    method, draft, steps = method_of(run, "SGLang", trees=True, choices=True), run.scenario.model.draft, None
+    if method is None:
+        return
+    made.note_head(run, "--speculative-draft-model-path")
+    made.words += ["--speculative-algorithm", method]
+    if table.algorithm == "MULTI_LAYER_EAGLE":
+        made.words.append("--enable-multi-layer-eagle")
+    if table.algorithm == "STANDALONE" and draft is not None:
+        made.words += ["--speculative-draft-model-path", draft]
+    steps = spec.adaptive.candidate_steps
+    if len(steps) == 1:
+        made.words += shape_arguments(steps[0], spec.topk, spec.draft_shape.num_draft_tokens(steps[0], 1))
+        return
+    if table.algorithm not in ADAPTS or spec.topk > 1 or run.scenario.hardware.attention_data_parallel > 1:
+        message = f"its adaptive steps are for chains of {' and '.join(ADAPTS)} without data-parallel attention"
+        raise ForedraftError(f"SGLang has no arguments for this configuration: {message}")
+    made.files[TABLE] = export_table(table_of(run), f"sglang-{SGLANG_VERSION}") + "\n"
+    made.words += ["--speculative-adaptive", "--speculative-adaptive-config", TABLE]
+    made.words += shape_arguments(table.steps or steps[len(steps) // 2])

@@ -1,0 +1,92 @@
+"""The arguments of vLLM that a scenario says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ....core.adaptive.interchange import export_table
+from ....sim.assembly import Assembly
+from ....sim.assembly.deployment import RESERVED
+from ..vllm import BLOCK_SIZE, POOLS_CONNECTOR
+from .arguments import Arguments, method_of, step_tokens, table_of
+
+TRANSFER = {"kv_connector": POOLS_CONNECTOR, "kv_role": "kv_both"}
+
+
+def devices(run: Assembly) -> list[str]:
+    """Return the arguments for the devices of one replica."""
+    hardware = run.scenario.hardware
+    given = {
+        "--tensor-parallel-size": hardware.tensor_parallel,
+        "--data-parallel-size": hardware.attention_data_parallel,
+    }
+    flags = ["--enable-expert-parallel"] if hardware.expert_parallel > 1 else []
+    return [*(word for name, value in given.items() if value > 1 for word in (name, str(value))), *flags]
+
+
+def arguments(run: Assembly) -> Arguments:
+    """Return the arguments behind the model and the devices. Raises ForedraftError for what vLLM has none for."""
+    scenario, config, made = run.scenario, run.spec.config, Arguments()
+    engine, hardware, model = scenario.engine, scenario.hardware, scenario.model
+    reserved = RESERVED if hardware.reserved_fraction is None else hardware.reserved_fraction
+    page_size = made.pages_of(run, "--block-size", BLOCK_SIZE)
+    made.give(
+        {
+            "--max-model-len": model.context_len,
+            "--max-num-seqs": config.max_running,
+            "--max-num-queued-reqs": engine.max_queue,
+            "--max-num-batched-tokens": step_tokens(scenario),
+            "--block-size": page_size,
+            "--num-gpu-blocks-override": None
+            if engine.kv_slots is None
+            else engine.kv_slots // (page_size or BLOCK_SIZE),
+            "--kv-cache-dtype": "fp8" if model.kv_dtype == "fp8" else None,
+            "--quantization": "fp8" if model.weight_dtype == "fp8" else None,
+            "--gpu-memory-utilization": round(1 - reserved, 6),
+            "--kv-offloading-size": _offloaded(run),
+            "--watermark": engine.watermark,
+            "--stream-interval": scenario.front_end.stream_interval,
+        }
+    )
+    if engine.admit_with == "chunk":
+        made.words.append("--no-scheduler-reserve-full-isl")
+    made.note_weights(run, "fp8", "bf16")
+    if engine.prefix_cache is False:
+        made.words.append("--no-enable-prefix-caching")
+    if engine.mode in ("synchronous", "overlap"):
+        made.words.append("--async-scheduling" if engine.mode == "overlap" else "--no-async-scheduling")
+    if engine.preempt:
+        made.words += ["--scheduling-policy", "priority"]
+    if not hardware.cuda_graphs:
+        made.words.append("--enforce-eager")
+    elif hardware.graph_sizes is not None:
+        made.words += ["--cudagraph-capture-sizes", *map(str, hardware.graph_sizes)]
+    if run.pools.is_disaggregated:
+        made.words += ["--kv-transfer-config", json.dumps(TRANSFER)]
+    if (speculative := _speculation(run, made)) is not None:
+        made.words += ["--speculative-config", json.dumps(speculative)]
+    return made
+
+
+def _offloaded(run: Assembly) -> float | None:
+    """Return the host memory behind the prefix cache in GiB, of each group of data-parallel attention."""
+    gigabytes = run.scenario.engine.host_cache_gb
+    if gigabytes is None:
+        return None
+    return round(gigabytes * 1e9 / 2**30 / run.scenario.hardware.attention_data_parallel, 6)
+
+
+def _speculation(run: Assembly, made: Arguments) -> dict[str, Any] | None:
+    method, draft = method_of(run, "vLLM"), run.scenario.model.draft
+    if method is None:
+        return None
+    made.note_head(run, '"model" of --speculative-config')
+    found: dict[str, Any] = {"method": method}
+    if run.scenario.speculation.algorithm == "STANDALONE" and draft is not None:
+        found["model"] = draft
+    steps = run.spec.adaptive.candidate_steps
+    if len(steps) == 1:
+        return found | {"num_speculative_tokens": steps[0]}
+    schedule: dict[str, Any] = json.loads(export_table(table_of(run), "vllm", run.spec.config.max_running))
+    return found | schedule
